@@ -1,0 +1,66 @@
+# One entry for people and CI. `make help` lists the targets.
+PYTHON ?= python3
+SHELL := bash
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --quiet --quiet --disable-pip-version-check --no-input
+TORCH := $(shell sed -nE 's/^ *"(torch==[^"]+)".*/\1/p' pyproject.toml)
+PYTAG := $(shell for py in $(PY) $(PYTHON); do \
+    $$py -c 'import sys; print("py%d%d" % sys.version_info[:2])' 2>/dev/null && break; done)
+# A lock holds for the Python it was resolved for; another one gets the ranges of pyproject.toml.
+LOCK := constraints-$(PYTAG).txt
+CONSTRAINTS := $(wildcard $(LOCK))
+INSTALLED := $(VENV)/.installed
+INSTALLING := $(VENV)/.installing
+
+.PHONY: help demo test lint golden lock clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
+
+demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and write its report
+	@$(VENV)/bin/longhaul run --ladder tiny --executor local --out runs/tiny
+
+test: $(INSTALLED)  ## run every test
+	@OMP_NUM_THREADS=1 $(PY) -m pytest --durations=10
+
+lint: $(INSTALLED)  ## format, lint, types, spelling, shell and the rules of the tree
+	@$(VENV)/bin/ruff format --check --quiet .
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/mypy --no-error-summary
+	@$(VENV)/bin/codespell
+	@$(VENV)/bin/shellcheck .ci/run
+	@$(PY) -m pytest --quiet tests/house/test_tree.py
+
+golden: $(INSTALLED)  ## rewrite the golden files; read the diff before committing it
+	@$(PY) tests/golden/rewrite.py
+
+# Without CUDA's packages, whose versions are the torch build's own, and without its local label (+cpu).
+lock: $(INSTALLED)  ## write the installed versions to the lock of this Python
+	@set -o pipefail; $(PIP) freeze --all --exclude pip --exclude-editable \
+	    | sed -E '/ @ |^cuda-/d; s/\+[a-z0-9.]+$$//' > $(LOCK).part
+	@mv $(LOCK).part $(LOCK)
+	@touch $(INSTALLED)
+
+clean:  ## remove what builds and tests leave behind; keep the environment, stores and runs
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# The stamp is written last. INSTALLING marks an environment whose first install has not ended; the next
+# one begins anew, since pip takes a package for installed when its metadata is there, whatever else is missing.
+# pip compiles on one core, compileall on all; files that are not valid Python 3 make it return 1.
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+	@if [ -e $(INSTALLING) ] || ! [ -x $(VENV)/bin/pip ]; then \
+	    $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || { \
+	        echo "Longhaul needs Python 3.10, 3.11 or 3.12; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	            "Name one, as in: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }; \
+	    echo "Installing into $(VENV): about 3 minutes and 3 GB (more where torch comes with CUDA) ..."; \
+	    $(PYTHON) -m venv --clear $(VENV) && touch $(INSTALLING); \
+	else echo "Bringing $(VENV) up to date with pyproject.toml ..."; fi
+	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) $(TORCH)
+	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) -e '.[dev]'
+	@$(PY) -m compileall -qq -j 0 $(VENV)/lib || true
+	@rm -f $(INSTALLING)
+	@touch $@

@@ -1,0 +1,1 @@
+"""What Megatron-Core lacks for long context; each module works on a plain Megatron-Core model."""

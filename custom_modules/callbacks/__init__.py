@@ -1,0 +1,1 @@
+"""Lightning callbacks: the only modules of this room that import lightning."""

@@ -1,0 +1,152 @@
+"""One line a step: loss, rate, tokens, time and memory, with the step's token count asserted.
+
+The line goes to `metrics.jsonl` (rank 0) and, in words, to the log. Each step all ranks gather
+four integers, and the step stops where they disagree with the plan:
+
+* the tokens of the step over all data and context ranks must be `tokens_per_batch` (a sequence
+  split twice, or a pack made for another context parallel size, would change the sum);
+* the samples of the step must be the consecutive ones from `step * sequences per batch` (a loader
+  that starts over after a resume would repeat them).
+
+Cost: one all-gather of 4 int64 per rank and step.
+"""
+
+import json
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from megatron.core import parallel_state
+from torch import Tensor
+
+
+class Tally:
+    """What the data steps of one optimizer step have handed to this rank."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the step that has ended."""
+        self.tokens = 0
+        self.samples: list[int] = []
+
+    def add(self, tokens: Tensor, sample_ids: Tensor) -> None:
+        """Count one micro-batch: tokens [b, s] on this rank, sample ids [b]."""
+        self.tokens += tokens.numel()
+        self.samples += sample_ids.tolist()
+
+
+class StepLog(Callback):
+    """Write `metrics.jsonl` and assert what each step consumed."""
+
+    def __init__(
+        self, path: str, tokens_per_batch: int, seq_length: int, flops_per_token: float
+    ) -> None:
+        """Take where to write, the plan of a step, and the model's causal FLOPs per token."""
+        self.path = Path(path)
+        self.tokens_per_batch = tokens_per_batch
+        self.seq_length = seq_length
+        self.flops_per_token = flops_per_token
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Drop the lines of steps that a kill has undone."""
+        self.started = time.perf_counter()
+        if not trainer.is_global_zero:
+            return
+        kept = []
+        if self.path.exists():
+            for line in self.path.read_text().splitlines():
+                try:
+                    step = json.loads(line)["step"]
+                except ValueError:
+                    break  # a line cut short by a kill is the last one
+                if step <= trainer.global_step:
+                    kept.append(line + "\n")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text("".join(kept))
+        os.replace(temporary, self.path)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Note the rate this step runs at; the scheduler moves it before the step ends."""
+        self.started = time.perf_counter()
+        self.rate = trainer.optimizers[0].param_groups[0]["lr"]
+        pl_module.tally.clear()
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Assert the step's tokens and samples, then write its line."""
+        step = trainer.global_step
+        first, last = self._assert_consumed(step, pl_module.tally)
+        loss = trainer.callback_metrics["reduced_train_loss"].item()  # waits for the device
+        seconds = time.perf_counter() - self.started
+        if not trainer.is_global_zero:
+            return
+        norm = trainer.callback_metrics.get("grad_norm")
+        rate = self.tokens_per_batch / seconds / trainer.world_size
+        line = {
+            "step": step,
+            "loss": loss,
+            "lr": self.rate,
+            "grad_norm": None if norm is None else norm.item(),
+            "tokens": self.tokens_per_batch,
+            "samples": [first, last],
+            "seconds": seconds,
+            "tokens_per_second_per_rank": rate,
+            "model_flops_per_second_per_rank": rate * self.flops_per_token,
+            "peak_memory_bytes": _peak_memory_bytes(),
+        }
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        rank_zero_info(
+            f"step {step}/{trainer.max_steps}  loss {loss:.4f}  lr {self.rate:.2e}  "
+            f"{rate:,.0f} tokens/s/rank  {seconds:.2f} s"
+        )
+
+    def _assert_consumed(self, step: int, tally: Tally) -> tuple[int, int]:
+        """Return the first and last sample of the step; raise RuntimeError if it broke the plan."""
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        mine = torch.tensor(
+            [tally.tokens, len(tally.samples), min(tally.samples), max(tally.samples)],
+            device=torch.cuda.current_device(),
+        )
+        everyone = [torch.empty_like(mine) for _ in range(group.size())]
+        dist.all_gather(everyone, mine, group=group)
+        tokens, count, first, last = torch.stack(everyone).unbind(1)
+        if tokens.sum() != self.tokens_per_batch:
+            raise RuntimeError(
+                f"step {step} trained on {tokens.sum():,} tokens over all ranks, not on the "
+                f"{self.tokens_per_batch:,} of the stage: {tokens.tolist()} by rank"
+            )
+        sequences = self.tokens_per_batch // self.seq_length
+        copies = parallel_state.get_context_parallel_world_size()
+        expected = (step - 1) * sequences, step * sequences - 1
+        if count.sum() != sequences * copies or (first.min(), last.max()) != expected:
+            raise RuntimeError(
+                f"step {step} consumed samples {first.min()} to {last.max()}, "
+                f"not {expected[0]} to {expected[1]}"
+            )
+        return expected
+
+
+def _peak_memory_bytes() -> int:
+    """Return the allocator's peak on a GPU; on CPU the peak resident set of the process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress on stderr: a bar where stderr is a terminal, now and then a plain line elsewhere."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Advance(Protocol):
+    """Take the state so far: bytes of text, documents, tokens."""
+
+    def __call__(self, done_bytes: int, documents: int, tokens: int) -> None:
+        """Show it."""
+
+
+def say(text: str) -> None:
+    """Write one line on stderr."""
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(title: str, total_bytes: int | None) -> Iterator[Advance]:
+    """Give a function that shows the state; the total is None where it is not known."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(title)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(title, total=total_bytes, state="")
+
+        def advance(done_bytes: int, documents: int, tokens: int) -> None:
+            bar.update(task, completed=done_bytes, state=_state(done_bytes, documents, tokens))
+
+        yield advance
+
+
+def _lines(title: str) -> Advance:
+    last = time.monotonic()
+
+    def advance(done_bytes: int, documents: int, tokens: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            say(f"{title}: {_state(done_bytes, documents, tokens)}")
+
+    return advance
+
+
+def _state(done_bytes: int, documents: int, tokens: int) -> str:
+    return f"{done_bytes / 2**20:,.1f} MiB, {documents:,} documents, {tokens:,} tokens"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train or load the tokenizer that turns documents into token ids.
+
+Trained here: byte-level BPE (Sennrich et al., arXiv 1508.07909; over bytes as in GPT-2), with one
+special token, `EOD`, which ends every document and serves as bos, eos and pad too. Loaded: any
+Hugging Face tokenizer that has a Rust backend and an eos token.
+
+Two rules hold for both. The text of a document never becomes a special token: "<|endoftext|>"
+written in a document is encoded as the characters it consists of. And a long text is encoded in
+pieces (`data.pieces`).
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from data.pieces import PIECE_CHARS, pieces
+from data.quiet import quiet_imports
+from data.store import tokenizer_fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+EOD = "<|endoftext|>"
+SMALLEST_VOCABULARY = 257
+"""One token for each byte, and `EOD`."""
+
+BATCH_CHARS = 2**22
+"""Characters tokenized at once; the backend holds some hundred bytes a token until it is done."""
+
+LONGEST_TRAINING_WORD = 256
+"""Characters without white space after which the trainer's copy of a text gets a line break: the
+trainer's time grows with the square of a word's length."""
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be trained, loaded or used; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentTokenizer:
+    """A tokenizer as documents need it: no special token from text, no truncation, no padding."""
+
+    name: str
+    hugging_face: "PreTrainedTokenizerFast"
+    backend: Tokenizer
+    eod_id: int
+    vocab_size: int
+    """One more than the largest token id."""
+
+    def encode_document(self, text: str) -> NDArray[np.int32]:
+        """Return the token ids of one text of any length, without an end-of-document token."""
+        return self.encode_documents([text])[0]
+
+    def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Return the token ids of each text, encoded on all cores."""
+        return self._encode_in_pieces(texts, PIECE_CHARS)
+
+    def save(self, folder: Path) -> str:
+        """Write a folder for `AutoTokenizer.from_pretrained` and return its fingerprint."""
+        self.hugging_face.save_pretrained(str(folder))
+        return tokenizer_fingerprint(folder)
+
+    def _encode_in_pieces(self, texts: Sequence[str], limit: int) -> list[NDArray[np.int32]]:
+        parts = [list(pieces(text, self._same_apart, limit)) for text in texts]
+        encodings = iter(self._encode([piece for pieces_of in parts for piece in pieces_of]))
+        return [np.concatenate([next(encodings) for _ in pieces_of]) for pieces_of in parts]
+
+    def _encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        return [
+            np.array(encoding.ids, dtype=np.int32)
+            for batch in _batches(texts)
+            for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=False)
+        ]
+
+    def _same_apart(self, left: str, right: str) -> bool:
+        together, first, second = self._encode([left + right, left, right])
+        return np.array_equal(together, np.concatenate([first, second]))
+
+
+def require_vocab_size(vocab_size: int) -> None:
+    """Raise TokenizerError for a vocabulary that cannot hold every byte."""
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise TokenizerError(
+            f"a vocabulary of {vocab_size} is too small: {SMALLEST_VOCABULARY} is the least, one"
+            " token for each byte and one that ends a document"
+        )
+
+
+def train(texts: Iterable[str], vocab_size: int) -> DocumentTokenizer:
+    """Return a byte-level BPE tokenizer trained on the texts; smaller if they are too few."""
+    require_vocab_size(vocab_size)
+    with quiet_imports():
+        from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    long_word = re.compile(rf"(\S{{{LONGEST_TRAINING_WORD}}})(?=\S)")
+    backend.train_from_iterator((long_word.sub(r"\1\n", text) for text in texts), trainer)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token=EOD, eos_token=EOD, pad_token=EOD
+    )
+    return _for_documents("byte-level-bpe", wrapped)
+
+
+def load(name_or_path: str) -> DocumentTokenizer:
+    """Return a Hugging Face tokenizer, from a local folder or by its name on the hub."""
+    with quiet_imports():
+        from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
+    except Exception as error:  # the hub's client raises errors of several unrelated libraries
+        reason = " ".join(str(error).split())[:300]
+        raise TokenizerError(f"the tokenizer {name_or_path} cannot be loaded ({reason})") from error
+    if not loaded.is_fast:
+        raise TokenizerError(
+            f"the tokenizer {name_or_path} has no Rust backend (no tokenizer.json); convert it"
+            " with transformers first"
+        )
+    if loaded.eos_token_id is None:
+        raise TokenizerError(
+            f"the tokenizer {name_or_path} has no eos token, which has to end every document;"
+            " set eos_token in its tokenizer_config.json"
+        )
+    return _for_documents(name_or_path, loaded)
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        if batch and characters + len(text) > BATCH_CHARS:
+            yield batch
+            batch, characters = [], 0
+        batch.append(text)
+        characters += len(text)
+    if batch:
+        yield batch
+
+
+def _for_documents(name: str, hugging_face: "PreTrainedTokenizerFast") -> DocumentTokenizer:
+    backend = Tokenizer.from_str(hugging_face.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    largest_id = max(backend.get_vocab(with_added_tokens=True).values())
+    return DocumentTokenizer(
+        name=name,
+        hugging_face=hugging_face,
+        backend=backend,
+        eod_id=int(hugging_face.eos_token_id),
+        vocab_size=largest_id + 1,
+    )

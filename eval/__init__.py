@@ -1,0 +1,1 @@
+"""Whether the longer context works: loss by position, retrieval, and the report of a run."""

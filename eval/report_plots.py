@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draw the pictures of a report: loss by position, and the training curves.
+
+A figure is drawn once, in the light palette. `inline_svg` leaves text as text and turns each colour
+of `PALETTE` into a CSS variable of the same name, which the page redefines for a dark screen;
+`standalone` keeps the colours and turns text into outlines, for a file shown outside the page.
+"""
+
+import io
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+
+from eval.results import Evaluation, StageResults
+
+PALETTE = {
+    "ink": "#1f2328",
+    "muted": "#66707a",
+    "rule": "#d5d9de",
+    "series-0": "#b4560f",
+    "series-1": "#12807a",
+    "series-2": "#2456b0",
+    "series-3": "#7d3fa3",
+    "series-4": "#b3284f",
+    "series-5": "#5d7016",
+}
+SERIES = [name for name in PALETTE if name.startswith("series-")]
+
+WIDTH_INCHES = 10.4
+BINS_PER_OCTAVE = 6
+POINTS_PER_CURVE = 600
+MEDIAN_SHARE = 20  # a running median spans 1/20 of its stage
+NAME_CHARACTERS = 24
+
+Floats = NDArray[np.float64]
+
+
+def color(stage: int) -> str:
+    """Return the colour of the stage at this place of the ladder."""
+    return PALETTE[SERIES[stage % len(SERIES)]]
+
+
+def by_position(stages: Sequence[StageResults]) -> Figure | None:
+    """Draw the loss by position of every evaluated stage, or return None if there is none."""
+    curves = [
+        (index, stage, stage.evaluation)
+        for index, stage in enumerate(stages)
+        if stage.evaluation is not None and stage.evaluation.by_position is not None
+    ]
+    drawn = [(index, stage.name, *_bins(found, coarse=True)) for index, stage, found in curves]
+    drawn = [curve for curve in drawn if curve[2].size]
+    if not drawn:
+        return None
+    figure = _figure(4.6)
+    longest_name = max(len(_clip(name)) for _, name, _, _ in drawn)
+    axes = figure.add_axes((0.055, 0.115, 0.925 - 0.0095 * longest_name, 0.80))
+    for index, _, found in curves:
+        x, y = _bins(found, coarse=False)
+        axes.plot(x, y, color=color(index), linewidth=0.7, alpha=0.3)
+    for index, _, x, y in drawn:
+        axes.plot(x, y, color=color(index), linewidth=2.0, solid_capstyle="round")
+    first = min(float(x[0]) for _, _, x, _ in drawn)
+    last = max(found.eval_length for _, _, found in curves)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(first, last)
+    _position_ticks(axes, first, last)
+    _pad_losses(axes, [y for _, _, _, y in drawn])
+    for index, _, found in curves:
+        _length_line(axes, found.seq_length, index)
+    ends = _spread([float(y[-1]) for _, _, _, y in drawn], axes.get_ylim())
+    for (index, name, x, _), height in zip(drawn, ends, strict=True):
+        axes.annotate(
+            _clip(name),
+            (float(x[-1]), height),
+            xytext=(max(8.0, _points_to_edge(axes, float(x[-1])) + 7.0), 0),
+            textcoords="offset points",
+            va="center",
+            color=color(index),
+            weight="bold",
+            annotation_clip=False,
+            parse_math=False,
+        )
+    axes.set_xlabel("position in the document, tokens (log scale)")
+    _title(axes, "loss, nats per token")
+    return figure
+
+
+def training(stages: Sequence[StageResults]) -> Figure | None:
+    """Draw loss and learning rate by tokens seen, stages joined, or return None if untrained."""
+    curves = [(index, stage, _tokens_seen(stage)) for index, stage in enumerate(stages)]
+    curves = [(index, stage, seen) for index, stage, seen in curves if seen.size]
+    if not curves:
+        return None
+    figure = _figure(4.9)
+    losses = figure.add_axes((0.055, 0.40, 0.925, 0.53))
+    rates = figure.add_axes((0.055, 0.10, 0.925, 0.19), sharex=losses)
+    total = float(sum(seen[-1] for _, _, seen in curves))
+    start = 0.0
+    smooths: list[Floats] = []
+    for order, (index, stage, seen) in enumerate(curves):
+        shown = _shown(len(seen))
+        x = start + seen[shown]
+        loss = np.array([step.loss for step in stage.steps])
+        rate = np.array([step.lr for step in stage.steps])
+        smooths.append(_running_median(loss, shown))
+        losses.plot(x, loss[shown], color=color(index), linewidth=0.7, alpha=0.35)
+        losses.plot(x, smooths[-1], color=color(index), linewidth=1.8)
+        rates.plot(x, rate[shown], color=color(index), linewidth=1.5)
+        stop = start + float(seen[-1])
+        if order:
+            for axes in (losses, rates):
+                axes.axvline(start, color=PALETTE["muted"], linewidth=0.8, linestyle=(0, (2, 3)))
+        crowded = len(_clip(stage.name)) * 0.011 > (stop - start) / total
+        losses.annotate(
+            _clip(stage.name),
+            ((start + stop) / 2, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 4 + (12 if crowded and order % 2 else 0)),
+            textcoords="offset points",
+            ha="center",
+            color=color(index),
+            weight="bold",
+            parse_math=False,
+        )
+        start = stop
+    losses.set_xlim(0, start)
+    _pad_losses(losses, smooths)
+    losses.tick_params(labelbottom=False)
+    rates.set_ylim(bottom=0)
+    rates.yaxis.set_major_locator(MaxNLocator(3))
+    rates.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _count(value)))
+    rates.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    rates.set_xlabel("tokens seen")
+    _title(losses, "loss, nats per token")
+    _title(rates, "learning rate")
+    return figure
+
+
+def inline_svg(figure: Figure, title: str) -> str:
+    """Return an SVG element for a page that defines the variables of `PALETTE`."""
+    svg = _save(figure, "svg", fonttype="none", transparent=True).decode()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # nothing refers to them; two plots would repeat them
+    svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    for name, value in PALETTE.items():
+        svg = svg.replace(value, f"var(--{name})")
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+
+
+def standalone(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
+    """Return the figure as a file of its own, on white."""
+    return _save(figure, kind, fonttype="path", transparent=False)
+
+
+def _save(figure: Figure, kind: str, *, fonttype: str, transparent: bool) -> bytes:
+    target = io.BytesIO()
+    # the salt and the missing date make the bytes depend on the data alone
+    with matplotlib.rc_context({"svg.fonttype": fonttype, "svg.hashsalt": "longhaul"}):
+        figure.savefig(
+            target,
+            format=kind,
+            dpi=150,
+            transparent=transparent,
+            metadata={"Date": None} if kind == "svg" else {"Software": None},
+        )
+    return target.getvalue()
+
+
+def _figure(height: float) -> Figure:
+    return Figure(figsize=(WIDTH_INCHES, height), facecolor="white")
+
+
+def _title(axes: Axes, text: str) -> None:
+    """Name the y axis above its top, where it reads upright, and quiet the frame."""
+    axes.annotate(
+        text,
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(-30, 6),
+        textcoords="offset points",
+        color=PALETTE["muted"],
+    )
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(PALETTE["muted"])
+    axes.grid(axis="y", color=PALETTE["rule"], linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(colors=PALETTE["muted"], which="both")
+    axes.xaxis.label.set_color(PALETTE["muted"])
+    for text_of_axes in (*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels()):
+        text_of_axes.set_fontsize(9.5)
+    axes.xaxis.label.set_fontsize(9.5)
+    axes.tick_params(labelsize=9)
+
+
+def _length_line(axes: Axes, length: int, stage: int) -> None:
+    left, right = axes.get_xlim()
+    if not left < length <= right:
+        return
+    axes.axvline(
+        length, color=color(stage), linewidth=1.1, linestyle=(0, (2, 3)), clip_on=False, zorder=1
+    )
+    axes.annotate(
+        f"trained at {_length(length)}",
+        (length, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 5),
+        textcoords="offset points",
+        ha="center",
+        color=color(stage),
+    )
+
+
+def _position_ticks(axes: Axes, first: float, last: float) -> None:
+    octaves = range(math.ceil(math.log2(first)), math.floor(math.log2(last)) + 1)
+    stride = math.ceil(len(octaves) / 10)
+    ticks = [2.0**octave for octave in list(octaves)[::-1][::stride]]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _length(value)))
+
+
+def _pad_losses(axes: Axes, curves: Sequence[Floats]) -> None:
+    """Fit the y axis to the heavy lines; the scatter of bins and steps may leave the plot."""
+    values = np.concatenate(curves)
+    values = values[np.isfinite(values)]
+    if values.size:
+        low, high = float(values.min()), float(values.max())
+        margin = 0.08 * (high - low) or 0.1
+        axes.set_ylim(low - margin, high + margin)
+
+
+def _bins(evaluation: Evaluation, *, coarse: bool) -> tuple[Floats, Floats]:
+    """Return middle and mean loss of each bin, coarse bins being of equal width on a log axis."""
+    found = evaluation.by_position
+    if found is None:
+        return np.empty(0), np.empty(0)
+    x, y = [], []
+    start, weight, total = 0, 0.0, 0.0
+    growth = 2.0 ** (1.0 / BINS_PER_OCTAVE)
+    for i, (loss, tokens) in enumerate(zip(found.loss, found.tokens, strict=True)):
+        if tokens and math.isfinite(loss):
+            weight += tokens
+            total += loss * tokens
+        wide = found.edges[i + 1] >= growth * max(found.edges[start], 1)
+        if not coarse or wide or i + 1 == len(found.loss):
+            if weight:
+                x.append((found.edges[start] + found.edges[i + 1]) / 2)
+                y.append(total / weight)
+            start, weight, total = i + 1, 0.0, 0.0
+    return np.array(x), np.array(y)
+
+
+def _tokens_seen(stage: StageResults) -> Floats:
+    seen = np.cumsum(np.array(stage.step_tokens(), dtype=float))
+    return seen if np.isfinite(seen).all() else np.empty(0)
+
+
+def _shown(steps: int) -> NDArray[np.intp]:
+    """Choose the steps that a curve is drawn through, the last one among them."""
+    stride = math.ceil(steps / POINTS_PER_CURVE)
+    return np.unique(np.append(np.arange(0, steps, stride), steps - 1))
+
+
+def _running_median(values: Floats, at: NDArray[np.intp]) -> Floats:
+    reach = len(values) // MEDIAN_SHARE // 2
+    windows = [values[max(0, i - reach) : i + reach + 1] for i in at]
+    finite = [window[np.isfinite(window)] for window in windows]
+    return np.array([np.median(window) if window.size else math.nan for window in finite])
+
+
+def _spread(heights: Sequence[float], limits: tuple[float, float]) -> list[float]:
+    """Move heights apart until labels at them do not overlap, the order kept."""
+    gap = 0.055 * (limits[1] - limits[0])
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    placed = list(heights)
+    for below, above in itertools.pairwise(order):
+        placed[above] = max(placed[above], placed[below] + gap)
+    moved = sum(placed) - sum(heights)
+    return [height - moved / len(placed) for height in placed]
+
+
+def _points_to_edge(axes: Axes, x: float) -> float:
+    left, right = axes.get_xlim()
+    share = math.log(right / x) / math.log(right / left)
+    return share * axes.get_position().width * WIDTH_INCHES * 72
+
+
+def _clip(name: str) -> str:
+    return name if len(name) <= NAME_CHARACTERS else name[: NAME_CHARACTERS - 3] + "..."
+
+
+def _length(value: float) -> str:
+    if value < 16_384 or value % 1024:
+        return f"{value:,.0f}"
+    return f"{value / 2**20:g}M" if value >= 2**20 else f"{value / 2**10:g}K"
+
+
+def _count(value: float) -> str:
+    for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= unit:
+            return f"{value / unit:g}{name}"
+    return f"{value:g}"

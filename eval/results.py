@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read and write the result files of a run folder.
+
+    RUN/run.json                      the ladder, its stages in order, versions and machine
+    RUN/stages/<stage>/stage.json     length, RoPE, layout, token budget and start of one stage
+    RUN/stages/<stage>/config.yaml    its resolved recipe
+    RUN/stages/<stage>/metrics.jsonl  one object a training step
+    RUN/eval/<stage>.json             loss by position, mean loss by range, passkey grid
+
+The dataclasses below are the schema: a field without a default must be in the file, keys not named
+here are ignored, and `null` for a number reads as NaN. Losses are in nats per token. Only run.json
+is required: a stage that has not been trained or evaluated yet has None in place of its record.
+"""
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class MissingResultError(ValueError):
+    """Report a result file that is not there."""
+
+
+class BrokenResultError(ValueError):
+    """Report a result file whose content does not fit its schema."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Hold what `run.json` states."""
+
+    ladder: str
+    card: str
+    stages: tuple[str, ...]
+    source: str = ""
+    versions: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse stage names that are not names of one folder each."""
+        for name in self.stages:
+            if not name or name in {".", ".."} or "/" in name or "\\" in name:
+                raise ValueError(f"stage name {name!r} must be the name of one folder")
+        if len(set(self.stages)) != len(self.stages):
+            raise ValueError("a stage is listed twice")
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """Hold what `stage.json` states."""
+
+    name: str
+    seq_length: int
+    rope: dict[str, Any] = field(default_factory=dict)
+    tokens: float = math.nan
+    tokens_per_batch: float = math.nan
+    layout: dict[str, Any] = field(default_factory=dict)
+    start: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Hold one training step; a figure that was not measured is NaN."""
+
+    step: int
+    loss: float
+    lr: float = math.nan
+    grad_norm: float = math.nan
+    tokens: float = math.nan
+    seconds: float = math.nan
+    tokens_per_second_per_rank: float = math.nan
+    mfu: float = math.nan
+    peak_memory_bytes: float = math.nan
+
+
+@dataclass(frozen=True)
+class ByPosition:
+    """Hold the mean loss of each bin of positions `edges[i]` to `edges[i + 1]`."""
+
+    edges: tuple[int, ...]
+    loss: tuple[float, ...]
+    tokens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse bins that do not fit their edges."""
+        if not len(self.edges) - 1 == len(self.loss) == len(self.tokens):
+            raise ValueError(
+                f"{len(self.edges)} edges need {len(self.edges) - 1} bins, "
+                f"found {len(self.loss)} of loss and {len(self.tokens)} of tokens"
+            )
+        if any(a >= b for a, b in itertools.pairwise(self.edges)):
+            raise ValueError("edges must rise")
+
+
+@dataclass(frozen=True)
+class RangeMean:
+    """Hold the mean loss over positions `start` to `stop`."""
+
+    start: int
+    stop: int
+    loss: float
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Passkey:
+    """Hold the passkey grid: one row a prompt length, one column a depth.
+
+    Args:
+        hits: Share of the prompts whose greedy answer is exactly right.
+        nats: Mean loss of an answer token.
+        chance_nats: Loss of an answer token under a uniform guess.
+    """
+
+    lengths: tuple[int, ...]
+    depths: tuple[float, ...]
+    trials: int
+    digits: int
+    hits: tuple[tuple[float, ...], ...]
+    nats: tuple[tuple[float, ...], ...]
+    chance_nats: float
+
+    def __post_init__(self) -> None:
+        """Refuse grids of another shape than lengths by depths."""
+        for name, grid in (("hits", self.hits), ("nats", self.nats)):
+            if [len(row) for row in grid] != [len(self.depths)] * len(self.lengths):
+                raise ValueError(
+                    f"{name} must have {len(self.lengths)} rows of {len(self.depths)} numbers"
+                )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Hold what `eval/<stage>.json` states."""
+
+    stage: str
+    seq_length: int
+    eval_length: int
+    documents: int
+    tokens: int
+    by_position: ByPosition | None = None
+    ranges: tuple[RangeMean, ...] = ()
+    passkey: Passkey | None = None
+
+
+@dataclass(frozen=True)
+class StageResults:
+    """Hold everything a run folder knows about one stage."""
+
+    name: str
+    record: StageRecord | None
+    steps: tuple[Step, ...]
+    config: str | None
+    evaluation: Evaluation | None
+
+    def step_tokens(self) -> list[float]:
+        """List the tokens of each step, those of a batch where a step does not say."""
+        batch = math.nan if self.record is None else self.record.tokens_per_batch
+        return [step.tokens if math.isfinite(step.tokens) else batch for step in self.steps]
+
+
+class RangeRow(NamedTuple):
+    """Pair a stage with its mean loss in each of the `range_bounds`; NaN where not measured."""
+
+    stage: str
+    means: list[float]
+
+
+def run_path(run: Path) -> Path:
+    """Return where the record of the run lies."""
+    return run / "run.json"
+
+
+def stage_folder(run: Path, stage: str) -> Path:
+    """Return the folder of one stage's training results."""
+    return run / "stages" / stage
+
+
+def evaluation_path(run: Path, stage: str) -> Path:
+    """Return where the evaluation of one stage lies."""
+    return run / "eval" / f"{stage}.json"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name, then rename it, so that no reader sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, obj: Any) -> None:
+    """Write dataclasses, mappings and lists as JSON, atomically; NaN and infinity become null."""
+    write_bytes(path, (json.dumps(_plain(obj), indent=1, allow_nan=False) + "\n").encode())
+
+
+def append_step(path: Path, step: Step | dict[str, Any]) -> None:
+    """Append one step to a `metrics.jsonl`, on a line of its own even after a line cut short."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(_plain(step), allow_nan=False).encode() + b"\n"
+    with path.open("a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = b"\n" + line
+        file.write(line)
+
+
+def read_run(run: Path) -> RunRecord:
+    """Read `run.json`."""
+    if not run.is_dir():
+        raise MissingResultError(f"there is no run folder at {run}")
+    record = _read(RunRecord, run_path(run))
+    if record is None:
+        raise MissingResultError(f"{run} is not a run folder: it has no run.json")
+    return record
+
+
+def read_stage(run: Path, stage: str) -> StageRecord | None:
+    """Read the `stage.json` of one stage, or return None if it has not started."""
+    return _read(StageRecord, stage_folder(run, stage) / "stage.json")
+
+
+def read_evaluation(run: Path, stage: str) -> Evaluation | None:
+    """Read the evaluation of one stage, or return None if it has none yet."""
+    return _read(Evaluation, evaluation_path(run, stage))
+
+
+def read_steps(path: Path) -> tuple[Step, ...]:
+    """Read a `metrics.jsonl` in order of steps, each step once: the last line written for it.
+
+    A kill can cut a line short. Such a line is passed over where nothing is lost by it: at the end
+    of the file, or where a resumed run went back to a step that the lines before already reach.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return ()
+    steps: dict[int, Step] = {}
+    cut: int | None = None
+    last = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError:
+            cut = cut or number
+            continue
+        step = _decode(Step, value, f"{path} line {number}")
+        if cut is not None and step.step > last + 1:
+            raise BrokenResultError(f"{path} line {cut} is not a JSON object")
+        cut = None
+        last = step.step
+        steps[last] = step
+    return tuple(steps[number] for number in sorted(steps))
+
+
+def load(run: Path) -> tuple[RunRecord, list[StageResults]]:
+    """Read a whole run folder, stages in the order of the ladder."""
+    record = read_run(run)
+    stages = []
+    for name in record.stages:
+        folder = stage_folder(run, name)
+        config = folder / "config.yaml"
+        stages.append(
+            StageResults(
+                name=name,
+                record=read_stage(run, name),
+                steps=read_steps(folder / "metrics.jsonl"),
+                config=config.read_text("utf-8", errors="replace") if config.is_file() else None,
+                evaluation=read_evaluation(run, name),
+            )
+        )
+    return record, stages
+
+
+def range_bounds(evaluations: Iterable[Evaluation]) -> list[tuple[int, int]]:
+    """List the ranges of positions that any of the evaluations measured, in rising order."""
+    return sorted({(mean.start, mean.stop) for each in evaluations for mean in each.ranges})
+
+
+def range_rows(evaluations: Sequence[Evaluation]) -> list[RangeRow]:
+    """Tabulate the mean loss of each evaluation in each range of `range_bounds`."""
+    bounds = range_bounds(evaluations)
+    rows = []
+    for each in evaluations:
+        means = {(mean.start, mean.stop): mean.loss for mean in each.ranges}
+        rows.append(RangeRow(each.stage, [means.get(bound, math.nan) for bound in bounds]))
+    return rows
+
+
+def range_table(run: Path) -> list[RangeRow]:
+    """Tabulate the mean loss by range of the evaluated stages, in the order of the ladder."""
+    return range_rows(read_evaluations(run))
+
+
+def read_evaluations(run: Path) -> list[Evaluation]:
+    """Read the evaluations a run has, in the order of the ladder."""
+    found = (read_evaluation(run, name) for name in read_run(run).stages)
+    return [each for each in found if each is not None]
+
+
+def _plain(obj: Any) -> Any:
+    if is_dataclass(obj) and not isinstance(obj, type):
+        return _plain(asdict(obj))
+    if isinstance(obj, dict):
+        return {key: _plain(value) for key, value in obj.items()}
+    if isinstance(obj, list | tuple):
+        return [_plain(value) for value in obj]
+    if isinstance(obj, float) and not math.isfinite(obj):
+        return None
+    return obj
+
+
+def _read(kind: type[T], path: Path) -> T | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise BrokenResultError(f"{path} is not JSON: {error}") from None
+    decoded: T = _decode(kind, value, str(path))
+    return decoded
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    """Turn a JSON value into `kind`, or raise with the place and what was expected there."""
+    if is_dataclass(kind):
+        return _decode_record(kind, value, where)
+    if type(None) in get_args(kind):
+        wanted = next(each for each in get_args(kind) if each is not type(None))
+        return None if value is None else _decode(wanted, value, where)
+    if kind is float:
+        if value is None:
+            return math.nan
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        raise BrokenResultError(f"{where} must be a number, found {_short(value)}")
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise BrokenResultError(f"{where} must be a list, found {_short(value)}")
+        item = get_args(kind)[0]
+        return tuple(_decode(item, each, f"{where}[{i}]") for i, each in enumerate(value))
+    plain = get_origin(kind) or kind
+    if not isinstance(value, plain) or isinstance(value, bool):
+        name = {int: "a whole number", str: "text", dict: "an object"}[plain]
+        raise BrokenResultError(f"{where} must be {name}, found {_short(value)}")
+    return value
+
+
+def _decode_record(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise BrokenResultError(f"{where} must be an object, found {_short(value)}")
+    hints = get_type_hints(kind)
+    given = {}
+    for each in fields(kind):
+        if each.name in value:
+            given[each.name] = _decode(hints[each.name], value[each.name], f"{where}: {each.name}")
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise BrokenResultError(f"{where} has no {each.name!r}")
+    try:
+        return kind(**given)
+    except ValueError as error:
+        raise BrokenResultError(f"{where}: {error}") from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,124 @@
+"""Hold a resolved recipe to the laws, at build and again after the command line's overrides."""
+
+import difflib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import fiddle as fdl
+import nemo_run as run
+
+from recipes import laws
+
+
+def check(recipe: run.Partial) -> None:
+    """Raise ValueError for a key that no target takes, and for numbers that break a law."""
+    problems = [*phantom_keys(recipe), *disagreements(recipe)]
+    if not problems:
+        problems = list(broken_laws(recipe))
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def phantom_keys(node: Any, path: str = "") -> Iterator[str]:
+    """Yield a sentence for each argument in the tree that its target does not name.
+
+    fiddle refuses a misspelled keyword unless the target takes `**kwargs`; NeMo's
+    `MegatronStrategy` does, so there a misspelled parallel size would build and do nothing.
+    """
+    if isinstance(node, fdl.Buildable):
+        target = fdl.get_callable(node)
+        known = named_parameters(target)
+        for name, value in fdl.ordered_arguments(node, include_var_keyword=True).items():
+            here = f"{path}.{name}" if path else str(name)
+            if isinstance(name, str) and name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                yield f"{here} is not a parameter of {target.__name__}{hint}"
+            yield from phantom_keys(value, here)
+    elif isinstance(node, list | tuple):
+        for index, value in enumerate(node):
+            yield from phantom_keys(value, f"{path}[{index}]")
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            yield from phantom_keys(value, f"{path}[{key!r}]")
+
+
+def named_parameters(target: Any) -> list[str]:
+    """Return the parameters a function names, or a class and, through `**kwargs`, its bases."""
+    if not inspect.isclass(target):
+        return list(inspect.signature(target).parameters)
+    names: list[str] = []
+    for owner in target.__mro__:
+        if "__init__" not in vars(owner):
+            continue
+        parameters = inspect.signature(vars(owner)["__init__"]).parameters.values()
+        names += [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return [name for name in names if name != "self"]
+
+
+def world_size(recipe: run.Partial) -> int:
+    """Return the ranks that the trainer of the recipe starts."""
+    return int(recipe.trainer.devices) * int(recipe.trainer.num_nodes)
+
+
+def tokens_per_batch(recipe: run.Partial) -> int:
+    """Return the tokens of one optimizer step, from the data module."""
+    return int(recipe.data.global_batch_size) * int(recipe.data.seq_length)
+
+
+def disagreements(recipe: run.Partial) -> Iterator[str]:
+    """Yield a sentence for each number that two places of the tree state differently."""
+    logs = [node for node in recipe.trainer.callbacks if hasattr(node, "tokens_per_batch")]
+    pairs = [
+        ("model.config.seq_length", recipe.model.config.seq_length, recipe.data.seq_length),
+        *(("the step log's seq_length", log.seq_length, recipe.data.seq_length) for log in logs),
+        *(
+            ("the step log's tokens_per_batch", log.tokens_per_batch, tokens_per_batch(recipe))
+            for log in logs
+        ),
+    ]
+    for name, stated, counted in pairs:
+        if stated != counted:
+            yield (
+                f"{name} is {stated:,} but the data module gives {counted:,}; "
+                "set both, or neither"
+            )
+    if recipe.trainer.strategy.ddp.average_in_collective:
+        yield "ddp.average_in_collective must be False: gradients are sums over tokens"
+    if not _calculates_per_token_loss(recipe.model.config):
+        yield (
+            "model.config.calculate_per_token_loss must be True: under context parallelism a "
+            "rank with few valid tokens would weigh as much as a full one"
+        )
+
+
+def _calculates_per_token_loss(config: Any) -> bool:
+    arguments = fdl.ordered_arguments(config, include_defaults=True)
+    return bool(arguments["calculate_per_token_loss"])
+
+
+def broken_laws(recipe: run.Partial) -> Iterator[str]:
+    """Yield the laws broken by the numbers that the resolved tree holds."""
+    config, strategy = recipe.model.config, recipe.trainer.strategy
+    yield from laws.broken(
+        seq_length=recipe.data.seq_length,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_query_groups,
+        layers=config.num_layers,
+        vocab=config.vocab_size,
+        tp=strategy.tensor_model_parallel_size,
+        cp=strategy.context_parallel_size,
+        pp=strategy.pipeline_model_parallel_size,
+        world_size=world_size(recipe),
+        global_batch=recipe.data.global_batch_size,
+        micro_batch=recipe.data.micro_batch_size,
+    )
+    yield from laws.broken_schedule(
+        max_steps=recipe.trainer.max_steps,
+        warmup_steps=recipe.optim.lr_scheduler.warmup_steps,
+        lr=recipe.optim.config.lr,
+        min_lr=recipe.optim.lr_scheduler.min_lr,
+    )

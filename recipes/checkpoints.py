@@ -1,0 +1,94 @@
+"""Checkpoints of a stage: complete or absent, found by one rule, resumed or begun from.
+
+A checkpoint is a folder `step=N` with NeMo's `weights/` and `context/`. Its completeness marker
+`longhaul.json` is written last, after every rank has finished, by write-then-rename. Whatever
+lacks it does not exist for any loader of ours, so a kill at any moment leaves the last whole one.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from nemo import lightning as nl
+from nemo.lightning.ckpt_utils import ckpt_to_dir
+
+from recipes.finished import MARKER, newest_checkpoint
+
+
+class StageCheckpoint(nl.ModelCheckpoint):
+    """Save every n steps and at the end; keep the newest complete one (or all)."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the last step if the interval did not fall on it."""
+        super().on_train_end(trainer, pl_module)
+        if trainer.global_step != self._last_global_step_saved:
+            self._save_none_monitor_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def nemo_topk_check_previous_run(self) -> None:
+        """Rank no earlier checkpoints: the newest is kept, not the best."""
+
+    def format_checkpoint_name(self, metrics: Any, filename: Any = None, ver: Any = None) -> str:
+        """Return the path `step=N`, N the optimizer steps taken (NeMo logs one less)."""
+        return str(Path(self.dirpath) / f"step={self._trainer.global_step}.ckpt")
+
+    def setup(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        """Keep the trainer, whose step names the folder."""
+        self._trainer = trainer
+        super().setup(trainer, *args, **kwargs)
+
+    def _get_finalize_save_checkpoint_callback(
+        self, trainer: Trainer, filepath: str, global_step: int
+    ) -> Any:
+        """Return NeMo's finalizer followed by the marker."""
+        finalize = super()._get_finalize_save_checkpoint_callback(trainer, filepath, global_step)
+
+        def finalize_and_mark() -> None:
+            finalize()
+            if trainer.is_global_zero:
+                _write_marker(Path(ckpt_to_dir(filepath)), trainer, global_step)
+
+        return finalize_and_mark
+
+
+def _write_marker(folder: Path, trainer: Trainer, step: int) -> None:
+    """Write what a later stage, an evaluation and an export need to know of this checkpoint."""
+    config = trainer.lightning_module.config
+    marker = {
+        "step": step,
+        "max_steps": trainer.max_steps,
+        "seq_length": config.seq_length,
+        "rope": asdict(config.rope),
+        "tokenizer": trainer.datamodule.manifest.tokenizer.fingerprint,
+    }
+    temporary = folder / (MARKER + ".tmp")
+    temporary.write_text(json.dumps(marker, indent=1))
+    os.replace(temporary, folder / MARKER)
+
+
+@dataclass(kw_only=True)
+class StageResume(nl.AutoResume):
+    """Continue this stage from its newest complete checkpoint; else begin from `start`.
+
+    `start` is a folder of checkpoints (or one checkpoint): weights alone are taken from it, the
+    optimizer and the schedule begin afresh.
+    """
+
+    start: str | None = None
+
+    def setup(self, trainer: Any, model: Any = None) -> None:
+        """Point the trainer at what to load. Raises FileNotFoundError for an empty `start`."""
+        if self.start is not None:
+            found = newest_checkpoint(Path(self.start))
+            if found is None:
+                raise FileNotFoundError(f"no complete checkpoint to start from in {self.start}")
+            self.restore_config = nl.RestoreConfig(
+                path=str(found), load_model_state=True, load_optim_state=False
+            )
+        super().setup(trainer, model)
+
+    def _find_trainer_ckpt_path(self) -> Path | None:
+        assert self.resume_from_directory is not None
+        return newest_checkpoint(Path(self.resume_from_directory))

@@ -1,0 +1,125 @@
+"""The thin layer that puts `custom_modules` into NeMo's GPT configs and model."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.utils import get_batch_on_this_cp_rank
+from nemo.collections.llm.gpt.model.base import GPTModel
+from nemo.collections.llm.gpt.model.llama import LlamaConfig
+from nemo.lightning.megatron_parallel import MaskedTokenLossReduction
+from torch import Tensor
+
+from custom_modules.callbacks.step_log import Tally
+from custom_modules.long_context_gpt import LongContextGPT
+from custom_modules.rope_scaling import RopeScaling
+
+
+def forward_step(model: torch.nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return the loss per token [b, s] on the last pipeline stage, hidden states before it."""
+    return model(
+        input_ids=batch["tokens"],
+        position_ids=batch["position_ids"],
+        attention_mask=None,
+        labels=batch["labels"],
+    )
+
+
+@dataclass(kw_only=True)
+class LongContextMixin:
+    """What a NeMo GPT config gains so that its model is a `LongContextGPT`.
+
+    Not itself a `GPTConfig`: a dataclass base brings all its fields, and would put GPTConfig's
+    defaults above those of the family it is mixed into.
+    """
+
+    rope: RopeScaling = field(default_factory=lambda: RopeScaling.base_change(10_000))
+    transformer_engine: bool = False
+    position_embedding_type: str = "none"  # rotation is ours, from the position ids
+    calculate_per_token_loss: bool = True  # sum(loss) / sum(tokens) over DP and CP
+    forward_step_fn: Callable[..., Tensor] = forward_step
+
+    def configure_model(
+        self,
+        tokenizer: Any,
+        pre_process: bool | None = None,
+        post_process: bool | None = None,
+        vp_stage: int | None = None,
+    ) -> LongContextGPT:
+        """Build this rank's pipeline stage. The vocabulary is the config's, not the tokenizer's."""
+        first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
+        last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
+        return LongContextGPT(
+            self,
+            rope=self.rope,
+            transformer_engine=self.transformer_engine,
+            vocab_size=self.vocab_size,
+            max_sequence_length=self.seq_length,
+            parallel_output=self.parallel_output,
+            share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
+            pre_process=first if pre_process is None else pre_process,
+            post_process=last if post_process is None else post_process,
+            vp_stage=vp_stage,
+        )
+
+
+@dataclass(kw_only=True)
+class LongContextLlamaConfig(LongContextMixin, LlamaConfig):
+    """NeMo's Llama config with a `LongContextGPT` for its model."""
+
+
+class TokenWeightedLoss(MaskedTokenLossReduction):
+    """NeMo's reduction, which also keeps the number of valid tokens that the mean is over."""
+
+    def reduce(self, losses_reduced_per_micro_batch: list[dict[str, Tensor]]) -> Tensor:
+        """Return sum(loss) / sum(tokens) over the batch, DP and CP; 0 where no token is valid."""
+        device = torch.cuda.current_device()
+        pairs = [one["loss_sum_and_ub_size"] for one in losses_reduced_per_micro_batch]
+        total = torch.stack(pairs).sum(0) if pairs else torch.zeros(2, device=device)
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        torch.distributed.all_reduce(total, group=group)
+        self.valid_tokens = total[1]
+        return total[0] / total[1].clamp(min=1)
+
+
+class LongContextModel(GPTModel):
+    """NeMo's GPT module: batches are tallied, positions reach every pipeline stage."""
+
+    def __init__(
+        self,
+        config: LongContextMixin,
+        optim: Any = None,
+        tokenizer: Any = None,
+        model_transform: Any = None,
+    ) -> None:
+        """Take the config; `llm.pretrain` sets optimizer and tokenizer on module and record."""
+        super().__init__(config, optim, tokenizer, model_transform)
+        self.tally = Tally()
+
+    def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Tensor]:
+        """Return this rank's zigzag shard of the next micro-batch, each entry [b, s]."""
+        batch = next(dataloader_iter)
+        batch = batch[0] if isinstance(batch, tuple) else batch
+        sample_ids = batch["sample_id"]
+        keys = ("tokens", "labels", "loss_mask", "position_ids")
+        shard: dict[str, Tensor] = get_batch_on_this_cp_rank(
+            {key: batch[key].cuda(non_blocking=True) for key in keys}
+        )
+        self.tally.add(shard["tokens"], sample_ids)
+        return shard
+
+    @property
+    def training_loss_reduction(self) -> TokenWeightedLoss:
+        """Mean over valid tokens of the whole batch."""
+        if not self._training_loss_reduction:
+            self._training_loss_reduction = TokenWeightedLoss()
+        return self._training_loss_reduction
+
+    @property
+    def validation_loss_reduction(self) -> TokenWeightedLoss:
+        """Mean over valid tokens of the whole batch."""
+        if not self._validation_loss_reduction:
+            self._validation_loss_reduction = TokenWeightedLoss(validation_step=True)
+        return self._validation_loss_reduction

@@ -1,0 +1,7 @@
+"""Ladders, one source a module."""
+
+from recipes.ladders.llama_128k import LLAMA_128K
+from recipes.ladders.tiny import TINY_LADDER
+from recipes.stages import Ladder
+
+LADDERS: dict[str, Ladder] = {ladder.name: ladder for ladder in (TINY_LADDER, LLAMA_128K)}

@@ -1,0 +1,83 @@
+"""The relations that card, stage, layout and machine must keep, each a sentence when broken.
+
+Pure functions of numbers: the recipe builder calls them with nouns, `recipes.check` with what it
+reads back from a resolved recipe, so that an override is held to the same laws.
+"""
+
+from collections.abc import Iterator
+
+
+def broken(
+    *,
+    seq_length: int,
+    heads: int,
+    kv_heads: int,
+    layers: int,
+    vocab: int,
+    tp: int,
+    cp: int,
+    pp: int,
+    world_size: int,
+    global_batch: int,
+    micro_batch: int,
+) -> Iterator[str]:
+    """Yield one sentence for each law that these numbers break.
+
+    `global_batch` and `micro_batch` are in sequences; `world_size` is nodes times ranks per node.
+    """
+    model_ranks = tp * cp * pp
+    if world_size % model_ranks:
+        yield (
+            f"world size {world_size} does not match the layout: TP {tp} x CP {cp} x PP {pp} = "
+            f"{model_ranks} ranks, so it must be a multiple of {model_ranks}"
+        )
+        return
+    dp = world_size // model_ranks
+    if cp > 1 and seq_length % (2 * cp):
+        yield (
+            f"sequence length {seq_length:,} is not divisible by 2 x CP = {2 * cp}, "
+            f"which zigzag sharding needs; {seq_length // (2 * cp) * 2 * cp:,} would do"
+        )
+    elif tp > 1 and (seq_length // cp) % tp:
+        yield (
+            f"sequence length {seq_length:,} over CP {cp} is not divisible by TP {tp}, which "
+            f"sequence parallelism needs; {seq_length // (2 * cp * tp) * 2 * cp * tp:,} would do"
+        )
+    if heads % tp or kv_heads % tp:
+        yield (
+            f"{heads} heads and {kv_heads} KV heads are not both divisible by TP {tp}; "
+            f"TP may be {_divisors(heads, kv_heads)}"
+        )
+    elif (heads // tp) % cp or (kv_heads // tp) % cp:
+        yield (
+            f"{heads // tp} heads and {kv_heads // tp} KV heads on each TP rank are not both "
+            f"divisible by the Ulysses degree CP {cp}; "
+            f"CP may be {_divisors(heads // tp, kv_heads // tp)}"
+        )
+    if vocab % tp:
+        yield f"a vocabulary of {vocab:,} rows is not divisible by TP {tp}"
+    if layers % pp:
+        yield f"{layers} layers are not divisible by PP {pp}; PP may be {_divisors(layers)}"
+    if global_batch % (micro_batch * dp):
+        yield (
+            f"a batch of {global_batch} sequences of {seq_length:,} tokens is not divisible by "
+            f"micro-batch {micro_batch} x DP {dp}; use fewer DP ranks, or a multiple of "
+            f"{micro_batch * dp * seq_length:,} tokens per batch"
+        )
+
+
+def broken_schedule(*, max_steps: int, warmup_steps: int, lr: float, min_lr: float) -> Iterator[str]:
+    """Yield one sentence for each law of the learning-rate schedule that is broken."""
+    if max_steps < 1:
+        yield f"max_steps is {max_steps}; a stage has at least one step"
+    if min_lr > lr:
+        yield (
+            f"the final learning rate {min_lr:g} is above the peak {lr:g}; "
+            "lower optim.lr_scheduler.min_lr with it"
+        )
+
+
+def _divisors(*numbers: int) -> str:
+    """Return the common divisors of the numbers as words for a message."""
+    common = [d for d in range(1, min(numbers) + 1) if all(n % d == 0 for n in numbers)]
+    return ", ".join(map(str, common[:-1])) + f" or {common[-1]}" if common[1:] else "1 only"

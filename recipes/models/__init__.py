@@ -1,0 +1,7 @@
+"""Model cards by family."""
+
+from recipes.model_card import ModelCard
+from recipes.models.llama import LLAMA31_8B, LLAMA32_1B
+from recipes.models.tiny import TINY
+
+CARDS: dict[str, ModelCard] = {card.name: card for card in (TINY, LLAMA31_8B, LLAMA32_1B)}

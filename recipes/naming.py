@@ -1,0 +1,47 @@
+"""Names and places by convention, so that no recipe carries a None to be filled in later."""
+
+from pathlib import Path
+
+from recipes.model_card import ModelCard
+from recipes.stages import Ladder, Stage
+from recipes.units import K
+
+RUNS = Path("runs")
+STORES = Path("stores")
+MODELS = Path("models")
+
+
+def family_name(card: ModelCard, ladder: Ladder) -> str:
+    """Return `<card>_<ladder>`, or the card's name where the ladder was made for it."""
+    return card.name if card.name == ladder.name else f"{card.name}_{ladder.name}"
+
+
+def recipe_name(card: ModelCard, ladder: Ladder, stage: Stage) -> str:
+    """Return `<card>_<ladder>_<length>`, lengths below 1,024 in tokens."""
+    length = stage.seq_length
+    return f"{family_name(card, ladder)}_{length if length < K else f'{length // K}k'}"
+
+
+def run_folder(card: ModelCard, ladder: Ladder) -> Path:
+    """Return where a run of the ladder writes unless told otherwise."""
+    return RUNS / family_name(card, ladder)
+
+
+def store_folder(card: ModelCard) -> Path:
+    """Return where the tokens for a card are looked for unless told otherwise."""
+    return STORES / card.name
+
+
+def stage_folder(run: Path, name: str) -> Path:
+    """Return where one stage of a run writes."""
+    return run / "stages" / name
+
+
+def start_folder(card: ModelCard, ladder: Ladder, stage: Stage, run: Path) -> Path | None:
+    """Return the folder of the checkpoint a stage begins from, None for random weights."""
+    if stage.start == "scratch":
+        return None
+    if stage.start == "card":
+        return MODELS / card.name
+    before = ladder.stages[ladder.stages.index(stage) - 1]
+    return stage_folder(run, recipe_name(card, ladder, before)) / "checkpoints"

@@ -1,0 +1,232 @@
+"""Our nouns become NeMo's: the only place where a stage turns into `llm.pretrain`."""
+
+from pathlib import Path
+
+import nemo_run as run
+from lightning.pytorch.loggers import TensorBoardLogger
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from nemo import lightning as nl
+from nemo.collections import llm
+from nemo.lightning.pytorch.optim.lr_scheduler import CosineAnnealingScheduler
+
+from custom_modules.callbacks.step_log import StepLog
+from custom_modules.rope_scaling import RopeScaling
+from data.module import StoreDataModule
+from recipes.check import check
+from recipes.checkpoints import StageCheckpoint, StageResume
+from recipes.gpt import LongContextLlamaConfig, LongContextModel
+from recipes.layout import Layout
+from recipes.model_card import ModelCard
+from recipes.naming import recipe_name, run_folder, stage_folder, start_folder, store_folder
+from recipes.stages import Ladder, Stage
+from recipes.strategy import CpuStrategy, LongContextStrategy
+
+CHECKPOINTS_PER_STAGE = 4
+VALIDATIONS_PER_STAGE = 4
+VALIDATION_BATCHES = 2
+
+
+def pretrain(
+    card: ModelCard, ladder: Ladder, seq_length: int, layout: Layout, *, nodes: int = 1
+) -> run.Partial:
+    """Return the recipe of one stage: `llm.pretrain` with everything it takes.
+
+    The ranks are `layout.world_size`, spread evenly over `nodes`. Raises ValueError where card,
+    stage, layout and nodes do not fit together.
+    """
+    stage = ladder[seq_length]
+    name = recipe_name(card, ladder, stage)
+    run_to = run_folder(card, ladder)
+    folder = stage_folder(run_to, name)
+    recipe = run.Partial(
+        llm.pretrain,
+        model=run.Config(LongContextModel, config=model_config(card, stage, layout)),
+        trainer=trainer(card, stage, layout, folder, nodes=nodes),
+        data=data_module(stage, layout, store_folder(card)),
+        optim=optimizer(stage, layout),
+        log=logger(stage, folder),
+        resume=warm_start(folder, start_folder(card, ladder, stage, run_to)),
+    )
+    check(recipe)
+    return recipe
+
+
+def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
+    """Return NeMo's config with the shape of the card and the rotation of the stage."""
+    rope = card.native_rope if stage.rope == "native" else stage.rope
+    on_gpu = layout.device == "cuda"
+    return run.Config(
+        LongContextLlamaConfig,
+        num_layers=card.layers,
+        hidden_size=card.hidden,
+        ffn_hidden_size=card.ffn_hidden,
+        num_attention_heads=card.heads,
+        num_query_groups=card.kv_heads,
+        kv_channels=card.head_dim,
+        vocab_size=card.vocab,
+        share_embeddings_and_output_weights=card.tied_embeddings,
+        layernorm_epsilon=card.norm_epsilon,
+        init_method_std=card.init_std,
+        seq_length=stage.seq_length,
+        rope=rope_config(rope),
+        recompute_granularity="full" if layout.recompute == "full" else None,
+        recompute_method="uniform" if layout.recompute == "full" else None,
+        recompute_num_layers=1 if layout.recompute == "full" else None,
+        transformer_engine=on_gpu,
+        use_cpu_initialization=not on_gpu,
+        # Fused kernels are compiled for GPUs; on CPU the plain ones compute the same.
+        bias_activation_fusion=on_gpu,
+        bias_dropout_fusion=on_gpu,
+        masked_softmax_fusion=on_gpu,
+        gradient_accumulation_fusion=on_gpu,
+        persist_layer_norm=on_gpu,
+        apply_rope_fusion=False,
+        cross_entropy_loss_fusion=False,
+    )
+
+
+def rope_config(rope: RopeScaling) -> run.Config:
+    """Return the rotation as a node of the tree, so that an override reaches its fields."""
+    return run.Config(
+        RopeScaling,
+        **{name: getattr(rope, name) for name in RopeScaling.__dataclass_fields__},
+    )
+
+
+def trainer(
+    card: ModelCard, stage: Stage, layout: Layout, folder: Path, *, nodes: int
+) -> run.Config:
+    """Return the trainer: steps, ranks, precision, and our step log for its progress."""
+    if layout.world_size % nodes:
+        raise ValueError(
+            f"the layout has {layout.world_size} ranks, which do not divide evenly over "
+            f"{nodes} nodes"
+        )
+    bf16 = layout.precision == "bf16"
+    on_gpu = layout.device == "cuda"
+    strategy = run.Config(
+        LongContextStrategy if on_gpu else CpuStrategy,
+        process_group_backend="nccl" if on_gpu else "gloo",
+        tensor_model_parallel_size=layout.tp,
+        sequence_parallel=layout.tp > 1,
+        context_parallel_size=layout.cp.size,
+        pipeline_model_parallel_size=layout.pp,
+        ddp=run.Config(
+            DistributedDataParallelConfig,
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=True,
+            overlap_grad_reduce=on_gpu,
+            overlap_param_gather=on_gpu,
+            average_in_collective=False,  # gradients are sums; the tokens divide them once
+            check_for_nan_in_grad=True,
+        ),
+        ckpt_async_save=on_gpu,
+        ckpt_parallel_load=True,
+        ckpt_optim_fully_reshardable=True,
+        replace_progress_bar=False,  # NeMo's printer hangs gloo: a world all-gather on rank 0 alone
+    )
+    step_log = run.Config(
+        StepLog,
+        path=str(folder / "metrics.jsonl"),
+        tokens_per_batch=stage.tokens_per_batch,
+        seq_length=stage.seq_length,
+        flops_per_token=float(card.flops_per_token(stage.seq_length)),
+    )
+    return run.Config(
+        nl.Trainer,
+        accelerator="gpu" if on_gpu else "cpu",
+        devices=layout.world_size // nodes,
+        num_nodes=nodes,
+        max_steps=stage.steps,
+        strategy=strategy,
+        plugins=run.Config(
+            nl.MegatronMixedPrecision,
+            precision="bf16-mixed" if bf16 else "32",
+            grad_reduce_in_fp32=True,
+        ),
+        callbacks=[step_log],
+        val_check_interval=max(1, stage.steps // VALIDATIONS_PER_STAGE),
+        limit_val_batches=VALIDATION_BATCHES,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        accumulate_grad_batches=1,  # micro-batches are Megatron's
+        use_distributed_sampler=False,  # the sampler is Megatron's
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def data_module(stage: Stage, layout: Layout, store: Path) -> run.Config:
+    """Return the data module over the store, batches counted in sequences."""
+    return run.Config(
+        StoreDataModule,
+        store=str(store),
+        seq_length=stage.seq_length,
+        micro_batch_size=layout.micro_batch,
+        global_batch_size=stage.sequences_per_batch,
+        num_workers=2 if layout.device == "cuda" else 0,
+        pin_memory=layout.device == "cuda",
+    )
+
+
+def optimizer(stage: Stage, layout: Layout) -> run.Config:
+    """Return Adam with the stage's own rate, warmed up and annealed within the stage."""
+    return run.Config(
+        nl.MegatronOptimizerModule,
+        config=run.Config(
+            OptimizerConfig,
+            optimizer="adam",
+            lr=stage.lr.peak,
+            weight_decay=stage.weight_decay,
+            adam_beta1=0.9,
+            adam_beta2=stage.adam_beta2,
+            adam_eps=1e-8,
+            clip_grad=1.0,
+            bf16=layout.precision == "bf16",
+            use_distributed_optimizer=True,
+        ),
+        lr_scheduler=run.Config(
+            CosineAnnealingScheduler,
+            max_steps=stage.steps,
+            warmup_steps=stage.lr.warmup_steps(stage.steps),
+            constant_steps=0,
+            min_lr=stage.lr.peak * stage.lr.final_ratio,
+        ),
+    )
+
+
+def logger(stage: Stage, folder: Path) -> run.Config:
+    """Return NeMo's logger with our checkpoints and TensorBoard in the stage's folder."""
+    return run.Config(
+        nl.NeMoLogger,
+        name=folder.name,
+        explicit_log_dir=str(folder / "logs"),
+        use_datetime_version=False,  # ranks name it by their own clocks
+        update_logger_directory=False,
+        ckpt=run.Config(
+            StageCheckpoint,
+            dirpath=str(folder / "checkpoints"),
+            filename="{step}",
+            monitor=None,
+            save_top_k=1,
+            save_last=False,
+            every_n_train_steps=max(1, stage.steps // CHECKPOINTS_PER_STAGE),
+            save_optim_on_train_end=True,
+            verbose=False,
+        ),
+        tensorboard=run.Config(
+            TensorBoardLogger, save_dir=str(folder / "tensorboard"), name="", version=""
+        ),
+    )
+
+
+def warm_start(folder: Path, start: Path | None) -> run.Config:
+    """Return the resume rule: this stage's own checkpoint first, else weights from `start`."""
+    return run.Config(
+        StageResume,
+        resume_from_directory=str(folder / "checkpoints"),
+        resume_if_exists=True,
+        resume_ignore_no_checkpoint=True,
+        start=None if start is None else str(start),
+    )

@@ -1,0 +1,112 @@
+"""One continued-pretraining step, and an ordered list of them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from custom_modules.rope_scaling import RopeScaling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cosine:
+    """Learning rate: linear from zero to `peak` over the warm-up, then a cosine to the end."""
+
+    peak: float
+    final_ratio: float = 0.1
+    """Rate at the last step as a share of the peak."""
+    warmup_ratio: float = 0.1
+    """Share of the stage's steps spent warming up."""
+
+    def __post_init__(self) -> None:
+        """Refuse rates that no schedule has."""
+        if not 0 < self.peak < 1:
+            raise ValueError(f"peak learning rate is {self.peak}; it must lie between 0 and 1")
+        for name in ("final_ratio", "warmup_ratio"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value}; it must lie between 0 and 1")
+
+    def warmup_steps(self, steps: int) -> int:
+        """Steps of warm-up in a stage of `steps`, at least one: the first step never runs at 0."""
+        return max(1, round(self.warmup_ratio * steps))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One length, one rotation, one token budget, one schedule."""
+
+    seq_length: int
+    rope: RopeScaling | Literal["native"]
+    """How positions are rotated; `native` keeps the rotation of the card."""
+    tokens: int
+    """Budget of the whole stage."""
+    tokens_per_batch: int
+    """Tokens of one optimizer step over all ranks."""
+    lr: Cosine
+    adam_beta2: float = 0.95
+    weight_decay: float = 0.1
+    start: Literal["scratch", "card", "previous"] = "previous"
+    """Weights to begin from: random, the card's published ones, or the stage before this one.
+    Optimizer and schedule always begin afresh."""
+
+    def __post_init__(self) -> None:
+        """Refuse a budget that is not a whole number of batches of whole sequences."""
+        for name in ("seq_length", "tokens", "tokens_per_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        if self.tokens_per_batch % self.seq_length:
+            raise ValueError(
+                f"tokens_per_batch {self.tokens_per_batch:,} is not a multiple of "
+                f"seq_length {self.seq_length:,}"
+            )
+        if self.tokens < self.tokens_per_batch:
+            raise ValueError(
+                f"tokens {self.tokens:,} is less than one batch of {self.tokens_per_batch:,}"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps; a budget that ends inside a batch is rounded to the nearest step."""
+        return max(1, round(self.tokens / self.tokens_per_batch))
+
+    @property
+    def sequences_per_batch(self) -> int:
+        """The global batch in sequences, which is what Megatron counts."""
+        return self.tokens_per_batch // self.seq_length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ladder:
+    """Stages in order, and who says so."""
+
+    name: str
+    source: str
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse an empty ladder, one that shrinks, and a start that nothing precedes."""
+        if not self.stages:
+            raise ValueError(f"ladder {self.name} has no stage")
+        for before, after in zip(self.stages, self.stages[1:], strict=False):
+            if after.seq_length <= before.seq_length:
+                raise ValueError(
+                    f"ladder {self.name} shrinks: a stage of {after.seq_length:,} tokens follows "
+                    f"one of {before.seq_length:,}; order the stages by length"
+                )
+            if after.start != "previous":
+                raise ValueError(
+                    f"ladder {self.name}: the stage of {after.seq_length:,} tokens starts from "
+                    f"{after.start!r}, which throws away the stage before it"
+                )
+        if self.stages[0].start == "previous":
+            raise ValueError(
+                f"ladder {self.name}: the first stage has no previous one; "
+                "start it from 'scratch' or 'card'"
+            )
+
+    def __getitem__(self, seq_length: int) -> Stage:
+        """Return the stage of that length, as in `PROLONG[64 * K]`."""
+        for stage in self.stages:
+            if stage.seq_length == seq_length:
+                return stage
+        lengths = ", ".join(f"{stage.seq_length:,}" for stage in self.stages)
+        raise KeyError(f"ladder {self.name} has no stage of {seq_length:,} tokens, only {lengths}")

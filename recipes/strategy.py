@@ -1,0 +1,47 @@
+"""NeMo's Megatron strategy with validation weighted by tokens, and its twin for the CPU."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from nemo import lightning as nl
+from nemo.lightning import _strategy_lib
+
+from custom_modules.cpu_backend import cpu_backend
+
+
+class LongContextStrategy(nl.MegatronStrategy):
+    """NeMo's strategy with the validation loss weighted by tokens."""
+
+    def validation_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return the loss of one batch, and log it with its valid tokens as its weight.
+
+        Lightning averages over batches by weight, so `val_loss` is sum(loss) / sum(tokens) over
+        the whole validation, however uneven the masks of the batches are.
+        """
+        with self.precision_plugin.val_step_context():
+            loss = self.model.validation_step(dataloader_iter, *args, **kwargs)
+        tokens = self.lightning_module.validation_loss_reduction.valid_tokens.clone()
+        for value in (loss, tokens):
+            _strategy_lib._sync_from_last_pipeline_stage(value, broadcast=True)
+        self.lightning_module.log(
+            "val_loss", loss, on_epoch=True, prog_bar=True, batch_size=max(1, int(tokens))
+        )
+        return loss
+
+
+class CpuStrategy(LongContextStrategy):
+    """The same on CPU: the run happens inside `cpu_backend()`; a recipe that names it asks for it."""
+
+    def setup_environment(self) -> None:
+        """Enter the CPU backend, then set up ranks and groups."""
+        self._backend = ExitStack()
+        self._backend.enter_context(cpu_backend(force=True))
+        super().setup_environment()
+
+    def teardown(self) -> None:
+        """Leave the CPU backend last."""
+        try:
+            super().teardown()
+        finally:
+            self._backend.close()

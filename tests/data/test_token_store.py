@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+from data.held_out import long_documents
+from data.store import (
+    LengthBucket,
+    Manifest,
+    StoreError,
+    length_buckets,
+    require_tokenizer,
+    tokenizer_fingerprint,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path, shared_store: Manifest) -> Path:
+    return Path(shutil.copytree(shared_store.root, tmp_path / "store"))
+
+
+def change_manifest(store: Path, change: Callable[[dict], object]) -> None:
+    content = json.loads((store / "manifest.json").read_text())
+    change(content)
+    (store / "manifest.json").write_text(json.dumps(content))
+
+
+def test_a_loaded_manifest_is_the_one_that_was_written(shared_store: Manifest) -> None:
+    loaded = Manifest.load(shared_store.root)
+    assert loaded == shared_store
+    assert loaded.split_prefix("train") == shared_store.root / "train"
+    loaded.verify()
+
+
+def test_a_missing_folder_and_a_missing_manifest_are_refused(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no store at"):
+        Manifest.load(tmp_path / "elsewhere")
+    (store / "manifest.json").unlink()
+    with pytest.raises(StoreError, match="never finished"):
+        Manifest.load(store)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "train.idx", "heldout.bin", "heldout.idx"])
+def test_a_truncated_file_is_refused_with_both_sizes(store: Path, name: str) -> None:
+    content = (store / name).read_bytes()
+    (store / name).write_bytes(content[:-2])
+    with pytest.raises(StoreError, match=name) as error:
+        Manifest.load(store)
+    assert f"{len(content) - 2:,} bytes where {len(content):,} were written" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "heldout.idx", "tokenizer/tokenizer.json"])
+def test_a_lost_file_is_refused(store: Path, name: str) -> None:
+    (store / name).unlink()
+    with pytest.raises(StoreError, match="has lost"):
+        Manifest.load(store)
+
+
+def test_a_changed_byte_is_found_by_verify_alone(store: Path) -> None:
+    content = bytearray((store / "train.bin").read_bytes())
+    content[100] ^= 1
+    (store / "train.bin").write_bytes(content)
+    manifest = Manifest.load(store)
+    with pytest.raises(StoreError, match=r"train\.bin has changed"):
+        manifest.verify()
+
+
+def test_verify_refuses_an_exchanged_tokenizer(store: Path) -> None:
+    file = store / "tokenizer" / "tokenizer.json"
+    definition = json.loads(file.read_text())
+    definition["model"]["merges"].pop()
+    file.write_text(json.dumps(definition))
+    with pytest.raises(StoreError, match="another tokenizer"):
+        Manifest.load(store).verify()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(lambda c: c.update(version=99), "format version 99", id="version"),
+        pytest.param(lambda c: c.update(format="x"), "not the manifest of", id="format"),
+        pytest.param(lambda c: c.pop("seed"), "is damaged .*seed", id="missing key"),
+        pytest.param(
+            lambda c: c["tokenizer"].update(more=1), "is damaged .*more", id="unknown key"
+        ),
+        pytest.param(
+            lambda c: c["splits"]["train"]["bin"].update(bytes="9"), "is damaged", id="type"
+        ),
+        pytest.param(
+            lambda c: c["splits"]["train"]["bin"].update(path="../train.bin"),
+            "outside the store",
+            id="parent",
+        ),
+        pytest.param(
+            lambda c: c["splits"]["train"]["idx"].update(path="/etc/train.idx"),
+            "outside the store",
+            id="absolute",
+        ),
+        pytest.param(
+            lambda c: c["splits"]["train"].update(idx=c["splits"]["heldout"]["idx"]),
+            "not the files of one split",
+            id="mixed splits",
+        ),
+    ],
+)
+def test_a_manifest_that_cannot_be_trusted_is_refused(
+    store: Path, change: Callable[[dict], object], message: str
+) -> None:
+    change_manifest(store, change)
+    with pytest.raises(StoreError, match=message):
+        Manifest.load(store)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\xff"])
+def test_a_manifest_that_is_no_json_object_is_refused(store: Path, content: str) -> None:
+    (store / "manifest.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(StoreError, match=r"manifest\.json"):
+        Manifest.load(store)
+
+
+def test_another_tokenizer_is_refused_naming_both(shared_store: Manifest) -> None:
+    own = tokenizer_fingerprint(shared_store.tokenizer_path)
+    require_tokenizer(shared_store, own)
+    with pytest.raises(StoreError, match="another tokenizer") as error:
+        require_tokenizer(shared_store, "f" * 64)
+    assert own in str(error.value)
+    assert "f" * 64 in str(error.value)
+
+
+def test_a_document_is_counted_in_the_bucket_of_its_power_of_two() -> None:
+    assert length_buckets([1, 8191, 8192, 8193, 16383, 16384]) == (
+        LengthBucket(at_least=1, documents=1, tokens=1),
+        LengthBucket(at_least=4096, documents=1, tokens=8191),
+        LengthBucket(at_least=8192, documents=3, tokens=8192 + 8193 + 16383),
+        LengthBucket(at_least=16384, documents=1, tokens=16384),
+    )
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_long_documents_are_those_megatron_reads_of_at_least_that_length(
+    shared_store: Manifest, split: str
+) -> None:
+    stored = [list(tokens) for tokens in IndexedDataset(str(shared_store.split_prefix(split)))]
+    bound = sorted(map(len, stored))[len(stored) // 2]
+    found = [list(tokens) for tokens in long_documents(shared_store, min_tokens=bound, split=split)]
+    assert found == [tokens for tokens in stored if len(tokens) >= bound]
+    assert 0 < len(found) < len(stored)
+    assert not list(long_documents(shared_store.root, min_tokens=10**6, split=split))
+
+
+def test_an_unknown_split_and_a_foreign_index_are_refused(store: Path) -> None:
+    manifest = Manifest.load(store)
+    with pytest.raises(StoreError, match="train and heldout, not 'test'"):
+        list(long_documents(manifest, min_tokens=1, split="test"))
+    index = store / "heldout.idx"
+    index.write_bytes(b"x" * index.stat().st_size)
+    with pytest.raises(StoreError, match="not the index"):
+        list(long_documents(manifest, min_tokens=1))

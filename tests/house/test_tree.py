@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What no file of the tree may hold. `make lint` runs this file too."""
+
+import io
+import re
+import subprocess
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.rooms import TREE
+
+PRIVATE_PATH = re.compile(r"(?<![\w.$}/-])/(?:home|root|work|tmp|Users)/[\w.]")
+REGISTRY_HOST = re.compile(r"\b(?:pypi\.org|pythonhosted\.org|download\.pytorch\.org)\b")
+BANNER = re.compile(r"[-=#*~]{4,}")
+OPEN_TASK = re.compile(r"\b(?:TODO|FIXME|XXX)\b(?!\(#\d+\):)")
+LARGEST_FILE_KB = 500
+LONGEST_SOURCE_LINES = 400
+
+
+def files() -> list[Path]:
+    """Return the files that are tracked or would be."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=TREE,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    paths = (TREE / name.decode() for name in listed.stdout.split(b"\0") if name)
+    return [path for path in paths if path.is_file()]
+
+
+def faults(name: str, content: bytes) -> Iterator[str]:
+    """Yield what is wrong with one file, each fault with its line."""
+    if len(content) > LARGEST_FILE_KB * 1000:
+        yield f"{name}: {len(content)} bytes, more than {LARGEST_FILE_KB} kB"
+    try:
+        lines = content.decode().splitlines()
+    except UnicodeDecodeError:
+        return
+    if content and not content.endswith(b"\n"):
+        yield f"{name}: no end of line at its end"
+    for number, line in enumerate(lines, 1):
+        if PRIVATE_PATH.search(line):
+            yield f"{name}:{number}: a path of one machine: {line.strip()}"
+        if REGISTRY_HOST.search(line):
+            yield f"{name}:{number}: the host of a package registry: {line.strip()}"
+    if name.endswith(".py"):
+        if len(lines) > LONGEST_SOURCE_LINES:
+            yield f"{name}: {len(lines)} lines, more than {LONGEST_SOURCE_LINES}"
+        yield from comment_faults(name, content.decode())
+
+
+def comment_faults(name: str, source: str) -> Iterator[str]:
+    """Yield what is wrong with the comments of one Python file."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            where = f"{name}:{token.start[0]}"
+            if BANNER.search(token.string):
+                yield f"{where}: a banner"
+            if OPEN_TASK.search(token.string):
+                yield f"{where}: an open task without its issue, as in TODO(#12):"
+            if not token.string.isascii():
+                yield f"{where}: a comment that is not ASCII"
+
+
+def test_no_file_of_the_tree_has_a_fault():
+    listed = files()
+    assert TREE / "pyproject.toml" in listed
+    found = [
+        fault
+        for file in listed
+        for fault in faults(file.relative_to(TREE).as_posix(), file.read_bytes())
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.bin", b"\xff" * (LARGEST_FILE_KB * 1000 + 1)),
+        ("a.md", b"no end of line"),
+        ("a.yaml", b"mount: " + b"/home" + b"/ada\n"),
+        ("a.md", b"as in " + b"/tmp" + b"/run.\n"),
+        ("a.txt", b"--index-url https://" + b"pypi" + b".org/simple\n"),
+        ("a.py", b"\n" * (LONGEST_SOURCE_LINES + 1)),
+        ("a.py", b"# -------- helpers\n"),
+        ("a.py", b"x = 1  # TODO: later\n"),
+        ("a.py", "x = 1  # one \u2192 two\n".encode()),
+    ],
+)
+def test_a_fault_is_found(name, content):
+    assert len(list(faults(name, content))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.bin", b"\xff" * 1000),
+        ("a.py", b"x = '----'  # TODO(#12): name it\n"),
+        ("a.yaml", b"mount: $HOME/work/runs\nroot: recipes/work/a\n"),
+    ],
+)
+def test_a_sound_file_passes(name, content):
+    assert list(faults(name, content)) == []
