@@ -67,9 +67,7 @@ def _cuda_flash_backward(
     return dq, dk, dv
 
 
-def _cuda_efficient_forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool
-) -> tuple[Tensor, Tensor]:
+def _cuda_efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     out, lse, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
     return out, lse
 
@@ -137,4 +135,6 @@ def _fold(grad: Tensor, repeats: int) -> Tensor:
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     """Return softmax(q k^T / sqrt(D)) v for q [b, h, s, D] and k, v [b, g, s, D]."""
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} KV heads evenly")
     return _Attention.apply(q, k, v, causal)

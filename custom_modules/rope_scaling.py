@@ -5,7 +5,7 @@ Light on purpose (no torch): recipes build it, `custom_modules.rope` turns it in
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Optional
 
 RopeMethod = Literal["default", "llama3", "yarn"]
 
@@ -22,11 +22,12 @@ class RopeScaling:
     method: RopeMethod
     base: float
     factor: float = 1.0
-    original_length: int | None = None
+    # Optional[...] here: nemo-run 0.11.1 cannot parse an override of a field annotated `X | None`.
+    original_length: Optional[int] = None  # noqa: UP045
     """Context in tokens that the frequencies were trained on; never a table size."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    attention_factor: float | None = None
+    attention_factor: Optional[float] = None  # noqa: UP045
     """YaRN's temperature on cos and sin; None is the paper's `0.1 ln(factor) + 1`."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0

@@ -83,8 +83,7 @@ def disagreements(recipe: run.Partial) -> Iterator[str]:
     for name, stated, counted in pairs:
         if stated != counted:
             yield (
-                f"{name} is {stated:,} but the data module gives {counted:,}; "
-                "set both, or neither"
+                f"{name} is {stated:,} but the data module gives {counted:,}; set both, or neither"
             )
     if recipe.trainer.strategy.ddp.average_in_collective:
         yield "ddp.average_in_collective must be False: gradients are sums over tokens"

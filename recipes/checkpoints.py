@@ -9,13 +9,13 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from lightning.pytorch import LightningModule, Trainer
 from nemo import lightning as nl
 from nemo.lightning.ckpt_utils import ckpt_to_dir
 
-from recipes.finished import MARKER, newest_checkpoint
+from recipes.finished import MARKER, checkpoint_facts, newest_checkpoint
 
 
 class StageCheckpoint(nl.ModelCheckpoint):
@@ -76,7 +76,7 @@ class StageResume(nl.AutoResume):
     optimizer and the schedule begin afresh.
     """
 
-    start: str | None = None
+    start: Optional[str] = None  # noqa: UP045 - nemo-run 0.11.1 cannot parse `str | None`
 
     def setup(self, trainer: Any, model: Any = None) -> None:
         """Point the trainer at what to load. Raises FileNotFoundError for an empty `start`."""
@@ -84,6 +84,12 @@ class StageResume(nl.AutoResume):
             found = newest_checkpoint(Path(self.start))
             if found is None:
                 raise FileNotFoundError(f"no complete checkpoint to start from in {self.start}")
+            facts = checkpoint_facts(found)
+            if facts is not None and facts["step"] < facts["max_steps"]:
+                raise RuntimeError(
+                    f"the stage to start from stopped at step {facts['step']} of "
+                    f"{facts['max_steps']}: {found}; run it to its end first"
+                )
             self.restore_config = nl.RestoreConfig(
                 path=str(found), load_model_state=True, load_optim_state=False
             )

@@ -66,7 +66,9 @@ def broken(
         )
 
 
-def broken_schedule(*, max_steps: int, warmup_steps: int, lr: float, min_lr: float) -> Iterator[str]:
+def broken_schedule(
+    *, max_steps: int, warmup_steps: int, lr: float, min_lr: float
+) -> Iterator[str]:
     """Yield one sentence for each law of the learning-rate schedule that is broken."""
     if max_steps < 1:
         yield f"max_steps is {max_steps}; a stage has at least one step"

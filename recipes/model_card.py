@@ -27,7 +27,7 @@ class ModelCard:
     config_class: str
     """NeMo-side config class by dotted name."""
     hf_id: str | None
-    """Hugging Face repository of the weights and the tokenizer; None for a model we train ourselves."""
+    """Hugging Face repository of weights and tokenizer; None for a model trained from scratch."""
     source: str
 
     def __post_init__(self) -> None:

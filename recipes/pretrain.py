@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import fiddle as fdl
 import nemo_run as run
 from lightning.pytorch.loggers import TensorBoardLogger
 from megatron.core.distributed import DistributedDataParallelConfig
@@ -36,18 +37,20 @@ def pretrain(
     stage, layout and nodes do not fit together.
     """
     stage = ladder[seq_length]
-    name = recipe_name(card, ladder, stage)
-    run_to = run_folder(card, ladder)
-    folder = stage_folder(run_to, name)
     recipe = run.Partial(
         llm.pretrain,
         model=run.Config(LongContextModel, config=model_config(card, stage, layout)),
-        trainer=trainer(card, stage, layout, folder, nodes=nodes),
-        data=data_module(stage, layout, store_folder(card)),
+        trainer=trainer(card, stage, layout, nodes=nodes),
+        data=data_module(stage, layout),
         optim=optimizer(stage, layout),
-        log=logger(stage, folder),
-        resume=warm_start(folder, start_folder(card, ladder, stage, run_to)),
+        log=logger(stage),
+        resume=run.Config(
+            StageResume, resume_if_exists=True, resume_ignore_no_checkpoint=True, start=None
+        ),
     )
+    place(recipe, card, ladder, stage, run_to=run_folder(card, ladder), store=store_folder(card))
+    if layout.device == "cpu":
+        on_cpu(recipe)
     check(recipe)
     return recipe
 
@@ -55,7 +58,6 @@ def pretrain(
 def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
     """Return NeMo's config with the shape of the card and the rotation of the stage."""
     rope = card.native_rope if stage.rope == "native" else stage.rope
-    on_gpu = layout.device == "cuda"
     return run.Config(
         LongContextLlamaConfig,
         num_layers=card.layers,
@@ -73,14 +75,7 @@ def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
         recompute_granularity="full" if layout.recompute == "full" else None,
         recompute_method="uniform" if layout.recompute == "full" else None,
         recompute_num_layers=1 if layout.recompute == "full" else None,
-        transformer_engine=on_gpu,
-        use_cpu_initialization=not on_gpu,
-        # Fused kernels are compiled for GPUs; on CPU the plain ones compute the same.
-        bias_activation_fusion=on_gpu,
-        bias_dropout_fusion=on_gpu,
-        masked_softmax_fusion=on_gpu,
-        gradient_accumulation_fusion=on_gpu,
-        persist_layer_norm=on_gpu,
+        transformer_engine=True,
         apply_rope_fusion=False,
         cross_entropy_loss_fusion=False,
     )
@@ -94,20 +89,16 @@ def rope_config(rope: RopeScaling) -> run.Config:
     )
 
 
-def trainer(
-    card: ModelCard, stage: Stage, layout: Layout, folder: Path, *, nodes: int
-) -> run.Config:
+def trainer(card: ModelCard, stage: Stage, layout: Layout, *, nodes: int) -> run.Config:
     """Return the trainer: steps, ranks, precision, and our step log for its progress."""
     if layout.world_size % nodes:
         raise ValueError(
             f"the layout has {layout.world_size} ranks, which do not divide evenly over "
             f"{nodes} nodes"
         )
-    bf16 = layout.precision == "bf16"
-    on_gpu = layout.device == "cuda"
     strategy = run.Config(
-        LongContextStrategy if on_gpu else CpuStrategy,
-        process_group_backend="nccl" if on_gpu else "gloo",
+        LongContextStrategy,
+        process_group_backend="nccl",
         tensor_model_parallel_size=layout.tp,
         sequence_parallel=layout.tp > 1,
         context_parallel_size=layout.cp.size,
@@ -116,33 +107,32 @@ def trainer(
             DistributedDataParallelConfig,
             grad_reduce_in_fp32=True,
             use_distributed_optimizer=True,
-            overlap_grad_reduce=on_gpu,
-            overlap_param_gather=on_gpu,
+            overlap_grad_reduce=True,
+            overlap_param_gather=True,
             average_in_collective=False,  # gradients are sums; the tokens divide them once
             check_for_nan_in_grad=True,
         ),
-        ckpt_async_save=on_gpu,
+        ckpt_async_save=True,
         ckpt_parallel_load=True,
         ckpt_optim_fully_reshardable=True,
         replace_progress_bar=False,  # NeMo's printer hangs gloo: a world all-gather on rank 0 alone
     )
     step_log = run.Config(
         StepLog,
-        path=str(folder / "metrics.jsonl"),
         tokens_per_batch=stage.tokens_per_batch,
         seq_length=stage.seq_length,
         flops_per_token=float(card.flops_per_token(stage.seq_length)),
     )
     return run.Config(
         nl.Trainer,
-        accelerator="gpu" if on_gpu else "cpu",
+        accelerator="gpu",
         devices=layout.world_size // nodes,
         num_nodes=nodes,
         max_steps=stage.steps,
         strategy=strategy,
         plugins=run.Config(
             nl.MegatronMixedPrecision,
-            precision="bf16-mixed" if bf16 else "32",
+            precision="bf16-mixed" if layout.precision == "bf16" else "32",
             grad_reduce_in_fp32=True,
         ),
         callbacks=[step_log],
@@ -157,16 +147,15 @@ def trainer(
     )
 
 
-def data_module(stage: Stage, layout: Layout, store: Path) -> run.Config:
+def data_module(stage: Stage, layout: Layout) -> run.Config:
     """Return the data module over the store, batches counted in sequences."""
     return run.Config(
         StoreDataModule,
-        store=str(store),
         seq_length=stage.seq_length,
         micro_batch_size=layout.micro_batch,
         global_batch_size=stage.sequences_per_batch,
-        num_workers=2 if layout.device == "cuda" else 0,
-        pin_memory=layout.device == "cuda",
+        num_workers=2,
+        pin_memory=True,
     )
 
 
@@ -196,17 +185,14 @@ def optimizer(stage: Stage, layout: Layout) -> run.Config:
     )
 
 
-def logger(stage: Stage, folder: Path) -> run.Config:
-    """Return NeMo's logger with our checkpoints and TensorBoard in the stage's folder."""
+def logger(stage: Stage) -> run.Config:
+    """Return NeMo's logger with our checkpoints and TensorBoard."""
     return run.Config(
         nl.NeMoLogger,
-        name=folder.name,
-        explicit_log_dir=str(folder / "logs"),
         use_datetime_version=False,  # ranks name it by their own clocks
         update_logger_directory=False,
         ckpt=run.Config(
             StageCheckpoint,
-            dirpath=str(folder / "checkpoints"),
             filename="{step}",
             monitor=None,
             save_top_k=1,
@@ -215,18 +201,43 @@ def logger(stage: Stage, folder: Path) -> run.Config:
             save_optim_on_train_end=True,
             verbose=False,
         ),
-        tensorboard=run.Config(
-            TensorBoardLogger, save_dir=str(folder / "tensorboard"), name="", version=""
-        ),
+        tensorboard=run.Config(TensorBoardLogger, name="tensorboard", version="events"),
     )
 
 
-def warm_start(folder: Path, start: Path | None) -> run.Config:
-    """Return the resume rule: this stage's own checkpoint first, else weights from `start`."""
-    return run.Config(
-        StageResume,
-        resume_from_directory=str(folder / "checkpoints"),
-        resume_if_exists=True,
-        resume_ignore_no_checkpoint=True,
-        start=None if start is None else str(start),
-    )
+def place(
+    recipe: run.Partial, card: ModelCard, ladder: Ladder, stage: Stage, *, run_to: Path, store: Path
+) -> None:
+    """Set every path of the recipe: what it writes under `run_to`, what it reads."""
+    folder = stage_folder(run_to, recipe_name(card, ladder, stage))
+    start = start_folder(card, ladder, stage, run_to)
+    recipe.data.store = str(store)
+    recipe.trainer.callbacks[0].path = str(folder / "metrics.jsonl")
+    recipe.log.name = folder.name
+    recipe.log.explicit_log_dir = str(folder / "logs")
+    recipe.log.ckpt.dirpath = str(folder / "checkpoints")
+    recipe.log.tensorboard.save_dir = str(folder)
+    recipe.resume.resume_from_directory = str(folder / "checkpoints")
+    recipe.resume.start = None if start is None else str(start)
+
+
+def on_cpu(recipe: run.Partial) -> None:
+    """Turn a recipe for GPUs into one for CPU ranks under gloo; the numbers stay the same."""
+    strategy = recipe.trainer.strategy
+    fdl.update_callable(strategy, CpuStrategy)
+    strategy.process_group_backend = "gloo"
+    strategy.ckpt_async_save = False  # there is no device to copy from meanwhile
+    strategy.ddp.overlap_grad_reduce = False
+    strategy.ddp.overlap_param_gather = False
+    recipe.trainer.accelerator = "cpu"
+    recipe.data.num_workers = 0
+    recipe.data.pin_memory = False
+    config = recipe.model.config
+    config.transformer_engine = False
+    config.use_cpu_initialization = True
+    # Fused kernels are compiled for GPUs; the plain ones compute the same.
+    config.bias_activation_fusion = False
+    config.bias_dropout_fusion = False
+    config.masked_softmax_fusion = False
+    config.gradient_accumulation_fusion = False
+    config.persist_layer_norm = False

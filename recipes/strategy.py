@@ -31,7 +31,7 @@ class LongContextStrategy(nl.MegatronStrategy):
 
 
 class CpuStrategy(LongContextStrategy):
-    """The same on CPU: the run happens inside `cpu_backend()`; a recipe that names it asks for it."""
+    """The same on CPU: a recipe that names it runs inside `cpu_backend()`."""
 
     def setup_environment(self) -> None:
         """Enter the CPU backend, then set up ranks and groups."""

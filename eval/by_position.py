@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mean loss at each position of long documents: the plainest picture of a usable context.
+
+A model whose context works predicts better the more it has read, so its loss falls (or stays)
+with position. One used beyond its context is lost past its border, and its loss rises.
+
+Each document contributes its first `length` predictions, so every position averages over the same
+documents. Losses are sums over documents and counts, added up over data and context ranks.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.utils import get_batch_on_this_cp_rank
+from numpy.typing import NDArray
+from torch import Tensor
+
+from custom_modules.long_context_gpt import LongContextGPT
+
+BUCKET = 64
+"""Positions averaged into one point of the curve; divides every context length in use."""
+
+
+@torch.no_grad()
+def token_losses(model: LongContextGPT, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return losses and their positions, each [b, s], of this rank's shard of tokens [b, S + 1]."""
+    length = tokens.shape[1] - 1
+    positions = torch.arange(length, device=tokens.device).expand(tokens.shape[0], -1)
+    shard = get_batch_on_this_cp_rank(
+        {
+            "tokens": tokens[:, :-1].contiguous(),
+            "labels": tokens[:, 1:].contiguous(),
+            "position_ids": positions.contiguous(),
+        }
+    )
+    losses = model(shard["tokens"], shard["position_ids"], None, labels=shard["labels"])
+    return losses.float(), shard["position_ids"]
+
+
+def loss_by_position(
+    model: LongContextGPT, documents: Iterable[NDArray[np.int64]], length: int
+) -> tuple[list[float], int]:
+    """Return mean loss per bucket of `BUCKET` positions and the number of documents.
+
+    Documents have at least `length + 1` tokens; data ranks take them in turn.
+    """
+    rank = parallel_state.get_data_parallel_rank()
+    size = parallel_state.get_data_parallel_world_size()
+    device = torch.device("cuda", torch.cuda.current_device())
+    sums = torch.zeros(length // BUCKET, 2, dtype=torch.float64, device=device)
+    count = 0
+    for index, document in enumerate(documents):
+        count += 1
+        if index % size != rank:
+            continue
+        tokens = torch.from_numpy(document[None, : length + 1]).to(device)
+        losses, positions = token_losses(model, tokens)
+        buckets = positions.flatten() // BUCKET
+        sums[:, 0].index_add_(0, buckets, losses.flatten().double())
+        sums[:, 1].index_add_(0, buckets, torch.ones_like(losses).flatten().double())
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    torch.distributed.all_reduce(sums, group=group)
+    return (sums[:, 0] / sums[:, 1]).tolist(), count
+
+
+def mean_over(losses: list[float], start: int, stop: int) -> float:
+    """Return the mean over positions `start` to `stop`, whole buckets of equal size."""
+    if start % BUCKET or stop % BUCKET or stop <= start:
+        raise ValueError(f"positions {start} to {stop} are not whole buckets of {BUCKET}")
+    inside = losses[start // BUCKET : stop // BUCKET]
+    return sum(inside) / len(inside)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained stage as a plain Megatron model under any layout, without NeMo's trainer.
+
+The shape and the rotation come from the resolved recipe that the stage left beside its
+checkpoints; the weights are resharded from the checkpoint by Megatron's distributed checkpointing.
+"""
+
+from pathlib import Path
+
+import fiddle as fdl
+import torch
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.validation import StrictHandling
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from custom_modules.long_context_gpt import LongContextGPT
+from recipes import yaml_file
+from recipes.finished import newest_checkpoint
+
+
+def load(stage: Path, *, seq_length: int, bf16: bool = False) -> LongContextGPT:
+    """Return the model of the stage's newest checkpoint, to be used up to `seq_length` tokens.
+
+    Megatron's parallel state must be initialised; this rank's shard is loaded for it. Raises
+    ValueError where the stage has no complete checkpoint.
+    """
+    checkpoint = newest_checkpoint(stage / "checkpoints")
+    if checkpoint is None:
+        raise ValueError(f"{stage} has no complete checkpoint; train the stage first")
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    node = yaml_file.read(stage / "config.yaml").model.config
+    node.seq_length = seq_length
+    node.tensor_model_parallel_size = tp
+    node.context_parallel_size = parallel_state.get_context_parallel_world_size()
+    node.sequence_parallel = tp > 1
+    node.bf16 = bf16
+    node.params_dtype = torch.bfloat16 if bf16 else torch.float32
+    model_parallel_cuda_manual_seed(0)
+    model: LongContextGPT = fdl.build(node).configure_model(tokenizer=None)
+    device = torch.device("cuda", torch.cuda.current_device())
+    model = model.to(device).eval()
+    weights = dist_checkpointing.load(
+        model.sharded_state_dict(prefix="module."),
+        str(checkpoint / "weights"),
+        strict=StrictHandling.ASSUME_OK_UNEXPECTED,
+    )
+    model.load_state_dict(
+        {name.removeprefix("module."): value for name, value in weights.items()
+         if name.startswith("module.")},
+        strict=True,
+    )  # fmt: skip
+    return model

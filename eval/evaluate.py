@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluate the stages of a run: loss by position and the passkey grid, one JSON file a stage.
+
+Runs on every rank of a torchrun job; `longhaul evaluate` and `longhaul run` launch it.
+"""
+
+import os
+from contextlib import ExitStack
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from numpy.typing import NDArray
+
+from custom_modules.cpu_backend import cpu_backend
+from custom_modules.long_context_gpt import LongContextGPT
+from data.held_out import long_documents
+from data.store import Manifest
+from eval import checkpoint_model
+from eval.by_position import BUCKET, loss_by_position, mean_over
+from eval.passkey import DIGITS, prompts
+from eval.passkey_score import score
+from eval.results import (
+    ByPosition,
+    Evaluation,
+    Passkey,
+    RangeMean,
+    evaluation_path,
+    read_stage,
+    stage_folder,
+    write_json,
+)
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def evaluate(
+    run: str,
+    stages: list[str],
+    store: str,
+    lengths: list[int],
+    documents: int = 24,
+    trials: int = 2,
+    tensor_parallel: int = 1,
+    context_parallel: int = 1,
+    device: str = "cpu",
+) -> None:
+    """Write `RUN/eval/<stage>.json` for each stage, at the longest of `lengths`.
+
+    `lengths` are the contexts of the ladder: they bound the ranges of positions and are the
+    lengths of the passkey prompts. Data parallel ranks are what the other two leave of the world.
+    """
+    with ExitStack() as stack:
+        if device == "cpu":
+            stack.enter_context(cpu_backend(force=True))
+        else:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("gloo" if device == "cpu" else "nccl")
+        stack.callback(dist.destroy_process_group)
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tensor_parallel, context_parallel_size=context_parallel
+        )
+        stack.callback(parallel_state.destroy_model_parallel)
+        manifest = Manifest.load(store)
+        longest = max(lengths)
+        texts = list(islice(long_documents(manifest, min_tokens=longest + 1), documents))
+        if not texts:
+            raise ValueError(
+                f"{store} has no held-out document of {longest + 1:,} tokens to evaluate on"
+            )
+        for name in stages:
+            folder = stage_folder(Path(run), name)
+            model = checkpoint_model.load(folder, seq_length=longest, bf16=device == "cuda")
+            losses, count = loss_by_position(model, texts, longest)
+            grid = passkey_grid(model, manifest, texts, sorted(lengths), trials)
+            if dist.get_rank() == 0:
+                seq_length = read_stage(Path(run), name).seq_length
+                write_json(
+                    evaluation_path(Path(run), name),
+                    evaluation(name, seq_length, losses, count, lengths, grid),
+                )
+
+
+def evaluation(
+    name: str,
+    seq_length: int,
+    losses: list[float],
+    documents: int,
+    lengths: list[int],
+    grid: Passkey,
+) -> Evaluation:
+    """Return the record of one stage; `losses` by bucket of positions."""
+    longest = max(lengths)
+    return Evaluation(
+        stage=name,
+        seq_length=seq_length,
+        eval_length=longest,
+        documents=documents,
+        tokens=documents * longest,
+        by_position=ByPosition(
+            edges=tuple(range(0, longest + 1, BUCKET)),
+            loss=tuple(losses),
+            tokens=(documents * BUCKET,) * len(losses),
+        ),
+        ranges=tuple(
+            RangeMean(
+                start=start,
+                stop=stop,
+                loss=mean_over(losses, start, stop),
+                tokens=documents * (stop - start),
+            )
+            for start, stop in pairwise([0, *sorted(lengths)])
+        ),
+        passkey=grid,
+    )
+
+
+def passkey_grid(
+    model: LongContextGPT,
+    manifest: Manifest,
+    texts: list[NDArray[np.int64]],
+    lengths: list[int],
+    trials: int,
+) -> Passkey:
+    """Return hits and nats by length and depth; data ranks take the prompts in turn."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(manifest.tokenizer_path)
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    rank = parallel_state.get_data_parallel_rank()
+    size = parallel_state.get_data_parallel_world_size()
+    device = torch.device("cuda", torch.cuda.current_device())
+    scores = torch.zeros(len(lengths), len(DEPTHS), 3, dtype=torch.float64, device=device)
+    turn = 0
+    for row, length in enumerate(lengths):
+        for column, depth in enumerate(DEPTHS):
+            text = texts[column % len(texts)]
+            for prompt in prompts(encode, text, length=length, depth=depth, trials=trials):
+                if turn % size == rank:
+                    scores[row, column] += torch.tensor(score(model, prompt), device=device)
+                turn += 1
+    dist.all_reduce(scores, group=parallel_state.get_data_parallel_group())
+    answers = scores[..., 2].sum() / (scores.shape[0] * scores.shape[1] * trials)
+    return Passkey(
+        lengths=tuple(lengths),
+        depths=DEPTHS,
+        trials=trials,
+        digits=DIGITS,
+        hits=tuple(tuple(row) for row in (scores[..., 0] / trials).tolist()),
+        nats=tuple(tuple(row) for row in (scores[..., 1] / scores[..., 2]).tolist()),
+        chance_nats=DIGITS * float(np.log(10)) / float(answers),
+    )

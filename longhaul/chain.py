@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipes and jobs of a ladder; imports NeMo."""
+
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import nemo_run
+
+from eval.results import evaluation_path, write_json
+from longhaul import stages
+from longhaul.evaluation_job import evaluation_job
+from longhaul.ladder_run import Plan
+from recipes.finished import is_finished
+from recipes.pretrain import place
+from slurm.launch import Job
+
+EVALUATION_RANKS = 2
+EVALUATION_DOCUMENTS = 24
+EVALUATION_TRIALS = 2
+
+
+def recipes(plan: Plan, words: Sequence[str], device: str | None) -> list[nemo_run.Partial]:
+    """Return the recipe of each stage, placed in the run folder, overridden and checked."""
+    made = []
+    for name, stage in zip(plan.stage_names, plan.ladder.stages, strict=True):
+        recipe = stages.factory(name)
+        place(recipe, plan.card, plan.ladder, stage, run_to=plan.run, store=plan.store)
+        recipe = stages.override(recipe, words)
+        stages.on_device(recipe, device)
+        stages.absolute(recipe)
+        made.append(recipe)
+    return made
+
+
+def require(made: list[nemo_run.Partial], *, started: bool) -> None:
+    """Raise ValueError for what would fail once ranks run; the start of the first stage too."""
+    if not started:
+        return
+    for recipe in made:
+        stages.require_device(recipe)
+        stages.require_inputs(recipe)
+    stages.require_start(made[0])
+
+
+def jobs(plan: Plan, made: list[nemo_run.Partial], *, record: bool) -> list[Job]:
+    """Return what is left to do: unfinished stages in order, then the evaluation.
+
+    With `record` the run folder receives the facts of the run and the resolved recipes.
+    """
+    if record:
+        _record(plan, made)
+    left = [stages.training_job(recipe) for recipe in made if not is_finished(_saved(recipe))]
+    evaluated = all(evaluation_path(plan.run, name).is_file() for name in plan.stage_names)
+    if left or not evaluated:
+        left.append(
+            evaluation_job(
+                plan.run,
+                plan.stage_names,
+                lengths=[stage.seq_length for stage in plan.ladder.stages],
+                store=plan.store,
+                documents=EVALUATION_DOCUMENTS,
+                trials=EVALUATION_TRIALS,
+                ranks=EVALUATION_RANKS,
+                device=stages.device_of(made[0]),
+            )
+        )
+    return left
+
+
+def metrics(recipe: nemo_run.Partial) -> Path:
+    """Return the file a stage writes a line a step to."""
+    return Path(recipe.trainer.callbacks[0].path)
+
+
+def _saved(recipe: nemo_run.Partial) -> Path:
+    return Path(recipe.resume.resume_from_directory)
+
+
+def _record(plan: Plan, made: list[nemo_run.Partial]) -> None:
+    plan.run.mkdir(parents=True, exist_ok=True)
+    before = "scratch"
+    for recipe in made:
+        stages.record(recipe, start=before)
+        before = recipe.log.name
+    write_json(
+        plan.run / "run.json",
+        {
+            "ladder": plan.ladder.name,
+            "card": plan.card.name,
+            "stages": plan.stage_names,
+            "source": plan.ladder.source,
+            "versions": {"python": platform.python_version(), **stages.versions()},
+            "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
+        },
+    )

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `longhaul` command: every sub-command, and one place where a user's mistake is answered."""
+
+import os
+import sys
+
+import typer
+
+from longhaul.evaluate import evaluate
+from longhaul.prepare import prepare
+from longhaul.pretrain import pretrain
+from longhaul.report import report
+from longhaul.run import run
+
+KEY_VALUE = {"allow_extra_args": True, "ignore_unknown_options": False}
+
+app = typer.Typer(
+    help="Extend the context window of language models, stage by stage.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(prepare)
+app.command(context_settings=KEY_VALUE)(pretrain)
+app.command(context_settings=KEY_VALUE)(run)
+app.command()(evaluate)
+app.command()(report)
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user ends as one sentence and exit code 2."""
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    # nemo-run starts torchrun by name; it is this environment's, activated or not.
+    os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
+    try:
+        app()
+    except (ValueError, FileNotFoundError) as error:
+        if os.environ.get("LONGHAUL_TRACEBACK"):
+            raise
+        sys.exit(_say(error, 2))
+    except RuntimeError as error:
+        if type(error).__module__ != "slurm.launch":
+            raise
+        sys.exit(_say(error, 1))
+
+
+def _say(error: Exception, code: int) -> int:
+    typer.echo(f"error: {error}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

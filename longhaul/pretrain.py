@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul pretrain`: one stage."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longhaul.console import loading, output_to
+from longhaul.progress import Watched, progress
+
+
+def pretrain(
+    context: typer.Context,
+    factory: Annotated[str, typer.Option(help="A shipped recipe, as tiny_8k.")] = "",
+    yaml: Annotated[Path | None, typer.Option(help="A recipe file, as --to-yaml writes.")] = None,
+    to_yaml: Annotated[Path | None, typer.Option(help="Write the recipe; do not run it.")] = None,
+    dryrun: Annotated[
+        bool, typer.Option("--dryrun", help="Print the recipe and its command; do not run it.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="cpu: run on CPU ranks whatever the recipe says.")
+    ] = None,
+) -> None:
+    """Train one stage. Overrides follow as KEY=VALUE: trainer.max_steps=20 optim.config.lr=1e-4."""
+    if bool(factory) == (yaml is not None):
+        raise ValueError("name one recipe: --factory NAME or --yaml FILE")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"--device is {device!r}; it is cpu or cuda")
+    if yaml is not None and not yaml.is_file():
+        raise ValueError(f"--yaml {yaml} is not a file")
+    with loading("NeMo and Megatron-Core"):
+        from longhaul import stages
+        from recipes import yaml_file
+        from slurm.launch import commands, run_in_order
+
+        recipe = stages.factory(factory) if yaml is None else yaml_file.read(yaml)
+        recipe = stages.override(recipe, context.args)
+        stages.on_device(recipe, device)
+    if to_yaml is not None:
+        yaml_file.write(recipe, to_yaml)
+        typer.echo(to_yaml)
+        return
+    stages.absolute(recipe)
+    job = stages.training_job(recipe)
+    folder = stages.folder_of(recipe)
+    if dryrun:
+        typer.echo(yaml_file.dump(recipe))
+        for line in commands(recipe.log.name, [job], folder / "launch"):
+            typer.echo(line)
+        return
+    stages.require_device(recipe)
+    stages.require_inputs(recipe)
+    stages.require_start(recipe)
+    stages.record(recipe, start=str(recipe.resume.start or "scratch"))
+    log = folder / "output.log"
+    watched = Watched(recipe.log.name, int(recipe.trainer.max_steps), folder / "metrics.jsonl")
+    typer.echo(f"output of the ranks: {log}", err=True)
+    with output_to(log) as console, progress(console, [watched]):
+        run_in_order(recipe.log.name, [job], folder / "launch")
+    typer.echo(folder)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `longhaul pretrain` and `longhaul run` do with a recipe before and while it runs.
+
+Everything here needs NeMo; the commands import it after they have said that they are loading.
+"""
+
+import difflib
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import nemo_run
+import torch
+from nemo_run.cli.cli_parser import CLIException, parse_cli_args
+
+from data.store import Manifest, StoreError, require_tokenizer
+from eval.results import write_json
+from recipes import yaml_file
+from recipes.check import check, tokens_per_batch, world_size
+from recipes.factories import FACTORIES
+from recipes.finished import checkpoint_facts, is_finished, newest_checkpoint
+from recipes.pretrain import on_cpu
+from recipes.strategy import CpuStrategy
+from slurm.launch import Job
+from slurm.local import local_executor
+
+Recipe = nemo_run.Partial
+
+
+def factory(name: str) -> Recipe:
+    """Return the recipe of that name; raise ValueError with the nearest name for an unknown one."""
+    if name not in FACTORIES:
+        near = difflib.get_close_matches(name, FACTORIES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(FACTORIES)}"
+        raise ValueError(f"no recipe is called {name!r}; {hint}")
+    return FACTORIES[name]()
+
+
+def override(recipe: Recipe, words: Sequence[str]) -> Recipe:
+    """Return the recipe with nemo-run's `key=value` words applied, held to the laws again."""
+    for word in words:
+        if word.startswith("-") or "=" not in word:
+            raise ValueError(
+                f"{word!r} is not an override; write key=value, as trainer.max_steps=20"
+            )
+    try:
+        recipe = parse_cli_args(recipe, list(words))
+    except (CLIException, AttributeError, TypeError) as error:
+        raise ValueError(_first_sentence(recipe, words, error)) from error
+    check(recipe)
+    return recipe
+
+
+def _first_sentence(recipe: Recipe, words: Sequence[str], error: Exception) -> str:
+    """Return which word could not be applied and the nearest key there is."""
+    for word in words:
+        key = word.split("=")[0].rstrip("+-*/|&")
+        node: Any = recipe
+        for part in key.split("."):
+            known = [name for name in dir(node) if not name.startswith("_")]
+            if isinstance(node, nemo_run.Config | nemo_run.Partial) and part not in known:
+                near = difflib.get_close_matches(part, known, n=1)
+                hint = f"; did you mean {key.replace(part, near[0])}?" if near else ""
+                return f"the recipe has no {key}{hint}"
+            node = getattr(node, part, None)
+    return f"cannot apply {' '.join(words)}: {str(error).splitlines()[0]}"
+
+
+def on_device(recipe: Recipe, device: str | None) -> None:
+    """Put the recipe on the device asked for, and refuse one that this machine lacks."""
+    laid_out_for = device_of(recipe)
+    if device == "cpu" and laid_out_for == "cuda":
+        on_cpu(recipe)
+    elif device == "cuda" and laid_out_for == "cpu":
+        raise ValueError(f"{recipe.log.name} is laid out for CPU ranks; it has no GPU layout")
+
+
+def device_of(recipe: Recipe) -> str:
+    """Return `cpu` or `cuda`."""
+    return "cpu" if issubclass(recipe.trainer.strategy.__fn_or_cls__, CpuStrategy) else "cuda"
+
+
+def require_device(recipe: Recipe) -> None:
+    """Raise ValueError where the recipe needs more GPUs than this machine has."""
+    if device_of(recipe) == "cpu":
+        return
+    needed, found = int(recipe.trainer.devices), torch.cuda.device_count()
+    if found < needed:
+        raise ValueError(
+            f"{recipe.log.name} needs {needed} CUDA GPUs on each node and this machine has "
+            f"{found}; run it on a machine that has them, or on CPU ranks with --device cpu"
+        )
+
+
+def require_inputs(recipe: Recipe) -> Manifest:
+    """Return the store's manifest; raise ValueError where store, vocabulary or start do not fit."""
+    try:
+        manifest = Manifest.load(recipe.data.store)
+    except StoreError as error:
+        raise StoreError(
+            f"{error}; `longhaul prepare --out {recipe.data.store}` makes one"
+        ) from None
+    rows = recipe.model.config.vocab_size
+    if manifest.tokenizer.vocab_size > rows:
+        raise ValueError(
+            f"the tokenizer of {recipe.data.store} has {manifest.tokenizer.vocab_size:,} tokens "
+            f"and the model {rows:,} rows; prepare the store with the model's tokenizer"
+        )
+    for folder in (recipe.resume.resume_from_directory, recipe.resume.start):
+        found = None if folder is None else newest_checkpoint(Path(folder))
+        facts = None if found is None else checkpoint_facts(found)
+        if facts is not None:
+            require_tokenizer(manifest, facts["tokenizer"])
+    return manifest
+
+
+def require_start(recipe: Recipe) -> None:
+    """Raise ValueError where the stage starts from a checkpoint that is not there or not whole."""
+    if recipe.resume.start is None or newest_checkpoint(Path(recipe.resume.resume_from_directory)):
+        return
+    start = Path(recipe.resume.start)
+    found = newest_checkpoint(start)
+    if found is None:
+        raise ValueError(
+            f"{recipe.log.name} starts from {start}, where there is no complete checkpoint; run "
+            "the stage before it, or set resume.start=PATH (None for random weights)"
+        )
+    if not is_finished(start):
+        facts = checkpoint_facts(found) or {}
+        raise ValueError(
+            f"{recipe.log.name} starts from {found}, which stopped at step {facts['step']} of "
+            f"{facts['max_steps']}; run that stage to its end first"
+        )
+
+
+def folder_of(recipe: Recipe) -> Path:
+    """Return the folder a stage writes to."""
+    return Path(recipe.trainer.callbacks[0].path).parent
+
+
+def absolute(recipe: Recipe) -> None:
+    """Make every path of the recipe absolute, since ranks may start in another folder."""
+    recipe.data.store = os.path.abspath(recipe.data.store)
+    recipe.trainer.callbacks[0].path = os.path.abspath(recipe.trainer.callbacks[0].path)
+    recipe.log.explicit_log_dir = os.path.abspath(recipe.log.explicit_log_dir)
+    recipe.log.ckpt.dirpath = os.path.abspath(recipe.log.ckpt.dirpath)
+    recipe.log.tensorboard.save_dir = os.path.abspath(recipe.log.tensorboard.save_dir)
+    recipe.resume.resume_from_directory = os.path.abspath(recipe.resume.resume_from_directory)
+    if recipe.resume.start is not None:
+        recipe.resume.start = os.path.abspath(recipe.resume.start)
+
+
+def training_job(recipe: Recipe) -> Job:
+    """Return the job that trains the stage on this machine."""
+    if int(recipe.trainer.num_nodes) != 1:
+        raise ValueError(
+            f"the local executor has one node and {recipe.log.name} asks for "
+            f"{recipe.trainer.num_nodes}; set trainer.num_nodes=1"
+        )
+    return Job(recipe.log.name, recipe, local_executor(world_size(recipe)))
+
+
+def record(recipe: Recipe, start: str) -> None:
+    """Write the stage's resolved recipe and its facts into its folder."""
+    folder, config, strategy = folder_of(recipe), recipe.model.config, recipe.trainer.strategy
+    yaml_file.write(recipe, folder / "config.yaml")
+    tp = int(strategy.tensor_model_parallel_size)
+    cp = int(strategy.context_parallel_size)
+    pp = int(strategy.pipeline_model_parallel_size)
+    write_json(
+        folder / "stage.json",
+        {
+            "name": recipe.log.name,
+            "seq_length": recipe.data.seq_length,
+            "rope": {
+                name: getattr(config.rope, name)
+                for name in ("method", "base", "factor", "original_length")
+            },
+            "tokens": recipe.trainer.max_steps * tokens_per_batch(recipe),
+            "tokens_per_batch": tokens_per_batch(recipe),
+            "layout": {"tp": tp, "cp": cp, "pp": pp, "dp": world_size(recipe) // (tp * cp * pp)},
+            "start": start,
+        },
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions a run's figures depend on."""
+    names = ("torch", "nemo_toolkit", "megatron-core", "nemo_run", "transformers")
+    return {name: version(name) for name in names}

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run jobs in order as one nemo-run experiment that stops at the first one that fails."""
+
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nemo_run as run
+from torchx.specs import AppState
+
+
+@dataclass(frozen=True)
+class Job:
+    """Name a task and the executor that runs it."""
+
+    name: str
+    task: run.Partial
+    executor: run.Executor
+
+
+class JobFailedError(RuntimeError):
+    """Report the job that ended otherwise than well."""
+
+    def __init__(self, name: str, state: str) -> None:
+        """Take the job's name and nemo-run's word for how it ended."""
+        super().__init__(f"{name} ended as {state.lower()}")
+        self.name = name
+
+
+class Chain(run.Experiment):  # type: ignore[misc]
+    """An experiment whose jobs run in order; nemo-run's own goes on after a failed local job."""
+
+    def _wait_for_jobs(self, jobs: list[Any]) -> None:
+        super()._wait_for_jobs(jobs)
+        for job in jobs:
+            if job.state != AppState.SUCCEEDED:
+                raise JobFailedError(job.id, job.state.name)
+
+
+def run_in_order(title: str, jobs: Sequence[Job], folder: Path) -> None:
+    """Run each job after the one before it; raise JobFailedError at the first that fails.
+
+    nemo-run's records, the serialized tasks and the output of the ranks go beneath `folder`.
+    """
+    with _chain(title, jobs, folder) as chain:
+        _add(chain, jobs)
+        chain.run(sequential=True)
+
+
+def commands(title: str, jobs: Sequence[Job], folder: Path) -> list[str]:
+    """Return the command line of each job; nothing is started and nothing stays on disk."""
+    with _chain(title, jobs, folder) as chain:
+        _add(chain, jobs)
+        chain.dryrun(log=False)
+        requests = [job._dryrun_info.request for job in chain.jobs]
+    with suppress(OSError):  # not empty: an earlier run's records are there
+        for emptied in (folder / "experiments" / title, folder / "experiments", folder):
+            emptied.rmdir()
+    return [
+        shlex.join(replica.args)
+        for request in requests
+        for replicas in request.role_params.values()
+        for replica in replicas
+    ]
+
+
+def _chain(title: str, jobs: Sequence[Job], folder: Path) -> Chain:
+    return Chain(
+        title,
+        executor=jobs[0].executor,
+        base_dir=str(folder),
+        clean_mode=True,
+        enable_goodbye_message=False,
+        skip_status_at_exit=True,
+    )
+
+
+def _add(chain: Chain, jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        chain.add(job.task, executor=job.executor, name=job.name)

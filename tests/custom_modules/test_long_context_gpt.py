@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import get_batch_on_this_cp_rank
+from torch import Tensor
+
+from custom_modules.cpu_backend import cpu_backend
+from custom_modules.long_context_gpt import RMSNorm
+from custom_modules.rope_scaling import RopeScaling
+from tests.custom_modules import llamas
+from tests.ranks import run_ranks
+from tests.reference.norm import rms_norm
+
+LENGTH, BATCH = 16, 2
+ROPE = RopeScaling.yarn(base=10_000, factor=4.0, original_length=16)
+
+
+class Answer(NamedTuple):
+    """What one rank computed."""
+
+    positions: Tensor
+    """[b, s]: the tokens of this rank."""
+    losses: Tensor
+    """[b, s]."""
+    gradients: dict[str, Tensor]
+    """Summed over the ranks that Megatron sums over."""
+
+
+def batch() -> dict[str, Tensor]:
+    """Return two sequences; all valid tokens but one lie in one half of the zigzag."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, llamas.VOCAB, (BATCH, LENGTH + 1), generator=generator)
+    mask = torch.zeros(BATCH, LENGTH, dtype=torch.float64)
+    mask[:, : LENGTH // 4] = 1
+    mask[0, LENGTH // 2] = 1
+    return {
+        "tokens": tokens[:, :-1],
+        "labels": tokens[:, 1:],
+        "loss_mask": mask,
+        "position_ids": torch.arange(LENGTH).repeat(BATCH, 1),
+    }
+
+
+def answer(dtype: torch.dtype) -> Answer:
+    """Return the masked loss and its gradients in Megatron's groups as they are now."""
+    model = llamas.ours(ROPE, llamas.made_up_weights(), dtype)
+    shard = get_batch_on_this_cp_rank(batch())
+    losses = model(shard["tokens"], shard["position_ids"], None, labels=shard["labels"])
+    torch.autograd.backward((losses * shard["loss_mask"]).sum())  # as Megatron's schedules call it
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        dist.all_reduce(gradient, group=parallel_state.get_context_parallel_group())
+        if getattr(parameter, "sequence_parallel", False):
+            dist.all_reduce(gradient, group=parallel_state.get_tensor_model_parallel_group())
+        gradients[name] = gradient
+    return Answer(shard["position_ids"], losses.detach(), gradients)
+
+
+def answers(dtype: torch.dtype) -> dict[str, Answer]:
+    """Return this rank's answer in each layout of two ranks; `alone` computes everything twice."""
+    layouts = {
+        "alone": {},
+        "CP=2": {"context_parallel_size": 2},
+        "TP=2": {"tensor_model_parallel_size": 2},
+    }
+    found = {}
+    with cpu_backend(force=True):
+        for name, sizes in layouts.items():
+            parallel_state.initialize_model_parallel(**sizes)
+            found[name] = answer(dtype)
+            parallel_state.destroy_model_parallel()
+    return found
+
+
+def on_two_ranks() -> dict[torch.dtype, dict[str, Answer]]:
+    """Run every layout and dtype in one set of ranks, since a rank takes seconds to start."""
+    return {dtype: answers(dtype) for dtype in (torch.float64, torch.float32)}
+
+
+@pytest.fixture(scope="module")
+def ran() -> list[dict[torch.dtype, dict[str, Answer]]]:
+    return run_ranks(on_two_ranks, 2)
+
+
+# Megatron's cross entropy is fp32 whatever the dtype of the model.
+DTYPES = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-5)], ids=str
+)
+
+
+def test_each_context_rank_holds_its_two_chunks(ran):
+    first, second = (rank[torch.float64]["CP=2"].positions[0].tolist() for rank in ran)
+    assert first == [0, 1, 2, 3, 12, 13, 14, 15]
+    assert second == [4, 5, 6, 7, 8, 9, 10, 11]
+
+
+@DTYPES
+@pytest.mark.parametrize("layout", ["CP=2", "TP=2"])
+def test_the_loss_of_every_token_is_that_of_one_rank(ran, layout, dtype, tolerance):
+    whole = ran[0][dtype]["alone"].losses
+    for rank in ran:
+        mine = rank[dtype][layout]
+        expected = whole.gather(1, mine.positions)
+        torch.testing.assert_close(mine.losses, expected, rtol=tolerance, atol=tolerance)
+
+
+@DTYPES
+def test_every_gradient_of_two_context_ranks_is_that_of_one(ran, dtype, tolerance):
+    expected = ran[0][dtype]["alone"].gradients
+    for rank in ran:
+        assert_close(rank[dtype]["CP=2"].gradients, expected, tolerance)
+
+
+@DTYPES
+def test_every_gradient_of_two_tensor_ranks_is_the_part_of_one(ran, dtype, tolerance):
+    whole = hugging_face_names(ran[0][dtype]["alone"].gradients)
+    for index, rank in enumerate(ran):
+        expected = llamas.megatron_weights(whole, index, 2)
+        assert_close(rank[dtype]["TP=2"].gradients, expected, tolerance)
+
+
+def assert_close(ours: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    """Compare by the largest value of each gradient."""
+    assert ours.keys() == expected.keys()
+    for name, gradient in ours.items():
+        error = (gradient - expected[name]).abs().max() / expected[name].abs().max()
+        assert error < tolerance, f"{name} differs by {error:.1e} of its largest value"
+
+
+def hugging_face_names(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Undo `llamas.megatron_weights` for one rank."""
+    named = {
+        "model.embed_tokens.weight": gradients["embedding.word_embeddings.weight"],
+        "model.norm.weight": gradients["decoder.final_layernorm.weight"],
+        "lm_head.weight": gradients["output_layer.weight"],
+    }
+    heads = llamas.HEADS // llamas.KV_HEADS * llamas.HEAD_DIM
+    for layer in range(llamas.LAYERS):
+        to, at = f"model.layers.{layer}", f"decoder.layers.{layer}"
+        groups = gradients[f"{at}.self_attention.linear_qkv.weight"].chunk(llamas.KV_HEADS)
+        parts = [group.split((heads, llamas.HEAD_DIM, llamas.HEAD_DIM)) for group in groups]
+        for letter, part in zip("qkv", zip(*parts, strict=True), strict=True):
+            named[f"{to}.self_attn.{letter}_proj.weight"] = torch.cat(part)
+        gate, up = gradients[f"{at}.mlp.linear_fc1.weight"].chunk(2)
+        named |= {
+            f"{to}.input_layernorm.weight": gradients[f"{at}.input_layernorm.weight"],
+            f"{to}.self_attn.o_proj.weight": gradients[f"{at}.self_attention.linear_proj.weight"],
+            f"{to}.post_attention_layernorm.weight": gradients[f"{at}.pre_mlp_layernorm.weight"],
+            f"{to}.mlp.gate_proj.weight": gate,
+            f"{to}.mlp.up_proj.weight": up,
+            f"{to}.mlp.down_proj.weight": gradients[f"{at}.mlp.linear_fc2.weight"],
+        }
+    return named
+
+
+@pytest.mark.usefixtures("megatron_rank")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "rope",
+    [
+        RopeScaling.base_change(10_000),
+        RopeScaling.yarn(base=100, factor=4.0, original_length=16),
+        RopeScaling.llama3(base=1000, factor=8.0, original_length=16),
+    ],
+    ids=lambda rope: rope.method,
+)
+def test_logits_and_gradients_are_those_of_hugging_face(rope, dtype):
+    tolerance = 1e-4  # their norm and their angles are fp32 whatever the dtype
+    weights = llamas.made_up_weights()
+    tokens = torch.randint(0, llamas.VOCAB, (3, 61), generator=torch.Generator().manual_seed(4))
+    position_ids = torch.arange(61).repeat(3, 1)
+    theirs = llamas.hugging_face(rope, weights, dtype)
+    ours = llamas.ours(rope, weights, dtype)
+    expected = theirs(tokens, position_ids=position_ids).logits
+    logits = ours(tokens, position_ids, None)
+    assert_close({"logits": logits}, {"logits": expected}, tolerance)
+
+    grad_out = torch.randn(logits.shape, generator=torch.Generator().manual_seed(5)).to(dtype)
+    expected.backward(grad_out)
+    logits.backward(grad_out)
+    right = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    mine = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    assert_close(mine, llamas.megatron_weights(right), tolerance)
+
+
+def norm_of(dtype: torch.dtype) -> RMSNorm:
+    config = TransformerConfig(
+        num_layers=1, hidden_size=24, num_attention_heads=1, params_dtype=dtype
+    )
+    return RMSNorm(config, 24, eps=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        (torch.float64, 1e-14),
+        (torch.float32, 1e-6),
+        (torch.bfloat16, 2**-8),  # the rounding of the result: inside is fp32
+    ],
+    ids=str,
+)
+def test_the_norm_and_its_gradients_are_those_of_the_formula(dtype, tolerance):
+    generator = torch.Generator().manual_seed(0)
+    norm = norm_of(dtype)
+    torch.nn.init.normal_(norm.weight, mean=1, generator=generator)
+    t = torch.randn(5, 3, 24, generator=generator, dtype=torch.float64).to(dtype)
+    grad_out = torch.randn(5, 3, 24, generator=generator, dtype=torch.float64).to(dtype)
+    leaves = [t.clone().requires_grad_(), norm.weight]
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    out, right = norm(leaves[0]), rms_norm(*doubles, eps=1e-2)
+    assert out.dtype == dtype
+    gradients = torch.autograd.grad(out, leaves, grad_out)
+    right_gradients = torch.autograd.grad(right, doubles, grad_out.double())
+    names = ("out", "dt", "dweight")
+    assert_close(
+        dict(zip(names, (out, *gradients), strict=True)),
+        dict(zip(names, (right, *right_gradients), strict=True)),
+        tolerance,
+    )
