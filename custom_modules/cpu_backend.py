@@ -27,6 +27,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
 from custom_modules.replaced import replaced
@@ -55,6 +56,7 @@ def cpu_backend(*, force: bool = False) -> Iterator[None]:
         stack.enter_context(replaced(megatron_random, "_get_cuda_rng_state", _rng_state))
         stack.enter_context(replaced(megatron_random, "_set_cuda_rng_state", _set_rng_state))
         stack.enter_context(sharded_torch_adam())
+        stack.enter_context(replaced(torch.autograd, "_engine_run_backward", _run_backward))
         stack.enter_context(_CudaNamesMeanCpu())
         yield
 
@@ -79,6 +81,11 @@ class _CudaNamesMeanCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _run_backward(*args: Any, **kwargs: Any) -> Any:
+    with _CudaNamesMeanCpu():  # torch leaves the mode while it handles backward()
+        return _engine_run_backward(*args, **kwargs)
+
+
 def _is_cuda(device: Any) -> bool:
     if isinstance(device, torch.device):
         return device.type == "cuda"
@@ -101,10 +108,6 @@ def _set_rng_state(state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     return None
-
-
-def _zero(*args: Any, **kwargs: Any) -> int:
-    return 0
 
 
 class _Stream:
@@ -134,25 +137,41 @@ class _Event:
     wait = synchronize = _nothing
 
 
+def _answering(value: Any) -> Callable[..., Any]:
+    """Return a function that takes anything and returns `value`; torch's compiler keeps a rule a
+    function, so no two names may share one."""
+    return lambda *args, **kwargs: value
+
+
 _TORCH_CUDA: dict[str, Any] = {
-    "current_device": _zero,
-    "set_device": _nothing,
-    "device_count": _zero,
-    "is_initialized": lambda: True,
-    "synchronize": _nothing,
-    "empty_cache": _nothing,
-    "ipc_collect": _nothing,
     "Stream": _Stream,
     "Event": _Event,
-    "current_stream": _Stream,
-    "default_stream": _Stream,
+    "current_stream": lambda *args: _Stream(),
+    "default_stream": lambda *args: _Stream(),
     "stream": lambda stream: nullcontext(),
-    "memory_allocated": _zero,
-    "memory_reserved": _zero,
-    "max_memory_allocated": _zero,
-    "max_memory_reserved": _zero,
-    "reset_peak_memory_stats": _nothing,
-    "get_rng_state": _rng_state,
-    "set_rng_state": _set_rng_state,
-    "manual_seed": torch.manual_seed,
+    "get_rng_state": lambda *args: torch.get_rng_state(),
+    "set_rng_state": lambda state, *args: torch.set_rng_state(state),
+    "manual_seed": lambda *seed: torch.manual_seed(*seed),
+    "is_initialized": _answering(True),
+    **{
+        name: _answering(0)
+        for name in (
+            "current_device",
+            "device_count",
+            "memory_allocated",
+            "memory_reserved",
+            "max_memory_allocated",
+            "max_memory_reserved",
+        )
+    },
+    **{
+        name: _answering(None)
+        for name in (
+            "set_device",
+            "synchronize",
+            "empty_cache",
+            "ipc_collect",
+            "reset_peak_memory_stats",
+        )
+    },
 }

@@ -44,11 +44,12 @@ def inverse_frequencies(scaling: RopeScaling, head_dim: int) -> tuple[Tensor, fl
 
 def _yarn(plain: Tensor, scaling: RopeScaling, head_dim: int) -> Tensor:
     """Interpolate slow dimensions by `factor`, keep fast ones, ramp between (arXiv 2309.00071)."""
-    assert scaling.original_length is not None
+    length = scaling.original_length
+    assert length is not None
 
     def dimension_turning(turns: float) -> float:
         """Return the (real-valued) dimension that turns so often within the original length."""
-        period = scaling.original_length / (turns * 2 * math.pi)
+        period = length / (turns * 2 * math.pi)
         return head_dim * math.log(period) / (2 * math.log(scaling.base))
 
     low = max(math.floor(dimension_turning(scaling.beta_fast)), 0)

@@ -280,5 +280,8 @@ def _split(content: dict[str, Any]) -> Split:
 
 
 def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()

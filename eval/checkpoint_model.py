@@ -14,7 +14,7 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from custom_modules.long_context_gpt import LongContextGPT
-from recipes import yaml_file
+from recipes import gpt, yaml_file
 from recipes.finished import newest_checkpoint
 
 
@@ -36,7 +36,8 @@ def load(stage: Path, *, seq_length: int, bf16: bool = False) -> LongContextGPT:
     node.bf16 = bf16
     node.params_dtype = torch.bfloat16 if bf16 else torch.float32
     model_parallel_cuda_manual_seed(0)
-    model: LongContextGPT = fdl.build(node).configure_model(tokenizer=None)
+    config: gpt.LongContextMixin = fdl.build(node)
+    model = config.configure_model(tokenizer=None)
     device = torch.device("cuda", torch.cuda.current_device())
     model = model.to(device).eval()
     weights = dist_checkpointing.load(

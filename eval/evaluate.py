@@ -77,10 +77,12 @@ def evaluate(
             losses, count = loss_by_position(model, texts, longest)
             grid = passkey_grid(model, manifest, texts, sorted(lengths), trials)
             if dist.get_rank() == 0:
-                seq_length = read_stage(Path(run), name).seq_length
+                record = read_stage(Path(run), name)
+                if record is None:
+                    raise ValueError(f"{folder} has no stage.json, which says what was trained")
                 write_json(
                     evaluation_path(Path(run), name),
-                    evaluation(name, seq_length, losses, count, lengths, grid),
+                    evaluation(name, record.seq_length, losses, count, lengths, grid),
                 )
 
 

@@ -17,8 +17,8 @@ from recipes.pretrain import place
 from slurm.launch import Job
 
 EVALUATION_RANKS = 2
-EVALUATION_DOCUMENTS = 24
-EVALUATION_TRIALS = 2
+EVALUATION_DOCUMENTS = 12
+EVALUATION_TRIALS = 1
 
 
 def recipes(plan: Plan, words: Sequence[str], device: str | None) -> list[nemo_run.Partial]:

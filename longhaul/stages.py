@@ -26,10 +26,8 @@ from recipes.strategy import CpuStrategy
 from slurm.launch import Job
 from slurm.local import local_executor
 
-Recipe = nemo_run.Partial
 
-
-def factory(name: str) -> Recipe:
+def factory(name: str) -> nemo_run.Partial:
     """Return the recipe of that name; raise ValueError with the nearest name for an unknown one."""
     if name not in FACTORIES:
         near = difflib.get_close_matches(name, FACTORIES, n=1)
@@ -38,7 +36,7 @@ def factory(name: str) -> Recipe:
     return FACTORIES[name]()
 
 
-def override(recipe: Recipe, words: Sequence[str]) -> Recipe:
+def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial:
     """Return the recipe with nemo-run's `key=value` words applied, held to the laws again."""
     for word in words:
         if word.startswith("-") or "=" not in word:
@@ -53,7 +51,7 @@ def override(recipe: Recipe, words: Sequence[str]) -> Recipe:
     return recipe
 
 
-def _first_sentence(recipe: Recipe, words: Sequence[str], error: Exception) -> str:
+def _first_sentence(recipe: nemo_run.Partial, words: Sequence[str], error: Exception) -> str:
     """Return which word could not be applied and the nearest key there is."""
     for word in words:
         key = word.split("=")[0].rstrip("+-*/|&")
@@ -68,7 +66,7 @@ def _first_sentence(recipe: Recipe, words: Sequence[str], error: Exception) -> s
     return f"cannot apply {' '.join(words)}: {str(error).splitlines()[0]}"
 
 
-def on_device(recipe: Recipe, device: str | None) -> None:
+def on_device(recipe: nemo_run.Partial, device: str | None) -> None:
     """Put the recipe on the device asked for, and refuse one that this machine lacks."""
     laid_out_for = device_of(recipe)
     if device == "cpu" and laid_out_for == "cuda":
@@ -77,12 +75,12 @@ def on_device(recipe: Recipe, device: str | None) -> None:
         raise ValueError(f"{recipe.log.name} is laid out for CPU ranks; it has no GPU layout")
 
 
-def device_of(recipe: Recipe) -> str:
+def device_of(recipe: nemo_run.Partial) -> str:
     """Return `cpu` or `cuda`."""
     return "cpu" if issubclass(recipe.trainer.strategy.__fn_or_cls__, CpuStrategy) else "cuda"
 
 
-def require_device(recipe: Recipe) -> None:
+def require_device(recipe: nemo_run.Partial) -> None:
     """Raise ValueError where the recipe needs more GPUs than this machine has."""
     if device_of(recipe) == "cpu":
         return
@@ -94,7 +92,7 @@ def require_device(recipe: Recipe) -> None:
         )
 
 
-def require_inputs(recipe: Recipe) -> Manifest:
+def require_inputs(recipe: nemo_run.Partial) -> Manifest:
     """Return the store's manifest; raise ValueError where store, vocabulary or start do not fit."""
     try:
         manifest = Manifest.load(recipe.data.store)
@@ -116,7 +114,7 @@ def require_inputs(recipe: Recipe) -> Manifest:
     return manifest
 
 
-def require_start(recipe: Recipe) -> None:
+def require_start(recipe: nemo_run.Partial) -> None:
     """Raise ValueError where the stage starts from a checkpoint that is not there or not whole."""
     if recipe.resume.start is None or newest_checkpoint(Path(recipe.resume.resume_from_directory)):
         return
@@ -135,12 +133,12 @@ def require_start(recipe: Recipe) -> None:
         )
 
 
-def folder_of(recipe: Recipe) -> Path:
+def folder_of(recipe: nemo_run.Partial) -> Path:
     """Return the folder a stage writes to."""
     return Path(recipe.trainer.callbacks[0].path).parent
 
 
-def absolute(recipe: Recipe) -> None:
+def absolute(recipe: nemo_run.Partial) -> None:
     """Make every path of the recipe absolute, since ranks may start in another folder."""
     recipe.data.store = os.path.abspath(recipe.data.store)
     recipe.trainer.callbacks[0].path = os.path.abspath(recipe.trainer.callbacks[0].path)
@@ -152,7 +150,7 @@ def absolute(recipe: Recipe) -> None:
         recipe.resume.start = os.path.abspath(recipe.resume.start)
 
 
-def training_job(recipe: Recipe) -> Job:
+def training_job(recipe: nemo_run.Partial) -> Job:
     """Return the job that trains the stage on this machine."""
     if int(recipe.trainer.num_nodes) != 1:
         raise ValueError(
@@ -162,7 +160,7 @@ def training_job(recipe: Recipe) -> Job:
     return Job(recipe.log.name, recipe, local_executor(world_size(recipe)))
 
 
-def record(recipe: Recipe, start: str) -> None:
+def record(recipe: nemo_run.Partial, start: str) -> None:
     """Write the stage's resolved recipe and its facts into its folder."""
     folder, config, strategy = folder_of(recipe), recipe.model.config, recipe.trainer.strategy
     yaml_file.write(recipe, folder / "config.yaml")

@@ -51,14 +51,15 @@ class LongContextMixin:
         """Build this rank's pipeline stage. The vocabulary is the config's, not the tokenizer's."""
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
+        config: Any = self  # the NeMo config this is mixed into
         return LongContextGPT(
-            self,
+            config,
             rope=self.rope,
             transformer_engine=self.transformer_engine,
-            vocab_size=self.vocab_size,
-            max_sequence_length=self.seq_length,
-            parallel_output=self.parallel_output,
-            share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
+            vocab_size=config.vocab_size,
+            max_sequence_length=config.seq_length,
+            parallel_output=config.parallel_output,
+            share_embeddings_and_output_weights=config.share_embeddings_and_output_weights,
             pre_process=first if pre_process is None else pre_process,
             post_process=last if post_process is None else post_process,
             vp_stage=vp_stage,
@@ -96,6 +97,8 @@ class LongContextModel(GPTModel):
     ) -> None:
         """Take the config; `llm.pretrain` sets optimizer and tokenizer on module and record."""
         super().__init__(config, optim, tokenizer, model_transform)
+        self._training_loss_reduction: TokenWeightedLoss | None = None
+        self._validation_loss_reduction: TokenWeightedLoss | None = None
         self.tally = Tally()
 
     def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Tensor]:

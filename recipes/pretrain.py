@@ -24,7 +24,7 @@ from recipes.stages import Ladder, Stage
 from recipes.strategy import CpuStrategy, LongContextStrategy
 
 CHECKPOINTS_PER_STAGE = 4
-VALIDATIONS_PER_STAGE = 4
+VALIDATIONS_PER_STAGE = 2
 VALIDATION_BATCHES = 2
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run jobs in order as one nemo-run experiment that stops at the first one that fails."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,20 +25,37 @@ class Job:
 class JobFailedError(RuntimeError):
     """Report the job that ended otherwise than well."""
 
-    def __init__(self, name: str, state: str) -> None:
-        """Take the job's name and nemo-run's word for how it ended."""
-        super().__init__(f"{name} ended as {state.lower()}")
-        self.name = name
+    def __init__(self, name: str, state: str, folder: Path) -> None:
+        """Take the job's name, nemo-run's word for how it ended, and the folder of its output."""
+        log, reason = _first_error(folder)
+        super().__init__(
+            f"{name} ended as {state.lower()}"
+            + (f": {reason}" if reason else "")
+            + (f"; the output of its ranks is in {log}" if log else "")
+        )
 
 
-class Chain(run.Experiment):  # type: ignore[misc]
+class Chain(run.Experiment):
     """An experiment whose jobs run in order; nemo-run's own goes on after a failed local job."""
 
     def _wait_for_jobs(self, jobs: list[Any]) -> None:
         super()._wait_for_jobs(jobs)
         for job in jobs:
             if job.state != AppState.SUCCEEDED:
-                raise JobFailedError(job.id, job.state.name)
+                raise JobFailedError(job.id, job.state.name, Path(job.executor.job_dir))
+
+
+def _first_error(folder: Path) -> tuple[Path | None, str]:
+    """Return the newest combined output beneath a folder and the first exception a rank raised."""
+    logs = sorted(folder.rglob("combined.log"), key=lambda path: path.stat().st_mtime)
+    if not logs:
+        return None, ""
+    found = re.search(
+        r"^(?:\[[^\]]*\]:?\s*)*([A-Za-z_.]*(?:Error|Exception): .+)$",
+        logs[-1].read_text(errors="replace"),
+        flags=re.MULTILINE,
+    )
+    return logs[-1], found[1] if found else ""
 
 
 def run_in_order(title: str, jobs: Sequence[Job], folder: Path) -> None:

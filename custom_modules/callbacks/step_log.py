@@ -137,9 +137,10 @@ class StepLog(Callback):
         sequences = self.tokens_per_batch // self.seq_length
         copies = parallel_state.get_context_parallel_world_size()
         expected = (step - 1) * sequences, step * sequences - 1
-        if count.sum() != sequences * copies or (first.min(), last.max()) != expected:
+        consumed = int(first.min()), int(last.max())
+        if count.sum() != sequences * copies or consumed != expected:
             raise RuntimeError(
-                f"step {step} consumed samples {first.min()} to {last.max()}, "
+                f"step {step} consumed samples {consumed[0]} to {consumed[1]}, "
                 f"not {expected[0]} to {expected[1]}"
             )
         return expected

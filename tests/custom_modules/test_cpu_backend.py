@@ -13,7 +13,14 @@ NEEDS_NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA dev
 
 def attributes() -> dict[tuple[str, str], object]:
     """Return every attribute that the context could have changed."""
-    owners = (torch.cuda, torch.Tensor, torch.nn.Module, megatron_random, DistributedOptimizer)
+    owners = (
+        torch.cuda,
+        torch.autograd,
+        torch.Tensor,
+        torch.nn.Module,
+        megatron_random,
+        DistributedOptimizer,
+    )
     return {
         (owner.__name__, name): getattr_static(owner, name)
         for owner in owners
@@ -79,6 +86,33 @@ def test_what_is_made_for_cuda_is_made_on_the_cpu(make):
         tensor = make()
     assert tensor.device.type == "cpu"
     assert not tensor.is_pinned()
+
+
+class MadeForCudaInBackward(torch.autograd.Function):
+    """As Megatron's sequence-parallel linear layer does."""
+
+    @staticmethod
+    def forward(ctx, t):
+        return t.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad + torch.ones(1, device="cuda")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda out, leaf: out.backward(),
+        lambda out, leaf: torch.autograd.backward(out),
+        torch.autograd.grad,
+    ],
+    ids=["Tensor.backward", "autograd.backward", "autograd.grad"],
+)
+def test_what_backward_makes_for_cuda_is_made_on_the_cpu(run):
+    leaf = torch.zeros(1, requires_grad=True)
+    with cpu_backend(force=True):
+        run(MadeForCudaInBackward.apply(leaf), leaf)
 
 
 @NEEDS_NO_CUDA

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from custom_modules.callbacks.step_log import StepLog, Tally
+
+SEQ_LENGTH, SEQUENCES = 8, 4
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "stage" / "metrics.jsonl"
+
+
+@pytest.fixture
+def log(path: Path) -> StepLog:
+    return StepLog(
+        path=str(path),
+        tokens_per_batch=SEQUENCES * SEQ_LENGTH,
+        seq_length=SEQ_LENGTH,
+        flops_per_token=10.0,
+    )
+
+
+def trainer_at(step: int) -> SimpleNamespace:
+    """Return what the log reads of Lightning's trainer after that many steps."""
+    return SimpleNamespace(
+        global_step=step,
+        max_steps=9,
+        world_size=1,
+        is_global_zero=True,
+        optimizers=[SimpleNamespace(param_groups=[{"lr": 1e-3 * step}])],
+        callback_metrics={
+            "reduced_train_loss": torch.tensor(2.5),
+            "grad_norm": torch.tensor(0.5),
+        },
+    )
+
+
+def run_step(
+    log: StepLog, step: int, samples: list[int], *, tokens_per_sample: int = SEQ_LENGTH
+) -> None:
+    """Run the hooks of one step whose micro-batches hold one sample each."""
+    module = SimpleNamespace(tally=Tally())
+    log.on_train_batch_start(trainer_at(step - 1), module, None, 0)
+    for sample in samples:
+        module.tally.add(
+            torch.zeros(1, tokens_per_sample, dtype=torch.int64), torch.tensor([sample])
+        )
+    log.on_train_batch_end(trainer_at(step), module, None, None, 0)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_tally_counts_the_tokens_and_samples_of_every_micro_batch():
+    tally = Tally()
+    tally.add(torch.zeros(2, 8), torch.tensor([4, 5]))
+    tally.add(torch.zeros(1, 8), torch.tensor([6]))
+    assert tally.tokens == 24
+    assert tally.samples == [4, 5, 6]
+
+
+def test_a_cleared_tally_is_empty():
+    tally = Tally()
+    tally.add(torch.zeros(2, 8), torch.tensor([4, 5]))
+    tally.clear()
+    assert (tally.tokens, tally.samples) == (0, [])
+
+
+@pytest.mark.usefixtures("megatron_rank")
+def test_a_step_as_planned_writes_its_line(log, path):
+    log.on_train_start(trainer_at(0), None)
+    run_step(log, 1, [0, 1, 2, 3])
+    run_step(log, 2, [4, 5, 6, 7])
+    written = lines(path)
+    assert [line["step"] for line in written] == [1, 2]
+    assert [line["samples"] for line in written] == [[0, 3], [4, 7]]
+    assert [line["tokens"] for line in written] == [32, 32]
+    assert [(line["loss"], line["grad_norm"]) for line in written] == [(2.5, 0.5)] * 2
+
+
+@pytest.mark.usefixtures("megatron_rank")
+def test_a_line_has_the_rate_that_the_step_began_with(log, path):
+    log.on_train_start(trainer_at(0), None)
+    run_step(log, 3, [8, 9, 10, 11])
+    assert lines(path)[0]["lr"] == pytest.approx(2e-3)
+
+
+@pytest.mark.usefixtures("megatron_rank")
+def test_throughput_and_flops_agree_with_the_seconds_of_the_step(log, path):
+    log.on_train_start(trainer_at(0), None)
+    run_step(log, 1, [0, 1, 2, 3])
+    (line,) = lines(path)
+    assert line["tokens_per_second_per_rank"] * line["seconds"] == pytest.approx(32)
+    assert line["model_flops_per_second_per_rank"] * line["seconds"] == pytest.approx(320)
+    assert line["peak_memory_bytes"] > 0
+
+
+@pytest.mark.usefixtures("megatron_rank")
+def test_a_sequence_that_was_split_twice_stops_the_step(log, path):
+    log.on_train_start(trainer_at(0), None)
+    with pytest.raises(RuntimeError, match=r"step 1 trained on 16 tokens .* not on the 32"):
+        run_step(log, 1, [0, 1, 2, 3], tokens_per_sample=SEQ_LENGTH // 2)
+    assert lines(path) == []
+
+
+@pytest.mark.usefixtures("megatron_rank")
+@pytest.mark.parametrize(
+    "samples", [[0, 1, 2, 3], [5, 6, 7, 8], [3, 4, 5, 6], [4, 5, 6, 8]], ids=str
+)
+def test_samples_that_do_not_follow_the_last_step_stop_it(log, samples):
+    log.on_train_start(trainer_at(1), None)
+    with pytest.raises(RuntimeError, match=r"step 2 consumed samples .* not 4 to 7"):
+        run_step(log, 2, samples)
+
+
+@pytest.mark.usefixtures("megatron_rank")
+def test_samples_may_come_in_any_order_within_a_step(log, path):
+    log.on_train_start(trainer_at(0), None)
+    run_step(log, 1, [2, 0, 3, 1])
+    assert lines(path)[0]["samples"] == [0, 3]
+
+
+def test_a_resume_drops_the_lines_that_a_kill_has_undone(log, path):
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 6)))
+    log.on_train_start(trainer_at(3), None)
+    assert [line["step"] for line in lines(path)] == [1, 2, 3]
+
+
+def test_a_resume_drops_a_line_cut_short_by_a_kill(log, path):
+    path.parent.mkdir(parents=True)
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "lo')
+    log.on_train_start(trainer_at(3), None)
+    assert [line["step"] for line in lines(path)] == [1, 2]
+
+
+def test_a_rank_other_than_the_first_leaves_the_file_alone(log, path):
+    trainer = trainer_at(0)
+    trainer.is_global_zero = False
+    log.on_train_start(trainer, None)
+    assert not path.exists()

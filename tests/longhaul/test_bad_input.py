@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's mistake is one clear sentence and a non-zero exit, before any rank is started."""
+
+import json
+import shutil
+
+import pytest
+
+from longhaul import cli
+
+
+@pytest.fixture
+def answer(monkeypatch, capfd, tmp_path):
+    """Return a function that runs the command line in this process: exit code and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["longhaul", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, capfd.readouterr().err
+
+    return run
+
+
+def _sentence(answered: tuple[int, str]) -> str:
+    code, shown = answered
+    assert code == 2, shown
+    lines = [line for line in shown.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, shown
+    return lines[0]
+
+
+PRETRAIN = ("pretrain", "--factory", "tiny_8k")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "--ladder", "tyni"), "did you mean tiny"),
+        (("run", "--ladder", "tiny", "--executor", "moon"), "there is local"),
+        (("pretrain", "--factory", "tiny_9k"), "did you mean tiny"),
+        (("pretrain",), "--factory NAME or --yaml FILE"),
+        ((*PRETRAIN, "trainer.max_stpes=20"), "did you mean trainer.max_steps"),
+        ((*PRETRAIN, "bogus"), "write KEY=VALUE"),
+        (
+            (*PRETRAIN, "trainer.strategy.context_paralel_size=2"),
+            "did you mean context_parallel_size",
+        ),
+        (
+            (*PRETRAIN, "data.seq_length=8190", "model.config.seq_length=8190",
+             "trainer.callbacks[0].seq_length=8190", "trainer.callbacks[0].tokens_per_batch=8190"),
+            "not divisible by 2 x CP = 4",
+        ),
+        ((*PRETRAIN, "trainer.strategy.context_parallel_size=4", "trainer.devices=4"), "heads"),
+        ((*PRETRAIN, "trainer.devices=3"), "world size 3"),
+        ((*PRETRAIN, "data.store=nowhere"), "nowhere"),
+        (("evaluate", "--run", "nowhere"), "nowhere"),
+        (("report", "--run", "nowhere"), "nowhere"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else " ".join(value),
+)  # fmt: skip
+def test_a_mistake_is_answered_with_what_would_be_right(answer, words, said):
+    assert said in _sentence(answer(*words))
+
+
+def test_a_misspelled_key_in_a_recipe_file_is_refused_with_the_right_name(answer, tmp_path):
+    from recipes import yaml_file
+    from recipes.factories import FACTORIES
+
+    text = yaml_file.dump(FACTORIES["tiny_8k"]())
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text.replace("context_parallel_size: 2", "context_paralel_size: 2"))
+    assert "did you mean context_parallel_size" in _sentence(answer("pretrain", "--yaml", path))
+
+
+def test_a_recipe_file_may_not_name_what_recipes_are_not_made_of(answer, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("_target_: os.system\n_partial_: true\ncommand: 'true'\n")
+    assert "os.system" in _sentence(answer("pretrain", "--yaml", path))
+
+
+def test_a_truncated_store_is_refused(answer, small_store, tmp_path):
+    store = tmp_path / "store"
+    shutil.copytree(small_store, store)
+    tokens = store / "train.bin"
+    tokens.write_bytes(tokens.read_bytes()[:-100])
+    assert "train.bin" in _sentence(answer(*PRETRAIN, f"data.store={store}"))
+
+
+def test_a_stage_whose_predecessor_is_missing_is_refused(answer, small_store):
+    said = _sentence(answer(*PRETRAIN, f"data.store={small_store}"))
+    assert "no complete checkpoint" in said
+
+
+def test_a_stage_whose_predecessor_stopped_early_is_refused(answer, small_store, tmp_path):
+    _write_checkpoint(tmp_path / "start" / "step=10", small_store, step=10, max_steps=20)
+    said = _sentence(
+        answer(*PRETRAIN, f"data.store={small_store}", f"resume.start={tmp_path / 'start'}")
+    )
+    assert "stopped at step 10 of 20" in said
+
+
+def test_a_store_made_with_another_tokenizer_than_the_checkpoint_is_refused(
+    answer, small_store, tmp_path
+):
+    _write_checkpoint(tmp_path / "start" / "step=20", small_store, tokenizer="f" * 64)
+    said = _sentence(
+        answer(*PRETRAIN, f"data.store={small_store}", f"resume.start={tmp_path / 'start'}")
+    )
+    assert "tokenizer" in said
+
+
+def test_a_recipe_for_gpus_is_refused_without_them(answer, small_store):
+    said = _sentence(
+        answer("pretrain", "--factory", "llama32_1b_nemo_16k", f"data.store={small_store}")
+    )
+    assert "needs 8 CUDA GPUs" in said
+
+
+def test_an_empty_source_is_refused(answer, tmp_path):
+    (tmp_path / "empty").mkdir()
+    said = _sentence(answer("prepare", "--source", tmp_path / "empty", "--out", tmp_path / "out"))
+    assert "empty" in said
+
+
+def test_a_broken_line_is_named_with_its_file_and_number(answer, tmp_path):
+    lines = tmp_path / "documents.jsonl"
+    lines.write_text('{"text": "one"}\n{"text": \n')
+    said = _sentence(answer("prepare", "--source", lines, "--out", tmp_path / "out"))
+    assert "documents.jsonl" in said
+    assert "2" in said
+
+
+def _write_checkpoint(folder, store, *, step=20, max_steps=20, tokenizer=None):
+    """Write a completeness marker, which is all that is read before ranks start."""
+    from data.store import Manifest
+
+    folder.mkdir(parents=True)
+    facts = {
+        "step": step,
+        "max_steps": max_steps,
+        "tokenizer": tokenizer or Manifest.load(store).tokenizer.fingerprint,
+    }
+    (folder / "longhaul.json").write_text(json.dumps(facts))

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+import copy
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import nemo_run as run
+import pytest
+from nemo.collections import llm
+from nemo_run.cli.config import ConfigSerializer
+
+from recipes import factories, yaml_file
+from recipes.check import check, named_parameters, phantom_keys, tokens_per_batch, world_size
+from recipes.factories import FACTORIES
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
+from recipes.strategy import CpuStrategy
+
+RECIPES = {name: factory() for name, factory in FACTORIES.items()}
+EACH_NAME = pytest.mark.parametrize("name", FACTORIES)
+
+
+@pytest.fixture
+def recipe() -> run.Partial:
+    """Return a recipe that the test may change."""
+    return copy.deepcopy(RECIPES["tiny_8k"])
+
+
+def test_every_recipe_function_of_the_file_is_listed():
+    written = [
+        name
+        for name, function in inspect.getmembers(factories, inspect.isfunction)
+        if function.__module__ == factories.__name__ and name != "factory"
+    ]
+    assert sorted(FACTORIES) == sorted(written)
+
+
+@EACH_NAME
+def test_nemo_run_finds_the_recipe_by_its_name(name):
+    assert run.cli.resolve_factory(llm.pretrain, name)() == RECIPES[name]
+
+
+@EACH_NAME
+def test_a_recipe_passes_its_own_check(name):
+    check(RECIPES[name])
+
+
+@EACH_NAME
+def test_a_name_is_card_ladder_and_length(name):
+    recipe = RECIPES[name]
+    family, _, length = name.rpartition("_")
+    tokens = int(length.removesuffix("k")) * (1024 if length.endswith("k") else 1)
+    card = next(card for card in CARDS.values() if family.startswith(card.name))
+    ladder = LADDERS[family.removeprefix(card.name).lstrip("_") or card.name]
+    stage = ladder[tokens]
+
+    assert recipe.data.seq_length == recipe.model.config.seq_length == tokens
+    assert recipe.model.config.num_layers == card.layers
+    assert recipe.model.config.vocab_size == card.vocab
+    assert tokens_per_batch(recipe) == stage.tokens_per_batch
+    assert recipe.trainer.max_steps == stage.steps
+    assert recipe.optim.config.lr == stage.lr.peak
+    rope = card.native_rope if stage.rope == "native" else stage.rope
+    assert run.Config(type(rope), **_fields(rope)) == recipe.model.config.rope
+    assert Path(recipe.log.ckpt.dirpath).parent.name == name
+
+
+def _fields(rope) -> dict:
+    return {name: getattr(rope, name) for name in type(rope).__dataclass_fields__}
+
+
+@EACH_NAME
+def test_a_recipe_for_two_nodes_keeps_its_batch(name):
+    one, two = RECIPES[name], FACTORIES[name](nodes=2)
+    assert two.trainer.num_nodes == 2
+    assert world_size(two) in (world_size(one), 2 * world_size(one))
+    assert tokens_per_batch(two) == tokens_per_batch(one)
+
+
+def test_ranks_that_nodes_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="2 ranks, which do not divide evenly over 3 nodes"):
+        FACTORIES["tiny_8k"](nodes=3)
+
+
+@EACH_NAME
+def test_a_recipe_survives_our_yaml_file(name, tmp_path):
+    yaml_file.write(RECIPES[name], tmp_path / "recipe.yaml")
+    assert yaml_file.read(tmp_path / "recipe.yaml") == RECIPES[name]
+
+
+@EACH_NAME
+def test_nemo_run_writes_the_same_yaml(name):
+    assert ConfigSerializer().serialize_yaml(RECIPES[name]) == yaml_file.dump(RECIPES[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "cannot be read as YAML"),
+        ("seq_length: 8192\n", "holds no recipe"),
+        ("_target_: os.system\n_partial_: true\n", "'os.system' is not of a package"),
+        ("_target_: nemoesque.x\n_partial_: true\n", "is not of a package"),
+        ("_target_: recipes.gpt.Missing\n_partial_: true\n", "cannot be imported"),
+        (
+            "_target_: recipes.model_card.ModelCard\n_partial_: true\nlayer: 3\n",
+            "layer",
+        ),
+    ],
+    ids=["broken", "no recipe", "foreign", "foreign by prefix", "missing", "misspelled key"],
+)
+def test_a_yaml_file_that_is_no_recipe_is_refused(tmp_path, text, words):
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        yaml_file.read(tmp_path / "recipe.yaml")
+
+
+def test_a_misspelled_parallel_size_is_refused_with_the_right_name(recipe):
+    recipe.trainer.strategy.context_paralel_size = 2
+    with pytest.raises(
+        ValueError,
+        match=r"trainer\.strategy\.context_paralel_size .* did you mean context_parallel_size\?",
+    ):
+        check(recipe)
+
+
+def test_a_misspelled_key_is_refused_after_yaml_too(recipe, tmp_path):
+    recipe.trainer.strategy.context_paralel_size = 2
+    yaml_file.write(recipe, tmp_path / "recipe.yaml")
+    with pytest.raises(ValueError, match="did you mean context_parallel_size"):
+        check(yaml_file.read(tmp_path / "recipe.yaml"))
+
+
+def test_a_key_near_no_name_is_refused_without_a_guess(recipe):
+    recipe.trainer.strategy.zzz = 2
+    assert list(phantom_keys(recipe)) == ["trainer.strategy.zzz is not a parameter of CpuStrategy"]
+
+
+class Open:
+    """Takes anything."""
+
+    def __init__(self, known: int = 0, **rest: int) -> None: ...
+
+
+class Closed(Open):
+    """Takes what it names, and nothing of its base."""
+
+    def __init__(self, own: int = 0) -> None: ...
+
+
+class Through(Open):
+    """Takes its own and, through its keywords, its base's."""
+
+    def __init__(self, own: int = 0, **rest: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        [run.Config(Open, knwon=1)],
+        (run.Config(Open, knwon=1),),
+        {"one": run.Config(Open, knwon=1)},
+        run.Config(Through, own=run.Config(Open, knwon=1)),
+    ],
+    ids=["list", "tuple", "dict", "argument"],
+)
+def test_a_phantom_key_is_found_wherever_it_lies(tree):
+    (sentence,) = phantom_keys(tree)
+    assert "knwon is not a parameter of Open; did you mean known?" in sentence
+
+
+def test_a_class_names_the_parameters_of_its_bases_where_they_reach_them():
+    assert named_parameters(Through) == ["own", "known"]
+    assert named_parameters(Closed) == ["own"]
+    assert {"context_parallel_size", "timeout"} <= set(named_parameters(CpuStrategy))
+
+
+def set_seq_length(recipe: run.Partial) -> None:
+    recipe.model.config.seq_length = 4096
+
+
+def set_log_seq_length(recipe: run.Partial) -> None:
+    recipe.trainer.callbacks[0].seq_length = 4096
+
+
+def set_log_tokens(recipe: run.Partial) -> None:
+    recipe.trainer.callbacks[0].tokens_per_batch = 4096
+
+
+def set_average(recipe: run.Partial) -> None:
+    recipe.trainer.strategy.ddp.average_in_collective = True
+
+
+def set_loss(recipe: run.Partial) -> None:
+    recipe.model.config.calculate_per_token_loss = False
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (set_seq_length, r"model\.config\.seq_length is 4,096 but the data module gives 8,192"),
+        (set_log_seq_length, "step log's seq_length is 4,096 but the data module gives 8,192"),
+        (set_log_tokens, "step log's tokens_per_batch is 4,096 but the data module gives 8,192"),
+        (set_average, "average_in_collective must be False"),
+        (set_loss, "calculate_per_token_loss must be True"),
+    ],
+)
+def test_two_places_that_disagree_are_refused(recipe, change: Callable[[run.Partial], None], words):
+    change(recipe)
+    with pytest.raises(ValueError, match=words):
+        check(recipe)
+
+
+def test_a_length_that_every_place_agrees_on_is_accepted(recipe):
+    recipe.model.config.seq_length = recipe.data.seq_length = 4096
+    recipe.trainer.callbacks[0].seq_length = 4096
+    recipe.trainer.callbacks[0].tokens_per_batch = 4096
+    check(recipe)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("trainer.strategy.context_parallel_size", 4, "world size 2 does not match the layout"),
+        ("trainer.strategy.tensor_model_parallel_size", 2, "world size 2 does not match"),
+        ("model.config.num_query_groups", 1, "1 KV heads on each TP rank"),
+        ("trainer.devices", 3, "world size 3 does not match"),
+        ("trainer.max_steps", 0, "max_steps is 0"),
+        ("optim.config.lr", 1e-9, "above the peak 1e-09"),
+    ],
+    ids=str,
+)
+def test_an_override_that_breaks_a_law_is_refused(recipe, path, value, words):
+    *parents, name = path.split(".")
+    node = recipe
+    for parent in parents:
+        node = getattr(node, parent)
+    setattr(node, name, value)
+    with pytest.raises(ValueError, match=words):
+        check(recipe)
+
+
+def test_every_problem_is_told_at_once(recipe):
+    recipe.trainer.strategy.context_paralel_size = 2
+    recipe.model.config.seq_length = 4096
+    with pytest.raises(ValueError, match=r"(?s)did you mean.*; model\.config\.seq_length"):
+        check(recipe)
