@@ -115,9 +115,4 @@ def broken_laws(recipe: run.Partial) -> Iterator[str]:
         global_batch=recipe.data.global_batch_size,
         micro_batch=recipe.data.micro_batch_size,
     )
-    yield from laws.broken_schedule(
-        max_steps=recipe.trainer.max_steps,
-        warmup_steps=recipe.optim.lr_scheduler.warmup_steps,
-        lr=recipe.optim.config.lr,
-        min_lr=recipe.optim.lr_scheduler.min_lr,
-    )
+    yield from laws.broken_schedule(max_steps=recipe.trainer.max_steps, lr=recipe.optim.config.lr)

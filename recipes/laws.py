@@ -66,17 +66,12 @@ def broken(
         )
 
 
-def broken_schedule(
-    *, max_steps: int, warmup_steps: int, lr: float, min_lr: float
-) -> Iterator[str]:
-    """Yield one sentence for each law of the learning-rate schedule that is broken."""
+def broken_schedule(*, max_steps: int, lr: float) -> Iterator[str]:
+    """Yield one sentence for each law of the schedule that is broken."""
     if max_steps < 1:
         yield f"max_steps is {max_steps}; a stage has at least one step"
-    if min_lr > lr:
-        yield (
-            f"the final learning rate {min_lr:g} is above the peak {lr:g}; "
-            "lower optim.lr_scheduler.min_lr with it"
-        )
+    if not 0 < lr < 1:
+        yield f"the learning rate is {lr:g}; it must lie between 0 and 1"
 
 
 def _divisors(*numbers: int) -> str:

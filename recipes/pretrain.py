@@ -9,7 +9,6 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from nemo import lightning as nl
 from nemo.collections import llm
-from nemo.lightning.pytorch.optim.lr_scheduler import CosineAnnealingScheduler
 
 from custom_modules.callbacks.step_log import StepLog
 from custom_modules.rope_scaling import RopeScaling
@@ -20,6 +19,7 @@ from recipes.gpt import LongContextLlamaConfig, LongContextModel
 from recipes.layout import Layout
 from recipes.model_card import ModelCard
 from recipes.naming import recipe_name, run_folder, stage_folder, start_folder, store_folder
+from recipes.schedule import WarmupCosine
 from recipes.stages import Ladder, Stage
 from recipes.strategy import CpuStrategy, LongContextStrategy
 
@@ -176,11 +176,10 @@ def optimizer(stage: Stage, layout: Layout) -> run.Config:
             use_distributed_optimizer=True,
         ),
         lr_scheduler=run.Config(
-            CosineAnnealingScheduler,
+            WarmupCosine,
             max_steps=stage.steps,
-            warmup_steps=stage.lr.warmup_steps(stage.steps),
-            constant_steps=0,
-            min_lr=stage.lr.peak * stage.lr.final_ratio,
+            warmup_ratio=stage.lr.warmup_ratio,
+            final_ratio=stage.lr.final_ratio,
         ),
     )
 

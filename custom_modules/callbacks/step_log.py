@@ -11,6 +11,7 @@ four integers, and the step stops where they disagree with the plan:
 Cost: one all-gather of 4 int64 per rank and step.
 """
 
+import fcntl
 import json
 import os
 import resource
@@ -57,10 +58,21 @@ class StepLog(Callback):
         self.flops_per_token = flops_per_token
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drop the lines of steps that a kill has undone."""
-        self.started = time.perf_counter()
+        """Drop the lines of steps that a kill has undone.
+
+        Raises RuntimeError where another process, perhaps of a run thought dead, trains into the
+        same folder.
+        """
         if not trainer.is_global_zero:
             return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.lock = self.path.with_suffix(".lock").open("w")  # held until this process ends
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RuntimeError(
+                f"another process is training into {self.path.parent}; wait for it or end it"
+            ) from error
         kept = []
         if self.path.exists():
             for line in self.path.read_text().splitlines():
@@ -70,7 +82,6 @@ class StepLog(Callback):
                     break  # a line cut short by a kill is the last one
                 if step <= trainer.global_step:
                     kept.append(line + "\n")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text("".join(kept))
         os.replace(temporary, self.path)
