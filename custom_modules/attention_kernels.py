@@ -10,8 +10,7 @@ kept-attention recompute need, so every parallel attention is written once over 
 `kernel_for` picks by device and dtype, and says in an error what was asked for where nothing fits:
 
 * `cpu_flash`: PyTorch's CPU flash operator, float64 included;
-* `cuda_flash`: PyTorch's CUDA flash operator (bf16, fp16);
-* `cuda_efficient`: PyTorch's memory-efficient operator, for fp32 on CUDA.
+* `cuda_flash`: PyTorch's CUDA flash operator (bf16, fp16).
 
 The operators take equal numbers of query and KV heads, so KV heads are expanded for the call and
 their gradients summed: 2 * b * (h - g) * s * D extra elements while a kernel runs.
@@ -67,27 +66,8 @@ def _cuda_flash_backward(
     return dq, dk, dv
 
 
-def _cuda_efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
-    return out, lse
-
-
-def _cuda_efficient_backward(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    no_dropout = torch.zeros((), dtype=torch.int64, device=q.device)
-    dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-        grad_out, q, k, v, None, out, lse, no_dropout, no_dropout, 0.0,
-        (True, True, True, False), causal,
-    )  # fmt: skip
-    return dq, dk, dv
-
-
 CPU_FLASH = AttentionKernel("cpu_flash", _cpu_forward, _cpu_backward)
 CUDA_FLASH = AttentionKernel("cuda_flash", _cuda_flash_forward, _cuda_flash_backward)
-CUDA_EFFICIENT = AttentionKernel(
-    "cuda_efficient", _cuda_efficient_forward, _cuda_efficient_backward
-)
 
 
 def kernel_for(q: Tensor) -> AttentionKernel:
@@ -96,10 +76,8 @@ def kernel_for(q: Tensor) -> AttentionKernel:
         return CPU_FLASH
     if q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16):
         return CUDA_FLASH
-    if q.device.type == "cuda" and q.dtype == torch.float32:
-        return CUDA_EFFICIENT
     raise ValueError(
-        f"no attention kernel for {q.dtype} on {q.device.type}; bf16, fp16 or fp32 on cuda and "
+        f"no attention kernel for {q.dtype} on {q.device.type}; bf16 and fp16 on cuda and "
         "any floating dtype on cpu have one"
     )
 

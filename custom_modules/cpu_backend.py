@@ -137,6 +137,10 @@ class _Event:
     wait = synchronize = _nothing
 
 
+def _manual_seed(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
 def _answering(value: Any) -> Callable[..., Any]:
     """Return a function that takes anything and returns `value`; torch's compiler keeps a rule a
     function, so no two names may share one."""
@@ -151,7 +155,7 @@ _TORCH_CUDA: dict[str, Any] = {
     "stream": lambda stream: nullcontext(),
     "get_rng_state": lambda *args: torch.get_rng_state(),
     "set_rng_state": lambda state, *args: torch.set_rng_state(state),
-    "manual_seed": lambda *seed: torch.manual_seed(*seed),
+    "manual_seed": _manual_seed,
     "is_initialized": _answering(True),
     **{
         name: _answering(0)

@@ -25,9 +25,6 @@ from torch import Tensor
 
 from custom_modules.rope_scaling import RopeScaling
 
-MAX_POSITION = 2**31
-"""Position ids beyond this are refused: indices of data and kernels are 32-bit."""
-
 
 def inverse_frequencies(scaling: RopeScaling, head_dim: int) -> tuple[Tensor, float]:
     """Return radians per position, float64 [D/2], and the temperature on cos and sin."""

@@ -9,6 +9,14 @@ from typing import Literal, Optional
 
 RopeMethod = Literal["default", "llama3", "yarn"]
 
+_YARN = ("beta_fast", "beta_slow", "attention_factor")
+_LLAMA3 = ("low_freq_factor", "high_freq_factor")
+_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
+    "default": ("factor", "original_length", *_YARN, *_LLAMA3),
+    "llama3": _YARN,
+    "yarn": _LLAMA3,
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeScaling:
@@ -40,12 +48,13 @@ class RopeScaling:
             )
         if not self.base > 1:
             raise ValueError(f"RoPE base is {self.base}; it must be above 1")
+        unused = [name for name in _WITHOUT_EFFECT[self.method] if self._is_set(name)]
+        if unused:
+            raise ValueError(
+                f"{', '.join(unused)} has no effect on RoPE method {self.method}; leave it out, "
+                "or choose the method that uses it"
+            )
         if self.method == "default":
-            if self.factor != 1.0:
-                raise ValueError(
-                    f"RoPE method default takes no factor, got {self.factor}; "
-                    "use yarn, or raise the base"
-                )
             return
         if not self.factor >= 1:
             raise ValueError(f"RoPE factor is {self.factor}; it must be at least 1")
@@ -54,6 +63,21 @@ class RopeScaling:
                 f"RoPE method {self.method} needs original_length, the context in tokens "
                 f"before extension; got {self.original_length}"
             )
+        if not self.beta_fast > self.beta_slow > 0:
+            raise ValueError(
+                f"beta_fast is {self.beta_fast} and beta_slow {self.beta_slow}; YaRN's ramp runs "
+                "from the larger to the smaller, both above 0"
+            )
+        if not self.high_freq_factor > self.low_freq_factor > 0:
+            raise ValueError(
+                f"high_freq_factor is {self.high_freq_factor} and low_freq_factor "
+                f"{self.low_freq_factor}; the first must be the larger, both above 0"
+            )
+        if self.attention_factor is not None and not self.attention_factor > 0:
+            raise ValueError(f"attention_factor is {self.attention_factor}; it must be above 0")
+
+    def _is_set(self, name: str) -> bool:
+        return bool(getattr(self, name) != type(self).__dataclass_fields__[name].default)
 
     @classmethod
     def base_change(cls, base: float) -> "RopeScaling":

@@ -10,6 +10,8 @@ Transformer Engine nor Apex is installed); three things are missing, and are sup
   once for each of them: every parameter gets its own;
 * `fully_reshardable` and `fully_sharded_model_space` loads skip the step of each parameter, then
   ask for it: it is the one the load has already set.
+
+Limit: Megatron's `dp_reshardable` format asserts on the step at save; use `fully_reshardable`.
 """
 
 from collections.abc import Iterator

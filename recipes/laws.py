@@ -25,6 +25,17 @@ def broken(
 
     `global_batch` and `micro_batch` are in sequences; `world_size` is nodes times ranks per node.
     """
+    sizes = {
+        "sequence length": seq_length, "heads": heads, "KV heads": kv_heads, "layers": layers,
+        "vocabulary": vocab, "TP": tp, "CP": cp, "PP": pp, "world size": world_size,
+        "global batch": global_batch, "micro-batch": micro_batch,
+    }  # fmt: skip
+    too_small = [
+        f"{name} is {size}; it must be at least 1" for name, size in sizes.items() if size < 1
+    ]
+    if too_small:
+        yield from too_small
+        return
     model_ranks = tp * cp * pp
     if world_size % model_ranks:
         yield (

@@ -1,14 +1,14 @@
 """One line a step: loss, rate, tokens, time and memory, with the step's token count asserted.
 
 The line goes to `metrics.jsonl` (rank 0) and, in words, to the log. Each step all ranks gather
-four integers, and the step stops where they disagree with the plan:
+their counts, and the run stops where they disagree with the plan:
 
 * the tokens of the step over all data and context ranks must be `tokens_per_batch` (a sequence
   split twice, or a pack made for another context parallel size, would change the sum);
 * the samples of the step must be the consecutive ones from `step * sequences per batch` (a loader
   that starts over after a resume would repeat them).
 
-Cost: one all-gather of 4 int64 per rank and step.
+Cost: one all-gather a step, of 1 + (sequences on the rank) int64 per rank.
 """
 
 import fcntl
@@ -121,7 +121,7 @@ class StepLog(Callback):
             "seconds": seconds,
             "tokens_per_second_per_rank": rate,
             "model_flops_per_second_per_rank": rate * self.flops_per_token,
-            "peak_memory_bytes": _peak_memory_bytes(),
+            "peak_memory_bytes": _peak_memory_bytes(trainer.strategy.root_device),
         }
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -133,32 +133,30 @@ class StepLog(Callback):
     def _assert_consumed(self, step: int, tally: Tally) -> tuple[int, int]:
         """Return the first and last sample of the step; raise RuntimeError if it broke the plan."""
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        mine = torch.tensor(
-            [tally.tokens, len(tally.samples), min(tally.samples), max(tally.samples)],
-            device=torch.cuda.current_device(),
-        )
+        copies = parallel_state.get_context_parallel_world_size()
+        sequences = self.tokens_per_batch // self.seq_length
+        planned = sequences * copies // group.size()
+        # One length on every rank, whatever it was handed: a short one is padded, a long one cut.
+        samples = (tally.samples + [-1] * planned)[:planned]
+        mine = torch.tensor([tally.tokens, *samples], device=torch.cuda.current_device())
         everyone = [torch.empty_like(mine) for _ in range(group.size())]
         dist.all_gather(everyone, mine, group=group)
-        tokens, count, first, last = torch.stack(everyone).unbind(1)
+        table = torch.stack(everyone).cpu()
+        tokens = table[:, 0]
         if tokens.sum() != self.tokens_per_batch:
             raise RuntimeError(
-                f"step {step} trained on {tokens.sum():,} tokens over all ranks, not on the "
+                f"step {step} trained on {int(tokens.sum()):,} tokens over all ranks, not on the "
                 f"{self.tokens_per_batch:,} of the stage: {tokens.tolist()} by rank"
             )
-        sequences = self.tokens_per_batch // self.seq_length
-        copies = parallel_state.get_context_parallel_world_size()
-        expected = (step - 1) * sequences, step * sequences - 1
-        consumed = int(first.min()), int(last.max())
-        if count.sum() != sequences * copies or consumed != expected:
-            raise RuntimeError(
-                f"step {step} consumed samples {consumed[0]} to {consumed[1]}, "
-                f"not {expected[0]} to {expected[1]}"
-            )
-        return expected
+        consumed = sorted(table[:, 1:].flatten().tolist())
+        first, last = (step - 1) * sequences, step * sequences - 1
+        if consumed != [sample for sample in range(first, last + 1) for _ in range(copies)]:
+            raise RuntimeError(f"step {step} consumed samples {consumed}, not {first} to {last}")
+        return first, last
 
 
-def _peak_memory_bytes() -> int:
+def _peak_memory_bytes(device: torch.device) -> int:
     """Return the allocator's peak on a GPU; on CPU the peak resident set of the process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -32,13 +32,13 @@ def results(tensors: list[torch.Tensor], *, causal: bool) -> list[torch.Tensor]:
 
 
 def assert_equals_reference(tensors: list[torch.Tensor], *, causal: bool, tolerance: float) -> None:
-    """Compare output and all gradients, relative to the largest value of each."""
+    """Compare output and all gradients, relative to the largest value of each, or to 1."""
     expected = reference.attention_with_gradients(*(t.cpu() for t in tensors), causal=causal)
     for name, ours, right in zip(
         ("out", "dq", "dk", "dv"), results(tensors, causal=causal), expected, strict=True
     ):
         assert ours.dtype == tensors[0].dtype
-        error = (ours.cpu().double() - right).abs().max() / right.abs().max().clamp(min=1e-3)
+        error = (ours.cpu().double() - right).abs().max() / right.abs().max().clamp(min=1)
         assert error < tolerance, f"{name} differs by {error:.1e} of its largest value"
 
 
@@ -109,24 +109,15 @@ def test_a_device_without_a_kernel_is_refused_by_name():
 @HEADS
 @CAUSAL
 @pytest.mark.parametrize("length", [1, 7, 64, 777])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [
-        (torch.float32, 1e-4),  # cuda_efficient; above FP32_TOLERANCE where products are TF32
-        (torch.bfloat16, BF16_TOLERANCE),  # cuda_flash
-    ],
-    ids=str,
-)
-def test_cuda_kernels_are_the_formula(heads, kv_heads, length, causal, dtype, tolerance):
-    tensors = [t.to("cuda", dtype) for t in made_up(heads, kv_heads, length, head_dim=64)]
-    assert_equals_reference(tensors, causal=causal, tolerance=tolerance)
+def test_the_cuda_kernel_is_the_formula(heads, kv_heads, length, causal):
+    tensors = [t.to("cuda", torch.bfloat16) for t in made_up(heads, kv_heads, length, head_dim=64)]
+    assert_equals_reference(tensors, causal=causal, tolerance=BF16_TOLERANCE)
 
 
 @pytest.mark.gpu
 @NEEDS_CUDA
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_cuda_kernels_return_the_log_sum_exp_of_the_scores(dtype):
-    q, k, v, _ = (t.to("cuda", dtype) for t in made_up(4, 4, 7, head_dim=64))
+def test_the_cuda_kernel_returns_the_log_sum_exp_of_the_scores():
+    q, k, v, _ = (t.to("cuda", torch.bfloat16) for t in made_up(4, 4, 7, head_dim=64))
     _, lse = kernel_for(q).forward(q, k, v, True)
     _, expected = reference.attention(*(t.cpu().double() for t in (q, k, v)), causal=True)
     assert lse.shape == expected.shape

@@ -32,6 +32,7 @@ def trainer_at(step: int) -> SimpleNamespace:
         global_step=step,
         max_steps=9,
         world_size=1,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
         is_global_zero=True,
         optimizers=[SimpleNamespace(param_groups=[{"lr": 1e-3 * step}])],
         callback_metrics={
@@ -112,7 +113,9 @@ def test_a_sequence_that_was_split_twice_stops_the_step(log, path):
 
 @pytest.mark.usefixtures("megatron_rank")
 @pytest.mark.parametrize(
-    "samples", [[0, 1, 2, 3], [5, 6, 7, 8], [3, 4, 5, 6], [4, 5, 6, 8]], ids=str
+    "samples",
+    [[0, 1, 2, 3], [5, 6, 7, 8], [3, 4, 5, 6], [4, 5, 6, 8], [4, 4, 7, 7]],
+    ids=str,
 )
 def test_samples_that_do_not_follow_the_last_step_stop_it(log, samples):
     log.on_train_start(trainer_at(1), None)
@@ -146,3 +149,12 @@ def test_a_rank_other_than_the_first_leaves_the_file_alone(log, path):
     trainer.is_global_zero = False
     log.on_train_start(trainer, None)
     assert not path.exists()
+
+
+def test_a_second_run_into_the_same_folder_is_refused(log, path):
+    log.on_train_start(trainer_at(0), None)
+    second = StepLog(
+        path=str(path), tokens_per_batch=32, seq_length=SEQ_LENGTH, flops_per_token=10.0
+    )
+    with pytest.raises(RuntimeError, match="another process is training into"):
+        second.on_train_start(trainer_at(0), None)

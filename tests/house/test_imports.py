@@ -28,7 +28,9 @@ HEAVY_RECIPES = {
     "recipes.factories",
     "recipes.gpt",
     "recipes.pretrain",
+    "recipes.schedule",
     "recipes.strategy",
+    "recipes.yaml_file",
 }
 
 

@@ -156,16 +156,16 @@ class Through(Open):
 @pytest.mark.parametrize(
     "tree",
     [
-        [run.Config(Open, knwon=1)],
-        (run.Config(Open, knwon=1),),
-        {"one": run.Config(Open, knwon=1)},
-        run.Config(Through, own=run.Config(Open, knwon=1)),
+        [run.Config(Open, known_=1)],
+        (run.Config(Open, known_=1),),
+        {"one": run.Config(Open, known_=1)},
+        run.Config(Through, own=run.Config(Open, known_=1)),
     ],
     ids=["list", "tuple", "dict", "argument"],
 )
 def test_a_phantom_key_is_found_wherever_it_lies(tree):
     (sentence,) = phantom_keys(tree)
-    assert "knwon is not a parameter of Open; did you mean known?" in sentence
+    assert "known_ is not a parameter of Open; did you mean known?" in sentence
 
 
 def test_a_class_names_the_parameters_of_its_bases_where_they_reach_them():
@@ -225,7 +225,7 @@ def test_a_length_that_every_place_agrees_on_is_accepted(recipe):
         ("model.config.num_query_groups", 1, "1 KV heads on each TP rank"),
         ("trainer.devices", 3, "world size 3 does not match"),
         ("trainer.max_steps", 0, "max_steps is 0"),
-        ("optim.config.lr", 1e-9, "above the peak 1e-09"),
+        ("optim.config.lr", 3.0, "the learning rate is 3"),
     ],
     ids=str,
 )

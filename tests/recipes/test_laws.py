@@ -18,7 +18,7 @@ FITS = {
     "global_batch": 64,
     "micro_batch": 2,
 }
-SCHEDULE = {"max_steps": 100, "warmup_steps": 10, "lr": 1e-5, "min_lr": 1e-6}
+SCHEDULE = {"max_steps": 100, "lr": 1e-5}
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,18 @@ def test_a_schedule_that_fits_breaks_no_law():
     ("change", "words"),
     [
         ({"max_steps": 0}, "max_steps is 0"),
-        ({"lr": 1e-7}, "final learning rate 1e-06 is above the peak 1e-07"),
+        ({"lr": 0.0}, "the learning rate is 0;"),
+        ({"lr": 3.0}, "the learning rate is 3; it must lie between 0 and 1"),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )
 def test_a_schedule_that_cannot_run_is_told(change, words):
     (sentence,) = laws.broken_schedule(**SCHEDULE | change)
     assert words in sentence
+
+
+@pytest.mark.parametrize("name", ["tp", "cp", "pp", "world_size", "micro_batch", "seq_length"])
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_size_below_one_is_a_sentence_not_a_crash(name, size):
+    (sentence,) = laws.broken(**FITS | {name: size})
+    assert f"{size}; it must be at least 1" in sentence
