@@ -41,7 +41,7 @@ def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial
     for word in words:
         if word.startswith("-") or "=" not in word:
             raise ValueError(
-                f"{word!r} is not an override; write key=value, as trainer.max_steps=20"
+                f"{word!r} is no override; write KEY=VALUE, as trainer.max_steps=20"
             )
     try:
         recipe = parse_cli_args(recipe, list(words))

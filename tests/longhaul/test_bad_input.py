@@ -37,7 +37,7 @@ PRETRAIN = ("pretrain", "--factory", "tiny_8k")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("run", "--ladder", "tyni"), "did you mean tiny"),
+        (("run", "--ladder", "tny"), "did you mean tiny"),
         (("run", "--ladder", "tiny", "--executor", "moon"), "there is local"),
         (("pretrain", "--factory", "tiny_9k"), "did you mean tiny"),
         (("pretrain",), "--factory NAME or --yaml FILE"),
