@@ -4,8 +4,10 @@
 A model whose context works predicts better the more it has read, so its loss falls (or stays)
 with position. One used beyond its context is lost past its border, and its loss rises.
 
-Each document contributes its first `length` predictions, so every position averages over the same
-documents. Losses are sums over documents and counts, added up over data and context ranks.
+Each document contributes one window of `length` predictions, so every position averages over the
+same documents. The window begins at a random token, drawn from a seed: the opening of a document
+(licence, imports) is another kind of text than its middle, and would pass for an effect of
+position. Losses are sums over documents and counts, added up over data and context ranks.
 """
 
 from collections.abc import Iterable
@@ -46,6 +48,7 @@ def loss_by_position(
 
     Documents have at least `length + 1` tokens; data ranks take them in turn.
     """
+    starts = np.random.default_rng(0)
     rank = parallel_state.get_data_parallel_rank()
     size = parallel_state.get_data_parallel_world_size()
     device = torch.device("cuda", torch.cuda.current_device())
@@ -53,9 +56,10 @@ def loss_by_position(
     count = 0
     for index, document in enumerate(documents):
         count += 1
+        start = starts.integers(0, len(document) - length)
         if index % size != rank:
             continue
-        tokens = torch.from_numpy(document[None, : length + 1]).to(device)
+        tokens = torch.from_numpy(document[None, start : start + length + 1]).to(device)
         losses, positions = token_losses(model, tokens)
         buckets = positions.flatten() // BUCKET
         sums[:, 0].index_add_(0, buckets, losses.flatten().double())

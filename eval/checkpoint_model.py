@@ -16,6 +16,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from custom_modules.long_context_gpt import LongContextGPT
 from recipes import gpt, yaml_file
 from recipes.finished import newest_checkpoint
+from recipes.pretrain import plain_kernels
 
 
 def load(stage: Path, *, seq_length: int, bf16: bool = False) -> LongContextGPT:
@@ -29,6 +30,8 @@ def load(stage: Path, *, seq_length: int, bf16: bool = False) -> LongContextGPT:
         raise ValueError(f"{stage} has no complete checkpoint; train the stage first")
     tp = parallel_state.get_tensor_model_parallel_world_size()
     node = yaml_file.read(stage / "config.yaml").model.config
+    if not bf16:
+        plain_kernels(node)
     node.seq_length = seq_length
     node.tensor_model_parallel_size = tp
     node.context_parallel_size = parallel_state.get_context_parallel_world_size()

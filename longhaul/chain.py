@@ -16,7 +16,6 @@ from recipes.finished import is_finished
 from recipes.pretrain import place
 from slurm.launch import Job
 
-EVALUATION_RANKS = 2
 EVALUATION_DOCUMENTS = 12
 EVALUATION_TRIALS = 1
 
@@ -40,8 +39,15 @@ def require(made: list[nemo_run.Partial], *, started: bool) -> None:
         return
     for recipe in made:
         stages.require_device(recipe)
-        stages.require_inputs(recipe)
+        manifest = stages.require_inputs(recipe)
+        stages.require_same(recipe)
     stages.require_start(made[0])
+    longest = max(recipe.data.seq_length for recipe in made)
+    if manifest.heldout.longest <= longest:
+        raise ValueError(
+            f"the longest held-out document of {made[0].data.store} has "
+            f"{manifest.heldout.longest:,} tokens; evaluation at {longest:,} needs a longer one"
+        )
 
 
 def jobs(plan: Plan, made: list[nemo_run.Partial], *, record: bool) -> list[Job]:
@@ -51,7 +57,7 @@ def jobs(plan: Plan, made: list[nemo_run.Partial], *, record: bool) -> list[Job]
     """
     if record:
         _record(plan, made)
-    left = [stages.training_job(recipe) for recipe in made if not is_finished(_saved(recipe))]
+    left = [stages.training_job(recipe) for recipe in made if not _is_done(recipe)]
     evaluated = all(evaluation_path(plan.run, name).is_file() for name in plan.stage_names)
     if left or not evaluated:
         left.append(
@@ -62,8 +68,7 @@ def jobs(plan: Plan, made: list[nemo_run.Partial], *, record: bool) -> list[Job]
                 store=plan.store,
                 documents=EVALUATION_DOCUMENTS,
                 trials=EVALUATION_TRIALS,
-                ranks=EVALUATION_RANKS,
-                device=stages.device_of(made[0]),
+                **stages.evaluation_layout(made[-1]),
             )
         )
     return left
@@ -74,8 +79,8 @@ def metrics(recipe: nemo_run.Partial) -> Path:
     return Path(recipe.trainer.callbacks[0].path)
 
 
-def _saved(recipe: nemo_run.Partial) -> Path:
-    return Path(recipe.resume.resume_from_directory)
+def _is_done(recipe: nemo_run.Partial) -> bool:
+    return is_finished(Path(recipe.resume.resume_from_directory), recipe.trainer.max_steps)
 
 
 def _record(plan: Plan, made: list[nemo_run.Partial]) -> None:

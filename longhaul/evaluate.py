@@ -17,12 +17,18 @@ def evaluate(
     stage: Annotated[
         list[str] | None, typer.Option(help="Stage to evaluate, repeatable; without it all.")
     ] = None,
-    documents: Annotated[int, typer.Option(help="Held-out documents to read, at most.")] = 24,
-    trials: Annotated[int, typer.Option(help="Passkey prompts a cell of the grid.")] = 2,
-    ranks: Annotated[int, typer.Option(help="Processes.")] = 2,
-    tensor_parallel: Annotated[int, typer.Option(help="Ranks that share each layer.")] = 1,
-    context_parallel: Annotated[int, typer.Option(help="Ranks that share each sequence.")] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    documents: Annotated[
+        int, typer.Option(min=1, help="Held-out documents to read, at most.")
+    ] = 24,
+    trials: Annotated[int, typer.Option(min=1, help="Passkey prompts a cell of the grid.")] = 2,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Ranks that share each layer.")] = 1,
+    context_parallel: Annotated[
+        int, typer.Option(min=1, help="Ranks that share each sequence.")
+    ] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; without it what the run trained on.")
+    ] = None,
 ) -> None:
     """Evaluate loss by position and passkey retrieval of a run's stages."""
     from data.store import Manifest
@@ -33,19 +39,32 @@ def evaluate(
         if name not in names:
             raise ValueError(f"{run} has no stage {name!r}; it has {', '.join(names)}")
     chosen = [name for name in names if not stage or name in stage]
-    if ranks % (tensor_parallel * context_parallel):
-        raise ValueError(
-            f"{ranks} ranks do not divide into TP {tensor_parallel} x CP {context_parallel}"
-        )
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"--device is {device!r}; it is cpu or cuda")
     records = [read_stage(run, name) for name in names]
     lengths = [record.seq_length for record in records if record is not None]
     with loading("NeMo and Megatron-Core"):
-        from longhaul.evaluation_job import evaluation_job, require_trained, trained_store
+        from longhaul.evaluation_job import (
+            evaluation_job,
+            recipe_of,
+            require_layout,
+            require_trained,
+        )
+        from longhaul.stages import device_of
         from slurm.launch import run_in_order
 
-        require_trained(run, chosen)
-        store = store or trained_store(run, chosen[0])
-        Manifest.load(store)
+        store = store or Path(recipe_of(run, chosen[0]).data.store)
+        device = device or device_of(recipe_of(run, chosen[0]))
+        require_trained(run, chosen, Manifest.load(store))
+        require_layout(
+            run,
+            chosen,
+            ranks=ranks,
+            tp=tensor_parallel,
+            cp=context_parallel,
+            length=max(lengths),
+            device=device,
+        )
         job = evaluation_job(
             run,
             chosen,

@@ -4,11 +4,13 @@
 from pathlib import Path
 
 import nemo_run
+import torch
 
+from data.store import Manifest, require_tokenizer
 from eval.evaluate import evaluate
 from eval.results import stage_folder
-from recipes import yaml_file
-from recipes.finished import newest_checkpoint
+from recipes import laws, yaml_file
+from recipes.finished import checkpoint_facts, newest_checkpoint
 from slurm.launch import Job
 from slurm.local import local_executor
 
@@ -42,13 +44,42 @@ def evaluation_job(
     return Job("evaluate", task, local_executor(ranks))
 
 
-def require_trained(run: Path, stages: list[str]) -> None:
-    """Raise ValueError for a stage without a complete checkpoint."""
+def require_trained(run: Path, stages: list[str], manifest: Manifest) -> None:
+    """Raise ValueError for a stage without a checkpoint, or trained with another tokenizer."""
     for name in stages:
-        if newest_checkpoint(stage_folder(run, name) / "checkpoints") is None:
+        found = newest_checkpoint(stage_folder(run, name) / "checkpoints")
+        facts = None if found is None else checkpoint_facts(found)
+        if facts is None:
             raise ValueError(f"{name} has no complete checkpoint in {run}; train it first")
+        require_tokenizer(manifest, facts["tokenizer"])
 
 
-def trained_store(run: Path, stage: str) -> Path:
-    """Return the store that a stage trained on, from its resolved recipe."""
-    return Path(yaml_file.read(stage_folder(run, stage) / "config.yaml").data.store)
+def require_layout(
+    run: Path, stages: list[str], *, ranks: int, tp: int, cp: int, length: int, device: str
+) -> None:
+    """Raise ValueError for a layout that the models, the length or this machine cannot have."""
+    found = torch.cuda.device_count()
+    if device == "cuda" and found < ranks:
+        raise ValueError(f"{ranks} ranks on cuda need as many GPUs; this machine has {found}")
+    for name in stages:
+        config = recipe_of(run, name).model.config
+        broken = laws.broken(
+            seq_length=length,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_query_groups,
+            layers=config.num_layers,
+            vocab=config.vocab_size,
+            tp=tp,
+            cp=cp,
+            pp=1,
+            world_size=ranks,
+            global_batch=ranks,
+            micro_batch=1,
+        )
+        for sentence in broken:
+            raise ValueError(f"{name}: {sentence}")
+
+
+def recipe_of(run: Path, stage: str) -> nemo_run.Partial:
+    """Return the resolved recipe that a stage was trained by."""
+    return yaml_file.read(stage_folder(run, stage) / "config.yaml")

@@ -52,6 +52,7 @@ def pretrain(
     stages.require_device(recipe)
     stages.require_inputs(recipe)
     stages.require_start(recipe)
+    stages.require_same(recipe)
     stages.record(recipe, start=str(recipe.resume.start or "scratch"))
     log = folder / "output.log"
     watched = Watched(recipe.log.name, int(recipe.trainer.max_steps), folder / "metrics.jsonl")

@@ -20,7 +20,7 @@ from eval.results import write_json
 from recipes import yaml_file
 from recipes.check import check, tokens_per_batch, world_size
 from recipes.factories import FACTORIES
-from recipes.finished import checkpoint_facts, is_finished, newest_checkpoint
+from recipes.finished import checkpoint_facts, newest_checkpoint, start_checkpoint
 from recipes.pretrain import on_cpu
 from recipes.strategy import CpuStrategy
 from slurm.launch import Job
@@ -40,9 +40,7 @@ def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial
     """Return the recipe with nemo-run's `key=value` words applied, held to the laws again."""
     for word in words:
         if word.startswith("-") or "=" not in word:
-            raise ValueError(
-                f"{word!r} is no override; write KEY=VALUE, as trainer.max_steps=20"
-            )
+            raise ValueError(f"{word!r} is no override; write KEY=VALUE, as trainer.max_steps=20")
     try:
         recipe = parse_cli_args(recipe, list(words))
     except (CLIException, AttributeError, TypeError) as error:
@@ -116,20 +114,35 @@ def require_inputs(recipe: nemo_run.Partial) -> Manifest:
 
 def require_start(recipe: nemo_run.Partial) -> None:
     """Raise ValueError where the stage starts from a checkpoint that is not there or not whole."""
-    if recipe.resume.start is None or newest_checkpoint(Path(recipe.resume.resume_from_directory)):
+    if recipe.resume.start is not None and not newest_checkpoint(
+        Path(recipe.resume.resume_from_directory)
+    ):
+        try:
+            start_checkpoint(Path(recipe.resume.start))
+        except ValueError as error:
+            raise ValueError(f"{recipe.log.name} cannot start: {error}") from None
+
+
+def require_same(recipe: nemo_run.Partial) -> None:
+    """Raise ValueError where the stage's folder holds checkpoints of another recipe.
+
+    Steps count too: Megatron shuffles the samples for the number that a run will take.
+    """
+    saved = folder_of(recipe) / "config.yaml"
+    if newest_checkpoint(Path(recipe.resume.resume_from_directory)) is None or not saved.is_file():
         return
-    start = Path(recipe.resume.start)
-    found = newest_checkpoint(start)
-    if found is None:
+    before = yaml_file.read(saved)
+    differing = [
+        part
+        for part in ("model", "data", "optim")
+        if getattr(before, part) != getattr(recipe, part)
+    ]
+    if before.trainer.max_steps != recipe.trainer.max_steps:
+        differing.append("trainer.max_steps")
+    if differing:
         raise ValueError(
-            f"{recipe.log.name} starts from {start}, where there is no complete checkpoint; run "
-            "the stage before it, or set resume.start=PATH (None for random weights)"
-        )
-    if not is_finished(start):
-        facts = checkpoint_facts(found) or {}
-        raise ValueError(
-            f"{recipe.log.name} starts from {found}, which stopped at step {facts['step']} of "
-            f"{facts['max_steps']}; run that stage to its end first"
+            f"{folder_of(recipe)} holds checkpoints of a recipe with another "
+            f"{' and '.join(differing)}; run into another folder, or remove this one"
         )
 
 
@@ -148,6 +161,25 @@ def absolute(recipe: nemo_run.Partial) -> None:
     recipe.resume.resume_from_directory = os.path.abspath(recipe.resume.resume_from_directory)
     if recipe.resume.start is not None:
         recipe.resume.start = os.path.abspath(recipe.resume.start)
+
+
+def evaluation_layout(recipe: nemo_run.Partial) -> dict[str, Any]:
+    """Return the ranks, kinds of parallelism and device to evaluate a stage with.
+
+    On GPUs those that trained it, since its length needs them; on CPU two ranks that share the
+    documents, which is faster than sharing each.
+    """
+    strategy = recipe.trainer.strategy
+    on_gpu = device_of(recipe) == "cuda"
+    tp = int(strategy.tensor_model_parallel_size) if on_gpu else 1
+    cp = int(strategy.context_parallel_size) if on_gpu else 1
+    ranks = tp * cp if on_gpu else min(2, os.cpu_count() or 1)
+    return {
+        "ranks": ranks,
+        "tensor_parallel": tp,
+        "context_parallel": cp,
+        "device": device_of(recipe),
+    }
 
 
 def training_job(recipe: nemo_run.Partial) -> Job:

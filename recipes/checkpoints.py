@@ -7,6 +7,7 @@ lacks it does not exist for any loader of ours, so a kill at any moment leaves t
 
 import json
 import os
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -15,7 +16,12 @@ from lightning.pytorch import LightningModule, Trainer
 from nemo import lightning as nl
 from nemo.lightning.ckpt_utils import ckpt_to_dir
 
-from recipes.finished import MARKER, checkpoint_facts, newest_checkpoint
+from recipes.finished import (
+    MARKER,
+    checkpoint_facts,
+    newest_checkpoint,
+    start_checkpoint,
+)
 
 
 class StageCheckpoint(nl.ModelCheckpoint):
@@ -42,15 +48,22 @@ class StageCheckpoint(nl.ModelCheckpoint):
     def _get_finalize_save_checkpoint_callback(
         self, trainer: Trainer, filepath: str, global_step: int
     ) -> Any:
-        """Return NeMo's finalizer followed by the marker."""
+        """Return the marker's writer followed by NeMo's finalizer.
+
+        NeMo's `-unfinished` sibling hides the checkpoint until all ranks have met in the
+        finalizer; the old one is removed after that.
+        """
         finalize = super()._get_finalize_save_checkpoint_callback(trainer, filepath, global_step)
 
-        def finalize_and_mark() -> None:
-            finalize()
+        def mark_and_finalize() -> None:
+            folder = Path(ckpt_to_dir(filepath))
             if trainer.is_global_zero:
-                _write_marker(Path(ckpt_to_dir(filepath)), trainer, global_step)
+                _write_marker(folder, trainer, global_step)
+            finalize()
+            if trainer.is_global_zero and self.save_top_k == 1:
+                _remove_others(folder)
 
-        return finalize_and_mark
+        return mark_and_finalize
 
 
 def _write_marker(folder: Path, trainer: Trainer, step: int) -> None:
@@ -68,6 +81,17 @@ def _write_marker(folder: Path, trainer: Trainer, step: int) -> None:
     os.replace(temporary, folder / MARKER)
 
 
+def _remove_others(newest: Path) -> None:
+    """Remove the earlier checkpoints beside the newest, each by its marker first.
+
+    Lightning forgets them at a resume, and keeps the one that was resumed from.
+    """
+    for folder in newest.parent.glob("step=*"):
+        if folder != newest and checkpoint_facts(folder) is not None:
+            (folder / MARKER).unlink()
+            shutil.rmtree(folder)
+
+
 @dataclass(kw_only=True)
 class StageResume(nl.AutoResume):
     """Continue this stage from its newest complete checkpoint; else begin from `start`.
@@ -79,19 +103,12 @@ class StageResume(nl.AutoResume):
     start: Optional[str] = None  # noqa: UP045 - nemo-run 0.11.1 cannot parse `str | None`
 
     def setup(self, trainer: Any, model: Any = None) -> None:
-        """Point the trainer at what to load. Raises FileNotFoundError for an empty `start`."""
-        if self.start is not None:
-            found = newest_checkpoint(Path(self.start))
-            if found is None:
-                raise FileNotFoundError(f"no complete checkpoint to start from in {self.start}")
-            facts = checkpoint_facts(found)
-            if facts is not None and facts["step"] < facts["max_steps"]:
-                raise RuntimeError(
-                    f"the stage to start from stopped at step {facts['step']} of "
-                    f"{facts['max_steps']}: {found}; run it to its end first"
-                )
+        """Point the trainer at what to load. Raises ValueError for a `start` that is not whole."""
+        if self.start is not None and self._find_trainer_ckpt_path() is None:
             self.restore_config = nl.RestoreConfig(
-                path=str(found), load_model_state=True, load_optim_state=False
+                path=str(start_checkpoint(Path(self.start))),
+                load_model_state=True,
+                load_optim_state=False,
             )
         super().setup(trainer, model)
 

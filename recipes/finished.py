@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which checkpoints are whole; light, since the CLI asks before anything is loaded."""
 
 import json
@@ -18,7 +19,8 @@ def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
         facts = json.loads((folder / MARKER).read_text())
     except (OSError, ValueError):
         return None
-    return facts if isinstance(facts, dict) and "step" in facts else None
+    whole = isinstance(facts, dict) and facts.keys() >= {"step", "max_steps", "tokenizer"}
+    return facts if whole else None
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -35,10 +37,31 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return max(complete)[1] if complete else None
 
 
-def is_finished(folder: Path) -> bool:
-    """Say whether the stage that saves into `folder` has run to its last step."""
+def is_finished(folder: Path, steps: int) -> bool:
+    """Say whether the stage that saves into `folder` has taken `steps` steps."""
     newest = newest_checkpoint(folder)
-    if newest is None:
-        return False
-    facts = checkpoint_facts(newest)
-    return facts is not None and facts["step"] >= facts["max_steps"]
+    facts = None if newest is None else checkpoint_facts(newest)
+    return facts is not None and facts["step"] >= steps
+
+
+def start_checkpoint(start: Path) -> Path:
+    """Return the checkpoint that a stage begins from: one of ours, finished, or one of NeMo's.
+
+    NeMo's own (`llm.import_ckpt` writes them) is a folder with `weights/` and `context/`. Raises
+    ValueError where there is neither, or where the stage that wrote it stopped before its end.
+    """
+    found = newest_checkpoint(start)
+    if found is None:
+        if (start / "weights").is_dir() and (start / "context").is_dir():
+            return start
+        raise ValueError(
+            f"{start} holds no complete checkpoint to start from; run the stage before, import "
+            "the published weights there, or set resume.start=PATH (None for random weights)"
+        )
+    facts = checkpoint_facts(found)
+    if facts is not None and facts["step"] < facts["max_steps"]:
+        raise ValueError(
+            f"{found} is where its stage stopped, at step {facts['step']} of "
+            f"{facts['max_steps']}; run that stage to its end first"
+        )
+    return found

@@ -74,6 +74,9 @@ class LongContextLlamaConfig(LongContextMixin, LlamaConfig):
 class TokenWeightedLoss(MaskedTokenLossReduction):
     """NeMo's reduction, which also keeps the number of valid tokens that the mean is over."""
 
+    valid_tokens: Tensor | None = None
+    """Of the last `reduce`; None on pipeline stages before the last, which have no loss."""
+
     def reduce(self, losses_reduced_per_micro_batch: list[dict[str, Tensor]]) -> Tensor:
         """Return sum(loss) / sum(tokens) over the batch, DP and CP; 0 where no token is valid."""
         device = torch.cuda.current_device()

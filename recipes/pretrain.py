@@ -196,6 +196,7 @@ def logger(stage: Stage) -> run.Config:
             monitor=None,
             save_top_k=1,
             save_last=False,
+            enable_version_counter=False,  # a name is its step; a second version would never end
             every_n_train_steps=max(1, stage.steps // CHECKPOINTS_PER_STAGE),
             save_optim_on_train_end=True,
             verbose=False,
@@ -231,10 +232,13 @@ def on_cpu(recipe: run.Partial) -> None:
     recipe.trainer.accelerator = "cpu"
     recipe.data.num_workers = 0
     recipe.data.pin_memory = False
-    config = recipe.model.config
+    plain_kernels(recipe.model.config)
+
+
+def plain_kernels(config: run.Config) -> None:
+    """Set a model config to the kernels that CPU has; they compute what the fused ones do."""
     config.transformer_engine = False
     config.use_cpu_initialization = True
-    # Fused kernels are compiled for GPUs; the plain ones compute the same.
     config.bias_activation_fusion = False
     config.bias_dropout_fusion = False
     config.masked_softmax_fusion = False

@@ -21,7 +21,8 @@ class LongContextStrategy(nl.MegatronStrategy):
         """
         with self.precision_plugin.val_step_context():
             loss = self.model.validation_step(dataloader_iter, *args, **kwargs)
-        tokens = self.lightning_module.validation_loss_reduction.valid_tokens.clone()
+        counted = self.lightning_module.validation_loss_reduction.valid_tokens
+        tokens = torch.zeros_like(loss) if counted is None else counted.clone()
         for value in (loss, tokens):
             _strategy_lib._sync_from_last_pipeline_stage(value, broadcast=True)
         self.lightning_module.log(

@@ -12,6 +12,7 @@ from typing import Any
 
 import nemo_run as run
 import yaml
+from nemo.collections import llm
 from nemo_run.core.serialization.yaml import YamlSerializer
 
 TRUSTED = ("recipes", "custom_modules", "data", "nemo", "megatron.core", "lightning.pytorch")
@@ -37,8 +38,8 @@ def read(path: Path) -> run.Partial:
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read as YAML: {error}") from error
     recipe = _node(content, str(path))
-    if not isinstance(recipe, run.Partial):
-        raise ValueError(f"{path} holds no recipe: its top has no _target_ with _partial_: true")
+    if not isinstance(recipe, run.Partial) or recipe.__fn_or_cls__ is not llm.pretrain:
+        raise ValueError(f"{path} holds no recipe: its top is no partial of llm.pretrain")
     return recipe
 
 
@@ -66,13 +67,18 @@ def _node(content: Any, where: str) -> Any:
 
 def _import(name: Any, where: str) -> Any:
     """Return the class or function of a dotted name under one of the trusted packages."""
-    if not isinstance(name, str) or not name.startswith(tuple(f"{room}." for room in TRUSTED)):
+    rooms = tuple(f"{room}." for room in TRUSTED)
+    if not isinstance(name, str) or not name.startswith(rooms):
         raise ValueError(
             f"{where}: _target_ {name!r} is not of a package that recipes are made of "
             f"({', '.join(TRUSTED)})"
         )
     module, _, attribute = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        target = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{where}: _target_ {name!r} cannot be imported: {error}") from error
+    home = f"{getattr(target, '__module__', '')}."
+    if not home.startswith(rooms):
+        raise ValueError(f"{where}: _target_ {name!r} is really of {home[:-1]}, which is not")
+    return target

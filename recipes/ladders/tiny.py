@@ -24,16 +24,16 @@ TINY_LADDER = Ladder(
         Stage(
             seq_length=2 * K,
             rope=RopeScaling.base_change(BASE_2K),
-            tokens=60 * 8 * K,
+            tokens=80 * 8 * K,
             tokens_per_batch=8 * K,
-            lr=Cosine(peak=2e-3),
+            lr=Cosine(peak=3e-3),
         ),
         Stage(
             seq_length=8 * K,
             rope=RopeScaling.yarn(base=BASE_2K, factor=4.0, original_length=2 * K),
-            tokens=40 * 8 * K,
+            tokens=50 * 8 * K,
             tokens_per_batch=8 * K,
-            lr=Cosine(peak=2e-3),
+            lr=Cosine(peak=3e-3),
         ),
     ),
 )

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole ladder by one command: every stage from the last one, resumable, to the report."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recipes.ladders import TINY_LADDER
+
+pytestmark = pytest.mark.slow
+
+LONGHAUL = Path(sys.executable).parent / "longhaul"
+STAGES = ("tiny_512", "tiny_2k", "tiny_8k")
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, small_store):
+    """Return the folder of a short run of the tiny ladder, killed once in its second stage."""
+    folder = tmp_path_factory.mktemp("ladder")
+    run = folder / "run"
+    command = [
+        LONGHAUL, "run", "--ladder", "tiny", "--executor", "local",
+        "--out", run, "--store", small_store,
+        f"trainer.max_steps={STEPS}", "trainer.val_check_interval=3",
+    ]  # fmt: skip
+    first = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not _steps(run, "tiny_2k"):
+        assert first.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    before = (run / "stages" / "tiny_512" / "metrics.jsonl").read_text()
+    _kill_tree(first.pid)
+    first.wait()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (run / "stages" / "tiny_512" / "metrics.jsonl").read_text() == before
+    return run, done
+
+
+def _steps(run: Path, stage: str) -> list[dict]:
+    path = run / "stages" / stage / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _kill_tree(root: int) -> None:
+    """Kill a process and all it started, children first."""
+    for entry in Path(f"/proc/{root}/task").glob("*/children"):
+        for child in entry.read_text().split():
+            _kill_tree(int(child))
+    os.kill(root, signal.SIGKILL)
+
+
+def test_every_stage_ran_to_its_end_at_its_own_learning_rate(finished):
+    run, _ = finished
+    for name, stage in zip(STAGES, TINY_LADDER.stages, strict=True):
+        steps = _steps(run, name)
+        assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+        warmup = stage.lr.warmup_steps(STEPS)
+        assert steps[0]["lr"] == pytest.approx(stage.lr.peak / (warmup + 1))
+        assert all(step["tokens"] == stage.tokens_per_batch for step in steps)
+
+
+def test_a_later_stage_starts_from_the_weights_of_the_one_before(finished):
+    run, _ = finished
+    last = _steps(run, "tiny_512")[-1]["loss"]
+    first = _steps(run, "tiny_2k")[0]["loss"]
+    assert first < last + 0.2
+
+
+def test_the_report_and_the_figures_by_range_come_out(finished):
+    run, done = finished
+    assert (run / "report.html").stat().st_size > 10_000
+    assert "2,048-8,192" in done.stdout
+    assert done.stdout.rstrip().endswith("report.html")
+
+
+def test_the_console_shows_progress_and_none_of_the_libraries_warnings(finished):
+    _, done = finished
+    shown = done.stdout + done.stderr
+    assert "tiny_8k  3/3" in shown
+    assert "Warning" not in shown
+    assert "[NeMo" not in shown
+
+
+def test_a_finished_run_is_not_trained_again(finished):
+    run, _ = finished
+    before = (run / "stages" / "tiny_8k" / "metrics.jsonl").stat().st_mtime
+    done = subprocess.run(
+        [LONGHAUL, "run", "--ladder", "tiny", "--out", run, "--store", _store_of(run),
+         f"trainer.max_steps={STEPS}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (run / "stages" / "tiny_8k" / "metrics.jsonl").stat().st_mtime == before
+
+
+def _store_of(run: Path) -> str:
+    import yaml
+
+    config = (run / "stages" / "tiny_512" / "config.yaml").read_text()
+    return yaml.safe_load(config)["data"]["store"]
