@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The central abstraction: an attention kernel is a pair of functions.
 
     forward(q, k, v, causal)                      -> out, lse

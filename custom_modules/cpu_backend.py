@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron-Core on CPU under gloo: every place that assumes CUDA answered in one context.
 
 Megatron-Core and NeMo name CUDA in three ways: they pass `device="cuda"` (or the result of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Megatron-Core GPT with our modules in it: rotation, attention, norm.
 
 What differs from `megatron.core.models.gpt.GPTModel`:

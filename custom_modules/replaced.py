@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One attribute replaced for the length of a context."""
 
 from collections.abc import Iterator

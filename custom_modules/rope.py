@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotary position embedding for the positions a rank holds, exact at millions of positions.
 
     out[p] = t[p] * cos(p * f) + rotate_half(t[p]) * sin(p * f)

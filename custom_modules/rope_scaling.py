@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How positions are rotated: the description that training, evaluation and export share.
 
 Light on purpose (no torch): recipes build it, `custom_modules.rope` turns it into frequencies.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron's distributed optimizer over torch's Adam: checkpoints that load.
 
 Transformer Engine's Adam keeps its step count in the parameter group; torch's keeps one per

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All-to-all context parallelism under zigzag sharding ("Ulysses", arXiv 2309.14509).
 
     q, k, v [s, b, h, D] on each of C ranks  ->  attention over S = C * s tokens  ->  [s, b, h, D]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The NeMo data module over a store: whole sequences in Megatron's order, numbered.
 
 Sequences are cut from the concatenated documents by Megatron's `GPTDataset` (shuffled by document

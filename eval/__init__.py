@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the longer context works: loss by position, retrieval, and the report of a run."""

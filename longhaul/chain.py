@@ -16,12 +16,22 @@ from recipes.finished import is_finished
 from recipes.pretrain import place
 from slurm.launch import Job
 
+PATHS = ("log.", "resume.", "data.store", "trainer.callbacks[0].path")
 EVALUATION_DOCUMENTS = 12
 EVALUATION_TRIALS = 1
 
 
 def recipes(plan: Plan, words: Sequence[str], device: str | None) -> list[nemo_run.Partial]:
-    """Return the recipe of each stage, placed in the run folder, overridden and checked."""
+    """Return the recipe of each stage, placed in the run folder, overridden and checked.
+
+    Raises ValueError for an override that would put all stages in one place.
+    """
+    for word in words:
+        if word.startswith(PATHS):
+            raise ValueError(
+                f"{word.partition('=')[0]} is a place, which all stages would share; "
+                "use --out and --store"
+            )
     made = []
     for name, stage in zip(plan.stage_names, plan.ladder.stages, strict=True):
         recipe = stages.factory(name)

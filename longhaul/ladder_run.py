@@ -2,6 +2,7 @@
 """What `longhaul run` decides before anything large is loaded: ladder, card, folders, store."""
 
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,10 @@ def describe(plan: Plan, recipes: "list[nemo_run.Partial]") -> None:
         table.add_column(column, justify="right" if "tokens" in column else "left")
     for name, recipe in zip(plan.stage_names, recipes, strict=True):
         table.add_row(name, *_row(recipe))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    console.print(table)
 
 
 def _row(recipe: "nemo_run.Partial") -> tuple[str, ...]:
@@ -114,5 +118,10 @@ def _row(recipe: "nemo_run.Partial") -> tuple[str, ...]:
         f"{recipe.trainer.max_steps:,}",
         f"{recipe.data.global_batch_size * recipe.data.seq_length:,}",
         f"{ranks} ({layout})" if layout else str(ranks),
-        "random weights" if start is None else Path(start).parent.name,
+        "random weights" if start is None else _short(Path(start)),
     )
+
+
+def _short(start: Path) -> str:
+    """Return the stage of a checkpoint folder, or the folder of a published model."""
+    return start.parent.name if start.name == "checkpoints" else os.path.relpath(start)

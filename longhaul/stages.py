@@ -15,7 +15,7 @@ import nemo_run
 import torch
 from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
-from data.store import Manifest, StoreError, require_tokenizer
+from data.store import Manifest, require_tokenizer
 from eval.results import write_json
 from recipes import yaml_file
 from recipes.check import check, tokens_per_batch, world_size
@@ -43,25 +43,32 @@ def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial
             raise ValueError(f"{word!r} is no override; write KEY=VALUE, as trainer.max_steps=20")
     try:
         recipe = parse_cli_args(recipe, list(words))
-    except (CLIException, AttributeError, TypeError) as error:
-        raise ValueError(_first_sentence(recipe, words, error)) from error
+    except (CLIException, AttributeError, TypeError, IndexError) as error:
+        raise ValueError(_not_applied(recipe, words, error)) from error
     check(recipe)
     return recipe
 
 
-def _first_sentence(recipe: nemo_run.Partial, words: Sequence[str], error: Exception) -> str:
-    """Return which word could not be applied and the nearest key there is."""
+def _not_applied(recipe: nemo_run.Partial, words: Sequence[str], error: Exception) -> str:
+    """Return which word could not be applied, and the nearest key there is."""
     for word in words:
-        key = word.split("=")[0].rstrip("+-*/|&")
+        key, _, value = word.partition("=")
         node: Any = recipe
-        for part in key.split("."):
+        for part in key.rstrip("+-*/|&").split("."):
             known = [name for name in dir(node) if not name.startswith("_")]
-            if isinstance(node, nemo_run.Config | nemo_run.Partial) and part not in known:
-                near = difflib.get_close_matches(part, known, n=1)
-                hint = f"; did you mean {key.replace(part, near[0])}?" if near else ""
+            name = part.partition("[")[0]
+            if isinstance(node, nemo_run.Config | nemo_run.Partial) and name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {key.replace(name, near[0])}?" if near else ""
                 return f"the recipe has no {key}{hint}"
-            node = getattr(node, part, None)
-    return f"cannot apply {' '.join(words)}: {str(error).splitlines()[0]}"
+            node = getattr(node, name, None)
+        if repr(value)[1:-1] in str(error):
+            return f"{key} cannot be {value!r}: {_kind(node)}"
+    return f"cannot apply {' '.join(words)}: {str(error).splitlines()[0][:200]}"
+
+
+def _kind(value: Any) -> str:
+    return f"it is {value!r} now, of type {type(value).__name__}"
 
 
 def on_device(recipe: nemo_run.Partial, device: str | None) -> None:
@@ -92,12 +99,7 @@ def require_device(recipe: nemo_run.Partial) -> None:
 
 def require_inputs(recipe: nemo_run.Partial) -> Manifest:
     """Return the store's manifest; raise ValueError where store, vocabulary or start do not fit."""
-    try:
-        manifest = Manifest.load(recipe.data.store)
-    except StoreError as error:
-        raise StoreError(
-            f"{error}; `longhaul prepare --out {recipe.data.store}` makes one"
-        ) from None
+    manifest = Manifest.load(recipe.data.store)
     rows = recipe.model.config.vocab_size
     if manifest.tokenizer.vocab_size > rows:
         raise ValueError(

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is trained: model cards, stages, ladders of stages, layouts, and the recipe functions."""

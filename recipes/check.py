@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hold a resolved recipe to the laws, at build and again after the command line's overrides."""
 
 import difflib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import fiddle as fdl
@@ -13,9 +14,12 @@ from recipes import laws
 
 def check(recipe: run.Partial) -> None:
     """Raise ValueError for a key that no target takes, and for numbers that break a law."""
-    problems = [*phantom_keys(recipe), *disagreements(recipe)]
+    problems = [*phantom_keys(recipe), *without_effect(recipe), *disagreements(recipe)]
     if not problems:
         problems = list(broken_laws(recipe))
+    if not problems:
+        for values in (recipe.model.config.rope, recipe.optim.lr_scheduler):
+            fdl.build(values)  # their own checks raise ValueError
     if problems:
         raise ValueError("; ".join(problems))
 
@@ -47,26 +51,60 @@ def phantom_keys(node: Any, path: str = "") -> Iterator[str]:
 def named_parameters(target: Any) -> list[str]:
     """Return the parameters a function names, or a class and, through `**kwargs`, its bases."""
     if not inspect.isclass(target):
-        return list(inspect.signature(target).parameters)
+        return _named(inspect.signature(target).parameters.values())
     names: list[str] = []
     for owner in target.__mro__:
         if "__init__" not in vars(owner):
             continue
         parameters = inspect.signature(vars(owner)["__init__"]).parameters.values()
-        names += [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        names += _named(parameters)
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return [name for name in names if name != "self"]
 
 
+def _named(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    return [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+
+
 def world_size(recipe: run.Partial) -> int:
     """Return the ranks that the trainer of the recipe starts."""
-    return int(recipe.trainer.devices) * int(recipe.trainer.num_nodes)
+    ranks = 1
+    for name in ("devices", "num_nodes"):
+        value = getattr(recipe.trainer, name)
+        if not isinstance(value, int):
+            raise ValueError(f"trainer.{name} is {value!r}; a recipe states it as a number")
+        ranks *= value
+    return ranks
 
 
 def tokens_per_batch(recipe: run.Partial) -> int:
     """Return the tokens of one optimizer step, from the data module."""
     return int(recipe.data.global_batch_size) * int(recipe.data.seq_length)
+
+
+def without_effect(recipe: run.Partial) -> Iterator[str]:
+    """Yield a sentence for each setting that NeMo would overwrite or that nothing here supports."""
+    config, strategy = recipe.model.config, recipe.trainer.strategy
+    for name in (
+        "tensor_model_parallel_size",
+        "context_parallel_size",
+        "pipeline_model_parallel_size",
+        "sequence_parallel",
+    ):
+        if name in fdl.ordered_arguments(config):
+            yield f"model.config.{name} is overwritten by trainer.strategy.{name}; set that one"
+    if getattr(strategy, "virtual_pipeline_model_parallel_size", None):
+        yield "trainer.strategy.virtual_pipeline_model_parallel_size is not supported; leave it out"
+    if strategy.sequence_parallel != (strategy.tensor_model_parallel_size > 1):
+        yield (
+            f"trainer.strategy.sequence_parallel is {strategy.sequence_parallel} at tensor "
+            f"parallel size {strategy.tensor_model_parallel_size}; it goes with tensor parallelism"
+        )
+    if strategy.process_group_backend == "nccl" and recipe.trainer.plugins.precision == "32":
+        yield "trainer.plugins.precision is 32, which has no CUDA attention kernel; use bf16-mixed"
+    if not any(hasattr(node, "tokens_per_batch") for node in recipe.trainer.callbacks):
+        yield "trainer.callbacks has no StepLog, which asserts what each step consumes"
 
 
 def disagreements(recipe: run.Partial) -> Iterator[str]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a stage: complete or absent, found by one rule, resumed or begun from.
 
 A checkpoint is a folder `step=N` with NeMo's `weights/` and `context/`. Its completeness marker

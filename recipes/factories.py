@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shipped recipes, each a row that a source or a measurement stands behind."""
 
 from collections.abc import Callable

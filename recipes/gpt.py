@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The thin layer that puts `custom_modules` into NeMo's GPT configs and model."""
 
 from collections.abc import Callable, Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The relations that card, stage, layout and machine must keep, each a sentence when broken.
 
 Pure functions of numbers: the recipe builder calls them with nouns, `recipes.check` with what it

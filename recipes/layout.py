@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How one stage is laid on ranks."""
 
 from dataclasses import dataclass

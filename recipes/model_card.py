@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The facts of one model that every later decision needs."""
 
 from dataclasses import dataclass

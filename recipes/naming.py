@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names and places by convention, so that no recipe carries a None to be filled in later."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our nouns become NeMo's: the only place where a stage turns into `llm.pretrain`."""
 
 from pathlib import Path

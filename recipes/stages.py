@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One continued-pretraining step, and an ordered list of them."""
 
 from dataclasses import dataclass

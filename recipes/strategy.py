@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NeMo's Megatron strategy with validation weighted by tokens, and its twin for the CPU."""
 
 from contextlib import ExitStack

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recipes as YAML files: what `--to-yaml` writes and `--yaml` reads.
 
 The format is nemo-run's (`_target_`, `_partial_`, `_call_`). Reading is ours: nemo-run turns the

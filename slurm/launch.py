@@ -70,13 +70,14 @@ def run_in_order(title: str, jobs: Sequence[Job], folder: Path) -> None:
 
 def commands(title: str, jobs: Sequence[Job], folder: Path) -> list[str]:
     """Return the command line of each job; nothing is started and nothing stays on disk."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     with _chain(title, jobs, folder) as chain:
         _add(chain, jobs)
         chain.dryrun(log=False)
         requests = [job._dryrun_info.request for job in chain.jobs]
     with suppress(OSError):  # not empty: an earlier run's records are there
-        for emptied in (folder / "experiments" / title, folder / "experiments", folder):
-            emptied.rmdir()
+        for path in (folder / "experiments" / title, folder / "experiments", *made):
+            path.rmdir()
     return [
         shlex.join(replica.args)
         for request in requests

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One line a step: loss, rate, tokens, time and memory, with the step's token count asserted.
 
 The line goes to `metrics.jsonl` (rank 0) and, in words, to the log. Each step all ranks gather
@@ -57,11 +58,10 @@ class StepLog(Callback):
         self.seq_length = seq_length
         self.flops_per_token = flops_per_token
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drop the lines of steps that a kill has undone.
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Lock the folder, before any other callback touches what is in it.
 
-        Raises RuntimeError where another process, perhaps of a run thought dead, trains into the
-        same folder.
+        Raises RuntimeError where another process, perhaps of a run thought dead, trains into it.
         """
         if not trainer.is_global_zero:
             return
@@ -73,6 +73,11 @@ class StepLog(Callback):
             raise RuntimeError(
                 f"another process is training into {self.path.parent}; wait for it or end it"
             ) from error
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Drop the lines of steps that a kill has undone."""
+        if not trainer.is_global_zero:
+            return
         kept = []
         if self.path.exists():
             for line in self.path.read_text().splitlines():
@@ -82,6 +87,7 @@ class StepLog(Callback):
                     break  # a line cut short by a kill is the last one
                 if step <= trainer.global_step:
                     kept.append(line + "\n")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text("".join(kept))
         os.replace(temporary, self.path)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ladders, one source a module."""
 
 from recipes.ladders.llama_128k import LLAMA_128K

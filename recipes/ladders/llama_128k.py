@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NeMo's lengths 16K -> 64K -> 128K, with what its long-context recipes leave out.
 
 Lengths and rotation: the long-context recipes of NeMo 2 (`*_16k`, `*_64k`, `*_128k`), which set

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rehearsal: 512 from scratch, a base change to 2,048, YaRN to 8,192.
 
 Every figure is ours, set by what two CPU cores train in some five minutes.

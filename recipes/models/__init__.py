@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model cards by family."""
 
 from recipes.model_card import ModelCard

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Llama 3.1 and 3.2 (arXiv 2407.21783; shapes from the published config.json of each)."""
 
 from custom_modules.rope_scaling import RopeScaling

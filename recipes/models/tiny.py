@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Llama in shape, small enough to train on two CPU cores.
 
 The vocabulary is small so that words are spelled: a model of a few million training tokens then

@@ -24,3 +24,18 @@ def test_two_ranks_give_the_losses_of_one_at_each_of_20_steps(kind, training_run
         assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
         assert ours["samples"] == reference["samples"]
         assert ours["lr"] == reference["lr"]
+
+
+def test_bf16_with_full_recompute_and_tensor_ranks_follows_fp32(training_run, one_rank):
+    layout = {"tp": 2, "precision": "bf16", "recompute": "full"}
+    steps = training_run("bf16", ranks=2, layout=layout).finish()
+    for ours, reference in zip(steps, one_rank, strict=True):
+        assert ours["loss"] == pytest.approx(reference["loss"], rel=2e-2), ours["step"]
+
+
+def test_a_stage_goes_on_under_another_layout_with_its_optimizer(training_run, one_rank):
+    run = training_run("moved", ranks=2, layout={"cp": 2})
+    run.kill_after(11)  # past the checkpoint of step 10
+    run.options["layout"] = {"tp": 2}
+    for ours, reference in zip(run.finish(), one_rank, strict=True):
+        assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]

@@ -24,7 +24,10 @@ def recipe(options: dict[str, Any]):
 
     sizes = dict(options["layout"])
     layout = Layout(
-        cp=ContextParallel.ulysses(sizes.pop("cp", 1)), precision="fp32", device="cpu", **sizes
+        cp=ContextParallel.ulysses(sizes.pop("cp", 1)),
+        precision=sizes.pop("precision", "fp32"),
+        device="cpu",
+        **sizes,
     )
     stage = Stage(
         seq_length=SEQ_LENGTH,
