@@ -158,11 +158,11 @@ _TORCH_CUDA: dict[str, Any] = {
     "set_rng_state": lambda state, *args: torch.set_rng_state(state),
     "manual_seed": _manual_seed,
     "is_initialized": _answering(True),
+    "device_count": _answering(1),  # NeMo seeds Megatron's generators where there is a device
     **{
         name: _answering(0)
         for name in (
             "current_device",
-            "device_count",
             "memory_allocated",
             "memory_reserved",
             "max_memory_allocated",

@@ -26,16 +26,21 @@ from recipes.finished import (
 
 
 class StageCheckpoint(nl.ModelCheckpoint):
-    """Save every n steps and at the end; keep the newest complete one (or all)."""
+    """Save every n steps and at the end; keep the newest complete one, or all.
+
+    Removal is ours: Lightning's forgets at a resume what there is, and unmarks nothing.
+    """
+
+    def __init__(self, keep_all: bool = False, **nemo: Any) -> None:
+        """Take what to keep; `nemo` goes to `nl.ModelCheckpoint`."""
+        super().__init__(monitor=None, save_top_k=-1, save_last=False, **nemo)
+        self.keep_all = keep_all
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last step if the interval did not fall on it."""
         super().on_train_end(trainer, pl_module)
         if trainer.global_step != self._last_global_step_saved:
             self._save_none_monitor_checkpoint(trainer, self._monitor_candidates(trainer))
-
-    def nemo_topk_check_previous_run(self) -> None:
-        """Rank no earlier checkpoints: the newest is kept, not the best."""
 
     def format_checkpoint_name(self, metrics: Any, filename: Any = None, ver: Any = None) -> str:
         """Return the path `step=N`, N the optimizer steps taken (NeMo logs one less)."""
@@ -61,7 +66,7 @@ class StageCheckpoint(nl.ModelCheckpoint):
             if trainer.is_global_zero:
                 _write_marker(folder, trainer, global_step)
             finalize()
-            if trainer.is_global_zero and self.save_top_k == 1:
+            if trainer.is_global_zero and not self.keep_all:
                 _remove_others(folder)
 
         return mark_and_finalize
@@ -83,10 +88,7 @@ def _write_marker(folder: Path, trainer: Trainer, step: int) -> None:
 
 
 def _remove_others(newest: Path) -> None:
-    """Remove the earlier checkpoints beside the newest, each by its marker first.
-
-    Lightning forgets them at a resume, and keeps the one that was resumed from.
-    """
+    """Remove the earlier checkpoints beside the newest, each by its marker first."""
     for folder in newest.parent.glob("step=*"):
         if folder != newest and checkpoint_facts(folder) is not None:
             (folder / MARKER).unlink()

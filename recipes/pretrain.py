@@ -194,9 +194,6 @@ def logger(stage: Stage) -> run.Config:
         ckpt=run.Config(
             StageCheckpoint,
             filename="{step}",
-            monitor=None,
-            save_top_k=1,
-            save_last=False,
             enable_version_counter=False,  # a name is its step; a second version would never end
             every_n_train_steps=max(1, stage.steps // CHECKPOINTS_PER_STAGE),
             save_optim_on_train_end=True,

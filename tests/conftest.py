@@ -31,5 +31,5 @@ def small_store(tmp_path_factory) -> Path:
     for path in [*stdlib.glob("asyncio/*.py"), *stdlib.glob("[a-f]*.py")]:
         (source / f"{path.parent.name}_{path.name}.txt").write_text(path.read_text())
     store = tmp_path_factory.mktemp("stores") / "tiny"
-    prepare(str(source), store)
+    prepare(str(source), store, vocab_size=512)
     return store

@@ -54,6 +54,22 @@ PRETRAIN = ("pretrain", "--factory", "tiny_8k")
         ),
         ((*PRETRAIN, "trainer.strategy.context_parallel_size=4", "trainer.devices=4"), "heads"),
         ((*PRETRAIN, "trainer.devices=3"), "world size 3"),
+        ((*PRETRAIN, "trainer.devices=auto"), "trainer.devices is 'auto'"),
+        ((*PRETRAIN, "trainer.strategy.tensor_model_parallel_size=0"), "TP is 0"),
+        ((*PRETRAIN, "trainer.strategy.sequence_parallel=True"), "goes with tensor parallelism"),
+        (
+            (*PRETRAIN, "model.config.tensor_model_parallel_size=2"),
+            "set that one",
+        ),
+        ((*PRETRAIN, "trainer.callbacks=[]"), "no StepLog"),
+        ((*PRETRAIN, "model.config.rope.factor=0.5"), "RoPE factor is 0.5"),
+        ((*PRETRAIN, "model.config.rope.method=yarm"), "yarm"),
+        ((*PRETRAIN, "optim.lr_scheduler.warmup_ratio=3"), "warmup_ratio is 3"),
+        ((*PRETRAIN, "optim.config.lr=abc"), "optim.config.lr cannot be 'abc'"),
+        (
+            ("pretrain", "--factory", "llama32_1b_nemo_16k", "trainer.plugins.precision='32'"),
+            "no CUDA attention kernel",
+        ),
         ((*PRETRAIN, "data.store=nowhere"), "nowhere"),
         (("evaluate", "--run", "nowhere"), "nowhere"),
         (("report", "--run", "nowhere"), "nowhere"),
@@ -80,6 +96,42 @@ def test_a_recipe_file_may_not_name_what_recipes_are_not_made_of(answer, tmp_pat
     assert "os.system" in _sentence(answer("pretrain", "--yaml", path))
 
 
+def test_a_recipe_file_may_not_name_what_a_trusted_package_only_passes_on(answer, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "_target_: lightning.pytorch.trainer.connectors.signal_connector.call\n_partial_: true\n"
+    )
+    assert "is really of subprocess" in _sentence(answer("pretrain", "--yaml", path))
+
+
+def test_a_file_with_another_partial_than_pretrain_is_no_recipe(answer, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("_target_: nemo.collections.llm.api.validate\n_partial_: true\n")
+    assert "holds no recipe" in _sentence(answer("pretrain", "--yaml", path))
+
+
+def test_an_override_of_a_place_that_all_stages_would_share_is_refused(answer, small_store):
+    said = _sentence(
+        answer("run", "--ladder", "tiny", "--store", small_store, "log.ckpt.dirpath=here")
+    )
+    assert "--out and --store" in said
+
+
+def test_a_run_folder_keeps_to_the_recipe_of_its_checkpoints(answer, small_store, tmp_path):
+    from longhaul import stages
+
+    run = tmp_path / "runs" / "tiny"
+    recipe = stages.factory("tiny_512")
+    recipe.data.store = str(small_store)
+    stages.absolute(recipe)
+    stages.record(recipe, start="scratch")
+    _write_checkpoint(run / "stages" / "tiny_512" / "checkpoints" / "step=20", small_store)
+    said = _sentence(
+        answer("run", "--ladder", "tiny", "--store", small_store, "trainer.max_steps=30")
+    )
+    assert "another trainer.max_steps" in said
+
+
 def test_a_truncated_store_is_refused(answer, small_store, tmp_path):
     store = tmp_path / "store"
     shutil.copytree(small_store, store)
@@ -98,7 +150,7 @@ def test_a_stage_whose_predecessor_stopped_early_is_refused(answer, small_store,
     said = _sentence(
         answer(*PRETRAIN, f"data.store={small_store}", f"resume.start={tmp_path / 'start'}")
     )
-    assert "stopped at step 10 of 20" in said
+    assert "at step 10 of 20" in said
 
 
 def test_a_store_made_with_another_tokenizer_than_the_checkpoint_is_refused(

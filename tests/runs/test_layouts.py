@@ -9,16 +9,29 @@ LAYOUTS = {"cp": {"cp": 2}, "tp": {"tp": 2}, "pp": {"pp": 2}, "dp": {"dp": 2}}
 
 
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory, small_store):
+def start(tmp_path_factory, small_store):
+    """Return the checkpoints of five steps on one rank, from which every layout begins.
+
+    Weights drawn at random depend on the layout: each pipeline stage draws from its own seed.
+    """
+    from tests.runs.conftest import TrainingRun
+
+    run = TrainingRun(tmp_path_factory.mktemp("start"), small_store, ranks=1, layout={}, steps=5)
+    run.finish()
+    return str(run.metrics.parent / "checkpoints")
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory, small_store, start):
     from tests.runs.conftest import TrainingRun
 
     folder = tmp_path_factory.mktemp("one_rank")
-    return TrainingRun(folder, small_store, ranks=1, layout={}).finish()
+    return TrainingRun(folder, small_store, ranks=1, layout={}, start=start).finish()
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
-def test_two_ranks_give_the_losses_of_one_at_each_of_20_steps(kind, training_run, one_rank):
-    steps = training_run(kind, ranks=2, layout=LAYOUTS[kind]).finish()
+def test_two_ranks_give_the_losses_of_one_at_each_of_20_steps(kind, training_run, one_rank, start):
+    steps = training_run(kind, ranks=2, layout=LAYOUTS[kind], start=start).finish()
     assert len(steps) == 20
     for ours, reference in zip(steps, one_rank, strict=True):
         assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
@@ -26,15 +39,15 @@ def test_two_ranks_give_the_losses_of_one_at_each_of_20_steps(kind, training_run
         assert ours["lr"] == reference["lr"]
 
 
-def test_bf16_with_full_recompute_and_tensor_ranks_follows_fp32(training_run, one_rank):
+def test_bf16_with_full_recompute_and_tensor_ranks_follows_fp32(training_run, one_rank, start):
     layout = {"tp": 2, "precision": "bf16", "recompute": "full"}
-    steps = training_run("bf16", ranks=2, layout=layout).finish()
+    steps = training_run("bf16", ranks=2, layout=layout, start=start).finish()
     for ours, reference in zip(steps, one_rank, strict=True):
         assert ours["loss"] == pytest.approx(reference["loss"], rel=2e-2), ours["step"]
 
 
-def test_a_stage_goes_on_under_another_layout_with_its_optimizer(training_run, one_rank):
-    run = training_run("moved", ranks=2, layout={"cp": 2})
+def test_a_stage_goes_on_under_another_layout_with_its_optimizer(training_run, one_rank, start):
+    run = training_run("moved", ranks=2, layout={"cp": 2}, start=start)
     run.kill_after(11)  # past the checkpoint of step 10
     run.options["layout"] = {"tp": 2}
     for ours, reference in zip(run.finish(), one_rank, strict=True):

@@ -43,6 +43,7 @@ def recipe(options: dict[str, Any]):
     made.log.ckpt.every_n_train_steps = 5
     made.trainer.max_steps = options.get("steps", STEPS)
     made.trainer.val_check_interval = 5
+    made.resume.start = options.get("start")
     return made
 
 
