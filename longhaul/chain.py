@@ -17,7 +17,7 @@ from recipes.pretrain import place
 from slurm.launch import Job
 
 PATHS = ("log.", "resume.", "data.store", "trainer.callbacks[0].path")
-EVALUATION_DOCUMENTS = 16
+EVALUATION_DOCUMENTS = 12
 EVALUATION_TRIALS = 1
 
 
