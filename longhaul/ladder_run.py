@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.store import is_store
 from recipes.ladders import LADDERS
 from recipes.model_card import ModelCard
 from recipes.models import CARDS
@@ -67,7 +66,7 @@ def plan(ladder: Ladder, card: ModelCard, run: Path | None, store: Path | None) 
 
 def require_store(plan: Plan) -> None:
     """Make the store of a card that is trained from scratch; for another, raise ValueError."""
-    if plan.store.exists() or is_store(plan.store):
+    if plan.store.exists():
         return
     if plan.card.hf_id is not None:
         raise ValueError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rehearsal: 512 from scratch, a base change to 2,048, YaRN to 8,192.
 
-Every figure is ours, set by what two CPU cores train in some five minutes. The later peaks are lower
-than the first: their batches hold four sequences, then one, and are noisier for it.
+Every figure is ours, set by what two CPU cores train in some five minutes. The later peaks are
+lower than the first: their batches hold four sequences, then one, and are noisier for it.
 """
 
 from custom_modules.rope_scaling import RopeScaling
