@@ -56,7 +56,7 @@ def pretrain(
     stages.record(recipe, start=str(recipe.resume.start or "scratch"))
     log = folder / "output.log"
     watched = Watched(recipe.log.name, int(recipe.trainer.max_steps), folder / "metrics.jsonl")
-    typer.echo(f"output of the ranks: {log}", err=True)
+    typer.echo(f"the ranks write to {folder / 'launch'}", err=True)
     with output_to(log) as console, progress(console, [watched]):
         run_in_order(recipe.log.name, [job], folder / "launch")
     typer.echo(folder)

@@ -43,11 +43,11 @@ def last_line(metrics: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def progress(console: Console, jobs: Sequence[Watched]) -> Iterator[None]:
-    """Show the jobs' progress on the console until the context ends."""
+def progress(console: Console, jobs: Sequence[Watched], after: str = "") -> Iterator[None]:
+    """Show the jobs' progress on the console until the context ends, then what comes `after`."""
     done = threading.Event()
     show = _bars if console.is_terminal else _lines
-    thread = threading.Thread(target=show, args=(console, jobs, done), daemon=True)
+    thread = threading.Thread(target=show, args=(console, jobs, done, after), daemon=True)
     thread.start()
     try:
         yield
@@ -63,7 +63,11 @@ def _figures(line: dict[str, Any]) -> str:
     )
 
 
-def _bars(console: Console, jobs: Sequence[Watched], done: threading.Event) -> None:
+def _all_ended(jobs: Sequence[Watched]) -> bool:
+    return all(_step(job) >= job.steps for job in jobs)
+
+
+def _bars(console: Console, jobs: Sequence[Watched], done: threading.Event, after: str) -> None:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -88,9 +92,12 @@ def _bars(console: Console, jobs: Sequence[Watched], done: threading.Event) -> N
                 bars.update(task, completed=line["step"], figures=_figures(line), visible=True)
                 if line["step"] >= job.steps:
                     bars.stop_task(task)
+            if after and _all_ended(jobs):
+                bars.console.print(after)
+                after = ""
 
 
-def _lines(console: Console, jobs: Sequence[Watched], done: threading.Event) -> None:
+def _lines(console: Console, jobs: Sequence[Watched], done: threading.Event, after: str) -> None:
     shown = {job.name: _step(job) for job in jobs}
     ended, waited = False, 0.0
     while not ended:
@@ -104,6 +111,9 @@ def _lines(console: Console, jobs: Sequence[Watched], done: threading.Event) -> 
                 console.print(f"{job.name}  {line['step']}/{job.steps}  {_figures(line)}")
                 shown[job.name] = line["step"]
                 waited = 0.0
+        if after and _all_ended(jobs):
+            console.print(after)
+            after = ""
 
 
 def _step(job: Watched) -> int:

@@ -61,9 +61,9 @@ def run(
         Watched(recipe.log.name, int(recipe.trainer.max_steps), chain.metrics(recipe))
         for recipe in recipes
     ]
-    typer.echo(f"output of the ranks: {log}", err=True)
     if jobs:
-        with output_to(log) as console, progress(console, watched):
+        typer.echo(f"the ranks write to {plan.run / 'launch'}", err=True)
+        with output_to(log) as console, progress(console, watched, after="evaluating"):
             run_in_order(plan.name, jobs, plan.run / "launch")
     from longhaul.report import report
 

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one line of progress, as a bar on a terminal and as plain lines elsewhere."""
+
+import io
+import json
+import time
+
+import pytest
+from rich.console import Console
+
+from longhaul.progress import Watched, last_line, progress
+
+
+def write_steps(path, count: int) -> None:
+    line = {"loss": 2.5, "lr": 1e-3, "tokens_per_second_per_rank": 1000.0}
+    path.write_text("".join(json.dumps(line | {"step": n + 1}) + "\n" for n in range(count)))
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "plain"])
+def test_a_job_that_ends_is_shown_with_its_figures_and_what_comes_after(tmp_path, terminal):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120)
+    jobs = [Watched("tiny_512", 3, tmp_path / "metrics.jsonl")]
+    with progress(console, jobs, after="evaluating"):
+        write_steps(tmp_path / "metrics.jsonl", 3)
+        time.sleep(0.7)  # longer than one poll
+    shown = out.getvalue()
+    assert "tiny_512" in shown
+    assert "3/3" in shown
+    assert "loss 2.500" in shown
+    assert shown.count("evaluating") == 1
+
+
+def test_a_job_under_way_says_nothing_of_what_comes_after(tmp_path):
+    out = io.StringIO()
+    jobs = [Watched("tiny_512", 3, tmp_path / "metrics.jsonl")]
+    with progress(Console(file=out), jobs, after="evaluating"):
+        write_steps(tmp_path / "metrics.jsonl", 2)
+    assert "evaluating" not in out.getvalue()
+
+
+def test_a_line_that_is_still_being_written_is_not_read(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, 2)
+    with path.open("a") as file:
+        file.write('{"step": 3, "lo')
+    assert last_line(path)["step"] == 2
+
+
+def test_no_file_is_no_line(tmp_path):
+    assert last_line(tmp_path / "none.jsonl") is None
