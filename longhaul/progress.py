@@ -46,7 +46,7 @@ def last_line(metrics: Path) -> dict[str, Any] | None:
 def progress(console: Console, jobs: Sequence[Watched], after: str = "") -> Iterator[None]:
     """Show the jobs' progress on the console until the context ends, then what comes `after`."""
     done = threading.Event()
-    show = _bars if console.is_terminal else _lines
+    show = _bars if console.is_terminal else partial(_lines, {j.name: _step(j) for j in jobs})
     thread = threading.Thread(target=show, args=(console, jobs, done, after), daemon=True)
     thread.start()
     try:

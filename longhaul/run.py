@@ -50,10 +50,10 @@ def run(
         recipes = chain.recipes(plan, context.args, device)
         chain.require(recipes, started=not dryrun)
         jobs = chain.jobs(plan, recipes, record=not dryrun)
-        lines = commands(plan.name, jobs, plan.run / "launch") if dryrun else []
+        lines = commands(plan.name, jobs, plan.run / "launch") if dryrun and jobs else []
     ladder_run.describe(plan, recipes)
     if dryrun:
-        for line in lines:
+        for line in lines or ["nothing is left to do"]:
             typer.echo(line)
         return
     log = plan.run / "output.log"

@@ -45,6 +45,8 @@ def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial
         recipe = parse_cli_args(recipe, list(words))
     except (CLIException, AttributeError, TypeError, IndexError) as error:
         raise ValueError(_not_applied(recipe, words, error)) from error
+    if str(recipe.trainer.devices).isdigit():  # nemo-run reads a number as text here
+        recipe.trainer.devices = int(recipe.trainer.devices)
     check(recipe)
     return recipe
 

@@ -3,6 +3,7 @@
 
 import re
 import shlex
+import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,10 +37,24 @@ class JobFailedError(RuntimeError):
 
 
 class Chain(run.Experiment):
-    """An experiment whose jobs run in order; nemo-run's own goes on after a failed local job."""
+    """An experiment whose jobs run in order, and end with it.
+
+    nemo-run's own goes on after a failed local job, and waits for a running one when it is
+    interrupted.
+    """
 
     def _wait_for_jobs(self, jobs: list[Any]) -> None:
-        super()._wait_for_jobs(jobs)
+        def stop(signum: int, frame: Any) -> None:
+            for job in jobs:
+                job.cancel(self._runner)
+            raise KeyboardInterrupt
+
+        before = {which: signal.signal(which, stop) for which in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            super()._wait_for_jobs(jobs)
+        finally:
+            for which, handler in before.items():
+                signal.signal(which, handler)
         for job in jobs:
             if job.state != AppState.SUCCEEDED:
                 raise JobFailedError(job.id, job.state.name, Path(job.executor.job_dir))

@@ -152,9 +152,9 @@ def test_a_rank_other_than_the_first_leaves_the_file_alone(log, path):
 
 
 def test_a_second_run_into_the_same_folder_is_refused(log, path):
-    log.on_train_start(trainer_at(0), None)
+    log.setup(trainer_at(0), None, "fit")
     second = StepLog(
         path=str(path), tokens_per_batch=32, seq_length=SEQ_LENGTH, flops_per_token=10.0
     )
     with pytest.raises(RuntimeError, match="another process is training into"):
-        second.on_train_start(trainer_at(0), None)
+        second.setup(trainer_at(0), None, "fit")

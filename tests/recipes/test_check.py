@@ -221,7 +221,7 @@ def test_a_length_that_every_place_agrees_on_is_accepted(recipe):
     ("path", "value", "words"),
     [
         ("trainer.strategy.context_parallel_size", 4, "world size 2 does not match the layout"),
-        ("trainer.strategy.tensor_model_parallel_size", 2, "world size 2 does not match"),
+        ("trainer.strategy.tensor_model_parallel_size", 2, "it goes with tensor parallelism"),
         ("model.config.num_query_groups", 1, "1 KV heads on each TP rank"),
         ("trainer.devices", 3, "world size 3 does not match"),
         ("trainer.max_steps", 0, "max_steps is 0"),
