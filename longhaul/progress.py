@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,13 @@ def _bars(console: Console, jobs: Sequence[Watched], done: threading.Event, afte
                 after = ""
 
 
-def _lines(console: Console, jobs: Sequence[Watched], done: threading.Event, after: str) -> None:
-    shown = {job.name: _step(job) for job in jobs}
+def _lines(
+    shown: dict[str, int],
+    console: Console,
+    jobs: Sequence[Watched],
+    done: threading.Event,
+    after: str,
+) -> None:
     ended, waited = False, 0.0
     while not ended:
         ended = done.wait(POLL_SECONDS)
