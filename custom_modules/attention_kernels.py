@@ -1,40 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The central abstraction: an attention kernel is a pair of functions.
+"""Which attention kernel computes: chosen by device, dtype and head size, or forced by name.
 
-    forward(q, k, v, causal)                      -> out, lse
-    backward(grad_out, q, k, v, out, lse, causal) -> dq, dk, dv
+| name | what it is |
+| --- | --- |
+| `cpu_flash` | PyTorch's CPU flash operator; every floating dtype, any head size |
+| `flash_attn_3` | the flash-attn package for Hopper, where installed |
+| `cudnn` | PyTorch's cuDNN operator |
+| `flash_attn_2` | the flash-attn package, where installed |
+| `transformer_engine` | Transformer Engine's fused attention, where installed |
+| `cuda_flash` | PyTorch's own FlashAttention-2 |
 
-with q, out [b, h, s, D], k, v [b, g, s, D] (g KV heads, g divides h), lse fp32 [b, h, s] (float64
-for float64 inputs). Having the log-sum-exp outside the kernel is what ring merging and
-kept-attention recompute need, so every parallel attention is written once over this pair.
-
-`kernel_for` picks by device and dtype, and says in an error what was asked for where nothing fits:
-
-* `cpu_flash`: PyTorch's CPU flash operator, float64 included;
-* `cuda_flash`: PyTorch's CUDA flash operator (bf16, fp16).
-
-The operators take equal numbers of query and KV heads, so KV heads are expanded for the call and
-their gradients summed: 2 * b * (h - g) * s * D extra elements while a kernel runs.
+`auto` takes the first that can serve, in this order. All take fewer KV heads than query heads as
+they are: K and V are never expanded. The name is logged once for each choice.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from functools import lru_cache
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from custom_modules.attention_kernel import AttentionKernel, by_document
+from custom_modules.cuda_kernels import CUDA_FLASH, CUDNN
+from custom_modules.documents import Documents
+from custom_modules.flash_attn_kernels import FLASH_ATTN_2, FLASH_ATTN_3
+from custom_modules.transformer_engine_kernel import TRANSFORMER_ENGINE
+
+KernelName = Literal[
+    "auto",
+    "cpu_flash",
+    "flash_attn_3",
+    "cudnn",
+    "flash_attn_2",
+    "transformer_engine",
+    "cuda_flash",
+]
+
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionKernel:
-    """A forward and its backward, under one name."""
-
-    name: str
-    forward: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
-    backward: Callable[
-        [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor]
-    ]
+log = logging.getLogger(__name__)
 
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -51,69 +55,56 @@ def _cpu_backward(
     return dq, dk, dv
 
 
-def _cuda_flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False)
-    return out, lse
+def _cpu_refusal(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    return None if device.type == "cpu" else f"computes on cpu, not on {device.type}"
 
 
-def _cuda_flash_backward(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    no_dropout = torch.empty(2, dtype=torch.uint64, device=q.device)  # state of a generator unused
-    dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
-        grad_out, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, no_dropout,
-        no_dropout,
-    )  # fmt: skip
-    return dq, dk, dv
+CPU_FLASH = AttentionKernel("cpu_flash", _cpu_refusal, *by_document(_cpu_forward, _cpu_backward))
+
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (CPU_FLASH, FLASH_ATTN_3, CUDNN, FLASH_ATTN_2, TRANSFORMER_ENGINE, CUDA_FLASH)
+}
 
 
-CPU_FLASH = AttentionKernel("cpu_flash", _cpu_forward, _cpu_backward)
-CUDA_FLASH = AttentionKernel("cuda_flash", _cuda_flash_forward, _cuda_flash_backward)
+@lru_cache(maxsize=None)  # probing for packages reads the file system; the log has each choice once
+def kernel_for(
+    device: torch.device, dtype: torch.dtype, head_dim: int, name: KernelName = "auto"
+) -> AttentionKernel:
+    """Return the kernel of that name, or the first that can serve.
 
-
-def kernel_for(q: Tensor) -> AttentionKernel:
-    """Return the kernel for the device and dtype of `q`; raise ValueError where there is none."""
-    if q.device.type == "cpu":
-        return CPU_FLASH
-    if q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16):
-        return CUDA_FLASH
-    raise ValueError(
-        f"no attention kernel for {q.dtype} on {q.device.type}; bf16 and fp16 on cuda and "
-        "any floating dtype on cpu have one"
-    )
-
-
-class _Attention(torch.autograd.Function):
-    """Attention by a kernel pair; saves q, k, v, out (each s * D elements a head) and lse (s)."""
-
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.kernel, ctx.causal = kernel_for(q), causal
-        repeats = q.shape[1] // k.shape[1]
-        out, lse = ctx.kernel.forward(q, _expand(k, repeats), _expand(v, repeats), causal)
-        ctx.save_for_backward(q, k, v, out, lse)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[no-untyped-def]
-        q, k, v, out, lse = ctx.saved_tensors
-        repeats = q.shape[1] // k.shape[1]
-        dq, dk, dv = ctx.kernel.backward(
-            grad_out, q, _expand(k, repeats), _expand(v, repeats), out, lse, ctx.causal
+    Raises ValueError with the alternatives where the named one, or every one, refuses.
+    """
+    if name != "auto" and name not in KERNELS:
+        raise ValueError(f"attention kernel {name!r} is unknown; it is one of {_names()}")
+    refusals = {known: kernel.refusal(device, dtype, head_dim) for known, kernel in KERNELS.items()}
+    serving = [known for known, refusal in refusals.items() if refusal is None]
+    if name != "auto" and name not in serving:
+        raise ValueError(
+            f"attention kernel {name} {refusals[name]}; for {_case(device, dtype, head_dim)} "
+            f"there is {' or '.join(serving) if serving else 'none'}"
         )
-        return dq, _fold(dk, repeats), _fold(dv, repeats), None
+    if not serving:
+        because = "; ".join(f"{known} {refusal}" for known, refusal in refusals.items())
+        raise ValueError(f"no attention kernel for {_case(device, dtype, head_dim)}: {because}")
+    chosen = KERNELS[serving[0] if name == "auto" else name]
+    log.info("attention kernel %s for %s", chosen.name, _case(device, dtype, head_dim))
+    return chosen
 
 
-def _expand(kv: Tensor, repeats: int) -> Tensor:
-    return kv.repeat_interleave(repeats, dim=1) if repeats > 1 else kv
+def _case(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    return f"{str(dtype).removeprefix('torch.')} on {device.type} with head size {head_dim}"
 
 
-def _fold(grad: Tensor, repeats: int) -> Tensor:
-    return grad.unflatten(1, (-1, repeats)).sum(2) if repeats > 1 else grad
+def _names() -> str:
+    return ", ".join(get_args(KernelName))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """Return softmax(q k^T / sqrt(D)) v for q [b, h, s, D] and k, v [b, g, s, D]."""
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} KV heads evenly")
-    return _Attention.apply(q, k, v, causal)
+def require_alike(q: Tensor, k: Tensor, v: Tensor, *, heads: int, kv_heads: int) -> None:
+    """Raise ValueError where dtypes are mixed, or query heads cannot share the KV heads evenly."""
+    dtypes = {"q": q.dtype, "k": k.dtype, "v": v.dtype}
+    if len(set(dtypes.values())) > 1:
+        mixed = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+        raise ValueError(f"attention inputs have different dtypes ({mixed}); cast them to one")
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} KV heads evenly")

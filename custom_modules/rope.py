@@ -10,7 +10,8 @@ model's dtype. At 4M positions the table is GiBs and bf16 has 8 bits for an angl
 2. `rotary_table` turns position ids [b, s] into cos and sin [s, b, 1, D/2] for just those
    positions: angles in float64, since fp32 holds `position * f` to 1e-7 of its size, which at
    4M radians is a quarter of a turn; results in fp32;
-3. `rotate` applies the table in fp32 and returns the dtype of its input.
+3. `rotate` applies the table in fp32, a tile of the sequence at a time, and returns the dtype of
+   its input.
 
 Legend: b batch, s sequence on this rank, h heads on this rank, D head size. Pairs are half-split:
 dimension i turns with i + D/2, as in Llama. Memory of a table: 4 * s * b * D bytes.
@@ -25,6 +26,9 @@ import torch
 from torch import Tensor
 
 from custom_modules.rope_scaling import RopeScaling
+
+TILE_ELEMENTS = 2**24
+"""Elements rotated at a time: bounds the fp32 copies to 64 MiB each, whatever the length."""
 
 
 def inverse_frequencies(scaling: RopeScaling, head_dim: int) -> tuple[Tensor, float]:
@@ -87,20 +91,33 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.save_for_backward(cos, sin)
-        return _turn(t, cos, sin)
+        return _turn(t, cos, sin, torch.empty_like(t))
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
         cos, sin = ctx.saved_tensors
-        return _turn(grad, cos, -sin), None, None
+        return _turn(grad, cos, -sin, torch.empty_like(grad)), None, None
 
 
-def _turn(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = t.float().chunk(2, dim=-1) if t.dtype != torch.float64 else t.chunk(2, dim=-1)
-    out = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return out.to(t.dtype)
+def _turn(t: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
+    """Write `t` turned to `out`, which may be `t`, a few tokens at a time."""
+    compute = torch.promote_types(t.dtype, torch.float32)
+    tokens = max(1, TILE_ELEMENTS // max(1, t[0].numel()))
+    for start in range(0, t.shape[0], tokens):
+        tile = slice(start, start + tokens)
+        first, second = t[tile].to(compute).chunk(2, dim=-1)
+        c, s = cos[tile].to(compute), sin[tile].to(compute)
+        turned = (first * c).addcmul_(second, s, value=-1), (second * c).addcmul_(first, s)
+        for half, value in zip(out[tile].chunk(2, dim=-1), turned, strict=True):
+            half.copy_(value)
+    return out
 
 
 def rotate(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return `t` [s, b, h, D] turned by the table, in fp32 inside, in the dtype of `t` outside."""
     return _Rotate.apply(t, cos, sin)
+
+
+def rotate_(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn `t` in place and return it: for tensors outside autograd."""
+    return _turn(t, cos, sin, t)

@@ -5,67 +5,216 @@
 
 Megatron cuts the sequence into 2C chunks and gives rank r the chunks r and 2C - 1 - r, so that
 causal work is even for ring attention. Ulysses does not need the balance (every rank sees the
-whole sequence for its share of the heads), but it must undo the order:
+whole sequence for its share of the heads), but it must undo the order. Each rank
 
-1. all-to-all: rank r sends head group j of its tokens to rank j, and receives all tokens of head
-   group r, [C, s, b, h/C, D];
-2. `zigzag_to_natural` puts the 2C chunks in order, [S, b, h/C, D];
-3. attention, by any kernel pair, over whole sequences;
-4. the same two steps backwards.
+1. sends head share j of its two chunks to rank j, which receives them where they belong in the
+   natural order, [S, b, h/C, D]: the order is undone by the exchange, without a copy;
+2. attends over whole sequences of its heads, by any attention kernel;
+3. sends the output of each two chunks back to the rank that holds them, [s, b, h, D].
 
-Bytes sent by a rank, forward: (C-1)/C * s * b * D * (2 * heads + 2 * KV heads) * element size.
-Composes with tensor parallelism (h is then the heads of this TP rank), PP and recompute.
-Limits: heads and KV heads on a TP rank must be divisible by C.
+The backward is the same three steps with gradients. With g < C KV heads each of them goes to the
+C/g ranks whose query heads need it, and their gradients come back as a sum.
+
+Memory, in head slices e = s * b * D elements, with G = max(g, C), inputs and output counted:
+
+    forward   (h + 2g) + (h + 2G) + 2h + (C-1)/C * h
+    backward  (h + 2g) + 2 (h + 2G) + 4h + (C-1)/C * h  less 2 (G - g)
+
+and the log-sum-exp: the exchanged q, k, v and output stay for the backward; while a tensor of h
+heads goes home, its messages are held beside it. (Messages are views of it where b is 1; for b > 1
+they are packed, as much again.) `custom_modules.context_parallel_bytes` has the formulas as code.
+
+Bytes sent by a rank, forward: (C-1)/C * (2h + 2G) * e * element size; backward the same.
+
+Composes with tensor parallelism (h is then the heads of this TP rank), PP and recompute. Around a
+ring (`custom_modules.ring`) as its kernel it is the 2-D hybrid: C is then the inner degree, S the
+tokens of the inner group, and neighbouring ranks hold a zigzag shard of the outer ring together.
+Limits: C divides h, and g or else g divides C.
 """
 
-import torch
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch.distributed as dist
 from torch import Tensor
 
-
-def zigzag_to_natural(t: Tensor) -> Tensor:
-    """Return the tokens in order; `t` [C, s, ...] holds each rank's two chunks in rank order."""
-    chunks = t.unflatten(1, (2, -1))
-    first = chunks[:, 0]
-    last = chunks[:, 1].flip(0)
-    return torch.cat((first, last)).flatten(0, 1)
+from custom_modules.attention_kernel import AttentionKernel
+from custom_modules.context_parallel_kind import fits_ulysses, ulysses_sizes
+from custom_modules.documents import Documents, chunks_of
+from custom_modules.exchange import post
 
 
-def natural_to_zigzag(t: Tensor, size: int) -> Tensor:
-    """Undo `zigzag_to_natural`: `t` [S, ...] becomes [C, s, ...]."""
+def head_shares(heads: int, size: int) -> list[slice]:
+    """Return the heads that each of `size` ranks attends with.
+
+    Fewer heads than ranks are shared: neighbouring ranks have the same one. Raises ValueError
+    where neither number divides the other.
+    """
+    if heads % size and size % heads:
+        raise ValueError(
+            f"{heads} heads cannot be spread over {size} all-to-all ranks: one must divide the "
+            "other; a ring takes any number of heads"
+        )
+    if heads >= size:
+        width = heads // size
+        return [slice(rank * width, (rank + 1) * width) for rank in range(size)]
+    return [slice(rank * heads // size, rank * heads // size + 1) for rank in range(size)]
+
+
+def gather_shares(
+    shares: Sequence[Tensor], group: dist.ProcessGroup, *, into: Tensor | None = None
+) -> Tensor:
+    """Send share j of the heads, [s, b, ..., D], to rank j; return this rank's, [S, b, n, D].
+
+    The shares are alike in shape, with n heads in one dimension or more, and may be views; the
+    same tensor may go to several ranks. What they were, a zigzag shard of the sequence, comes
+    back in the natural order, in `into` where given. Raises ValueError for an odd shard.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    s, b, *heads, head_dim = shares[0].shape
+    if s % 2:
+        raise ValueError(f"a zigzag shard is two chunks; {s} tokens are not")
+    if into is None:
+        into = shares[0].new_empty(size * s, b, math.prod(heads), head_dim)
+    chunks = into.unflatten(0, (2 * size, -1))
+    peers = [peer for peer in range(size) if peer != rank]
+    packed = {id(shares[peer]): shares[peer].contiguous() for peer in peers}
+    messages = post(
+        [(peer, half) for peer in peers for half in packed[id(shares[peer])].tensor_split(2)],
+        [(peer, chunks[index]) for peer in peers for index in chunks_of(peer, size)],
+        group,
+    )
+    for index, half in zip(chunks_of(rank, size), shares[rank].tensor_split(2), strict=True):
+        chunks[index].unflatten(2, heads).copy_(half)
+    messages.wait()
+    return into
+
+
+def scatter_shares(t: Tensor, shares: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Undo `gather_shares`: write `t` [S, b, n, D] of rank j to `shares[j]` [s, b, ..., D].
+
+    The shares may be views. Where neighbouring ranks have the same one, it gets their sum.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
     chunks = t.unflatten(0, (2 * size, -1))
-    return torch.stack((chunks[:size], chunks[size:].flip(0)), dim=1).flatten(1, 2)
+    peers = [peer for peer in range(size) if peer != rank]
+    blocks = {peer: t.new_empty(t.shape[0] // size, *t.shape[1:]) for peer in peers}
+    post(
+        [(peer, chunks[index].contiguous()) for peer in peers for index in chunks_of(peer, size)],
+        [(peer, half) for peer in peers for half in blocks[peer].tensor_split(2)],
+        group,
+    ).wait()
+    for peer, share in enumerate(shares):
+        halves = (
+            [chunks[index] for index in chunks_of(rank, size)]
+            if peer == rank
+            else blocks[peer].tensor_split(2)
+        )
+        sums = peer > 0 and share is shares[peer - 1]
+        for target, half in zip(share.tensor_split(2), halves, strict=True):
+            if sums:
+                target.add_(half.view_as(target))
+            else:
+                target.copy_(half.unflatten(2, target.shape[2:-1]))
 
 
-class _AllToAll(torch.autograd.Function):
-    """Exchange equal blocks along dimension 0; its gradient is the same exchange."""
+def split_heads(t: Tensor, size: int) -> list[Tensor]:
+    """Return the heads of `t` [s, b, h, D] that each of `size` ranks attends with, as views.
 
-    @staticmethod
-    def forward(ctx, t: Tensor, group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.group = group
-        return _exchange(t, group)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
-        return _exchange(grad, ctx.group), None
-
-
-def _exchange(t: Tensor, group: dist.ProcessGroup) -> Tensor:
-    t = t.contiguous()  # the collective reads flat blocks
-    received = torch.empty_like(t)
-    dist.all_to_all_single(received, t, group=group)
-    return received
+    Fewer heads than ranks are shared: neighbouring ranks get the same tensor. Raises ValueError
+    where neither number divides the other.
+    """
+    heads = t.shape[2]
+    if heads % size and size % heads:
+        raise ValueError(
+            f"{heads} heads cannot be spread over {size} all-to-all ranks: one must divide the "
+            "other; a ring takes any number of heads"
+        )
+    parts = t.tensor_split(min(heads, size), dim=2)
+    return [parts[rank * len(parts) // size] for rank in range(size)]
 
 
-def gather_sequence(t: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Turn a zigzag shard of the sequence, [s, b, h, D], into a shard of heads, [S, b, h/C, D]."""
+def gather_sequence(t: Tensor, group: dist.ProcessGroup, *, into: Tensor | None = None) -> Tensor:
+    """Turn a zigzag shard of the sequence, [s, b, h, D], into whole sequences of a head share.
+
+    Returns [S, b, max(h/C, 1), D] in the natural order, in `into` where given.
+    """
+    return gather_shares(split_heads(t, dist.get_world_size(group)), group, into=into)
+
+
+def scatter_sequence(t: Tensor, group: dist.ProcessGroup, *, heads: int) -> Tensor:
+    """Turn whole sequences of a head share back into the shard, [s, b, heads, D].
+
+    Where a head was sent to several ranks, the shard holds the sum of what they return.
+    """
     size = dist.get_world_size(group)
-    by_rank = t.unflatten(2, (size, -1)).movedim(2, 0)
-    return zigzag_to_natural(_AllToAll.apply(by_rank, group))
+    shard = t.new_empty(t.shape[0] // size, t.shape[1], heads, t.shape[3])
+    scatter_shares(t, split_heads(shard, size), group)
+    return shard
 
 
-def scatter_sequence(t: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Turn a shard of the heads back into a zigzag shard: [S, b, h/C, D] -> [s, b, h, D]."""
-    size = dist.get_world_size(group)
-    by_head = _AllToAll.apply(natural_to_zigzag(t, size), group)
-    return by_head.movedim(0, 2).flatten(2, 3)
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What Ulysses keeps for its backward: whole sequences of a head share, and the output's.
+
+    q, out [b, h/C, S, D], k, v [b, g/C, S, D] and lse [b, h/C, S].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+
+
+def ulysses_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    kernel: AttentionKernel,
+    group: dist.ProcessGroup,
+    causal: bool,
+    documents: Documents | None,
+) -> tuple[Tensor, Exchanged]:
+    """Return the output [s, b, h, D] of q [s, b, h, D], k, v [s, b, g, D], and what to keep."""
+    require_heads(q.shape[2], k.shape[2], dist.get_world_size(group))
+    q_, k_, v_ = (gather_sequence(t, group).permute(1, 2, 0, 3) for t in (q, k, v))
+    out_, lse = kernel.forward(q_, k_, v_, causal, documents)
+    out = scatter_sequence(out_.permute(2, 0, 1, 3), group, heads=q.shape[2])
+    return out, Exchanged(q_, k_, v_, out_, lse)
+
+
+def ulysses_backward(
+    grad_out: Tensor,
+    kept: Exchanged,
+    *,
+    heads: int,
+    kv_heads: int,
+    kernel: AttentionKernel,
+    group: dist.ProcessGroup,
+    causal: bool,
+    documents: Documents | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v, shaped as they were given to `ulysses_forward`."""
+    grad_ = gather_sequence(grad_out, group).permute(1, 2, 0, 3)
+    dq_, dk_, dv_ = kernel.backward(
+        grad_, kept.q, kept.k, kept.v, kept.out, kept.lse, causal, documents
+    )
+    del grad_  # each gradient is let go of as soon as it has been sent home
+    dk = scatter_sequence(dk_.permute(2, 0, 1, 3), group, heads=kv_heads)
+    del dk_
+    dv = scatter_sequence(dv_.permute(2, 0, 1, 3), group, heads=kv_heads)
+    del dv_
+    return scatter_sequence(dq_.permute(2, 0, 1, 3), group, heads=heads), dk, dv
+
+
+def require_heads(heads: int, kv_heads: int, size: int) -> None:
+    """Raise ValueError where `size` all-to-all ranks cannot share the heads."""
+    if not fits_ulysses(heads, kv_heads, size):
+        possible = ", ".join(map(str, ulysses_sizes(heads, kv_heads)))
+        raise ValueError(
+            f"{heads} heads and {kv_heads} KV heads cannot be spread over {size} all-to-all "
+            f"ranks; {possible} would fit, and a ring of any size"
+        )

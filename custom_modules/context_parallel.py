@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact attention over a sequence that ranks share, by all-to-all inside and a ring outside.
+
+    q [s, b, h, D], k, v [s, b, g, D] on each rank  ->  [s, b, h, D]
+
+`attend` is one autograd function over three pieces that know nothing of each other: an attention
+kernel (`custom_modules.attention_kernels`), the ring that makes a kernel of it over the keys of a
+group (`custom_modules.ring`), and the all-to-all around either (`custom_modules.ulysses`). With
+both groups it is the 2-D hybrid of USP (arXiv 2405.07719).
+
+Groups: of CP ranks, `u` neighbours exchange heads; ranks at the same place in their neighbourhood
+form a ring. Zigzag sharding over CP ranks is, after the inner exchange, zigzag sharding over the
+ring: neighbours g*u .. g*u+u-1 hold 2u chunks that join to the ring's chunks g and 2c-1-g.
+
+Saved for backward: ring, q, k, v, out and the log-sum-exp of this rank; with the all-to-all the
+same of the rank's head share over the inner group's sequence. Bytes and peak: in the two modules.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from custom_modules.attention_kernel import AttentionKernel
+from custom_modules.attention_kernels import require_alike
+from custom_modules.documents import Documents
+from custom_modules.ring import ring_kernel
+from custom_modules.ulysses import Exchanged, ulysses_backward, ulysses_forward
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The two groups of a rank; None where a group would be the rank alone."""
+
+    ulysses: dist.ProcessGroup | None
+    ring: dist.ProcessGroup | None
+
+    def kernel(self, inner: AttentionKernel) -> AttentionKernel:
+        """Return the kernel over all keys of the ring."""
+        return inner if self.ring is None else ring_kernel(inner, self.ring)
+
+    @property
+    def ring_size(self) -> int:
+        """Ranks of the ring."""
+        return 1 if self.ring is None else dist.get_world_size(self.ring)
+
+    @property
+    def ulysses_size(self) -> int:
+        """Ranks of the all-to-all."""
+        return 1 if self.ulysses is None else dist.get_world_size(self.ulysses)
+
+
+_made: dict[tuple[tuple[int, ...], int], Groups] = {}
+
+
+def split_group(group: dist.ProcessGroup, ulysses: int) -> Groups:
+    """Return the inner group of `ulysses` neighbours and the ring of this rank.
+
+    Every rank of `group` must call it. Groups are made once for the same ranks.
+    """
+    size = dist.get_world_size(group)
+    if size % ulysses:
+        raise ValueError(f"ulysses {ulysses} does not divide the {size} ranks of the group")
+    if ulysses == 1 or ulysses == size:
+        one = None if size == 1 else group
+        return Groups(one, None) if ulysses > 1 else Groups(None, one)
+    ranks = tuple(dist.get_process_group_ranks(group))
+    if (ranks, ulysses) not in _made:
+        rank = dist.get_rank(group)
+        first = rank // ulysses * ulysses
+        timeout = group._get_backend(_device_of(group)).options._timeout
+        made = [
+            dist.new_group(list(members), timeout=timeout, use_local_synchronization=True)
+            for members in (ranks[first : first + ulysses], ranks[rank % ulysses :: ulysses])
+        ]
+        _made[ranks, ulysses] = Groups(*made)
+    return _made[ranks, ulysses]
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+
+
+class _Attend(torch.autograd.Function):
+    """Saves what its pieces keep: `custom_modules.ulysses.Exchanged`, or the same of the shard."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel,
+        ulysses: dist.ProcessGroup | None, causal: bool, documents: Documents | None,
+    ) -> Tensor:  # fmt: skip
+        ctx.kernel, ctx.ulysses, ctx.causal, ctx.documents = kernel, ulysses, causal, documents
+        ctx.heads, ctx.kv_heads = q.shape[2], k.shape[2]
+        if ulysses is None:
+            q_, k_, v_ = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+            out_, lse = kernel.forward(q_, k_, v_, causal, documents)
+            kept, out = Exchanged(q_, k_, v_, out_, lse), out_.permute(2, 0, 1, 3)
+        else:
+            out, kept = ulysses_forward(
+                q, k, v, kernel=kernel, group=ulysses, causal=causal, documents=documents
+            )
+        ctx.save_for_backward(kept.q, kept.k, kept.v, kept.out, kept.lse)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor):  # type: ignore[no-untyped-def]
+        kept = Exchanged(*ctx.saved_tensors)
+        if ctx.ulysses is None:
+            grads = ctx.kernel.backward(
+                grad_out.permute(1, 2, 0, 3), kept.q, kept.k, kept.v, kept.out, kept.lse,
+                ctx.causal, ctx.documents,
+            )  # fmt: skip
+            dq, dk, dv = (grad.permute(2, 0, 1, 3) for grad in grads)
+        else:
+            dq, dk, dv = ulysses_backward(
+                grad_out, kept, heads=ctx.heads, kv_heads=ctx.kv_heads, kernel=ctx.kernel,
+                group=ctx.ulysses, causal=ctx.causal, documents=ctx.documents,
+            )  # fmt: skip
+        return dq, dk, dv, None, None, None, None
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    kernel: AttentionKernel,
+    groups: Groups,
+    causal: bool,
+    documents: Documents | None = None,
+) -> Tensor:
+    """Return softmax(q k^T / sqrt(D)) v, [s, b, h, D], of zigzag shards over all ranks of `groups`.
+
+    Takes q [s, b, h, D] and k, v [s, b, g, D] of one dtype. `documents` is the table of the whole
+    sequence: tokens then attend within their document alone. Raises ValueError for mixed dtypes,
+    heads that do not fit, and a table that does not add up to the sequence.
+    """
+    require_alike(q, k, v, heads=q.shape[2], kv_heads=k.shape[2])
+    if documents is not None:
+        ranks = groups.ring_size * groups.ulysses_size
+        documents.require(batch=q.shape[1], seq_length=q.shape[0] * ranks)
+    return _Attend.apply(q, k, v, groups.kernel(kernel), groups.ulysses, causal, documents)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the documents of a packed sequence begin and end, whole and on a zigzag shard.
+
+    mask[i, j] = document(i) == document(j)        (and j <= i where attention is causal)
+
+A mask of [S, S] is never formed: attention within documents is attention over runs of tokens. On
+a sequence that C ranks share by zigzag (chunks r and 2C - 1 - r of 2C on rank r) two facts keep it
+as plain, for documents of any length, without padding:
+
+1. the two chunks of a rank, put together, are again a packed sequence: a document that spans both
+   covers everything between, so its two pieces are neighbours (`Documents.shard`);
+2. between two different chunks at most one document is shared: one that reaches both covers the
+   end of the earlier and the beginning of the later (`Documents.shared`).
+
+So a step of ring attention needs one packed call on the rank's own chunks, and at most one
+rectangle for each pair of chunks after that.
+
+Legend: S tokens of a sequence, C ranks, b sequences of a batch, each with documents of its own.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+Span = tuple[int, int]
+"""First token, and the one after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The documents of each sequence of a batch, as their lengths in order.
+
+    All rows add up to the same length, the sequence's. A document may have a single token; none
+    may be empty.
+    """
+
+    lengths: tuple[tuple[int, ...], ...]
+    bounds: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    """Cumulative lengths of each sequence, from 0 to S."""
+    qkv_format: ClassVar[str] = "sbhd"
+    """Asked for by Megatron-Core of what it calls packed_seq_params: tensors stay [s, b, h, D]."""
+
+    def __post_init__(self) -> None:
+        """Refuse empty documents, and rows of different lengths."""
+        bounds = tuple(tuple(accumulate(row, initial=0)) for row in self.lengths)
+        object.__setattr__(self, "bounds", bounds)
+        if not self.lengths:
+            raise ValueError("a document table has no sequence; it needs a row for each")
+        for row, lengths in enumerate(self.lengths):
+            if not lengths or min(lengths) < 1:
+                raise ValueError(
+                    f"sequence {row} has the document lengths {list(lengths)}; each is at least 1"
+                )
+            if bounds[row][-1] != bounds[0][-1]:
+                raise ValueError(
+                    f"the documents of sequence {row} add up to {bounds[row][-1]:,} tokens, those "
+                    f"of sequence 0 to {bounds[0][-1]:,}; sequences of a batch are equally long"
+                )
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> "Documents":
+        """Return the table of documents with these lengths."""
+        return cls(tuple(tuple(int(length) for length in row) for row in rows))
+
+    @classmethod
+    def from_starts(cls, starts: Tensor) -> "Documents":
+        """Return the table for `starts` [b, S], true at the first token of each document.
+
+        The first token of a sequence always begins one: what came before it is not there.
+        """
+        if starts.ndim != 2:
+            raise ValueError(f"document starts have shape {list(starts.shape)}; [b, S] is needed")
+        length = starts.shape[1]
+        rows = []
+        for row in starts.bool().cpu():
+            begins = sorted({0, *row.nonzero().flatten().tolist()})
+            rows.append([b - a for a, b in zip(begins, [*begins[1:], length], strict=True)])
+        return cls.of(rows)
+
+    @classmethod
+    def from_cu_seqlens(cls, cu_seqlens: Tensor, *, batch: int, seq_length: int) -> "Documents":
+        """Return the table for cumulative lengths [n + 1] over `batch` sequences laid end to end.
+
+        Raises ValueError where they do not begin at 0, rise, and add up to the sequences.
+        """
+        bounds = cu_seqlens.tolist()
+        if bounds[:1] != [0] or bounds[-1] != batch * seq_length:
+            raise ValueError(
+                f"cu_seqlens runs from {bounds[0] if bounds else None} to "
+                f"{bounds[-1] if bounds else None}; it must run from 0 to {batch * seq_length:,}, "
+                f"{batch} sequences of {seq_length:,} tokens"
+            )
+        rows: list[list[int]] = [[] for _ in range(batch)]
+        for start, stop in zip(bounds, bounds[1:], strict=False):
+            if stop <= start:
+                raise ValueError(f"cu_seqlens does not rise: {stop} follows {start}")
+            if start // seq_length != (stop - 1) // seq_length:
+                raise ValueError(
+                    f"the document of tokens {start} to {stop} crosses the end of a sequence of "
+                    f"{seq_length:,} tokens"
+                )
+            rows[start // seq_length].append(stop - start)
+        return cls.of(rows)
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return len(self.lengths)
+
+    @property
+    def seq_length(self) -> int:
+        """Tokens of each sequence."""
+        return self.bounds[0][-1]
+
+    @property
+    def max_seqlen_q(self) -> int:
+        """Positions that a rotary table for run-on positions has; asked for by Megatron-Core."""
+        return self.seq_length
+
+    max_seqlen_kv = max_seqlen_q
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document."""
+        return max(max(row) for row in self.lengths)
+
+    def spans(self, row: int) -> Iterator[Span]:
+        """Yield the documents of a sequence."""
+        yield from zip(self.bounds[row], self.bounds[row][1:], strict=False)
+
+    def cu_seqlens(self, device: torch.device) -> Tensor:
+        """Return cumulative lengths, int32 [documents + 1], of the sequences laid end to end."""
+        lengths = torch.tensor([0, *(length for row in self.lengths for length in row)])
+        return lengths.cumsum(0).to(device=device, dtype=torch.int32)
+
+    def position_ids(self) -> Tensor:
+        """Return positions [b, S] that restart at each document."""
+        rows = [torch.cat([torch.arange(length) for length in row]) for row in self.lengths]
+        return torch.stack(rows)
+
+    def require(self, *, batch: int, seq_length: int) -> None:
+        """Raise ValueError where the table is not one of these sequences."""
+        if (self.batch, self.seq_length) != (batch, seq_length):
+            raise ValueError(
+                f"the document table covers {self.batch} sequences of {self.seq_length:,} tokens, "
+                f"attention is over {batch} of {seq_length:,}; the lengths of a row must add up "
+                "to its sequence"
+            )
+
+    def shard(self, rank: int, size: int) -> "Documents":
+        """Return the documents of the zigzag shard of `rank` among `size`: its chunks joined."""
+        return Documents.of(
+            [self._joined(row, chunks_of(rank, size), size) for row in range(self.batch)]
+        )
+
+    def _joined(self, row: int, chunks: Sequence[int], size: int) -> list[int]:
+        chunk = self.seq_length // (2 * size)
+        kept = []
+        for start, stop in self.spans(row):
+            inside = (max(0, min(stop, (c + 1) * chunk) - max(start, c * chunk)) for c in chunks)
+            kept.append(sum(inside))
+        return [length for length in kept if length]
+
+    def shared(self, row: int, q_chunk: int, k_chunk: int, size: int) -> tuple[Span, Span] | None:
+        """Return the tokens of two different chunks that lie in one document, or None.
+
+        Spans are within each chunk. The sequence has 2 * `size` chunks.
+        """
+        chunk = self.seq_length // (2 * size)
+        early, late = sorted((q_chunk, k_chunk))
+        bounds = self.bounds[row]
+        # Only the document of the early chunk's last token can reach the late one.
+        document = bisect_right(bounds, (early + 1) * chunk - 1) - 1
+        start, stop = bounds[document], bounds[document + 1]
+        if stop <= late * chunk:
+            return None
+        of_early = (max(start - early * chunk, 0), chunk)
+        of_late = (0, min(stop - late * chunk, chunk))
+        return (of_early, of_late) if q_chunk == early else (of_late, of_early)
+
+
+def chunks_of(rank: int, size: int) -> tuple[int, int]:
+    """Return the two of 2 * `size` chunks that zigzag gives to a rank."""
+    return rank, 2 * size - 1 - rank

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The QKV projection of attention, a few heads at a time, with its gradients written in place.
+
+    q, k, v = split(x W^T + b)
+
+Megatron-Core projects all heads at once. Head-chunked attention takes the rows of some heads, and
+in the backward fills those rows of one gradient, so each parameter gets its gradient once.
+
+Legend: s tokens, b sequences, h and g heads and KV heads of this TP rank, D head size, n heads
+taken. The weight has Megatron's order: of each KV head its query heads, its key, its value.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorParallel:
+    """How x lies over the ranks of a TP group."""
+
+    group: dist.ProcessGroup | None
+    """None: one rank."""
+    sequence_parallel: bool
+    """Whether each rank holds a part of the tokens of x; else each holds all of them."""
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return all tokens [s, b, hidden] of x."""
+        if self.group is None or not self.sequence_parallel:
+            return x
+        whole = x.new_empty(x.shape[0] * dist.get_world_size(self.group), *x.shape[1:])
+        dist.all_gather_into_tensor(whole, x.contiguous(), group=self.group)
+        return whole
+
+    def reduce(self, grad: Tensor) -> Tensor:
+        """Return the gradient of x from each rank's share of it for all tokens."""
+        if self.group is None:
+            return grad
+        if not self.sequence_parallel:
+            dist.all_reduce(grad, group=self.group)
+            return grad
+        part = grad.new_empty(grad.shape[0] // dist.get_world_size(self.group), *grad.shape[1:])
+        dist.reduce_scatter_tensor(part, grad, group=self.group)
+        return part
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Projection:
+    """The QKV projection of one TP rank, read a few heads at a time.
+
+    `weight` is [(h + 2g) * D, hidden] in Megatron's order: of each KV head its query heads, its
+    key, its value. `q_norm` and `k_norm` act on the last dimension of a head.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+
+    def queries(self, heads: Sequence[int]) -> Tensor:
+        """Return the rows, in units of a head, of these query heads."""
+        group = self.heads // self.kv_heads
+        return torch.tensor([n // group * (group + 2) + n % group for n in heads])
+
+    def keys(self, heads: slice) -> Tensor:
+        """Return the rows of the keys of these KV heads; values follow by one."""
+        group = self.heads // self.kv_heads
+        return torch.arange(heads.start, heads.stop) * (group + 2) + group
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Return [s, b, n, D] for x [s, b, hidden]."""
+        bias = None if self.bias is None else self._by_head(self.bias)[rows].flatten()
+        weight = self._by_head(self.weight)[rows].flatten(0, 1)
+        return nn.functional.linear(x, weight, bias).unflatten(2, (len(rows), self.head_dim))
+
+    def backward(self, grad: Tensor, x: Tensor, rows: Tensor, into: "Gradients") -> None:
+        """Add to the gradients those of a projection whose output has the gradient `grad`."""
+        flat, tokens = grad.flatten(2).flatten(0, 1), x.flatten(0, 1)
+        weight = self._by_head(self.weight)[rows].flatten(0, 1)
+        into.x.flatten(0, 1).addmm_(flat, weight)
+        of_rows = (flat.t() @ tokens).unflatten(0, (len(rows), self.head_dim))
+        self._by_head(into.weight)[rows] = of_rows
+        if into.bias is not None:
+            self._by_head(into.bias)[rows] = flat.sum(0).unflatten(0, (len(rows), self.head_dim))
+
+    def parameters(self) -> list[Tensor]:
+        """Return what has a gradient, in the order of `Gradients.of_parameters`."""
+        own = [self.weight] if self.bias is None else [self.weight, self.bias]
+        norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
+        return [*own, *(parameter for norm in norms for parameter in norm.parameters())]
+
+    def _by_head(self, t: Tensor) -> Tensor:
+        return t.unflatten(0, (-1, self.head_dim))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gradients:
+    """What the backward fills: of x [s, b, hidden], the projection, and the norms' parameters."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    q_norm: list[Tensor]
+    k_norm: list[Tensor]
+
+    @classmethod
+    def like(cls, x: Tensor, projection: Projection) -> "Gradients":
+        """Return gradients to be filled, zero where they are summed."""
+        bias = projection.bias
+        return cls(
+            x=torch.zeros_like(x),
+            weight=torch.empty_like(projection.weight),
+            bias=None if bias is None else torch.empty_like(bias),
+            q_norm=_zeros(projection.q_norm),
+            k_norm=_zeros(projection.k_norm),
+        )
+
+    def of_parameters(self) -> list[Tensor]:
+        """Return those of `Projection.parameters`."""
+        own = [self.weight] if self.bias is None else [self.weight, self.bias]
+        return [*own, *self.q_norm, *self.k_norm]
+
+
+def _zeros(norm: nn.Module | None) -> list[Tensor]:
+    return [] if norm is None else [torch.zeros_like(p) for p in norm.parameters()]
