@@ -15,7 +15,7 @@ they are: K and V are never expanded. The name is logged once for each choice.
 """
 
 import logging
-from functools import lru_cache
+from functools import cache
 from typing import Literal, get_args
 
 import torch
@@ -23,7 +23,6 @@ from torch import Tensor
 
 from custom_modules.attention_kernel import AttentionKernel, by_document
 from custom_modules.cuda_kernels import CUDA_FLASH, CUDNN
-from custom_modules.documents import Documents
 from custom_modules.flash_attn_kernels import FLASH_ATTN_2, FLASH_ATTN_3
 from custom_modules.transformer_engine_kernel import TRANSFORMER_ENGINE
 
@@ -67,9 +66,9 @@ KERNELS = {
 }
 
 
-@lru_cache(maxsize=None)  # probing for packages reads the file system; the log has each choice once
+@cache  # probing for packages reads the file system; the log has each choice once
 def kernel_for(
-    device: torch.device, dtype: torch.dtype, head_dim: int, name: KernelName = "auto"
+    device: torch.device, dtype: torch.dtype, head_dim: int, name: str = "auto"
 ) -> AttentionKernel:
     """Return the kernel of that name, or the first that can serve.
 

@@ -13,7 +13,7 @@ Documents come as a `custom_modules.documents.Documents`, where Megatron-Core pa
 """
 
 import logging
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from custom_modules.attention_kernels import KernelName, kernel_for
 from custom_modules.context_parallel import attend, split_group
 from custom_modules.context_parallel_kind import (
-    TRANSFORMER_ENGINE_KINDS,
     ContextParallelKind,
     Degrees,
     degrees,
@@ -42,24 +41,30 @@ log = logging.getLogger(__name__)
 
 
 def degrees_for(
-    config: TransformerConfig, cp: ContextParallelKind, *, size: int, tp: int, ranks_per_node: int
+    config: TransformerConfig,
+    cp: ContextParallelKind,
+    groups: ProcessGroupCollection,
+    *,
+    seq_length: int,
+    ranks_per_node: int,
 ) -> Degrees:
-    """Work a kind out for the model of a config over `size` context ranks.
+    """Work a kind out for the model of a config over the context ranks of its groups.
 
     `ranks_per_node` are those of all kinds that share the fast link; TP ranks are neighbours.
     """
+    size, tp = groups.cp.size(), groups.tp.size()
     return degrees(
         cp,
         size=size,
         heads=config.num_attention_heads // tp,
         kv_heads=(config.num_query_groups or config.num_attention_heads) // tp,
         head_dim=config.kv_channels,
-        seq_length=getattr(config, "seq_length", 0),
+        seq_length=seq_length,
         ranks_per_link=max(1, ranks_per_node // tp),
     )
 
 
-@lru_cache(maxsize=None)  # a line for each different choice, not for each layer
+@cache  # a line for each different choice, not for each layer
 def _say(chosen: str) -> None:
     log.info("context parallelism: %s", chosen)
 
@@ -80,6 +85,7 @@ class ContextParallelAttention(nn.Module):
         *,
         cp: ContextParallelKind | None = None,
         kernel: KernelName = "auto",
+        seq_length: int = 0,
         ranks_per_node: int = 1,
     ) -> None:
         """Take the arguments by which Megatron-Core builds core attention, and ours by name.
@@ -99,8 +105,8 @@ class ContextParallelAttention(nn.Module):
         self.degrees = degrees_for(
             config,
             cp or ContextParallelKind(),
-            size=pg_collection.cp.size(),
-            tp=pg_collection.tp.size(),
+            pg_collection,
+            seq_length=seq_length,
             ranks_per_node=ranks_per_node,
         )
         _say(str(self.degrees))
@@ -165,17 +171,18 @@ class TransformerEngineAttention(nn.Module):
     """Transformer Engine's core attention with one of its own kinds of context parallelism."""
 
     def __init__(
-        self, config: TransformerConfig, *, cp: ContextParallelKind, ranks_per_node: int = 1,
-        pg_collection: ProcessGroupCollection, **megatron: Any,
+        self, config: TransformerConfig, *, cp: ContextParallelKind, seq_length: int = 0,
+        ranks_per_node: int = 1, pg_collection: ProcessGroupCollection, **megatron: Any,
     ) -> None:  # fmt: skip
         """Take the arguments by which Megatron-Core builds core attention, and ours by name."""
         super().__init__()
         from megatron.core.extensions.transformer_engine import TEDotProductAttention
 
-        size, tp = pg_collection.cp.size(), pg_collection.tp.size()
-        self.degrees = degrees_for(config, cp, size=size, tp=tp, ranks_per_node=ranks_per_node)
+        self.degrees = degrees_for(
+            config, cp, pg_collection, seq_length=seq_length, ranks_per_node=ranks_per_node
+        )
         _say(str(self.degrees))
-        two_levels = cp.kind == "a2a+p2p" and size > 1
+        two_levels = self.degrees.ulysses > 1 and self.degrees.ring > 1
         megatron["cp_comm_type"] = "p2p" if two_levels else cp.kind
         self.core = TEDotProductAttention(config, pg_collection=pg_collection, **megatron)
         if two_levels:  # Megatron-Core reads these groups from a global that NeMo does not fill

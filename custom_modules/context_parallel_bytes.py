@@ -31,8 +31,8 @@ class AttentionShape:
     element_bytes: int = 2
     causal: bool = True
     ring_rank: int = 1
-    """Place in the ring: where causal, the keys of earlier ranks meet all queries of this one, those
-    of later ranks half of them. The default holds the most."""
+    """Place in the ring. Where causal, keys of earlier ranks meet all queries of this one, keys of
+    later ranks half of them; the default holds the most."""
 
     @property
     def slice_bytes(self) -> int:
@@ -47,12 +47,12 @@ class AttentionShape:
             u, held = self.degrees.heads_per_stage, self._held_kv
             exchanged = 0 if self.degrees.ulysses == 1 else u
             earlier = (self.heads - u) * self._lse
-            phases = (
+            stage = (
                 u + exchanged + self._messages(u, packs=1) + earlier,
                 u + self._kernel_forward(u, held) + earlier,
                 u + u * (1 + self._lse) + self._messages(u) + earlier,
             )
-            return self._bytes(self.heads + 2 * held + max(phases))
+            return self._bytes(self.heads + 2 * held + max(stage))
         given = self.heads + 2 * self.kv_heads
         if self.degrees.ulysses == 1:
             return self._bytes(given + self._kernel_forward(self.heads, self.kv_heads))
@@ -62,9 +62,10 @@ class AttentionShape:
 
     @property
     def backward_peak(self) -> int:
-        """The most bytes that live during the backward, the gradient of the output counted.
+        """The most bytes that live during the backward, output and its gradient counted.
 
-        With stages the gradients of x and of the weights come on top.
+        The q, k and v that were given are counted where they are kept, without an all-to-all. With
+        stages the gradients of x and of the weights come on top.
         """
         lse, inner = self.heads * self._lse, self._inner_kv
         if self.degrees.heads_per_stage is not None:
@@ -73,10 +74,11 @@ class AttentionShape:
             dq = 0 if self.degrees.ulysses == 1 else u + self._messages(u)
             kept = 2 * self.heads + lse + 2 * held * (1 + self._merge) + exchanged
             return self._bytes(kept + max(self._kernel_backward(u, held), u + dq))
-        kept = self.heads + 2 * self.kv_heads + lse + 2 * self.heads
+        kept = lse + 2 * self.heads
         if self.degrees.ulysses == 1:
+            kept += self.heads + 2 * self.kv_heads
             return self._bytes(kept + self._kernel_backward(self.heads, self.kv_heads))
-        kept += self.heads + 2 * inner + self.heads
+        kept += 2 * self.heads + 2 * inner
         home = 2 * self.heads + 2 * self.kv_heads + self._messages(self.heads)
         return self._bytes(kept + max(self.heads + self._kernel_backward(self.heads, inner), home))
 
@@ -145,9 +147,9 @@ class AttentionShape:
         cast = merge if merge > 1 else 0
         own = 2 * kv_heads + (heads + 2 * kv_heads) * (1 + cast) + 2 * kv_heads * merge
         sets = 2 * kv_heads * min(ring - 1, 2)
-        parts = [heads + 2 * kv_heads]
+        parts: list[float] = [heads + 2 * kv_heads]
         if self.causal:
-            earlier = [heads + kv_heads] if self.ring_rank > 0 else []
+            earlier: list[float] = [heads + kv_heads] if self.ring_rank > 0 else []
             later = [heads / 2 + 2 * kv_heads] if self.ring_rank < ring - 1 else []
             parts = earlier + later
         return max(own, heads * merge + sets + 4 * kv_heads * merge + max(parts))

@@ -21,7 +21,7 @@ Legend: S tokens of a sequence, C ranks, b sequences of a batch, each with docum
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import ClassVar
 
 import torch
@@ -42,6 +42,9 @@ class Documents:
     lengths: tuple[tuple[int, ...], ...]
     bounds: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
     """Cumulative lengths of each sequence, from 0 to S."""
+    _cu_seqlens: dict[torch.device, Tensor] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
     qkv_format: ClassVar[str] = "sbhd"
     """Asked for by Megatron-Core of what it calls packed_seq_params: tensors stay [s, b, h, D]."""
 
@@ -96,7 +99,7 @@ class Documents:
                 f"{batch} sequences of {seq_length:,} tokens"
             )
         rows: list[list[int]] = [[] for _ in range(batch)]
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in pairwise(bounds):
             if stop <= start:
                 raise ValueError(f"cu_seqlens does not rise: {stop} follows {start}")
             if start // seq_length != (stop - 1) // seq_length:
@@ -131,12 +134,14 @@ class Documents:
 
     def spans(self, row: int) -> Iterator[Span]:
         """Yield the documents of a sequence."""
-        yield from zip(self.bounds[row], self.bounds[row][1:], strict=False)
+        yield from pairwise(self.bounds[row])
 
     def cu_seqlens(self, device: torch.device) -> Tensor:
         """Return cumulative lengths, int32 [documents + 1], of the sequences laid end to end."""
-        lengths = torch.tensor([0, *(length for row in self.lengths for length in row)])
-        return lengths.cumsum(0).to(device=device, dtype=torch.int32)
+        if device not in self._cu_seqlens:  # every layer asks, forward and backward
+            lengths = torch.tensor([0, *(length for row in self.lengths for length in row)])
+            self._cu_seqlens[device] = lengths.cumsum(0).to(device=device, dtype=torch.int32)
+        return self._cu_seqlens[device]
 
     def position_ids(self) -> Tensor:
         """Return positions [b, S] that restart at each document."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Head-chunked Ulysses ("Untied Ulysses", UPipe, arXiv 2602.21196): attention a few heads at a time.
+"""Head-chunked Ulysses ("Untied Ulysses", UPipe, arXiv 2602.21196): a few heads at a time.
 
     q, k, v = split(x W);  out = attention(rotate(norm(q)), rotate(norm(k)), v)
 
@@ -26,7 +26,7 @@ Memory on top of x, in slices, b = 1: output, keys and values, exchanged queries
 stage's projection or its output, with their messages:
 
     forward   h + 2G + 2U + (C-1)/C * U                               (Ulysses about 5h + 4g)
-    backward  2h + 4G + 3U + max(U + 2G, 2U + (C-1)/C * U), dx and dW  (Ulysses about 7h + 6g)
+    backward  2h + 4G + 3U + max(U + 2G, 2U + (C-1)/C * U), dx and dW  (Ulysses about 6h + 4g)
 
 and the log-sum-exp, b * s * h numbers. In the backward: output and its gradient; keys, values and
 the sums of their gradients (in fp32, so 2G more for bf16); queries, output and gradient of a stage;

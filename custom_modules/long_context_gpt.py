@@ -65,6 +65,7 @@ def long_context_spec(
     *,
     cp: ContextParallelKind | None = None,
     kernel: KernelName = "auto",
+    seq_length: int = 0,
     ranks_per_node: int = 1,
     transformer_engine: bool = False,
     vp_stage: int | None = None,
@@ -72,12 +73,13 @@ def long_context_spec(
     """Return the layers of this pipeline stage with our modules in them.
 
     With `transformer_engine` its linear layers and norms are used, else Megatron-Core's own. `cp`
-    is how ranks that share a sequence attend (None: chosen), `ranks_per_node` how many of all
-    ranks share the fast link. Raises ValueError for Transformer Engine's kinds without it.
+    is how ranks that share a sequence attend (None: chosen, for `seq_length` tokens over all of
+    them and `ranks_per_node` ranks that share the fast link). Raises ValueError for Transformer
+    Engine's kinds without it.
     """
     cp = cp or ContextParallelKind()
     qk_layernorm = config.qk_layernorm
-    core: dict[str, Any] = {"cp": cp, "ranks_per_node": ranks_per_node}
+    core: dict[str, Any] = {"cp": cp, "seq_length": seq_length, "ranks_per_node": ranks_per_node}
     if cp.kind in TRANSFORMER_ENGINE_KINDS:
         if not transformer_engine:
             raise ValueError(
@@ -145,6 +147,7 @@ class LongContextGPT(GPTModel):
                 config,
                 cp=cp,
                 kernel=kernel,
+                seq_length=max_sequence_length,
                 ranks_per_node=ranks_per_node,
                 transformer_engine=transformer_engine,
                 vp_stage=vp_stage,

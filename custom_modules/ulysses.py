@@ -18,10 +18,11 @@ C/g ranks whose query heads need it, and their gradients come back as a sum.
 Memory, in head slices e = s * b * D elements, with G = max(g, C), inputs and output counted:
 
     forward   (h + 2g) + (h + 2G) + 2h + (C-1)/C * h
-    backward  (h + 2g) + 2 (h + 2G) + 4h + (C-1)/C * h  less 2 (G - g)
+    backward  (h + 2G) + 3h + max(2h + 2G, 2h + 2g + (C-1)/C * h)
 
-and the log-sum-exp: the exchanged q, k, v and output stay for the backward; while a tensor of h
-heads goes home, its messages are held beside it. (Messages are views of it where b is 1; for b > 1
+and the log-sum-exp: the exchanged q, k, v and output stay for the backward, what was given does
+not; while a tensor of h heads goes home, its messages are held beside it. (Messages are views of
+it where b is 1; for b > 1
 they are packed, as much again.) `custom_modules.context_parallel_bytes` has the formulas as code.
 
 Bytes sent by a rank, forward: (C-1)/C * (2h + 2G) * e * element size; backward the same.

@@ -9,6 +9,7 @@ import typer
 from longhaul.evaluate import evaluate
 from longhaul.prepare import prepare
 from longhaul.pretrain import pretrain
+from longhaul.probe import app as probe
 from longhaul.report import report
 from longhaul.run import run
 
@@ -25,6 +26,7 @@ app.command(context_settings=KEY_VALUE)(pretrain)
 app.command(context_settings=KEY_VALUE)(run)
 app.command()(evaluate)
 app.command()(report)
+app.add_typer(probe, name="probe")
 
 
 def main() -> None:

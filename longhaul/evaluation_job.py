@@ -6,6 +6,7 @@ from pathlib import Path
 import nemo_run
 import torch
 
+from custom_modules.context_parallel_kind import ContextParallelKind
 from data.store import Manifest, require_tokenizer
 from eval.evaluate import evaluate
 from eval.results import stage_folder
@@ -67,12 +68,15 @@ def require_layout(
             seq_length=length,
             heads=config.num_attention_heads,
             kv_heads=config.num_query_groups,
+            head_dim=config.kv_channels,
             layers=config.num_layers,
             vocab=config.vocab_size,
             tp=tp,
             cp=cp,
+            cp_kind=ContextParallelKind(),
             pp=1,
             world_size=ranks,
+            ranks_per_node=ranks,
             global_batch=ranks,
             micro_batch=1,
         )

@@ -46,6 +46,7 @@ def pretrain(
     folder = stages.folder_of(recipe)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
+        typer.echo(f"# {stages.described(recipe)}")
         for line in commands(recipe.log.name, [job], folder / "launch"):
             typer.echo(line)
         return

@@ -15,10 +15,11 @@ import nemo_run
 import torch
 from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
+from custom_modules.attention_kernels import kernel_for
 from data.store import Manifest, require_tokenizer
 from eval.results import write_json
 from recipes import yaml_file
-from recipes.check import check, tokens_per_batch, world_size
+from recipes.check import check, context_parallelism, tokens_per_batch, world_size
 from recipes.factories import FACTORIES
 from recipes.finished import checkpoint_facts, newest_checkpoint, start_checkpoint
 from recipes.pretrain import on_cpu
@@ -78,6 +79,7 @@ def on_device(recipe: nemo_run.Partial, device: str | None) -> None:
     laid_out_for = device_of(recipe)
     if device == "cpu" and laid_out_for == "cuda":
         on_cpu(recipe)
+        check(recipe)
     elif device == "cuda" and laid_out_for == "cpu":
         raise ValueError(f"{recipe.log.name} is laid out for CPU ranks; it has no GPU layout")
 
@@ -87,10 +89,22 @@ def device_of(recipe: nemo_run.Partial) -> str:
     return "cpu" if issubclass(recipe.trainer.strategy.__fn_or_cls__, CpuStrategy) else "cuda"
 
 
+def described(recipe: nemo_run.Partial) -> str:
+    """Return in words how ranks share a sequence, and why."""
+    return f"context parallelism: {context_parallelism(recipe)}"
+
+
 def require_device(recipe: nemo_run.Partial) -> None:
-    """Raise ValueError where the recipe needs more GPUs than this machine has."""
-    if device_of(recipe) == "cpu":
-        return
+    """Raise ValueError where the recipe needs more GPUs, or another kernel, than are here."""
+    device = device_of(recipe)
+    if device == "cuda":
+        _require_gpus(recipe)
+    config, fp32 = recipe.model.config, recipe.trainer.plugins.precision == "32"
+    dtype = torch.float32 if fp32 else torch.bfloat16
+    kernel_for(torch.device(device), dtype, config.kv_channels, config.attention_kernel)
+
+
+def _require_gpus(recipe: nemo_run.Partial) -> None:
     needed, found = int(recipe.trainer.devices), torch.cuda.device_count()
     if found < needed:
         raise ValueError(

@@ -4,11 +4,13 @@
 import difflib
 import inspect
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import fiddle as fdl
 import nemo_run as run
 
+from custom_modules.attention_kernels import KernelName
+from custom_modules.context_parallel_kind import TRANSFORMER_ENGINE_KINDS, Degrees, degrees
 from recipes import laws
 
 
@@ -16,10 +18,10 @@ def check(recipe: run.Partial) -> None:
     """Raise ValueError for a key that no target takes, and for numbers that break a law."""
     problems = [*phantom_keys(recipe), *without_effect(recipe), *disagreements(recipe)]
     if not problems:
-        problems = list(broken_laws(recipe))
-    if not problems:
-        for values in (recipe.model.config.rope, recipe.optim.lr_scheduler):
+        config = recipe.model.config
+        for values in (config.rope, config.cp, recipe.optim.lr_scheduler):
             fdl.build(values)  # their own checks raise ValueError
+        problems = list(broken_laws(recipe))
     if problems:
         raise ValueError("; ".join(problems))
 
@@ -94,6 +96,23 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
     ):
         if name in fdl.ordered_arguments(config):
             yield f"model.config.{name} is overwritten by trainer.strategy.{name}; set that one"
+    if config.attention_kernel not in get_args(KernelName):
+        yield (
+            f"model.config.attention_kernel is {config.attention_kernel!r}; it is one of "
+            f"{', '.join(get_args(KernelName))}"
+        )
+    if "cp_comm_type" in fdl.ordered_arguments(config):
+        yield "model.config.cp_comm_type has no effect; set model.config.cp.kind"
+    if config.cp.kind in TRANSFORMER_ENGINE_KINDS and not config.transformer_engine:
+        yield (
+            f"model.config.cp.kind is {config.cp.kind}, which is Transformer Engine's, and this "
+            "model runs without it; take ring, ulysses, head_chunked or hybrid"
+        )
+    if config.cp.kind in TRANSFORMER_ENGINE_KINDS and recipe.data.documents == "within":
+        yield (
+            f"model.config.cp.kind is {config.cp.kind}, which keeps documents apart only where "
+            "they are padded; take ring, ulysses, head_chunked or hybrid, or data.documents=across"
+        )
     if getattr(strategy, "virtual_pipeline_model_parallel_size", None):
         yield "trainer.strategy.virtual_pipeline_model_parallel_size is not supported; leave it out"
     if strategy.sequence_parallel != (strategy.tensor_model_parallel_size > 1):
@@ -137,6 +156,21 @@ def _calculates_per_token_loss(config: Any) -> bool:
     return bool(arguments["calculate_per_token_loss"])
 
 
+def context_parallelism(recipe: run.Partial) -> Degrees:
+    """Return the degrees of context parallelism that the recipe asks for, or `auto` chooses."""
+    config, strategy = recipe.model.config, recipe.trainer.strategy
+    tp = strategy.tensor_model_parallel_size
+    return degrees(
+        fdl.build(config.cp),
+        size=strategy.context_parallel_size,
+        heads=config.num_attention_heads // tp,
+        kv_heads=config.num_query_groups // tp,
+        head_dim=config.kv_channels,
+        seq_length=recipe.data.seq_length,
+        ranks_per_link=max(1, recipe.trainer.devices // tp),
+    )
+
+
 def broken_laws(recipe: run.Partial) -> Iterator[str]:
     """Yield the laws broken by the numbers that the resolved tree holds."""
     config, strategy = recipe.model.config, recipe.trainer.strategy
@@ -144,12 +178,15 @@ def broken_laws(recipe: run.Partial) -> Iterator[str]:
         seq_length=recipe.data.seq_length,
         heads=config.num_attention_heads,
         kv_heads=config.num_query_groups,
+        head_dim=config.kv_channels,
         layers=config.num_layers,
         vocab=config.vocab_size,
         tp=strategy.tensor_model_parallel_size,
         cp=strategy.context_parallel_size,
+        cp_kind=fdl.build(config.cp),
         pp=strategy.pipeline_model_parallel_size,
         world_size=world_size(recipe),
+        ranks_per_node=recipe.trainer.devices,
         global_batch=recipe.data.global_batch_size,
         micro_batch=recipe.data.micro_batch_size,
     )

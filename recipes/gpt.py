@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The thin layer that puts `custom_modules` into NeMo's GPT configs and model."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,19 +14,28 @@ from nemo.collections.llm.gpt.model.llama import LlamaConfig
 from nemo.lightning.megatron_parallel import MaskedTokenLossReduction
 from torch import Tensor
 
+from custom_modules.attention_kernels import KernelName
 from custom_modules.callbacks.step_log import Tally
+from custom_modules.context_parallel_kind import ContextParallelKind
+from custom_modules.documents import Documents
 from custom_modules.long_context_gpt import LongContextGPT
 from custom_modules.rope_scaling import RopeScaling
 
 
-def forward_step(model: torch.nn.Module, batch: dict[str, Tensor]) -> Tensor:
+def forward_step(model: torch.nn.Module, batch: dict[str, Any]) -> Tensor:
     """Return the loss per token [b, s] on the last pipeline stage, hidden states before it."""
     return model(
         input_ids=batch["tokens"],
         position_ids=batch["position_ids"],
         attention_mask=None,
         labels=batch["labels"],
+        packed_seq_params=batch.get("documents"),
     )
+
+
+def ranks_per_node() -> int:
+    """Return how many ranks this node runs, as torchrun says, else all: the reach of fast links."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", torch.distributed.get_world_size()))
 
 
 @dataclass(kw_only=True)
@@ -37,6 +47,8 @@ class LongContextMixin:
     """
 
     rope: RopeScaling = field(default_factory=lambda: RopeScaling.base_change(10_000))
+    cp: ContextParallelKind = field(default_factory=ContextParallelKind)
+    attention_kernel: KernelName = "auto"
     transformer_engine: bool = False
     position_embedding_type: str = "none"  # rotation is ours, from the position ids
     calculate_per_token_loss: bool = True  # sum(loss) / sum(tokens) over DP and CP
@@ -56,6 +68,9 @@ class LongContextMixin:
         return LongContextGPT(
             config,
             rope=self.rope,
+            cp=self.cp,
+            kernel=self.attention_kernel,
+            ranks_per_node=ranks_per_node(),
             transformer_engine=self.transformer_engine,
             vocab_size=config.vocab_size,
             max_sequence_length=config.seq_length,
@@ -105,8 +120,11 @@ class LongContextModel(GPTModel):
         self._validation_loss_reduction: TokenWeightedLoss | None = None
         self.tally = Tally()
 
-    def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Tensor]:
-        """Return this rank's zigzag shard of the next micro-batch, each entry [b, s]."""
+    def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
+        """Return this rank's zigzag shard of the next micro-batch, each entry [b, s].
+
+        Where documents are kept apart, `documents` is the table of the whole sequences.
+        """
         batch = next(dataloader_iter)
         batch = batch[0] if isinstance(batch, tuple) else batch
         sample_ids = batch["sample_id"]
@@ -115,6 +133,8 @@ class LongContextModel(GPTModel):
             {key: batch[key].cuda(non_blocking=True) for key in keys}
         )
         self.tally.add(shard["tokens"], sample_ids)
+        if "document_starts" in batch:
+            return {**shard, "documents": Documents.from_starts(batch["document_starts"])}
         return shard
 
     @property

@@ -7,28 +7,35 @@ reads back from a resolved recipe, so that an override is held to the same laws.
 
 from collections.abc import Iterator
 
+from custom_modules.context_parallel_kind import ContextParallelKind, degrees
+
 
 def broken(
     *,
     seq_length: int,
     heads: int,
     kv_heads: int,
+    head_dim: int,
     layers: int,
     vocab: int,
     tp: int,
     cp: int,
+    cp_kind: ContextParallelKind,
     pp: int,
     world_size: int,
+    ranks_per_node: int,
     global_batch: int,
     micro_batch: int,
 ) -> Iterator[str]:
     """Yield one sentence for each law that these numbers break.
 
     `global_batch` and `micro_batch` are in sequences; `world_size` is nodes times ranks per node.
+    `heads` and `kv_heads` are the model's.
     """
     sizes = {
         "sequence length": seq_length, "heads": heads, "KV heads": kv_heads, "layers": layers,
-        "vocabulary": vocab, "TP": tp, "CP": cp, "PP": pp, "world size": world_size,
+        "head size": head_dim, "vocabulary": vocab, "TP": tp, "CP": cp, "PP": pp,
+        "world size": world_size, "ranks per node": ranks_per_node,
         "global batch": global_batch, "micro-batch": micro_batch,
     }  # fmt: skip
     too_small = [
@@ -60,12 +67,19 @@ def broken(
             f"{heads} heads and {kv_heads} KV heads are not both divisible by TP {tp}; "
             f"TP may be {_divisors(heads, kv_heads)}"
         )
-    elif (heads // tp) % cp or (kv_heads // tp) % cp:
-        yield (
-            f"{heads // tp} heads and {kv_heads // tp} KV heads on each TP rank are not both "
-            f"divisible by the Ulysses degree CP {cp}; "
-            f"CP may be {_divisors(heads // tp, kv_heads // tp)}"
-        )
+    else:
+        try:
+            degrees(
+                cp_kind,
+                size=cp,
+                heads=heads // tp,
+                kv_heads=kv_heads // tp,
+                head_dim=head_dim,
+                seq_length=seq_length,
+                ranks_per_link=max(1, ranks_per_node // tp),
+            )
+        except ValueError as error:
+            yield str(error)
     if vocab % tp:
         yield f"a vocabulary of {vocab:,} rows is not divisible by TP {tp}"
     if layers % pp:

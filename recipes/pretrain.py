@@ -12,6 +12,7 @@ from nemo import lightning as nl
 from nemo.collections import llm
 
 from custom_modules.callbacks.step_log import StepLog
+from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.rope_scaling import RopeScaling
 from data.module import StoreDataModule
 from recipes.check import check
@@ -72,7 +73,9 @@ def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
         layernorm_epsilon=card.norm_epsilon,
         init_method_std=card.init_std,
         seq_length=stage.seq_length,
-        rope=rope_config(rope),
+        rope=described(rope),
+        cp=described(layout.cp.how),
+        attention_kernel="auto",
         recompute_granularity="full" if layout.recompute == "full" else None,
         recompute_method="uniform" if layout.recompute == "full" else None,
         recompute_num_layers=1 if layout.recompute == "full" else None,
@@ -82,12 +85,10 @@ def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
     )
 
 
-def rope_config(rope: RopeScaling) -> run.Config:
-    """Return the rotation as a node of the tree, so that an override reaches its fields."""
-    return run.Config(
-        RopeScaling,
-        **{name: getattr(rope, name) for name in RopeScaling.__dataclass_fields__},
-    )
+def described(noun: RopeScaling | ContextParallelKind) -> run.Config:
+    """Return a description as a node of the tree, so that an override reaches its fields."""
+    fields = {name: getattr(noun, name) for name in type(noun).__dataclass_fields__}
+    return run.Config(type(noun), **fields)
 
 
 def trainer(card: ModelCard, stage: Stage, layout: Layout, *, nodes: int) -> run.Config:
@@ -155,6 +156,7 @@ def data_module(stage: Stage, layout: Layout) -> run.Config:
         seq_length=stage.seq_length,
         micro_batch_size=layout.micro_batch,
         global_batch_size=stage.sequences_per_batch,
+        documents=stage.documents,
         num_workers=2,
         pin_memory=True,
     )

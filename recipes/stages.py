@@ -2,9 +2,11 @@
 """One continued-pretraining step, and an ordered list of them."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from custom_modules.rope_scaling import RopeScaling
+
+DocumentPolicy = Literal["across", "within"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +45,10 @@ class Stage:
     tokens_per_batch: int
     """Tokens of one optimizer step over all ranks."""
     lr: Cosine
+    documents: DocumentPolicy = "across"
+    """Whether tokens attend across the documents of a sequence, positions running on
+    (Nemotron-UltraLong, arXiv 2504.06214), or within their document alone, positions restarting
+    (Llama-3.1, arXiv 2407.21783)."""
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
     start: Literal["scratch", "card", "previous"] = "previous"
@@ -51,6 +57,10 @@ class Stage:
 
     def __post_init__(self) -> None:
         """Refuse a budget that is not a whole number of batches of whole sequences."""
+        if self.documents not in get_args(DocumentPolicy):
+            raise ValueError(
+                f"documents is {self.documents!r}; tokens attend 'across' documents or 'within'"
+            )
         for name in ("seq_length", "tokens", "tokens_per_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NeMo's Megatron strategy with validation weighted by tokens, and its twin for the CPU."""
 
+import logging
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,7 +13,15 @@ from custom_modules.cpu_backend import cpu_backend
 
 
 class LongContextStrategy(nl.MegatronStrategy):
-    """NeMo's strategy with the validation loss weighted by tokens."""
+    """NeMo's strategy with the validation loss weighted by tokens, and our choices in the log."""
+
+    def setup_environment(self) -> None:
+        """Set up ranks and groups; the first rank's log then names kernels and kinds."""
+        super().setup_environment()
+        chosen = logging.getLogger("custom_modules")
+        chosen.setLevel(logging.INFO)
+        if torch.distributed.get_rank() == 0 and not chosen.handlers:
+            chosen.addHandler(logging.StreamHandler())
 
     def validation_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the loss of one batch, and log it with its valid tokens as its weight.

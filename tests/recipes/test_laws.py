@@ -3,21 +3,26 @@ import re
 
 import pytest
 
+from custom_modules.context_parallel_kind import ContextParallelKind
 from recipes import laws
 
 FITS = {
     "seq_length": 8192,
     "heads": 32,
     "kv_heads": 8,
+    "head_dim": 128,
     "layers": 32,
     "vocab": 128_256,
     "tp": 2,
     "cp": 4,
+    "cp_kind": ContextParallelKind(kind="ulysses"),
     "pp": 2,
     "world_size": 64,
+    "ranks_per_node": 8,
     "global_batch": 64,
     "micro_batch": 2,
 }
+RING = ContextParallelKind(kind="ring")
 SCHEDULE = {"max_steps": 100, "lr": 1e-5}
 
 
@@ -30,6 +35,8 @@ SCHEDULE = {"max_steps": 100, "lr": 1e-5}
         {"tp": 1, "cp": 8, "world_size": 16},
         {"tp": 8, "cp": 1, "world_size": 16},
         {"global_batch": 8},
+        {"kv_heads": 6, "cp": 8, "world_size": 128, "global_batch": 128, "cp_kind": RING},
+        {"cp": 8, "world_size": 128, "global_batch": 128},
     ],
     ids=str,
 )
@@ -51,8 +58,16 @@ def test_numbers_that_fit_break_no_law(change):
         ({"kv_heads": 1}, "32 heads and 1 KV heads .* TP 2"),
         ({"tp": 16, "cp": 1, "world_size": 32}, "divisible by TP 16; TP may be 1, 2, 4 or 8"),
         (
-            {"cp": 8, "world_size": 128, "global_batch": 128},
-            "16 heads and 4 KV heads on each TP rank .* Ulysses degree CP 8; CP may be 1, 2 or 4",
+            {"kv_heads": 6, "cp": 8, "world_size": 128, "global_batch": 128},
+            "CP 8 as ulysses .* 16 heads and 3 KV heads on each TP rank.* For CP 8 take ring",
+        ),
+        (
+            {"cp_kind": ContextParallelKind(kind="hybrid", ulysses=3)},
+            "ulysses 3 does not divide CP 4; it may be 1, 2 or 4",
+        ),
+        (
+            {"cp_kind": ContextParallelKind(kind="head_chunked", heads_per_stage=6)},
+            "heads_per_stage 6 .* it may be 4, 8 or 16",
         ),
         ({"vocab": 128_257}, "vocabulary of 128,257 rows is not divisible by TP 2"),
         ({"layers": 33}, "33 layers are not divisible by PP 2; PP may be 1, 3, 11 or 33"),
