@@ -64,6 +64,11 @@ class ContextParallelKind:
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
 
+    @property
+    def may_chunk_heads(self) -> bool:
+        """Whether attention may take a few heads at a time, as `auto` decides only with ranks."""
+        return self.kind in ("auto", "head_chunked") or self.heads_per_stage is not None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Degrees:

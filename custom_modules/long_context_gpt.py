@@ -100,13 +100,14 @@ def long_context_spec(
 
         layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qk_layernorm)
         norm = TENorm
-        # Head-chunked attention projects by itself, so the norm cannot be inside the projection;
-        # `auto` may choose it. In a checkpoint the norm keeps the fused layer's name.
-        layer.submodules.input_layernorm = norm
-        layer.submodules.self_attention.submodules.linear_qkv = TEColumnParallelLinear
-        layer.submodules.sharded_state_dict_keys_map["input_layernorm."] = (
-            "self_attention.linear_qkv.layer_norm_"
-        )
+        if cp.may_chunk_heads:
+            # Then attention projects by itself, so the norm cannot be inside the projection. In a
+            # checkpoint it keeps the fused layer's name.
+            layer.submodules.input_layernorm = norm
+            layer.submodules.self_attention.submodules.linear_qkv = TEColumnParallelLinear
+            layer.submodules.sharded_state_dict_keys_map["input_layernorm."] = (
+                "self_attention.linear_qkv.layer_norm_"
+            )
     else:
         layer = get_gpt_layer_local_spec(
             normalization=config.normalization, qk_layernorm=qk_layernorm

@@ -12,6 +12,7 @@ taken. The weight has Megatron's order: of each KV head its query heads, its key
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -66,12 +67,14 @@ class Projection:
     def queries(self, heads: Sequence[int]) -> Tensor:
         """Return the rows, in units of a head, of these query heads."""
         group = self.heads // self.kv_heads
-        return torch.tensor([n // group * (group + 2) + n % group for n in heads])
+        rows = (n // group * (group + 2) + n % group for n in heads)
+        return _index(tuple(rows), self.weight.device)
 
     def keys(self, heads: slice) -> Tensor:
         """Return the rows of the keys of these KV heads; values follow by one."""
         group = self.heads // self.kv_heads
-        return torch.arange(heads.start, heads.stop) * (group + 2) + group
+        rows = (n * (group + 2) + group for n in range(heads.start, heads.stop))
+        return _index(tuple(rows), self.weight.device)
 
     def forward(self, x: Tensor, rows: Tensor) -> Tensor:
         """Return [s, b, n, D] for x [s, b, hidden]."""
@@ -125,6 +128,11 @@ class Gradients:
         """Return those of `Projection.parameters`."""
         own = [self.weight] if self.bias is None else [self.weight, self.bias]
         return [*own, *self.q_norm, *self.k_norm]
+
+
+@cache  # a copy to the device each time would wait for it
+def _index(rows: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(rows, device=device)
 
 
 def _zeros(norm: nn.Module | None) -> list[Tensor]:

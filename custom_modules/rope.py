@@ -21,6 +21,7 @@ Sources: RoPE arXiv 2104.09864; YaRN arXiv 2309.00071; Llama 3.1 arXiv 2407.2178
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -78,8 +79,14 @@ def rotary_table(
     position_ids: Tensor, frequencies: Tensor, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin, fp32 [s, b, 1, D/2], of the positions [b, s] (integers)."""
-    angles = position_ids.t().double()[:, :, None, None] * frequencies
-    return (angles.cos() * temperature).float(), (angles.sin() * temperature).float()
+    positions = position_ids.t()[:, :, None, None]
+    shape = (*positions.shape[:3], len(frequencies))
+    cos = torch.empty(shape, dtype=torch.float32, device=position_ids.device)
+    sin = torch.empty_like(cos)
+    for tile in _tiles(cos):  # float64 for a tile at a time
+        angles = positions[tile].double() * frequencies
+        cos[tile], sin[tile] = angles.cos() * temperature, angles.sin() * temperature
+    return cos, sin
 
 
 class _Rotate(torch.autograd.Function):
@@ -99,12 +106,17 @@ class _Rotate(torch.autograd.Function):
         return _turn(grad, cos, -sin, torch.empty_like(grad)), None, None
 
 
+def _tiles(t: Tensor) -> Iterator[slice]:
+    """Yield slices of the first dimension that hold at most TILE_ELEMENTS, or one entry."""
+    entries = max(1, TILE_ELEMENTS // max(1, t[:1].numel()))
+    for start in range(0, t.shape[0], entries):
+        yield slice(start, start + entries)
+
+
 def _turn(t: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
     """Write `t` turned to `out`, which may be `t`, a few tokens at a time."""
     compute = torch.promote_types(t.dtype, torch.float32)
-    tokens = max(1, TILE_ELEMENTS // max(1, t[0].numel()))
-    for start in range(0, t.shape[0], tokens):
-        tile = slice(start, start + tokens)
+    for tile in _tiles(t):
         first, second = t[tile].to(compute).chunk(2, dim=-1)
         c, s = cos[tile].to(compute), sin[tile].to(compute)
         turned = (first * c).addcmul_(second, s, value=-1), (second * c).addcmul_(first, s)

@@ -22,8 +22,8 @@ Memory, in head slices e = s * b * D elements, with G = max(g, C), inputs and ou
 
 and the log-sum-exp: the exchanged q, k, v and output stay for the backward, what was given does
 not; while a tensor of h heads goes home, its messages are held beside it. (Messages are views of
-it where b is 1; for b > 1
-they are packed, as much again.) `custom_modules.context_parallel_bytes` has the formulas as code.
+it where b is 1; for b > 1 they are packed, as much again.) `custom_modules.context_parallel_bytes`
+has the formulas as code.
 
 Bytes sent by a rank, forward: (C-1)/C * (2h + 2G) * e * element size; backward the same.
 

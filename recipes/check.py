@@ -12,6 +12,7 @@ import nemo_run as run
 from custom_modules.attention_kernels import KernelName
 from custom_modules.context_parallel_kind import TRANSFORMER_ENGINE_KINDS, Degrees, degrees
 from recipes import laws
+from recipes.stages import DocumentPolicy
 
 
 def check(recipe: run.Partial) -> None:
@@ -96,6 +97,8 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
     ):
         if name in fdl.ordered_arguments(config):
             yield f"model.config.{name} is overwritten by trainer.strategy.{name}; set that one"
+    if recipe.data.documents not in get_args(DocumentPolicy):
+        yield f"data.documents is {recipe.data.documents!r}; attention goes 'across' or 'within'"
     if config.attention_kernel not in get_args(KernelName):
         yield (
             f"model.config.attention_kernel is {config.attention_kernel!r}; it is one of "

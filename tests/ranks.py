@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a function on several gloo ranks of this machine, joined by a file: no port is taken."""
+"""Run a function on several gloo ranks of this machine, joined by a file: no port is taken.
+
+Ranks are forked from a server that has imported what takes seconds and has run nothing, so they
+share no state with the tests or each other and start at once.
+"""
 
 import os
 import pickle
@@ -17,6 +21,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 TREE = Path(__file__).resolve().parents[1]
+IMPORTED_ONCE = ["torch.distributed", "custom_modules.long_context_gpt", "megatron.core.optimizer"]
 
 
 def run_ranks(
@@ -33,8 +38,10 @@ def run_ranks(
         mock.patch.object(sys, "path", [str(TREE), *sys.path]),  # a spawned rank inherits it
     ):
         folder = Path(name)
+        server = mp.get_context("forkserver")
+        server.set_forkserver_preload(IMPORTED_ONCE)
         ranks = [
-            mp.get_context("spawn").Process(target=_rank, args=(rank, size, folder, function, args))
+            server.Process(target=_rank, args=(rank, size, folder, function, args))
             for rank in range(size)
         ]
         for process in ranks:

@@ -21,6 +21,11 @@ ROOMS_SEEN_FROM = {
     "data": set(),
     "benchmarks": {"recipes", "custom_modules", "data", "eval"},
 }
+KERNELS_OF = {  # packages that a module adapts, imported where they are installed
+    "custom_modules.flash_attn_kernels": {"flash_attn", "flash_attn_interface"},
+    "custom_modules.transformer_engine_kernel": {"transformer_engine"},
+}
+BUILT_FROM_SOURCE = {"flash_attn_interface"}  # FlashAttention 3: no distribution to declare
 HEAVY = {"torch", "nemo", "nemo_run", "megatron", "lightning", "transformer_engine", "transformers"}
 HEAVY_RECIPES = {
     "recipes.check",
@@ -44,9 +49,9 @@ def forbidden_imports(tree: Path) -> list[str]:
                 if top in ROOMS_SEEN_FROM:
                     allowed = top in seen | {room}
                 elif room == "custom_modules" and not name.startswith("custom_modules.callbacks"):
-                    allowed = top in sys.stdlib_module_names | {"torch"} or (
-                        f"{target}.".startswith("megatron.core.")
-                    )
+                    allowed = top in sys.stdlib_module_names | {"torch"} | KERNELS_OF.get(
+                        name, set()
+                    ) or f"{target}.".startswith("megatron.core.")
                 elif name in light_recipes(tree):
                     allowed = top not in HEAVY
                 else:
@@ -90,7 +95,7 @@ def undeclared_imports(tree: Path, declared: set[str]) -> list[str]:
         for name, file in modules(tree, room):
             for target in imports(name, file):
                 top = target.partition(".")[0]
-                if top in sys.stdlib_module_names or top in ROOMS:
+                if top in sys.stdlib_module_names or top in (*ROOMS, *BUILT_FROM_SOURCE):
                     continue
                 owners = {normal(owner) for owner in distributions.get(top, [top])}
                 if not owners & declared:

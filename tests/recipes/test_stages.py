@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.rope_scaling import RopeScaling
 from recipes import naming
 from recipes.ladders import LADDERS
@@ -132,6 +133,35 @@ def test_yarn_starts_from_the_length_of_the_stage_before(shipped):
 def test_a_layout_of_no_ranks_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
         Layout(**change)
+
+
+def test_a_document_policy_that_nobody_knows_is_refused():
+    with pytest.raises(ValueError, match="documents is 'apart'; tokens attend 'across'"):
+        stage(documents="apart")
+
+
+@pytest.mark.parametrize(
+    ("shared", "size", "how"),
+    [
+        (ContextParallel.auto(3), 3, ContextParallelKind(kind="auto")),
+        (ContextParallel.ring(4), 4, ContextParallelKind(kind="ring")),
+        (ContextParallel.head_chunked(8), 8, ContextParallelKind(kind="head_chunked")),
+        (
+            ContextParallel.hybrid(ulysses=8, ring=4, heads_per_stage=16),
+            32,
+            ContextParallelKind(kind="hybrid", ulysses=8, heads_per_stage=16),
+        ),
+        (ContextParallel.transformer_engine("p2p", 4), 4, ContextParallelKind(kind="p2p")),
+        (
+            ContextParallel.transformer_engine_hybrid(a2a=2, p2p=4),
+            8,
+            ContextParallelKind(kind="a2a+p2p", ulysses=2),
+        ),
+    ],
+    ids=lambda value: value.how.kind if isinstance(value, ContextParallel) else "",
+)
+def test_a_named_kind_has_its_size_and_degrees(shared, size, how):
+    assert (shared.size, shared.how) == (size, how)
 
 
 def test_the_ranks_of_a_layout_are_the_product_of_its_sizes():

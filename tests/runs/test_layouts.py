@@ -39,6 +39,16 @@ def test_two_ranks_give_the_losses_of_one_at_each_of_20_steps(kind, training_run
         assert ours["lr"] == reference["lr"]
 
 
+def test_documents_are_kept_apart_by_head_chunked_ranks_as_by_one(training_run, start, one_rank):
+    options = {"documents": "within", "start": start}
+    alone = training_run("apart", ranks=1, layout={}, **options).finish()
+    layout = {"cp": 2, "kind": "head_chunked"}
+    steps = training_run("apart_by_two", ranks=2, layout=layout, **options).finish()
+    assert alone[0]["loss"] != pytest.approx(one_rank[0]["loss"], rel=1e-4)
+    for ours, reference in zip(steps, alone, strict=True):
+        assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
+
+
 def test_bf16_with_full_recompute_and_tensor_ranks_follows_fp32(training_run, one_rank, start):
     layout = {"tp": 2, "precision": "bf16", "recompute": "full"}
     steps = training_run("bf16", ranks=2, layout=layout, start=start).finish()

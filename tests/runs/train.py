@@ -23,8 +23,9 @@ def recipe(options: dict[str, Any]):
     from recipes.stages import Cosine, Ladder, Stage
 
     sizes = dict(options["layout"])
+    kind = getattr(ContextParallel, sizes.pop("kind", "ulysses"))
     layout = Layout(
-        cp=ContextParallel.ulysses(sizes.pop("cp", 1)),
+        cp=kind(sizes.pop("cp", 1)),
         precision=sizes.pop("precision", "fp32"),
         device="cpu",
         **sizes,
@@ -35,6 +36,7 @@ def recipe(options: dict[str, Any]):
         tokens=STEPS * BATCH,
         tokens_per_batch=BATCH,
         lr=Cosine(peak=2e-3),
+        documents=options.get("documents", "across"),
         start="scratch",
     )
     ladder = Ladder(name="tiny", source="a test", stages=(stage,))
