@@ -20,6 +20,7 @@ class LongContextStrategy(nl.MegatronStrategy):
         super().setup_environment()
         chosen = logging.getLogger("custom_modules")
         chosen.setLevel(logging.INFO)
+        chosen.propagate = False  # other ranks, and what NeMo adds to the root, would repeat it
         if torch.distributed.get_rank() == 0 and not chosen.handlers:
             chosen.addHandler(logging.StreamHandler())
 
