@@ -3,20 +3,21 @@
 
     q [s, b, h, D], k, v [s, b, g, D] on each rank  ->  [s, b, h, D]
 
-`attend` is one autograd function over three pieces that know nothing of each other: an attention
-kernel (`custom_modules.attention_kernels`), the ring that makes a kernel of it over the keys of a
-group (`custom_modules.ring`), and the all-to-all around either (`custom_modules.ulysses`). With
-both groups it is the 2-D hybrid of USP (arXiv 2405.07719).
+`attend` is made of three pieces that know nothing of each other: an attention kernel
+(`custom_modules.attention_kernels`), the ring that makes a kernel of it over the keys of a group
+(`custom_modules.ring`), and the all-to-all around either (`custom_modules.ulysses`). With both
+groups it is the 2-D hybrid of USP (arXiv 2405.07719).
 
 Groups: of CP ranks, `u` neighbours exchange heads; ranks at the same place in their neighbourhood
 form a ring. Zigzag sharding over CP ranks is, after the inner exchange, zigzag sharding over the
 ring: neighbours g*u .. g*u+u-1 hold 2u chunks that join to the ring's chunks g and 2c-1-g.
 
-Saved for backward: ring, q, k, v, out and the log-sum-exp of this rank; with the all-to-all the
-same of the rank's head share over the inner group's sequence. Bytes and peak: in the two modules.
+Saved for backward: q, k, v, out and the log-sum-exp that the kernel saw, so with the all-to-all
+those of the rank's head share over the inner group's sequence.
 """
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ from custom_modules.attention_kernel import AttentionKernel
 from custom_modules.attention_kernels import require_alike
 from custom_modules.documents import Documents
 from custom_modules.ring import ring_kernel
-from custom_modules.ulysses import Exchanged, ulysses_backward, ulysses_forward
+from custom_modules.ulysses import require_heads, to_heads, to_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,14 @@ class Groups:
         return 1 if self.ulysses is None else dist.get_world_size(self.ulysses)
 
 
-_made: dict[tuple[tuple[int, ...], int], Groups] = {}
+_made: WeakKeyDictionary[dist.ProcessGroup, dict[int, Groups]] = WeakKeyDictionary()
+"""A layer asks for the groups of the one before it; they end with the group they are part of."""
 
 
 def split_group(group: dist.ProcessGroup, ulysses: int) -> Groups:
     """Return the inner group of `ulysses` neighbours and the ring of this rank.
 
-    Every rank of `group` must call it. Groups are made once for the same ranks.
+    Every rank of `group` must call it. The groups of a group are made once.
     """
     size = dist.get_world_size(group)
     if size % ulysses:
@@ -65,17 +67,17 @@ def split_group(group: dist.ProcessGroup, ulysses: int) -> Groups:
     if ulysses == 1 or ulysses == size:
         one = None if size == 1 else group
         return Groups(one, None) if ulysses > 1 else Groups(None, one)
-    ranks = tuple(dist.get_process_group_ranks(group))
-    if (ranks, ulysses) not in _made:
-        rank = dist.get_rank(group)
+    made_of = _made.setdefault(group, {})
+    if ulysses not in made_of:
+        ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
         first = rank // ulysses * ulysses
         timeout = group._get_backend(_device_of(group)).options._timeout
         made = [
-            dist.new_group(list(members), timeout=timeout, use_local_synchronization=True)
+            dist.new_group(members, timeout=timeout, use_local_synchronization=True)
             for members in (ranks[first : first + ulysses], ranks[rank % ulysses :: ulysses])
         ]
-        _made[ranks, ulysses] = Groups(*made)
-    return _made[ranks, ulysses]
+        made_of[ulysses] = Groups(*made)
+    return made_of[ulysses]
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
@@ -83,41 +85,25 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
 
 
 class _Attend(torch.autograd.Function):
-    """Saves what its pieces keep: `custom_modules.ulysses.Exchanged`, or the same of the shard."""
+    """Attention by a kernel pair; saves q, k, v, out and the log-sum-exp that the kernel saw."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel,
-        ulysses: dist.ProcessGroup | None, causal: bool, documents: Documents | None,
+        ctx, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, causal: bool,
+        documents: Documents | None,
     ) -> Tensor:  # fmt: skip
-        ctx.kernel, ctx.ulysses, ctx.causal, ctx.documents = kernel, ulysses, causal, documents
-        ctx.heads, ctx.kv_heads = q.shape[2], k.shape[2]
-        if ulysses is None:
-            q_, k_, v_ = (t.permute(1, 2, 0, 3) for t in (q, k, v))
-            out_, lse = kernel.forward(q_, k_, v_, causal, documents)
-            kept, out = Exchanged(q_, k_, v_, out_, lse), out_.permute(2, 0, 1, 3)
-        else:
-            out, kept = ulysses_forward(
-                q, k, v, kernel=kernel, group=ulysses, causal=causal, documents=documents
-            )
-        ctx.save_for_backward(kept.q, kept.k, kept.v, kept.out, kept.lse)
-        return out
+        ctx.kernel, ctx.causal, ctx.documents = kernel, causal, documents
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+        out, lse = kernel.forward(q, k, v, causal, documents)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out.permute(2, 0, 1, 3)
 
     @staticmethod
     def backward(ctx, grad_out: Tensor):  # type: ignore[no-untyped-def]
-        kept = Exchanged(*ctx.saved_tensors)
-        if ctx.ulysses is None:
-            grads = ctx.kernel.backward(
-                grad_out.permute(1, 2, 0, 3), kept.q, kept.k, kept.v, kept.out, kept.lse,
-                ctx.causal, ctx.documents,
-            )  # fmt: skip
-            dq, dk, dv = (grad.permute(2, 0, 1, 3) for grad in grads)
-        else:
-            dq, dk, dv = ulysses_backward(
-                grad_out, kept, heads=ctx.heads, kv_heads=ctx.kv_heads, kernel=ctx.kernel,
-                group=ctx.ulysses, causal=ctx.causal, documents=ctx.documents,
-            )  # fmt: skip
-        return dq, dk, dv, None, None, None, None
+        grads = ctx.kernel.backward(
+            grad_out.permute(1, 2, 0, 3), *ctx.saved_tensors, ctx.causal, ctx.documents
+        )
+        return *(grad.permute(2, 0, 1, 3) for grad in grads), None, None, None
 
 
 def attend(
@@ -140,4 +126,12 @@ def attend(
     if documents is not None:
         ranks = groups.ring_size * groups.ulysses_size
         documents.require(batch=q.shape[1], seq_length=q.shape[0] * ranks)
-    return _Attend.apply(q, k, v, groups.kernel(kernel), groups.ulysses, causal, documents)
+    over_ring = groups.kernel(kernel)
+    if groups.ulysses is None:
+        return _Attend.apply(q, k, v, over_ring, causal, documents)
+    heads = q.shape[2]
+    require_heads(heads, k.shape[2], groups.ulysses_size)
+    q, k, v = (to_heads(t, groups.ulysses) for t in (q, k, v))
+    return to_tokens(
+        _Attend.apply(q, k, v, over_ring, causal, documents), groups.ulysses, heads=heads
+    )

@@ -18,6 +18,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
+    _yarn_get_concentration_factor_from_config,
+)
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
@@ -86,7 +89,7 @@ class ContextParallelAttention(nn.Module):
         cp: ContextParallelKind | None = None,
         kernel: KernelName = "auto",
         seq_length: int = 0,
-        ranks_per_node: int = 1,
+        ranks_per_node: int = 8,
     ) -> None:
         """Take the arguments by which Megatron-Core builds core attention, and ours by name.
 
@@ -101,6 +104,10 @@ class ContextParallelAttention(nn.Module):
             raise ValueError(f"softmax_scale is {softmax_scale}; only 1/sqrt(head size) is known")
         if attn_mask_type not in (AttnMaskType.causal, AttnMaskType.no_mask):
             raise ValueError(f"attention mask {attn_mask_type} is not known; only causal and none")
+        if config.window_size is not None:
+            raise ValueError(f"window_size is {config.window_size}; only whole attention is known")
+        if config.softmax_type != "vanilla":
+            raise ValueError(f"softmax_type is {config.softmax_type!r}; only 'vanilla' is known")
         self.causal = attn_mask_type == AttnMaskType.causal
         self.degrees = degrees_for(
             config,
@@ -124,6 +131,7 @@ class ContextParallelAttention(nn.Module):
         packed_seq_params: Documents | None = None,
     ) -> Tensor:
         """Return attention [s, b, h * D] for query [s, b, h, D], key, value [s, b, g, D]."""
+        _refuse(attention_mask=attention_mask, attention_bias=attention_bias)
         out = attend(
             query,
             key,
@@ -172,7 +180,7 @@ class TransformerEngineAttention(nn.Module):
 
     def __init__(
         self, config: TransformerConfig, *, cp: ContextParallelKind, seq_length: int = 0,
-        ranks_per_node: int = 1, pg_collection: ProcessGroupCollection, **megatron: Any,
+        ranks_per_node: int = 8, pg_collection: ProcessGroupCollection, **megatron: Any,
     ) -> None:  # fmt: skip
         """Take the arguments by which Megatron-Core builds core attention, and ours by name."""
         super().__init__()
@@ -223,20 +231,18 @@ class LongContextSelfAttention(SelfAttention):
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None,
-        rotary_pos_emb: Tensor | tuple[Tensor, Tensor] | None = None,
+        rotary_pos_emb: Tensor | None = None,
         packed_seq_params: Documents | None = None,
         **megatron: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return output [s, b, hidden] and bias.
 
         `megatron` holds what `TransformerLayer` passes to every attention, for inference;
-        anything set there has no effect here and is refused.
+        anything set there has no effect here and is refused, as is a mask.
         """
-        given = [name for name, value in megatron.items() if value is not None]
-        if given:
-            raise ValueError(f"long-context attention does not take {', '.join(given)}")
+        _refuse(attention_mask=attention_mask, **megatron)
         documents = documents_of(packed_seq_params)
-        table = table_of(rotary_pos_emb)
+        table = None if rotary_pos_emb is None else self.table_of(rotary_pos_emb)
         if self.is_head_chunked:
             out = self.core_attention.from_hidden(hidden_states, self, table, documents)
             return self.linear_proj(out)
@@ -247,7 +253,7 @@ class LongContextSelfAttention(SelfAttention):
             query,
             key,
             value,
-            attention_mask,
+            None,
             attn_mask_type=self.attn_mask_type,
             packed_seq_params=documents,
         )
@@ -281,17 +287,38 @@ class LongContextSelfAttention(SelfAttention):
             k_norm=_norm(self.k_layernorm),
         )
 
+    def table_of(self, rotary_pos_emb: Tensor) -> Tensor:
+        """Return cos and sin, fp32 [2, s, b, 1, D/2], from ours or Megatron's angles [s, 1, 1, D].
+
+        Raises ValueError for what Megatron's angles alone do not say: interleaved pairs, a part of
+        each head, YaRN's temperature.
+        """
+        if isinstance(rotary_pos_emb, Tensor) and rotary_pos_emb.ndim == 5:
+            return rotary_pos_emb
+        if not isinstance(rotary_pos_emb, Tensor) or self.config.rotary_interleaved:
+            raise ValueError(
+                "only one rotary table of half-split pairs is known, for q and k alike"
+            )
+        if rotary_pos_emb.shape[-1] != self.hidden_size_per_attention_head:
+            raise ValueError(
+                f"{rotary_pos_emb.shape[-1]} of {self.hidden_size_per_attention_head} dimensions "
+                "of a head are rotated; only whole heads are known"
+            )
+        if _yarn_get_concentration_factor_from_config(self.config) != 1.0:
+            raise ValueError("YaRN has a temperature; take LongContextGPT with RopeScaling.yarn")
+        half = rotary_pos_emb[..., : rotary_pos_emb.shape[-1] // 2].float()
+        return torch.stack((half.cos(), half.sin()))
+
+
+def _refuse(**without_effect: Any) -> None:
+    """Raise ValueError for arguments that are set and would change nothing."""
+    given = [name for name, value in without_effect.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"long-context attention does not take {', '.join(given)}; it is causal or whole by "
+            "its layer, and documents go in as packed_seq_params"
+        )
+
 
 def _norm(module: nn.Module | None) -> nn.Module | None:
     return None if isinstance(module, IdentityOp) else module
-
-
-def table_of(rotary_pos_emb: Tensor | tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Return cos and sin, fp32 [2, s, b, 1, D/2], from ours or Megatron's angles [s, 1, 1, D]."""
-    if rotary_pos_emb is None:
-        return None
-    angles = rotary_pos_emb[0] if isinstance(rotary_pos_emb, tuple) else rotary_pos_emb
-    if angles.ndim == 5:
-        return angles
-    half = angles[..., : angles.shape[-1] // 2].float()
-    return torch.stack((half.cos(), half.sin()))

@@ -78,9 +78,8 @@ class AttentionShape:
         if self.degrees.ulysses == 1:
             kept += self.heads + 2 * self.kv_heads
             return self._bytes(kept + self._kernel_backward(self.heads, self.kv_heads))
-        kept += 2 * self.heads + 2 * inner
-        home = 2 * self.heads + 2 * self.kv_heads + self._messages(self.heads)
-        return self._bytes(kept + max(self.heads + self._kernel_backward(self.heads, inner), home))
+        kept += 3 * self.heads + 2 * inner
+        return self._bytes(kept + self._kernel_backward(self.heads, inner))
 
     @property
     def forward_sent(self) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -76,8 +77,8 @@ def _of_messages(args: Any) -> int:
 
 
 def _of_all_to_all(args: Any) -> int:
-    group, source = args[2], args[1]
-    size = group.size() if hasattr(group, "size") else 1
+    source, group = args[1], args[2]
+    size = dist.ProcessGroup.unbox(group).size()
     return int(source.nbytes * (size - 1) // size)
 
 

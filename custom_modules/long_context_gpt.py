@@ -66,7 +66,7 @@ def long_context_spec(
     cp: ContextParallelKind | None = None,
     kernel: KernelName = "auto",
     seq_length: int = 0,
-    ranks_per_node: int = 1,
+    ranks_per_node: int = 8,
     transformer_engine: bool = False,
     vp_stage: int | None = None,
 ) -> TransformerBlockSubmodules:
@@ -74,8 +74,8 @@ def long_context_spec(
 
     With `transformer_engine` its linear layers and norms are used, else Megatron-Core's own. `cp`
     is how ranks that share a sequence attend (None: chosen, for `seq_length` tokens over all of
-    them and `ranks_per_node` ranks that share the fast link). Raises ValueError for Transformer
-    Engine's kinds without it.
+    them and `ranks_per_node` ranks that share the fast link, by default a DGX's). Raises ValueError
+    for Transformer Engine's kinds without it.
     """
     cp = cp or ContextParallelKind()
     qk_layernorm = config.qk_layernorm
@@ -136,7 +136,7 @@ class LongContextGPT(GPTModel):
         max_sequence_length: int,
         cp: ContextParallelKind | None = None,
         kernel: KernelName = "auto",
-        ranks_per_node: int = 1,
+        ranks_per_node: int = 8,
         transformer_engine: bool = False,
         vp_stage: int | None = None,
         **megatron: Any,

@@ -18,12 +18,14 @@ C/g ranks whose query heads need it, and their gradients come back as a sum.
 Memory, in head slices e = s * b * D elements, with G = max(g, C), inputs and output counted:
 
     forward   (h + 2g) + (h + 2G) + 2h + (C-1)/C * h
-    backward  (h + 2G) + 3h + max(2h + 2G, 2h + 2g + (C-1)/C * h)
+    backward  2h + (h + 2G) + 2h + (h + 2G)
 
-and the log-sum-exp: the exchanged q, k, v and output stay for the backward, what was given does
-not; while a tensor of h heads goes home, its messages are held beside it. (Messages are views of
-it where b is 1; for b > 1 they are packed, as much again.) `custom_modules.context_parallel_bytes`
-has the formulas as code.
+and the log-sum-exp. Forward: what is given, exchanged q, k and v, the output before and after it
+goes home, and its messages. (Messages are views of it where b is 1; for b > 1 they are packed, as
+much again.) Backward: the output and its gradient, the exchanged q, k, v, output and its gradient,
+and what the kernel returns; the exchanges are nodes of autograd apart from the kernel, so that
+what it saved is gone before gradients go home. `custom_modules.context_parallel_bytes` has the
+formulas as code.
 
 Bytes sent by a rank, forward: (C-1)/C * (2h + 2G) * e * element size; backward the same.
 
@@ -35,14 +37,13 @@ Limits: C divides h, and g or else g divides C.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from custom_modules.attention_kernel import AttentionKernel
 from custom_modules.context_parallel_kind import fits_ulysses, ulysses_sizes
-from custom_modules.documents import Documents, chunks_of
+from custom_modules.documents import chunks_of
 from custom_modules.exchange import post
 
 
@@ -155,60 +156,42 @@ def scatter_sequence(t: Tensor, group: dist.ProcessGroup, *, heads: int) -> Tens
     return shard
 
 
-@dataclass(frozen=True, slots=True)
-class Exchanged:
-    """What Ulysses keeps for its backward: whole sequences of a head share, and the output's.
+class _GatherSequence(torch.autograd.Function):
+    """Saves nothing: the gradient goes home, that of a shared head as a sum."""
 
-    q, out [b, h/C, S, D], k, v [b, g/C, S, D] and lse [b, h/C, S].
-    """
+    @staticmethod
+    def forward(ctx, t: Tensor, group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.group, ctx.heads = group, t.shape[2]
+        return gather_sequence(t, group)
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    out: Tensor
-    lse: Tensor
-
-
-def ulysses_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    kernel: AttentionKernel,
-    group: dist.ProcessGroup,
-    causal: bool,
-    documents: Documents | None,
-) -> tuple[Tensor, Exchanged]:
-    """Return the output [s, b, h, D] of q [s, b, h, D], k, v [s, b, g, D], and what to keep."""
-    require_heads(q.shape[2], k.shape[2], dist.get_world_size(group))
-    q_, k_, v_ = (gather_sequence(t, group).permute(1, 2, 0, 3) for t in (q, k, v))
-    out_, lse = kernel.forward(q_, k_, v_, causal, documents)
-    out = scatter_sequence(out_.permute(2, 0, 1, 3), group, heads=q.shape[2])
-    return out, Exchanged(q_, k_, v_, out_, lse)
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        return scatter_sequence(grad, ctx.group, heads=ctx.heads), None
 
 
-def ulysses_backward(
-    grad_out: Tensor,
-    kept: Exchanged,
-    *,
-    heads: int,
-    kv_heads: int,
-    kernel: AttentionKernel,
-    group: dist.ProcessGroup,
-    causal: bool,
-    documents: Documents | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v, shaped as they were given to `ulysses_forward`."""
-    grad_ = gather_sequence(grad_out, group).permute(1, 2, 0, 3)
-    dq_, dk_, dv_ = kernel.backward(
-        grad_, kept.q, kept.k, kept.v, kept.out, kept.lse, causal, documents
-    )
-    del grad_  # each gradient is let go of as soon as it has been sent home
-    dk = scatter_sequence(dk_.permute(2, 0, 1, 3), group, heads=kv_heads)
-    del dk_
-    dv = scatter_sequence(dv_.permute(2, 0, 1, 3), group, heads=kv_heads)
-    del dv_
-    return scatter_sequence(dq_.permute(2, 0, 1, 3), group, heads=heads), dk, dv
+class _ScatterSequence(torch.autograd.Function):
+    """Saves nothing: the gradient is gathered as the heads were."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, t: Tensor, group: dist.ProcessGroup, heads: int
+    ) -> Tensor:
+        ctx.group = group
+        return scatter_sequence(t, group, heads=heads)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
+        return gather_sequence(grad, ctx.group), None, None
+
+
+def to_heads(t: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return `gather_sequence`, with a gradient."""
+    return _GatherSequence.apply(t, group)
+
+
+def to_tokens(t: Tensor, group: dist.ProcessGroup, *, heads: int) -> Tensor:
+    """Return `scatter_sequence` of heads that were not shared, with a gradient."""
+    return _ScatterSequence.apply(t, group, heads)
 
 
 def require_heads(heads: int, kv_heads: int, size: int) -> None:

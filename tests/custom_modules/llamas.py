@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small Llama three times: as one set of weights, as ours on any rank, as Hugging Face's."""
 
+from typing import Any
+
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
@@ -8,6 +10,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.long_context_gpt import LongContextGPT
 from custom_modules.rope_scaling import RopeScaling
 
@@ -44,22 +47,15 @@ def made_up_weights() -> Weights:
 
 
 def megatron_weights(weights: Weights, rank: int = 0, size: int = 1) -> Weights:
-    """Return the part of tensor-parallel `rank` under Megatron's names.
+    """Return the part of tensor rank `rank` under Megatron's names, in its order.
 
     Megatron keeps query heads beside the KV head they share, and the gate beside the projection
     it multiplies.
     """
-
-    def rows(t: Tensor) -> Tensor:
-        return t.chunk(size, dim=0)[rank]
-
-    def columns(t: Tensor) -> Tensor:
-        return t.chunk(size, dim=1)[rank]
-
-    mine = {
-        "embedding.word_embeddings.weight": rows(weights["model.embed_tokens.weight"]),
+    named = {
+        "embedding.word_embeddings.weight": weights["model.embed_tokens.weight"],
         "decoder.final_layernorm.weight": weights["model.norm.weight"],
-        "output_layer.weight": rows(weights["lm_head.weight"]),
+        "output_layer.weight": weights["lm_head.weight"],
     }
     for layer in range(LAYERS):
         of = {
@@ -70,53 +66,102 @@ def megatron_weights(weights: Weights, rank: int = 0, size: int = 1) -> Weights:
         q, k, v = (of[f"self_attn.{name}_proj"].chunk(KV_HEADS) for name in "qkv")
         groups = [torch.cat(group) for group in zip(q, k, v, strict=True)]
         at = f"decoder.layers.{layer}"
-        mine |= {
+        named |= {
             f"{at}.input_layernorm.weight": of["input_layernorm"],
-            f"{at}.self_attention.linear_qkv.weight": rows(torch.cat(groups)),
-            f"{at}.self_attention.linear_proj.weight": columns(of["self_attn.o_proj"]),
+            f"{at}.self_attention.linear_qkv.weight": torch.cat(groups),
+            f"{at}.self_attention.linear_proj.weight": of["self_attn.o_proj"],
             f"{at}.pre_mlp_layernorm.weight": of["post_attention_layernorm"],
-            f"{at}.mlp.linear_fc1.weight": torch.cat(
-                (rows(of["mlp.gate_proj"]), rows(of["mlp.up_proj"]))
-            ),
-            f"{at}.mlp.linear_fc2.weight": columns(of["mlp.down_proj"]),
+            f"{at}.mlp.linear_fc1.weight": torch.cat((of["mlp.gate_proj"], of["mlp.up_proj"])),
+            f"{at}.mlp.linear_fc2.weight": of["mlp.down_proj"],
         }
-    return mine
+    return {name: tensor_parallel_part(name, t, rank, size) for name, t in named.items()}
 
 
-def ours(rope: RopeScaling, weights: Weights, dtype: torch.dtype) -> LongContextGPT:
-    """Return this rank's part of the model, in Megatron's groups as they are now."""
-    model_parallel_cuda_manual_seed(1)
+def with_norms_and_bias(weights: Weights) -> Weights:
+    """Add to weights under Megatron's names those of q and k norms and of a QKV bias."""
+    generator = torch.Generator().manual_seed(6)
+    added = {}
+    for layer in range(LAYERS):
+        at = f"decoder.layers.{layer}.self_attention"
+        for name, size in {
+            "q_layernorm.weight": HEAD_DIM,
+            "k_layernorm.weight": HEAD_DIM,
+            "linear_qkv.bias": (HEADS + 2 * KV_HEADS) * HEAD_DIM,
+        }.items():
+            added[f"{at}.{name}"] = torch.randn(size, generator=generator, dtype=torch.float64)
+    return weights | added
+
+
+def tensor_parallel_part(name: str, whole: Tensor, rank: int, size: int) -> Tensor:
+    """Return the part that tensor rank `rank` of `size` has of a tensor under Megatron's name."""
+    if "linear_fc1" in name:
+        return torch.cat([part.chunk(size)[rank] for part in whole.chunk(2)])
+    if "linear_proj" in name or "linear_fc2" in name:
+        return whole.chunk(size, dim=1)[rank]
+    if "linear_qkv" in name or "word_embeddings" in name or "output_layer" in name:
+        return whole.chunk(size)[rank]
+    return whole
+
+
+def configuration(dtype: torch.dtype, **other: Any) -> TransformerConfig:
+    """Return the model's configuration in Megatron's groups as they are now."""
     tp = parallel_state.get_tensor_model_parallel_world_size()
-    config = TransformerConfig(
-        num_layers=LAYERS,
-        hidden_size=HIDDEN,
-        ffn_hidden_size=FFN,
-        num_attention_heads=HEADS,
-        num_query_groups=KV_HEADS,
-        kv_channels=HEAD_DIM,
-        tensor_model_parallel_size=tp,
-        sequence_parallel=tp > 1,
-        context_parallel_size=parallel_state.get_context_parallel_world_size(),
-        normalization="RMSNorm",
-        layernorm_epsilon=EPS,
-        activation_func=torch.nn.functional.silu,
-        gated_linear_unit=True,
-        add_bias_linear=False,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        use_cpu_initialization=True,
-        gradient_accumulation_fusion=False,
+    fields: dict[str, Any] = {
+        "num_layers": LAYERS,
+        "hidden_size": HIDDEN,
+        "ffn_hidden_size": FFN,
+        "num_attention_heads": HEADS,
+        "num_query_groups": KV_HEADS,
+        "kv_channels": HEAD_DIM,
+        "tensor_model_parallel_size": tp,
+        "sequence_parallel": tp > 1,
+        "context_parallel_size": parallel_state.get_context_parallel_world_size(),
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": EPS,
+        "activation_func": torch.nn.functional.silu,
+        "gated_linear_unit": True,
+        "add_bias_linear": False,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "use_cpu_initialization": True,
+        "gradient_accumulation_fusion": False,
+    }
+    return TransformerConfig(**(fields | other))
+
+
+def ours(
+    rope: RopeScaling,
+    weights: Weights,
+    dtype: torch.dtype,
+    *,
+    cp: ContextParallelKind | None = None,
+    **config: Any,
+) -> LongContextGPT:
+    """Return this rank's part of the model with weights under Megatron's names."""
+    model_parallel_cuda_manual_seed(1)
+    model = LongContextGPT(
+        configuration(dtype, **config),
+        rope=rope,
+        vocab_size=VOCAB,
+        max_sequence_length=64,
+        cp=cp,
+        ranks_per_node=8,
     )
-    model = LongContextGPT(config, rope=rope, vocab_size=VOCAB, max_sequence_length=64)
-    mine = megatron_weights(weights, parallel_state.get_tensor_model_parallel_rank(), tp)
+    load(model, weights)
+    return model
+
+
+def load(model: torch.nn.Module, weights: Weights) -> None:
+    """Set every parameter to this tensor rank's part of its weight."""
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    size = parallel_state.get_tensor_model_parallel_world_size()
     parameters = dict(model.named_parameters())
-    assert parameters.keys() == mine.keys()
+    assert parameters.keys() == weights.keys()
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(mine[name])
-    return model
+            parameter.copy_(tensor_parallel_part(name, weights[name], rank, size))
 
 
 def hugging_face(rope: RopeScaling, weights: Weights, dtype: torch.dtype) -> LlamaForCausalLM:

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The CPU kernel against the formula, and how a kernel is chosen; test_gpu_kernels.py has GPUs'."""
+
+import logging
+
 import pytest
 import torch
 
-from custom_modules.attention_kernels import CPU_FLASH, attention, kernel_for
+from custom_modules.attention_kernels import CPU_FLASH, KERNELS, kernel_for
+from custom_modules.documents import Documents
+from tests.custom_modules import zigzag
 from tests.reference import attention as reference
 
 HEADS = pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 2), (6, 2), (4, 1)], ids=str)
 CAUSAL = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+CPU = torch.device("cpu")
+DOCUMENTS = [[1, 30, 33], [64], [2, 61, 1]]
 # Inputs, q k^T, weights and outputs are each rounded to 8 bits: a few of 2^-8, relative to the
 # largest value of the tensor, since the rounding of a sum is that of its terms.
 BF16_TOLERANCE = 2**-6
@@ -18,27 +25,34 @@ def made_up(
     heads: int, kv_heads: int, length: int, *, head_dim: int = 16, batch: int = 3
 ) -> list[torch.Tensor]:
     """Return q, k, v and the gradient of the output, float64."""
-    generator = torch.Generator().manual_seed(length)
     shapes = [(batch, n, length, head_dim) for n in (heads, kv_heads, kv_heads, heads)]
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    return zigzag.made_up(*shapes, seed=length)
 
 
-def results(tensors: list[torch.Tensor], *, causal: bool) -> list[torch.Tensor]:
+def results(
+    tensors: list[torch.Tensor], *, causal: bool, documents: list[list[int]] | None = None
+) -> list[torch.Tensor]:
     """Return our output and the gradients of q, k and v."""
-    *inputs, grad_out = tensors
-    leaves = [t.detach().requires_grad_() for t in inputs]
-    out = attention(*leaves, causal=causal)
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad_out)]
+    q, k, v, grad_out = tensors
+    table = None if documents is None else Documents.of(documents)
+    out, lse = CPU_FLASH.forward(q, k, v, causal, table)
+    return [out, *CPU_FLASH.backward(grad_out, q, k, v, out, lse, causal, table)]
 
 
-def assert_equals_reference(tensors: list[torch.Tensor], *, causal: bool, tolerance: float) -> None:
+def assert_equals_reference(
+    tensors: list[torch.Tensor],
+    *,
+    causal: bool,
+    tolerance: float,
+    documents: list[list[int]] | None = None,
+) -> None:
     """Compare output and all gradients, relative to the largest value of each, or to 1."""
-    expected = reference.attention_with_gradients(*(t.cpu() for t in tensors), causal=causal)
-    for name, ours, right in zip(
-        ("out", "dq", "dk", "dv"), results(tensors, causal=causal), expected, strict=True
-    ):
-        assert ours.dtype == tensors[0].dtype
-        error = (ours.cpu().double() - right).abs().max() / right.abs().max().clamp(min=1)
+    expected = reference.attention_with_gradients(*tensors, causal=causal, documents=documents)
+    ours = results(tensors, causal=causal, documents=documents)
+    for name, mine, right in zip(("out", "dq", "dk", "dv"), ours, expected, strict=True):
+        assert mine.dtype == tensors[0].dtype
+        assert mine.shape == right.shape, "K and V are not expanded"
+        error = (mine.double() - right).abs().max() / right.abs().max().clamp(min=1)
         assert error < tolerance, f"{name} differs by {error:.1e} of its largest value"
 
 
@@ -48,6 +62,13 @@ def assert_equals_reference(tensors: list[torch.Tensor], *, causal: bool, tolera
 def test_attention_and_its_gradients_are_those_of_the_formula(heads, kv_heads, length, causal):
     tensors = made_up(heads, kv_heads, length)
     assert_equals_reference(tensors, causal=causal, tolerance=1e-10)
+
+
+@HEADS
+@CAUSAL
+def test_documents_do_not_see_each_other(heads, kv_heads, causal):
+    tensors = made_up(heads, kv_heads, 64)
+    assert_equals_reference(tensors, causal=causal, tolerance=1e-10, documents=DOCUMENTS)
 
 
 @CAUSAL
@@ -63,69 +84,109 @@ def test_a_length_beyond_one_block_of_the_kernel_is_the_formula_too(causal):
 )
 @HEADS
 def test_training_dtypes_stay_within_their_rounding(heads, kv_heads, dtype, tolerance):
-    tensors = [t.to(dtype) for t in made_up(heads, kv_heads, 65)]
+    tensors = [t.to(dtype) for t in made_up(heads, kv_heads, 64)]
     assert_equals_reference(tensors, causal=True, tolerance=tolerance)
 
 
-def test_inputs_may_be_views_of_another_order_of_dimensions():
-    tensors = [t.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for t in made_up(6, 2, 7)]
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["whole", "documents"])
+def test_inputs_may_be_views_of_another_order_of_dimensions(documents):
+    tensors = [t.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for t in made_up(6, 2, 64)]
     assert not tensors[0].is_contiguous()
-    assert_equals_reference(tensors, causal=True, tolerance=1e-10)
+    assert_equals_reference(tensors, causal=True, tolerance=1e-10, documents=documents)
 
 
 @CAUSAL
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["whole", "documents"])
 @pytest.mark.parametrize(
-    ("dtype", "lse_dtype"),
+    ("dtype", "lse_dtype", "tolerance"),
     [
-        (torch.float64, torch.float64),
-        (torch.float32, torch.float32),
-        (torch.bfloat16, torch.float32),
+        (torch.float64, torch.float64, 1e-10),
+        (torch.float32, torch.float32, 1e-5),
+        (torch.bfloat16, torch.float32, 1e-4),  # its exponential is good to 20 bits, then summed
     ],
     ids=str,
 )
-def test_the_kernel_returns_the_log_sum_exp_of_the_scores(dtype, lse_dtype, causal):
-    q, k, v, _ = (t.to(dtype) for t in made_up(4, 4, 7))
-    _, lse = CPU_FLASH.forward(q, k, v, causal)
+def test_the_kernel_returns_the_log_sum_exp_of_the_scores(
+    dtype, lse_dtype, tolerance, causal, documents
+):
+    q, k, v, _ = (t.to(dtype) for t in made_up(4, 4, 64))
+    table = None if documents is None else Documents.of(documents)
+    _, lse = CPU_FLASH.forward(q, k, v, causal, table)
     assert lse.dtype == lse_dtype
-    _, expected = reference.attention(q.double(), k.double(), v.double(), causal=causal)
-    torch.testing.assert_close(
-        lse.double(), expected, rtol=0, atol=1e-10 if lse_dtype == torch.float64 else 1e-5
+    _, expected = reference.attention(
+        q.double(), k.double(), v.double(), causal=causal, documents=documents
     )
+    torch.testing.assert_close(lse.double(), expected, rtol=0, atol=tolerance)
 
 
-def test_heads_that_kv_heads_do_not_divide_are_refused():
-    q, k, v, _ = made_up(6, 4, 7)
-    with pytest.raises(ValueError, match=r"6 query heads .* 4 KV heads"):
-        attention(q, k, v, causal=True)
-
-
-def test_a_device_without_a_kernel_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"no attention kernel for torch\.float32 on meta"):
-        kernel_for(torch.empty(1, device="meta"))
-
-
-@pytest.mark.gpu
-@NEEDS_CUDA
 @HEADS
-@CAUSAL
-@pytest.mark.parametrize("length", [1, 7, 64, 777])
-def test_the_cuda_kernel_is_the_formula(heads, kv_heads, length, causal):
-    tensors = [t.to("cuda", torch.bfloat16) for t in made_up(heads, kv_heads, length, head_dim=64)]
-    assert_equals_reference(tensors, causal=causal, tolerance=BF16_TOLERANCE)
+def test_gradients_of_parts_of_the_keys_add_up_to_those_of_all(heads, kv_heads):
+    q, k, v, grad_out = made_up(heads, kv_heads, 64)
+    right = reference.attention_with_gradients(q, k, v, grad_out, causal=False)
+    out, lse = CPU_FLASH.forward(q, k, v, False, None)
+    parts = [
+        CPU_FLASH.backward(grad_out, q, k[:, :, keys], v[:, :, keys], out, lse, False, None)
+        for keys in (slice(0, 23), slice(23, 64))
+    ]
+    (dq, dk, dv), (dq_, dk_, dv_) = parts
+    ours = (dq + dq_, torch.cat((dk, dk_), dim=2), torch.cat((dv, dv_), dim=2))
+    for mine, expected in zip(ours, right[1:], strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.gpu
-@NEEDS_CUDA
-def test_the_cuda_kernel_returns_the_log_sum_exp_of_the_scores():
-    q, k, v, _ = (t.to("cuda", torch.bfloat16) for t in made_up(4, 4, 7, head_dim=64))
-    _, lse = kernel_for(q).forward(q, k, v, True)
-    _, expected = reference.attention(*(t.cpu().double() for t in (q, k, v)), causal=True)
-    assert lse.shape == expected.shape
-    torch.testing.assert_close(lse.cpu().double(), expected, rtol=0, atol=1e-2)
+@HEADS
+def test_gradients_of_parts_of_the_queries_add_up_to_those_of_all(heads, kv_heads):
+    q, k, v, grad_out = made_up(heads, kv_heads, 64)
+    right = reference.attention_with_gradients(q, k, v, grad_out, causal=False)
+    out, lse = CPU_FLASH.forward(q, k, v, False, None)
+    (dq, dk, dv), (dq_, dk_, dv_) = (
+        CPU_FLASH.backward(
+            *(t[:, :, of] for t in (grad_out, q)), k, v,
+            *(t[:, :, of] for t in (out, lse)), False, None,
+        )
+        for of in (slice(0, 23), slice(23, 64))
+    )  # fmt: skip
+    ours = (torch.cat((dq, dq_), dim=2), dk + dk_, dv + dv_)
+    for mine, expected in zip(ours, right[1:], strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.gpu
-@NEEDS_CUDA
-def test_float64_on_cuda_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"no attention kernel for torch\.float64 on cuda"):
-        kernel_for(torch.empty(1, device="cuda", dtype=torch.float64))
+@pytest.fixture
+def chosen(monkeypatch, caplog):
+    """Choose anew in this test: the answer is otherwise remembered with its line in the log."""
+    kernel_for.cache_clear()
+    caplog.set_level(logging.INFO)
+    yield kernel_for
+    kernel_for.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["auto", "cpu_flash"])
+def test_the_cpu_kernel_serves_every_dtype_by_name_and_by_choice(chosen, dtype, name):
+    assert chosen(CPU, dtype, 100, name) is CPU_FLASH
+
+
+def test_a_choice_is_logged_once_by_its_name(chosen, caplog):
+    for _ in range(3):
+        chosen(CPU, torch.float32, 64)
+    assert caplog.messages == ["attention kernel cpu_flash for float32 on cpu with head size 64"]
+
+
+def test_an_unknown_name_is_refused_with_those_known(chosen):
+    with pytest.raises(ValueError, match="'flash' is unknown; it is one of auto, cpu_flash, fl"):
+        chosen(CPU, torch.float32, 64, "flash")
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "cpu_flash"])
+def test_a_gpu_kernel_by_name_is_refused_on_cpu_with_what_would_serve(chosen, name):
+    with pytest.raises(ValueError, match=f"attention kernel {name} .*there is cpu_flash$"):
+        chosen(CPU, torch.bfloat16, 64, name)
+
+
+def test_a_device_without_a_kernel_is_refused_with_the_reason_of_each(chosen):
+    with pytest.raises(ValueError, match=r"no attention kernel for float32 on meta") as refused:
+        chosen(torch.device("meta"), torch.float32, 64)
+    assert "cpu_flash computes on cpu, not on meta" in str(refused.value)
+    assert all(name in str(refused.value) for name in KERNELS)
+    with pytest.raises(ValueError, match=r"cpu_flash computes on cpu.* there is none"):
+        chosen(torch.device("meta"), torch.float32, 64, "cpu_flash")

@@ -48,7 +48,8 @@ def batch() -> dict[str, Tensor]:
 
 def answer(dtype: torch.dtype) -> Answer:
     """Return the masked loss and its gradients in Megatron's groups as they are now."""
-    model = llamas.ours(ROPE, llamas.made_up_weights(), dtype)
+    weights = llamas.megatron_weights(llamas.made_up_weights())
+    model = llamas.ours(ROPE, weights, dtype)
     shard = get_batch_on_this_cp_rank(batch())
     losses = model(shard["tokens"], shard["position_ids"], None, labels=shard["labels"])
     (losses * shard["loss_mask"]).sum().backward()
@@ -119,9 +120,12 @@ def test_every_gradient_of_two_context_ranks_is_that_of_one(ran, dtype, toleranc
 
 @DTYPES
 def test_every_gradient_of_two_tensor_ranks_is_the_part_of_one(ran, dtype, tolerance):
-    whole = hugging_face_names(ran[0][dtype]["alone"].gradients)
+    whole = ran[0][dtype]["alone"].gradients
     for index, rank in enumerate(ran):
-        expected = llamas.megatron_weights(whole, index, 2)
+        expected = {
+            name: llamas.tensor_parallel_part(name, gradient, index, 2)
+            for name, gradient in whole.items()
+        }
         assert_close(rank[dtype]["TP=2"].gradients, expected, tolerance)
 
 
@@ -131,32 +135,6 @@ def assert_close(ours: dict[str, Tensor], expected: dict[str, Tensor], tolerance
     for name, gradient in ours.items():
         error = (gradient - expected[name]).abs().max() / expected[name].abs().max()
         assert error < tolerance, f"{name} differs by {error:.1e} of its largest value"
-
-
-def hugging_face_names(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Undo `llamas.megatron_weights` for one rank."""
-    named = {
-        "model.embed_tokens.weight": gradients["embedding.word_embeddings.weight"],
-        "model.norm.weight": gradients["decoder.final_layernorm.weight"],
-        "lm_head.weight": gradients["output_layer.weight"],
-    }
-    heads = llamas.HEADS // llamas.KV_HEADS * llamas.HEAD_DIM
-    for layer in range(llamas.LAYERS):
-        to, at = f"model.layers.{layer}", f"decoder.layers.{layer}"
-        groups = gradients[f"{at}.self_attention.linear_qkv.weight"].chunk(llamas.KV_HEADS)
-        parts = [group.split((heads, llamas.HEAD_DIM, llamas.HEAD_DIM)) for group in groups]
-        for letter, part in zip("qkv", zip(*parts, strict=True), strict=True):
-            named[f"{to}.self_attn.{letter}_proj.weight"] = torch.cat(part)
-        gate, up = gradients[f"{at}.mlp.linear_fc1.weight"].chunk(2)
-        named |= {
-            f"{to}.input_layernorm.weight": gradients[f"{at}.input_layernorm.weight"],
-            f"{to}.self_attn.o_proj.weight": gradients[f"{at}.self_attention.linear_proj.weight"],
-            f"{to}.post_attention_layernorm.weight": gradients[f"{at}.pre_mlp_layernorm.weight"],
-            f"{to}.mlp.gate_proj.weight": gate,
-            f"{to}.mlp.up_proj.weight": up,
-            f"{to}.mlp.down_proj.weight": gradients[f"{at}.mlp.linear_fc2.weight"],
-        }
-    return named
 
 
 @pytest.mark.usefixtures("megatron_rank")
@@ -176,7 +154,7 @@ def test_logits_and_gradients_are_those_of_hugging_face(rope, dtype):
     tokens = torch.randint(0, llamas.VOCAB, (3, 61), generator=torch.Generator().manual_seed(4))
     position_ids = torch.arange(61).repeat(3, 1)
     theirs = llamas.hugging_face(rope, weights, dtype)
-    ours = llamas.ours(rope, weights, dtype)
+    ours = llamas.ours(rope, llamas.megatron_weights(weights), dtype)
     expected = theirs(tokens, position_ids=position_ids).logits
     logits = ours(tokens, position_ids, None)
     assert_close({"logits": logits}, {"logits": expected}, tolerance)

@@ -6,7 +6,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from custom_modules.rope import inverse_frequencies, rotary_table, rotate
+from custom_modules import rope
+from custom_modules.rope import inverse_frequencies, rotary_table, rotate, rotate_
 from custom_modules.rope_scaling import RopeScaling
 from tests.reference import rope as reference
 
@@ -177,3 +178,63 @@ def test_the_gradient_of_rotation_in_bf16_is_rounded_once():
     reference.rotated(plain, cos.double(), sin.double()).backward(grad_out.double())
     assert ours.grad.dtype == torch.bfloat16
     torch.testing.assert_close(ours.grad.double(), plain.grad, rtol=2**-8, atol=1e-6)
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+
+
+@DTYPES
+def test_turning_in_place_is_rotation(dtype):
+    t, cos, sin = made_up(dtype)
+    expected = rotate(t, cos, sin)
+    assert not torch.equal(t, expected)
+    turned = rotate_(t, cos, sin)
+    assert turned is t
+    assert torch.equal(t, expected)
+
+
+def test_turning_in_place_turns_views_and_nothing_else():
+    t, cos, sin = made_up(torch.float64)
+    wide = torch.cat((t, t), dim=2)
+    expected = rotate(t, cos, sin)
+    rotate_(wide[:, :, 2:], cos, sin)
+    assert torch.equal(wide, torch.cat((t, expected), dim=2))
+
+
+def test_turning_back_undoes_rotation_at_temperature_1():
+    t, _, _ = made_up(torch.float64)
+    frequencies, _ = inverse_frequencies(RopeScaling.base_change(10_000), 8)
+    cos, sin = rotary_table(torch.arange(7).repeat(3, 1), frequencies)
+    turned = rotate_(rotate_(t.clone(), cos, sin), cos, -sin)
+    torch.testing.assert_close(turned, t, rtol=0, atol=1e-6)  # cos^2 + sin^2 of fp32
+
+
+# Of 7 tokens of 3 sequences, 2 heads and 8 dimensions: less than a token, 3 tokens and 1 over, all.
+@pytest.mark.parametrize("elements", [1, 3 * 48, 7 * 48 + 5])
+@DTYPES
+def test_tiles_of_any_size_give_the_same(monkeypatch, dtype, elements):
+    t, cos, sin = made_up(dtype)
+    grad_out, _, _ = made_up(dtype)
+    whole = t.clone().requires_grad_()
+    expected = rotate(whole, cos, sin)
+    expected.backward(grad_out)
+    frequencies, _ = inverse_frequencies(RopeScaling.base_change(10_000), 8)
+    positions = torch.arange(21).view(3, 7)
+    table = rotary_table(positions, frequencies)
+
+    monkeypatch.setattr(rope, "TILE_ELEMENTS", elements)
+    tiled = t.clone().requires_grad_()
+    out = rotate(tiled, cos, sin)
+    out.backward(grad_out)
+    assert torch.equal(out, expected)
+    assert torch.equal(tiled.grad, whole.grad)
+    assert torch.equal(rotate_(t, cos, sin), expected)
+    for ours, right in zip(rotary_table(positions, frequencies), table, strict=True):
+        assert torch.equal(ours, right)
+
+
+@pytest.mark.parametrize("turn", [rotate, rotate_])
+def test_bf16_is_rounded_once(turn):
+    t, cos, sin = made_up(torch.bfloat16)
+    in_fp32 = rotate(t.float(), cos, sin)
+    assert torch.equal(turn(t, cos, sin), in_fp32.bfloat16())

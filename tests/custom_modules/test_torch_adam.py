@@ -21,7 +21,9 @@ class Training:
 
     def __init__(self) -> None:
         model = llamas.ours(
-            RopeScaling.base_change(10_000), llamas.made_up_weights(), torch.float32
+            RopeScaling.base_change(10_000),
+            llamas.megatron_weights(llamas.made_up_weights()),
+            torch.float32,
         )
         self.model = DistributedDataParallel(
             model.config, DistributedDataParallelConfig(use_distributed_optimizer=True), model

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each benchmark at a tiny size on CPU: that it runs and what its page holds, not its figures."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.multiprocessing import ProcessRaisedException
+
+from benchmarks.loopback import loopback
+from benchmarks.machine import version
+from benchmarks.one_million_tokens import shard
+from benchmarks.page import write
+from benchmarks.ranks import on_ranks
+from custom_modules.ulysses import gather_sequence
+from tests.house.rooms import TREE
+
+NOT_INSTALLED = "not installed: pip install longhaul[bench]"
+
+
+def page_of(module, *arguments, out, status=0, error=""):
+    """Run a benchmark to that exit status, and return the page that it prints and writes."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", *arguments, "--out", str(out)],
+        cwd=TREE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert re.search(error, done.stderr)
+    assert done.stdout == out.read_text()
+    return done.stdout
+
+
+def rows_of(page, head):
+    """Return the rows of every table of a page whose head begins so, as their cells."""
+    rows, within = [], False
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[: len(head)] == list(head):
+            within = True
+        elif not line.startswith("|"):
+            within = False
+        elif within and not set(line) <= set("|:- "):
+            rows.append(cells)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def context_parallel(tmp_path_factory):
+    size = ["--seq", "128", "--head-dim", "16", "--hidden", "32", "--rounds", "2"]
+    return page_of(
+        "context_parallel", *size, "--timeout", "120", out=tmp_path_factory.mktemp("a") / "page.md"
+    )
+
+
+MEASURED = (
+    "attention",
+    "kind",
+    "error",
+    "forward ms",
+    "backward ms",
+    "both ms",
+    "peak MiB",
+    "note",
+)
+RATIOS = ("ours", "over", "forward", "backward", "both", "bytes", "claim")
+
+
+def test_context_parallelism_is_measured_for_both_kinds_of_heads_and_blocks(context_parallel):
+    ours = [row[0] for row in rows_of(context_parallel, MEASURED) if row[0].startswith("ours")]
+    once = ["ours, ulysses", "ours, ring", "ours, ulysses", "ours, head_chunked"]
+    assert ours == 2 * once
+
+
+@pytest.mark.parametrize(
+    ("peer", "package", "times"),
+    [
+        ("DeepSpeed", "deepspeed", 4),
+        ("yunchang", "yunchang", 2),
+        ("torch ring, alltoall", "torch", 2),
+        ("torch ring, allgather", "torch", 2),
+    ],
+)
+def test_a_peer_is_right_and_compared_with_ours_of_its_kind(context_parallel, peer, package, times):
+    if version(package) is None:
+        pytest.skip(NOT_INSTALLED)
+    notes = [row[-1] for row in rows_of(context_parallel, MEASURED) if row[0] == peer]
+    assert notes == [""] * times
+    compared = [row for row in rows_of(context_parallel, RATIOS) if row[1] == peer]
+    assert len(compared) >= times
+    assert all(float(ratio) > 0 for row in compared for ratio in row[2:6])
+
+
+def test_a_peer_that_is_missing_is_named_with_the_reason(context_parallel):
+    missing = {"DeepSpeed": "deepspeed", "yunchang": "yunchang"}
+    for peer, package in missing.items():
+        notes = {row[-1] for row in rows_of(context_parallel, MEASURED) if row[0] == peer}
+        assert notes == ({""} if version(package) else {NOT_INSTALLED})
+
+
+def test_the_page_says_on_what_it_stands(context_parallel):
+    for fact in ("date", "machine", "versions", "command", "commit"):
+        assert re.search(rf"^\* {fact}: \S", context_parallel, re.MULTILINE)
+
+
+def test_two_ranks_tell_the_loss_and_gradient_norm_of_one_and_too_much_memory_fails(tmp_path):
+    small = ["one_million_tokens", "--seq", "256", "--timeout", "3"]
+    two = page_of(*small, out=tmp_path / "two.md")
+    one = page_of(
+        *small, "--ranks", "1", "--most-gib", "0.01", out=tmp_path / "one.md",
+        status=1, error=r"error: 0\.\d+ GiB resident, 0\.01 claimed",
+    )  # fmt: skip
+    head = ("rank", "forward s", "backward s", "resident GiB")
+    assert [row[0] for row in rows_of(two, head)] == ["0", "1", "all"]
+    figures = [
+        [float(figure) for figure in re.search(r"loss (\S+), gradient norm (\S+);", page).groups()]
+        for page in (two, one)
+    ]
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+    assert min(figures[0]) > 0
+
+
+def test_a_rank_makes_the_tokens_of_its_two_chunks_alone():
+    whole = shard(12, 0, 1)
+    ids, labels, positions = shard(12, 1, 2)
+    assert positions.tolist() == [[3, 4, 5, 6, 7, 8]]
+    assert ids.tolist() == whole[0][:, 3:9].tolist()
+    assert labels[:, :-1].tolist() == ids[:, 1:].tolist()
+
+
+def test_attention_on_gpu_runs_on_cpu(tmp_path):
+    small = ["--heads", "8", "--kv-heads", "4", "--ranks", "4", "--head-dim", "16"]
+    page = page_of(
+        "attention_on_gpu", "--device", "cpu", "--dtype", "float32", "--lengths", "64", "128",
+        "--hidden", "32", "--seconds", "0.01", *small, out=tmp_path / "page.md",
+    )  # fmt: skip
+    head = (
+        "kernel", "block", "forward ms", "backward ms", "forward TFLOP/s", "backward TFLOP/s",
+        "rate of bare", "peak GiB",
+    )  # fmt: skip
+    blocks = ["bare kernel", "ulysses", "ulysses from x", "head_chunked, U = 4"]
+    assert [row[1] for row in rows_of(page, head)] == 2 * [*blocks, "head_chunked, U = 8"]
+
+
+def test_a_loopback_gathers_as_much_as_many_ranks_would():
+    mine = torch.arange(2.0 * 4).reshape(2, 1, 4, 1)
+    with loopback(4) as group:
+        gathered = gather_sequence(mine, group)
+    assert gathered.shape == (8, 1, 1, 1)
+    # Its own head stays where its tokens belong; a peer's place holds what was sent to it.
+    assert gathered.flatten().tolist() == [0, 1, 2, 3, 7, 6, 5, 4]
+
+
+def fail():
+    raise ValueError("on purpose")
+
+
+def wait():
+    import time
+
+    time.sleep(60)
+
+
+def test_what_a_rank_raises_is_raised():
+    with pytest.raises(ProcessRaisedException, match="on purpose"):
+        on_ranks(1, fail, timeout_seconds=60)
+
+
+def test_ranks_that_do_not_end_are_ended():
+    with pytest.raises(TimeoutError, match="2 ranks had not ended in 1 s"):
+        on_ranks(2, wait, timeout_seconds=1)
+
+
+def test_a_page_is_written_at_once(tmp_path):
+    write(tmp_path / "results" / "page.md", "new")
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["page.md"]
