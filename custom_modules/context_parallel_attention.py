@@ -227,6 +227,25 @@ def documents_of(packed_seq_params: Any) -> Documents | None:
 class LongContextSelfAttention(SelfAttention):
     """Megatron's self-attention with our rotation, documents, and head-chunked attention."""
 
+    def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
+        """Take what Megatron-Core builds self-attention by.
+
+        Raises ValueError for settings of the config that would have no effect here.
+        """
+        super().__init__(config, *args, **kwargs)
+        unknown = {
+            "rotary_interleaved": config.rotary_interleaved,
+            "no_rope_freq": config.no_rope_freq,
+            "recompute_modules with core_attn": self.checkpoint_core_attention,
+            "fused_single_qkv_rope": config.fused_single_qkv_rope,
+        }
+        set_here = [name for name, value in unknown.items() if value]
+        if set_here:
+            raise ValueError(
+                f"the config sets {', '.join(set_here)}, which has no effect on long-context "
+                "attention; leave it out"
+            )
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -290,15 +309,13 @@ class LongContextSelfAttention(SelfAttention):
     def table_of(self, rotary_pos_emb: Tensor) -> Tensor:
         """Return cos and sin, fp32 [2, s, b, 1, D/2], from ours or Megatron's angles [s, 1, 1, D].
 
-        Raises ValueError for what Megatron's angles alone do not say: interleaved pairs, a part of
-        each head, YaRN's temperature.
+        Raises ValueError for what Megatron's angles alone do not say: another table for keys, a
+        part of each head, YaRN's temperature.
         """
         if isinstance(rotary_pos_emb, Tensor) and rotary_pos_emb.ndim == 5:
             return rotary_pos_emb
-        if not isinstance(rotary_pos_emb, Tensor) or self.config.rotary_interleaved:
-            raise ValueError(
-                "only one rotary table of half-split pairs is known, for q and k alike"
-            )
+        if not isinstance(rotary_pos_emb, Tensor):
+            raise ValueError("only one rotary table is known, for queries and keys alike")
         if rotary_pos_emb.shape[-1] != self.hidden_size_per_attention_head:
             raise ValueError(
                 f"{rotary_pos_emb.shape[-1]} of {self.hidden_size_per_attention_head} dimensions "

@@ -2,6 +2,7 @@
 """The CPU kernel against the formula, and how a kernel is chosen; test_gpu_kernels.py has GPUs'."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -152,7 +153,7 @@ def test_gradients_of_parts_of_the_queries_add_up_to_those_of_all(heads, kv_head
 
 
 @pytest.fixture
-def chosen(monkeypatch, caplog):
+def chosen(caplog):
     """Choose anew in this test: the answer is otherwise remembered with its line in the log."""
     kernel_for.cache_clear()
     caplog.set_level(logging.INFO)
@@ -164,6 +165,13 @@ def chosen(monkeypatch, caplog):
 @pytest.mark.parametrize("name", ["auto", "cpu_flash"])
 def test_the_cpu_kernel_serves_every_dtype_by_name_and_by_choice(chosen, dtype, name):
     assert chosen(CPU, dtype, 100, name) is CPU_FLASH
+
+
+def test_of_several_kernels_the_first_is_chosen_and_any_by_name(chosen, monkeypatch):
+    other = replace(CPU_FLASH, name="cudnn")
+    monkeypatch.setitem(KERNELS, "cudnn", other)
+    assert chosen(CPU, torch.float32, 64) is CPU_FLASH
+    assert chosen(CPU, torch.float32, 64, "cudnn") is other
 
 
 def test_a_choice_is_logged_once_by_its_name(chosen, caplog):
