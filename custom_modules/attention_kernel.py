@@ -61,6 +61,7 @@ def by_document(forward: DenseForward, backward: DenseBackward) -> tuple[Forward
     ) -> tuple[Tensor, Tensor]:
         if documents is None:
             return forward(q, k, v, causal)
+        documents.require(batch=q.shape[0], seq_length=q.shape[2])
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=lse_dtype(q.dtype))
         for row in range(documents.batch):
             for start, stop in documents.spans(row):

@@ -99,11 +99,18 @@ def _names() -> str:
     return ", ".join(get_args(KernelName))
 
 
-def require_alike(q: Tensor, k: Tensor, v: Tensor, *, heads: int, kv_heads: int) -> None:
-    """Raise ValueError where dtypes are mixed, or query heads cannot share the KV heads evenly."""
+def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError where q [s, b, h, D] and k, v [s, b, g, D] do not go together."""
     dtypes = {"q": q.dtype, "k": k.dtype, "v": v.dtype}
     if len(set(dtypes.values())) > 1:
         mixed = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
         raise ValueError(f"attention inputs have different dtypes ({mixed}); cast them to one")
-    if heads % kv_heads:
-        raise ValueError(f"{heads} query heads cannot share {kv_heads} KV heads evenly")
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if q.ndim != 4 or k.shape != v.shape or 0 in (*q.shape, *k.shape):
+        raise ValueError(
+            f"attention inputs are {shapes}; [s, b, heads, D] is needed, k and v alike"
+        )
+    if (*q.shape[:2], q.shape[3]) != (*k.shape[:2], k.shape[3]):
+        raise ValueError(f"attention inputs are {shapes}; they may differ in heads alone")
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} KV heads evenly")

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from custom_modules.attention_kernel import AttentionKernel
 from custom_modules.attention_kernels import require_alike
@@ -99,6 +100,7 @@ class _Attend(torch.autograd.Function):
         return out.permute(2, 0, 1, 3)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_out: Tensor):  # type: ignore[no-untyped-def]
         grads = ctx.kernel.backward(
             grad_out.permute(1, 2, 0, 3), *ctx.saved_tensors, ctx.causal, ctx.documents
@@ -119,10 +121,11 @@ def attend(
     """Return softmax(q k^T / sqrt(D)) v, [s, b, h, D], of zigzag shards over all ranks of `groups`.
 
     Takes q [s, b, h, D] and k, v [s, b, g, D] of one dtype. `documents` is the table of the whole
-    sequence: tokens then attend within their document alone. Raises ValueError for mixed dtypes,
-    heads that do not fit, and a table that does not add up to the sequence.
+    sequence: tokens then attend within their document alone. Raises ValueError for mixed dtypes and
+    shapes, heads that do not fit, and a table that does not add up to the sequence.
     """
-    require_alike(q, k, v, heads=q.shape[2], kv_heads=k.shape[2])
+    require_alike(q, k, v)
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     if documents is not None:
         ranks = groups.ring_size * groups.ulysses_size
         documents.require(batch=q.shape[1], seq_length=q.shape[0] * ranks)

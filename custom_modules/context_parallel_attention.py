@@ -13,6 +13,7 @@ Documents come as a `custom_modules.documents.Documents`, where Megatron-Core pa
 """
 
 import logging
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -41,6 +42,37 @@ from custom_modules.qkv_projection import Projection, TensorParallel
 from custom_modules.rope import rotate
 
 log = logging.getLogger(__name__)
+
+IGNORED = {
+    "attention_dropout": 0.0,
+    "flash_decode": False,
+    "fp8_dot_product_attention": False,
+    "fp8_multi_head_attention": False,
+    "fused_single_qkv_rope": False,
+    "multi_latent_attention": False,
+    "no_rope_freq": None,
+    "rotary_interleaved": False,
+    "softmax_scale": None,
+    "softmax_type": "vanilla",
+    "window_size": None,
+}
+"""Fields of Megatron's config that our attention does not honour, and the value it computes for."""
+
+
+def ignored_settings(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each setting that long-context attention would not honour."""
+    for name, known in IGNORED.items():
+        value = settings.get(name, known)
+        if value != known and (value or known):
+            yield f"{name} is {value!r}, which long-context attention does not know; only {known!r}"
+
+
+def refuse_ignored(config: TransformerConfig) -> None:
+    """Raise ValueError where a config asks for what our attention would leave undone."""
+    for sentence in ignored_settings(
+        {name: getattr(config, name, known) for name, known in IGNORED.items()}
+    ):
+        raise ValueError(sentence)
 
 
 def degrees_for(
@@ -102,12 +134,9 @@ class ContextParallelAttention(nn.Module):
             raise ValueError(f"attention_dropout is {dropout}; long-context attention has none")
         if softmax_scale is not None:
             raise ValueError(f"softmax_scale is {softmax_scale}; only 1/sqrt(head size) is known")
+        refuse_ignored(config)
         if attn_mask_type not in (AttnMaskType.causal, AttnMaskType.no_mask):
             raise ValueError(f"attention mask {attn_mask_type} is not known; only causal and none")
-        if config.window_size is not None:
-            raise ValueError(f"window_size is {config.window_size}; only whole attention is known")
-        if config.softmax_type != "vanilla":
-            raise ValueError(f"softmax_type is {config.softmax_type!r}; only 'vanilla' is known")
         self.causal = attn_mask_type == AttnMaskType.causal
         self.degrees = degrees_for(
             config,
@@ -152,10 +181,6 @@ class ContextParallelAttention(nn.Module):
         tensor_parallel = TensorParallel(
             group=tp if tp.size() > 1 else None, sequence_parallel=layer.config.sequence_parallel
         )
-        if documents is not None:
-            tokens = x.shape[0] * (tp.size() if layer.config.sequence_parallel else 1)
-            ranks = self.degrees.ulysses * self.degrees.ring
-            documents.require(batch=x.shape[1], seq_length=tokens * ranks)
         assert self.degrees.heads_per_stage is not None
         block = HeadChunked(
             projection=projection,
@@ -191,7 +216,8 @@ class TransformerEngineAttention(nn.Module):
         )
         _say(str(self.degrees))
         two_levels = self.degrees.ulysses > 1 and self.degrees.ring > 1
-        megatron["cp_comm_type"] = "p2p" if two_levels else cp.kind
+        one_level = "a2a" if self.degrees.ulysses > 1 else "p2p"
+        megatron["cp_comm_type"] = one_level if cp.kind == "a2a+p2p" else cp.kind
         self.core = TEDotProductAttention(config, pg_collection=pg_collection, **megatron)
         if two_levels:  # Megatron-Core reads these groups from a global that NeMo does not fill
             groups = split_group(pg_collection.cp, self.degrees.ulysses)
@@ -233,17 +259,10 @@ class LongContextSelfAttention(SelfAttention):
         Raises ValueError for settings of the config that would have no effect here.
         """
         super().__init__(config, *args, **kwargs)
-        unknown = {
-            "rotary_interleaved": config.rotary_interleaved,
-            "no_rope_freq": config.no_rope_freq,
-            "recompute_modules with core_attn": self.checkpoint_core_attention,
-            "fused_single_qkv_rope": config.fused_single_qkv_rope,
-        }
-        set_here = [name for name, value in unknown.items() if value]
-        if set_here:
+        if self.checkpoint_core_attention:
             raise ValueError(
-                f"the config sets {', '.join(set_here)}, which has no effect on long-context "
-                "attention; leave it out"
+                "recompute_granularity is 'selective' with core_attn in recompute_modules; "
+                "long-context attention keeps no scores to recompute: take 'full' or None"
             )
 
     def forward(
@@ -290,6 +309,15 @@ class LongContextSelfAttention(SelfAttention):
                 f"fp8 is {self.config.fp8!r}: head-chunked attention projects in the model's "
                 "dtype; leave fp8 out or take ulysses"
             )
+        if "weight" not in dict(self.linear_qkv.named_parameters(recurse=False)):
+            raise ValueError(
+                f"linear_qkv is a {type(self.linear_qkv).__name__}, whose weight cannot be read a "
+                "few heads at a time; take ulysses, ring or hybrid without heads_per_stage"
+            )
+        # Megatron's DDP ends the gather of a module's parameters when the module is called, which
+        # this one is not.
+        for hook in self.linear_qkv._forward_pre_hooks.values():
+            hook(self.linear_qkv, ())
         if getattr(self.linear_qkv, "layer_norm_weight", None) is not None:
             raise ValueError(
                 "head-chunked attention needs the norm apart from linear_qkv; build the layer "

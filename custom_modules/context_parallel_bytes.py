@@ -73,7 +73,12 @@ class AttentionShape:
             exchanged = 3 * u if self.degrees.ulysses > 1 or self._strided else u
             dq = 0 if self.degrees.ulysses == 1 else u + self._messages(u)
             kept = 2 * self.heads + lse + 2 * held * (1 + self._merge) + exchanged
-            return self._bytes(kept + max(self._kernel_backward(u, held), u + dq))
+            if self.kv_heads < self.degrees.ulysses:  # sums of several ranks, in fp32
+                home = self._merge * (self.kv_heads + self._messages(held))
+            else:
+                home = (2 if self._merge > 1 else 1) * held + self._messages(held)
+            home = 0 if self.degrees.ulysses == 1 else home
+            return self._bytes(kept + max(self._kernel_backward(u, held), u + dq, home))
         kept = lse + 2 * self.heads
         if self.degrees.ulysses == 1:
             kept += self.heads + 2 * self.kv_heads
@@ -135,7 +140,8 @@ class AttentionShape:
         cast = merge if merge > 1 else 0
         sets = 2 * kv_heads * min(ring - 1, 2)
         own = 2 * kv_heads + heads * (1 + cast + self._lse)
-        step = sets + heads * (merge + share * (1 + cast) + self._lse * (1 + 3 * share))
+        sums = 2 if cast else 3  # temporaries of the log-sum-exp beside the part that is merged
+        step = sets + heads * (merge + share * (1 + cast) + self._lse * (1 + sums * share))
         return max(own, step)
 
     def _kernel_backward(self, heads: int, kv_heads: int) -> float:

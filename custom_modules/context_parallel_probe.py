@@ -268,10 +268,10 @@ class Probe:
         whole_out, whole_dx, whole_dw = self.reference
         pairs = [(out, whole_out[self.mine]), (dx, whole_dx[self.mine]), (dw, whole_dw)]
         errors = [
-            float((ours.double() - right.double()).abs().max() / right.double().abs().max())
+            (ours.double() - right.double()).abs().max() / right.double().abs().max()
             for ours, right in pairs
         ]
-        return out.detach(), max(errors)
+        return out.detach(), float(torch.stack(errors).max())  # NaN where any is
 
     def _largest(self, values: list[float]) -> list[float]:
         over_ranks = torch.tensor(values, dtype=torch.float64, device=self.device)

@@ -102,6 +102,7 @@ def flash_forward(
             causal, False,
         )  # fmt: skip
         return out.transpose(1, 2), lse
+    documents.require(batch=q.shape[0], seq_length=q.shape[2])
     bounds, longest = documents.cu_seqlens(q.device), documents.longest
     out, lse, *_ = aten._flash_attention_forward(
         *(end_to_end(t) for t in (q, k, v)), bounds, bounds, longest, longest, 0.0, causal, False

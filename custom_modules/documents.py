@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from operator import index
 from typing import ClassVar
 
 import torch
@@ -43,6 +44,9 @@ class Documents:
     bounds: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
     """Cumulative lengths of each sequence, from 0 to S."""
     _cu_seqlens: dict[torch.device, Tensor] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    _shards: dict[tuple[int, int], "Documents"] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
     qkv_format: ClassVar[str] = "sbhd"
@@ -68,7 +72,7 @@ class Documents:
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> "Documents":
         """Return the table of documents with these lengths."""
-        return cls(tuple(tuple(int(length) for length in row) for row in rows))
+        return cls(tuple(tuple(index(length) for length in row) for row in rows))
 
     @classmethod
     def from_starts(cls, starts: Tensor) -> "Documents":
@@ -91,12 +95,16 @@ class Documents:
 
         Raises ValueError where they do not begin at 0, rise, and add up to the sequences.
         """
+        if cu_seqlens.is_floating_point() or cu_seqlens.numel() < 2:
+            raise ValueError(
+                f"cu_seqlens is {cu_seqlens.dtype} of {cu_seqlens.numel()} entries; integers from "
+                "0 to the end of each document are needed"
+            )
         bounds = cu_seqlens.tolist()
         if bounds[:1] != [0] or bounds[-1] != batch * seq_length:
             raise ValueError(
-                f"cu_seqlens runs from {bounds[0] if bounds else None} to "
-                f"{bounds[-1] if bounds else None}; it must run from 0 to {batch * seq_length:,}, "
-                f"{batch} sequences of {seq_length:,} tokens"
+                f"cu_seqlens runs from {bounds[0]} to {bounds[-1]}; it must run from 0 to "
+                f"{batch * seq_length:,}, {batch} sequences of {seq_length:,} tokens"
             )
         rows: list[list[int]] = [[] for _ in range(batch)]
         for start, stop in pairwise(bounds):
@@ -159,9 +167,11 @@ class Documents:
 
     def shard(self, rank: int, size: int) -> "Documents":
         """Return the documents of the zigzag shard of `rank` among `size`: its chunks joined."""
-        return Documents.of(
-            [self._joined(row, chunks_of(rank, size), size) for row in range(self.batch)]
-        )
+        if (rank, size) not in self._shards:  # every layer asks, forward and backward
+            chunks = chunks_of(rank, size)
+            rows = [self._joined(row, chunks, size) for row in range(self.batch)]
+            self._shards[rank, size] = Documents.of(rows)
+        return self._shards[rank, size]
 
     def _joined(self, row: int, chunks: Sequence[int], size: int) -> list[int]:
         chunk = self.seq_length // (2 * size)

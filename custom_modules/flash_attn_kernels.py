@@ -79,6 +79,7 @@ def _forward_2(
             *(t.transpose(1, 2) for t in (q, k, v)), **options
         )
         return out.transpose(1, 2), lse
+    documents.require(batch=q.shape[0], seq_length=q.shape[2])
     bounds, longest = documents.cu_seqlens(q.device), documents.longest
     out, lse, *_ = _version_2()._flash_attn_varlen_forward(
         *(end_to_end(t) for t in (q, k, v)), bounds, bounds, longest, longest, **options
@@ -175,6 +176,7 @@ def _layout_3(q: Tensor, documents: Documents | None) -> tuple[Any, Tensor | Non
     """Return how a [b, h, s, D] tensor is given, and the bounds and longest of the documents."""
     if documents is None:
         return lambda t: t.transpose(1, 2), None, None
+    documents.require(batch=q.shape[0], seq_length=q.shape[2])
     return end_to_end, documents.cu_seqlens(q.device), documents.longest
 
 

@@ -50,6 +50,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from custom_modules.attention_kernel import AttentionKernel, lse_dtype
@@ -185,7 +186,7 @@ class HeadChunked:
                 self._queries_backward(dq, x, chunk, stage, gradients)
                 del dq
             del keys, values
-            self._keys_values_backward(dk.to(x.dtype), dv.to(x.dtype), x, kv_heads, gradients)
+            self._keys_values_backward(dk, dv, x, kv_heads, gradients)
         return gradients
 
     def _keys_values(
@@ -203,11 +204,15 @@ class HeadChunked:
     ) -> None:
         rows = self.projection.keys(kv_heads)
         dk = self._undress(
-            self._gradient(dk, len(rows)), x, rows, self.projection.k_norm, gradients.k_norm
+            self._gradient(dk, len(rows), x.dtype),
+            x,
+            rows,
+            self.projection.k_norm,
+            gradients.k_norm,
         )
         self.projection.backward(dk, x, rows, gradients)
         del dk
-        self.projection.backward(self._gradient(dv, len(rows)), x, rows + 1, gradients)
+        self.projection.backward(self._gradient(dv, len(rows), x.dtype), x, rows + 1, gradients)
 
     def _queries(self, x: Tensor, chunk: slice, stage: slice, buffers: "_Buffers") -> Tensor:
         """Return the queries of a stage, [b, U/C, S, D], made and exchanged."""
@@ -220,7 +225,11 @@ class HeadChunked:
     ) -> None:
         rows = self.projection.queries(self.stages.query_heads(chunk, stage))
         dq = self._undress(
-            self._gradient(dq, len(rows)), x, rows, self.projection.q_norm, gradients.q_norm
+            self._gradient(dq, len(rows), x.dtype),
+            x,
+            rows,
+            self.projection.q_norm,
+            gradients.q_norm,
         )
         self.projection.backward(dq, x, rows, gradients)
 
@@ -265,10 +274,12 @@ class HeadChunked:
         else:
             scatter_shares(t.permute(2, 0, 1, 3), shares, self.ulysses)
 
-    def _gradient(self, t: Tensor, heads: int) -> Tensor:
+    def _gradient(self, t: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
         """Return a gradient [b, n, S, D] as that of this rank's tokens, [s, b, heads, D]."""
         t = t.permute(2, 0, 1, 3)
-        return t if self.ulysses is None else scatter_sequence(t, self.ulysses, heads=heads)
+        if self.ulysses is None:
+            return t.to(dtype)
+        return scatter_sequence(t, self.ulysses, heads=heads, dtype=dtype)
 
 
 class _Buffers(dict[str, Tensor]):
@@ -291,11 +302,20 @@ class _HeadChunkedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_out: Tensor):  # type: ignore[no-untyped-def]
         x, out, *sums = ctx.saved_tensors
         gradients = ctx.block.backward(grad_out, x, out, sums)
         dx = ctx.block.tensor_parallel.reduce(gradients.x)
-        return dx, None, *gradients.of_parameters()
+        parameters = ctx.block.projection.parameters()
+        return (
+            dx,
+            None,
+            *(
+                grad.to(parameter.dtype)
+                for grad, parameter in zip(gradients.of_parameters(), parameters, strict=True)
+            ),
+        )
 
 
 def head_chunked_attention(x: Tensor, block: HeadChunked) -> Tensor:

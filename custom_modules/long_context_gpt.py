@@ -78,6 +78,21 @@ def long_context_spec(
     for Transformer Engine's kinds without it.
     """
     cp = cp or ContextParallelKind()
+    if config.normalization != "RMSNorm" or config.layernorm_zero_centered_gamma:
+        raise ValueError(
+            f"normalization is {config.normalization}"
+            + (" with a zero-centered weight" if config.layernorm_zero_centered_gamma else "")
+            + "; long-context layers have a plain RMSNorm"
+        )
+    if config.num_moe_experts:
+        raise ValueError(f"num_moe_experts is {config.num_moe_experts}; layers here are dense")
+    if cp.kind == "auto" and seq_length < 1:
+        raise ValueError("context parallel kind auto chooses by length; give seq_length")
+    if cp.kind in TRANSFORMER_ENGINE_KINDS and kernel != "auto":
+        raise ValueError(
+            f"kernel {kernel} has no effect on context parallel kind {cp.kind}, which computes by "
+            "Transformer Engine's own choice; leave it out"
+        )
     qk_layernorm = config.qk_layernorm
     core: dict[str, Any] = {"cp": cp, "seq_length": seq_length, "ranks_per_node": ranks_per_node}
     if cp.kind in TRANSFORMER_ENGINE_KINDS:
@@ -102,8 +117,9 @@ def long_context_spec(
         norm = TENorm
         if cp.may_chunk_heads:
             # Then attention projects by itself, so the norm cannot be inside the projection. In a
-            # checkpoint it keeps the fused layer's name.
-            layer.submodules.input_layernorm = norm
+            # checkpoint it keeps the fused layer's name; Transformer Engine's own norm would add a
+            # state that the fused layer has not.
+            layer.submodules.input_layernorm = RMSNorm
             layer.submodules.self_attention.submodules.linear_qkv = TEColumnParallelLinear
             layer.submodules.sharded_state_dict_keys_map["input_layernorm."] = (
                 "self_attention.linear_qkv.layer_norm_"

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from custom_modules.attention_kernel import lse_dtype
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorParallel:
@@ -85,8 +87,9 @@ class Projection:
     def backward(self, grad: Tensor, x: Tensor, rows: Tensor, into: "Gradients") -> None:
         """Add to the gradients those of a projection whose output has the gradient `grad`."""
         flat, tokens = grad.flatten(2).flatten(0, 1), x.flatten(0, 1)
+        dx = into.x.view(-1, into.x.shape[-1])  # a copy would be lost
         weight = self._by_head(self.weight)[rows].flatten(0, 1)
-        into.x.flatten(0, 1).addmm_(flat, weight)
+        dx.addmm_(flat, weight)
         of_rows = (flat.t() @ tokens).unflatten(0, (len(rows), self.head_dim))
         self._by_head(into.weight)[rows] = of_rows
         if into.bias is not None:
@@ -99,12 +102,15 @@ class Projection:
         return [*own, *(parameter for norm in norms for parameter in norm.parameters())]
 
     def _by_head(self, t: Tensor) -> Tensor:
-        return t.unflatten(0, (-1, self.head_dim))
+        return t.view(-1, self.head_dim, *t.shape[1:])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gradients:
-    """What the backward fills: of x [s, b, hidden], the projection, and the norms' parameters."""
+    """What the backward fills: of x [s, b, hidden], the projection, and the norms' parameters.
+
+    Those of x are summed in its dtype, those of the norms in fp32 (float64 for float64).
+    """
 
     x: Tensor
     weight: Tensor
@@ -117,9 +123,9 @@ class Gradients:
         """Return gradients to be filled, zero where they are summed."""
         bias = projection.bias
         return cls(
-            x=torch.zeros_like(x),
-            weight=torch.empty_like(projection.weight),
-            bias=None if bias is None else torch.empty_like(bias),
+            x=x.new_zeros(x.shape),
+            weight=projection.weight.new_empty(projection.weight.shape),
+            bias=None if bias is None else bias.new_empty(bias.shape),
             q_norm=_zeros(projection.q_norm),
             k_norm=_zeros(projection.k_norm),
         )
@@ -136,4 +142,6 @@ def _index(rows: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _zeros(norm: nn.Module | None) -> list[Tensor]:
-    return [] if norm is None else [torch.zeros_like(p) for p in norm.parameters()]
+    if norm is None:
+        return []
+    return [torch.zeros_like(p, dtype=lse_dtype(p.dtype)) for p in norm.parameters()]

@@ -39,6 +39,7 @@ recompute take it where they take a plain one. Any number of heads; C of one ret
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -110,21 +111,19 @@ class _Ring:
                 coming = [torch.empty_like(grad) for grad in sums]
                 del own
             else:
-                parts = []
+                parts: list[tuple[Any, tuple[Tensor, ...]]] = []
                 for rows, queries, span in self._blocks(step, q, causal, documents):
                     at, of = (rows, slice(None), queries), (rows, slice(None), span)
                     part, *of_keys = self.inner.backward(
                         grad_out[at], q[at], keys[of], values[of], out[at], lse[at], False, None
                     )
                     dq[at] += part
-                    parts.append((of, of_keys))
-                    del part
+                    parts.append((of, tuple(of_keys)))
+                    del part, of_keys
                 travelling.wait()
                 sums, coming = coming, sums
-                for of, of_keys in parts:
-                    for total, part in zip(sums, of_keys, strict=True):
-                        _bhsd(total)[of] += part
-                del parts, of_keys, part  # nothing of a step outlives it
+                _add(parts, sums)
+                parts.clear()  # nothing of a step outlives it
             travelling = self._pass_on(sums, coming)
         travelling.wait()
         dk, dv = (_bhsd(grad).to(q.dtype) for grad in coming)
@@ -187,6 +186,13 @@ class _Ring:
                             slice(at * chunk + queries[0], at * chunk + queries[1]),
                             slice(of * chunk + keys[0], of * chunk + keys[1]),
                         )
+
+
+def _add(parts: list[tuple[Any, tuple[Tensor, ...]]], sums: list[Tensor]) -> None:
+    """Add the gradients of some keys and values to the sums for all of them."""
+    for of, of_keys in parts:
+        for total, part in zip(sums, of_keys, strict=True):
+            _bhsd(total)[of] += part
 
 
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:

@@ -42,26 +42,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from custom_modules.attention_kernel import lse_dtype
 from custom_modules.context_parallel_kind import fits_ulysses, ulysses_sizes
 from custom_modules.documents import chunks_of
 from custom_modules.exchange import post
-
-
-def head_shares(heads: int, size: int) -> list[slice]:
-    """Return the heads that each of `size` ranks attends with.
-
-    Fewer heads than ranks are shared: neighbouring ranks have the same one. Raises ValueError
-    where neither number divides the other.
-    """
-    if heads % size and size % heads:
-        raise ValueError(
-            f"{heads} heads cannot be spread over {size} all-to-all ranks: one must divide the "
-            "other; a ring takes any number of heads"
-        )
-    if heads >= size:
-        width = heads // size
-        return [slice(rank * width, (rank + 1) * width) for rank in range(size)]
-    return [slice(rank * heads // size, rank * heads // size + 1) for rank in range(size)]
 
 
 def gather_shares(
@@ -145,15 +129,19 @@ def gather_sequence(t: Tensor, group: dist.ProcessGroup, *, into: Tensor | None 
     return gather_shares(split_heads(t, dist.get_world_size(group)), group, into=into)
 
 
-def scatter_sequence(t: Tensor, group: dist.ProcessGroup, *, heads: int) -> Tensor:
+def scatter_sequence(
+    t: Tensor, group: dist.ProcessGroup, *, heads: int, dtype: torch.dtype | None = None
+) -> Tensor:
     """Turn whole sequences of a head share back into the shard, [s, b, heads, D].
 
-    Where a head was sent to several ranks, the shard holds the sum of what they return.
+    Where a head was sent to several ranks, the shard holds the sum of what they return, added in
+    fp32 (float64 for float64). The shard is in `dtype`, that of `t` if not given.
     """
-    size = dist.get_world_size(group)
+    size, dtype = dist.get_world_size(group), dtype or t.dtype
+    t = t.to(lse_dtype(dtype) if heads < size else dtype)
     shard = t.new_empty(t.shape[0] // size, t.shape[1], heads, t.shape[3])
     scatter_shares(t, split_heads(shard, size), group)
-    return shard
+    return shard.to(dtype)
 
 
 class _GatherSequence(torch.autograd.Function):

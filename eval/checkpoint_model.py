@@ -37,7 +37,8 @@ def load(stage: Path, *, seq_length: int, bf16: bool = False) -> LongContextGPT:
     node.tensor_model_parallel_size = tp
     node.context_parallel_size = parallel_state.get_context_parallel_world_size()
     node.sequence_parallel = tp > 1
-    node.cp = ContextParallelKind()  # the stage's kind was chosen for its own ranks
+    node.cp = ContextParallelKind()  # the stage's kind was chosen for its own ranks,
+    node.attention_kernel = "auto"  # and its kernel for its own device
     node.bf16 = bf16
     node.params_dtype = torch.bfloat16 if bf16 else torch.float32
     model_parallel_cuda_manual_seed(0)

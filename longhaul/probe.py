@@ -75,21 +75,31 @@ def context_parallelism(
         + (f", {documents} documents" if documents > 1 else "")
     )
     _print(measured, TOLERANCE[chosen])
-    wrong = [str(one.degrees) for one in measured if one.error > TOLERANCE[chosen]]
+    wrong = [str(one.degrees) for one in measured if not one.error <= TOLERANCE[chosen]]  # or NaN
     if wrong:
         typer.echo(f"error: differs from one rank: {'; '.join(wrong)}", err=True)
         raise typer.Exit(1)
 
 
 def measure_on_ranks(ranks: int, block: "Block", device: str, repeats: int) -> "list[Measured]":
-    """Start the ranks on this machine, joined by a file, and return what the first one measured."""
+    """Start the ranks on this machine, joined by a file, and return what the first one measured.
+
+    A rank that fails ends the command: its error in one line, exit code 1.
+    """
     from torch.multiprocessing import get_context
-    from torch.multiprocessing.spawn import spawn
+    from torch.multiprocessing.spawn import ProcessException, spawn
 
     os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))  # of the ranks
     results = get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank, (ranks, folder, block, device, repeats, results), nprocs=ranks)
+        try:
+            spawn(_rank, (ranks, folder, block, device, repeats, results), nprocs=ranks)
+        except ProcessException as error:  # one raised, or was ended by a signal
+            if os.environ.get("LONGHAUL_TRACEBACK"):
+                raise
+            why = str(error).strip().splitlines()[-1]
+            typer.echo(f"error: rank {error.error_index} failed: {why}", err=True)
+            raise typer.Exit(1) from None
     measured: list[Measured] = results.get()
     return measured
 
@@ -171,7 +181,7 @@ def _print(measured: "list[Measured]", tolerance: float) -> None:
             str(one.degrees.ulysses),
             str(one.degrees.ring),
             str(one.degrees.heads_per_stage or "all"),
-            f"{one.error:.0e}" + ("" if one.error <= tolerance else " WRONG"),
+            f"{one.error:.0e}" + (" WRONG" if not one.error <= tolerance else ""),
             *(
                 f"{size / 2**20:.2f}"
                 for size in (

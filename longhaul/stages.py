@@ -5,11 +5,13 @@ Everything here needs NeMo; the commands import it after they have said that the
 """
 
 import difflib
+import inspect
 import os
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import nemo_run
 import torch
@@ -57,6 +59,7 @@ def _not_applied(recipe: nemo_run.Partial, words: Sequence[str], error: Exceptio
     for word in words:
         key, _, value = word.partition("=")
         node: Any = recipe
+        takes = ""
         for part in key.rstrip("+-*/|&").split("."):
             known = [name for name in dir(node) if not name.startswith("_")]
             name = part.partition("[")[0]
@@ -64,14 +67,33 @@ def _not_applied(recipe: nemo_run.Partial, words: Sequence[str], error: Exceptio
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {key.replace(name, near[0])}?" if near else ""
                 return f"the recipe has no {key}{hint}"
+            takes = _takes(node, part)
             node = getattr(node, name, None)
         if repr(value)[1:-1] in str(error):
-            return f"{key} cannot be {value!r}: {_kind(node)}"
+            return f"{key} cannot be {value!r}: {_kind(node)}{takes}"
     return f"cannot apply {' '.join(words)}: {str(error).splitlines()[0][:200]}"
 
 
 def _kind(value: Any) -> str:
     return f"it is {value!r} now, of type {type(value).__name__}"
+
+
+def _takes(node: Any, name: str) -> str:
+    """Return what the annotation of a recipe's field admits; empty where it does not say."""
+    if not isinstance(node, nemo_run.Config | nemo_run.Partial):
+        return ""
+    # Not get_type_hints: NeMo's classes quote names that they import for type checkers alone.
+    parameter = inspect.signature(node.__fn_or_cls__).parameters.get(name)
+    annotation = parameter and parameter.annotation
+    union = get_origin(annotation) in (Union, UnionType)
+    kinds = get_args(annotation) if union else (annotation,)
+    kinds = tuple(kind for kind in kinds if kind is not NoneType)
+    if all(kind in (int, float) for kind in kinds):
+        return "; it takes a number"
+    if all(get_origin(kind) is Literal for kind in kinds):
+        choices = [choice for kind in kinds for choice in get_args(kind)]
+        return f"; it is one of {', '.join(map(str, choices))}"
+    return ""
 
 
 def on_device(recipe: nemo_run.Partial, device: str | None) -> None:

@@ -10,6 +10,7 @@ import fiddle as fdl
 import nemo_run as run
 
 from custom_modules.attention_kernels import KernelName
+from custom_modules.context_parallel_attention import ignored_settings
 from custom_modules.context_parallel_kind import TRANSFORMER_ENGINE_KINDS, Degrees, degrees
 from recipes import laws
 from recipes.stages import DocumentPolicy
@@ -104,6 +105,30 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
             f"model.config.attention_kernel is {config.attention_kernel!r}; it is one of "
             f"{', '.join(get_args(KernelName))}"
         )
+    yield from (
+        f"model.config.{sentence}"
+        for sentence in ignored_settings(fdl.ordered_arguments(config, include_defaults=True))
+    )
+    for name in ("rotary_base", "rotary_percent", "scale_factor", "position_embedding_type"):
+        if name in fdl.ordered_arguments(config):
+            yield f"model.config.{name} has no effect; the rotation is model.config.rope"
+    if config.recompute_granularity == "selective":
+        yield (
+            "model.config.recompute_granularity is 'selective'; long-context attention keeps no "
+            "scores to recompute: take 'full' or null"
+        )
+    on_cpu = strategy.process_group_backend == "gloo"
+    if config.attention_kernel != "auto":
+        if (config.attention_kernel == "cpu_flash") != on_cpu:
+            yield (
+                f"model.config.attention_kernel is {config.attention_kernel}, which does not "
+                f"compute on {'cpu' if on_cpu else 'cuda'}; take auto"
+            )
+        if config.cp.kind in TRANSFORMER_ENGINE_KINDS:
+            yield (
+                f"model.config.attention_kernel has no effect on model.config.cp.kind "
+                f"{config.cp.kind}, which is Transformer Engine's; leave it at auto"
+            )
     if "cp_comm_type" in fdl.ordered_arguments(config):
         yield "model.config.cp_comm_type has no effect; set model.config.cp.kind"
     if config.cp.kind in TRANSFORMER_ENGINE_KINDS and not config.transformer_engine:
@@ -193,4 +218,9 @@ def broken_laws(recipe: run.Partial) -> Iterator[str]:
         global_batch=recipe.data.global_batch_size,
         micro_batch=recipe.data.micro_batch_size,
     )
+    if getattr(config, "fp8", None) and context_parallelism(recipe).heads_per_stage:
+        yield (
+            f"model.config.fp8 is {config.fp8!r} and {context_parallelism(recipe)}; head-chunked "
+            "attention projects in the model's dtype: take ulysses, ring or hybrid"
+        )
     yield from laws.broken_schedule(max_steps=recipe.trainer.max_steps, lr=recipe.optim.config.lr)

@@ -34,8 +34,15 @@ def forward_step(model: torch.nn.Module, batch: dict[str, Any]) -> Tensor:
 
 
 def ranks_per_node() -> int:
-    """Return how many ranks this node runs, as torchrun says, else all: the reach of fast links."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", torch.distributed.get_world_size()))
+    """Return how many ranks this node runs, the reach of its fast links.
+
+    As torchrun says; without it one for each GPU, or all on CPU.
+    """
+    said = os.environ.get("LOCAL_WORLD_SIZE")
+    if said is not None:
+        return int(said)
+    on_gpus = torch.distributed.get_backend() == "nccl"
+    return torch.cuda.device_count() if on_gpus else torch.distributed.get_world_size()
 
 
 @dataclass(kw_only=True)

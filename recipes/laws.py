@@ -80,6 +80,8 @@ def broken(
             )
         except ValueError as error:
             yield str(error)
+    if head_dim % 2:
+        yield f"the head size is {head_dim}; rotation pairs dimensions, so it must be even"
     if vocab % tp:
         yield f"a vocabulary of {vocab:,} rows is not divisible by TP {tp}"
     if layers % pp:

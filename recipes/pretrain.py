@@ -238,6 +238,7 @@ def on_cpu(recipe: run.Partial) -> None:
 def plain_kernels(config: run.Config) -> None:
     """Set a model config to the kernels that CPU has; they compute what the fused ones do."""
     config.transformer_engine = False
+    config.attention_kernel = "auto"
     config.use_cpu_initialization = True
     config.bias_activation_fusion = False
     config.bias_dropout_fusion = False

@@ -24,6 +24,7 @@ DOCUMENTS = {
     # Chunks of 12 on two ranks, of 6 on four: documents within, across and as long as chunks.
     "many": [[1, 7, 13, 24, 1, 2], [48], [5, 6, 1, 29, 7]],
     "single tokens": [[1] * 48, [47, 1], [1, 47]],
+    "none that ranks share": [[12] * 4, [6] * 8, [3] * 16],
 }
 # A bf16 input is exact in the reference; each step's output and gradients are rounded to 8 bits.
 BF16_TOLERANCE = 2**-6
@@ -246,6 +247,30 @@ def test_heads_that_cannot_share_the_kv_heads_are_refused():
     q, k, v = made_up((4, 1, 6, 8), (4, 1, 4, 8), (4, 1, 4, 8))
     with pytest.raises(ValueError, match="6 query heads cannot share 4 KV heads evenly"):
         on_one_rank(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (((4, 1, 2, 8), (8, 1, 2, 8), (8, 1, 2, 8)), "may differ in heads alone"),
+        (((4, 1, 2, 8), (4, 2, 2, 8), (4, 2, 2, 8)), "may differ in heads alone"),
+        (((4, 1, 2, 8), (4, 1, 2, 8), (4, 1, 1, 8)), "k and v alike"),
+        (((0, 1, 2, 8), (0, 1, 2, 8), (0, 1, 2, 8)), r"q \[0, 1, 2, 8\]"),
+        (((4, 1, 2, 8), (4, 1, 0, 8), (4, 1, 0, 8)), r"k \[4, 1, 0, 8\]"),
+        (((4, 2, 8), (4, 2, 8), (4, 2, 8)), r"\[s, b, heads, D\] is needed"),
+    ],
+    ids=["lengths", "batches", "k and v", "no token", "no head", "no batch"],
+)
+def test_shapes_that_do_not_go_together_are_refused(shapes, words):
+    with pytest.raises(ValueError, match=words):
+        on_one_rank(*made_up(*shapes))
+
+
+def test_heads_that_are_strided_give_the_same():
+    q, k, v = made_up(*[(4, 1, 2, 8)] * 3)
+    strided = torch.stack((q, q), dim=-1)[..., 0]
+    assert strided.stride(-1) != 1
+    assert torch.equal(on_one_rank(strided, k, v), on_one_rank(q, k, v))
 
 
 def test_a_table_of_another_batch_is_refused():

@@ -141,7 +141,7 @@ def test_cumulative_lengths_and_back_are_the_same():
 @pytest.mark.parametrize(
     ("bounds", "words"),
     [
-        ([], "runs from None to None"),
+        ([], "of 0 entries; integers from 0"),
         ([1, 8], "from 1 to 8; it must run from 0 to 16, 2 sequences of 8"),
         ([0, 8], "from 0 to 8; it must run from 0 to 16"),
         ([0, 8, 24], "from 0 to 24"),

@@ -189,6 +189,21 @@ def test_a_weight_receives_its_gradient_once_in_a_backward_of_six_stages():
     assert received == [weight.shape] * 2
 
 
+def test_an_input_that_is_a_transposed_view_has_the_same_gradient():
+    x, weight = made_up((8, 3, 5), (20, 5))
+    weight.requires_grad_()
+    view = x.transpose(0, 1).contiguous().transpose(0, 1)
+    assert view.stride() != x.stride()
+    gradients = [
+        torch.autograd.grad(
+            head_chunked_attention(leaf, block(weight)).square().sum(), (leaf, weight)
+        )
+        for leaf in (x.requires_grad_(), view.requires_grad_())
+    ]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+    assert gradients[1][0].abs().max() > 1e-3
+
+
 def test_mixed_dtypes_are_refused():
     x, weight = made_up((8, 3, 5), (20, 5))
     with pytest.raises(

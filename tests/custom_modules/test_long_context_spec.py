@@ -114,6 +114,45 @@ def test_what_the_kernels_do_not_compute_is_refused(changed, words):
         ContextParallelAttention(config, **(given | changed))
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"window_size": (4, 0)}, r"window_size is \(4, 0\)"),
+        ({"softmax_type": "learnable"}, "softmax_type is 'learnable'"),
+        ({"rotary_interleaved": True}, "rotary_interleaved is True"),
+        ({"no_rope_freq": [1, 0]}, "no_rope_freq is"),
+        ({"normalization": "LayerNorm"}, "normalization is LayerNorm"),
+        ({"layernorm_zero_centered_gamma": True}, "with a zero-centered weight"),
+        ({"num_moe_experts": 4}, "num_moe_experts is 4"),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+            "take 'full' or None",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_settings_of_the_config_that_attention_would_leave_undone_are_refused(changed, words):
+    with pytest.raises(ValueError, match=words):
+        LongContextGPT(
+            llamas.configuration(torch.float32, **changed),
+            rope=RopeScaling.base_change(1000),
+            vocab_size=llamas.VOCAB,
+            max_sequence_length=8,
+        )
+
+
+def test_auto_without_a_length_is_refused():
+    with pytest.raises(ValueError, match="auto chooses by length; give seq_length"):
+        long_context_spec(llamas.configuration(torch.float32))
+
+
+def test_a_projection_without_a_weight_of_its_own_is_refused():
+    attention = model(KINDS["head-chunked"]).decoder.layers[0].self_attention
+    attention.linear_qkv = torch.nn.Sequential(attention.linear_qkv)
+    with pytest.raises(ValueError, match="linear_qkv is a Sequential"):
+        attention(torch.zeros(8, 1, llamas.HIDDEN), None)
+
+
 def test_a_layer_without_a_causal_mask_sees_what_follows():
     groups = model(KINDS["ring"]).decoder.layers[0].self_attention.pg_collection
     full = ContextParallelAttention(

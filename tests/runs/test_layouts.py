@@ -39,15 +39,15 @@ def test_two_ranks_give_the_losses_of_one_at_each_of_20_steps(kind, training_run
         assert ours["lr"] == reference["lr"]
 
 
-def test_documents_are_kept_apart_by_head_chunked_ranks_as_by_one(training_run, start, one_rank):
+def test_documents_are_kept_apart_by_two_ranks_as_by_one(training_run, start, one_rank):
     options = {"documents": "within", "start": start}
     alone = training_run("apart", ranks=1, layout={}, **options).finish()
-    layout = {"cp": 2, "kind": "head_chunked"}
-    steps = training_run("apart_by_two", ranks=2, layout=layout, **options).finish()
     across = [step["loss"] for step in one_rank]
     assert [step["loss"] for step in alone] != pytest.approx(across, rel=1e-4)
-    for ours, reference in zip(steps, alone, strict=True):
-        assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
+    for name, layout in {"chunked": {"cp": 2, "kind": "head_chunked"}, "stages": {"pp": 2}}.items():
+        steps = training_run(name, ranks=2, layout=layout, **options).finish()
+        for ours, reference in zip(steps, alone, strict=True):
+            assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), (name, ours["step"])
 
 
 def test_bf16_with_full_recompute_and_tensor_ranks_follows_fp32(training_run, one_rank, start):
