@@ -271,7 +271,9 @@ class Probe:
             (ours.double() - right.double()).abs().max() / right.double().abs().max()
             for ours, right in pairs
         ]
-        return out.detach(), float(torch.stack(errors).max())  # NaN where any is
+        worst = torch.stack(errors).max()
+        # A maximum over ranks need not keep NaN; it keeps infinity.
+        return out.detach(), float("inf") if worst.isnan() else float(worst)
 
     def _largest(self, values: list[float]) -> list[float]:
         over_ranks = torch.tensor(values, dtype=torch.float64, device=self.device)
