@@ -68,7 +68,7 @@ class Layout:
 
     tp: int = 1
     """Tensor parallel ranks; sequence parallelism goes with it."""
-    cp: ContextParallel = ContextParallel.auto(1)
+    cp: ContextParallel = ContextParallel.ulysses(1)
     pp: int = 1
     dp: int = 1
     micro_batch: int = 1
