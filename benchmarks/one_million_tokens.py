@@ -30,7 +30,7 @@ from benchmarks.page import page, table, write
 from benchmarks.ranks import on_ranks
 from custom_modules.context_parallel_kind import ContextParallelKind, Kind
 from custom_modules.cpu_backend import cpu_backend
-from custom_modules.documents import chunks_of
+from custom_modules.documents import tokens_of
 from custom_modules.rope_scaling import RopeScaling
 
 LENGTH = 1_000_000
@@ -62,9 +62,7 @@ class Found:
 
 def shard(seq: int, rank: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids, labels and positions [1, s] of a rank's two chunks."""
-    chunk = seq // (2 * size)
-    spans = [torch.arange(at * chunk, (at + 1) * chunk) for at in chunks_of(rank, size)]
-    positions = torch.cat(spans)[None]
+    positions = tokens_of(rank, size, seq)[None]
     return _id(positions), _id(positions + 1), positions
 
 

@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.machine import version
-
-aten = torch.ops.aten
+from custom_modules.attention_kernels import CPU_FLASH
 
 LEFT_OUT = {
     "torch `context_parallel` as documented": (
@@ -123,18 +122,14 @@ class _TorchRing(torch.autograd.Function):
 
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)
-    return out, lse
+    return CPU_FLASH.forward(q, k, v, is_causal, None)
 
 
 def _cpu_backward(
     *, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor,
     logsumexp: Tensor, is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad_out, query, key, value, out, logsumexp, 0.0, is_causal
-    )
-    return dq, dk, dv
+    return CPU_FLASH.backward(grad_out, query, key, value, out, logsumexp, is_causal, None)
 
 
 DEEPSPEED = Peer(

@@ -129,9 +129,10 @@ class ContextParallelAttention(nn.Module):
         another mask; for heads that the kind does not fit; for a kernel that cannot serve.
         """
         super().__init__()
-        dropout = config.attention_dropout if attention_dropout is None else attention_dropout
-        if dropout:
-            raise ValueError(f"attention_dropout is {dropout}; long-context attention has none")
+        if attention_dropout:
+            raise ValueError(
+                f"attention_dropout is {attention_dropout}; long-context attention has none"
+            )
         if softmax_scale is not None:
             raise ValueError(f"softmax_scale is {softmax_scale}; only 1/sqrt(head size) is known")
         refuse_ignored(config)

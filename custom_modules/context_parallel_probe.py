@@ -9,7 +9,6 @@ rank that holds most, beside the formulas of `custom_modules.context_parallel_by
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +25,7 @@ from custom_modules.context_parallel_kind import (
     stage_sizes,
     ulysses_sizes,
 )
-from custom_modules.documents import Documents, chunks_of
+from custom_modules.documents import Documents, tokens_of
 from custom_modules.head_chunked import HeadChunked, HeadStages, head_chunked_attention
 from custom_modules.ledger import Ledger
 from custom_modules.qkv_projection import Projection, TensorParallel
@@ -107,10 +106,7 @@ class Probe:
         self.weight = (drawn(rows, block.hidden) / block.hidden**0.5).requires_grad_()
         self.grad_out = drawn(block.seq_length, block.batch, block.heads, block.head_dim)
         self.kernel = kernel_for(device, block.dtype, block.head_dim, block.kernel)
-        chunk = block.seq_length // (2 * self.size)
-        self.mine = torch.cat(
-            [torch.arange(c * chunk, (c + 1) * chunk) for c in chunks_of(self.rank, self.size)]
-        ).to(device)
+        self.mine = tokens_of(self.rank, self.size, block.seq_length).to(device)
         self.reference = self._of_one_rank()
 
     def measure(self, kind: ContextParallelKind, repeats: int) -> Measured:
@@ -133,8 +129,7 @@ class Probe:
         def run() -> Tensor:
             return self._block(x, table, groups, chosen)
 
-        out, error = self._compared(run, x, grad_out)
-        del out
+        error = self._deviation(run(), x, grad_out)
         forward, backward = [], []
         for _ in range(repeats):
             self._settle()
@@ -258,10 +253,8 @@ class Probe:
             dist.broadcast(tensor, dist.get_global_rank(self.group, 0), group=self.group)
         return answer
 
-    def _compared(
-        self, run: Callable[[], Tensor], x: Tensor, grad_out: Tensor
-    ) -> tuple[Tensor, float]:
-        out = run()
+    def _deviation(self, out: Tensor, x: Tensor, grad_out: Tensor) -> float:
+        """Return how far output, dx and dW are from one rank's, over the largest value."""
         dx, dw = torch.autograd.grad(out, (x, self.weight), grad_out)
         dw = dw.float() if dw.dtype != torch.float64 else dw  # summed as training sums it
         dist.all_reduce(dw, group=self.group)
@@ -273,7 +266,7 @@ class Probe:
         ]
         worst = torch.stack(errors).max()
         # A maximum over ranks need not keep NaN; it keeps infinity.
-        return out.detach(), float("inf") if worst.isnan() else float(worst)
+        return float("inf") if worst.isnan() else float(worst)
 
     def _largest(self, values: list[float]) -> list[float]:
         over_ranks = torch.tensor(values, dtype=torch.float64, device=self.device)

@@ -30,6 +30,8 @@ compute capability 8.0 or newer.
 Legend as in `attention_kernel`.
 """
 
+from importlib import metadata
+
 import torch
 from torch import Tensor
 
@@ -65,6 +67,17 @@ def cuda_refusal(
             f"needs compute capability {capability[0]}.{capability[1]} or newer, "
             f"not {found[0]}.{found[1]}"
         )
+    return None
+
+
+def package_refusal(package: str, releases: tuple[str, ...], remedy: str) -> str | None:
+    """Return why an installed package cannot serve: it is missing, or of another release."""
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return f"is not installed; `{remedy}` brings it"
+    if ".".join(version.split(".")[:2]) not in releases:
+        return f"takes {package} {' and '.join(releases)}, not {version}"
     return None
 
 

@@ -202,3 +202,9 @@ class Documents:
 def chunks_of(rank: int, size: int) -> tuple[int, int]:
     """Return the two of 2 * `size` chunks that zigzag gives to a rank."""
     return rank, 2 * size - 1 - rank
+
+
+def tokens_of(rank: int, size: int, seq_length: int) -> Tensor:
+    """Return the tokens of the sequence that zigzag gives to a rank, int64 [s], in their order."""
+    chunk = seq_length // (2 * size)
+    return torch.cat([torch.arange(at * chunk, (at + 1) * chunk) for at in chunks_of(rank, size)])

@@ -22,7 +22,7 @@ by position.
 Legend as in `attention_kernel`.
 """
 
-from importlib import import_module, metadata, util
+from importlib import import_module, util
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from custom_modules.cuda_kernels import (
     end_to_end,
     lse_as_rows,
     lse_end_to_end,
+    package_refusal,
 )
 from custom_modules.documents import Documents
 
@@ -43,15 +44,9 @@ _RELEASES = ("2.7", "2.8")
 
 def _refusal_2(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     refusal = cuda_refusal(device, dtype, head_dim, largest_head=256, capability=(8, 0))
-    if refusal is not None:
-        return refusal
-    try:
-        version = metadata.version("flash-attn")
-    except metadata.PackageNotFoundError:
-        return "is not installed; `pip install flash-attn --no-build-isolation` brings it"
-    if ".".join(version.split(".")[:2]) not in _RELEASES:
-        return f"takes flash-attn {' and '.join(_RELEASES)}, not {version}"
-    return None
+    return refusal or package_refusal(
+        "flash-attn", _RELEASES, "pip install flash-attn --no-build-isolation"
+    )
 
 
 def _version_2() -> Any:

@@ -18,30 +18,26 @@ plan, goes to PyTorch's flash operator.
 Legend as in `attention_kernel`.
 """
 
-from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from custom_modules.attention_kernel import AttentionKernel, by_document
-from custom_modules.cuda_kernels import cuda_refusal, flash_backward, flash_forward
+from custom_modules.cuda_kernels import (
+    cuda_refusal,
+    flash_backward,
+    flash_forward,
+    package_refusal,
+)
 
-_RELEASE = "2.9"
+_RELEASES = ("2.9",)
 
 
 def _refusal(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     # Gradients of larger heads exist for some releases of cuDNN on some devices.
     refusal = cuda_refusal(device, dtype, head_dim, largest_head=128, capability=(8, 0))
-    if refusal is not None:
-        return refusal
-    try:
-        version = metadata.version("transformer-engine")
-    except metadata.PackageNotFoundError:
-        return "is not installed; `pip install longhaul[gpu]` brings it"
-    if ".".join(version.split(".")[:2]) != _RELEASE:
-        return f"takes transformer-engine {_RELEASE}, not {version}"
-    return None
+    return refusal or package_refusal("transformer-engine", _RELEASES, "pip install longhaul[gpu]")
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

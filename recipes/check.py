@@ -218,9 +218,9 @@ def broken_laws(recipe: run.Partial) -> Iterator[str]:
         global_batch=recipe.data.global_batch_size,
         micro_batch=recipe.data.micro_batch_size,
     )
-    if getattr(config, "fp8", None) and context_parallelism(recipe).heads_per_stage:
+    if getattr(config, "fp8", None) and (chosen := context_parallelism(recipe)).heads_per_stage:
         yield (
-            f"model.config.fp8 is {config.fp8!r} and {context_parallelism(recipe)}; head-chunked "
-            "attention projects in the model's dtype: take ulysses, ring or hybrid"
+            f"model.config.fp8 is {config.fp8!r} and {chosen}; head-chunked attention projects in "
+            "the model's dtype: take ulysses, ring or hybrid"
         )
     yield from laws.broken_schedule(max_steps=recipe.trainer.max_steps, lr=recipe.optim.config.lr)

@@ -17,14 +17,11 @@ from megatron.core.distributed import (
     finalize_model_grads,
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_batch_on_this_cp_rank
 
 from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.cpu_backend import cpu_backend
 from custom_modules.documents import Documents
-from custom_modules.long_context_gpt import LongContextGPT
 from custom_modules.rope_scaling import RopeScaling
 from tests.custom_modules import llamas
 from tests.ranks import run_ranks
@@ -52,48 +49,15 @@ ON_4_RANKS: list[Layout] = [
 ON_8_RANKS: list[Layout] = [(2, 4, HYBRID, "across"), (2, 4, HYBRID_CHUNKED, "within")]
 
 
-def model(how: ContextParallelKind) -> LongContextGPT:
-    """Return this rank's part, from the same weights under every layout."""
-    model_parallel_cuda_manual_seed(1)
-    tp = parallel_state.get_tensor_model_parallel_world_size()
-    config = TransformerConfig(
-        num_layers=llamas.LAYERS,
-        hidden_size=llamas.HIDDEN,
-        ffn_hidden_size=llamas.FFN,
-        num_attention_heads=llamas.HEADS,
-        num_query_groups=llamas.KV_HEADS,
-        kv_channels=llamas.HEAD_DIM,
-        tensor_model_parallel_size=tp,
-        sequence_parallel=tp > 1,
-        context_parallel_size=parallel_state.get_context_parallel_world_size(),
-        normalization="RMSNorm",
-        activation_func=torch.nn.functional.silu,
-        gated_linear_unit=True,
-        add_bias_linear=False,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-        use_cpu_initialization=True,
-        gradient_accumulation_fusion=False,
-        calculate_per_token_loss=True,
-    )
-    made = LongContextGPT(
-        config,
-        rope=RopeScaling.base_change(10_000),
-        vocab_size=llamas.VOCAB,
-        max_sequence_length=LENGTH,
-        cp=how,
-    )
-    rank = parallel_state.get_tensor_model_parallel_rank()
-    mine = llamas.megatron_weights(llamas.made_up_weights(), rank, tp)
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            parameter.copy_(mine[name])
-    return made
-
-
 def losses(how: ContextParallelKind, documents: str) -> list[float]:
     """Train 20 steps in Megatron's groups as they are now and return the loss of each."""
-    trained = model(how)
+    trained = llamas.ours(
+        RopeScaling.base_change(10_000),
+        llamas.megatron_weights(llamas.made_up_weights()),
+        torch.float32,
+        cp=how,
+        calculate_per_token_loss=True,
+    )
     ddp = DistributedDataParallel(
         trained.config, DistributedDataParallelConfig(use_distributed_optimizer=False), trained
     )
