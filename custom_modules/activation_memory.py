@@ -181,6 +181,10 @@ class Offload:
         return None
 
 
+KEEP_ALL, UNTILED, ON_DEVICE = Recompute(), Tiling(), Offload()
+"""The choices of a model that asks for nothing."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedTensors:
     """Sizes of what one recomputed layer keeps on one rank."""

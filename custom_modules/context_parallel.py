@@ -13,7 +13,8 @@ form a ring. Zigzag sharding over CP ranks is, after the inner exchange, zigzag 
 ring: neighbours g*u .. g*u+u-1 hold 2u chunks that join to the ring's chunks g and 2c-1-g.
 
 Saved for backward: q, k, v, out and the log-sum-exp that the kernel saw, so with the all-to-all
-those of the rank's head share over the inner group's sequence.
+those of the rank's head share over the inner group's sequence. In a layer that keeps attention
+(`custom_modules.recompute`), out and the log-sum-exp come from there when it is rebuilt.
 """
 
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from custom_modules.attention_kernel import AttentionKernel
 from custom_modules.attention_kernels import require_alike
 from custom_modules.documents import Documents
+from custom_modules.recompute import kept
 from custom_modules.ring import ring_kernel
 from custom_modules.ulysses import require_heads, to_heads, to_tokens
 
@@ -95,7 +97,7 @@ class _Attend(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         ctx.kernel, ctx.causal, ctx.documents = kernel, causal, documents
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
-        out, lse = kernel.forward(q, k, v, causal, documents)
+        out, lse = kept(lambda: kernel.forward(q, k, v, causal, documents))
         ctx.save_for_backward(q, k, v, out, lse)
         return out.permute(2, 0, 1, 3)
 

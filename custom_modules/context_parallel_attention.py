@@ -260,10 +260,11 @@ class LongContextSelfAttention(SelfAttention):
         Raises ValueError for settings of the config that would have no effect here.
         """
         super().__init__(config, *args, **kwargs)
-        if self.checkpoint_core_attention:
+        if self.checkpoint_core_attention and self.is_head_chunked:
             raise ValueError(
-                "recompute_granularity is 'selective' with core_attn in recompute_modules; "
-                "long-context attention keeps no scores to recompute: take 'full' or None"
+                "recompute_granularity is 'selective' with core_attn in recompute_modules, and "
+                "head-chunked attention keeps no queries, keys and values to recompute from; "
+                "leave core_attn out, or take ulysses, ring or hybrid"
             )
 
     def forward(
@@ -288,7 +289,12 @@ class LongContextSelfAttention(SelfAttention):
         query, key, value = self.get_query_key_value_tensors(hidden_states)
         if table is not None:
             query, key = rotate(query, *table), rotate(key, *table)
-        out = self.core_attention(
+        attend = (
+            self._checkpointed_attention_forward
+            if self.checkpoint_core_attention and self.training
+            else self.core_attention
+        )
+        out = attend(
             query,
             key,
             value,

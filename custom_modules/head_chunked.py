@@ -57,6 +57,7 @@ from custom_modules.attention_kernel import AttentionKernel, lse_dtype
 from custom_modules.context_parallel_kind import require_stage
 from custom_modules.documents import Documents
 from custom_modules.qkv_projection import Gradients, Projection, TensorParallel
+from custom_modules.recompute import kept
 from custom_modules.rope import rotate_
 from custom_modules.ulysses import (
     gather_shares,
@@ -146,8 +147,8 @@ class HeadChunked:
     documents: Documents | None
     """Of the whole sequence."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the output [s, b, h, D] and the log-sum-exp of each stage, [b, U/C, S]."""
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the output [s, b, h, D], and the log-sum-exp of each stage, [b, U/C, S]."""
         x = self.tensor_parallel.gather(x)
         out = x.new_empty(*x.shape[:2], self.projection.heads, self.projection.head_dim)
         sums, buffers = [], _Buffers()
@@ -160,7 +161,7 @@ class HeadChunked:
                 sums.append(lse)
                 del part, queries
             del keys, values  # before the next are made
-        return out, sums
+        return out, *sums
 
     def backward(self, grad_out: Tensor, x: Tensor, out: Tensor, sums: list[Tensor]) -> Gradients:
         """Return the gradients; `grad_out` and `out` are [s, b, h, D], `x` as in the forward."""
@@ -296,7 +297,7 @@ class _HeadChunkedAttention(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         ctx, x: Tensor, block: HeadChunked, *parameters: Tensor
     ) -> Tensor:
-        out, sums = block.forward(x)
+        out, *sums = kept(lambda: block.forward(x))
         ctx.block = block
         ctx.save_for_backward(x, out, *sums)
         return out

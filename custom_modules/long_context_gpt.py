@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Megatron-Core GPT with our modules in it: rotation, attention, norm.
+"""A Megatron-Core GPT with our modules in it: rotation, attention, norm, memory.
 
 What differs from `megatron.core.models.gpt.GPTModel`:
 
@@ -8,7 +8,9 @@ What differs from `megatron.core.models.gpt.GPTModel`:
 * attention is a kernel pair with any kind of context parallelism around it
   (`custom_modules.context_parallel_attention`); no mask is ever materialised, documents are kept
   apart where a table of them is given as `packed_seq_params`;
-* the norm's weight is marked for sequence parallelism, so it works without Transformer Engine.
+* the norm's weight is marked for sequence parallelism, so it works without Transformer Engine;
+* by choice (`custom_modules.activation_memory`) layers are rebuilt in the backward, what they keep
+  waits in host memory, and MLP and loss take the sequence a tile at a time.
 
 The model takes `position_ids` [b, s] on every pipeline stage, not only on the first. Everything
 else (embedding, linear layers, MLP, LM head, loss, sharded state dict) is Megatron-Core's, so
@@ -31,8 +33,18 @@ from megatron.core.transformer.transformer_block import (
     get_num_layers_to_build,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
+from custom_modules.activation_memory import (
+    KEEP_ALL,
+    MEGATRON_KINDS,
+    ON_DEVICE,
+    UNTILED,
+    Offload,
+    Recompute,
+    Tiling,
+)
 from custom_modules.attention_kernels import KernelName
 from custom_modules.context_parallel_attention import (
     ContextParallelAttention,
@@ -40,24 +52,11 @@ from custom_modules.context_parallel_attention import (
     TransformerEngineAttention,
 )
 from custom_modules.context_parallel_kind import TRANSFORMER_ENGINE_KINDS, ContextParallelKind
+from custom_modules.host_offload import HostOffload
+from custom_modules.long_context_layer import LongContextLayer
+from custom_modules.norm import RMSNorm
 from custom_modules.rope import inverse_frequencies, rotary_table
 from custom_modules.rope_scaling import RopeScaling
-
-
-class RMSNorm(nn.Module):
-    """`t / sqrt(mean(t^2) + eps) * weight` over the last dimension, fp32 inside."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
-        """Take the arguments by which Megatron-Core builds a norm."""
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
-        # Each TP rank sees a part of the sequence: Megatron sums this weight's gradient over TP.
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-
-    def forward(self, t: Tensor) -> Tensor:
-        """Return `t` [..., h] normalised, in its dtype."""
-        return nn.functional.rms_norm(t, self.weight.shape, self.weight, self.eps)
 
 
 def long_context_spec(
@@ -68,14 +67,19 @@ def long_context_spec(
     seq_length: int = 0,
     ranks_per_node: int = 8,
     transformer_engine: bool = False,
+    recompute: Recompute = KEEP_ALL,
+    tiling: Tiling = UNTILED,
+    offload: Offload = ON_DEVICE,
     vp_stage: int | None = None,
 ) -> TransformerBlockSubmodules:
     """Return the layers of this pipeline stage with our modules in them.
 
     With `transformer_engine` its linear layers and norms are used, else Megatron-Core's own. `cp`
     is how ranks that share a sequence attend (None: chosen, for `seq_length` tokens over all of
-    them and `ranks_per_node` ranks that share the fast link, by default a DGX's). Raises ValueError
-    for Transformer Engine's kinds without it.
+    them and `ranks_per_node` ranks that share the fast link, by default a DGX's). `recompute`,
+    `tiling` and `offload` say what layers keep for their backward, and where; the loss is the
+    model's to tile. Raises ValueError for Transformer Engine's kinds without it or with kept
+    attention, and for choices of memory that exclude each other.
     """
     cp = cp or ContextParallelKind()
     if config.normalization != "RMSNorm" or config.layernorm_zero_centered_gamma:
@@ -92,6 +96,19 @@ def long_context_spec(
         raise ValueError(
             f"kernel {kernel} has no effect on context parallel kind {cp.kind}, which computes by "
             "Transformer Engine's own choice; leave it out"
+        )
+    if recompute.kind in MEGATRON_KINDS and config.recompute_granularity is None:
+        raise ValueError(
+            f"recompute {recompute.kind} is Megatron-Core's: set recompute_granularity, "
+            "recompute_method and their kin in the config (Recompute.megatron_settings)"
+        )
+    if (why := offload.refusal(recompute)) is not None:
+        raise ValueError(why)
+    kept = "kept_attention" in (recompute.kind, recompute.others)
+    if kept and cp.kind in TRANSFORMER_ENGINE_KINDS:
+        raise ValueError(
+            f"recompute kept_attention with context parallel kind {cp.kind}, whose output only "
+            "Transformer Engine can keep; take ring, ulysses, head_chunked or hybrid"
         )
     qk_layernorm = config.qk_layernorm
     core: dict[str, Any] = {"cp": cp, "seq_length": seq_length, "ranks_per_node": ranks_per_node}
@@ -137,6 +154,15 @@ def long_context_spec(
     layer.submodules.self_attention.module = LongContextSelfAttention
     layer.submodules.self_attention.submodules.core_attention = core_attention
     layers = get_num_layers_to_build(config, vp_stage)
+    first = get_transformer_layer_offset(config, vp_stage) + 1
+    layer.module = LongContextLayer
+    layer.params = {
+        "recompute": recompute,
+        "tiling": tiling,
+        "offload": HostOffload(offload, range(first, first + layers), first_input_stays=first > 1)
+        if offload.tensors != "none"
+        else None,
+    }
     return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=norm)
 
 
@@ -154,6 +180,9 @@ class LongContextGPT(GPTModel):
         kernel: KernelName = "auto",
         ranks_per_node: int = 8,
         transformer_engine: bool = False,
+        recompute: Recompute = KEEP_ALL,
+        tiling: Tiling = UNTILED,
+        offload: Offload = ON_DEVICE,
         vp_stage: int | None = None,
         **megatron: Any,
     ) -> None:
@@ -167,6 +196,9 @@ class LongContextGPT(GPTModel):
                 seq_length=max_sequence_length,
                 ranks_per_node=ranks_per_node,
                 transformer_engine=transformer_engine,
+                recompute=recompute,
+                tiling=tiling,
+                offload=offload,
                 vp_stage=vp_stage,
             ),
             vocab_size=vocab_size,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small Llama three times: as one set of weights, as ours on any rank, as Hugging Face's."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -137,9 +138,14 @@ def ours(
     dtype: torch.dtype,
     *,
     cp: ContextParallelKind | None = None,
+    memory: Mapping[str, Any] | None = None,
+    tied: bool = False,
     **config: Any,
 ) -> LongContextGPT:
-    """Return this rank's part of the model with weights under Megatron's names."""
+    """Return this rank's part of the model with weights under Megatron's names.
+
+    `memory` holds the model's recompute, tiling and offload where they are not its defaults.
+    """
     model_parallel_cuda_manual_seed(1)
     model = LongContextGPT(
         configuration(dtype, **config),
@@ -148,6 +154,8 @@ def ours(
         max_sequence_length=64,
         cp=cp,
         ranks_per_node=8,
+        share_embeddings_and_output_weights=tied,
+        **(memory or {}),
     )
     load(model, weights)
     return model

@@ -10,7 +10,7 @@ from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
 from custom_modules.cpu_backend import cpu_backend
-from custom_modules.long_context_gpt import RMSNorm
+from custom_modules.norm import RMSNorm
 from custom_modules.rope_scaling import RopeScaling
 from tests.custom_modules import llamas
 from tests.ranks import run_ranks

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What recompute keeps, held in pinned host memory between a layer's forward and its backward.
+
+A recomputed layer keeps its input and perhaps its attention output (`custom_modules.recompute`):
+per token and layer 2 * hidden / TP bytes, twice that with attention, and the one thing that still
+grows with length times layers. Between its forward and its backward nothing reads it.
+
+Schedule, for layers 1..L of a pipeline stage and one micro-batch:
+
+    forward of i    copies out begin when a tensor exists: the input at the layer's start, the
+                    attention output when attention ends, under the rest of the layer
+    end of i        the compute stream waits for the copies of i-1, whose device memory is let go:
+                    at most two layers' tensors wait on the device, and a slow link slows the
+                    forward instead of filling the device
+    backward of i   takes the tensors of i, waiting for their copy where it is not done, and
+                    starts the copies back of i-1, which pass under the recompute and backward of i
+
+A tensor whose device memory was not let go yet is taken as it is, without a copy: that of the last
+layer, where the backward follows at once. After the first layer of a micro-batch comes the last
+layer of the one whose forward is older than all others, which is the order of 1F1B; so pipeline
+parallelism and gradient accumulation are chains of this schedule one after another.
+
+Copies run on two streams of their own, one each way. Host memory is page-locked, of exactly the
+sizes needed (PyTorch's pinned allocator rounds up to powers of two), allocated once and reused.
+A cap holds it; beyond it, or where the machine has too little, there is an error, never swap.
+
+Bytes over the link, a layer and micro-batch: those of `activation_memory.SavedTensors`, once each
+way. Source of the idea: ALST (arXiv 2506.13996), whose copies of layer inputs are synchronous.
+Megatron-Core 0.15's own offload refuses recompute and pipeline parallelism.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from custom_modules.activation_memory import Offload
+from custom_modules.host_memory import GIB, HostPool, host_memory_left
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One step of a tensor's way, in the order in which the steps were asked for."""
+
+    what: Literal["leaves", "let go", "returns", "taken"]
+    micro_batch: int
+    layer: int
+    name: str
+    """`input` or `attention`."""
+
+
+class Copies(Protocol):
+    """Copies that run beside the computation, in the order asked for each way."""
+
+    def out(self, source: Tensor, target: Tensor) -> object:
+        """Begin a copy from the device when what computes `source` is done; return its end."""
+
+    def back(self, source: Tensor, target: Tensor, after: object) -> object:
+        """Begin a copy to the device after `after`; return its end."""
+
+    def wait(self, end: object) -> None:
+        """Make the computation that is asked for next wait for a copy's end."""
+
+    def reuse(self, end: object) -> None:
+        """Make the copies out that are asked for next wait for a copy's end."""
+
+
+class CpuCopies:
+    """Copies within host memory, done when asked for: the rehearsal."""
+
+    def out(self, source: Tensor, target: Tensor) -> object:
+        """Copy at once."""
+        target.copy_(source)
+        return None
+
+    def back(self, source: Tensor, target: Tensor, after: object) -> object:
+        """Copy at once."""
+        target.copy_(source)
+        return None
+
+    def wait(self, end: object) -> None:
+        """Return: it has ended."""
+
+    def reuse(self, end: object) -> None:
+        """Return: it has ended."""
+
+
+class CudaCopies:
+    """Copies between a GPU and page-locked memory, on a stream each way."""
+
+    def __init__(self) -> None:
+        """Make the streams on the current device."""
+        self._out, self._back = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def out(self, source: Tensor, target: Tensor) -> object:
+        """Copy on the stream out, after what is on the current stream now."""
+        self._out.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._out):
+            target.copy_(source, non_blocking=True)
+        return self._out.record_event()
+
+    def back(self, source: Tensor, target: Tensor, after: object) -> object:
+        """Copy on the stream back; `target` is memory of the current stream, so wait for it."""
+        self._back.wait_stream(torch.cuda.current_stream())
+        self._back.wait_event(after)  # type: ignore[arg-type]
+        with torch.cuda.stream(self._back):
+            target.copy_(source, non_blocking=True)
+        return self._back.record_event()
+
+    def wait(self, end: object) -> None:
+        """Hold the current stream."""
+        torch.cuda.current_stream().wait_event(end)  # type: ignore[arg-type]
+
+    def reuse(self, end: object) -> None:
+        """Hold the stream out."""
+        self._out.wait_event(end)  # type: ignore[arg-type]
+
+
+@dataclass
+class _Held:
+    """One tensor on its way."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    on_device: Tensor | None
+    buffer: Tensor
+    end: object = None
+    """Of the last copy asked for."""
+    returned: bool = False
+    """Whether `on_device` is a copy back; else it is the tensor that left, still there."""
+
+    def on_host(self) -> Tensor:
+        """Return the buffer in the tensor's shape and order."""
+        return self.buffer.view(self.dtype).as_strided(self.size, self.stride)
+
+
+class LayerKeeping:
+    """What one layer keeps in one forward (a `recompute.Keeping`)."""
+
+    def __init__(self, offload: "HostOffload", layer: int, micro_batch: int) -> None:
+        """Begin with nothing."""
+        self.layer, self.micro_batch = layer, micro_batch
+        self._offload = offload
+        self._staying: dict[str, list[Tensor]] = {}
+        self._moved: dict[str, list[_Held]] = {}
+
+    def add(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Begin the copies out of tensors that the plan sends away; keep the others."""
+        if not self._offload.sends(self.layer, name):
+            self._staying[name] = list(tensors)
+            return
+        self._offload.foresee(name, sum(tensor.nbytes for tensor in tensors))
+        self._moved[name] = [self._leave(tensor) for tensor in tensors]
+        self._say("leaves", name)
+
+    def finish(self) -> None:
+        """Let the device memory of the layer before go: its copies passed under this layer."""
+        self._offload.finished(self)
+
+    def take(self) -> dict[str, list[Tensor]]:
+        """Return everything on the device, and start the copies back of the layer before."""
+        self.fetch()
+        taken, self._staying = self._staying, {}
+        for name, held in self._moved.items():
+            for one in held:
+                if one.returned:
+                    self._offload.copies.wait(one.end)
+            taken[name] = [one.on_device for one in held if one.on_device is not None]
+            self._say("taken", name)
+        moved = [one for held in self._moved.values() for one in held]
+        self._moved = {}
+        self._offload.taken(self, moved)
+        return taken
+
+    def fetch(self) -> None:
+        """Start the copies back of what is not on the device."""
+        for name, held in self._moved.items():
+            if any(one.on_device is None for one in held):
+                for one in held:
+                    self._return(one)
+                self._say("returns", name)
+
+    def let_go(self) -> None:
+        """Free the device memory of what has left, after its copies."""
+        for name, held in self._moved.items():
+            for one in held:
+                self._offload.copies.wait(one.end)
+                one.on_device = None
+            self._say("let go", name)
+
+    def _leave(self, tensor: Tensor) -> _Held:
+        pool, copies = self._offload.pool, self._offload.copies
+        dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+        tensor = tensor if dense else tensor.contiguous()
+        buffer, end = pool.take(tensor.nbytes)
+        if end is not None:
+            copies.reuse(end)
+        held = _Held(tensor.size(), tensor.stride(), tensor.dtype, tensor.device, tensor, buffer)
+        held.end = copies.out(tensor, held.on_host())
+        return held
+
+    def __del__(self) -> None:
+        # A graph that is dropped without a backward.
+        self._offload.reclaim([one for held in self._moved.values() for one in held])
+
+    def _return(self, held: _Held) -> None:
+        held.on_device = torch.empty_strided(
+            held.size, held.stride, dtype=held.dtype, device=held.device
+        )
+        held.end = self._offload.copies.back(held.on_host(), held.on_device, held.end)
+        held.returned = True
+
+    def _say(self, what: Literal["leaves", "let go", "returns", "taken"], name: str) -> None:
+        self._offload.listener(Moved(what, self.micro_batch, self.layer, name))
+
+
+class HostOffload:
+    """The offload of one pipeline stage's layers."""
+
+    def __init__(
+        self,
+        plan: Offload,
+        layers: range,
+        *,
+        first_input_stays: bool = False,
+        memory_left: Callable[[], int] = host_memory_left,
+        listener: Callable[[Moved], None] = lambda moved: None,
+    ) -> None:
+        """Take the plan and the stage's layers, by number from 1.
+
+        `first_input_stays`: the stage's input came from another rank, and the pipeline schedule
+        holds it until the backward anyway. `listener` is told each step of the schedule.
+        """
+        self.plan, self.layers = plan, layers
+        self.first_input_stays = first_input_stays
+        self.memory_left, self.listener = memory_left, listener
+        self._waiting: list[weakref.ref[LayerKeeping]] = []
+        """Layers whose backward is to come, in the order of their forwards."""
+        self._newest: tuple[int, int] = (-1, 0)
+        """Micro-batch and layer of the last forward that began."""
+        self._deepest = 0
+        self._leaving: weakref.ref[LayerKeeping] | None = None
+        self._borrowed: list[_Held] = []
+        """Taken before their copies out had to be done: their memory must outlast those."""
+        self._foreseen: dict[str, int] = {}
+        self._pool: HostPool | None = None
+        self._copies: Copies | None = None
+
+    def sends(self, layer: int, name: str) -> bool:
+        """Whether the tensors of that name leave the device."""
+        if not self.plan.takes(layer):
+            return False
+        if name == "input":
+            return self.plan.inputs and not (self.first_input_stays and layer == self.layers.start)
+        return self.plan.attention
+
+    def keeping(self, layer: int) -> LayerKeeping:
+        """Return a place for what a layer keeps in the forward that begins now."""
+        micro_batch, before = self._newest
+        if layer <= before or micro_batch < 0:
+            micro_batch += 1
+        self._newest = (micro_batch, layer)
+        self._deepest = max(self._deepest, layer)
+        made = LayerKeeping(self, layer, micro_batch)
+        self._waiting.append(weakref.ref(made))
+        return made
+
+    def foresee(self, name: str, size: int) -> None:
+        """Raise MemoryError at the first layer where one micro-batch of all layers cannot fit."""
+        if name not in self._foreseen:
+            senders = sum(self.sends(layer, name) for layer in self.layers)
+            self._foreseen[name] = size * senders
+            self.pool.require(sum(self._foreseen.values()) - self.pool.made_bytes)
+
+    def finished(self, layer: LayerKeeping) -> None:
+        """Let go of the tensors of the layer before; this one's have just left."""
+        before = None if self._leaving is None else self._leaving()
+        if before is not None:
+            before.let_go()
+        self._leaving = weakref.ref(layer)
+
+    def taken(self, layer: LayerKeeping, moved: Sequence[_Held]) -> None:
+        """Forget a layer whose backward has begun, and fetch for the one that comes next."""
+        if self._leaving is not None and self._leaving() is layer:
+            self._leaving = None
+        self.reclaim(self._borrowed)
+        self._borrowed = [one for one in moved if not one.returned]
+        for one in moved:
+            if one.returned:
+                self.pool.give(one.buffer, one.end)
+        waiting = [one for one in (ref() for ref in self._waiting) if one not in (None, layer)]
+        self._waiting = [weakref.ref(one) for one in waiting if one is not None]
+        following = self._following(layer, [one for one in waiting if one is not None])
+        if following is not None:
+            following.fetch()
+
+    def reclaim(self, moved: Sequence[_Held]) -> None:
+        """Give back the host memory of tensors, and let their device memory go after its copies."""
+        for one in moved:
+            self.copies.wait(one.end)
+            one.on_device = None
+            self.pool.give(one.buffer, one.end)
+
+    @property
+    def pool(self) -> HostPool:
+        """The host memory."""
+        if self._pool is None:
+            self._pool = HostPool(
+                int(self.plan.cap_gib * GIB),
+                pin=isinstance(self.copies, CudaCopies),
+                memory_left=self.memory_left,
+            )
+        return self._pool
+
+    @property
+    def copies(self) -> Copies:
+        """The streams."""
+        if self._copies is None:
+            self._copies = CudaCopies() if torch.cuda.is_available() else CpuCopies()
+        return self._copies
+
+    def _following(
+        self, layer: LayerKeeping, waiting: Sequence[LayerKeeping]
+    ) -> LayerKeeping | None:
+        """Return the layer whose backward comes next, where its forward has ended."""
+        same = [one for one in waiting if one.micro_batch == layer.micro_batch]
+        if same:
+            return same[-1]
+        oldest = [one for one in waiting if one.micro_batch == waiting[0].micro_batch]
+        return oldest[-1] if oldest and oldest[-1].layer == self._deepest else None
