@@ -102,6 +102,12 @@ def long_context_spec(
             f"recompute {recompute.kind} is Megatron-Core's: set recompute_granularity, "
             "recompute_method and their kin in the config (Recompute.megatron_settings)"
         )
+    selected = config.recompute_granularity == "selective" and config.recompute_modules
+    if selected and "layernorm" in selected and not transformer_engine:
+        raise ValueError(
+            "recompute_modules with layernorm: Megatron-Core 0.15.3 runs it with Transformer "
+            "Engine alone, and this model runs without it; our norm keeps its input alone anyway"
+        )
     if (why := offload.refusal(recompute)) is not None:
         raise ValueError(why)
     kept = "kept_attention" in (recompute.kind, recompute.others)

@@ -124,10 +124,6 @@ def test_what_the_kernels_do_not_compute_is_refused(changed, words):
         ({"normalization": "LayerNorm"}, "normalization is LayerNorm"),
         ({"layernorm_zero_centered_gamma": True}, "with a zero-centered weight"),
         ({"num_moe_experts": 4}, "num_moe_experts is 4"),
-        (
-            {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
-            "take 'full' or None",
-        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

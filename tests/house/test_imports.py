@@ -23,6 +23,7 @@ ROOMS_SEEN_FROM = {
 }
 KERNELS_OF = {  # packages that a module adapts, imported where they are installed
     "custom_modules.flash_attn_kernels": {"flash_attn", "flash_attn_interface"},
+    "custom_modules.fp8": {"transformer_engine"},
     "custom_modules.transformer_engine_kernel": {"transformer_engine"},
 }
 BUILT_FROM_SOURCE = {"flash_attn_interface"}  # FlashAttention 3: no distribution to declare
