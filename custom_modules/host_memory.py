@@ -88,7 +88,7 @@ class HostPool:
 
     def give(self, buffer: Tensor, end: object) -> None:
         """Take a buffer back; it is written again after `end`."""
-        self._free[buffer.numel()].append((buffer, end))
+        self._free.setdefault(buffer.numel(), []).append((buffer, end))
 
     def close(self) -> None:
         """Let go of every buffer that is not in use."""

@@ -228,13 +228,15 @@ class HostOffload:
         layers: range,
         *,
         first_input_stays: bool = False,
+        copies: Copies | None = None,
         memory_left: Callable[[], int] = host_memory_left,
         listener: Callable[[Moved], None] = lambda moved: None,
     ) -> None:
         """Take the plan and the stage's layers, by number from 1.
 
         `first_input_stays`: the stage's input came from another rank, and the pipeline schedule
-        holds it until the backward anyway. `listener` is told each step of the schedule.
+        holds it until the backward anyway. `copies` are the current device's where not given.
+        `listener` is told each step of the schedule.
         """
         self.plan, self.layers = plan, layers
         self.first_input_stays = first_input_stays
@@ -249,7 +251,7 @@ class HostOffload:
         """Taken before their copies out had to be done: their memory must outlast those."""
         self._foreseen: dict[str, int] = {}
         self._pool: HostPool | None = None
-        self._copies: Copies | None = None
+        self._copies = copies
 
     def sends(self, layer: int, name: str) -> bool:
         """Whether the tensors of that name leave the device."""

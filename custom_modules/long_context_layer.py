@@ -51,6 +51,7 @@ class LongContextLayer(TransformerLayer):
         super().__init__(config, submodules, layer_number, **megatron)
         self.kind = recompute.of_layer(self.layer_number)
         self.mlp_tile = tiling.mlp_tile if tiling.mlp else None
+        self.offload = offload
         refuse_both(config, recompute, tiling)
         self._checkpoint = Checkpoint(
             keep_attention=self.kind == "kept_attention",

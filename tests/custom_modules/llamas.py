@@ -140,6 +140,8 @@ def ours(
     cp: ContextParallelKind | None = None,
     memory: Mapping[str, Any] | None = None,
     tied: bool = False,
+    pre_process: bool = True,
+    post_process: bool = True,
     **config: Any,
 ) -> LongContextGPT:
     """Return this rank's part of the model with weights under Megatron's names.
@@ -155,6 +157,8 @@ def ours(
         cp=cp,
         ranks_per_node=8,
         share_embeddings_and_output_weights=tied,
+        pre_process=pre_process,
+        post_process=post_process,
         **(memory or {}),
     )
     load(model, weights)
