@@ -21,7 +21,7 @@ thing and kept as another. Both cost one look at an empty list unless somebody c
 | loss | final norm, LM head and cross-entropy |
 | communication | what collectives and messages receive into, while the module that asked runs |
 | host | pinned buffers, and what else is not on the device |
-| other | what no module claims: tokens, positions, temporaries of the step itself |
+| other | what no module claims: embedding, tokens, positions, temporaries of the step itself |
 
 The name is process-wide on purpose: autograd's threads run backward on behalf of the one that waits
 for them. Causes have no effect on what is computed.

@@ -6,13 +6,14 @@
     ledger.peak_bytes, ledger.sent_bytes
 
 Live bytes are those of every storage that an operator returned inside the context and that still
-exists; tensors from before are not counted. Kernels' own workspaces are not seen, nor those of the
-communication library: what is counted is what the code's author decides. Sent bytes are those of
-point-to-point messages and of the parts of all-to-all that leave the rank.
+exists, at its size of the moment; tensors from before are not counted. Kernels' own workspaces are
+not seen, nor those of the communication library: what is counted is what the code's author decides.
+Sent bytes are those of point-to-point messages and of the parts of all-to-all that leave the rank.
 """
 
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from custom_modules.replaced import replaced
 
 
 class Ledger(TorchDispatchMode):
@@ -31,12 +34,29 @@ class Ledger(TorchDispatchMode):
         self.live_bytes = 0
         self.peak_bytes = 0
         self.sent_bytes = 0
-        self._held: set[int] = set()
+        self._held: dict[int, int] = {}  # bytes by storage
         self._from_before: set[int] = set()
+        self._entered = ExitStack()
 
     def restart(self) -> None:
         """Forget the peak and what was sent; what lives now stays counted."""
         self.peak_bytes, self.sent_bytes = self.live_bytes, 0
+
+    def __enter__(self) -> "Ledger":
+        resize = torch.UntypedStorage.resize_
+
+        def counted(storage: torch.UntypedStorage, size: int) -> None:
+            resize(storage, size)  # no operator: Megatron frees a tensor so and leaves its views
+            if storage._cdata in self._held:
+                self._resize(storage._cdata, storage.nbytes())
+
+        self._entered.enter_context(replaced(torch.UntypedStorage, "resize_", counted))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._entered.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
@@ -59,17 +79,29 @@ class Ledger(TorchDispatchMode):
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key in self._held or key in self._from_before:
+        if key in self._from_before:
             return
-        self._held.add(key)
-        size = storage.nbytes()
+        if key not in self._held:
+            self._arrive(storage)
+            weakref.finalize(storage, self._release, key)
+        self._resize(key, storage.nbytes())
+
+    def _arrive(self, storage: torch.UntypedStorage) -> None:
+        """Begin to count a storage."""
+        self._held[storage._cdata] = 0
+
+    def _resize(self, key: int, size: int) -> None:
+        """Count a storage at another size than before."""
+        grown, self._held[key] = size - self._held[key], size
+        self._grow(key, grown)
+
+    def _grow(self, key: int, size: int) -> None:
         self.live_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        weakref.finalize(storage, self._release, key, size)
 
-    def _release(self, key: int, size: int) -> None:
-        self._held.discard(key)
-        self.live_bytes -= size
+    def _release(self, key: int) -> None:
+        self._resize(key, 0)
+        del self._held[key]
 
 
 def _of_messages(args: Any) -> int:
