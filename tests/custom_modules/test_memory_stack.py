@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from megatron.core.utils import get_batch_on_this_cp_rank
 
 from custom_modules.activation_memory import Offload, Recompute, Tiling
@@ -78,6 +79,12 @@ def masks(length: int) -> dict[str, torch.Tensor]:
     }
 
 
+def whole_loss(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Return losses [b, s] of logits [s, b, V/TP] in their dtype; Megatron's own are fp32."""
+    whole = gather_from_tensor_model_parallel_region(logits)
+    return torch.nn.functional.cross_entropy(whole.permute(1, 2, 0), labels, reduction="none")
+
+
 def losses_and_gradients(
     length: int, mask: torch.Tensor, how: ContextParallelKind, tied: bool, memory: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
@@ -96,6 +103,7 @@ def losses_and_gradients(
         **recompute.megatron_settings(),
     )
     model.train()
+    model.compute_language_model_loss = whole_loss
     draw = torch.Generator().manual_seed(5)
     tokens = torch.randint(0, llamas.VOCAB, (BATCH, length + 1), generator=draw)
     batch = get_batch_on_this_cp_rank(

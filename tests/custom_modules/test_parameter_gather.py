@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that the distributed optimizer gathers while the forward already runs."""
+"""Parameters that the distributed optimizer gathers while the forward runs, and gradients that it
+reduces while the backward does: what reads a weight by itself waits, what adds one does it once.
+"""
+
+from typing import Any
 
 import pytest
 import torch
@@ -7,6 +11,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
+from custom_modules.activation_memory import Offload, Recompute, Tiling
 from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.cpu_backend import cpu_backend
 from custom_modules.rope_scaling import RopeScaling
@@ -14,15 +19,25 @@ from tests.custom_modules import llamas
 from tests.ranks import run_ranks
 
 KINDS = ("ulysses", "head_chunked")
+MEMORY = {
+    "recompute": Recompute(kind="kept_attention"),
+    "tiling": Tiling(loss=True, loss_tile=5, mlp=True, mlp_tile=5),
+    "offload": Offload(tensors="both", cap_gib=1),
+}
 
 
-def losses(kind: str) -> list[float]:
+def losses(kind: str, memory: dict[str, Any], tied: bool) -> list[float]:
     """Return the loss of each of 5 steps on a data rank; all have the same sequence."""
+    weights = llamas.megatron_weights(llamas.made_up_weights())
+    if tied:
+        weights.pop("output_layer.weight")
     made = llamas.ours(
         RopeScaling.base_change(10_000),
-        llamas.megatron_weights(llamas.made_up_weights()),
+        weights,
         torch.float32,
         cp=ContextParallelKind(kind=kind),
+        memory=memory,
+        tied=tied,
     )
     ddp = DistributedDataParallel(
         made.config,
@@ -52,10 +67,16 @@ def losses(kind: str) -> list[float]:
     return found
 
 
-def train() -> dict[str, list[float]]:
+def train() -> dict[tuple[str, bool, bool], list[float]]:
+    """Return losses by kind, with the memory stack or without, embeddings tied or not."""
     with cpu_backend(force=True):
         parallel_state.initialize_model_parallel()
-        return {kind: losses(kind) for kind in KINDS}
+        return {
+            (kind, small, tied): losses(kind, MEMORY if small else {}, tied)
+            for kind in KINDS
+            for small in (False, True)
+            for tied in (False, True)
+        }
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +84,15 @@ def trained():
     return run_ranks(train, 2)
 
 
-def test_head_chunked_attention_reads_its_weight_after_the_gather_has_ended(trained):
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("small", [False, True], ids=["plain", "memory stack"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_read_after_the_gather_has_ended(kind, small, tied, trained):
     first, second = trained
-    assert first["head_chunked"] == second["head_chunked"]
-    assert first["head_chunked"] == pytest.approx(first["ulysses"], rel=1e-5)
-    assert first["ulysses"][-1] < 0.5 * first["ulysses"][0]
+    assert first[kind, small, tied] == second[kind, small, tied]
+    assert first[kind, small, tied] == pytest.approx(first["ulysses", False, tied], rel=1e-5)
+
+
+def test_the_model_learns(trained):
+    losses = trained[0]["ulysses", False, False]
+    assert losses[-1] < 0.5 * losses[0]
