@@ -157,3 +157,15 @@ TORCH_RINGS = [
     for rotation in ("alltoall", "allgather")
 ]
 PEERS = [DEEPSPEED, YUNCHANG, *TORCH_RINGS]
+
+
+def deepspeed_tiled_loss() -> Any:
+    """Return DeepSpeed's autograd function of a loss over tiles of the sequence."""
+    os.environ.setdefault("DS_ACCELERATOR", "cuda")  # as for its attention
+    return import_module("deepspeed.runtime.sequence_parallel.ulysses_sp").TiledFusedLogitsLoss
+
+
+def deepspeed_tiled_mlp() -> Any:
+    """Return DeepSpeed's autograd function of an MLP over tiles of the sequence."""
+    os.environ.setdefault("DS_ACCELERATOR", "cuda")
+    return import_module("deepspeed.runtime.sequence_parallel.ulysses_sp").TiledMLP

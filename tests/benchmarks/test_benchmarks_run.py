@@ -3,6 +3,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -146,6 +147,43 @@ def test_attention_on_gpu_runs_on_cpu(tmp_path):
     )  # fmt: skip
     blocks = ["bare kernel", "ulysses", "ulysses from x", "head_chunked, U = 4"]
     assert [row[1] for row in rows_of(page, head)] == 2 * [*blocks, "head_chunked, U = 8"]
+
+
+@pytest.fixture(scope="module")
+def loss_head(tmp_path_factory):
+    size = ["--tokens", "50", "--width", "8", "--vocabulary", "300", "--tile", "16"]
+    return page_of(
+        "loss_head", *size, "--rounds", "2", out=tmp_path_factory.mktemp("b") / "page.md"
+    )
+
+
+LOSSES = ("loss", "note", "error", "extra MiB", "extra resident MiB", "ms")
+LOSS_RATIOS = ("ours", "over", "extra bytes", "extra resident", "time", "time of rounds", "claim")
+
+
+def test_the_loss_head_is_measured_with_few_and_many_masked_tokens(loss_head):
+    names = ["ours", "PyTorch", "PyTorch, compiled", "DeepSpeed"]
+    rows = rows_of(loss_head, LOSSES)
+    assert [row[0] for row in rows] == 2 * names
+    assert [row[1] for row in rows if row[0] in names[:2]] == [""] * 4
+    claims = [row for row in rows_of(loss_head, LOSS_RATIOS) if row[1] == "PyTorch"]
+    assert len(claims) == 2
+    assert all(float(ratio) > 0 for row in claims for ratio in (row[2], row[4]))
+
+
+def test_the_compiled_loss_runs_where_there_is_a_compiler_and_else_says_so(loss_head):
+    notes = {row[1] for row in rows_of(loss_head, LOSSES) if row[0] == "PyTorch, compiled"}
+    found = shutil.which("g++") or shutil.which("clang++")
+    assert notes == {
+        "its tensors are not seen"
+        if found
+        else "no C++ compiler found, which torch.compile needs on a CPU"
+    }
+
+
+def test_deepspeeds_tiled_loss_is_right_or_named_with_the_reason(loss_head):
+    notes = {row[1] for row in rows_of(loss_head, LOSSES) if row[0] == "DeepSpeed"}
+    assert notes == ({""} if version("deepspeed") else {NOT_INSTALLED})
 
 
 def test_a_loopback_gathers_as_much_as_many_ranks_would():
