@@ -7,12 +7,14 @@ share no state with the tests or each other and start at once.
 
 import os
 import pickle
+import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,42 +23,97 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 TREE = Path(__file__).resolve().parents[1]
-IMPORTED_ONCE = ["torch.distributed", "custom_modules.long_context_gpt", "megatron.core.optimizer"]
+
+
+class Server:
+    """A process that has imported modules, from which ranks are forked."""
+
+    def __init__(self, *modules: str) -> None:
+        self._server = forkserver.ForkServer()
+        self._server.set_forkserver_preload(list(modules))
+
+    def start(self, function: Callable[..., None], *args: Any) -> mp.Process:
+        process = mp.get_context("forkserver").Process(target=function, args=args)
+        with (
+            # multiprocessing knows one server, whose modules are those of the first call.
+            mock.patch.object(
+                forkserver, "connect_to_new_process", self._server.connect_to_new_process
+            ),
+            mock.patch.dict(os.environ, OMP_NUM_THREADS="1"),
+            mock.patch.object(sys, "path", [str(TREE), *sys.path]),  # a spawned rank inherits it
+        ):
+            process.start()
+        return process
+
+
+MEGATRON = Server("torch.distributed", "custom_modules.long_context_gpt", "megatron.core.optimizer")
+
+
+class Ranks:
+    """Ranks that run `function(*args)`; they end with the context, if not before.
+
+    The function must be importable, and what it returns picklable.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], size: int, *args: Any, server: Server = MEGATRON
+    ) -> None:
+        self._made = tempfile.TemporaryDirectory()
+        self._folder = Path(self._made.name)
+        self._processes = [
+            server.start(_rank, rank, size, self._folder, function, args) for rank in range(size)
+        ]
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._made.cleanup()
+
+    def kill(self) -> None:
+        """End every rank with SIGKILL, and what it has started."""
+        for process in self._processes:
+            if process.exitcode is None:
+                kill_tree(process.pid)
+            process.join()
+
+    def running(self) -> bool:
+        """Return whether some rank runs and none has failed; others would wait for one that has."""
+        codes = [process.exitcode for process in self._processes]
+        return None in codes and not any(codes)
+
+    def results(self, timeout_seconds: float) -> list[Any]:
+        """Return what the function returns on each rank, in rank order.
+
+        Raises RuntimeError with the rank that failed first and its traceback, TimeoutError with
+        the ranks that never ended.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while self.running() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        codes = [process.exitcode for process in self._processes]
+        self.kill()
+        _raise_failure(self._folder, codes, timeout_seconds)
+        return [_load(self._folder / f"{rank}.result") for rank in range(len(codes))]
 
 
 def run_ranks(
     function: Callable[..., Any], size: int, *args: Any, timeout_seconds: float = 240
 ) -> list[Any]:
-    """Return what `function(*args)` returns on each of `size` ranks, in rank order.
+    """Return what `function(*args)` returns on each of `size` ranks, as `Ranks.results` does."""
+    with Ranks(function, size, *args) as ranks:
+        return ranks.results(timeout_seconds)
 
-    The function must be importable, and what it returns picklable. Raises RuntimeError with the
-    rank that failed first and its traceback, TimeoutError with the ranks that never ended.
-    """
-    with (
-        tempfile.TemporaryDirectory() as name,
-        mock.patch.dict(os.environ, OMP_NUM_THREADS="1"),
-        mock.patch.object(sys, "path", [str(TREE), *sys.path]),  # a spawned rank inherits it
-    ):
-        folder = Path(name)
-        server = mp.get_context("forkserver")
-        server.set_forkserver_preload(IMPORTED_ONCE)
-        ranks = [
-            server.Process(target=_rank, args=(rank, size, folder, function, args))
-            for rank in range(size)
-        ]
-        for process in ranks:
-            process.start()
-        deadline = time.monotonic() + timeout_seconds
-        while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
-            if any(process.exitcode for process in ranks):
-                break  # the others would wait for it in their next collective
-            time.sleep(0.02)
-        codes = [process.exitcode for process in ranks]
-        for process in ranks:
-            process.kill()
-            process.join()
-        _raise_failure(folder, codes, timeout_seconds)
-        return [_load(folder / f"{rank}.result") for rank in range(size)]
+
+def kill_tree(root: int) -> None:
+    """Kill a process and all it started, children first."""
+    for task in Path(f"/proc/{root}/task").glob("*"):
+        with suppress(OSError):  # a thread that has ended
+            for child in (task / "children").read_text().split():
+                kill_tree(int(child))
+    with suppress(ProcessLookupError):
+        os.kill(root, signal.SIGKILL)
 
 
 @contextmanager

@@ -3,13 +3,15 @@
 
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import run_ranks
+from tests.ranks import Ranks, run_ranks
 
 
 def sum_of_ranks(offset: int) -> tuple[int, int]:
@@ -35,6 +37,20 @@ def rank_0_never_ends() -> None:
         time.sleep(600)
 
 
+def rank_starts_a_process(told: Path) -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    told.with_suffix(".part").write_text(str(child.pid))
+    told.with_suffix(".part").rename(told)
+    child.wait()
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes() != b""  # it has ended, none waited
+    except OSError:
+        return False
+
+
 def test_results_come_in_rank_order():
     assert run_ranks(sum_of_ranks, 2, 10) == [(0, 21), (1, 21)]
 
@@ -52,3 +68,16 @@ def test_the_rank_that_was_killed_is_named():
 def test_a_rank_that_hangs_is_named():
     with pytest.raises(TimeoutError, match=r"ranks \[0\] of 2"):
         run_ranks(rank_0_never_ends, 2, timeout_seconds=15)
+
+
+def test_what_a_rank_has_started_ends_with_it(tmp_path):
+    with Ranks(rank_starts_a_process, 1, tmp_path / "child") as ranks:
+        while not (tmp_path / "child").exists():
+            assert ranks.running()
+            time.sleep(0.02)
+        child = int((tmp_path / "child").read_text())
+        assert is_alive(child)
+    deadline = time.monotonic() + 10
+    while is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_alive(child)

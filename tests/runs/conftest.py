@@ -3,7 +3,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import TREE, Ranks, Server
+from tests.runs.train import train_on_forked_rank
+
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 TIMEOUT_SECONDS = 300
+NEMO = Server("recipes.pretrain", "nemo_run")
 
 
 class TrainingRun:
@@ -34,51 +37,42 @@ class TrainingRun:
         lines = self.metrics.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def start(self) -> subprocess.Popen:
-        self.output = (self.folder / "output.log").open("a")
-        return subprocess.Popen(
+    def start(self) -> Ranks:
+        output = str(self.folder / "output.log")
+        return Ranks(train_on_forked_rank, self.ranks, self.options, output, server=NEMO)
+
+    def finish(self) -> list[dict]:
+        """Run to the end and return the steps."""
+        with self.start() as ranks:
+            ranks.results(TIMEOUT_SECONDS)
+        return self.steps()
+
+    def finish_under_torchrun(self) -> list[dict]:
+        """Run to the end on ranks that torchrun starts, and return the steps."""
+        done = subprocess.run(
             [
                 TORCHRUN, "--nproc-per-node", str(self.ranks), "-m", "tests.runs.train",
                 json.dumps(self.options),
             ],
-            stdout=self.output,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            cwd=Path(__file__).parents[2],
+            text=True,
+            cwd=TREE,
             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-            start_new_session=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
         )  # fmt: skip
-
-    def finish(self) -> list[dict]:
-        """Run to the end and return the steps."""
-        process = self.start()
-        code = process.wait(timeout=TIMEOUT_SECONDS)
-        assert code == 0, (self.folder / "output.log").read_text()[-4000:]
+        assert done.returncode == 0, done.stdout[-4000:]
         return self.steps()
 
     def kill_after(self, step: int) -> None:
-        """Start, and kill every process with SIGKILL once a step has been logged."""
-        process = self.start()
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not any(line["step"] >= step for line in self.steps()):
-            assert process.poll() is None, (self.folder / "output.log").read_text()[-4000:]
-            assert time.monotonic() < deadline, f"step {step} was never reached"
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)
-        _kill_ranks(self.folder)
-        process.wait()
-
-
-def _kill_ranks(folder: Path) -> None:
-    """Kill the ranks, which torchrun puts in sessions of their own."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            command = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"tests.runs.train" in command and str(folder).encode() in command:
-            os.kill(int(entry.name), signal.SIGKILL)
+        """Start, and kill every rank with SIGKILL once a step has been logged."""
+        with self.start() as ranks:
+            deadline = time.monotonic() + TIMEOUT_SECONDS
+            while not any(line["step"] >= step for line in self.steps()):
+                assert ranks.running(), (self.folder / "output.log").read_text()[-4000:]
+                assert time.monotonic() < deadline, f"step {step} was never reached"
+                time.sleep(0.05)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 """The whole ladder by one command: every stage from the last one, resumable, to the report."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from recipes.ladders import TINY_LADDER
+from tests.ranks import kill_tree
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +36,7 @@ def finished(tmp_path_factory, small_store):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     before = (run / "stages" / "tiny_512" / "metrics.jsonl").read_text()
-    _kill_tree(first.pid)
+    kill_tree(first.pid)
     first.wait()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -48,14 +47,6 @@ def finished(tmp_path_factory, small_store):
 def _steps(run: Path, stage: str) -> list[dict]:
     path = run / "stages" / stage / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _kill_tree(root: int) -> None:
-    """Kill a process and all it started, children first."""
-    for entry in Path(f"/proc/{root}/task").glob("*/children"):
-        for child in entry.read_text().split():
-            _kill_tree(int(child))
-    os.kill(root, signal.SIGKILL)
 
 
 def test_every_stage_ran_to_its_end_at_its_own_learning_rate(finished):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage that is killed goes on as if it had not been, also the second time."""
+"""A stage that is killed goes on as if it had not been, also the second time.
+
+The one that is not killed runs under torchrun: forked ranks train as torchrun's do.
+"""
 
 import pytest
 
@@ -8,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_run_killed_twice_has_the_losses_and_samples_of_one_that_was_not(training_run):
     layout = {"cp": 2}
-    whole = training_run("whole", ranks=2, layout=layout).finish()
+    whole = training_run("whole", ranks=2, layout=layout).finish_under_torchrun()
     killed = training_run("killed", ranks=2, layout=layout)
     killed.kill_after(7)
     killed.kill_after(13)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One short stage of the tiny model, started under torchrun by the tests of this folder.
+"""One short stage of the tiny model, trained on forked ranks or under torchrun.
 
 torchrun -m tests.runs.train '{"run": ..., "store": ..., "layout": {...}, ...}'
 """
 
 import json
+import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,11 @@ def recipe(options: dict[str, Any]):
     return made
 
 
-def main() -> None:
+def train(options: dict[str, Any]) -> None:
+    """Train the recipe, as a rank of torchrun."""
     import fiddle as fdl
     import nemo_run
 
-    options = json.loads(sys.argv[1])
     made = recipe(options)
     if options.get("uneven"):
         from tests.runs.uneven import SaveGradients, UnevenDataModule
@@ -65,5 +67,31 @@ def main() -> None:
     fdl.build(made)()
 
 
+def train_on_forked_rank(options: dict[str, Any], output: str) -> None:
+    """Train in the place of torchrun's rank; what is printed goes to a file.
+
+    The group that this rank has joined ends, since NeMo makes its own. Its store is the first
+    rank's, on a port that was free when the store took it, as torchrun's agent has one.
+    """
+    import torch.distributed as dist
+
+    with open(output, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    warnings.simplefilter("ignore")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.TCPStore("localhost", 0, is_master=True) if rank == 0 else None
+    port = [store and store.port]
+    dist.broadcast_object_list(port)
+    dist.destroy_process_group()
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0",
+        "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port[0]),
+        "TORCHELASTIC_RUN_ID": "forked", "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    train(options)
+
+
 if __name__ == "__main__":
-    main()
+    train(json.loads(sys.argv[1]))
