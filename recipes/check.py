@@ -2,18 +2,36 @@
 """Hold a resolved recipe to the laws, at build and again after the command line's overrides."""
 
 import difflib
+import functools
 import inspect
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 import fiddle as fdl
 import nemo_run as run
 
+from custom_modules.activation_memory import Recompute, SavedTensors
 from custom_modules.attention_kernels import KernelName
 from custom_modules.context_parallel_attention import ignored_settings
 from custom_modules.context_parallel_kind import TRANSFORMER_ENGINE_KINDS, Degrees, degrees
 from recipes import laws
+from recipes.layout import Fp8, Sharding
 from recipes.stages import DocumentPolicy
+
+MEGATRON_FSDP: dict[Sharding, str] = {
+    "gradients": "optim_grads",
+    "parameters": "optim_grads_params",
+}
+"""Megatron's words for what its FSDP shards; sharding by other means is not in it."""
+_FSDP_SETTINGS = {
+    "trainer.strategy.save_ckpt_format": "fsdp_dtensor",
+    "trainer.strategy.ddp.use_megatron_fsdp": True,
+    "trainer.strategy.ddp.use_distributed_optimizer": True,
+    "trainer.strategy.ddp.overlap_grad_reduce": True,
+    "trainer.strategy.ddp.overlap_param_gather": True,
+    "model.config.gradient_accumulation_fusion": False,
+}
 
 
 def check(recipe: run.Partial) -> None:
@@ -21,11 +39,21 @@ def check(recipe: run.Partial) -> None:
     problems = [*phantom_keys(recipe), *without_effect(recipe), *disagreements(recipe)]
     if not problems:
         config = recipe.model.config
-        for values in (config.rope, config.cp, recipe.optim.lr_scheduler):
+        nouns = (config.rope, config.cp, config.recompute, config.tiling, config.offload)
+        for values in (*nouns, recipe.optim.lr_scheduler):
             fdl.build(values)  # their own checks raise ValueError
+        fp8(recipe)
         problems = list(broken_laws(recipe))
     if problems:
         raise ValueError("; ".join(problems))
+    tp = recipe.trainer.strategy.tensor_model_parallel_size
+    for note in laws.clamped_tiles(fdl.build(config.tiling), tokens=rank_tokens(recipe), tp=tp):
+        _log_once(note)
+
+
+@functools.cache
+def _log_once(note: str) -> None:
+    logging.getLogger(__name__).warning(note)
 
 
 def phantom_keys(node: Any, path: str = "") -> Iterator[str]:
@@ -112,11 +140,17 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
     for name in ("rotary_base", "rotary_percent", "scale_factor", "position_embedding_type"):
         if name in fdl.ordered_arguments(config):
             yield f"model.config.{name} has no effect; the rotation is model.config.rope"
-    if config.recompute_granularity == "selective":
-        yield (
-            "model.config.recompute_granularity is 'selective'; long-context attention keeps no "
-            "scores to recompute: take 'full' or null"
-        )
+    for name in Recompute().megatron_settings():
+        if name in fdl.ordered_arguments(config):
+            yield f"model.config.{name} is overwritten by model.config.recompute; set that one"
+    for name in ("cpu_offloading", "cpu_offloading_num_layers"):
+        if getattr(config, name):
+            yield (
+                f"model.config.{name} is Megatron-Core's offload, which refuses recompute and PP; "
+                "set model.config.offload"
+            )
+    yield from _without_effect_on_precision(recipe)
+    yield from _without_effect_on_sharding(recipe)
     on_cpu = strategy.process_group_backend == "gloo"
     if config.attention_kernel != "auto":
         if (config.attention_kernel == "cpu_flash") != on_cpu:
@@ -152,6 +186,71 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
         yield "trainer.plugins.precision is 32, which has no CUDA attention kernel; use bf16-mixed"
     if not any(hasattr(node, "tokens_per_batch") for node in recipe.trainer.callbacks):
         yield "trainer.callbacks has no StepLog, which asserts what each step consumes"
+
+
+def _without_effect_on_precision(recipe: run.Partial) -> Iterator[str]:
+    config, plugin = recipe.model.config, recipe.trainer.plugins
+    for name in (
+        "fp8",
+        "fp8_recipe",
+        "first_last_layers_bf16",
+        "num_layers_at_start_in_bf16",
+        "num_layers_at_end_in_bf16",
+    ):
+        if name in fdl.ordered_arguments(config):
+            yield f"model.config.{name} is overwritten by trainer.plugins.{name}; set that one"
+    for name in ("fp8_dot_product_attention", "fp8_multi_head_attention"):
+        if getattr(plugin, name):
+            yield f"trainer.plugins.{name} has no effect; attention computes in bf16"
+    if getattr(plugin, "fp4", None):
+        yield f"trainer.plugins.fp4 is {plugin.fp4!r}, which is not supported; leave it out"
+
+
+def _without_effect_on_sharding(recipe: run.Partial) -> Iterator[str]:
+    strategy, optim = recipe.trainer.strategy, recipe.optim.config
+    ddp = strategy.ddp
+    if ddp.use_distributed_optimizer != optim.use_distributed_optimizer:
+        yield (
+            "trainer.strategy.ddp.use_distributed_optimizer is "
+            f"{ddp.use_distributed_optimizer} and optim.config.use_distributed_optimizer "
+            f"{optim.use_distributed_optimizer}; set both, or neither"
+        )
+    if strategy.fsdp is None:
+        for name in ("use_megatron_fsdp", "use_custom_fsdp", "data_parallel_sharding_strategy"):
+            if name in fdl.ordered_arguments(ddp):
+                yield (
+                    f"trainer.strategy.ddp.{name} has no effect without trainer.strategy.fsdp; "
+                    "set the layout's sharding"
+                )
+        if ddp.overlap_param_gather and not ddp.use_distributed_optimizer:
+            yield (
+                "trainer.strategy.ddp.overlap_param_gather has no effect without "
+                "use_distributed_optimizer, which shards them; leave it out"
+            )
+    elif strategy.fsdp != "megatron" or (
+        ddp.data_parallel_sharding_strategy not in MEGATRON_FSDP.values()
+    ):
+        yield (
+            f"trainer.strategy.fsdp is {strategy.fsdp!r} with ddp.data_parallel_sharding_strategy "
+            f"{ddp.data_parallel_sharding_strategy!r}; it is megatron, with "
+            f"{' or '.join(MEGATRON_FSDP.values())}"
+        )
+    elif strategy.process_group_backend == "gloo":
+        yield (
+            f"trainer.strategy.fsdp is {strategy.fsdp!r} on cpu, where torch's Adam cannot save "
+            "what Megatron FSDP shards; take sharding none or optimizer"
+        )
+    else:
+        for path, needed in _FSDP_SETTINGS.items():
+            value = functools.reduce(getattr, path.split("."), recipe)
+            if value != needed:
+                yield f"{path} is {value!r}, and Megatron FSDP takes {needed!r}; set it so"
+    for name in ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"):
+        if getattr(optim, name) and not optim.optimizer_cpu_offload:
+            yield (
+                f"optim.config.{name} has no effect without optimizer_cpu_offload; set the "
+                "layout's optimizer_offload"
+            )
 
 
 def disagreements(recipe: run.Partial) -> Iterator[str]:
@@ -199,28 +298,103 @@ def context_parallelism(recipe: run.Partial) -> Degrees:
     )
 
 
+def sharding_of(recipe: run.Partial) -> Sharding:
+    """Return what each of the ranks that share parameters has a part of."""
+    ddp = recipe.trainer.strategy.ddp
+    if recipe.trainer.strategy.fsdp == "megatron":
+        by_megatron = {theirs: ours for ours, theirs in MEGATRON_FSDP.items()}
+        return by_megatron[ddp.data_parallel_sharding_strategy]
+    return "optimizer" if ddp.use_distributed_optimizer else "none"
+
+
+def fp8(recipe: run.Partial) -> Fp8:
+    """Return the FP8 choices that NeMo's precision plugin holds."""
+    plugin = recipe.trainer.plugins
+    if not plugin.fp8:
+        return Fp8()
+    some = plugin.first_last_layers_bf16
+    return Fp8(
+        recipe=plugin.fp8_recipe,
+        bf16_first=plugin.num_layers_at_start_in_bf16 if some else 0,
+        bf16_last=plugin.num_layers_at_end_in_bf16 if some else 0,
+    )
+
+
+def rank_tokens(recipe: run.Partial) -> int:
+    """Return the tokens of a micro-batch on one rank, before sequence parallelism."""
+    per_sequence = recipe.data.seq_length // recipe.trainer.strategy.context_parallel_size
+    return int(per_sequence * recipe.data.micro_batch_size)
+
+
 def broken_laws(recipe: run.Partial) -> Iterator[str]:
     """Yield the laws broken by the numbers that the resolved tree holds."""
     config, strategy = recipe.model.config, recipe.trainer.strategy
-    yield from laws.broken(
-        seq_length=recipe.data.seq_length,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_query_groups,
-        head_dim=config.kv_channels,
-        layers=config.num_layers,
-        vocab=config.vocab_size,
-        tp=strategy.tensor_model_parallel_size,
-        cp=strategy.context_parallel_size,
-        cp_kind=fdl.build(config.cp),
-        pp=strategy.pipeline_model_parallel_size,
-        world_size=world_size(recipe),
-        ranks_per_node=recipe.trainer.devices,
-        global_batch=recipe.data.global_batch_size,
-        micro_batch=recipe.data.micro_batch_size,
-    )
-    if getattr(config, "fp8", None) and (chosen := context_parallelism(recipe)).heads_per_stage:
-        yield (
-            f"model.config.fp8 is {config.fp8!r} and {chosen}; head-chunked attention projects in "
-            "the model's dtype: take ulysses, ring or hybrid"
+    tp, pp = strategy.tensor_model_parallel_size, strategy.pipeline_model_parallel_size
+    cp = strategy.context_parallel_size
+    optim, data = recipe.optim.config, recipe.data
+    of_shapes = list(
+        laws.broken(
+            seq_length=data.seq_length,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_query_groups,
+            head_dim=config.kv_channels,
+            layers=config.num_layers,
+            vocab=config.vocab_size,
+            tp=tp,
+            cp=cp,
+            cp_kind=fdl.build(config.cp),
+            pp=pp,
+            world_size=world_size(recipe),
+            ranks_per_node=recipe.trainer.devices,
+            global_batch=data.global_batch_size,
+            micro_batch=data.micro_batch_size,
         )
-    yield from laws.broken_schedule(max_steps=recipe.trainer.max_steps, lr=recipe.optim.config.lr)
+    )
+    yield from of_shapes
+    yield from laws.broken_schedule(max_steps=recipe.trainer.max_steps, lr=optim.lr)
+    yield from laws.broken_sharding(
+        sharding_of(recipe),
+        pp=pp,
+        optimizer_offload=optim.optimizer_offload_fraction,
+        precision_aware=optim.use_precision_aware_optimizer,
+    )
+    if of_shapes:
+        return  # what follows divides by them
+    bf16 = recipe.trainer.plugins.precision == "bf16-mixed"
+    recompute, tiling = fdl.build(config.recompute), fdl.build(config.tiling)
+    head_chunked = bool(context_parallelism(recipe).heads_per_stage)
+    dp = world_size(recipe) // (tp * cp * pp)
+    yield from laws.broken_memory(
+        recompute=recompute,
+        tiling=tiling,
+        offload=fdl.build(config.offload),
+        cp_kind=config.cp.kind,
+        head_chunked=head_chunked,
+        saved=SavedTensors(
+            tokens=rank_tokens(recipe),
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads // tp,
+            head_dim=config.kv_channels,
+            tp=tp,
+            element_bytes=2 if bf16 else 4,
+        ),
+        layers=config.num_layers,
+        pp=pp,
+        micro_batches=data.global_batch_size // (data.micro_batch_size * dp),
+    )
+    yield from laws.broken_fp8(
+        fp8(recipe),
+        on_cpu=strategy.process_group_backend == "gloo",
+        bf16=bf16,
+        transformer_engine=config.transformer_engine,
+        head_chunked=head_chunked,
+        recompute=recompute,
+        tiling=tiling,
+        hidden=config.hidden_size,
+        ffn=config.ffn_hidden_size // tp,
+        qkv=(config.num_attention_heads + 2 * config.num_query_groups) * config.kv_channels // tp,
+        tokens=rank_tokens(recipe) // tp,
+        micro_batch=data.micro_batch_size,
+        layers=config.num_layers,
+        pp=pp,
+    )

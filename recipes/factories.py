@@ -7,12 +7,14 @@ from typing import TypeVar
 import nemo_run as run
 from nemo.collections import llm
 
+from custom_modules.activation_memory import Recompute
 from recipes.ladders import LLAMA_128K, TINY_LADDER
 from recipes.layout import ContextParallel, Layout
 from recipes.models import LLAMA31_8B, LLAMA32_1B, TINY
 from recipes.pretrain import pretrain
 from recipes.units import K
 
+FULL = Recompute(kind="full")
 Recipe = TypeVar("Recipe", bound=Callable[..., run.Partial])
 FACTORIES: dict[str, Callable[..., run.Partial]] = {}
 
@@ -48,40 +50,40 @@ def tiny_8k(nodes: int = 1) -> run.Partial:
 @factory
 def llama31_8b_nemo_16k(nodes: int = 1) -> run.Partial:
     """Llama-3.1-8B at 16K tokens."""
-    layout = Layout(tp=2, cp=ContextParallel.ulysses(2), dp=2 * nodes, recompute="full")
+    layout = Layout(tp=2, cp=ContextParallel.ulysses(2), dp=2 * nodes, recompute=FULL)
     return pretrain(LLAMA31_8B, LLAMA_128K, 16 * K, layout, nodes=nodes)
 
 
 @factory
 def llama31_8b_nemo_64k(nodes: int = 1) -> run.Partial:
     """Llama-3.1-8B at 64K tokens."""
-    layout = Layout(tp=2, cp=ContextParallel.ulysses(4), dp=nodes, recompute="full")
+    layout = Layout(tp=2, cp=ContextParallel.ulysses(4), dp=nodes, recompute=FULL)
     return pretrain(LLAMA31_8B, LLAMA_128K, 64 * K, layout, nodes=nodes)
 
 
 @factory
 def llama31_8b_nemo_128k(nodes: int = 1) -> run.Partial:
     """Llama-3.1-8B at 128K tokens."""
-    layout = Layout(tp=2, cp=ContextParallel.ulysses(4), dp=nodes, recompute="full")
+    layout = Layout(tp=2, cp=ContextParallel.ulysses(4), dp=nodes, recompute=FULL)
     return pretrain(LLAMA31_8B, LLAMA_128K, 128 * K, layout, nodes=nodes)
 
 
 @factory
 def llama32_1b_nemo_16k(nodes: int = 1) -> run.Partial:
     """Llama-3.2-1B at 16K tokens."""
-    layout = Layout(cp=ContextParallel.ulysses(2), dp=4 * nodes, recompute="full")
+    layout = Layout(cp=ContextParallel.ulysses(2), dp=4 * nodes, recompute=FULL)
     return pretrain(LLAMA32_1B, LLAMA_128K, 16 * K, layout, nodes=nodes)
 
 
 @factory
 def llama32_1b_nemo_64k(nodes: int = 1) -> run.Partial:
     """Llama-3.2-1B at 64K tokens."""
-    layout = Layout(cp=ContextParallel.ulysses(4), dp=2 * nodes, recompute="full")
+    layout = Layout(cp=ContextParallel.ulysses(4), dp=2 * nodes, recompute=FULL)
     return pretrain(LLAMA32_1B, LLAMA_128K, 64 * K, layout, nodes=nodes)
 
 
 @factory
 def llama32_1b_nemo_128k(nodes: int = 1) -> run.Partial:
     """Llama-3.2-1B at 128K tokens."""
-    layout = Layout(cp=ContextParallel.ulysses(8), dp=nodes, recompute="full")
+    layout = Layout(cp=ContextParallel.ulysses(8), dp=nodes, recompute=FULL)
     return pretrain(LLAMA32_1B, LLAMA_128K, 128 * K, layout, nodes=nodes)

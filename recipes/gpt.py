@@ -14,6 +14,7 @@ from nemo.collections.llm.gpt.model.llama import LlamaConfig
 from nemo.lightning.megatron_parallel import MaskedTokenLossReduction
 from torch import Tensor
 
+from custom_modules.activation_memory import Offload, Recompute, Tiling
 from custom_modules.attention_kernels import KernelName
 from custom_modules.callbacks.step_log import Tally
 from custom_modules.context_parallel_kind import ContextParallelKind
@@ -29,6 +30,7 @@ def forward_step(model: torch.nn.Module, batch: dict[str, Any]) -> Tensor:
         position_ids=batch["position_ids"],
         attention_mask=None,
         labels=batch["labels"],
+        loss_mask=batch["loss_mask"],  # a tiled loss leaves masked tokens out
         packed_seq_params=batch.get("documents"),
     )
 
@@ -56,10 +58,19 @@ class LongContextMixin:
     rope: RopeScaling = field(default_factory=lambda: RopeScaling.base_change(10_000))
     cp: ContextParallelKind = field(default_factory=ContextParallelKind)
     attention_kernel: KernelName = "auto"
+    recompute: Recompute = field(default_factory=Recompute)
+    tiling: Tiling = field(default_factory=Tiling)
+    offload: Offload = field(default_factory=Offload)
     transformer_engine: bool = False
     position_embedding_type: str = "none"  # rotation is ours, from the position ids
     calculate_per_token_loss: bool = True  # sum(loss) / sum(tokens) over DP and CP
     forward_step_fn: Callable[..., Tensor] = forward_step
+
+    def __post_init__(self) -> None:
+        """Hand Megatron-Core its own kinds of recompute before it checks its fields."""
+        for name, value in self.recompute.megatron_settings().items():
+            setattr(self, name, value)
+        super().__post_init__()  # type: ignore[misc]  # of the NeMo config this is mixed into
 
     def configure_model(
         self,
@@ -79,6 +90,9 @@ class LongContextMixin:
             kernel=self.attention_kernel,
             ranks_per_node=ranks_per_node(),
             transformer_engine=self.transformer_engine,
+            recompute=self.recompute,
+            tiling=self.tiling,
+            offload=self.offload,
             vocab_size=config.vocab_size,
             max_sequence_length=config.seq_length,
             parallel_output=config.parallel_output,
@@ -126,6 +140,11 @@ class LongContextModel(GPTModel):
         self._training_loss_reduction: TokenWeightedLoss | None = None
         self._validation_loss_reduction: TokenWeightedLoss | None = None
         self.tally = Tally()
+
+    def forward(self, **megatron: Any) -> Tensor:
+        """Return what Megatron-Core's model returns; NeMo's own forward leaves out `loss_mask`."""
+        out: Tensor = self.module(**megatron)
+        return out
 
     def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
         """Return this rank's zigzag shard of the next micro-batch, each entry [b, s].

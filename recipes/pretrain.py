@@ -11,14 +11,15 @@ from megatron.core.optimizer import OptimizerConfig
 from nemo import lightning as nl
 from nemo.collections import llm
 
+from custom_modules.activation_memory import Offload, Recompute, Tiling
 from custom_modules.callbacks.step_log import StepLog
 from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.rope_scaling import RopeScaling
 from data.module import StoreDataModule
-from recipes.check import check
+from recipes.check import MEGATRON_FSDP, check
 from recipes.checkpoints import StageCheckpoint, StageResume
 from recipes.gpt import LongContextLlamaConfig, LongContextModel
-from recipes.layout import Layout
+from recipes.layout import Fp8, Layout, Sharding
 from recipes.model_card import ModelCard
 from recipes.naming import recipe_name, run_folder, stage_folder, start_folder, store_folder
 from recipes.schedule import WarmupCosine
@@ -51,6 +52,11 @@ def pretrain(
         ),
     )
     place(recipe, card, ladder, stage, run_to=run_folder(card, ladder), store=store_folder(card))
+    shard(recipe, layout.sharding)
+    if layout.optimizer_offload:
+        offload_optimizer(recipe, layout.optimizer_offload)
+    if layout.fp8.recipe != "none":
+        compute_in_fp8(recipe, layout.fp8)
     if layout.device == "cpu":
         on_cpu(recipe)
     check(recipe)
@@ -76,19 +82,25 @@ def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
         rope=described(rope),
         cp=described(layout.cp.how),
         attention_kernel="auto",
-        recompute_granularity="full" if layout.recompute == "full" else None,
-        recompute_method="uniform" if layout.recompute == "full" else None,
-        recompute_num_layers=1 if layout.recompute == "full" else None,
+        recompute=described(layout.recompute),
+        tiling=described(layout.tiling),
+        offload=described(layout.offload),
         transformer_engine=True,
         apply_rope_fusion=False,
         cross_entropy_loss_fusion=False,
     )
 
 
-def described(noun: RopeScaling | ContextParallelKind) -> run.Config:
-    """Return a description as a node of the tree, so that an override reaches its fields."""
+def described(
+    noun: RopeScaling | ContextParallelKind | Recompute | Tiling | Offload,
+) -> run.Config:
+    """Return a description as a node of the tree, so that an override reaches its fields.
+
+    A tuple becomes a list, the only sequence that YAML and nemo-run's overrides have.
+    """
     fields = {name: getattr(noun, name) for name in type(noun).__dataclass_fields__}
-    return run.Config(type(noun), **fields)
+    lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
+    return run.Config(type(noun), **fields | lists)
 
 
 def trainer(card: ModelCard, stage: Stage, layout: Layout, *, nodes: int) -> run.Config:
@@ -108,9 +120,7 @@ def trainer(card: ModelCard, stage: Stage, layout: Layout, *, nodes: int) -> run
         ddp=run.Config(
             DistributedDataParallelConfig,
             grad_reduce_in_fp32=True,
-            use_distributed_optimizer=True,
             overlap_grad_reduce=True,
-            overlap_param_gather=True,
             average_in_collective=False,  # gradients are sums; the tokens divide them once
             check_for_nan_in_grad=True,
         ),
@@ -176,7 +186,6 @@ def optimizer(stage: Stage, layout: Layout) -> run.Config:
             adam_eps=1e-8,
             clip_grad=1.0,
             bf16=layout.precision == "bf16",
-            use_distributed_optimizer=True,
         ),
         lr_scheduler=run.Config(
             WarmupCosine,
@@ -221,6 +230,44 @@ def place(
     recipe.resume.start = None if start is None else str(start)
 
 
+def shard(recipe: run.Partial, sharding: Sharding) -> None:
+    """Set what each of the ranks that share parameters has a part of."""
+    strategy, distributed = recipe.trainer.strategy, sharding != "none"
+    strategy.ddp.use_distributed_optimizer = distributed
+    strategy.ddp.overlap_param_gather = distributed  # else every rank has them all
+    recipe.optim.config.use_distributed_optimizer = distributed
+    if sharding in MEGATRON_FSDP:
+        strategy.fsdp = "megatron"
+        strategy.ddp.use_megatron_fsdp = True
+        strategy.ddp.data_parallel_sharding_strategy = MEGATRON_FSDP[sharding]
+        strategy.save_ckpt_format = "fsdp_dtensor"
+        strategy.ckpt_async_save = False  # NeMo writes this format synchronously
+        recipe.model.config.gradient_accumulation_fusion = False  # FSDP owns the gradients
+
+
+def offload_optimizer(recipe: run.Partial, fraction: float) -> None:
+    """Leave a fraction of the optimizer's state and step to the CPU, or none."""
+    config, offloads = recipe.optim.config, fraction != 0
+    config.optimizer_cpu_offload = offloads
+    config.optimizer_offload_fraction = fraction
+    config.overlap_cpu_optimizer_d2h_h2d = offloads
+    config.use_precision_aware_optimizer = offloads  # else fp32 weights stay on the GPU as well
+
+
+def compute_in_fp8(recipe: run.Partial, fp8: Fp8) -> None:
+    """Set NeMo's precision plugin, which overwrites the model's FP8 fields, to a recipe."""
+    plugin = recipe.trainer.plugins
+    # The formats of Transformer Engine's own recipes: a block's scale leaves gradients in range.
+    plugin.fp8 = "e4m3" if fp8.recipe in ("blockwise", "mxfp8") else "hybrid"
+    plugin.fp8_recipe = fp8.recipe
+    plugin.first_last_layers_bf16 = bool(fp8.bf16_first or fp8.bf16_last)
+    plugin.num_layers_at_start_in_bf16 = fp8.bf16_first
+    plugin.num_layers_at_end_in_bf16 = fp8.bf16_last
+    if fp8.recipe == "delayed":
+        plugin.fp8_amax_history_len = 1024  # as NeMo's own recipe of delayed scaling
+        plugin.fp8_amax_compute_algo = "max"
+
+
 def on_cpu(recipe: run.Partial) -> None:
     """Turn a recipe for GPUs into one for CPU ranks under gloo; the numbers stay the same."""
     strategy = recipe.trainer.strategy
@@ -229,6 +276,8 @@ def on_cpu(recipe: run.Partial) -> None:
     strategy.ckpt_async_save = False  # there is no device to copy from meanwhile
     strategy.ddp.overlap_grad_reduce = False
     strategy.ddp.overlap_param_gather = False
+    if recipe.optim.config.optimizer_cpu_offload:
+        offload_optimizer(recipe, 0.0)  # it is there already
     recipe.trainer.accelerator = "cpu"
     recipe.data.num_workers = 0
     recipe.data.pin_memory = False

@@ -10,19 +10,34 @@ from nemo import lightning as nl
 from nemo.lightning import _strategy_lib
 
 from custom_modules.cpu_backend import cpu_backend
+from recipes.laws import fp8_refusal
 
 
 class LongContextStrategy(nl.MegatronStrategy):
     """NeMo's strategy with the validation loss weighted by tokens, and our choices in the log."""
 
     def setup_environment(self) -> None:
-        """Set up ranks and groups; the first rank's log then names kernels and kinds."""
+        """Set up ranks and groups; the first rank's log then names kernels and kinds.
+
+        Raises ValueError where this rank's device cannot compute in the FP8 that is asked for.
+        """
         super().setup_environment()
+        self._refuse_fp8()
         chosen = logging.getLogger("custom_modules")
         chosen.setLevel(logging.INFO)
         chosen.propagate = False  # other ranks, and what NeMo adds to the root, would repeat it
         if torch.distributed.get_rank() == 0 and not chosen.handlers:
             chosen.addHandler(logging.StreamHandler())
+
+    def _refuse_fp8(self) -> None:
+        chosen = self.precision_plugin.dtype_config
+        cuda = torch.version.cuda
+        if not chosen.fp8 or cuda is None:
+            return  # without CUDA the recipe has been refused
+        major, minor = (int(part) for part in cuda.split(".")[:2])
+        why = fp8_refusal(chosen.fp8_recipe, torch.cuda.get_device_capability(), (major, minor))
+        if why is not None:
+            raise ValueError(why)
 
     def validation_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the loss of one batch, and log it with its valid tokens as its weight.

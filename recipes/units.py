@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Binary token units, as the papers write them: 64 * K is a 64K context."""
+"""Binary units, as the papers write tokens (64 * K is a 64K context), and bytes."""
 
 K = 1024
 M = 1024 * K
+GiB = 1024 * M

@@ -50,8 +50,14 @@ def test_documents_are_kept_apart_by_two_ranks_as_by_one(training_run, start, on
             assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), (name, ours["step"])
 
 
-def test_bf16_with_full_recompute_and_tensor_ranks_follows_fp32(training_run, one_rank, start):
-    layout = {"tp": 2, "precision": "bf16", "recompute": "full"}
+def test_bf16_with_the_memory_stack_and_tensor_ranks_follows_fp32(training_run, one_rank, start):
+    layout = {
+        "tp": 2,
+        "precision": "bf16",
+        "recompute": {"kind": "kept_attention", "every": 2, "others": "full"},
+        "tiling": {"loss": True, "loss_tile": 100, "mlp": True, "mlp_tile": 100},
+        "offload": {"tensors": "both", "cap_gib": 0.1},
+    }
     steps = training_run("bf16", ranks=2, layout=layout, start=start).finish()
     for ours, reference in zip(steps, one_rank, strict=True):
         assert ours["loss"] == pytest.approx(reference["loss"], rel=2e-2), ours["step"]

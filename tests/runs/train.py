@@ -18,6 +18,7 @@ STEPS = 20
 
 def recipe(options: dict[str, Any]):
     """Return the recipe: 20 steps of 4 sequences of 512 tokens, checkpoints every 5."""
+    from custom_modules.activation_memory import Offload, Recompute, Tiling
     from custom_modules.rope_scaling import RopeScaling
     from recipes.layout import ContextParallel, Layout
     from recipes.models import TINY
@@ -25,6 +26,8 @@ def recipe(options: dict[str, Any]):
     from recipes.stages import Cosine, Ladder, Stage
 
     sizes = dict(options["layout"])
+    nouns = {"recompute": Recompute, "tiling": Tiling, "offload": Offload}
+    sizes |= {name: noun(**sizes[name]) for name, noun in nouns.items() if name in sizes}
     kind = getattr(ContextParallel, sizes.pop("kind", "ulysses"))
     layout = Layout(
         cp=kind(sizes.pop("cp", 1)),
