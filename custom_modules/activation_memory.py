@@ -24,6 +24,9 @@ RecomputeKind = Literal["none", "full", "kept_attention", "selective", "uniform"
 LayerKind = Literal["none", "full", "kept_attention"]
 OffloadedTensors = Literal["none", "inputs", "attention", "both"]
 MEGATRON_KINDS = ("selective", "uniform", "block")
+LOSS_TILE, MLP_TILE = 4096, 8192
+"""Tokens of a tile unless said otherwise. Each tile adds its weight gradient to a sum, which costs
+memory traffic of the weight's size: these keep it to a few percent of a large GPU's time."""
 SELECTIVE_MODULES = ("core_attn", "layernorm", "mlp")
 """What Megatron-Core's selective recompute knows of a dense layer."""
 
@@ -104,14 +107,14 @@ class Tiling:
 
     loss: bool = False
     """LM head and cross-entropy: logits of a tile at a time, never of the whole sequence."""
-    loss_tile: int = 1024
+    loss_tile: int = LOSS_TILE
     mlp: bool = False
     """The MLP with the norm before it."""
-    mlp_tile: int = 4096
+    mlp_tile: int = MLP_TILE
 
     def __post_init__(self) -> None:
         """Refuse empty tiles, and sizes for what is not tiled."""
-        for part, usual in (("loss", 1024), ("mlp", 4096)):
+        for part, usual in (("loss", LOSS_TILE), ("mlp", MLP_TILE)):
             tile = getattr(self, f"{part}_tile")
             if tile < 1:
                 raise ValueError(f"tiling {part}_tile is {tile} tokens; it must be at least 1")

@@ -9,16 +9,20 @@ Schedule, for layers 1..L of a pipeline stage and one micro-batch:
 
     forward of i    copies out begin when a tensor exists: the input at the layer's start, the
                     attention output when attention ends, under the rest of the layer
-    end of i        the compute stream waits for the copies of i-1, whose device memory is let go:
-                    at most two layers' tensors wait on the device, and a slow link slows the
-                    forward instead of filling the device
-    backward of i   takes the tensors of i, waiting for their copy where it is not done, and
-                    starts the copies back of i-1, which pass under the recompute and backward of i
+    end of i        the compute stream waits for the copies, and the device memory is let go: a
+                    slow link slows the forward instead of filling the device. The input had the
+                    whole layer, the attention output the projection and the MLP after it, whose
+                    work is 3 times the copy's on an H100 with PCIe 5
+    backward of i   takes the input of i, waiting for its copy where it is not done, and starts
+                    two copies back: the attention output of i, which passes under the rebuilt norm
+                    and projection of i, and the input of i-1, which has the whole backward of i.
+                    The attention output of i-1 would have it too, and would then wait on the device
+                    through attention's backward, where the most is held
 
-A tensor whose device memory was not let go yet is taken as it is, without a copy: that of the last
-layer, where the backward follows at once. After the first layer of a micro-batch comes the last
-layer of the one whose forward is older than all others, which is the order of 1F1B; so pipeline
-parallelism and gradient accumulation are chains of this schedule one after another.
+The last layer's memory is let go only when another forward comes before its backward; where the
+backward follows at once, its tensors are taken as they are. After the first layer of a micro-batch
+comes the last layer of the one whose forward is older than all others, which is the order of 1F1B;
+so pipeline parallelism and gradient accumulation are chains of this schedule one after another.
 
 Copies run on two streams of their own, one each way. Host memory is page-locked, of exactly the
 sizes needed (PyTorch's pinned allocator rounds up to powers of two), allocated once and reused.
@@ -159,31 +163,38 @@ class LayerKeeping:
         self._say("leaves", name)
 
     def finish(self) -> None:
-        """Let the device memory of the layer before go: its copies passed under this layer."""
+        """Let the device memory go."""
         self._offload.finished(self)
 
-    def take(self) -> dict[str, list[Tensor]]:
-        """Return everything on the device, and start the copies back of the layer before."""
-        self.fetch()
-        taken, self._staying = self._staying, {}
-        for name, held in self._moved.items():
+    def take(self, name: str) -> list[Tensor]:
+        """Return what was added under a name, on the device.
+
+        With the input, the copies back of this layer's attention output and of the input of the
+        layer that comes next are started.
+        """
+        if name not in self._moved:
+            taken = self._staying.pop(name)
+        else:
+            self.fetch(name)
+            held = self._moved.pop(name)
             for one in held:
                 if one.returned:
                     self._offload.copies.wait(one.end)
-            taken[name] = [one.on_device for one in held if one.on_device is not None]
+            taken = [one.on_device for one in held if one.on_device is not None]
             self._say("taken", name)
-        moved = [one for held in self._moved.values() for one in held]
-        self._moved = {}
-        self._offload.taken(self, moved)
+            self._offload.taken(self, held)
+        if name == "input":
+            self.fetch("attention")
+            self._offload.begun(self)
         return taken
 
-    def fetch(self) -> None:
+    def fetch(self, name: str) -> None:
         """Start the copies back of what is not on the device."""
-        for name, held in self._moved.items():
-            if any(one.on_device is None for one in held):
-                for one in held:
-                    self._return(one)
-                self._say("returns", name)
+        held = self._moved.get(name, [])
+        if any(one.on_device is None for one in held):
+            for one in held:
+                self._return(one)
+            self._say("returns", name)
 
     def let_go(self) -> None:
         """Free the device memory of what has left, after its copies."""
@@ -246,9 +257,11 @@ class HostOffload:
         self._newest: tuple[int, int] = (-1, 0)
         """Micro-batch and layer of the last forward that began."""
         self._deepest = 0
-        self._leaving: weakref.ref[LayerKeeping] | None = None
-        self._borrowed: list[_Held] = []
-        """Taken before their copies out had to be done: their memory must outlast those."""
+        self._last: weakref.ref[LayerKeeping] | None = None
+        """The stage's last layer, whose backward may follow at once."""
+        self._borrowed: dict[tuple[int, int], list[_Held]] = {}
+        """By micro-batch and layer, what was taken before its copy out had to be done: its device
+        memory must outlast that copy, so it is held until the next layer's backward."""
         self._foreseen: dict[str, int] = {}
         self._pool: HostPool | None = None
         self._copies = copies
@@ -280,26 +293,35 @@ class HostOffload:
             self.pool.require(sum(self._foreseen.values()) - self.pool.made_bytes)
 
     def finished(self, layer: LayerKeeping) -> None:
-        """Let go of the tensors of the layer before; this one's have just left."""
-        before = None if self._leaving is None else self._leaving()
+        """Let go of a layer's tensors; of the last one's when the next micro-batch comes first."""
+        before = None if self._last is None else self._last()
         if before is not None:
             before.let_go()
-        self._leaving = weakref.ref(layer)
+        self._last = None
+        if layer.layer == self.layers[-1]:
+            self._last = weakref.ref(layer)
+        else:
+            layer.let_go()
 
     def taken(self, layer: LayerKeeping, moved: Sequence[_Held]) -> None:
-        """Forget a layer whose backward has begun, and fetch for the one that comes next."""
-        if self._leaving is not None and self._leaving() is layer:
-            self._leaving = None
-        self.reclaim(self._borrowed)
-        self._borrowed = [one for one in moved if not one.returned]
+        """Give back the host memory of what has returned; what never left is still being copied."""
         for one in moved:
             if one.returned:
                 self.pool.give(one.buffer, one.end)
+            else:
+                self._borrowed.setdefault((layer.micro_batch, layer.layer), []).append(one)
+
+    def begun(self, layer: LayerKeeping) -> None:
+        """Learn that a layer's backward has begun, and fetch for the one that comes next."""
+        if self._last is not None and self._last() is layer:
+            self._last = None
+        for other in [key for key in self._borrowed if key != (layer.micro_batch, layer.layer)]:
+            self.reclaim(self._borrowed.pop(other))
         waiting = [one for one in (ref() for ref in self._waiting) if one not in (None, layer)]
         self._waiting = [weakref.ref(one) for one in waiting if one is not None]
         following = self._following(layer, [one for one in waiting if one is not None])
         if following is not None:
-            following.fetch()
+            following.fetch("input")
 
     def reclaim(self, moved: Sequence[_Held]) -> None:
         """Give back the host memory of tensors, and let their device memory go after its copies."""

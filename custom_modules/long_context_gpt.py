@@ -34,6 +34,7 @@ from megatron.core.transformer.transformer_block import (
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from megatron.core.utils import WrappedTensor
 from torch import Tensor, nn
 
 from custom_modules.activation_memory import (
@@ -57,6 +58,7 @@ from custom_modules.long_context_layer import LongContextLayer
 from custom_modules.norm import RMSNorm
 from custom_modules.rope import inverse_frequencies, rotary_table
 from custom_modules.rope_scaling import RopeScaling
+from custom_modules.tiled_loss_head import loss_of, refuse_output_layer
 
 
 def long_context_spec(
@@ -213,8 +215,43 @@ class LongContextGPT(GPTModel):
             vp_stage=vp_stage,
             **megatron,
         )
+        self.loss_tile = tiling.loss_tile if tiling.loss else None
+        if self.loss_tile is not None and self.post_process:
+            if self.mtp_process:
+                raise ValueError(
+                    "tiling loss with mtp_num_layers: multi-token prediction forms the logits of "
+                    "each of its layers; leave one out"
+                )
+            refuse_output_layer(self.output_layer)
         # Not a buffer: a model cast to bf16 would cast it too.
         self.frequencies, self.temperature = inverse_frequencies(rope, config.kv_channels)
+
+    def _postprocess(
+        self,
+        hidden_states: Tensor,
+        *,
+        labels: Tensor | None,
+        loss_mask: Tensor | None = None,
+        **megatron: Any,
+    ) -> Tensor:
+        """Return losses [b, s] where there are labels, logits [b, s, V] where not.
+
+        With a tiled loss `loss_mask` [b, s] names the tokens to compute; the others get 0.
+        """
+        if self.loss_tile is None or labels is None or not self.post_process:
+            out: Tensor = super()._postprocess(
+                hidden_states, labels=labels, loss_mask=loss_mask, **megatron
+            )
+            return out
+        tied = self.share_embeddings_and_output_weights
+        return loss_of(
+            self.output_layer,
+            hidden_states,
+            labels,
+            loss_mask,
+            tile=self.loss_tile,
+            weight=self.shared_embedding_or_output_weight() if tied else None,
+        )
 
     def _preprocess(
         self,
@@ -223,10 +260,12 @@ class LongContextGPT(GPTModel):
         decoder_input: Tensor | None = None,
         inference_context: Any = None,
         packed_seq_params: Any = None,
-    ) -> tuple[Tensor | None, Tensor, None, None, None]:
+    ) -> tuple[WrappedTensor | None, Tensor, None, None, None]:
         """Embed on the first stage; make the rotary table of this rank's positions on every one."""
         if decoder_input is None and self.pre_process:
             decoder_input = self.embedding(input_ids=input_ids, position_ids=position_ids)
+        if decoder_input is not None:  # else GPTModel would hold it through the whole forward
+            decoder_input = WrappedTensor(decoder_input)
         frequencies = self.frequencies.to(position_ids.device)
         table = torch.stack(rotary_table(position_ids, frequencies, self.temperature))
         return decoder_input, table, None, None, None

@@ -64,13 +64,14 @@ class LongContextLayer(TransformerLayer):
         """Return the layer's output [s, b, hidden] and the context, which it does not change."""
         if self.kind == "none" or not self.training:
             return super().forward(hidden_states=hidden_states, **megatron)
-        layer = super().forward
+        megatron.pop("dynamic_inference_decode_only", None)
 
-        def run(x: Tensor) -> Tensor:
-            out: Tensor = layer(hidden_states=x, **megatron)[0]
+        def attention(x: Tensor) -> Tensor:
+            out: Tensor = self._forward_attention(hidden_states=x, **megatron)[0]
             return out
 
-        return recomputed(hidden_states, run, self._checkpoint), megatron.get("context")
+        out = recomputed(hidden_states, attention, self._checkpoint, rest=self._forward_mlp)
+        return out, megatron.get("context")
 
     def _forward_mlp(self, hidden_states: Tensor, inference_context: Any = None) -> Tensor:
         if self.mlp_tile is None:

@@ -17,6 +17,11 @@ no larger than the layer's input. So keep it:
 3. what ends the layer and is not needed to rebuild anything may skip its second run altogether
    (`in_second_run`): the tiled MLP, which rebuilds tile by tile in its own backward.
 
+A layer may be given in two parts, attention with its residual and the `rest`. The backward of the
+rest rebuilds both, and leaves the graph of the first part for the first part's own backward: so
+the gradient of the layer's output, and all that the rest holds, are gone before attention's
+backward begins, which is where the most is held.
+
 Memory of a layer between the runs, in bytes, e = element size, on a rank with s tokens:
 
     full             s * b * hidden / TP * e
@@ -38,13 +43,13 @@ one input that takes gradients; its attention goes through `kept`.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from custom_modules.causes import cause, retag
 
@@ -60,27 +65,27 @@ class Keeping(Protocol):
     def finish(self) -> None:
         """Learn that the layer's forward has ended."""
 
-    def take(self) -> dict[str, list[Tensor]]:
-        """Return what was added, by name, on the device; nothing is kept afterwards."""
+    def take(self, name: str) -> list[Tensor]:
+        """Return what was added under a name, on the device, and let go of it."""
 
 
-@dataclass
 class OnDevice:
     """Keeps everything where it is."""
 
-    tensors: dict[str, list[Tensor]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._kept: dict[str, list[Tensor]] = {}
 
     def add(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Keep them as they are."""
-        self.tensors[name] = list(tensors)
+        self._kept[name] = list(tensors)
 
     def finish(self) -> None:
         """Do nothing."""
 
-    def take(self) -> dict[str, list[Tensor]]:
+    def take(self, name: str) -> list[Tensor]:
         """Return them, and let go of them."""
-        taken, self.tensors = self.tensors, {}
-        return taken
+        return self._kept.pop(name)
 
 
 @dataclass
@@ -88,10 +93,9 @@ class _Run:
     """One of the two runs of a layer, as its modules meet it."""
 
     keeping: Keeping | None
-    """The first run: where attention's results go; None where they are not kept."""
+    """Where attention's results go in the first run, and come from in the second; None where they
+    are not kept."""
     second: bool
-    attention: list[Tensor]
-    """The second run: what was kept; empty once taken, or where attention computes again."""
 
 
 _run: ContextVar[_Run | None] = ContextVar("run of a recomputed layer", default=None)
@@ -118,14 +122,15 @@ def kept(attention: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     Output and log-sum-exp of any shapes; outside a layer that keeps them, this is a call.
     """
     run = _run.get()
-    if run is not None and run.attention:
-        taken, run.attention = run.attention, []
-        return tuple(taken)
+    if run is None or run.keeping is None:
+        return attention()
+    if run.second:
+        with cause("saved inputs"):
+            return tuple(run.keeping.take("attention"))
     results = attention()
-    if run is not None and run.keeping is not None:
-        for tensor in results:
-            retag(tensor, "saved inputs")
-        run.keeping.add("attention", results)
+    for tensor in results:
+        retag(tensor, "saved inputs")
+    run.keeping.add("attention", results)
     return results
 
 
@@ -137,54 +142,113 @@ class Checkpoint:
     keeping: Callable[[], Keeping] = OnDevice
     """Called once a forward."""
     first: Context = nullcontext
-    """What surrounds the first run."""
+    """What surrounds the first run of a part."""
     second: Callable[[], Context] = lambda: nullcontext
-    """Called before the first run, to remember it; returns what surrounds the second."""
+    """Called before the first run of a part, to remember it; returns what surrounds its second."""
 
 
-class _Recomputed(torch.autograd.Function):
-    """Saves x and, where attention is kept, its output and log-sum-exp, in a `Keeping`."""
+class _Layer:
+    """One layer between its forward and its backward."""
+
+    def __init__(self, how: Checkpoint, parts: Sequence[Callable[[Tensor], Tensor]]) -> None:
+        self.how, self.parts = how, parts
+        self.keeping: Keeping | None = how.keeping()
+        self.second: list[Context] = []
+        self.x: Tensor | None = None
+        self.edge: GradientEdge | None = None
+        """Of the first part's output, once it is rebuilt."""
+
+    def run(self, part: int, t: Tensor) -> Tensor:
+        """Run a part for the first time."""
+        self.second.append(self.how.second())
+        with self._running(second=False), self.how.first():
+            return self.parts[part](t)
+
+    def rebuild(self) -> Tensor:
+        """Return the output of the first part, computed again with its graph."""
+        if self.keeping is None:
+            raise RuntimeError("a recomputed layer was sent a second gradient; it rebuilds once")
+        with cause("saved inputs"):
+            (x,) = self.keeping.take("input")
+        self.x = x.detach().requires_grad_()
+        with torch.enable_grad(), self._running(second=True), self.second[0]():
+            out = self.parts[0](self.x)
+        self.keeping = None
+        self.edge = get_gradient_edge(out)
+        return out.detach()
+
+    def rebuild_rest(self, middle: Tensor) -> GradientEdge:
+        """Return where the graph of the rest begins; the values of its output are not kept."""
+        with torch.enable_grad(), self._running(second=True), self.second[1]():
+            return get_gradient_edge(self.parts[1](middle))
+
+    def _running(self, *, second: bool) -> AbstractContextManager[None]:
+        return _running(_Run(self.keeping if self.how.keep_attention else None, second))
+
+
+class _First(torch.autograd.Function):
+    """Saves x [s, b, h] and, where attention is kept, its results, in the layer's `Keeping`."""
 
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx, x: Tensor, layer: Callable[[Tensor], Tensor], how: Checkpoint
-    ) -> Tensor:
+    def forward(ctx, x: Tensor, layer: _Layer) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.layer = layer
-        ctx.second = how.second()
-        ctx.keeping = how.keeping()
+        assert layer.keeping is not None
         retag(x, "saved inputs")
-        ctx.keeping.add("input", [x.detach()])
-        run = _Run(ctx.keeping if how.keep_attention else None, second=False, attention=[])
-        with _running(run), how.first():
-            out = layer(x)
-        ctx.keeping.finish()
-        return out
+        layer.keeping.add("input", [x.detach()])
+        return layer.run(0, x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_out: Tensor):  # type: ignore[no-untyped-def]
-        if ctx.keeping is None:
-            raise RuntimeError("a recomputed layer was sent a second gradient; it rebuilds once")
-        with cause("saved inputs"):
-            taken = ctx.keeping.take()
-        ctx.keeping = None
-        x = taken["input"][0].detach().requires_grad_()
-        run = _Run(None, second=True, attention=taken.get("attention", []))
-        del taken
-        with torch.enable_grad(), _running(run), ctx.second():
-            # Only the edge: the values of the output would be one more [s, b, hidden].
-            edge = get_gradient_edge(ctx.layer(x))
-        torch.autograd.backward([edge], [grad_out])
-        return x.grad, None, None
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        layer: _Layer = ctx.layer
+        if layer.edge is None:
+            layer.rebuild()
+        edge, layer.edge = layer.edge, None
+        assert edge is not None
+        torch.autograd.backward([edge], [grad])
+        assert layer.x is not None
+        of_x, layer.x = layer.x.grad, None
+        return of_x, None
 
 
-def recomputed(x: Tensor, layer: Callable[[Tensor], Tensor], how: Checkpoint) -> Tensor:
-    """Return `layer(x)`, [s, b, hidden], rebuilt in the backward from what `how` keeps.
+class _Rest(torch.autograd.Function):
+    """Saves nothing: its input [s, b, h] is what the first part's second run returns."""
 
-    Gradients of the layer's parameters arrive during that backward, once each, as Megatron-Core's
-    hooks count on. Without gradients to compute it is a call.
+    @staticmethod
+    def forward(ctx, middle: Tensor, layer: _Layer) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.layer = layer
+        return layer.run(1, middle)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        middle = ctx.layer.rebuild().requires_grad_()
+        torch.autograd.backward([ctx.layer.rebuild_rest(middle)], [grad])
+        return middle.grad, None
+
+
+def recomputed(
+    x: Tensor,
+    layer: Callable[[Tensor], Tensor],
+    how: Checkpoint,
+    *,
+    rest: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Return `rest(layer(x))`, [s, b, hidden], rebuilt in the backward from what `how` keeps.
+
+    `layer` holds the attention that may be kept. Gradients of parameters arrive during that
+    backward, once each, as Megatron-Core's hooks count on. Without gradients to compute it is a
+    call. A second backward raises RuntimeError.
     """
+    parts = [layer] if rest is None else [layer, rest]
     if not torch.is_grad_enabled():
-        return layer(x)
-    out: Tensor = _Recomputed.apply(x, layer, how)
+        for part in parts:
+            x = part(x)
+        return x
+    run = _Layer(how, parts)
+    out: Tensor = _First.apply(x, run)
+    if rest is not None:
+        out = _Rest.apply(out, run)
+    assert run.keeping is not None
+    run.keeping.finish()
     return out
