@@ -59,6 +59,8 @@ class Ledger(TorchDispatchMode):
         self._entered.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a DTensor: its operators on the local part come by again
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor):
                 self._leave_out(leaf.untyped_storage())
@@ -79,7 +81,7 @@ class Ledger(TorchDispatchMode):
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key in self._from_before:
+        if key in self._from_before or storage.device.type == "meta":
             return
         if key not in self._held:
             self._arrive(storage)

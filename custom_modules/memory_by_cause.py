@@ -125,6 +125,8 @@ class MemoryByCause(Ledger):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._note(self._ended)
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if result is NotImplemented:
+            return result
         self._ended = _get_sequence_nr()
         received = _RECEIVED.get(str(func))
         for tensor in received(args) if received else ():

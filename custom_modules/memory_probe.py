@@ -8,15 +8,15 @@
 where bytes are already counted, so everything has a cause:
 
 * weights, gradients and optimizer are found by walking the model's parameters, the buffers of its
-  data parallelism and the optimizer's state. The optimizer runs once on zero gradients before the
-  step: Adam makes its moments then, and every later step has them from the beginning;
+  data parallelism (or of its FSDP) and the optimizer's state;
 * attention and MLP are the two halves of `TransformerLayer`, each with its norm and its residual;
   the input of a layer counts as a saved input; loss is what follows the last layer. The halves are
   entered again where a layer is recomputed, and stay valid for layers that override them;
 * communication and host name themselves (`custom_modules.memory_by_cause`).
 
-Peaks are those of the step itself, its optimizer step included. Weights may be rounded up to what
-data parallelism pads its buffers to.
+Peaks are those of the second of two steps, its optimizer step included: the first one makes Adam's
+moments, and buffers that are reused, which every later step has from the beginning. Weights may be
+rounded up to what data parallelism pads its buffers to.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -65,23 +65,17 @@ class Measured:
 
 
 def measure(build: Callable[[], Training], device: torch.device) -> Measured:
-    """Run one step of what `build` returns and count its bytes."""
+    """Run two steps of what `build` returns and count the bytes of the second."""
     on_cuda = device.type == "cuda"
     with MemoryByCause(device) as memory:
         training = build()
-        with cause("optimizer"):
-            training.optimizer.step()
-        name_state(training)
-        memory.restart()
-        if on_cuda:
-            torch.cuda.reset_peak_memory_stats()
         with named_parts(training.model):
-            for chunk in training.model:
-                chunk.zero_grad_buffer()
-            training.optimizer.zero_grad()
-            training.step()
-            with cause("optimizer"):
-                training.optimizer.step()
+            _whole_step(training)
+            name_state(training)
+            memory.restart()
+            if on_cuda:
+                torch.cuda.reset_peak_memory_stats()
+            _whole_step(training)
     return Measured(
         at_peak=memory.at_peak,
         most=memory.most,
@@ -91,18 +85,50 @@ def measure(build: Callable[[], Training], device: torch.device) -> Measured:
     )
 
 
+def _whole_step(training: Training) -> None:
+    for chunk in training.model:
+        chunk.zero_grad_buffer()
+    training.optimizer.zero_grad()
+    training.step()
+    with cause("optimizer"):
+        training.optimizer.step()
+
+
 def name_state(training: Training) -> None:
     """Count weights, gradient buffers and the optimizer's state under their names."""
     # The optimizer's parameters are fp32 copies, or views of the weights, which are named last.
     for tensor in _optimizer_state(training.optimizer):
-        retag(tensor, "optimizer")
+        _name(tensor, "optimizer")
     for chunk in training.model:
-        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
-            retag(buffer.grad_data, "gradients")
-            if buffer.param_data is not None:
-                retag(buffer.param_data, "weights")
+        for name, tensor in _buffers(chunk):
+            _name(tensor, name)
         for parameter in chunk.parameters():
-            retag(parameter, "weights")
+            _name(parameter, "weights")
+
+
+def _name(tensor: Any, name: Cause) -> None:
+    retag(getattr(tensor, "_local_tensor", tensor), name)  # of a DTensor: what this rank has of it
+
+
+def _buffers(chunk: Any) -> Iterator[tuple[Cause, Tensor]]:
+    """Yield the buffers of data parallelism with their causes: of Megatron-Core's, of its FSDP."""
+    fsdp = getattr(chunk, "param_and_grad_buffer", None)
+    if fsdp is None:
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            yield "gradients", buffer.grad_data
+            if buffer.param_data is not None:
+                yield "weights", buffer.param_data
+        return
+    causes: dict[str, Cause] = {
+        "main_weight_buffer": "optimizer",  # fp32 weights, where the model's are bf16
+        "main_grad_buffer": "gradients",
+        "model_weight_buffer": "weights",
+    }
+    for group in fsdp.parameter_groups:
+        for attribute, name in causes.items():
+            buffer = getattr(group, attribute)
+            if buffer is not None:
+                yield name, buffer.data
 
 
 def _optimizer_state(optimizer: Any) -> Iterator[Tensor]:

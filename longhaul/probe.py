@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul probe`: what the modules cost on this machine, measured."""
 
-import os
 import random
-import tempfile
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from longhaul.console import loading
+from longhaul.probe_memory import memory
+from longhaul.ranks import results_of
 
 if TYPE_CHECKING:
     from custom_modules.context_parallel_probe import Block, Measured
@@ -24,6 +24,9 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 @app.callback()
 def probe() -> None:
     """Measure what a module costs on this machine."""
+
+
+app.command(context_settings={"allow_extra_args": True})(memory)
 
 
 @app.command("cp")
@@ -86,21 +89,7 @@ def measure_on_ranks(ranks: int, block: "Block", device: str, repeats: int) -> "
 
     A rank that fails ends the command: its error in one line, exit code 1.
     """
-    from torch.multiprocessing import get_context
-    from torch.multiprocessing.spawn import ProcessException, spawn
-
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))  # of the ranks
-    results = get_context("spawn").SimpleQueue()
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            spawn(_rank, (ranks, folder, block, device, repeats, results), nprocs=ranks)
-        except ProcessException as error:  # one raised, or was ended by a signal
-            if os.environ.get("LONGHAUL_TRACEBACK"):
-                raise
-            why = str(error).strip().splitlines()[-1]
-            typer.echo(f"error: rank {error.error_index} failed: {why}", err=True)
-            raise typer.Exit(1) from None
-    measured: list[Measured] = results.get()
+    measured: list[Measured] = results_of(_rank, ranks, block, device, repeats)[0]
     return measured
 
 

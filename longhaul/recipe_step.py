@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training step of a recipe without its trainer, at its own sizes or at smaller ones.
+
+Model, precision, data parallelism, optimizer and step are those that NeMo's strategy makes of the
+recipe; what is left out is the trainer around them: data store, checkpoints, logs and validation.
+Tokens are random.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fiddle as fdl
+import nemo_run
+import torch
+import torch.distributed as dist
+from lightning.pytorch.trainer.states import TrainerFn
+from megatron.core import parallel_state
+from nemo.lightning import _strategy_lib
+from nemo.lightning.megatron_parallel import MegatronParallel
+
+from custom_modules.memory_probe import Training
+from recipes.check import check, tokens_per_batch, world_size
+
+SHRUNK_HIDDEN, SHRUNK_LAYERS, SHRUNK_SEQ = 256, 4, 2048
+SETTINGS = ("recompute", "tiling", "offload", "cp")
+
+
+def shrink(recipe: nemo_run.Partial) -> None:
+    """Cut width, layers and length to what a laptop runs; the ratios of the widths stay."""
+    config, strategy = recipe.model.config, recipe.trainer.strategy
+    pp = strategy.pipeline_model_parallel_size
+    factor = 1
+    while (
+        config.hidden_size % (2 * factor) == 0
+        and config.hidden_size // (2 * factor) >= SHRUNK_HIDDEN
+        and config.kv_channels % (4 * factor) == 0
+    ):
+        factor *= 2
+    set_hidden(recipe, config.hidden_size // factor)
+    set_layers(recipe, min(config.num_layers, max(1, SHRUNK_LAYERS // pp) * pp))
+    unit = 2 * strategy.context_parallel_size * strategy.tensor_model_parallel_size
+    set_seq(recipe, min(recipe.data.seq_length, max(SHRUNK_SEQ // unit, 1) * unit))
+
+
+def set_hidden(recipe: nemo_run.Partial, hidden: int) -> None:
+    """Divide all widths by the same number: hidden, FFN, size of a head, vocabulary."""
+    config = recipe.model.config
+    factor, rest = divmod(config.hidden_size, hidden)
+    if rest or config.kv_channels % (2 * factor) or config.ffn_hidden_size % factor:
+        raise ValueError(
+            f"--hidden {hidden} does not divide the widths of {recipe.log.name} evenly: hidden "
+            f"{config.hidden_size}, FFN {config.ffn_hidden_size}, heads of {config.kv_channels}, "
+            "which must stay even"
+        )
+    config.hidden_size = hidden
+    config.ffn_hidden_size //= factor
+    config.kv_channels //= factor
+    tp = recipe.trainer.strategy.tensor_model_parallel_size
+    config.vocab_size = max(1, config.vocab_size // factor // tp) * tp
+
+
+def set_layers(recipe: nemo_run.Partial, layers: int) -> None:
+    """Keep so many layers."""
+    recipe.model.config.num_layers = layers
+
+
+def set_seq(recipe: nemo_run.Partial, seq: int) -> None:
+    """Set the length wherever the recipe states it; a batch keeps its number of sequences."""
+    recipe.data.seq_length = recipe.model.config.seq_length = seq
+    for callback in recipe.trainer.callbacks:
+        if hasattr(callback, "tokens_per_batch"):
+            callback.seq_length, callback.tokens_per_batch = seq, tokens_per_batch(recipe)
+
+
+def resized(
+    recipe: nemo_run.Partial, *, shrunk: bool, seq: int, layers: int, hidden: int
+) -> nemo_run.Partial:
+    """Return the recipe at the sizes asked for, 0 for its own, held to the laws again."""
+    if shrunk:
+        shrink(recipe)
+    if hidden:
+        set_hidden(recipe, hidden)
+    if layers:
+        set_layers(recipe, layers)
+    if seq:
+        set_seq(recipe, seq)
+    check(recipe)
+    return recipe
+
+
+def micro_batches(recipe: nemo_run.Partial) -> tuple[int, int]:
+    """Return how many micro-batches are run, and how many the recipe has in a step.
+
+    As many as may be under way at once in its pipeline; further ones find the same memory.
+    """
+    strategy = recipe.trainer.strategy
+    pp = strategy.pipeline_model_parallel_size
+    model_ranks = strategy.tensor_model_parallel_size * strategy.context_parallel_size * pp
+    dp = world_size(recipe) // model_ranks
+    of_step = recipe.data.global_batch_size // (recipe.data.micro_batch_size * dp)
+    return min(of_step, pp), of_step
+
+
+def about_bytes(recipe: nemo_run.Partial) -> int:
+    """Return about how many bytes the step takes on a rank, before anything is built.
+
+    Weights, gradients and optimizer by their count; of the activations what plain kernels keep of
+    a layer, once where layers are recomputed and for each layer where not, and the logits.
+    """
+    config, strategy, fp32 = recipe.model.config, recipe.trainer.strategy, _is_fp32(recipe)
+    tp, cp = strategy.tensor_model_parallel_size, strategy.context_parallel_size
+    pp = strategy.pipeline_model_parallel_size
+    replicas = world_size(recipe) // (tp * pp)  # DP and CP ranks have a part each of the optimizer
+    heads = config.num_attention_heads * config.kv_channels
+    kv_heads = config.num_query_groups * config.kv_channels
+    hidden, ffn, vocab = config.hidden_size, config.ffn_hidden_size, config.vocab_size
+    layers = config.num_layers // pp
+    of_layer = hidden * (2 * heads + 2 * kv_heads + 3 * ffn)
+    ends = hidden * vocab * (1 if pp > 1 or config.share_embeddings_and_output_weights else 2)
+    parameters = (layers * of_layer + ends) // tp
+    distributed = strategy.ddp.use_distributed_optimizer
+    of_optimizer = (8 if fp32 else 12) / (replicas if distributed else 1)
+    state = int(parameters * ((8 if fp32 else 6) + of_optimizer))
+
+    size = 4 if fp32 else 2
+    tokens = recipe.data.seq_length // cp * recipe.data.micro_batch_size
+    inside = tokens * (3 * hidden + 2 * heads + 4 * kv_heads + 5 * ffn) // tp * size
+    kept = tokens * hidden // tp * size
+    logits = 0 if _tiles_loss(config) else tokens * vocab // tp * (size + 4)
+    under_way = micro_batches(recipe)[0]
+    one_more = inside if _recomputes(config) else 0
+    activations = layers * (kept if _recomputes(config) else inside) * under_way + one_more
+    return state + activations + logits
+
+
+def _is_fp32(recipe: nemo_run.Partial) -> bool:
+    return bool(recipe.trainer.plugins.precision == "32")
+
+
+def _recomputes(config: Any) -> bool:
+    ours = getattr(getattr(config, "recompute", None), "kind", "none")
+    return ours not in ("none", "selective") or _argument(config, "recompute_granularity") == "full"
+
+
+def _tiles_loss(config: Any) -> bool:
+    return bool(getattr(getattr(config, "tiling", None), "loss", False))
+
+
+def _argument(config: Any, name: str) -> Any:
+    return fdl.ordered_arguments(config, include_defaults=True).get(name)
+
+
+def settings(recipe: nemo_run.Partial) -> str:
+    """Return in words what the recipe sets of how it keeps, tiles, offloads and shares."""
+    config = recipe.model.config
+    given = fdl.ordered_arguments(config)
+    said = [f"{name} {_in_words(fdl.build(given[name]))}" for name in SETTINGS if name in given]
+    if _argument(config, "recompute_granularity") is not None and "recompute" not in given:
+        said.append(f"recompute {config.recompute_granularity}")
+    return ", ".join(said)
+
+
+def _in_words(value: Any) -> str:
+    """Return the fields of a description that differ from its defaults, `none` if all have them."""
+    plain = type(value)()
+    changed = {}
+    for field in fields(value):
+        chosen = getattr(value, field.name)
+        chosen = tuple(chosen) if isinstance(chosen, list) else chosen  # as YAML reads it
+        if chosen != getattr(plain, field.name):
+            changed[field.name] = chosen
+    kind = changed.pop("kind", getattr(value, "kind", None))
+    words = [] if kind is None else [str(kind)]
+    for name, chosen in changed.items():
+        words.append(name if chosen is True else f"{name}={chosen}")
+    return " ".join(words) or "none"
+
+
+def training(recipe: nemo_run.Partial, *, rank: int, local_rank: int) -> Training:
+    """Return this rank's part of the recipe's model, optimizer and step, as NeMo makes them."""
+    strategy = fdl.build(recipe.trainer.strategy)
+    precision = strategy.precision_plugin = fdl.build(recipe.trainer.plugins)
+    module = fdl.build(recipe.model)
+    fdl.build(recipe.optim).connect(module)
+    strategy.connect(module)
+    _strategy_lib.init_parallel_ranks(
+        dist.get_world_size(), rank, local_rank, strategy.parallelism, seed=1
+    )
+    _strategy_lib.init_model_parallel(module)
+    module.configure_model()
+    parallel = MegatronParallel(
+        module,
+        precision_plugin=precision,
+        cpu=recipe.trainer.accelerator == "cpu",
+        ddp_config=strategy.ddp_config,
+        fsdp=strategy._fsdp,
+        convert_module_fn=precision.convert_module,
+    )
+    fitting = SimpleNamespace(fn=TrainerFn.FITTING)
+    parallel.trainer = SimpleNamespace(state=fitting, global_step=0)
+    parallel.init_model_parallel()
+    module.optim.on_fit_start(parallel.trainer, module)
+    optimizer = module.optim.optimizers(parallel)[0].mcore_optimizer
+
+    def step() -> None:
+        parallel.training_step(
+            _batches(recipe),
+            seq_length=recipe.data.seq_length,
+            micro_batch_size=recipe.data.micro_batch_size,
+            num_microbatches=micro_batches(recipe)[0],
+        )
+
+    return Training(model=[chunk.module for chunk in parallel], optimizer=optimizer, step=step)
+
+
+def _batches(recipe: nemo_run.Partial) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield random micro-batches of whole sequences, the same on the ranks that share one."""
+    draw = torch.Generator().manual_seed(parallel_state.get_data_parallel_rank())
+    shape = recipe.data.micro_batch_size, recipe.data.seq_length
+    while True:
+        tokens = torch.randint(0, recipe.model.config.vocab_size, shape, generator=draw)
+        positions = torch.arange(shape[1]).expand(shape).contiguous()
+        batch = {
+            "tokens": tokens,
+            "labels": tokens.roll(-1, 1),
+            "loss_mask": torch.ones(shape),
+            "sample_id": torch.arange(shape[0]),
+        }
+        if recipe.data.documents == "within":  # two documents, cut in the middle
+            positions = positions % (shape[1] // 2)
+            batch["document_starts"] = positions == 0
+        yield {**batch, "position_ids": positions}
+
+
+def join(rank: int, ranks: int, store: Path, *, on_cpu: bool) -> None:
+    """Make this process a rank of the job, all of it on one node."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(ranks)
+    if not on_cpu:
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "gloo" if on_cpu else "nccl",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=ranks,
+    )
