@@ -26,6 +26,7 @@ def answer(monkeypatch, capfd):
     return run
 
 
+@pytest.mark.slow
 def test_a_step_is_shown_by_cause_with_the_settings_it_ran_under(answer, monkeypatch):
     measured = []
     measure = probe_memory.measure_on_ranks
