@@ -17,7 +17,7 @@ out.
 An attention unit is half an attention forward: 2 for a forward, 5 for a backward.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 RecomputeKind = Literal["none", "full", "kept_attention", "selective", "uniform", "block"]
@@ -42,7 +42,8 @@ class Recompute:
     """The kind of the layers between, where `every` is above 1."""
     layers: int = 1
     """For uniform: the layers of a chunk. For block: those recomputed of each pipeline stage."""
-    modules: tuple[str, ...] = ()
+    # A list, since nemo-run 0.11.1 cannot parse an override of a tuple.
+    modules: list[str] = field(default_factory=list)
     """For selective: of core_attn, layernorm and mlp."""
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class Recompute:
         unknown = sorted(set(self.modules) - set(SELECTIVE_MODULES))
         if unknown or (self.kind == "selective" and not self.modules):
             raise ValueError(
-                f"recompute modules are {list(self.modules)}; selective takes one or more of "
+                f"recompute modules are {self.modules}; selective takes one or more of "
                 f"{', '.join(SELECTIVE_MODULES)}"
             )
 

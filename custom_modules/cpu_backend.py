@@ -116,7 +116,10 @@ class _Stream:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
-    wait_stream = wait_event = synchronize = record_event = _nothing
+    wait_stream = wait_event = synchronize = _nothing
+
+    def record_event(self, event: "_Event | None" = None) -> "_Event":
+        return event or _Event()
 
 
 class _Event:

@@ -13,6 +13,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from custom_modules.activation_memory import Offload, Recompute
 from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.long_context_gpt import LongContextGPT
 from recipes import gpt, yaml_file
@@ -39,6 +40,7 @@ def load(stage: Path, *, seq_length: int, bf16: bool = False) -> LongContextGPT:
     node.sequence_parallel = tp > 1
     node.cp = ContextParallelKind()  # the stage's kind was chosen for its own ranks,
     node.attention_kernel = "auto"  # and its kernel for its own device
+    node.recompute, node.offload = Recompute(), Offload()  # there is no backward
     node.bf16 = bf16
     node.params_dtype = torch.bfloat16 if bf16 else torch.float32
     model_parallel_cuda_manual_seed(0)

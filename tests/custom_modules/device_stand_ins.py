@@ -1,42 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device apart from the host, on a machine that has none: for code that moves tensors between."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from custom_modules.replaced import replaced
-
 STAYS = (torch.Tensor.detach, torch.Tensor.clone, torch.Tensor.float)
 """What makes of a tensor another one in the same place."""
-
-
-class Event:
-    """A moment in work that is in order."""
-
-    wait = synchronize = lambda self, *args: None
-
-
-class Stream:
-    """A stream whose events have happened."""
-
-    wait_stream = wait_event = synchronize = lambda self, *args: None
-
-    def record_event(self, event: Event | None = None) -> Event:
-        return event or Event()
-
-
-@contextmanager
-def recording_streams() -> Iterator[None]:
-    """Give the CPU backend, which must be entered, streams that record events."""
-    with (
-        replaced(torch.cuda, "Stream", Stream),
-        replaced(torch.cuda, "current_stream", lambda *args: Stream()),
-    ):
-        yield
 
 
 class HostIsApart(TorchFunctionMode):

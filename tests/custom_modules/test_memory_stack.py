@@ -57,7 +57,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 MEGATRON: dict[str, Recompute] = {
     "uniform": Recompute(kind="uniform", layers=2),
     "block": Recompute(kind="block", layers=1),
-    "selective": Recompute(kind="selective", modules=("core_attn",)),
+    "selective": Recompute(kind="selective", modules=["core_attn"]),
 }
 KINDS = [
     ContextParallelKind(kind="ring"),

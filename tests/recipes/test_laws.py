@@ -135,7 +135,7 @@ MEMORY = {
     "change",
     [
         {},
-        {"recompute": Recompute(kind="selective", modules=("layernorm",)), "offload": Offload()},
+        {"recompute": Recompute(kind="selective", modules=["layernorm"]), "offload": Offload()},
         {"recompute": Recompute(kind="block", layers=8), "offload": Offload()},
         {"head_chunked": True},
     ],
@@ -165,12 +165,12 @@ def test_what_layers_keep_may_be(change):
             "layers is 9, and a pipeline stage has 8",
         ),
         (
-            {"recompute": Recompute(kind="selective", modules=("mlp",)), "offload": Offload()},
+            {"recompute": Recompute(kind="selective", modules=["mlp"]), "offload": Offload()},
             "modules have mlp, and tiling mlp",
         ),
         (
             {
-                "recompute": Recompute(kind="selective", modules=("core_attn",)),
+                "recompute": Recompute(kind="selective", modules=["core_attn"]),
                 "offload": Offload(),
                 "head_chunked": True,
             },
@@ -245,7 +245,7 @@ def test_fp8_that_fits_breaks_no_law(recipe):
             Fp8(recipe="delayed"),
             {
                 "tiling": Tiling(),
-                "recompute": Recompute(kind="selective", modules=("layernorm",)),
+                "recompute": Recompute(kind="selective", modules=["layernorm"]),
             },
             "delayed with recompute modules layernorm",
         ),

@@ -23,7 +23,7 @@ def laid_out(**layout) -> run.Partial:
 
 def test_a_layout_reaches_the_tree_where_overrides_reach_it():
     recipe = laid_out(
-        recompute=Recompute(kind="selective", modules=("layernorm",)),
+        recompute=Recompute(kind="selective", modules=["layernorm"]),
         tiling=Tiling(loss=True),
         sharding="none",
     )
@@ -41,7 +41,7 @@ def test_a_layout_reaches_the_tree_where_overrides_reach_it():
 @pytest.mark.parametrize("kind", ["selective", "uniform", "block", "kept_attention"])
 def test_megatron_gets_its_own_kinds_of_recompute_alone(kind):
     recipe = FACTORIES["tiny_8k"]()
-    recompute = Recompute(kind=kind, modules=("mlp",) if kind == "selective" else ())
+    recompute = Recompute(kind=kind, modules=["mlp"] if kind == "selective" else ())
     recipe.model.config.recompute = described(recompute)
     check(recipe)
     built = fdl.build(recipe.model.config)
