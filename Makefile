@@ -5,6 +5,7 @@ SHELL := bash
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --quiet --disable-pip-version-check --no-input
+WORKERS ?= 2
 TORCH := $(shell sed -nE 's/^ *"(torch==[^"]+)".*/\1/p' pyproject.toml)
 PYTAG := $(shell for py in $(PY) $(PYTHON); do \
     $$py -c 'import sys; print("py%d%d" % sys.version_info[:2])' 2>/dev/null && break; done)
@@ -23,8 +24,9 @@ help:  ## list the targets
 demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and write its report
 	@$(VENV)/bin/longhaul run --ladder tiny --executor local --out runs/tiny
 
-test: $(INSTALLED)  ## run every test
-	@OMP_NUM_THREADS=1 $(PY) -m pytest --durations=10
+# A file's tests stay with one worker and share what they trained; tests/conftest.py puts slow files first.
+test: $(INSTALLED)  ## run every test, on WORKERS=2 processes
+	@OMP_NUM_THREADS=1 $(PY) -m pytest --durations=10 -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)  ## format, lint, types, spelling, shell and the rules of the tree
 	@$(VENV)/bin/ruff format --check --quiet .

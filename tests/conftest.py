@@ -8,6 +8,12 @@ import pytest
 from tests.ranks import one_rank
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the slow files, so that no worker is left with one when the others have ended."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def megatron_rank() -> Iterator[None]:
     """Run the test as the only rank of Megatron's groups, on CPU."""
