@@ -12,7 +12,8 @@ import pytest
 from recipes.ladders import TINY_LADDER
 from tests.ranks import kill_tree
 
-pytestmark = pytest.mark.slow
+# The command starts twice, torchrun five times: 200 s alone, three times that on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 LONGHAUL = Path(sys.executable).parent / "longhaul"
 STAGES = ("tiny_512", "tiny_2k", "tiny_8k")
@@ -31,13 +32,15 @@ def finished(tmp_path_factory, small_store):
     ]  # fmt: skip
     first = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
-    while not _steps(run, "tiny_2k"):
-        assert first.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    try:
+        while not _steps(run, "tiny_2k"):
+            assert first.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        kill_tree(first.pid)
+        first.wait()
     before = (run / "stages" / "tiny_512" / "metrics.jsonl").read_text()
-    kill_tree(first.pid)
-    first.wait()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (run / "stages" / "tiny_512" / "metrics.jsonl").read_text() == before
