@@ -186,6 +186,96 @@ def test_deepspeeds_tiled_loss_is_right_or_named_with_the_reason(loss_head):
     assert notes == ({""} if version("deepspeed") else {NOT_INSTALLED})
 
 
+@pytest.fixture(scope="module")
+def mlp(tmp_path_factory):
+    size = ["--tokens", "50", "--hidden", "8", "--inner", "32", "--tile", "16", "--tiles", "7"]
+    return page_of("mlp", *size, "--rounds", "2", out=tmp_path_factory.mktemp("c") / "page.md")
+
+
+MLPS = (
+    "mlp", "note", "error", "extra MiB", "allocated MiB", "forwards", "rebuilt layer", "ms",
+)  # fmt: skip
+MLP_RATIOS = ("ours", "over", "extra bytes", "allocated", "time", "time of rounds", "claim")
+
+
+def test_a_tiled_mlp_runs_the_products_of_a_checkpointed_one_in_a_rebuilt_layer_too(mlp):
+    rows = {row[0]: row for row in rows_of(mlp, MLPS)}
+    assert rows["ours"][5:7] == rows["PyTorch, checkpointed"][5:6] * 2 == ["4", "4"]
+    assert rows["PyTorch"][5:7] == ["3", "4"]
+    claims = [row[-1] for row in rows_of(mlp, MLP_RATIOS) if row[1] == "PyTorch, checkpointed"]
+    assert claims == ["holds: FLOPs alike"] * 2
+
+
+def test_deepspeeds_tiled_mlp_runs_one_more_forward_or_is_named_with_the_reason(mlp):
+    rows = [row for row in rows_of(mlp, MLPS) if row[0] == "DeepSpeed"]
+    if version("deepspeed") is None:
+        assert [row[1] for row in rows] == [NOT_INSTALLED] * 2
+    else:
+        assert [row[5:7] for row in rows] == [["4", "5"]] * 2
+
+
+def test_the_mlp_is_measured_by_tile(mlp):
+    tiles = [row[0] for row in rows_of(mlp, ("tile, tokens", "extra MiB", "ms"))]
+    assert tiles == 2 * ["PyTorch", "7"]
+
+
+@pytest.fixture(scope="module")
+def memory_stack(tmp_path_factory):
+    size = ["--lengths", "64", "512", "--layers", "2", "--heads", "4", "--head-dim", "8"]
+    tiles = ["--loss-tile", "16", "--mlp-tile", "16", "--cap-gib", "1"]
+    return page_of("memory_stack", *size, *tiles, out=tmp_path_factory.mktemp("d") / "page.md")
+
+
+STACKS = ("stack", "peak in", "peak MiB, 64", "peak MiB, 512")
+
+
+def test_every_stack_trains_the_same_model_and_its_peak_grows_with_length(memory_stack):
+    rows = {row[0]: row for row in rows_of(memory_stack, STACKS)}
+    ours = rows.keys() - {"ALST-like"}
+    assert len(ours) == 13
+    for name in ours:
+        assert re.fullmatch(r".+, (forward|backward)", rows[name][1]), rows[name]
+        assert float(rows[name][5].replace(",", "")) > 0
+        assert (float(rows[name][4]) > 0) == ("offload" in name or name == "full stack")
+    slopes = {name: float(rows[name][6]) for name in ours}
+    assert slopes["full stack"] < slopes["full"] < slopes["plain"]
+
+
+def test_the_alst_like_stack_is_compared_or_named_with_the_reason(memory_stack):
+    (alst,) = (row for row in rows_of(memory_stack, STACKS) if row[0] == "ALST-like")
+    if version("deepspeed") is None:
+        assert alst[1] == NOT_INSTALLED
+        assert "Not compared: ALST-like did not run." in memory_stack
+    else:
+        assert re.search(r"full stack over ALST-like: 0\.\d+; the claim", memory_stack)
+
+
+def test_memory_on_gpu_runs_on_cpu(tmp_path):
+    geometry = ["--layers", "2", "--hidden", "32", "--ffn", "112", "--heads", "4"]
+    heads = ["--kv-heads", "2", "--head-dim", "8", "--vocab", "256"]
+    tokens = ["--loss-tokens", "64", "--mlp-tokens", "64", "--loss-tile", "16", "--mlp-tile", "16"]
+    page = page_of(
+        "memory_on_gpu", "--device", "cpu", "--dtype", "float32", *geometry, *heads, *tokens,
+        "--lengths", "64", "--slope-lengths", "64", "128", "--rounds", "1", "--cap-gib", "1",
+        out=tmp_path / "page.md",
+    )  # fmt: skip
+    blocks = rows_of(page, ("block", "note", "ms"))
+    assert [row[0] for row in blocks if not row[1]][:2] == ["ours, tiles of 16", "PyTorch"]
+    missing = {"Liger": "liger-kernel", "Cut Cross-Entropy": "cut-cross-entropy"}
+    for peer, package in missing.items():
+        if version(package) is None:
+            (note,) = (row[1] for row in blocks if row[0] == peer)
+            assert note == f"not installed: pip install {package}"
+    offloaded = rows_of(page, ("tokens", "offload", "s"))
+    assert [row[1] for row in offloaded] == ["on", "off"]
+    assert [float(row[6]) for row in offloaded] == [1, 0]
+    assert [row[0] for row in rows_of(page, ("recompute", "", "s"))] == ["kept attention", "full"]
+    (ours, alst) = rows_of(page, ("stack", "note", "peak GiB, 64"))
+    assert float(ours[5]) > 0
+    if version("deepspeed") is None:
+        assert alst[1] == NOT_INSTALLED
+
+
 def test_a_loopback_gathers_as_much_as_many_ranks_would():
     mine = torch.arange(2.0 * 4).reshape(2, 1, 4, 1)
     with loopback(4) as group:
