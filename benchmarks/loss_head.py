@@ -22,6 +22,7 @@ round is the last of the next, and times are medians over rounds.
 import argparse
 import ctypes
 import gc
+import os
 import shutil
 import statistics
 import time
@@ -276,6 +277,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print the page, and write it where asked to."""
     given = _arguments()
+    load = os.getloadavg()[0]
     sections = [
         f"{given.tokens:,} tokens, width {given.width}, vocabulary {given.vocabulary:,}, fp32, "
         f"{torch.get_num_threads()} threads, tiles of {given.tile}; medians of {given.rounds} "
@@ -291,7 +293,10 @@ def main() -> None:
         sections.append(
             section(f"{title} and {most_time:.2f} of its time", found, MOST_BYTES, most_time)
         )
-    text = page("The LM head's loss beside its peers", facts(["deepspeed"]), sections)
+    stands_on = facts(["deepspeed"]) | {
+        "load": f"{load:.1f} running at the start, {os.getloadavg()[0]:.1f} at the end"
+    }
+    text = page("The LM head's loss beside its peers", stands_on, sections)
     print(text, end="")
     if given.out is not None:
         write(given.out, text)
