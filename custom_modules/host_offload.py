@@ -34,14 +34,14 @@ Megatron-Core 0.15's own offload refuses recompute and pipeline parallelism.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from custom_modules.activation_memory import Offload
+from custom_modules.activation_memory import LayerKind, Offload
 from custom_modules.host_memory import GIB, HostPool, host_memory_left
 
 
@@ -236,29 +236,28 @@ class HostOffload:
     def __init__(
         self,
         plan: Offload,
-        layers: range,
+        kinds: Mapping[int, LayerKind],
         *,
-        first_input_stays: bool = False,
+        input_stays: int | None = None,
         copies: Copies | None = None,
         memory_left: Callable[[], int] = host_memory_left,
         listener: Callable[[Moved], None] = lambda moved: None,
     ) -> None:
-        """Take the plan and the stage's layers, by number from 1.
+        """Take the plan, and the kind of each recomputed layer of the stage, by number from 1.
 
-        `first_input_stays`: the stage's input came from another rank, and the pipeline schedule
-        holds it until the backward anyway. `copies` are the current device's where not given.
+        `input_stays` is the layer whose input came from another rank: the pipeline schedule holds
+        that until the backward anyway. `copies` are the current device's where not given.
         `listener` is told each step of the schedule.
         """
-        self.plan, self.layers = plan, layers
-        self.first_input_stays = first_input_stays
+        self.plan, self.kinds = plan, dict(kinds)
+        self.input_stays = input_stays
         self.memory_left, self.listener = memory_left, listener
         self._waiting: list[weakref.ref[LayerKeeping]] = []
         """Layers whose backward is to come, in the order of their forwards."""
         self._newest: tuple[int, int] = (-1, 0)
         """Micro-batch and layer of the last forward that began."""
-        self._deepest = 0
         self._last: weakref.ref[LayerKeeping] | None = None
-        """The stage's last layer, whose backward may follow at once."""
+        """The last layer that keeps something, whose backward may follow at once."""
         self._borrowed: dict[tuple[int, int], list[_Held]] = {}
         """By micro-batch and layer, what was taken before its copy out had to be done: its device
         memory must outlast that copy, so it is held until the next layer's backward."""
@@ -271,8 +270,8 @@ class HostOffload:
         if not self.plan.takes(layer):
             return False
         if name == "input":
-            return self.plan.inputs and not (self.first_input_stays and layer == self.layers.start)
-        return self.plan.attention
+            return self.plan.inputs and layer != self.input_stays
+        return self.plan.attention and self.kinds[layer] == "kept_attention"
 
     def keeping(self, layer: int) -> LayerKeeping:
         """Return a place for what a layer keeps in the forward that begins now."""
@@ -280,7 +279,6 @@ class HostOffload:
         if layer <= before or micro_batch < 0:
             micro_batch += 1
         self._newest = (micro_batch, layer)
-        self._deepest = max(self._deepest, layer)
         made = LayerKeeping(self, layer, micro_batch)
         self._waiting.append(weakref.ref(made))
         return made
@@ -288,7 +286,7 @@ class HostOffload:
     def foresee(self, name: str, size: int) -> None:
         """Raise MemoryError at the first layer where one micro-batch of all layers cannot fit."""
         if name not in self._foreseen:
-            senders = sum(self.sends(layer, name) for layer in self.layers)
+            senders = sum(self.sends(layer, name) for layer in self.kinds)
             self._foreseen[name] = size * senders
             self.pool.require(sum(self._foreseen.values()) - self.pool.made_bytes)
 
@@ -298,7 +296,7 @@ class HostOffload:
         if before is not None:
             before.let_go()
         self._last = None
-        if layer.layer == self.layers[-1]:
+        if layer.layer == max(self.kinds):
             self._last = weakref.ref(layer)
         else:
             layer.let_go()
@@ -356,4 +354,4 @@ class HostOffload:
         if same:
             return same[-1]
         oldest = [one for one in waiting if one.micro_batch == waiting[0].micro_batch]
-        return oldest[-1] if oldest and oldest[-1].layer == self._deepest else None
+        return oldest[-1] if oldest and oldest[-1].layer == max(self.kinds) else None

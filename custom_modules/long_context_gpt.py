@@ -162,16 +162,28 @@ def long_context_spec(
     layer.submodules.self_attention.module = LongContextSelfAttention
     layer.submodules.self_attention.submodules.core_attention = core_attention
     layers = get_num_layers_to_build(config, vp_stage)
-    first = get_transformer_layer_offset(config, vp_stage) + 1
     layer.module = LongContextLayer
     layer.params = {
         "recompute": recompute,
         "tiling": tiling,
-        "offload": HostOffload(offload, range(first, first + layers), first_input_stays=first > 1)
-        if offload.tensors != "none"
-        else None,
+        "offload": _offload(
+            offload, recompute, get_transformer_layer_offset(config, vp_stage), layers
+        ),
     }
     return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=norm)
+
+
+def _offload(plan: Offload, recompute: Recompute, before: int, layers: int) -> HostOffload | None:
+    """Return the offload of a pipeline stage that comes after `before` layers, None without one."""
+    if plan.tensors == "none":
+        return None
+    numbers = range(before + 1, before + layers + 1)
+    kinds = {number: recompute.of_layer(number) for number in numbers}
+    return HostOffload(
+        plan,
+        {number: kind for number, kind in kinds.items() if kind != "none"},
+        input_stays=before + 1 if before else None,
+    )
 
 
 class LongContextGPT(GPTModel):

@@ -245,6 +245,10 @@ def recomputed(
         for part in parts:
             x = part(x)
         return x
+    if (
+        not x.requires_grad
+    ):  # a frozen embedding: the layer's parameters have gradients all the same
+        x = x.detach().requires_grad_()
     run = _Layer(how, parts)
     out: Tensor = _First.apply(x, run)
     if rest is not None:

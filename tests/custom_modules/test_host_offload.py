@@ -63,6 +63,11 @@ class LateCopies:
         return end
 
 
+def layers(first: int, stop: int) -> dict[int, str]:
+    """Return the kinds of layers that keep attention, by number."""
+    return dict.fromkeys(range(first, stop), "kept_attention")
+
+
 def run(offload: HostOffload, layers: int, x: Tensor) -> Tensor:
     """Return the output of layers that each keep their input and something like attention."""
 
@@ -83,7 +88,7 @@ def listed(moved: list[Moved]) -> list[str]:
 
 def test_the_schedule_of_one_micro_batch():
     moved: list[Moved] = []
-    offload = HostOffload(BOTH, range(1, 4), listener=moved.append)
+    offload = HostOffload(BOTH, layers(1, 4), listener=moved.append)
     x = torch.randn(2, 1, 3, requires_grad=True)
     out = run(offload, 3, x)
     assert listed(moved) == [
@@ -109,7 +114,7 @@ def test_the_schedule_of_one_micro_batch():
 
 def test_accumulated_micro_batches_follow_each_other():
     moved: list[Moved] = []
-    offload = HostOffload(INPUTS, range(1, 3), listener=moved.append)
+    offload = HostOffload(INPUTS, layers(1, 3), listener=moved.append)
     for _ in range(2):
         run(offload, 2, torch.randn(2, 1, 3, requires_grad=True)).sum().backward()
     one = ["leaves {0}.1", "let go {0}.1", "leaves {0}.2", "taken {0}.2", "returns {0}.1",
@@ -119,7 +124,7 @@ def test_accumulated_micro_batches_follow_each_other():
 
 def test_after_a_micro_batch_comes_the_last_layer_of_the_next_one_in_the_pipeline():
     moved: list[Moved] = []
-    offload = HostOffload(INPUTS, range(5, 7), listener=moved.append)
+    offload = HostOffload(INPUTS, layers(5, 7), listener=moved.append)
 
     def forward():
         x = torch.randn(2, 1, 3, requires_grad=True)
@@ -146,8 +151,8 @@ def test_after_a_micro_batch_comes_the_last_layer_of_the_next_one_in_the_pipelin
 def test_results_do_not_depend_on_how_late_copies_are(plan):
     x = torch.randn(4, 2, 3, dtype=torch.float64)
     plain, late = (x.clone().requires_grad_() for _ in range(2))
-    run(HostOffload(Offload(), range(1, 6)), 5, plain).sum().backward()
-    offload = HostOffload(plan, range(1, 6), copies=LateCopies())
+    run(HostOffload(Offload(), layers(1, 6)), 5, plain).sum().backward()
+    offload = HostOffload(plan, layers(1, 6), copies=LateCopies())
     for _ in range(2):
         late.grad = None
         run(offload, 5, late).sum().backward()
@@ -155,7 +160,7 @@ def test_results_do_not_depend_on_how_late_copies_are(plan):
 
 
 def test_a_tensor_returns_in_its_own_order_of_dimensions():
-    offload = HostOffload(BOTH, range(1, 3))
+    offload = HostOffload(BOTH, layers(1, 3))
     tensors = [torch.randn(2, 3, 4).permute(2, 0, 1), torch.randn(6, 4)[:, ::2], torch.ones(3)]
     first = offload.keeping(1)
     first.add("attention", tensors)
@@ -167,7 +172,7 @@ def test_a_tensor_returns_in_its_own_order_of_dimensions():
 
 
 def test_what_has_left_is_not_on_the_device():
-    offload = HostOffload(INPUTS, range(1, 3))
+    offload = HostOffload(INPUTS, layers(1, 3))
     first = offload.keeping(1)
     x = torch.ones(5)
     there = weakref.ref(x)
@@ -179,7 +184,7 @@ def test_what_has_left_is_not_on_the_device():
 
 
 def test_host_memory_is_made_once_and_reused():
-    offload = HostOffload(BOTH, range(1, 5))
+    offload = HostOffload(BOTH, layers(1, 5))
     sizes = []
     for _ in range(3):
         run(offload, 4, torch.randn(2, 1, 3, requires_grad=True)).sum().backward()
@@ -188,7 +193,7 @@ def test_host_memory_is_made_once_and_reused():
 
 
 def test_a_graph_without_a_backward_gives_its_host_memory_back():
-    offload = HostOffload(BOTH, range(1, 4))
+    offload = HostOffload(BOTH, layers(1, 4))
     out = run(offload, 3, torch.randn(2, 1, 3, requires_grad=True))
     made = offload.pool.made_bytes
     del out
@@ -198,14 +203,14 @@ def test_a_graph_without_a_backward_gives_its_host_memory_back():
 
 
 def test_too_small_a_cap_is_told_at_the_first_layer_with_what_is_needed():
-    offload = HostOffload(Offload(tensors="inputs", cap_gib=100 / GIB), range(1, 9))
+    offload = HostOffload(Offload(tensors="inputs", cap_gib=100 / GIB), layers(1, 9))
     with pytest.raises(MemoryError, match=r"needs 0.000 GiB.*cap_gib is 9.3.*e-08; raise it"):
         run(offload, 8, torch.randn(2, 1, 3, requires_grad=True))
     assert offload.pool.made_bytes == 0
 
 
 def test_a_host_too_small_is_an_error_and_not_swap():
-    offload = HostOffload(BOTH, range(1, 3), memory_left=lambda: GIB + 10)
+    offload = HostOffload(BOTH, layers(1, 3), memory_left=lambda: GIB + 10)
     with pytest.raises(MemoryError, match="it would swap: offload fewer layers"):
         run(offload, 2, torch.randn(2, 1, 3, requires_grad=True))
 

@@ -174,6 +174,15 @@ def test_what_a_layer_keeps_is_asked_for_once():
     assert asked == [False, False]
 
 
+@pytest.mark.parametrize("rest", [None, nn.Linear(3, 3)], ids=["one part", "two parts"])
+def test_parameters_have_gradients_where_the_input_has_none(rest):
+    layer = nn.Linear(3, 3)
+    out = recomputed(torch.ones(2, 1, 3), layer, Checkpoint(keep_attention=False), rest=rest)
+    out.sum().backward()
+    assert layer.weight.grad is not None
+    assert rest is None or rest.weight.grad is not None
+
+
 def test_a_layer_in_inference_keeps_nothing():
     x = torch.ones(2, 1, 3)
     with torch.no_grad():
