@@ -56,7 +56,7 @@ def shape_of(layers: int, heads: int, head_dim: int) -> Shape:
 
 def stacks(tiles: Tiling, cap_gib: float) -> list[Stack]:
     """Return all that are measured, the plain model first."""
-    selective = Recompute(kind="selective", modules=("core_attn",))
+    selective = Recompute(kind="selective", modules=["core_attn"])
     full, kept = Recompute(kind="full"), Recompute(kind="kept_attention")
     inputs = Offload(tensors="inputs", cap_gib=cap_gib)
     both = Offload(tensors="both", cap_gib=cap_gib)
