@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The language-model loss as the formula says it: every logit in memory, PyTorch's cross-entropy."""
+"""The language-model loss by its formula: every logit in memory, PyTorch's cross-entropy."""
 
 import torch
 from torch import Tensor
