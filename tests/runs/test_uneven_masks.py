@@ -8,28 +8,40 @@ import torch
 
 pytestmark = pytest.mark.slow
 
+LAYOUTS = {
+    "one rank": {"cp": 1},
+    "two": {"cp": 2},
+    "two, by tiles": {
+        "cp": 2,
+        "recompute": {"kind": "kept_attention"},
+        "tiling": {"loss": True, "loss_tile": 100, "mlp": True, "mlp_tile": 100},
+        "offload": {"tensors": "both", "cap_gib": 1.0},
+    },
+}
+
 
 def test_one_valid_token_on_a_context_rank_gives_the_gradients_of_one_rank(training_run):
     runs = {
-        size: training_run(f"cp{size}", ranks=size, layout={"cp": size}, uneven=True, steps=5)
-        for size in (1, 2)
+        name: training_run(
+            f"uneven{number}", ranks=layout["cp"], layout=layout, uneven=True, steps=5
+        )
+        for number, (name, layout) in enumerate(LAYOUTS.items())
     }
-    steps = {size: run.finish() for size, run in runs.items()}
+    steps = {name: [step["loss"] for step in run.finish()] for name, run in runs.items()}
     gradients = {
-        size: torch.load(run.folder / "gradients.pt", weights_only=True)
-        for size, run in runs.items()
+        name: torch.load(run.folder / "gradients.pt", weights_only=True)
+        for name, run in runs.items()
     }
-    assert gradients[1].keys() == gradients[2].keys()
-    for name, reference in gradients[1].items():
-        error = (gradients[2][name] - reference).norm() / reference.norm()
-        assert error < 1e-6, name
     validation = {
-        size: [
+        name: [
             json.loads(line) for line in (run.folder / "validation.jsonl").read_text().splitlines()
         ]
-        for size, run in runs.items()
+        for name, run in runs.items()
     }
-    assert validation[2] == pytest.approx(validation[1], rel=1e-6)
-    assert [step["loss"] for step in steps[2]] == pytest.approx(
-        [step["loss"] for step in steps[1]], rel=1e-6
-    )
+    for name in ("two", "two, by tiles"):
+        assert gradients[name].keys() == gradients["one rank"].keys()
+        for parameter, reference in gradients["one rank"].items():
+            error = (gradients[name][parameter] - reference).norm() / reference.norm()
+            assert error < 1e-6, (name, parameter)
+        assert validation[name] == pytest.approx(validation["one rank"], rel=1e-6)
+        assert steps[name] == pytest.approx(steps["one rank"], rel=1e-6)
