@@ -43,6 +43,7 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
@@ -246,10 +247,13 @@ def mlp_part(shape: Shape, device: Device, given: argparse.Namespace) -> str:
 
     def block(name: str, run: Callable[[Tensor], Tensor]) -> Block:
         def both() -> list[Tensor]:
-            mlp.zero_grad()
             leaf = x.detach().requires_grad_()
-            run(leaf).backward(grad_out)
-            return [t.grad for t in (leaf, *parameters) if t.grad is not None]
+            # The values of the output are let go, as a layer's are once they are in its residual.
+            edge = get_gradient_edge(run(leaf))
+            torch.autograd.backward([edge], [grad_out])
+            gradients = [t.grad for t in (leaf, *parameters) if t.grad is not None]
+            mlp.zero_grad()
+            return gradients
 
         return Block(name=name, run=both)
 
