@@ -27,6 +27,7 @@ the last of the next, and times are medians over rounds.
 
 import argparse
 import gc
+import os
 import shutil
 import statistics
 import time
@@ -371,6 +372,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print the page, and write it where asked to."""
     given = _arguments()
+    load = os.getloadavg()[0]
     sections = [
         f"x [{given.tokens:,}, 1, {given.hidden}], inner {given.inner:,}, fp32, "
         f"{torch.get_num_threads()} threads, tiles of {given.tile}; medians of {given.rounds} "
@@ -385,7 +387,10 @@ def main() -> None:
         sections.append(section(activation, found))
         if given.tiles:
             sections.append(by_tile(problem, given.tiles, given.rounds))
-    text = page("A tiled MLP beside its peers", facts(["deepspeed"]), sections)
+    of_load = {
+        "load": f"{load:.1f} running at the start, {os.getloadavg()[0]:.1f} at the end"
+    }  # fmt: skip
+    text = page("A tiled MLP beside its peers", facts(["deepspeed"]) | of_load, sections)
     print(text, end="")
     if given.out is not None:
         write(given.out, text)
