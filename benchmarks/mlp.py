@@ -355,7 +355,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=16_384)
     parser.add_argument("--hidden", type=int, default=512, help="width of x")
     parser.add_argument("--inner", type=int, default=2048, help="width between the projections")
-    parser.add_argument("--tile", type=int, default=512, help="tokens, ours and DeepSpeed's")
+    parser.add_argument("--tile", type=int, default=1024, help="tokens, ours and DeepSpeed's")
     parser.add_argument(
         "--tiles", type=int, nargs="*", default=[128, 256, 512, 1024, 2048, 4096],
         help="sizes of tiles that ours is also measured at",
