@@ -27,8 +27,10 @@ MEGATRON_KINDS = ("selective", "uniform", "block")
 LOSS_TILE, MLP_TILE = 4096, 8192
 """Tokens of a tile unless said otherwise. Each tile adds its weight gradient to a sum, which costs
 memory traffic of the weight's size: these keep it to a few percent of a large GPU's time."""
-SELECTIVE_MODULES = ("core_attn", "layernorm", "mlp")
-"""What Megatron-Core's selective recompute knows of a dense layer."""
+SELECTIVE_MODULES = ("core_attn", "mlp")
+"""What Megatron-Core's selective recompute does in a dense layer. It knows layernorm too, but runs
+it with Transformer Engine alone, where the norms are fused into the projections and it does
+nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +46,7 @@ class Recompute:
     """For uniform: the layers of a chunk. For block: those recomputed of each pipeline stage."""
     # A list, since nemo-run 0.11.1 cannot parse an override of a tuple.
     modules: list[str] = field(default_factory=list)
-    """For selective: of core_attn, layernorm and mlp."""
+    """For selective: core_attn, mlp or both."""
 
     def __post_init__(self) -> None:
         """Refuse unknown kinds, and settings that the kind does not use or that are missing."""

@@ -38,6 +38,7 @@ from custom_modules.context_parallel_kind import (
 )
 from custom_modules.documents import Documents
 from custom_modules.head_chunked import HeadChunked, HeadStages, head_chunked_attention
+from custom_modules.parameter_gather import finish_gather
 from custom_modules.qkv_projection import Projection, TensorParallel
 from custom_modules.rope import rotate
 
@@ -321,10 +322,7 @@ class LongContextSelfAttention(SelfAttention):
                 f"linear_qkv is a {type(self.linear_qkv).__name__}, whose weight cannot be read a "
                 "few heads at a time; take ulysses, ring or hybrid without heads_per_stage"
             )
-        # Megatron's DDP ends the gather of a module's parameters when the module is called, which
-        # this one is not.
-        for hook in self.linear_qkv._forward_pre_hooks.values():
-            hook(self.linear_qkv, ())
+        finish_gather(self.linear_qkv)
         if getattr(self.linear_qkv, "layer_norm_weight", None) is not None:
             raise ValueError(
                 "head-chunked attention needs the norm apart from linear_qkv; build the layer "

@@ -110,6 +110,11 @@ def long_context_spec(
             "recompute_modules with layernorm: Megatron-Core 0.15.3 runs it with Transformer "
             "Engine alone, and this model runs without it; our norm keeps its input alone anyway"
         )
+    if offload.tensors != "none" and vp_stage is not None:
+        raise ValueError(
+            f"offload {offload.tensors} with virtual pipeline stage {vp_stage}: each stage would "
+            "pin up to cap_gib for itself; leave one out"
+        )
     if (why := offload.refusal(recompute)) is not None:
         raise ValueError(why)
     kept = "kept_attention" in (recompute.kind, recompute.others)
@@ -162,28 +167,22 @@ def long_context_spec(
     layer.submodules.self_attention.module = LongContextSelfAttention
     layer.submodules.self_attention.submodules.core_attention = core_attention
     layers = get_num_layers_to_build(config, vp_stage)
+    first = get_transformer_layer_offset(config, vp_stage) + 1
+    kinds = {number: recompute.of_layer(number) for number in range(first, first + layers)}
     layer.module = LongContextLayer
     layer.params = {
         "recompute": recompute,
         "tiling": tiling,
-        "offload": _offload(
-            offload, recompute, get_transformer_layer_offset(config, vp_stage), layers
+        "offload": None
+        if offload.tensors == "none"
+        else HostOffload(
+            offload,
+            {number: kind for number, kind in kinds.items() if kind != "none"},
+            input_stays=first if first > 1 else None,
+            ranks_per_node=ranks_per_node,
         ),
     }
     return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=norm)
-
-
-def _offload(plan: Offload, recompute: Recompute, before: int, layers: int) -> HostOffload | None:
-    """Return the offload of a pipeline stage that comes after `before` layers, None without one."""
-    if plan.tensors == "none":
-        return None
-    numbers = range(before + 1, before + layers + 1)
-    kinds = {number: recompute.of_layer(number) for number in numbers}
-    return HostOffload(
-        plan,
-        {number: kind for number, kind in kinds.items() if kind != "none"},
-        input_stays=before + 1 if before else None,
-    )
 
 
 class LongContextGPT(GPTModel):

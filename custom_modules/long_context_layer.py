@@ -62,7 +62,10 @@ class LongContextLayer(TransformerLayer):
 
     def forward(self, hidden_states: Tensor, **megatron: Any) -> tuple[Tensor, Tensor | None]:
         """Return the layer's output [s, b, hidden] and the context, which it does not change."""
-        if self.kind == "none" or not self.training:
+        takes_gradient = hidden_states.requires_grad or any(
+            parameter.requires_grad for parameter in self.parameters()
+        )
+        if self.kind == "none" or not self.training or not takes_gradient:
             return super().forward(hidden_states=hidden_states, **megatron)
         megatron.pop("dynamic_inference_decode_only", None)
 

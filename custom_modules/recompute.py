@@ -227,6 +227,15 @@ class _Rest(torch.autograd.Function):
         return middle.grad, None
 
 
+def refuse_autocast(x: Tensor) -> None:
+    """Raise ValueError inside `torch.autocast`, which a run in the backward would be outside of."""
+    if torch.is_autocast_enabled(x.device.type):
+        raise ValueError(
+            "torch.autocast is on, and what the backward runs again would compute in other dtypes "
+            "than the forward; give the model the dtype it computes in"
+        )
+
+
 def recomputed(
     x: Tensor,
     layer: Callable[[Tensor], Tensor],
@@ -245,9 +254,9 @@ def recomputed(
         for part in parts:
             x = part(x)
         return x
-    if (
-        not x.requires_grad
-    ):  # a frozen embedding: the layer's parameters have gradients all the same
+    refuse_autocast(x)
+    if not x.requires_grad:
+        # A frozen embedding: the layer's parameters have gradients all the same.
         x = x.detach().requires_grad_()
     run = _Layer(how, parts)
     out: Tensor = _First.apply(x, run)

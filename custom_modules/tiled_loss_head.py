@@ -12,6 +12,7 @@ with `gradient_accumulation_fusion` too, since `grad_added_to_main_grad` is left
 from megatron.core.tensor_parallel import ColumnParallelLinear
 from torch import Tensor
 
+from custom_modules.parameter_gather import finish_gather
 from custom_modules.qkv_projection import TensorParallel
 from custom_modules.tiled_loss import tiled_cross_entropy
 
@@ -34,10 +35,7 @@ def loss_of(
     does.
     """
     refuse_output_layer(output_layer)
-    # Megatron's DDP ends the gather of a module's parameters when the module is called, which this
-    # one is not.
-    for hook in output_layer._forward_pre_hooks.values():
-        hook(output_layer, ())
+    finish_gather(output_layer)
     weight = output_layer.weight if weight is None else weight
     if weight is None:
         raise ValueError("the output layer has no weight of its own; give the tied one as weight")

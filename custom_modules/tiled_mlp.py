@@ -39,7 +39,7 @@ from torch.autograd.function import once_differentiable
 
 from custom_modules.attention_kernel import lse_dtype
 from custom_modules.causes import Cause, cause
-from custom_modules.recompute import in_second_run
+from custom_modules.recompute import in_second_run, refuse_autocast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +159,7 @@ def tiled(x: Tensor, function: TokenFunction, *, tile: int) -> Tensor:
     """
     if tile < 1:
         raise ValueError(f"tile is {tile} tokens; it must be at least 1")
+    refuse_autocast(x)
     rows = max(1, tile // x.shape[1])
     out: Tensor = _Tiled.apply(x, function, rows, *function.parameters)
     return out

@@ -32,11 +32,14 @@ def pretrain(
     with loading("NeMo and Megatron-Core"):
         from longhaul import stages
         from recipes import yaml_file
+        from recipes.check import notes
         from slurm.launch import commands, run_in_order
 
         recipe = stages.factory(factory) if yaml is None else yaml_file.read(yaml)
         recipe = stages.override(recipe, context.args)
         stages.on_device(recipe, device)
+    for note in notes(recipe):
+        typer.echo(f"note: {note}", err=True)
     if to_yaml is not None:
         yaml_file.write(recipe, to_yaml)
         typer.echo(to_yaml)

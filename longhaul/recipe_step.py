@@ -128,9 +128,12 @@ def about_bytes(recipe: nemo_run.Partial) -> int:
 
     size = 4 if fp32 else 2
     tokens = recipe.data.seq_length // cp * recipe.data.micro_batch_size
-    inside = tokens * (3 * hidden + 2 * heads + 4 * kv_heads + 5 * ffn) // tp * size
-    kept = tokens * hidden // tp * size
-    logits = 0 if _tiles_loss(config) else tokens * vocab // tp * (size + 4)
+    tiling, recompute = fdl.build(config.tiling), fdl.build(config.recompute)
+    in_mlp = min(tokens, tiling.mlp_tile) if tiling.mlp else tokens
+    inside = (tokens * (3 * hidden + 2 * heads + 4 * kv_heads) + in_mlp * 5 * ffn) // tp * size
+    attention = heads if "kept_attention" in (recompute.kind, recompute.others) else 0
+    kept = tokens * (hidden + attention) // tp * size
+    logits = 0 if tiling.loss else tokens * vocab // tp * (size + 4)
     under_way = micro_batches(recipe)[0]
     one_more = inside if _recomputes(config) else 0
     activations = layers * (kept if _recomputes(config) else inside) * under_way + one_more
@@ -144,10 +147,6 @@ def _is_fp32(recipe: nemo_run.Partial) -> bool:
 def _recomputes(config: Any) -> bool:
     ours = getattr(getattr(config, "recompute", None), "kind", "none")
     return ours not in ("none", "selective") or _argument(config, "recompute_granularity") == "full"
-
-
-def _tiles_loss(config: Any) -> bool:
-    return bool(getattr(getattr(config, "tiling", None), "loss", False))
 
 
 def _argument(config: Any, name: str) -> Any:
@@ -170,7 +169,6 @@ def _in_words(value: Any) -> str:
     changed = {}
     for field in fields(value):
         chosen = getattr(value, field.name)
-        chosen = tuple(chosen) if isinstance(chosen, list) else chosen  # as YAML reads it
         if chosen != getattr(plain, field.name):
             changed[field.name] = chosen
     kind = changed.pop("kind", getattr(value, "kind", None))

@@ -4,7 +4,6 @@
 import difflib
 import functools
 import inspect
-import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
@@ -41,19 +40,21 @@ def check(recipe: run.Partial) -> None:
         config = recipe.model.config
         nouns = (config.rope, config.cp, config.recompute, config.tiling, config.offload)
         for values in (*nouns, recipe.optim.lr_scheduler):
-            fdl.build(values)  # their own checks raise ValueError
+            try:
+                fdl.build(values)
+            except ValueError as error:  # of the noun's own check; fiddle adds a paragraph
+                raise ValueError(str(error).splitlines()[0]) from None
         fp8(recipe)
         problems = list(broken_laws(recipe))
     if problems:
         raise ValueError("; ".join(problems))
+
+
+def notes(recipe: run.Partial) -> list[str]:
+    """Return what a checked recipe says that will be done otherwise, a sentence each."""
     tp = recipe.trainer.strategy.tensor_model_parallel_size
-    for note in laws.clamped_tiles(fdl.build(config.tiling), tokens=rank_tokens(recipe), tp=tp):
-        _log_once(note)
-
-
-@functools.cache
-def _log_once(note: str) -> None:
-    logging.getLogger(__name__).warning(note)
+    tiling = fdl.build(recipe.model.config.tiling)
+    return list(laws.clamped_tiles(tiling, tokens=rank_tokens(recipe), tp=tp))
 
 
 def phantom_keys(node: Any, path: str = "") -> Iterator[str]:
@@ -352,17 +353,19 @@ def broken_laws(recipe: run.Partial) -> Iterator[str]:
     )
     yield from of_shapes
     yield from laws.broken_schedule(max_steps=recipe.trainer.max_steps, lr=optim.lr)
-    yield from laws.broken_sharding(
-        sharding_of(recipe),
-        pp=pp,
-        optimizer_offload=optim.optimizer_offload_fraction,
-        precision_aware=optim.use_precision_aware_optimizer,
-    )
     if of_shapes:
         return  # what follows divides by them
     bf16 = recipe.trainer.plugins.precision == "bf16-mixed"
     recompute, tiling = fdl.build(config.recompute), fdl.build(config.tiling)
     head_chunked = bool(context_parallelism(recipe).heads_per_stage)
+    yield from laws.broken_sharding(
+        sharding_of(recipe),
+        pp=pp,
+        optimizer_offload=optim.optimizer_offload_fraction,
+        precision_aware=optim.use_precision_aware_optimizer,
+        tiling=tiling,
+        head_chunked=head_chunked,
+    )
     dp = world_size(recipe) // (tp * cp * pp)
     yield from laws.broken_memory(
         recompute=recompute,
@@ -388,7 +391,6 @@ def broken_laws(recipe: run.Partial) -> Iterator[str]:
         bf16=bf16,
         transformer_engine=config.transformer_engine,
         head_chunked=head_chunked,
-        recompute=recompute,
         tiling=tiling,
         hidden=config.hidden_size,
         ffn=config.ffn_hidden_size // tp,

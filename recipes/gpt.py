@@ -69,6 +69,13 @@ class LongContextMixin:
     def __post_init__(self) -> None:
         """Hand Megatron-Core its own kinds of recompute before it checks its fields."""
         for name, value in self.recompute.megatron_settings().items():
+            given = getattr(self, name)
+            # Megatron-Core fills the modules in, also where nothing is recomputed.
+            if given and given != value and name != "recompute_modules":
+                raise ValueError(
+                    f"{name} is {given!r} and recompute is {self.recompute.kind}, which says "
+                    f"{value!r}; set recompute alone"
+                )
             setattr(self, name, value)
         super().__post_init__()  # type: ignore[misc]  # of the NeMo config this is mixed into
 
@@ -141,9 +148,9 @@ class LongContextModel(GPTModel):
         self._validation_loss_reduction: TokenWeightedLoss | None = None
         self.tally = Tally()
 
-    def forward(self, **megatron: Any) -> Tensor:
+    def forward(self, *inputs: Any, **megatron: Any) -> Tensor:
         """Return what Megatron-Core's model returns; NeMo's own forward leaves out `loss_mask`."""
-        out: Tensor = self.module(**megatron)
+        out: Tensor = self.module(*inputs, **megatron)
         return out
 
     def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:

@@ -162,8 +162,8 @@ def broken_memory(
     )
     if needed > offload.cap_gib * GiB:
         yield (
-            f"offload {offload.tensors} needs {needed / GiB:.2f} GiB of host memory on a rank "
-            f"({per_stage} layers, {in_flight} micro-batches at a time) and cap_gib is "
+            f"offload {offload.tensors} needs {needed / GiB:.3g} GiB of host memory on a rank "
+            f"({per_stage} layers, {in_flight} micro-batches in flight) and cap_gib is "
             f"{offload.cap_gib:g}; raise it, or offload fewer tensors, or not every layer"
         )
 
@@ -183,10 +183,31 @@ def clamped_tiles(tiling: Tiling, *, tokens: int, tp: int) -> Iterator[str]:
 
 
 def broken_sharding(
-    sharding: Sharding, *, pp: int, optimizer_offload: float, precision_aware: bool
+    sharding: Sharding,
+    *,
+    pp: int,
+    optimizer_offload: float,
+    precision_aware: bool,
+    tiling: Tiling,
+    head_chunked: bool,
 ) -> Iterator[str]:
     """Yield one sentence for each law of sharding and the optimizer's offload that is broken."""
     fsdp = sharding in ("gradients", "parameters")
+    if fsdp and tiling.loss:
+        yield (
+            f"sharding {sharding} with tiling loss, which reads the LM head's weight without "
+            "calling the module that Megatron FSDP gathers it for; take sharding optimizer"
+        )
+    if sharding == "gradients" and tiling.mlp:
+        yield (
+            "sharding gradients with tiling mlp: Megatron FSDP would reduce the MLP's gradients "
+            "after its first tile; take sharding optimizer or parameters"
+        )
+    if sharding == "gradients" and head_chunked:
+        yield (
+            "sharding gradients with head-chunked attention, which reads the QKV projection's "
+            "weight without calling it; take sharding optimizer or parameters, or ulysses"
+        )
     if fsdp and pp > 1:
         yield (
             f"sharding {sharding} is Megatron FSDP's, which lays ranks out as DP x TP, and PP is "
@@ -213,7 +234,6 @@ def broken_fp8(
     bf16: bool,
     transformer_engine: bool,
     head_chunked: bool,
-    recompute: Recompute,
     tiling: Tiling,
     hidden: int,
     ffn: int,
@@ -248,7 +268,7 @@ def broken_fp8(
             f"{per_stage} layers of a pipeline stage"
         )
     if fp8.recipe == "delayed":
-        yield from _broken_delayed(fp8, recompute, tiling)
+        yield from _broken_delayed(fp8, tiling)
     block = FP8_BLOCK[fp8.recipe]
     sizes = {
         "hidden size": hidden,
@@ -256,8 +276,9 @@ def broken_fp8(
         "QKV rows of a TP rank": qkv,
         "tokens of a rank": tokens,
     }
-    if tiling.mlp:
-        sizes["tokens of an MLP tile"] = tiling.mlp_tile // micro_batch * micro_batch
+    tile = max(1, tiling.mlp_tile // micro_batch) * micro_batch
+    if tiling.mlp and tile < tokens:
+        sizes["tokens of an MLP tile"] = tile
     for name, size in sizes.items():
         if size % block:
             yield (
@@ -266,7 +287,7 @@ def broken_fp8(
             )
 
 
-def _broken_delayed(fp8: Fp8, recompute: Recompute, tiling: Tiling) -> Iterator[str]:
+def _broken_delayed(fp8: Fp8, tiling: Tiling) -> Iterator[str]:
     """Yield what cannot be where a step's largest values become the scales of later ones."""
     if fp8.bf16_first or fp8.bf16_last:
         yield (
@@ -279,11 +300,6 @@ def _broken_delayed(fp8: Fp8, recompute: Recompute, tiling: Tiling) -> Iterator[
             "fp8 delayed with tiling mlp: Transformer Engine takes one call of a module a step, "
             "and a tile would overwrite the largest value of the one before; take tensorwise, "
             "blockwise or mxfp8"
-        )
-    if "layernorm" in recompute.modules:
-        yield (
-            "fp8 delayed with recompute modules layernorm, which Megatron-Core refuses; take "
-            "tensorwise, blockwise or mxfp8"
         )
 
 

@@ -119,7 +119,8 @@ class Layout:
     use on GPUs are not; only FSDP reads its checkpoints."""
     optimizer_offload: float = 0.0
     """The fraction of the optimizer's state and step that is the CPU's, by Megatron-Core's
-    HybridDeviceOptimizer. Its steps are tried on CPU, its copies to and from a GPU are not."""
+    HybridDeviceOptimizer. Its steps are tried on CPU; its copies to and from a GPU, and the
+    precision-aware handing over of gradients that goes with them, are not."""
     fp8: Fp8 = Fp8()
     precision: Literal["fp32", "bf16"] = "bf16"
     device: Literal["cuda", "cpu"] = "cuda"

@@ -15,7 +15,7 @@ from torch import Tensor
 from custom_modules.activation_memory import Offload, Recompute, SavedTensors
 from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.cpu_backend import cpu_backend
-from custom_modules.host_memory import GIB, HostPool
+from custom_modules.host_memory import GIB, HostPool, left_to_groups
 from custom_modules.host_offload import HostOffload, Moved
 from custom_modules.recompute import Checkpoint, kept, recomputed
 from custom_modules.rope_scaling import RopeScaling
@@ -204,7 +204,7 @@ def test_a_graph_without_a_backward_gives_its_host_memory_back():
 
 def test_too_small_a_cap_is_told_at_the_first_layer_with_what_is_needed():
     offload = HostOffload(Offload(tensors="inputs", cap_gib=100 / GIB), layers(1, 9))
-    with pytest.raises(MemoryError, match=r"needs 0.000 GiB.*cap_gib is 9.3.*e-08; raise it"):
+    with pytest.raises(MemoryError, match=r"needs 1.79e-07 GiB.*cap_gib is 9.3.*e-08; raise it"):
         run(offload, 8, torch.randn(2, 1, 3, requires_grad=True))
     assert offload.pool.made_bytes == 0
 
@@ -215,14 +215,34 @@ def test_a_host_too_small_is_an_error_and_not_swap():
         run(offload, 2, torch.randn(2, 1, 3, requires_grad=True))
 
 
-def test_a_pool_lets_go_of_what_is_free():
-    pool = HostPool(100, pin=False)
-    first, second = pool.take(40)[0], pool.take(40)[0]
-    pool.give(first, None)
-    pool.close()
-    assert pool.made_bytes == 40
-    pool.give(second, None)
-    assert pool.take(40)[0] is second
+def test_ranks_of_a_machine_share_what_it_has_left():
+    pool = HostPool(10 * GIB, pin=False, memory_left=lambda: 5 * GIB)
+    pool.require(2 * GIB, ranks=2)
+    with pytest.raises(MemoryError, match="needs 6 GiB more host memory for 3 ranks"):
+        pool.require(2 * GIB, ranks=3)
+
+
+def test_a_job_s_own_memory_limit_is_found_below_the_root(tmp_path):
+    job = tmp_path / "slurm" / "job_1"
+    job.mkdir(parents=True)
+    (tmp_path / "memory.max").write_text("max")
+    (job / "memory.max").write_text("1000\n")
+    (job / "memory.current").write_text("700\n")
+    (job / "memory.stat").write_text("anon 500\ninactive_file 150\n")
+    assert list(left_to_groups("0::/slurm/job_1\n", tmp_path)) == [450]
+    old = tmp_path / "memory" / "job_2"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("90")
+    (old / "memory.usage_in_bytes").write_text("60")
+    (old / "memory.stat").write_text("total_inactive_file 5")
+    assert list(left_to_groups("3:cpu:/x\n4:memory:/job_2\n", tmp_path)) == [35]
+
+
+def test_a_single_layer_s_memory_is_let_go_when_the_next_step_begins():
+    offload = HostOffload(INPUTS, layers(1, 2))
+    run(offload, 1, torch.randn(2, 1, 3, requires_grad=True)).sum().backward()
+    assert offload.keeping(1) is not None
+    assert offload._borrowed == {}
 
 
 def trained_in_a_pipeline(memory: dict[str, Any]) -> tuple[list[str], dict[str, Tensor]]:

@@ -14,6 +14,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from custom_modules.activation_memory import Offload, Recompute, Tiling
 from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.cpu_backend import cpu_backend
+from custom_modules.parameter_gather import finish_gather
 from custom_modules.rope_scaling import RopeScaling
 from tests.custom_modules import llamas
 from tests.ranks import run_ranks
@@ -91,6 +92,13 @@ def test_weights_are_read_after_the_gather_has_ended(kind, small, tied, trained)
     first, second = trained
     assert first[kind, small, tied] == second[kind, small, tied]
     assert first[kind, small, tied] == pytest.approx(first["ulysses", False, tied], rel=1e-5)
+
+
+def test_a_weight_that_fsdp_frees_is_not_read_behind_its_back():
+    module = torch.nn.Linear(2, 2)
+    module.register_forward_pre_hook(lambda *given: None, with_kwargs=True)  # as Megatron FSDP does
+    with pytest.raises(ValueError, match="Linear is sharded by Megatron FSDP"):
+        finish_gather(module)
 
 
 def test_the_model_learns(trained):

@@ -190,6 +190,16 @@ def test_a_layer_in_inference_keeps_nothing():
     assert out.grad_fn is None
 
 
+def test_autocast_is_refused_where_the_backward_would_be_outside_of_it():
+    x = torch.ones(2, 1, 3, requires_grad=True)
+    function = TokenFunction(run=torch.square, parameters=(), ends_layer=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(ValueError, match="autocast is on"):
+            recomputed(x, torch.square, Checkpoint(keep_attention=False))
+        with pytest.raises(ValueError, match="autocast is on"):
+            tiled(x, function, tile=1)
+
+
 def test_a_second_backward_is_refused():
     x = torch.ones(2, 1, 3, requires_grad=True)
     out = recomputed(x, lambda t: t * t, Checkpoint(keep_attention=False)).sum()

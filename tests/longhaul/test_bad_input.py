@@ -54,6 +54,26 @@ PRETRAIN = ("pretrain", "--factory", "tiny_8k")
         ),
         ((*PRETRAIN, "trainer.strategy.context_parallel_size=8", "trainer.devices=8"), "heads"),
         ((*PRETRAIN, "trainer.devices=3"), "world size 3"),
+        (
+            (*PRETRAIN, "model.config.tiling.loss=true", "model.config.tiling.loss_tile=0"),
+            "loss_tile is 0 tokens; it must be at least 1",
+        ),
+        (
+            (*PRETRAIN, "model.config.recompute.kind=full", "model.config.offload.tensors=inputs",
+             "model.config.offload.cap_gib=0.001"),
+            "GiB of host memory on a rank",
+        ),
+        (
+            (*PRETRAIN, "model.config.recompute.kind=kept_attention",
+             "model.config.recompute.layers=2"),
+            "layers is 2, which has no effect on kept_attention",
+        ),
+        (
+            (*PRETRAIN, "model.config.recompute.kind=full",
+             "model.config.recompute_granularity=selective"),
+            "set that one",
+        ),
+        ((*PRETRAIN, "trainer.plugins.fp8=hybrid"), "does not compute on cpu"),
         ((*PRETRAIN, "trainer.devices=auto"), "trainer.devices is 'auto'"),
         ((*PRETRAIN, "trainer.strategy.tensor_model_parallel_size=0"), "TP is 0"),
         ((*PRETRAIN, "trainer.strategy.sequence_parallel=True"), "goes with tensor parallelism"),
@@ -200,3 +220,10 @@ def _write_checkpoint(folder, store, *, step=20, max_steps=20, tokenizer=None):
         "tokenizer": tokenizer or Manifest.load(store).tokenizer.fingerprint,
     }
     (folder / "longhaul.json").write_text(json.dumps(facts))
+
+
+def test_a_tile_above_a_rank_s_tokens_is_one_tile_with_a_note(answer):
+    tile = "model.config.tiling.loss_tile=100000"
+    code, shown = answer(*PRETRAIN, "model.config.tiling.loss=true", tile, "--dryrun")
+    assert code == 0
+    assert "note: tiling loss_tile is 100,000 tokens and a rank has" in shown

@@ -135,7 +135,7 @@ MEMORY = {
     "change",
     [
         {},
-        {"recompute": Recompute(kind="selective", modules=["layernorm"]), "offload": Offload()},
+        {"recompute": Recompute(kind="selective", modules=["core_attn"]), "offload": Offload()},
         {"recompute": Recompute(kind="block", layers=8), "offload": Offload()},
         {"head_chunked": True},
     ],
@@ -200,10 +200,16 @@ def test_a_tile_is_noted_where_a_rank_has_fewer_tokens():
         ("none", {"optimizer_offload": 1.0}, "is 1 with sharding none; .* take sharding optimizer"),
         ("gradients", {"optimizer_offload": 0.5}, r"0\.5 with sharding gradients"),
         ("optimizer", {"optimizer_offload": 0.5, "precision_aware": False}, "set that too"),
+        ("parameters", {"tiling": Tiling(loss=True)}, "parameters with tiling loss"),
+        ("gradients", {"tiling": Tiling(mlp=True)}, "after its first tile"),
+        ("gradients", {"head_chunked": True}, "gradients with head-chunked attention"),
     ],
 )
 def test_sharding_that_cannot_be_is_one_sentence(sharding, change, words):
-    fits = {"pp": 1, "optimizer_offload": 0.0, "precision_aware": True}
+    fits = {
+        "pp": 1, "optimizer_offload": 0.0, "precision_aware": True, "tiling": Tiling(),
+        "head_chunked": False,
+    }  # fmt: skip
     assert list(laws.broken_sharding(sharding, **fits)) == []
     (sentence,) = laws.broken_sharding(sharding, **fits | change)
     assert re.search(words, sentence)
@@ -214,7 +220,6 @@ FP8 = {
     "bf16": True,
     "transformer_engine": True,
     "head_chunked": False,
-    "recompute": KEPT,
     "tiling": Tiling(mlp=True),
     "hidden": 4096,
     "ffn": 7168,
@@ -241,14 +246,6 @@ def test_fp8_that_fits_breaks_no_law(recipe):
         (Fp8(recipe="mxfp8", bf16_last=9), {}, "bf16_last 9: each is at most the 8 layers"),
         (Fp8(recipe="delayed"), {}, "delayed with tiling mlp: .* one call of a module a step"),
         (Fp8(recipe="delayed", bf16_first=1), {"tiling": Tiling()}, "delayed with bf16_first 1"),
-        (
-            Fp8(recipe="delayed"),
-            {
-                "tiling": Tiling(),
-                "recompute": Recompute(kind="selective", modules=["layernorm"]),
-            },
-            "delayed with recompute modules layernorm",
-        ),
         (Fp8(recipe="tensorwise"), {"hidden": 4104}, "of 16, and the hidden size are 4,104; 4,096"),
         (Fp8(recipe="mxfp8"), {"ffn": 7184}, "of 32, and the FFN rows of a TP rank are 7,184"),
         (Fp8(recipe="blockwise"), {"qkv": 3104}, "of 128, and the QKV rows .* 3,104; 3,072 would"),

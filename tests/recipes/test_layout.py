@@ -7,7 +7,7 @@ import pytest
 from nemo_run.cli.cli_parser import parse_cli_args
 
 from custom_modules.activation_memory import Offload, Recompute, Tiling
-from recipes.check import check, fp8, sharding_of
+from recipes.check import check, fp8, notes, sharding_of
 from recipes.factories import FACTORIES
 from recipes.ladders import LLAMA_128K
 from recipes.layout import ContextParallel, Fp8, Layout
@@ -23,7 +23,7 @@ def laid_out(**layout) -> run.Partial:
 
 def test_a_layout_reaches_the_tree_where_overrides_reach_it():
     recipe = laid_out(
-        recompute=Recompute(kind="selective", modules=["layernorm"]),
+        recompute=Recompute(kind="selective", modules=["core_attn"]),
         tiling=Tiling(loss=True),
         sharding="none",
     )
@@ -41,7 +41,7 @@ def test_a_layout_reaches_the_tree_where_overrides_reach_it():
 @pytest.mark.parametrize("kind", ["selective", "uniform", "block", "kept_attention"])
 def test_megatron_gets_its_own_kinds_of_recompute_alone(kind):
     recipe = FACTORIES["tiny_8k"]()
-    recompute = Recompute(kind=kind, modules=["mlp"] if kind == "selective" else ())
+    recompute = Recompute(kind=kind, modules=["mlp"] if kind == "selective" else [])
     recipe.model.config.recompute = described(recompute)
     check(recipe)
     built = fdl.build(recipe.model.config)
@@ -104,7 +104,7 @@ def test_an_offloaded_optimizer_is_the_device_s_again_on_cpu():
                 "dp": 2,
             },
             # 8 layers x 8,192 tokens x 2,048 numbers of 2 bytes, of 2 micro-batches
-            r"needs 0\.50 GiB .*8 layers, 2 micro-batches .* cap_gib is 0\.25",
+            r"needs 0\.5 GiB .*8 layers, 2 micro-batches .* cap_gib is 0\.25",
         ),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
@@ -127,8 +127,14 @@ def test_fp8_reaches_nemo_s_precision_plugin():
     assert (plugin.num_layers_at_start_in_bf16, plugin.num_layers_at_end_in_bf16) == (1, 2)
 
 
-def test_a_tile_above_a_rank_s_tokens_is_noted_and_no_error(caplog):
-    laid_out(tiling=Tiling(loss=True, loss_tile=32 * K))
-    laid_out(tiling=Tiling(loss=True, loss_tile=32 * K))
-    (note,) = (record.message for record in caplog.records if "loss_tile" in record.message)
+def test_a_tile_above_a_rank_s_tokens_is_noted_and_no_error():
+    (note,) = notes(laid_out(tiling=Tiling(loss=True, loss_tile=32 * K)))
     assert "loss_tile is 32,768 tokens and a rank has 16,384" in note
+
+
+def test_a_config_s_own_recompute_is_refused_and_not_dropped():
+    node = FACTORIES["tiny_8k"]().model.config
+    node.recompute_granularity, node.recompute_method = "full", "uniform"
+    node.recompute_num_layers = 1
+    with pytest.raises(ValueError, match="recompute_granularity is 'full' and recompute is none"):
+        fdl.build(node)
