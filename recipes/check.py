@@ -39,11 +39,10 @@ def check(recipe: run.Partial) -> None:
     if not problems:
         config = recipe.model.config
         nouns = (config.rope, config.cp, config.recompute, config.tiling, config.offload)
-        for values in (*nouns, recipe.optim.lr_scheduler):
-            try:
-                fdl.build(values)
-            except ValueError as error:  # of the noun's own check; fiddle adds a paragraph
-                raise ValueError(str(error).splitlines()[0]) from None
+        try:
+            fdl.build([*nouns, recipe.optim.lr_scheduler])
+        except ValueError as error:  # of the noun's own check; fiddle adds a paragraph
+            raise ValueError(str(error).splitlines()[0]) from None
         fp8(recipe)
         problems = list(broken_laws(recipe))
     if problems:
@@ -52,8 +51,8 @@ def check(recipe: run.Partial) -> None:
 
 def notes(recipe: run.Partial) -> list[str]:
     """Return what a checked recipe says that will be done otherwise, a sentence each."""
-    tp = recipe.trainer.strategy.tensor_model_parallel_size
-    tiling = fdl.build(recipe.model.config.tiling)
+    tiling, strategy = fdl.build(recipe.model.config.tiling), recipe.trainer.strategy
+    tp = strategy.tensor_model_parallel_size
     return list(laws.clamped_tiles(tiling, tokens=rank_tokens(recipe), tp=tp))
 
 
