@@ -51,9 +51,8 @@ def check(recipe: run.Partial) -> None:
 
 def notes(recipe: run.Partial) -> list[str]:
     """Return what a checked recipe says that will be done otherwise, a sentence each."""
-    tiling, strategy = fdl.build(recipe.model.config.tiling), recipe.trainer.strategy
-    tp = strategy.tensor_model_parallel_size
-    return list(laws.clamped_tiles(tiling, tokens=rank_tokens(recipe), tp=tp))
+    tiling, tp = recipe.model.config.tiling, recipe.trainer.strategy.tensor_model_parallel_size
+    return list(laws.clamped_tiles(fdl.build(tiling), tokens=rank_tokens(recipe), tp=tp))
 
 
 def phantom_keys(node: Any, path: str = "") -> Iterator[str]:
