@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from custom_modules.attention_kernel import AttentionKernel
 from custom_modules.attention_kernels import require_alike
 from custom_modules.documents import Documents
-from custom_modules.recompute import kept
+from custom_modules.recompute import at_attention_s_end, kept
 from custom_modules.ring import ring_kernel
 from custom_modules.ulysses import require_heads, to_heads, to_tokens
 
@@ -98,6 +98,7 @@ class _Attend(torch.autograd.Function):
         ctx.kernel, ctx.causal, ctx.documents = kernel, causal, documents
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
         out, lse = kept(lambda: kernel.forward(q, k, v, causal, documents))
+        ctx.ended = at_attention_s_end()
         ctx.save_for_backward(q, k, v, out, lse)
         return out.permute(2, 0, 1, 3)
 
@@ -107,6 +108,7 @@ class _Attend(torch.autograd.Function):
         grads = ctx.kernel.backward(
             grad_out.permute(1, 2, 0, 3), *ctx.saved_tensors, ctx.causal, ctx.documents
         )
+        ctx.ended()
         return *(grad.permute(2, 0, 1, 3) for grad in grads), None, None, None
 
 

@@ -44,7 +44,7 @@ in backward, its gradient reduce-scattered. Limits: Megatron's grouped order of 
 (query heads, key, value of each group), half-split rotation, no FP8 projection.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +57,7 @@ from custom_modules.attention_kernel import AttentionKernel, lse_dtype
 from custom_modules.context_parallel_kind import require_stage
 from custom_modules.documents import Documents
 from custom_modules.qkv_projection import Gradients, Projection, TensorParallel
-from custom_modules.recompute import kept
+from custom_modules.recompute import at_attention_s_end, kept
 from custom_modules.rope import rotate_
 from custom_modules.ulysses import (
     gather_shares,
@@ -163,8 +163,14 @@ class HeadChunked:
             del keys, values  # before the next are made
         return out, *sums
 
-    def backward(self, grad_out: Tensor, x: Tensor, out: Tensor, sums: list[Tensor]) -> Gradients:
-        """Return the gradients; `grad_out` and `out` are [s, b, h, D], `x` as in the forward."""
+    def backward(
+        self, grad_out: Tensor, x: Tensor, out: Tensor, sums: list[Tensor],
+        ended: Callable[[], None],
+    ) -> Gradients:  # fmt: skip
+        """Return the gradients; `grad_out` and `out` are [s, b, h, D], `x` as in the forward.
+
+        `ended` is called before the projection's gradients of the last keys and values.
+        """
         x = self.tensor_parallel.gather(x)
         gradients = Gradients.like(x, self.projection)
         buffers = _Buffers()
@@ -187,6 +193,8 @@ class HeadChunked:
                 self._queries_backward(dq, x, chunk, stage, gradients)
                 del dq
             del keys, values
+            if chunk.stop == self.stages.virtual:
+                ended()
             self._keys_values_backward(dk, dv, x, kv_heads, gradients)
         return gradients
 
@@ -298,7 +306,7 @@ class _HeadChunkedAttention(torch.autograd.Function):
         ctx, x: Tensor, block: HeadChunked, *parameters: Tensor
     ) -> Tensor:
         out, *sums = kept(lambda: block.forward(x))
-        ctx.block = block
+        ctx.block, ctx.ended = block, at_attention_s_end()
         ctx.save_for_backward(x, out, *sums)
         return out
 
@@ -306,7 +314,7 @@ class _HeadChunkedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_out: Tensor):  # type: ignore[no-untyped-def]
         x, out, *sums = ctx.saved_tensors
-        gradients = ctx.block.backward(grad_out, x, out, sums)
+        gradients = ctx.block.backward(grad_out, x, out, sums, ctx.ended)
         dx = ctx.block.tensor_parallel.reduce(gradients.x)
         parameters = ctx.block.projection.parameters()
         return (

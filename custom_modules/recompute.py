@@ -68,6 +68,9 @@ class Keeping(Protocol):
     def take(self, name: str) -> list[Tensor]:
         """Return what was added under a name, on the device, and let go of it."""
 
+    def attention_ended(self) -> None:
+        """Learn, perhaps twice, that attention's backward has ended, where the most is held."""
+
 
 class OnDevice:
     """Keeps everything where it is."""
@@ -87,14 +90,17 @@ class OnDevice:
         """Return them, and let go of them."""
         return self._kept.pop(name)
 
+    def attention_ended(self) -> None:
+        """Do nothing."""
+
 
 @dataclass
 class _Run:
     """One of the two runs of a layer, as its modules meet it."""
 
-    keeping: Keeping | None
-    """Where attention's results go in the first run, and come from in the second; None where they
-    are not kept."""
+    keeping: Keeping
+    keep_attention: bool
+    """Whether attention's results go to `keeping` in the first run, and come from there again."""
     second: bool
 
 
@@ -122,7 +128,7 @@ def kept(attention: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     Output and log-sum-exp of any shapes; outside a layer that keeps them, this is a call.
     """
     run = _run.get()
-    if run is None or run.keeping is None:
+    if run is None or not run.keep_attention:
         return attention()
     if run.second:
         with cause("saved inputs"):
@@ -132,6 +138,19 @@ def kept(attention: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         retag(tensor, "saved inputs")
     run.keeping.add("attention", results)
     return results
+
+
+def at_attention_s_end() -> Callable[[], None]:
+    """Return what attention calls in its backward when its kernel has run for the last time.
+
+    To be asked for in its forward, where it is known whose layer it is in.
+    """
+    run = _run.get()
+    return _nothing if run is None or not run.second else run.keeping.attention_ended
+
+
+def _nothing() -> None:
+    """Do nothing: attention outside of a recomputed layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +171,8 @@ class _Layer:
 
     def __init__(self, how: Checkpoint, parts: Sequence[Callable[[Tensor], Tensor]]) -> None:
         self.how, self.parts = how, parts
-        self.keeping: Keeping | None = how.keeping()
+        self.keeping = how.keeping()
+        self.rebuilt = False
         self.second: list[Context] = []
         self.x: Tensor | None = None
         self.edge: GradientEdge | None = None
@@ -166,14 +186,14 @@ class _Layer:
 
     def rebuild(self) -> Tensor:
         """Return the output of the first part, computed again with its graph."""
-        if self.keeping is None:
+        if self.rebuilt:
             raise RuntimeError("a recomputed layer was sent a second gradient; it rebuilds once")
+        self.rebuilt = True
         with cause("saved inputs"):
             (x,) = self.keeping.take("input")
         self.x = x.detach().requires_grad_()
         with torch.enable_grad(), self._running(second=True), self.second[0]():
             out = self.parts[0](self.x)
-        self.keeping = None
         self.edge = get_gradient_edge(out)
         return out.detach()
 
@@ -183,7 +203,7 @@ class _Layer:
             return get_gradient_edge(self.parts[1](middle))
 
     def _running(self, *, second: bool) -> AbstractContextManager[None]:
-        return _running(_Run(self.keeping if self.how.keep_attention else None, second))
+        return _running(_Run(self.keeping, self.how.keep_attention, second))
 
 
 class _First(torch.autograd.Function):
@@ -192,7 +212,6 @@ class _First(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, layer: _Layer) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.layer = layer
-        assert layer.keeping is not None
         retag(x, "saved inputs")
         layer.keeping.add("input", [x.detach()])
         return layer.run(0, x)
@@ -206,6 +225,7 @@ class _First(torch.autograd.Function):
         edge, layer.edge = layer.edge, None
         assert edge is not None
         torch.autograd.backward([edge], [grad])
+        layer.keeping.attention_ended()
         assert layer.x is not None
         of_x, layer.x = layer.x.grad, None
         return of_x, None
@@ -262,6 +282,5 @@ def recomputed(
     out: Tensor = _First.apply(x, run)
     if rest is not None:
         out = _Rest.apply(out, run)
-    assert run.keeping is not None
     run.keeping.finish()
     return out

@@ -99,13 +99,12 @@ def test_the_schedule_of_one_micro_batch():
     moved.clear()
     out.sum().backward()
     assert listed(moved) == [
-        "taken 0.3 input",  # still on the device
-        "returns 0.2 input",  # under the backward of layer 3
-        "taken 0.3 attention",
+        "taken 0.3 input", "taken 0.3 attention",  # still on the device
+        "returns 0.2 input",  # under the gradients of layer 3's projection
         "taken 0.2 input",
         "returns 0.2 attention",  # under the rebuilt projection of layer 2
-        "returns 0.1 input",
         "taken 0.2 attention",
+        "returns 0.1 input",
         "taken 0.1 input",
         "returns 0.1 attention",
         "taken 0.1 attention",
