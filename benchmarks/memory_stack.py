@@ -18,7 +18,7 @@ of the heads by default, not 1/32, a log-sum-exp 1/16 of its head's bytes, not 1
 table 1/8 of a layer input, not 1/16.
 
 Seconds are those of the step at the longer length, once, while its bytes are counted. On two cores
-all of it takes some 12 minutes, nearly all of it attention.
+all of it takes some 25 minutes, nearly all of it attention.
 """
 
 import argparse

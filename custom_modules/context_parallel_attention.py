@@ -52,7 +52,6 @@ IGNORED = {
     "fused_single_qkv_rope": False,
     "multi_latent_attention": False,
     "no_rope_freq": None,
-    "rotary_interleaved": False,
     "softmax_scale": None,
     "softmax_type": "vanilla",
     "window_size": None,
@@ -196,6 +195,7 @@ class ContextParallelAttention(nn.Module):
             ulysses=self.groups.ulysses,
             tensor_parallel=tensor_parallel,
             table=None if table is None else (table[0], table[1]),
+            interleaved=layer.config.rotary_interleaved,
             causal=self.causal,
             documents=documents,
         )
@@ -289,7 +289,8 @@ class LongContextSelfAttention(SelfAttention):
             return self.linear_proj(out)
         query, key, value = self.get_query_key_value_tensors(hidden_states)
         if table is not None:
-            query, key = rotate(query, *table), rotate(key, *table)
+            interleaved = self.config.rotary_interleaved
+            query, key = (rotate(heads, table[0], table[1], interleaved) for heads in (query, key))
         attend = (
             self._checkpointed_attention_forward
             if self.checkpoint_core_attention and self.training
@@ -340,23 +341,21 @@ class LongContextSelfAttention(SelfAttention):
         )
 
     def table_of(self, rotary_pos_emb: Tensor) -> Tensor:
-        """Return cos and sin, fp32 [2, s, b, 1, D/2], from ours or Megatron's angles [s, 1, 1, D].
+        """Return cos and sin, fp32 [2, s, b, 1, R/2], from ours or Megatron's angles [s, 1, 1, R].
 
-        Raises ValueError for what Megatron's angles alone do not say: another table for keys, a
-        part of each head, YaRN's temperature.
+        Raises ValueError for what Megatron's angles alone do not say: another table for keys,
+        YaRN's temperature.
         """
         if isinstance(rotary_pos_emb, Tensor) and rotary_pos_emb.ndim == 5:
             return rotary_pos_emb
         if not isinstance(rotary_pos_emb, Tensor):
             raise ValueError("only one rotary table is known, for queries and keys alike")
-        if rotary_pos_emb.shape[-1] != self.hidden_size_per_attention_head:
-            raise ValueError(
-                f"{rotary_pos_emb.shape[-1]} of {self.hidden_size_per_attention_head} dimensions "
-                "of a head are rotated; only whole heads are known"
-            )
         if _yarn_get_concentration_factor_from_config(self.config) != 1.0:
             raise ValueError("YaRN has a temperature; take LongContextGPT with RopeScaling.yarn")
-        half = rotary_pos_emb[..., : rotary_pos_emb.shape[-1] // 2].float()
+        if self.config.rotary_interleaved:  # each angle twice in a row
+            half = rotary_pos_emb[..., ::2].float()
+        else:
+            half = rotary_pos_emb[..., : rotary_pos_emb.shape[-1] // 2].float()
         return torch.stack((half.cos(), half.sin()))
 
 

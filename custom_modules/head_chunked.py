@@ -142,7 +142,9 @@ class HeadChunked:
     ulysses: dist.ProcessGroup | None
     tensor_parallel: TensorParallel
     table: tuple[Tensor, Tensor] | None
-    """cos and sin, fp32 [s, b, 1, D/2], of this rank's positions; None: heads are not rotated."""
+    """cos and sin, fp32 [s, b, 1, R/2], of this rank's positions; None: heads are not rotated."""
+    interleaved: bool = False
+    """How dimensions pair in the rotation (`custom_modules.rope`)."""
     causal: bool
     documents: Documents | None
     """Of the whole sequence."""
@@ -246,7 +248,7 @@ class HeadChunked:
         """Return heads [s, b, n, D] normalised and rotated; the argument is not kept."""
         if norm is not None:
             heads = norm(heads)
-        return heads if self.table is None else rotate_(heads, *self.table)
+        return heads if self.table is None else rotate_(heads, *self.table, self.interleaved)
 
     def _undress(
         self, grad: Tensor, x: Tensor, rows: Tensor, norm: nn.Module | None, into: list[Tensor]
@@ -254,7 +256,7 @@ class HeadChunked:
         """Return the gradient of the projection's output, and add those of the norm to `into`."""
         if self.table is not None:
             cos, sin = self.table
-            grad = rotate_(grad, cos, -sin)
+            grad = rotate_(grad, cos, -sin, self.interleaved)
         if norm is None:
             return grad
         parameters = {name: p.detach().requires_grad_() for name, p in norm.named_parameters()}

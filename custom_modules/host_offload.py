@@ -332,8 +332,7 @@ class HostOffload:
             self._last = None
         for other in [key for key in self._borrowed if key != (layer.micro_batch, layer.layer)]:
             self.reclaim(self._borrowed.pop(other))
-        waiting = [one for one in (ref() for ref in self._waiting) if one not in (None, layer)]
-        self._waiting = [weakref.ref(one) for one in waiting if one is not None]
+        self._waiting = [ref for ref in self._waiting if ref() not in (None, layer)]
 
     def fetch_after(self, layer: LayerKeeping) -> None:
         """Start the copy back of the input of the layer whose backward comes next."""
