@@ -1,82 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-import math
-
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from custom_modules import rope
 from custom_modules.rope import inverse_frequencies, rotary_table, rotate, rotate_
 from custom_modules.rope_scaling import RopeScaling
 from tests.reference import rope as reference
-
-SCALINGS = {
-    "default": RopeScaling.base_change(500_000),
-    "yarn 4": RopeScaling.yarn(base=10_000, factor=4.0, original_length=2048),
-    "yarn 16": RopeScaling.yarn(base=40_000, factor=16.0, original_length=512),
-    "yarn 64 from 8K": RopeScaling.yarn(base=500_000, factor=64.0, original_length=8192),
-    "yarn, other betas": RopeScaling(
-        method="yarn",
-        base=10_000,
-        factor=8.0,
-        original_length=4096,
-        beta_fast=16.0,
-        beta_slow=2.0,
-    ),
-    "yarn, ramp of no width": RopeScaling(
-        method="yarn", base=1e30, factor=4.0, original_length=16, beta_fast=4.0, beta_slow=3.9
-    ),
-    "yarn, temperature off": RopeScaling(
-        method="yarn", base=10_000, factor=4.0, original_length=2048, attention_factor=1.0
-    ),
-    "yarn, temperature stated": RopeScaling(
-        method="yarn", base=10_000, factor=4.0, original_length=2048, attention_factor=1.25
-    ),
-    "llama3 8": RopeScaling.llama3(),
-    "llama3 32": RopeScaling.llama3(factor=32.0),
-    "llama3, other octaves": RopeScaling(
-        method="llama3",
-        base=10_000,
-        factor=4.0,
-        original_length=1024,
-        low_freq_factor=2.0,
-        high_freq_factor=16.0,
-    ),
-}
-
-
-def hugging_face(scaling: RopeScaling, head_dim: int) -> tuple[torch.Tensor, float]:
-    """Return the frequencies and the temperature by which transformers rotates."""
-    parameters = {
-        "rope_type": scaling.method,
-        "factor": scaling.factor,
-        "original_max_position_embeddings": scaling.original_length,
-    }
-    if scaling.method == "yarn":
-        parameters |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-        if scaling.attention_factor is not None:
-            parameters["attention_factor"] = scaling.attention_factor
-    if scaling.method == "llama3":
-        parameters["low_freq_factor"] = scaling.low_freq_factor
-        parameters["high_freq_factor"] = scaling.high_freq_factor
-    config = LlamaConfig(
-        head_dim=head_dim,
-        rope_theta=scaling.base,
-        rope_scaling=None if scaling.method == "default" else parameters,
-        max_position_embeddings=int((scaling.original_length or 512) * scaling.factor),
-    )
-    return ROPE_INIT_FUNCTIONS[scaling.method](config, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("head_dim", [32, 128])
-@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
-def test_frequencies_and_temperature_are_those_of_hugging_face(scaling, head_dim):
-    frequencies, temperature = inverse_frequencies(scaling, head_dim)
-    expected, expected_temperature = hugging_face(scaling, head_dim)
-    # Hugging Face computes in fp32: a power and four operations, each within 6e-8.
-    torch.testing.assert_close(frequencies, expected.double(), rtol=1e-6, atol=0)
-    assert temperature == pytest.approx(expected_temperature, rel=1e-15)
 
 
 @pytest.mark.parametrize("head_dim", [2, 64])
@@ -85,23 +14,6 @@ def test_plain_frequencies_are_powers_of_the_base(head_dim):
     expected = [10_000 ** (-2 * i / head_dim) for i in range(head_dim // 2)]
     assert frequencies.tolist() == pytest.approx(expected, rel=1e-15)
     assert temperature == 1.0
-
-
-def test_an_odd_head_size_is_refused():
-    with pytest.raises(ValueError, match="head_dim is 33"):
-        inverse_frequencies(RopeScaling.base_change(10_000), 33)
-
-
-@pytest.mark.parametrize("position", [0, 1, 2**22 - 1, 2**22, 2**24 - 1, 2**24 + 1, 2**31 - 1])
-def test_a_table_is_exact_at_millions_of_positions(position):
-    base, head_dim = 500_000, 64
-    frequencies, _ = inverse_frequencies(RopeScaling.base_change(base), head_dim)
-    cos, sin = rotary_table(torch.tensor([[position]]), frequencies)
-    angles = [reference.exact_angle(position, base, i, head_dim) for i in range(head_dim // 2)]
-    # Half a unit in the last place of fp32, and the angle of float64: 2e9 radians to 4e-16 of it.
-    tolerance = 2**-25 + position * 4e-16
-    assert cos.flatten().tolist() == pytest.approx(list(map(math.cos, angles)), abs=tolerance)
-    assert sin.flatten().tolist() == pytest.approx(list(map(math.sin, angles)), abs=tolerance)
 
 
 def test_a_table_is_fp32_and_has_the_shape_that_rotation_takes():
@@ -238,3 +150,54 @@ def test_bf16_is_rounded_once(turn):
     t, cos, sin = made_up(torch.bfloat16)
     in_fp32 = rotate(t.float(), cos, sin)
     assert torch.equal(turn(t, cos, sin), in_fp32.bfloat16())
+
+
+PART = RopeScaling(method="default", base=10_000, partial_rotary_factor=0.5)
+
+
+@DTYPES
+@pytest.mark.parametrize("turn", [rotate, rotate_])
+def test_dimensions_beyond_the_rotated_part_pass_through(dtype, turn):
+    t, cos, sin = made_up(dtype)
+    wide = torch.cat((t, t.flip(0)), dim=-1)
+    out = turn(wide.clone(), cos, sin)
+    assert torch.equal(out[..., 8:], wide[..., 8:])
+    assert torch.equal(out[..., :8], rotate(t, cos, sin))
+
+
+def test_a_partial_rotation_has_frequencies_of_the_rotated_part():
+    frequencies, _ = inverse_frequencies(PART, 16)
+    assert torch.equal(frequencies, inverse_frequencies(RopeScaling.base_change(10_000), 8)[0])
+
+
+def test_the_gradient_of_a_partial_rotation_is_whole():
+    t, cos, sin = made_up(torch.float64)
+    wide = torch.cat((t, t.flip(0)), dim=-1).requires_grad_()
+    grad_out = torch.randn(wide.shape, dtype=torch.float64)
+    rotate(wide, cos, sin).backward(grad_out)
+    expected = torch.cat((rotate(grad_out[..., :8], cos, -sin), grad_out[..., 8:]), dim=-1)
+    assert torch.equal(wide.grad, expected)
+
+
+@DTYPES
+@pytest.mark.parametrize("turn", [rotate, rotate_])
+def test_interleaved_pairs_are_half_split_ones_in_another_order(dtype, turn):
+    t, cos, sin = made_up(dtype)
+    to_interleaved = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
+    expected = rotate(t, cos, sin)[..., to_interleaved]
+    assert torch.equal(turn(t[..., to_interleaved], cos, sin, True), expected)
+
+
+def test_the_gradient_of_an_interleaved_rotation_turns_back():
+    t, cos, sin = made_up(torch.float64)
+    grad_out = torch.randn(t.shape, dtype=torch.float64)
+    ours = t.clone().requires_grad_()
+    rotate(ours, cos, sin, True).backward(grad_out)
+    assert torch.equal(ours.grad, rotate(grad_out, cos, -sin, True))
+
+
+@pytest.mark.parametrize("position", [-1, 2**31])
+def test_a_position_that_is_not_rotated_exactly_is_refused(position):
+    frequencies, _ = inverse_frequencies(RopeScaling.base_change(10_000), 8)
+    with pytest.raises(ValueError, match=f"{position:,}.* from 0 to 2"):
+        rotary_table(torch.tensor([[0, position]]), frequencies)
