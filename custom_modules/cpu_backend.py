@@ -10,6 +10,8 @@ memory figures and random state, and they compare `Tensor.type()` with `"torch.c
   gives `Tensor.type()` the CUDA name (gradient clipping and the bf16 optimizer assert on it);
 * the functions of `torch.cuda` that would initialise a driver are replaced by ones that do
   nothing or answer for the CPU; streams and events have no effect, since CPU code is in order;
+* functions that Megatron compiles for a GPU (`squared_relu` among them) run as written, since
+  torch's compiler asks for properties of the device;
 * Megatron's random-state tracker keeps the CPU generator's state instead of CUDA's;
 * the distributed optimizer keeps torch's Adam, whose checkpoints need `custom_modules.torch_adam`.
 
@@ -58,6 +60,7 @@ def cpu_backend(*, force: bool = False) -> Iterator[None]:
         stack.enter_context(replaced(megatron_random, "_set_cuda_rng_state", _set_rng_state))
         stack.enter_context(sharded_torch_adam())
         stack.enter_context(replaced(torch.autograd, "_engine_run_backward", _run_backward))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_CudaNamesMeanCpu())
         yield
 

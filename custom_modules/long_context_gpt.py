@@ -8,7 +8,8 @@ What differs from `megatron.core.models.gpt.GPTModel`:
 * attention is a kernel pair with any kind of context parallelism around it
   (`custom_modules.context_parallel_attention`); no mask is ever materialised, documents are kept
   apart where a table of them is given as `packed_seq_params`;
-* the norm's weight is marked for sequence parallelism, so it works without Transformer Engine;
+* the norm's parameters are marked for sequence parallelism, so it works without Transformer Engine;
+* experts, where the config has them, are routed alike on any number of ranks;
 * by choice (`custom_modules.activation_memory`) layers are rebuilt in the backward, what they keep
   waits in host memory, and MLP and loss take the sequence a tile at a time.
 
@@ -24,7 +25,6 @@ checkpoints have its names and reshard by its rules.
 
 from typing import Any
 
-import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -53,10 +53,12 @@ from custom_modules.context_parallel_attention import (
     TransformerEngineAttention,
 )
 from custom_modules.context_parallel_kind import TRANSFORMER_ENGINE_KINDS, ContextParallelKind
+from custom_modules.experts import refuse_experts
 from custom_modules.host_offload import HostOffload
 from custom_modules.long_context_layer import LongContextLayer
-from custom_modules.norm import RMSNorm
-from custom_modules.rope import inverse_frequencies, rotary_table
+from custom_modules.norm import norm_of
+from custom_modules.positions import scaled_table
+from custom_modules.rope import Rotation
 from custom_modules.rope_scaling import RopeScaling
 from custom_modules.tiled_loss_head import loss_of, refuse_output_layer
 
@@ -84,14 +86,8 @@ def long_context_spec(
     attention, and for choices of memory that exclude each other.
     """
     cp = cp or ContextParallelKind()
-    if config.normalization != "RMSNorm" or config.layernorm_zero_centered_gamma:
-        raise ValueError(
-            f"normalization is {config.normalization}"
-            + (" with a zero-centered weight" if config.layernorm_zero_centered_gamma else "")
-            + "; long-context layers have a plain RMSNorm"
-        )
-    if config.num_moe_experts:
-        raise ValueError(f"num_moe_experts is {config.num_moe_experts}; layers here are dense")
+    ours = norm_of(config)
+    refuse_experts(config, tiling, transformer_engine=transformer_engine)
     if cp.kind == "auto" and seq_length < 1:
         raise ValueError("context parallel kind auto chooses by length; give seq_length")
     if cp.kind in TRANSFORMER_ENGINE_KINDS and kernel != "auto":
@@ -143,27 +139,36 @@ def long_context_spec(
             get_gpt_layer_with_transformer_engine_spec,
         )
 
-        layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qk_layernorm)
+        layer = get_gpt_layer_with_transformer_engine_spec(
+            num_experts=config.num_moe_experts,
+            moe_grouped_gemm=config.moe_grouped_gemm,
+            qk_layernorm=qk_layernorm,
+        )
         norm = TENorm
         if cp.may_chunk_heads:
             # Then attention projects by itself, so the norm cannot be inside the projection. In a
             # checkpoint it keeps the fused layer's name; Transformer Engine's own norm would add a
             # state that the fused layer has not.
-            layer.submodules.input_layernorm = RMSNorm
+            layer.submodules.input_layernorm = ours
             layer.submodules.self_attention.submodules.linear_qkv = TEColumnParallelLinear
             layer.submodules.sharded_state_dict_keys_map["input_layernorm."] = (
                 "self_attention.linear_qkv.layer_norm_"
             )
     else:
         layer = get_gpt_layer_local_spec(
-            normalization=config.normalization, qk_layernorm=qk_layernorm
+            num_experts=config.num_moe_experts,
+            normalization=config.normalization,
+            qk_layernorm=qk_layernorm,
         )
-        norm = RMSNorm
+        norm = ours
         layer.submodules.input_layernorm = norm
         layer.submodules.pre_mlp_layernorm = norm
         if qk_layernorm:
             layer.submodules.self_attention.submodules.q_layernorm = norm
             layer.submodules.self_attention.submodules.k_layernorm = norm
+        if config.num_moe_experts:
+            # Transformer Engine has this norm apart from experts, under its own name.
+            del layer.submodules.sharded_state_dict_keys_map["pre_mlp_layernorm."]
     layer.submodules.self_attention.module = LongContextSelfAttention
     layer.submodules.self_attention.submodules.core_attention = core_attention
     layers = get_num_layers_to_build(config, vp_stage)
@@ -234,8 +239,24 @@ class LongContextGPT(GPTModel):
                     "each of its layers; leave one out"
                 )
             refuse_output_layer(self.output_layer)
+        if rope.interleaved != config.rotary_interleaved:
+            raise ValueError(
+                f"interleaved of the rotation is {rope.interleaved} and rotary_interleaved of the "
+                f"config {config.rotary_interleaved}; set both alike"
+            )
         # Not a buffer: a model cast to bf16 would cast it too.
-        self.frequencies, self.temperature = inverse_frequencies(rope, config.kv_channels)
+        self.rotation = Rotation(rope, config.kv_channels)
+        self.rope_scale: Tensor | None = None
+
+    def forward(self, *inputs: Any, rope_scale: Tensor | None = None, **megatron: Any) -> Tensor:
+        """Return what `GPTModel.forward` does.
+
+        `rope_scale`, float64 [b] on the CPU, is the scale of each sequence where GeNE draws them
+        (`custom_modules.positions`); without it the rotation is the model's own.
+        """
+        self.rope_scale = rope_scale
+        out: Tensor = super().forward(*inputs, **megatron)
+        return out
 
     def _postprocess(
         self,
@@ -277,6 +298,9 @@ class LongContextGPT(GPTModel):
             decoder_input = self.embedding(input_ids=input_ids, position_ids=position_ids)
         if decoder_input is not None:  # else GPTModel would hold it through the whole forward
             decoder_input = WrappedTensor(decoder_input)
-        frequencies = self.frequencies.to(position_ids.device)
-        table = torch.stack(rotary_table(position_ids, frequencies, self.temperature))
+        length = position_ids.shape[1] * self.cp_group.size()
+        if self.rope_scale is None:
+            table = self.rotation.table(position_ids, length)
+        else:
+            table = scaled_table(self.rotation, position_ids, length, self.rope_scale)
         return decoder_input, table, None, None, None

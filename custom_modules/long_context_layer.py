@@ -17,6 +17,7 @@ from megatron.core.tensor_parallel.random import (
     _get_all_rng_states,
     _set_all_rng_states,
 )
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import make_viewless_tensor
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from custom_modules import fp8
 from custom_modules.activation_memory import Recompute, Tiling
+from custom_modules.experts import weigh_by_tokens
 from custom_modules.host_offload import HostOffload
 from custom_modules.recompute import Checkpoint, OnDevice, recomputed
 from custom_modules.tiled_mlp import TokenFunction, tiled
@@ -49,6 +51,8 @@ class LongContextLayer(TransformerLayer):
         recompute is asked for as well.
         """
         super().__init__(config, submodules, layer_number, **megatron)
+        if isinstance(self.mlp, MoELayer):
+            weigh_by_tokens(self.mlp, self.pg_collection)
         self.kind = recompute.of_layer(self.layer_number)
         self.mlp_tile = tiling.mlp_tile if tiling.mlp else None
         self.offload = offload

@@ -3,6 +3,7 @@ from inspect import getattr_static
 
 import pytest
 import torch
+from megatron.core.activations import squared_relu
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel import random as megatron_random
 
@@ -49,6 +50,24 @@ def test_nothing_stays_changed_after_an_exception_inside():
         raise KeyError
     assert changed(before) == []
     assert torch.zeros(1).type() == "torch.FloatTensor"
+
+
+def test_what_megatron_compiles_for_a_gpu_runs_as_written():
+    with cpu_backend(force=True):
+        out = squared_relu(torch.tensor([-2.0, 3.0], dtype=torch.float64))
+    assert out.tolist() == [0.0, 9.0]
+
+
+def test_the_compiler_compiles_again_after_the_context():
+    def fails(graph: torch.fx.GraphModule, inputs: object) -> None:
+        raise LookupError("compiled")
+
+    double = torch.compile(lambda t: 2 * t, backend=fails)
+    with torch.compiler.set_stance("default"):  # whatever was entered before in this process
+        with cpu_backend(force=True):
+            assert double(torch.ones(1)).item() == 2
+        with pytest.raises(Exception, match="compiled"):
+            double(torch.ones(1))
 
 
 def test_an_inner_context_leaves_the_outer_one_in_force():

@@ -5,16 +5,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
 from custom_modules.cpu_backend import cpu_backend
-from custom_modules.norm import RMSNorm
 from custom_modules.rope_scaling import RopeScaling
 from tests.custom_modules import llamas
 from tests.ranks import run_ranks
-from tests.reference.norm import rms_norm
 
 LENGTH, BATCH = 16, 2
 ROPE = RopeScaling.yarn(base=10_000, factor=4.0, original_length=16)
@@ -165,39 +162,3 @@ def test_logits_and_gradients_are_those_of_hugging_face(rope, dtype):
     right = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     mine = {name: parameter.grad for name, parameter in ours.named_parameters()}
     assert_close(mine, llamas.megatron_weights(right), tolerance)
-
-
-def norm_of(dtype: torch.dtype) -> RMSNorm:
-    config = TransformerConfig(
-        num_layers=1, hidden_size=24, num_attention_heads=1, params_dtype=dtype
-    )
-    return RMSNorm(config, 24, eps=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [
-        (torch.float64, 1e-14),
-        (torch.float32, 1e-6),
-        (torch.bfloat16, 2**-8),  # the rounding of the result: inside is fp32
-    ],
-    ids=str,
-)
-def test_the_norm_and_its_gradients_are_those_of_the_formula(dtype, tolerance):
-    generator = torch.Generator().manual_seed(0)
-    norm = norm_of(dtype)
-    torch.nn.init.normal_(norm.weight, mean=1, generator=generator)
-    t = torch.randn(5, 3, 24, generator=generator, dtype=torch.float64).to(dtype)
-    grad_out = torch.randn(5, 3, 24, generator=generator, dtype=torch.float64).to(dtype)
-    leaves = [t.clone().requires_grad_(), norm.weight]
-    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    out, right = norm(leaves[0]), rms_norm(*doubles, eps=1e-2)
-    assert out.dtype == dtype
-    gradients = torch.autograd.grad(out, leaves, grad_out)
-    right_gradients = torch.autograd.grad(right, doubles, grad_out.double())
-    names = ("out", "dt", "dweight")
-    assert_close(
-        dict(zip(names, (out, *gradients), strict=True)),
-        dict(zip(names, (right, *right_gradients), strict=True)),
-        tolerance,
-    )

@@ -6,6 +6,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnMaskType
 
+from custom_modules.activation_memory import Tiling
 from custom_modules.context_parallel_attention import ContextParallelAttention
 from custom_modules.context_parallel_kind import TRANSFORMER_ENGINE_KINDS, ContextParallelKind
 from custom_modules.long_context_gpt import LongContextGPT, long_context_spec
@@ -119,11 +120,8 @@ def test_what_the_kernels_do_not_compute_is_refused(changed, words):
     [
         ({"window_size": (4, 0)}, r"window_size is \(4, 0\)"),
         ({"softmax_type": "learnable"}, "softmax_type is 'learnable'"),
-        ({"rotary_interleaved": True}, "rotary_interleaved is True"),
         ({"no_rope_freq": [1, 0]}, "no_rope_freq is"),
-        ({"normalization": "LayerNorm"}, "normalization is LayerNorm"),
-        ({"layernorm_zero_centered_gamma": True}, "with a zero-centered weight"),
-        ({"num_moe_experts": 4}, "num_moe_experts is 4"),
+        ({"normalization": "L2Norm"}, "normalization is 'L2Norm'; .* RMSNorm or LayerNorm"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -135,6 +133,40 @@ def test_settings_of_the_config_that_attention_would_leave_undone_are_refused(ch
             vocab_size=llamas.VOCAB,
             max_sequence_length=8,
         )
+
+
+EXPERTS = {"num_moe_experts": 4, "moe_ffn_hidden_size": llamas.FFN}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"moe_expert_capacity_factor": 1.0}, r"capacity_factor is 1\.0; .* train with None"),
+        ({"moe_input_jitter_eps": 0.1}, r"moe_input_jitter_eps is 0\.1"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq is 2; .* train with 1"),
+        ({"moe_z_loss_coeff": 1e-3}, r"moe_z_loss_coeff is 0\.001"),
+        ({"moe_router_load_balancing_type": "sinkhorn"}, "is 'sinkhorn'; .* 'aux_loss' or 'none'"),
+        ({"moe_shared_expert_intermediate_size": 8}, "moe_shared_expert_intermediate_size is 8"),
+        ({"moe_grouped_gemm": True}, "moe_grouped_gemm is Transformer Engine's"),
+        ({"expert_model_parallel_size": 2}, "expert_model_parallel_size is 2; .* train with 1"),
+        ({"expert_tensor_parallel_size": 2}, "expert_tensor_parallel_size is 2 and tensor_model_"),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+            "recompute_modules with mlp and num_moe_experts 4",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_layers_with_experts_do_not_do_is_refused(changed, words):
+    config = llamas.configuration(torch.float32, **EXPERTS, **changed)
+    with pytest.raises(ValueError, match=words):
+        long_context_spec(config, cp=KINDS["ring"])
+
+
+def test_a_tiled_mlp_is_refused_where_there_are_experts():
+    config = llamas.configuration(torch.float32, **EXPERTS)
+    with pytest.raises(ValueError, match=r"tiling mlp with num_moe_experts 4: .* auxiliary loss"):
+        long_context_spec(config, cp=KINDS["ring"], tiling=Tiling(mlp=True))
 
 
 def test_auto_without_a_length_is_refused():

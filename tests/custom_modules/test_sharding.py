@@ -96,5 +96,7 @@ def test_two_ranks_that_shard_take_the_steps_of_two_that_do_not(ranks, sharding)
         ours, sharded, freed = rank[sharding]
         assert ours == pytest.approx(losses, rel=1e-5)
         for name, parameter in parameters.items():
-            torch.testing.assert_close(sharded[name], parameter, rtol=1e-5, atol=1e-6)
+            # A thousandth of a step: Adam divides a gradient near zero by its own size, so another
+            # order of sums, which CPUs differ in, is another step.
+            torch.testing.assert_close(sharded[name], parameter, rtol=1e-5, atol=1e-5)
         assert freed == (sharding == "parameters")
