@@ -9,7 +9,7 @@ lacks it does not exist for any loader of ours, so a kill at any moment leaves t
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -79,7 +79,8 @@ def _write_marker(folder: Path, trainer: Trainer, step: int) -> None:
         "step": step,
         "max_steps": trainer.max_steps,
         "seq_length": config.seq_length,
-        "rope": asdict(config.rope),
+        "rope": config.rope.to_dict(),
+        "temperature": config.rope.temperature,
         "tokenizer": trainer.datamodule.manifest.tokenizer.fingerprint,
     }
     temporary = folder / (MARKER + ".tmp")
@@ -112,6 +113,7 @@ class StageResume(nl.AutoResume):
                 path=str(start_checkpoint(Path(self.start))),
                 load_model_state=True,
                 load_optim_state=False,
+                load_artifacts=False,  # the tokenizer is the store's; an import has no context
             )
         super().setup(trainer, model)
 

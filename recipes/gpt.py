@@ -11,6 +11,11 @@ from megatron.core import parallel_state
 from megatron.core.utils import get_batch_on_this_cp_rank
 from nemo.collections.llm.gpt.model.base import GPTModel
 from nemo.collections.llm.gpt.model.llama import LlamaConfig
+from nemo.collections.llm.gpt.model.mistral import MistralConfig7B
+from nemo.collections.llm.gpt.model.mixtral import MixtralConfig
+from nemo.collections.llm.gpt.model.nemotron import NemotronConfig
+from nemo.collections.llm.gpt.model.qwen2 import Qwen2Config
+from nemo.collections.llm.gpt.model.qwen3 import Qwen3Config
 from nemo.lightning.megatron_parallel import MaskedTokenLossReduction
 from torch import Tensor
 
@@ -32,6 +37,7 @@ def forward_step(model: torch.nn.Module, batch: dict[str, Any]) -> Tensor:
         labels=batch["labels"],
         loss_mask=batch["loss_mask"],  # a tiled loss leaves masked tokens out
         packed_seq_params=batch.get("documents"),
+        rope_scale=batch.get("rope_scale"),
     )
 
 
@@ -68,6 +74,7 @@ class LongContextMixin:
 
     def __post_init__(self) -> None:
         """Hand Megatron-Core its own kinds of recompute before it checks its fields."""
+        self.rotary_interleaved = self.rope.interleaved
         for name, value in self.recompute.megatron_settings().items():
             given = getattr(self, name)
             # Megatron-Core fills the modules in, also where nothing is recomputed.
@@ -115,6 +122,34 @@ class LongContextLlamaConfig(LongContextMixin, LlamaConfig):
     """NeMo's Llama config with a `LongContextGPT` for its model."""
 
 
+@dataclass(kw_only=True)
+class LongContextQwen2Config(LongContextMixin, Qwen2Config):
+    """NeMo's Qwen 2 and 2.5 config with a `LongContextGPT` for its model."""
+
+
+@dataclass(kw_only=True)
+class LongContextQwen3Config(LongContextMixin, Qwen3Config):
+    """NeMo's config of dense Qwen 3 with a `LongContextGPT` for its model."""
+
+
+@dataclass(kw_only=True)
+class LongContextMistralConfig(LongContextMixin, MistralConfig7B):
+    """NeMo's Mistral config with a `LongContextGPT` for its model; attention has no window."""
+
+    window_size: list[int] | None = None
+    cp_comm_type: str | None = None  # the config's cp says it
+
+
+@dataclass(kw_only=True)
+class LongContextMixtralConfig(LongContextMixin, MixtralConfig):
+    """NeMo's Mixtral config with a `LongContextGPT` for its model."""
+
+
+@dataclass(kw_only=True)
+class LongContextNemotronConfig(LongContextMixin, NemotronConfig):
+    """NeMo's Nemotron 3 and 4 config with a `LongContextGPT` for its model."""
+
+
 class TokenWeightedLoss(MaskedTokenLossReduction):
     """NeMo's reduction, which also keeps the number of valid tokens that the mean is over."""
 
@@ -156,7 +191,8 @@ class LongContextModel(GPTModel):
     def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
         """Return this rank's zigzag shard of the next micro-batch, each entry [b, s].
 
-        Where documents are kept apart, `documents` is the table of the whole sequences.
+        Where documents are kept apart, `documents` is the table of the whole sequences; where the
+        rotation is drawn, `rope_scale` [b] stays on the CPU, which makes its frequencies.
         """
         batch = next(dataloader_iter)
         batch = batch[0] if isinstance(batch, tuple) else batch
@@ -166,6 +202,8 @@ class LongContextModel(GPTModel):
             {key: batch[key].cuda(non_blocking=True) for key in keys}
         )
         self.tally.add(shard["tokens"], sample_ids)
+        if "rope_scale" in batch:
+            shard["rope_scale"] = batch["rope_scale"]
         if "document_starts" in batch:
             return {**shard, "documents": Documents.from_starts(batch["document_starts"])}
         return shard

@@ -13,6 +13,7 @@ from custom_modules.context_parallel_kind import (
     ContextParallelKind,
     degrees,
 )
+from custom_modules.rope_scaling import MAX_POSITION, RopeScaling
 from recipes.layout import Fp8, Fp8Recipe, Sharding
 from recipes.units import GiB
 
@@ -63,6 +64,8 @@ def broken(
         )
         return
     dp = world_size // model_ranks
+    if seq_length > MAX_POSITION:
+        yield f"sequence length {seq_length:,} has positions from 2^31 on, which are not rotated"
     if cp > 1 and seq_length % (2 * cp):
         yield (
             f"sequence length {seq_length:,} is not divisible by 2 x CP = {2 * cp}, "
@@ -180,6 +183,33 @@ def clamped_tiles(tiling: Tiling, *, tokens: int, tp: int) -> Iterator[str]:
                 f"tiling {part}_tile is {tile:,} tokens and a rank has {there:,}; they are one "
                 "tile, and tiling saves nothing"
             )
+
+
+def broken_rope(rope: RopeScaling, *, documents: str) -> Iterator[str]:
+    """Yield one sentence where a rotation by length meets documents of other lengths."""
+    alike = rope.method == "longrope" and rope.short_factor == rope.long_factor
+    if documents == "within" and rope.by_length and not alike:
+        yield (
+            f"documents is within and rope {rope.method} goes by the tokens at hand: a short "
+            "document would turn as the whole sequence does, and alone as a short one; take "
+            "documents across, or ntk or yarn"
+        )
+
+
+def unstretched(rope: RopeScaling, *, length: int) -> Iterator[str]:
+    """Yield one sentence where a rotation and the context that it is used at do not meet."""
+    if rope.original_length is None or rope.reach is None:
+        return
+    if rope.original_length > length:
+        yield (
+            f"rope original_length is {rope.original_length:,} and the context {length:,} tokens; "
+            f"{rope.method} slows heads down for a context that is not reached"
+        )
+    elif rope.reach < length:
+        yield (
+            f"rope {rope.method} reaches {rope.reach:,} tokens, factor {rope.factor:g} times "
+            f"original_length {rope.original_length:,}, and the context is {length:,}"
+        )
 
 
 def broken_sharding(

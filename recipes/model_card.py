@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 from custom_modules.rope_scaling import RopeScaling
+from recipes.families import FAMILIES, Family
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -11,38 +12,70 @@ class ModelCard:
     """Shape, vocabulary, native context and the names under which others know the model."""
 
     name: str
+    family: str = "llama"
+    """Name in `recipes.families`."""
     layers: int
     hidden: int
     ffn_hidden: int
+    """Inner width of the MLP; of one expert where there are experts."""
     heads: int
     kv_heads: int
     head_dim: int
     vocab: int
     """Rows of the embedding before padding to a multiple for tensor parallelism."""
+    experts: int = 0
+    """Of each layer; 0 in a family without them."""
+    experts_per_token: int = 0
     tied_embeddings: bool
     norm_epsilon: float
     init_std: float
     native_context: int
     """Tokens the published weights were trained to attend over."""
     native_rope: RopeScaling
-    config_class: str
-    """NeMo-side config class by dotted name."""
+    config_class: str | None = None
+    """NeMo's config class of this model by dotted name; None where NeMo has none."""
     hf_id: str | None
     """Hugging Face repository of weights and tokenizer; None for a model trained from scratch."""
     source: str
 
     def __post_init__(self) -> None:
-        """Refuse shapes that no transformer has."""
+        """Refuse shapes that no transformer has, or none of the family."""
+        if self.family not in FAMILIES:
+            raise ValueError(
+                f"{self.name}: family {self.family!r} is unknown; there are {', '.join(FAMILIES)}"
+            )
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.name}: {self.heads} heads do not divide into {self.kv_heads} KV heads"
             )
 
+        if self.facts.experts and not 1 <= self.experts_per_token <= self.experts:
+            raise ValueError(
+                f"{self.name}: {self.experts_per_token} experts per token of {self.experts}; "
+                f"{self.family} takes at least one for each token, and no more than there are"
+            )
+        if not self.facts.experts and (self.experts or self.experts_per_token):
+            raise ValueError(
+                f"{self.name}: {self.experts} experts, {self.experts_per_token} per token, and "
+                f"family {self.family} has none; leave both 0, or take mixtral"
+            )
+
+    @property
+    def facts(self) -> Family:
+        """What sets the family apart."""
+        return FAMILIES[self.family]
+
     @property
     def matmul_parameters(self) -> int:
-        """Weights that take part in a matrix product per token: the LM head, not the embedding."""
+        """Weights that take part in a matrix product per token.
+
+        The LM head does, the embedding does not; of experts those do that a token is sent to, and
+        the router.
+        """
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        mlp = 3 * self.hidden * self.ffn_hidden
+        mlp = (3 if self.facts.gated else 2) * self.hidden * self.ffn_hidden
+        if self.facts.experts:
+            mlp = self.experts_per_token * mlp + self.experts * self.hidden
         return self.layers * (attention + mlp) + self.hidden * self.vocab
 
     def flops_per_token(self, seq_length: int) -> int:

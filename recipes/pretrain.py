@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our nouns become NeMo's: the only place where a stage turns into `llm.pretrain`."""
 
+import importlib
 from pathlib import Path
 
 import fiddle as fdl
@@ -16,15 +17,18 @@ from custom_modules.callbacks.step_log import StepLog
 from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.rope_scaling import RopeScaling
 from data.module import StoreDataModule
-from recipes.check import MEGATRON_FSDP, check
+from recipes.check import check
 from recipes.checkpoints import StageCheckpoint, StageResume
-from recipes.gpt import LongContextLlamaConfig, LongContextModel
+from recipes.families import Family
+from recipes.gpt import LongContextMixin, LongContextModel
 from recipes.layout import Fp8, Layout, Sharding
 from recipes.model_card import ModelCard
 from recipes.naming import recipe_name, run_folder, stage_folder, start_folder, store_folder
 from recipes.schedule import WarmupCosine
 from recipes.stages import Ladder, Stage
 from recipes.strategy import CpuStrategy, LongContextStrategy
+from recipes.train_short import train_short
+from recipes.without_effect import MEGATRON_FSDP
 
 CHECKPOINTS_PER_STAGE = 4
 VALIDATIONS_PER_STAGE = 2
@@ -66,8 +70,26 @@ def pretrain(
 def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
     """Return NeMo's config with the shape of the card and the rotation of the stage."""
     rope = card.native_rope if stage.rope == "native" else stage.rope
+    for name in ("partial_rotary_factor", "interleaved"):
+        of_stage, of_card = getattr(rope, name), getattr(card.native_rope, name)
+        if of_stage != of_card:
+            raise ValueError(
+                f"{name} of the stage's rotation is {of_stage} and {card.name}'s {of_card}; it is "
+                "a fact of the model: set it alike"
+            )
+    if card.facts.experts and (layout.tiling.mlp or layout.fp8.recipe != "none"):
+        raise ValueError(
+            f"{card.name} has experts, which compute neither in tiles (the router's loss is of all "
+            "tokens) nor in FP8; leave tiling mlp and fp8 out of the layout"
+        )
+    experts = {
+        "num_moe_experts": card.experts,
+        "moe_router_topk": card.experts_per_token,
+        "moe_ffn_hidden_size": card.ffn_hidden,
+    }
     return run.Config(
-        LongContextLlamaConfig,
+        config_class(card.facts),
+        **(experts if card.facts.experts else {}),
         num_layers=card.layers,
         hidden_size=card.hidden,
         ffn_hidden_size=card.ffn_hidden,
@@ -91,14 +113,24 @@ def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
     )
 
 
+def config_class(family: Family) -> type[LongContextMixin]:
+    """Return the class of a family's configs."""
+    module, _, name = family.config_class.rpartition(".")
+    found: type[LongContextMixin] = getattr(importlib.import_module(module), name)
+    return found
+
+
 def described(
     noun: RopeScaling | ContextParallelKind | Recompute | Tiling | Offload,
 ) -> run.Config:
     """Return a description as a node of the tree, so that an override reaches its fields.
 
-    A tuple becomes a list, the only sequence that YAML and nemo-run's overrides have.
+    A tuple becomes a list, the only sequence that YAML and nemo-run's overrides have. A rotation
+    that stretches another holds that as a node of its own.
     """
     fields = {name: getattr(noun, name) for name in type(noun).__dataclass_fields__}
+    if isinstance(noun, RopeScaling) and noun.before is not None:
+        fields["before"] = described(noun.before)
     lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
     return run.Config(type(noun), **fields | lists)
 
@@ -169,6 +201,7 @@ def data_module(stage: Stage, layout: Layout) -> run.Config:
         documents=stage.documents,
         num_workers=2,
         pin_memory=True,
+        **train_short(stage),
     )
 
 
@@ -294,3 +327,7 @@ def plain_kernels(config: run.Config) -> None:
     config.masked_softmax_fusion = False
     config.gradient_accumulation_fusion = False
     config.persist_layer_norm = False
+    if config.num_moe_experts:
+        config.moe_permute_fusion = False
+        config.moe_router_fusion = False
+        config.moe_grouped_gemm = False

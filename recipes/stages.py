@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from custom_modules.rope_scaling import RopeScaling
+from recipes.positions import Positions
 
 DocumentPolicy = Literal["across", "within"]
 
@@ -49,6 +50,9 @@ class Stage:
     """Whether tokens attend across the documents of a sequence, positions running on
     (Nemotron-UltraLong, arXiv 2504.06214), or within their document alone, positions restarting
     (Llama-3.1, arXiv 2407.21783)."""
+    positions: Positions = Positions()
+    """Of training samples: consecutive, or drawn so that a stage of this length trains for a longer
+    context, its target length."""
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
     start: Literal["scratch", "card", "previous"] = "previous"
@@ -73,6 +77,17 @@ class Stage:
             raise ValueError(
                 f"tokens {self.tokens:,} is less than one batch of {self.tokens_per_batch:,}"
             )
+        if self.rope != "native" and (self.rope.original_length or 0) > self.target_length:
+            raise ValueError(
+                f"the rotation's original_length is {self.rope.original_length:,}, above the "
+                f"{self.target_length:,} tokens that the stage is for; it is the context before "
+                "extension"
+            )
+
+    @property
+    def target_length(self) -> int:
+        """Tokens of the context that the stage trains for."""
+        return self.positions.target_length or self.seq_length
 
     @property
     def steps(self) -> int:
@@ -94,19 +109,32 @@ class Ladder:
     stages: tuple[Stage, ...]
 
     def __post_init__(self) -> None:
-        """Refuse an empty ladder, one that shrinks, and a start that nothing precedes."""
+        """Refuse an empty ladder, one that shrinks, and a start that nothing precedes.
+
+        What grows is the context that stages train for; no two have sequences of one length, by
+        which stages and their folders are named.
+        """
         if not self.stages:
             raise ValueError(f"ladder {self.name} has no stage")
         for before, after in zip(self.stages, self.stages[1:], strict=False):
-            if after.seq_length <= before.seq_length:
+            if after.target_length < before.target_length:
                 raise ValueError(
-                    f"ladder {self.name} shrinks: a stage of {after.seq_length:,} tokens follows "
-                    f"one of {before.seq_length:,}; order the stages by length"
+                    f"ladder {self.name} shrinks: a stage for {after.target_length:,} tokens "
+                    f"follows one for {before.target_length:,}; order the stages by the context "
+                    "that they train for"
                 )
             if after.start != "previous":
                 raise ValueError(
                     f"ladder {self.name}: the stage of {after.seq_length:,} tokens starts from "
                     f"{after.start!r}, which throws away the stage before it"
+                )
+        lengths = [stage.seq_length for stage in self.stages]
+        for length in lengths:
+            if lengths.count(length) > 1:
+                raise ValueError(
+                    f"ladder {self.name} has {lengths.count(length)} stages of {length:,} tokens, "
+                    "which would share a name and a folder; give each a seq_length of its own, or "
+                    "make two ladders"
                 )
         if self.stages[0].start == "previous":
             raise ValueError(

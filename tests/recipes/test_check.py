@@ -4,19 +4,31 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
+import fiddle as fdl
 import nemo_run as run
 import pytest
 from nemo.collections import llm
 from nemo_run.cli.config import ConfigSerializer
 
+from custom_modules.rope_scaling import RopeScaling
 from recipes import factories, yaml_file
-from recipes.check import check, named_parameters, phantom_keys, tokens_per_batch, world_size
+from recipes.check import (
+    check,
+    named_parameters,
+    notes,
+    phantom_keys,
+    tokens_per_batch,
+    world_size,
+)
 from recipes.factories import FACTORIES
+from recipes.gpt import LongContextNemotronConfig
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
+from recipes.pretrain import described
 from recipes.strategy import CpuStrategy
 
 RECIPES = {name: factory() for name, factory in FACTORIES.items()}
+YARN = RopeScaling.yarn(base=40_000, factor=4.0, original_length=2048)
 EACH_NAME = pytest.mark.parametrize("name", FACTORIES)
 
 
@@ -232,6 +244,9 @@ def test_a_length_that_every_place_agrees_on_is_accepted(recipe):
         ("model.config.attention_kernel", "cudnn", "does not compute on cpu; take auto"),
         ("model.config.kv_channels", 31, "the head size is 31"),
         ("model.config.rotary_base", 5, "the rotation is model.config.rope"),
+        ("model.config.rotary_interleaved", True, "the rotation is model.config.rope"),
+        ("model.config.rope.method", "spiral", "RoPE method 'spiral' is unknown"),
+        ("model.config.rope.partial_rotary_factor", 0.03, "0.03, so 0 turn"),
         ("model.config.window_size", [4, 0], r"model\.config\.window_size is \[4, 0\]"),
         ("model.config.attention_dropout", 0.1, r"attention_dropout is 0\.1"),
         ("model.config.recompute_granularity", "full", r"overwritten by model\.config\.recompute;"),
@@ -276,3 +291,37 @@ def test_every_problem_is_told_at_once(recipe):
     recipe.model.config.seq_length = 4096
     with pytest.raises(ValueError, match=r"(?s)did you mean.*; model\.config\.seq_length"):
         check(recipe)
+
+
+def test_factors_of_another_count_than_the_heads_are_refused(recipe):
+    rope = RopeScaling(
+        method="longrope", base=40_000, factor=4.0, original_length=2048,
+        short_factor=[1.0] * 8, long_factor=[2.0] * 8,
+    )  # fmt: skip
+    recipe.model.config.rope = described(rope)
+    with pytest.raises(ValueError, match="8 factors and 32 dimensions"):
+        check(recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("original_length", 16_384, "original_length is 16,384 and the context 8,192 tokens"),
+        ("factor", 2.0, "yarn reaches 4,096 tokens, factor 2 times"),
+    ],
+)
+def test_a_rotation_that_does_not_meet_the_context_is_told(recipe, name, value, words):
+    assert notes(recipe) == []
+    setattr(recipe.model.config.rope, name, value)
+    check(recipe)
+    assert [words in note for note in notes(recipe)] == [True]
+
+
+@pytest.mark.parametrize(("rope", "told"), [(YARN, True), (RopeScaling.base_change(40_000), False)])
+def test_a_rotation_that_a_family_cannot_be_exported_with_is_told(recipe, rope, told):
+    recipe.model.config.rope = described(rope)
+    assert notes(recipe) == []
+    recipe.model.config = run.Config(
+        LongContextNemotronConfig, **fdl.ordered_arguments(recipe.model.config)
+    )
+    assert ["passes over rope_scaling" in note for note in notes(recipe)] == [True] * told

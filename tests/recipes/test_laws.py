@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import re
+from dataclasses import replace
 
 import pytest
 
 from custom_modules.activation_memory import Offload, Recompute, SavedTensors, Tiling
 from custom_modules.context_parallel_kind import ContextParallelKind
+from custom_modules.rope_scaling import RopeScaling
 from recipes import laws
 from recipes.layout import Fp8, Layout
 from recipes.units import K
@@ -296,3 +298,25 @@ def test_a_device_computes_an_fp8_recipe_or_is_told_why_not(recipe, capability, 
 def test_a_layout_without_meaning_is_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+DYNAMIC = RopeScaling.dynamic(base=10_000, factor=4.0, original_length=512)
+LONGROPE = RopeScaling(
+    method="longrope", base=10_000, factor=4.0, original_length=512, short_factor=[1.0],
+    long_factor=[4.0],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rope", "documents", "refused"),
+    [
+        (DYNAMIC, "across", False),
+        (DYNAMIC, "within", True),
+        (LONGROPE, "within", True),
+        (replace(LONGROPE, short_factor=[4.0]), "within", False),
+        (RopeScaling.base_change(10_000), "within", False),
+    ],
+)
+def test_a_rotation_by_length_is_refused_where_documents_are_apart(rope, documents, refused):
+    broken = list(laws.broken_rope(rope, documents=documents))
+    assert ["goes by the tokens at hand" in sentence for sentence in broken] == [True] * refused

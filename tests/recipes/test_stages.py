@@ -10,6 +10,7 @@ from recipes.ladders import LADDERS
 from recipes.layout import ContextParallel, Layout
 from recipes.model_card import ModelCard
 from recipes.models import CARDS, TINY
+from recipes.positions import Positions
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K, M
 
@@ -60,6 +61,13 @@ def test_a_budget_that_no_stage_can_keep_is_refused(change, words):
         stage(**change)
 
 
+def test_an_original_length_above_the_target_is_refused():
+    rope = RopeScaling.yarn(base=10_000, factor=2.0, original_length=1024)
+    assert stage(rope=rope, positions=Positions.pose(2048)).target_length == 2048
+    with pytest.raises(ValueError, match="original_length is 1,024, above the 512 tokens"):
+        stage(rope=rope)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -85,6 +93,14 @@ def test_a_ladder_gives_its_stage_by_length():
     assert ladder(short, long)[1024] is long
 
 
+def test_a_stage_that_trains_short_for_a_longer_context_follows_a_longer_one():
+    whole = stage(seq_length=1024, start="card")
+    short = stage(positions=Positions.pose(4096))
+    found = ladder(whole, short, stage(seq_length=4096))
+    assert [one.target_length for one in found.stages] == [1024, 4096, 4096]
+    assert found[512] is short
+
+
 def test_a_length_that_the_ladder_lacks_is_refused_with_those_it_has():
     with pytest.raises(KeyError, match="no stage of 2,048 tokens, only 512, 1,024"):
         ladder(stage(start="scratch"), stage(seq_length=1024))[2048]
@@ -95,11 +111,31 @@ def test_a_length_that_the_ladder_lacks_is_refused_with_those_it_has():
     [
         ([], "has no stage"),
         ([stage()], "the first stage has no previous one"),
-        ([stage(start="card"), stage()], "shrinks: a stage of 512 tokens follows one of 512"),
-        ([stage(seq_length=1024, start="card"), stage()], "512 tokens follows one of 1,024"),
+        ([stage(start="card"), stage()], "has 2 stages of 512 tokens, .* share a name"),
+        ([stage(seq_length=1024, start="card"), stage()], "for 512 tokens follows one for 1,024"),
+        (
+            [stage(start="card", positions=Positions.pose(4096)), stage(seq_length=2048)],
+            "for 2,048 tokens follows one for 4,096",
+        ),
+        (
+            [
+                stage(start="card"),
+                stage(seq_length=1024),
+                stage(positions=Positions.pose(2048)),
+            ],
+            "has 2 stages of 512 tokens",
+        ),
         ([stage(start="card"), stage(seq_length=1024, start="card")], "starts from 'card'"),
     ],
-    ids=["empty", "no first start", "same length", "shrinking", "second start"],
+    ids=[
+        "empty",
+        "no first start",
+        "same length",
+        "shrinking",
+        "shrinking target",
+        "same folder",
+        "second start",
+    ],
 )
 def test_a_ladder_that_leads_nowhere_is_refused(stages, words):
     with pytest.raises(ValueError, match=words):

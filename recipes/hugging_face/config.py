@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""config.json: read into a model card, held to the weights, written for a new length; light.
+
+It is read as JSON, never by code that it names. Every field that changes what the model computes
+is either in the card or has the one value that our model computes with; any other value is refused
+by name, since a field that is passed over makes another model.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from custom_modules.rope_scaling import RopeScaling
+from recipes.families import FAMILIES, Family
+from recipes.hugging_face.fields import CONFIG as CONFIG
+from recipes.hugging_face.fields import mapping, number, whole, words
+from recipes.hugging_face.names import pieces
+from recipes.hugging_face.rope import RECORD, head_dim_of, rope_fields, rope_of
+from recipes.hugging_face.shards import Stored
+from recipes.model_card import ModelCard
+
+OF_ROPE = (
+    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
+    "max_position_embeddings", "original_max_position_embeddings", RECORD,
+)  # fmt: skip
+"""Fields of config.json that a rotation and a length decide."""
+
+_OTHER_LENGTHS = ("max_sequence_length", "max_seq_len", "n_positions", "seq_length")
+"""Fields that some configs have beside max_position_embeddings; vLLM serves the least of all."""
+
+ROTATION = ("native_context", "native_rope")
+"""Fields of a card that training changes."""
+
+_NOT_FACTS = ("name", "init_std", "config_class", "hf_id", "source")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unstated:
+    """What a family's config.json means where it leaves a field out, as in transformers 4.57."""
+
+    norm_epsilon: str = "rms_norm_eps"
+    """The field's name, not a value: it must be stated."""
+    init_std: float = 0.02
+    kv_heads: Literal["all heads", "must be stated"] = "must be stated"
+    head_dim: Literal["hidden / heads", "must be stated"] = "hidden / heads"
+    window: int | None = None
+    window_switch: bool = False
+    """Whether `use_sliding_window` must be true for a window to be in use."""
+    rotated: float = 1.0
+    """`partial_rotary_factor`."""
+    reads_scaling: bool = True
+    """Whether transformers turns heads by `rope_scaling`; its Nemotron passes over it."""
+
+
+UNSTATED = {
+    "llama": Unstated(kv_heads="all heads"),
+    "mistral": Unstated(window=4096),
+    "mixtral": Unstated(),
+    "qwen2": Unstated(window_switch=True),
+    "qwen3": Unstated(head_dim="must be stated", window_switch=True),
+    "nemotron": Unstated(
+        norm_epsilon="norm_eps",
+        init_std=0.0134,
+        kv_heads="all heads",
+        rotated=0.5,
+        reads_scaling=False,
+    ),
+}
+"""By family."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return config.json of a Hugging Face folder; raise ValueError where there is none."""
+    file = folder / CONFIG
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{folder} has no {CONFIG}; name a folder of Hugging Face's") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds no JSON object")
+    return content
+
+
+def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> ModelCard:
+    """Return the card of a model with this config.json.
+
+    Raises ValueError, by its name, for an architecture, a rotation or a value of a field that is
+    not known here.
+    """
+    family = _family(config)
+    unstated = UNSTATED[family.name]
+    _refuse(config, family)
+    heads = whole(config, "num_attention_heads")
+    kv_heads = whole(
+        config,
+        "num_key_value_heads",
+        heads if unstated.kv_heads == "all heads" or "num_key_value_heads" in config else None,
+    )
+    if unstated.head_dim == "must be stated":
+        whole(config, "head_dim")
+    rope = _rope(config, unstated)
+    context = whole(config, "max_position_embeddings")
+    if rope.method in ("linear", "dynamic"):  # where the field is the length before extension
+        context = rope.reach or context
+    return ModelCard(
+        name=name,
+        family=family.name,
+        layers=whole(config, "num_hidden_layers"),
+        hidden=whole(config, "hidden_size"),
+        ffn_hidden=whole(config, "intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim_of(config),
+        vocab=whole(config, "vocab_size"),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        norm_epsilon=number(config, unstated.norm_epsilon),
+        init_std=number(config, "initializer_range", unstated.init_std),
+        native_context=context,
+        native_rope=rope,
+        hf_id=hf_id,
+        source=f"{CONFIG} of {hf_id or name}",
+        experts=whole(config, "num_local_experts") if family.experts else 0,
+        experts_per_token=whole(config, "num_experts_per_tok") if family.experts else 0,
+    )
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    stated = config.get("model_type")
+    named = words(config, "architectures")
+    for family in FAMILIES.values():
+        if family.model_type == stated and all(name == family.architecture for name in named):
+            return family
+    known = ", ".join(f"{one.model_type} ({one.architecture})" for one in FAMILIES.values())
+    raise ValueError(
+        f"{CONFIG} has model_type {stated!r} and architectures {named}; known here are {known}"
+    )
+
+
+def _refuse(config: Mapping[str, Any], family: Family) -> None:
+    """Raise ValueError for a field whose value our model does not compute with."""
+    only = {
+        "hidden_act": family.activation,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "quantization_config": None,
+        "auto_map": None,
+    }
+    why = {
+        "quantization_config": "; dequantize it to bfloat16 first",
+        "auto_map": "; code that a repository brings is not run here",
+    }
+    for key, value in only.items():
+        if key in config and config[key] != value:
+            raise ValueError(
+                f"{CONFIG} has {key} {config[key]!r}; the {family.architecture} trained here has "
+                f"{value!r}{why.get(key, '')}"
+            )
+    unstated = UNSTATED[family.name]
+    _refuse_scaling(config, family)
+    window = config.get("sliding_window", unstated.window)
+    if unstated.window_switch and not config.get("use_sliding_window", False):
+        window = None
+    kinds = set(words(config, "layer_types")) - {"full_attention"}
+    if window is not None or kinds:
+        raise ValueError(
+            f"{CONFIG} has a sliding window in use (sliding_window {window}, layer_types "
+            f"{', '.join(sorted(kinds)) or 'not stated'}); attention here is over the whole "
+            "context, so set sliding_window to null only where the weights were trained without it"
+        )
+
+
+def _refuse_scaling(config: Mapping[str, Any], family: Family) -> None:
+    scaling = mapping(config, "rope_parameters") or mapping(config, "rope_scaling")
+    method = scaling.get("rope_type", scaling.get("type", "default"))
+    if method != "default" and not UNSTATED[family.name].reads_scaling:
+        raise ValueError(
+            f"{CONFIG} has rope_scaling {method}, which {family.architecture} of transformers "
+            "passes over, so it would compute something else; a model of this family is stretched "
+            "by its base alone (default or ntk)"
+        )
+
+
+def _rope(config: Mapping[str, Any], unstated: Unstated) -> RopeScaling:
+    rope = rope_of(config, rotated=unstated.rotated)
+    _refuse_part(rope, unstated)
+    pairs = int(head_dim_of(config) * rope.partial_rotary_factor) // 2
+    for name in ("short_factor", "long_factor"):
+        factors = getattr(rope, name)
+        if factors is not None and len(factors) != pairs:
+            raise ValueError(
+                f"{CONFIG} has {len(factors)} numbers in {name}, and {pairs} pairs of dimensions "
+                "turn; it takes one for each"
+            )
+    return rope
+
+
+def _refuse_part(rope: RopeScaling, unstated: Unstated) -> None:
+    if rope.partial_rotary_factor != 1 and unstated.rotated == 1:
+        raise ValueError(
+            f"partial_rotary_factor is {rope.partial_rotary_factor}, and the family's model in "
+            "transformers turns whole heads; of these families Nemotron turns a part"
+        )
+
+
+def require_weights(card: ModelCard, stored: Mapping[str, Stored]) -> None:
+    """Raise ValueError unless the tensors are those of the card, in its shapes."""
+    wanted = {
+        name: (shape, piece.megatron)
+        for piece in pieces(card)
+        for name, shape in zip(piece.hugging_face, piece.shapes, strict=True)
+    }
+    missing = [name for name in wanted if name not in stored]
+    if missing:
+        raise ValueError(
+            f"the weights lack {len(missing)} of the {len(wanted)} tensors of a {card.family} "
+            f"model, {missing[0]} the first"
+        )
+    unknown = [name for name in stored if name not in wanted and not _redundant(name, card)]
+    if unknown:
+        raise ValueError(
+            f"the weights have {len(unknown)} tensors that a {card.family} model here has not, "
+            f"{unknown[0]} the first; they would be lost"
+        )
+    firsts: dict[str, str] = {}
+    for name, (shape, megatron) in wanted.items():
+        if stored[name].shape != shape:
+            raise ValueError(f"{name} is {stored[name].shape}; by {CONFIG} it would be {shape}")
+        first = firsts.setdefault(megatron, name)  # of all layers and experts
+        if stored[name].dtype != stored[first].dtype:
+            raise ValueError(
+                f"{name} is {stored[name].dtype} and {first} {stored[first].dtype}; Megatron has "
+                "them as one tensor, so they need one dtype"
+            )
+
+
+def _redundant(name: str, card: ModelCard) -> bool:
+    """Whether a tensor says nothing: a tied LM head, or the frequencies that old files keep."""
+    tied = card.tied_embeddings and name == "lm_head.weight"
+    return tied or name.endswith(".rotary_emb.inv_freq")
+
+
+def require_same(card: ModelCard, other: ModelCard, what: str, but: Collection[str] = ()) -> None:
+    """Raise ValueError naming each fact in which a model differs from the card.
+
+    Names, sources and the width of initial weights are no facts of it, nor are those in `but`.
+    """
+    differing = [
+        f"{name} is {_said(theirs)} where {card.name} has {_said(mine)}"
+        for name in (field.name for field in fields(card))
+        if name not in (*_NOT_FACTS, *but)
+        and (mine := getattr(card, name)) != (theirs := getattr(other, name))
+    ]
+    if differing:
+        raise ValueError(f"{what} is not {card.name}: {'; '.join(differing)}")
+
+
+def _said(fact: Any) -> str:
+    return str(fact.to_dict() if isinstance(fact, RopeScaling) else fact)
+
+
+def exported_config(
+    base: Mapping[str, Any] | None, card: ModelCard, rope: RopeScaling, length: int, dtype: str
+) -> dict[str, Any]:
+    """Return config.json for the card's model, turned by `rope`, to be used up to `length` tokens.
+
+    `base` is the config.json that it came with, whose other fields are kept; None for a model that
+    has none. `dtype` is torch's word for that of the weights. Raises ValueError for a rotation that
+    the family's model in transformers does not read.
+    """
+    config = dict(_made(card) if base is None else base)
+    for key in (*OF_ROPE, *_OTHER_LENGTHS):
+        config.pop(key, None)
+    unstated = UNSTATED[card.family]
+    _refuse_part(rope, unstated)
+    config |= rope_fields(rope, head_dim=card.head_dim, length=length, rotated=unstated.rotated)
+    _refuse_scaling(config, card.facts)
+    for key in ("dtype", "torch_dtype"):
+        if key in config or (key == "torch_dtype" and "dtype" not in config):
+            config[key] = dtype
+    return config
+
+
+def _made(card: ModelCard) -> dict[str, Any]:
+    config = {
+        "architectures": [card.facts.architecture],
+        "model_type": card.facts.model_type,
+        "num_hidden_layers": card.layers,
+        "hidden_size": card.hidden,
+        "intermediate_size": card.ffn_hidden,
+        "num_attention_heads": card.heads,
+        "num_key_value_heads": card.kv_heads,
+        "head_dim": card.head_dim,
+        "vocab_size": card.vocab,
+        "tie_word_embeddings": card.tied_embeddings,
+        "hidden_act": card.facts.activation,
+        UNSTATED[card.family].norm_epsilon: card.norm_epsilon,
+        "initializer_range": card.init_std,
+        "use_cache": True,
+    }
+    if UNSTATED[card.family].window is not None:
+        config["sliding_window"] = None
+    if card.experts:
+        config |= {
+            "num_local_experts": card.experts,
+            "num_experts_per_tok": card.experts_per_token,
+        }
+    return config

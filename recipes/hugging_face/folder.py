@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Hugging Face folder holds beside weights and config.json; light."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SIDE_FILES = (
+    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json",
+    "added_tokens.json", "vocab.*", "merges.txt", "*.model", "chat_template.*",
+)  # fmt: skip
+"""By pattern: what is kept of a model that comes in, and given back as it came."""
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+UNLIMITED = 10**18
+"""Above it a model_max_length is no limit: transformers writes 10**30 for none."""
+
+
+def copy_side_files(source: Path, to: Path) -> None:
+    """Copy what is not weights into a folder, which is made."""
+    to.mkdir(parents=True, exist_ok=True)
+    for pattern in SIDE_FILES:
+        for file in sorted(source.glob(pattern)):
+            if file.is_file():
+                shutil.copyfile(file, to / file.name)
+
+
+def raise_model_max_length(folder: Path, length: int) -> None:
+    """Let tokenizer and generation of a folder take texts of `length` tokens; more stays."""
+    file = folder / TOKENIZER_CONFIG
+    content = _json(file)
+    stated = content.get("model_max_length")
+    if not (isinstance(stated, int | float) and length <= stated < UNLIMITED):
+        write_json(file, {**content, "model_max_length": length})
+    generation = _json(folder / GENERATION_CONFIG)
+    if generation.get("max_length") is not None and generation["max_length"] < length:
+        write_json(folder / GENERATION_CONFIG, {**generation, "max_length": length})
+
+
+def special_tokens(folder: Path) -> dict[str, int]:
+    """Return the ids of the tokenizer's special tokens by the names that config.json has."""
+    stated = _json(folder / TOKENIZER_CONFIG)
+    ids = {one["content"]: one["id"] for one in _json(folder / TOKENIZER)["added_tokens"]}
+    names = {kind: stated.get(f"{kind}_token") for kind in ("bos", "eos", "pad")}
+    texts = {kind: one["content"] if isinstance(one, dict) else one for kind, one in names.items()}
+    return {f"{kind}_token_id": ids[text] for kind, text in texts.items() if text in ids}
+
+
+def _json(file: Path) -> dict[str, Any]:
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object as Hugging Face does: indented by two, text as it is."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rotation in the words of Hugging Face's config.json, and back; light.
+
+`rope_fields` writes what transformers and the serving engines compute from, so that all of them
+turn heads as the training did. Where one method has no word of its own there, it is written as
+another that gives the same frequencies:
+
+* `ntk` is plain RoPE at the base it comes to, and written so;
+* `ntk_by_parts` is `yarn` with its attention factor at 1;
+* what stretches another rotation (`RopeScaling.before`) is `longrope` with the same divisors for
+  short and long sequences.
+
+The temperature is always written, never left to a default. Beside them stands the whole
+description under `RECORD`, which `rope_of` takes where it still says what the other fields say, so
+that a rotation comes back as it went.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from custom_modules.rope_scaling import RopeScaling
+from recipes.hugging_face.fields import mapping, number, numbers, whole
+
+RECORD = "longhaul_rope"
+"""Our own key of config.json; others pass over it."""
+
+BASE_WHERE_UNSTATED = {"mixtral": 1_000_000.0}
+"""The default of the config class in transformers, where it is not 10,000."""
+
+_COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_KEYS = {
+    "default": (),
+    "linear": ("factor", "original_max_position_embeddings"),
+    "dynamic": ("factor", "original_max_position_embeddings"),
+    "yarn": (
+        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate",
+        "attention_factor", "mscale", "mscale_all_dim", "attn_factor", "finetuned",
+    ),
+    "llama3": (
+        "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor",
+    ),
+    "longrope": (
+        "factor", "original_max_position_embeddings", "short_factor", "long_factor",
+        "attention_factor", "short_mscale", "long_mscale",
+    ),
+}  # fmt: skip
+
+
+def rope_of(config: Mapping[str, Any], rotated: float = 1.0) -> RopeScaling:
+    """Return the rotation of a model with this config.json.
+
+    `rotated` is the family's `partial_rotary_factor` where the config states none. Raises
+    ValueError, naming it, for a rotation or a parameter of one that is not known here, and for two
+    fields that disagree.
+    """
+    found = _stated(config, rotated)
+    record = mapping(config, RECORD)
+    if not record:
+        return found
+    recorded = RopeScaling.from_dict(record)
+    written = rope_fields(recorded, head_dim=head_dim_of(config), length=1)
+    meant = ("rope_theta", "rope_scaling", "original_max_position_embeddings")
+    plain = json.loads(json.dumps(written))
+    same = all(plain.get(key) == config.get(key) for key in meant)
+    part = recorded.partial_rotary_factor == found.partial_rotary_factor
+    return recorded if same and part else found
+
+
+def head_dim_of(config: Mapping[str, Any]) -> int:
+    """Return the dimensions of a head; raise ValueError where the config does not say."""
+    if config.get("head_dim") is not None:
+        return whole(config, "head_dim")
+    return whole(config, "hidden_size") // whole(config, "num_attention_heads")
+
+
+def _stated(config: Mapping[str, Any], rotated: float) -> RopeScaling:
+    """Return what the fields that others read say, by the rules of transformers."""
+    scaling = _scaling_of(config)
+    method = str(scaling.get("rope_type", scaling.get("type", "default")))
+    method = "longrope" if method == "su" else method  # its first name
+    if method not in _KEYS:
+        raise ValueError(
+            f"rope_scaling of config.json has rope_type {method!r}, which is not known here; "
+            f"known are {', '.join(_KEYS)}"
+        )
+    strange = [key for key in scaling if key not in (*_COMMON, *_KEYS[method])]
+    if strange:
+        raise ValueError(
+            f"rope_scaling of config.json has {', '.join(strange)}, which rope_type {method} does "
+            f"not take here; it takes {', '.join(_KEYS[method]) or 'nothing'}"
+        )
+    unstated = BASE_WHERE_UNSTATED.get(str(config.get("model_type")), 10_000.0)
+    given: dict[str, Any] = {
+        "method": method,
+        "base": _whole(number(_once(scaling, config, "rope_theta"), "rope_theta", unstated)),
+        "partial_rotary_factor": number(
+            _once(scaling, config, "partial_rotary_factor"), "partial_rotary_factor", rotated
+        ),
+    }
+    if method == "default":
+        return RopeScaling(**given)
+    given["factor"] = _factor(scaling, config, method)
+    given["original_length"] = _original(scaling, config, method)
+    if method == "llama3":
+        for key in ("low_freq_factor", "high_freq_factor"):
+            given[key] = number(_having(scaling, key, method), key)
+    if method == "longrope":
+        for key in ("short_factor", "long_factor"):
+            given[key] = numbers(_having(scaling, key, method), key)
+    if method == "yarn":
+        given |= {
+            key: number(scaling, key) for key in ("beta_fast", "beta_slow") if scaling.get(key)
+        }
+        given["truncate"] = bool(scaling.get("truncate", True))
+        for key in ("mscale", "mscale_all_dim"):
+            given[key] = number(scaling, key) if scaling.get(key) else None  # 0 is unset there
+    if scaling.get("attention_factor") is not None:
+        given["attention_factor"] = number(scaling, "attention_factor")
+    return RopeScaling(**given)
+
+
+def _scaling_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `rope_scaling`, or what transformers 5 writes in its place."""
+    old, new = mapping(config, "rope_scaling"), mapping(config, "rope_parameters")
+    differing = [key for key in old if old and new and old[key] != new.get(key)]
+    if differing:
+        raise ValueError(
+            f"config.json has rope_scaling and rope_parameters, and {differing[0]} differs; leave "
+            "one of them"
+        )
+    return new or old
+
+
+def _once(scaling: Mapping[str, Any], config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return where a field stands, in rope_scaling or beside it, where both say the same."""
+    inside, beside = scaling.get(key), config.get(key)
+    if inside is not None and beside is not None and inside != beside:
+        raise ValueError(
+            f"config.json has {key} {beside!r} and in rope_scaling {inside!r}; set both alike"
+        )
+    return config if inside is None else scaling
+
+
+def _having(scaling: Mapping[str, Any], key: str, method: str) -> Mapping[str, Any]:
+    if scaling.get(key) is None:
+        raise ValueError(
+            f"rope_scaling of config.json has no {key}, which rope_type {method} needs"
+        )
+    return scaling
+
+
+def _original(scaling: Mapping[str, Any], config: Mapping[str, Any], method: str) -> int:
+    """Return the context before extension, from where transformers takes it for this method."""
+    key, longest = "original_max_position_embeddings", "max_position_embeddings"
+    stated = _once(scaling, config, key)
+    if stated.get(key) is None or method == "dynamic":
+        if config.get(longest) is None:
+            raise ValueError(f"config.json has neither {key} nor {longest}")
+        found = whole(config, longest)
+        if method == "dynamic" and stated.get(key) not in (None, found):
+            raise ValueError(
+                f"config.json has {key} {stated[key]!r} and transformers computes rope_type "
+                f"dynamic from {longest} {found:,}; set both alike"
+            )
+        return found
+    return whole(stated, key)
+
+
+def _factor(scaling: Mapping[str, Any], config: Mapping[str, Any], method: str) -> float:
+    key = "original_max_position_embeddings"
+    if method == "longrope" and config.get(key) is not None:
+        # transformers takes the ratio, whatever factor says
+        return whole(config, "max_position_embeddings") / whole(config, key)
+    return number(_having(scaling, "factor", method), "factor")
+
+
+def _whole(base: float) -> float:
+    """Return a base as cards write it: 500000.0 and 500000 are one rotation."""
+    return int(base) if base.is_integer() else base
+
+
+def rope_fields(
+    rope: RopeScaling, *, head_dim: int, length: int, rotated: float = 1.0
+) -> dict[str, Any]:
+    """Return the fields of config.json for a model of this rotation used up to `length` tokens.
+
+    None is a field to be left null. `rotated` is what the family takes for a
+    `partial_rotary_factor` that is not stated. Raises ValueError for interleaved pairs, which no
+    family's Hugging Face model has.
+    """
+    if rope.interleaved:
+        raise ValueError(
+            "the rotation pairs dimensions 2i and 2i + 1 (interleaved), and Hugging Face's models "
+            "of these families pair i with i + R/2; its weights would have to be permuted"
+        )
+    fields: dict[str, Any] = {
+        "rope_theta": float(rope.base),
+        "rope_scaling": _scaling(rope, head_dim),
+        "max_position_embeddings": length,
+        RECORD: rope.to_dict(),
+    }
+    if rope.partial_rotary_factor != rotated:
+        fields["partial_rotary_factor"] = rope.partial_rotary_factor
+    if rope.method == "default":
+        return fields
+    if rope.before is not None and rope.before.method != "default":
+        return fields  # one set of divisors: vLLM would serve up to a length at the top alone
+    fields["original_max_position_embeddings"] = rope.original_length
+    if rope.method == "ntk":
+        rotated = int(head_dim * rope.partial_rotary_factor)
+        fields["rope_theta"] = rope.base * rope.factor ** (rotated / (rotated - 2))
+    if rope.method in ("linear", "dynamic"):
+        # vLLM and SGLang serve these two up to this field times the factor, and transformers
+        # computes dynamic from it.
+        fields["max_position_embeddings"] = rope.original_length
+    return fields
+
+
+def _scaling(rope: RopeScaling, head_dim: int) -> dict[str, Any] | None:
+    """Return `rope_scaling`, or None for plain RoPE."""
+    if rope.before is not None and rope.before.method != "default":
+        return _divided(rope, head_dim)
+    original = {"original_max_position_embeddings": rope.original_length}
+    match rope.method:
+        case "default" | "ntk":
+            return None
+        case "linear":
+            return {"rope_type": "linear", "factor": float(rope.factor)}
+        case "dynamic":
+            # Without the original length, where SGLang would not multiply by the factor.
+            return {"rope_type": "dynamic", "factor": float(rope.factor)}
+        case "llama3":
+            return {
+                "rope_type": "llama3",
+                "factor": float(rope.factor),
+                "low_freq_factor": float(rope.low_freq_factor),
+                "high_freq_factor": float(rope.high_freq_factor),
+                **original,
+            }
+        case "longrope":
+            return {
+                "rope_type": "longrope",
+                "factor": float(rope.factor),
+                "short_factor": rope.short_factor,
+                "long_factor": rope.long_factor,
+                **_temperature_of_longrope(rope.temperature),
+                **original,
+            }
+    scaling = {
+        "rope_type": "yarn",
+        "factor": float(rope.factor),
+        **original,
+        "beta_fast": float(rope.beta_fast),
+        "beta_slow": float(rope.beta_slow),
+        "attention_factor": rope.temperature,
+    }
+    paper = 0.1 * math.log(rope.factor) + 1
+    if rope.temperature != paper:
+        scaling["attn_factor"] = rope.temperature / paper  # of engines that multiply the paper's
+    if not rope.truncate:
+        scaling["truncate"] = False
+    return scaling
+
+
+def _temperature_of_longrope(temperature: float) -> dict[str, float]:
+    """Return it under the key of transformers, and under those of vLLM and SGLang."""
+    return {
+        "attention_factor": temperature,
+        "short_mscale": temperature,
+        "long_mscale": temperature,
+    }
+
+
+def _divided(rope: RopeScaling, head_dim: int) -> dict[str, Any]:
+    """Return a rotation that stretches another as divisors of plain RoPE's frequencies."""
+    from custom_modules.rope import inverse_frequencies  # brings torch
+
+    frequencies, temperature = inverse_frequencies(rope, head_dim)
+    plain, _ = inverse_frequencies(
+        RopeScaling(
+            method="default", base=rope.base, partial_rotary_factor=rope.partial_rotary_factor
+        ),
+        head_dim,
+    )
+    divisors = (plain / frequencies).tolist()
+    return {
+        "rope_type": "longrope",
+        "factor": float(rope.factor),
+        "short_factor": divisors,
+        "long_factor": divisors,
+        **_temperature_of_longrope(temperature),
+        "original_max_position_embeddings": rope.original_length,
+    }
