@@ -6,8 +6,13 @@ and by sample, seeded). Whether attention crosses document borders within a sequ
 `across`, positions run on; `within`, positions restart at each document, and a sample says where
 documents start, so that the model keeps them apart. Every sample carries its number, by which a
 run asserts that a resume neither repeats nor skips one.
+
+Training samples may be made for a longer context than they have (`data.train_short`); validation
+has the plain text at consecutive positions.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,18 +21,26 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 from nemo.collections.common.tokenizers import AutoTokenizer
 from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
 
+from data.sentences import SentenceSelection
 from data.store import Manifest
+from data.train_short import PositionsOf, ScaleOf, TrainShort
 
 
 class NumberedDataset(GPTDataset):
     """Megatron's GPT dataset whose samples say which they are."""
 
+    train_short: TrainShort | None = None
+    """What samples of training have and those of validation have not."""
+
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
         """Return tokens, labels, loss_mask, position_ids [S] and the sample's number.
 
-        Where positions restart, `document_starts` [S] is true at each first token.
+        Where positions restart, `document_starts` [S] is true at each first token; where the
+        rotation is scaled by chance, `rope_scale` is the scale.
         """
         sample = super().__getitem__(idx)
+        if self.train_short is not None and idx is not None:
+            sample = self.train_short(sample, idx)
         sample["sample_id"] = torch.tensor(-1 if idx is None else idx)
         if self.config.reset_position_ids:
             sample["document_starts"] = sample["position_ids"] == 0
@@ -36,6 +49,12 @@ class NumberedDataset(GPTDataset):
 
 class StoreDataModule(PreTrainingDataModule):
     """Train on the `train` split of a store and validate on the `heldout` one."""
+
+    _train_ds: Any
+    _validation_ds: Any
+    _test_ds: Any
+    build_kwargs: dict[str, Any]
+    seq_length: int
 
     def __init__(
         self,
@@ -47,14 +66,23 @@ class StoreDataModule(PreTrainingDataModule):
         seed: int = 1234,
         num_workers: int = 2,
         pin_memory: bool = True,
+        positions: PositionsOf | None = None,
+        rope_scale: ScaleOf | None = None,
+        sentences: SentenceSelection | None = None,
     ) -> None:
         """Open the store; raises `data.store.StoreError` where it is missing or cut short.
 
         Batch sizes are in sequences. `documents` says whether attention goes across the documents
-        of a sequence or stays within each.
+        of a sequence or stays within each. Of training samples alone, `positions` draws the
+        positions, `rope_scale` the scale of the rotation, and `sentences` chooses the text.
         """
         if documents not in ("across", "within"):
             raise ValueError(f"documents is {documents!r}; attention goes 'across' or 'within'")
+        if documents == "within" and (positions is not None or sentences is not None):
+            raise ValueError(
+                "documents is 'within', where positions restart at each document; those that skip "
+                "over a sequence need 'across'"
+            )
         manifest = Manifest.load(Path(store))
         train, heldout = (str(manifest.split_prefix(split)) for split in ("train", "heldout"))
         super().__init__(
@@ -76,6 +104,46 @@ class StoreDataModule(PreTrainingDataModule):
         self.create_attention_mask = False
         self.store = store
         self.manifest = manifest
+        self.sentences = sentences
+        self.train_short: TrainShort | None = None
+        if positions is not None or rope_scale is not None or sentences is not None:
+            self.train_short = TrainShort.of(
+                manifest,
+                self.tokenizer.tokenizer,
+                seq_length=seq_length,
+                seed=seed,
+                positions=positions,
+                rope_scale=rope_scale,
+                selection=sentences,
+            )
+
+    def build(self, *args: Any, **kwargs: Any) -> None:
+        """Build the datasets; sentences to train on are chosen from longer texts."""
+        if self.sentences is None:
+            super().build(*args, **kwargs)
+        else:
+            train, *others = self.build_kwargs["blend_per_split"]
+            with self._building([train, None, None], self.sentences.source_length):
+                super().build(*args, **kwargs)
+            built = self._train_ds
+            with self._building([None, *others], self.seq_length):
+                super().build(*args, **kwargs)
+            self._train_ds = built
+        if self.train_short is None:
+            return
+        assert isinstance(self._train_ds, NumberedDataset)  # of one split, never a blend
+        self._train_ds.train_short = self.train_short
+
+    @contextmanager
+    def _building(self, blends: list[Any], length: int) -> Iterator[None]:
+        """Have NeMo build the splits that have a blend, of sequences of that length, meanwhile."""
+        before = self.build_kwargs, self.seq_length
+        self.build_kwargs = {**self.build_kwargs, "blend_per_split": blends}
+        self.seq_length = length
+        try:
+            yield
+        finally:
+            self.build_kwargs, self.seq_length = before
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resume continues from: the samples consumed and the store they are of."""

@@ -82,7 +82,7 @@ def evaluate(
                     raise ValueError(f"{folder} has no stage.json, which says what was trained")
                 write_json(
                     evaluation_path(Path(run), name),
-                    evaluation(name, record.seq_length, losses, count, lengths, grid),
+                    evaluation(name, record.context, losses, count, lengths, grid),
                 )
 
 

@@ -63,6 +63,13 @@ class StageRecord:
     tokens_per_batch: float = math.nan
     layout: dict[str, Any] = field(default_factory=dict)
     start: str = ""
+    target_length: int | None = None
+    """Tokens of the context it trains for, where those of its sequences are fewer."""
+
+    @property
+    def context(self) -> int:
+        """The length at which it is evaluated."""
+        return self.target_length or self.seq_length
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sample of the store says about its documents."""
+"""What a sample of the store says about its documents, and trains on for a longer context."""
+
+import shutil
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 
 from custom_modules.documents import Documents
+from custom_modules.positions import gene_scale, longrecipe, pose
+from data import train_short
+from data.impactful import ImpactfulTokens
 from data.module import NumberedDataset, StoreDataModule
+from data.sentences import ENDS, SentenceSelection
+from data.store import StoreError
 
 LENGTH = 512
 
@@ -49,3 +58,173 @@ def test_positions_run_on_where_attention_goes_across_documents(small_store, meg
 def test_a_policy_that_nobody_knows_is_refused(small_store):
     with pytest.raises(ValueError, match="documents is 'apart'"):
         StoreDataModule(str(small_store), LENGTH, 1, 1, documents="apart")
+
+
+TARGET = 4 * LENGTH
+POSE = partial(pose, target_length=TARGET)
+SKIPS = partial(longrecipe, target_length=TARGET)
+DIGITS = SentenceSelection(anchors="digits", source_length=TARGET)
+
+
+def splits(store, **arguments) -> tuple[NumberedDataset, NumberedDataset]:
+    """Return what trains and what validates, as a run builds them."""
+    module = StoreDataModule(str(store), LENGTH, 1, 4, **arguments)
+    module.build(5, 5, 2, 2)
+    return module._train_ds, module._validation_ds
+
+
+@pytest.fixture(scope="module")
+def pieces(small_store) -> list[str]:
+    """Return the text of each token."""
+    module = StoreDataModule(str(small_store), LENGTH, 1, 1)
+    return [module.tokenizer.ids_to_text([token]) for token in range(512)]
+
+
+def test_training_skips_positions_and_nothing_else_and_validation_does_not(
+    small_store, megatron_rank
+):
+    plain, plain_validation = splits(small_store)
+    skipping, validation = splits(small_store, positions=POSE)
+    highest = 0
+    for index in range(12):
+        ours, theirs = skipping[index], plain[index]
+        assert (ours["position_ids"].diff() >= 1).all()
+        highest = max(highest, int(ours["position_ids"][-1]))
+        for key in ("tokens", "labels", "loss_mask", "sample_id"):
+            assert torch.equal(ours[key], theirs[key]), key
+    assert LENGTH < highest < TARGET
+    for index in range(4):
+        for key, value in plain_validation[index].items():
+            assert torch.equal(validation[index][key], value), key
+        assert torch.equal(validation[index]["position_ids"], torch.arange(LENGTH))
+
+
+def test_positions_are_of_the_seed_and_the_sample_alone(small_store, megatron_rank):
+    first, _ = splits(small_store, positions=POSE)
+    second, _ = splits(small_store, positions=POSE)
+    backwards = {index: second[index]["position_ids"] for index in reversed(range(8))}
+    for index in range(8):
+        assert torch.equal(first[index]["position_ids"], backwards[index])
+    other, _ = splits(small_store, positions=POSE, seed=4321)
+    assert any(
+        not torch.equal(other[index]["position_ids"], backwards[index]) for index in range(8)
+    )
+    assert len({tuple(positions.tolist()) for positions in backwards.values()}) == 8
+
+
+def test_longrecipe_skips_where_sentences_end(small_store, megatron_rank, pieces):
+    train, _ = splits(small_store, positions=SKIPS)
+    skips = 0
+    for index in range(8):
+        sample = train[index]
+        inside = 0
+        for at in (sample["position_ids"].diff() > 1).nonzero().flatten().tolist():
+            last = int(sample["tokens"][at])
+            inside += pieces[last] not in ENDS and pieces[last] != "<|endoftext|>"
+            skips += 1
+        assert inside <= 1  # where the first part ends
+    assert skips > 40
+
+
+def test_chosen_sentences_are_those_with_a_digit_from_a_text_of_the_target_length(
+    small_store, megatron_rank, pieces
+):
+    train, validation = splits(small_store, positions=SKIPS, sentences=DIGITS)
+    plain, plain_validation = splits(small_store)
+    with_digits = {True: 0, False: 0}
+    for index in range(8):
+        sample = train[index]
+        assert sample["tokens"].shape == sample["labels"].shape == sample["loss_mask"].shape
+        assert torch.equal(sample["tokens"][1:], sample["labels"][:-1])
+        assert LENGTH <= int(sample["position_ids"][-1]) + 1 <= TARGET
+        for chosen, tokens in ((True, sample["tokens"]), (False, plain[index]["tokens"])):
+            with_digits[chosen] += sum(
+                any(c.isdigit() for c in pieces[token]) for token in tokens.tolist()
+            )
+    assert with_digits[True] > 2 * with_digits[False]
+    assert len(train[0]["tokens"]) == LENGTH
+    assert torch.equal(validation[0]["tokens"], plain_validation[0]["tokens"])
+
+
+def test_impactful_sentences_have_a_token_of_the_stores_analysis(
+    small_store, tmp_path, megatron_rank, pieces
+):
+    store = shutil.copytree(small_store, tmp_path / "store")
+    chosen = SentenceSelection(anchors="impactful", source_length=TARGET)
+    with pytest.raises(StoreError, match=r"has no impactful_tokens\.json; `python -m eval"):
+        splits(store, sentences=chosen)
+    manifest = StoreDataModule(str(store), LENGTH, 1, 1).manifest
+    letter = pieces.index("z")
+    found = ImpactfulTokens(
+        tokens=(letter,), share=0.1, split="train", sha256=manifest.train.bin.sha256,
+        before="a step 1", after="b step 2", places=7,
+    )  # fmt: skip
+    found.write(store)
+    assert ImpactfulTokens.load(manifest) == found
+    ours, plain = splits(store, sentences=chosen)[0], splits(store)[0]
+    counts = [
+        sum(int((data[i]["tokens"] == letter).sum()) for i in range(8)) for data in (ours, plain)
+    ]
+    assert counts[0] > counts[1] > 0
+    assert torch.equal(ours[0]["position_ids"], torch.arange(LENGTH))
+    replace(found, sha256="0" * 64).write(store)
+    with pytest.raises(StoreError, match="made from other tokens than the store's train split"):
+        splits(store, sentences=chosen)
+
+
+def test_a_scale_is_drawn_for_each_sample_of_training_alone(small_store, megatron_rank):
+    train, validation = splits(
+        small_store, rope_scale=partial(gene_scale, least=2, scales=4), documents="within"
+    )
+    scales = [train[index]["rope_scale"] for index in range(20)]
+    assert {scale.dtype for scale in scales} == {torch.float64}
+    assert {float(scale) for scale in scales} == {2.0, 4.0, 6.0, 8.0}
+    assert "rope_scale" not in validation[0]
+    assert "document_starts" in train[0]
+
+
+def test_each_split_is_built_once_and_a_failed_build_leaves_the_length(
+    small_store, megatron_rank, monkeypatch
+):
+    built = []
+    whole = NumberedDataset.__init__
+
+    def counted(self, *args):
+        whole(self, *args)
+        built.append((self.index_split.name, self.config.sequence_length))
+
+    monkeypatch.setattr(NumberedDataset, "__init__", counted)
+    module = StoreDataModule(str(small_store), LENGTH, 1, 4, sentences=DIGITS)
+    module.build(5, 5, 2, 2)
+    assert sorted(built) == [("test", LENGTH), ("train", TARGET), ("valid", LENGTH)]
+    blends = module.build_kwargs
+    with pytest.raises(AssertionError, match="max_steps 0"):
+        module.build(0, 5, 2, 2)
+    assert module.seq_length == LENGTH
+    assert module.build_kwargs is blends
+
+
+def test_the_vocabulary_is_decoded_for_sentences_alone(small_store, monkeypatch):
+    calls = []
+    decode = train_short.token_texts
+    monkeypatch.setattr(
+        train_short, "token_texts", lambda tokenizer: calls.append(1) or decode(tokenizer)
+    )
+    scale = partial(gene_scale, least=2, scales=4)
+    for arguments, count in (
+        ({"positions": POSE}, 0),
+        ({"rope_scale": scale}, 0),
+        ({"positions": SKIPS}, 1),
+        ({"positions": POSE, "sentences": DIGITS}, 1),
+    ):
+        calls.clear()
+        StoreDataModule(str(small_store), LENGTH, 1, 1, **arguments)
+        assert len(calls) == count, arguments
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"positions": POSE}, {"sentences": DIGITS}], ids=lambda given: next(iter(given))
+)
+def test_positions_that_restart_do_not_skip(small_store, arguments):
+    with pytest.raises(ValueError, match="'within', where positions restart"):
+        StoreDataModule(str(small_store), LENGTH, 1, 1, documents="within", **arguments)

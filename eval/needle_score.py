@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mean loss of the scored tokens of texts under a rotation, over any layout of ranks.
+
+    score = sum of losses at scored tokens / their number        (its exp is the perplexity)
+
+The rotation is replaced for the call; weights stay where they are, so a candidate of a search costs
+one forward pass a text. Logits are formed for a tile of tokens at a time and at scored ones alone.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.utils import get_batch_on_this_cp_rank
+from torch import Tensor
+
+from custom_modules.activation_memory import LOSS_TILE
+from custom_modules.long_context_gpt import LongContextGPT
+from custom_modules.rope import Rotation
+from custom_modules.rope_scaling import RopeScaling
+from eval.scored_text import ScoredText
+
+
+@torch.no_grad()
+def scored_losses(model: LongContextGPT, text: ScoredText) -> Tensor:
+    """Return the summed loss and the number of scored tokens on this rank's shard, float64 [2]."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    tokens = torch.from_numpy(text.tokens[None]).to(device)
+    asked = torch.from_numpy(text.scored[None]).to(device).roll(-1, dims=1)
+    asked[:, -1] = False  # would be the first token's
+    shard = get_batch_on_this_cp_rank(
+        {
+            "tokens": tokens,
+            "labels": tokens.roll(-1, dims=1),
+            "positions": torch.arange(tokens.shape[1], device=device)[None].contiguous(),
+            "asked": asked,
+        }
+    )
+    losses = model(
+        shard["tokens"],
+        shard["positions"],
+        None,
+        labels=shard["labels"],
+        loss_mask=shard["asked"].float(),
+    )
+    return torch.stack((losses[shard["asked"]].double().sum(), shard["asked"].double().sum()))
+
+
+def mean_loss(model: LongContextGPT, texts: Sequence[ScoredText], rope: RopeScaling) -> float:
+    """Return nats per scored token of the model rotated by `rope`; the same on every rank.
+
+    Data ranks take the texts in turn.
+    """
+    rank = parallel_state.get_data_parallel_rank()
+    size = parallel_state.get_data_parallel_world_size()
+    device = torch.device("cuda", torch.cuda.current_device())
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    own, own_tile = model.rotation, model.loss_tile
+    try:
+        model.rotation, model.loss_tile = Rotation(rope, own.head_dim), own_tile or LOSS_TILE
+        for text in texts[rank::size]:
+            sums += scored_losses(model, text)
+    finally:
+        model.rotation, model.loss_tile = own, own_tile
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    torch.distributed.all_reduce(sums, group=group)
+    return float(sums[0] / sums[1])

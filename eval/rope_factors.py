@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find LongRoPE's divisors for a trained stage and write them as a file a Stage can use.
+
+Runs on every rank of a torchrun job, which `longhaul rope search` launches. All ranks run the same
+search; the texts of a score are shared out over data ranks, each text over context ranks.
+
+Scores that were searched on are the best of many draws. So start and found are scored once more on
+texts that the search has not seen: other held-out documents, or where the store has no more, other
+needles in other windows of the same.
+"""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from numpy.typing import NDArray
+
+from custom_modules.cpu_backend import cpu_backend
+from custom_modules.rope_scaling import RopeScaling
+from data.held_out import long_documents
+from data.store import Manifest
+from eval import checkpoint_model
+from eval.needle_score import mean_loss
+from eval.results import append_step, read_stage, stage_folder
+from eval.rope_divisors import Stretching
+from eval.rope_search import Settings, search
+from eval.scored_text import ScoredText, guess_nats, needle_texts, texts_past
+from recipes import rope_file
+from recipes.finished import newest_checkpoint
+
+Objective = Literal["needle", "documents"]
+"""Answers to needles, or all tokens of documents past the trained length."""
+
+
+def find_factors(
+    run: str,
+    stage: str,
+    store: str,
+    target: int,
+    out: str,
+    *,
+    progress: str,
+    documents: int = 10,
+    needles: int = 4,
+    depths: Sequence[float] = (0.0,),
+    objective: Objective = "needle",
+    settings: Settings | None = None,
+    tensor_parallel: int = 1,
+    context_parallel: int = 1,
+    device: str = "cpu",
+) -> None:
+    """Write to `out` the rotation that suits the stage's weights best at `target` tokens.
+
+    One line an iteration is appended to `progress`. Raises ValueError for a target that is not
+    longer than the stage was trained at, and for a store without held-out documents of its length.
+    """
+    with ExitStack() as stack:
+        if device == "cpu":
+            stack.enter_context(cpu_backend(force=True))
+        else:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("gloo" if device == "cpu" else "nccl")
+        stack.callback(dist.destroy_process_group)
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tensor_parallel, context_parallel_size=context_parallel
+        )
+        stack.callback(parallel_state.destroy_model_parallel)
+        rope, about = found_factors(
+            Path(run), stage, Manifest.load(store), target,
+            documents=documents,
+            needles=needles,
+            depths=depths,
+            objective=objective,
+            settings=settings or Settings(),
+            bf16=device == "cuda",
+            watch=lambda done, best: _append(Path(progress), done, best),
+        )  # fmt: skip
+        if dist.get_rank() == 0:
+            rope_file.write(Path(out), rope, about)
+
+
+def found_factors(
+    run: Path,
+    stage: str,
+    manifest: Manifest,
+    target: int,
+    *,
+    documents: int,
+    needles: int,
+    depths: Sequence[float],
+    objective: Objective,
+    settings: Settings,
+    bf16: bool,
+    watch: Callable[[int, float], None],
+) -> tuple[RopeScaling, dict[str, Any]]:
+    """Return the best rotation and where it is from; Megatron's parallel state is initialised."""
+    if objective not in get_args(Objective):
+        raise ValueError(f"objective is {objective!r}; it is {' or '.join(get_args(Objective))}")
+    folder = stage_folder(run, stage)
+    record = read_stage(run, stage)
+    if record is None:
+        raise ValueError(f"{folder} has no stage.json, which says what was trained")
+    held_out = list(islice(long_documents(manifest, min_tokens=target), 2 * documents))
+    if not held_out:
+        raise ValueError(
+            f"{manifest.root} has no held-out document of {target:,} tokens to search on"
+        )
+    model = checkpoint_model.load(folder, seq_length=target, bf16=bf16)
+    own = model.rotation
+    stretching = Stretching(own.scaling, own.head_dim, trained=record.context, target=target)
+    encode = _encoder(manifest)
+
+    def texts(chosen: list[NDArray[np.int64]], seed: int) -> dict[str, list[ScoredText]]:
+        return {
+            "needle": needle_texts(
+                encode, chosen, length=target, needles=needles, depths=depths, seed=seed
+            ),
+            "documents": texts_past(chosen, length=target, after=record.context, seed=seed),
+        }
+
+    searched_on = held_out[:documents]
+    others = held_out[documents:] or searched_on
+    seen = texts(searched_on, settings.seed)[objective]
+    found = search(
+        lambda divisors: mean_loss(model, seen, stretching.by(divisors)),
+        start=stretching.start,
+        critical=stretching.critical,
+        factor=stretching.factor,
+        settings=settings,
+        watch=watch,
+    )
+    unseen = texts(others, settings.seed + 1)
+
+    def on_unseen(divisors: Sequence[float]) -> dict[str, float]:
+        rope = stretching.by(divisors)
+        return {name: mean_loss(model, each, rope) for name, each in unseen.items()}
+
+    about = {
+        "stage": stage,
+        "checkpoint": str(newest_checkpoint(folder / "checkpoints")),
+        "store": {"path": str(manifest.root), "tokenizer": manifest.tokenizer.fingerprint},
+        "trained": record.context,
+        "target": target,
+        "start": "yarn",
+        "temperature": "that of yarn, for every candidate",
+        "objective": objective,
+        "documents": len(searched_on),
+        "needles": needles,
+        "depths": list(depths),
+        **asdict(settings),
+        "critical_pairs": [stretching.critical[0], stretching.critical[-1]],
+        "critical": None if found.best.divisors == tuple(stretching.start) else found.best.critical,
+        "start_score": found.start_score,
+        "score": found.score,
+        "evaluations": found.evaluations,
+        "history": list(found.history),
+        "unseen": {
+            "documents": len(others),
+            "of": "other documents" if held_out[documents:] else "the same documents",
+            "start": on_unseen(stretching.start),
+            "found": on_unseen(found.best.divisors),
+            "guess": guess_nats(unseen["needle"], needles),
+        },
+    }
+    return stretching.by(found.best.divisors), about
+
+
+def _encoder(manifest: Manifest) -> Callable[[str], list[int]]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(manifest.tokenizer_path)
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _append(progress: Path, done: int, best: float) -> None:
+    if dist.get_rank() == 0 and math.isfinite(best):
+        append_step(progress, {"step": done, "loss": best})

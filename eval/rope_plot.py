@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draw rotations beside a model's own: the wavelength of each pair, and what divides it."""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from custom_modules.rope_range import Stretch
+from eval.report_plots import PALETTE, SERIES
+
+
+def draw(
+    path: Path, shown: Mapping[str, Stretch], *, title: str, trained: int, length: int
+) -> None:
+    """Write the picture as PNG; the first of `shown` is the model's own rotation."""
+    figure = Figure(figsize=(10.4, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    waves, divided = figure.subplots(1, 2)
+    for at, (name, found) in enumerate(shown.items()):
+        color = PALETTE["muted"] if at == 0 else PALETTE[SERIES[(at - 1) % len(SERIES)]]
+        pairs = range(len(found.wavelengths))
+        finite = [wave if math.isfinite(wave) else math.nan for wave in found.wavelengths]
+        waves.plot(pairs, finite, color=color, label=name, linewidth=1.6)
+        if at:
+            divided.plot(pairs, found.divisors, color=color, label=name, linewidth=1.6)
+    for axes, where in ((waves, ((trained, "trained"), (length, "looked at"))),
+                        (divided, ((length / trained, "length / trained"),))):  # fmt: skip
+        for value, word in where:
+            axes.axhline(value, color=PALETTE["rule"], linewidth=1, zorder=0)
+            axes.annotate(
+                word, (0, value), textcoords="offset points", xytext=(2, 3),
+                color=PALETTE["muted"], fontsize=8,
+            )  # fmt: skip
+        axes.set_xlabel("pair of dimensions")
+        axes.spines[["top", "right"]].set_visible(False)
+    waves.set_yscale("log")
+    waves.set_ylabel("wavelength, tokens")
+    divided.set_ylabel("frequency divided by")
+    waves.legend(frameon=False)
+    figure.suptitle(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    figure.savefig(temporary, format="png", dpi=150)
+    temporary.rename(path)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts of one length with the tokens of them that are scored: answers to needles, or an end.
+
+    <instruction> \n\nThe magic number of amber is 4182650.\n\n <held-out document> ...
+    \n\nThe magic number of amber, as the text above says, is 4182650
+                                                             ^^^^^^^^ scored
+
+Needle-driven perplexity (arXiv 2502.20082, 3.2) is that of the answers alone: most tokens of a
+document are told by those just before them, and their loss says little of a rotation of distant
+ones. The paper hides one number of 7 digits at the very start of each text. Several are hidden in
+one text here, each asked for by its key, since a forward pass then scores as many answers; `depths`
+put them elsewhere. `texts_past` scores the end of plain documents, as the first LongRoPE did
+(arXiv 2402.13753).
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+DIGITS = 7
+INSTRUCTION = "Some magic numbers are hidden in this text. Remember them, they are asked for later."
+NEEDLE = "\n\nThe magic number of {key} is {number}.\n\n"
+QUESTION = "\n\nThe magic number of {key}, as the text above says, is"
+KEYS = (
+    "amber", "birch", "cedar", "delta", "ember", "flint", "garnet", "hazel",
+    "indigo", "jasper", "kelp", "larch", "maple", "nectar", "onyx", "pearl",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """Hold the tokens of one text, and which of them are scored."""
+
+    tokens: NDArray[np.int64]
+    scored: NDArray[np.bool_]
+    """As long as `tokens`; the first token has nothing before it and is not scored."""
+
+
+def needle_texts(
+    encode: Callable[[str], Sequence[int]],
+    documents: Sequence[NDArray[np.int64]],
+    *,
+    length: int,
+    needles: int = 4,
+    depths: Sequence[float] = (0.0,),
+    seed: int = 0,
+) -> list[ScoredText]:
+    """Return a text of `length` tokens a document, with needles at `depths` (0 first, 1 last).
+
+    Depths are taken in turn; questions are in the order of the needles. Documents have at least
+    `length` tokens. Raises ValueError for a number of needles that there are no keys for, depths
+    beyond the ends, and a length that needles and questions alone exceed.
+    """
+    if not 1 <= needles <= len(KEYS):
+        raise ValueError(f"needles is {needles}; a text takes 1 to {len(KEYS)}")
+    if not depths or not all(0 <= depth <= 1 for depth in depths):
+        raise ValueError(f"depths are {list(depths)}; each is a share of the text, 0 to 1")
+    draws = random.Random(f"{seed} {length} {needles}")
+    return [
+        _needle_text(encode, document, length, [depths[i % len(depths)] for i in range(needles)],
+                     draws)
+        for document in documents
+    ]  # fmt: skip
+
+
+def guess_nats(texts: Sequence[ScoredText], needles: int) -> float:
+    """Return nats per scored token of a guess that knows a number by its digits' count alone."""
+    answered = sum(int(text.scored.sum()) for text in texts)
+    return len(texts) * needles * DIGITS * math.log(10) / answered
+
+
+def texts_past(
+    documents: Sequence[NDArray[np.int64]], *, length: int, after: int, seed: int = 0
+) -> list[ScoredText]:
+    """Return a window of `length` tokens a document, scored from position `after` on.
+
+    Raises ValueError where nothing is left to score.
+    """
+    if not 1 <= after < length:
+        raise ValueError(f"positions from {after:,} on of {length:,} are none to score")
+    draws = random.Random(f"{seed} {length}")
+    return [
+        ScoredText(_window(document, length, draws), np.arange(length) >= after)
+        for document in documents
+    ]
+
+
+def _needle_text(
+    encode: Callable[[str], Sequence[int]],
+    document: NDArray[np.int64],
+    length: int,
+    depths: Sequence[float],
+    draws: random.Random,
+) -> ScoredText:
+    keys = draws.sample(KEYS, len(depths))
+    numbers = ["".join(draws.choices("0123456789", k=DIGITS)) for _ in keys]
+    asked = list(zip(keys, numbers, strict=True))
+    needles = [list(encode(NEEDLE.format(key=key, number=number))) for key, number in asked]
+    questions = [(list(encode(QUESTION.format(key=key))), list(encode(f" {number}")))
+                 for key, number in asked]  # fmt: skip
+    parts: list[tuple[Sequence[int] | NDArray[np.int64], bool]] = []
+    opening = list(encode(INSTRUCTION))
+    taken = len(opening) + sum(map(len, needles)) + sum(len(q) + len(a) for q, a in questions)
+    if taken > length:
+        raise ValueError(
+            f"a text of {length} tokens is too short: its {len(keys)} needles, their questions "
+            f"and answers take {taken}"
+        )
+    hay = _window(document, length - taken, draws)
+    parts, read = [(opening, False)], 0
+    for depth, needle in sorted(zip(depths, needles, strict=True), key=lambda pair: pair[0]):
+        place = round(depth * len(hay))
+        parts += [(hay[read:place], False), (needle, False)]
+        read = place
+    parts.append((hay[read:], False))
+    for question, answer in questions:
+        parts += [(question, False), (answer, True)]
+    return ScoredText(
+        np.concatenate([np.asarray(tokens, dtype=np.int64) for tokens, _ in parts]),
+        np.concatenate([np.full(len(tokens), scored) for tokens, scored in parts]),
+    )
+
+
+def _window(document: NDArray[np.int64], length: int, draws: random.Random) -> NDArray[np.int64]:
+    start = draws.randrange(len(document) - length + 1)
+    return document[start : start + length]
