@@ -12,6 +12,7 @@ from eval.results import evaluation_path, write_json
 from longhaul import stages
 from longhaul.evaluation_job import evaluation_job
 from longhaul.ladder_run import Plan
+from recipes.check import trained_length
 from recipes.finished import is_finished
 from recipes.pretrain import place
 from slurm.launch import Job
@@ -52,7 +53,7 @@ def require(made: list[nemo_run.Partial], *, started: bool) -> None:
         manifest = stages.require_inputs(recipe)
         stages.require_same(recipe)
     stages.require_start(made[0])
-    longest = max(recipe.data.seq_length for recipe in made)
+    longest = max(trained_length(recipe) for recipe in made)
     if manifest.heldout.longest <= longest:
         raise ValueError(
             f"the longest held-out document of {made[0].data.store} has "
@@ -74,7 +75,7 @@ def jobs(plan: Plan, made: list[nemo_run.Partial], *, record: bool) -> list[Job]
             evaluation_job(
                 plan.run,
                 plan.stage_names,
-                lengths=[stage.seq_length for stage in plan.ladder.stages],
+                lengths=sorted({stage.target_length for stage in plan.ladder.stages}),
                 store=plan.store,
                 documents=EVALUATION_DOCUMENTS,
                 trials=EVALUATION_TRIALS,

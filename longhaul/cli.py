@@ -7,10 +7,13 @@ import sys
 import typer
 
 from longhaul.evaluate import evaluate
+from longhaul.export import export
+from longhaul.import_model import import_model
 from longhaul.prepare import prepare
 from longhaul.pretrain import pretrain
 from longhaul.probe import app as probe
 from longhaul.report import report
+from longhaul.rope import app as rope
 from longhaul.run import run
 
 KEY_VALUE = {"allow_extra_args": True, "ignore_unknown_options": False}
@@ -26,7 +29,10 @@ app.command(context_settings=KEY_VALUE)(pretrain)
 app.command(context_settings=KEY_VALUE)(run)
 app.command()(evaluate)
 app.command()(report)
+app.command(name="import")(import_model)
+app.command()(export)
 app.add_typer(probe, name="probe")
+app.add_typer(rope, name="rope")
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def evaluate(
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"--device is {device!r}; it is cpu or cuda")
     records = [read_stage(run, name) for name in names]
-    lengths = [record.seq_length for record in records if record is not None]
+    lengths = sorted({record.context for record in records if record is not None})
     with loading("NeMo and Megatron-Core"):
         from longhaul.evaluation_job import (
             evaluation_job,

@@ -18,6 +18,10 @@ def pretrain(
     dryrun: Annotated[
         bool, typer.Option("--dryrun", help="Print the recipe and its command; do not run it.")
     ] = False,
+    rope: Annotated[
+        str,
+        typer.Option(help="Turn heads by METHOD[:KEY=VALUE,...] or a file, as `longhaul rope`."),
+    ] = "",
     device: Annotated[
         str | None, typer.Option(help="cpu: run on CPU ranks whatever the recipe says.")
     ] = None,
@@ -36,6 +40,8 @@ def pretrain(
         from slurm.launch import commands, run_in_order
 
         recipe = stages.factory(factory) if yaml is None else yaml_file.read(yaml)
+        if rope:
+            recipe = stages.with_rope(recipe, rope)
         recipe = stages.override(recipe, context.args)
         stages.on_device(recipe, device)
     for note in notes(recipe):

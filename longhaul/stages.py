@@ -13,18 +13,28 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+import fiddle as fdl
 import nemo_run
 import torch
 from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
 from custom_modules.attention_kernels import kernel_for
+from custom_modules.rope_scaling import RopeScaling
 from data.store import Manifest, require_tokenizer
 from eval.results import write_json
 from recipes import yaml_file
-from recipes.check import check, context_parallelism, tokens_per_batch, world_size
+from recipes.check import (
+    check,
+    context_parallelism,
+    tokens_per_batch,
+    trained_length,
+    world_size,
+)
 from recipes.factories import FACTORIES
 from recipes.finished import checkpoint_facts, newest_checkpoint, start_checkpoint
+from recipes.pretrain import described as described_noun
 from recipes.pretrain import on_cpu
+from recipes.rope_words import rope_from
 from recipes.strategy import CpuStrategy
 from slurm.launch import Job
 from slurm.local import local_executor
@@ -44,6 +54,7 @@ def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial
     for word in words:
         if word.startswith("-") or "=" not in word:
             raise ValueError(f"{word!r} is no override; write KEY=VALUE, as trainer.max_steps=20")
+    own = fdl.build(recipe.model.config.rope)
     try:
         recipe = parse_cli_args(recipe, list(words))
     except (CLIException, AttributeError, TypeError, IndexError) as error:
@@ -51,7 +62,32 @@ def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial
     if str(recipe.trainer.devices).isdigit():  # nemo-run reads a number as text here
         recipe.trainer.devices = int(recipe.trainer.devices)
     check(recipe)
+    _require_rotation(recipe, own)
     return recipe
+
+
+def _require_rotation(recipe: nemo_run.Partial, own: RopeScaling) -> None:
+    """Raise ValueError where the recipe's rotation was changed into one that does not fit it."""
+    chosen, context = fdl.build(recipe.model.config.rope), trained_length(recipe)
+    if chosen == own:
+        return
+    _require_turning(chosen, own, "the recipe's own rotation")
+    if (chosen.original_length or 0) > context:
+        raise ValueError(
+            f"the rotation's original_length is {chosen.original_length:,}, above the {context:,} "
+            "tokens that the stage is for; it is the context before extension"
+        )
+
+
+def _require_turning(chosen: RopeScaling, model: RopeScaling, what: str) -> None:
+    """Raise ValueError where other dimensions of a head would turn than the model's do."""
+    for name in ("partial_rotary_factor", "interleaved"):
+        of_chosen, of_model = getattr(chosen, name), getattr(model, name)
+        if of_chosen != of_model:
+            raise ValueError(
+                f"{name} of the rotation is {of_chosen} and that of {what} {of_model}; it is a "
+                "fact of the model's weights, so leave it alone"
+            )
 
 
 def _not_applied(recipe: nemo_run.Partial, words: Sequence[str], error: Exception) -> str:
@@ -94,6 +130,19 @@ def _takes(node: Any, name: str) -> str:
         choices = [choice for kind in kinds for choice in get_args(kind)]
         return f"; it is one of {', '.join(map(str, choices))}"
     return ""
+
+
+def with_rope(recipe: nemo_run.Partial, word: str) -> nemo_run.Partial:
+    """Return the recipe with its heads turned by what `word` names (`recipes.rope_words`).
+
+    Fields that the word leaves out are those of the recipe's own rotation.
+    """
+    own = fdl.build(recipe.model.config.rope)
+    kept = ("base", "partial_rotary_factor", "interleaved", "original_length")
+    of_model = {name: getattr(own, name) for name in kept if name in own.stated()}
+    recipe.model.config.rope = described_noun(rope_from(word, of_model, own=own))
+    _require_rotation(recipe, own)
+    return recipe
 
 
 def on_device(recipe: nemo_run.Partial, device: str | None) -> None:
@@ -149,6 +198,9 @@ def require_inputs(recipe: nemo_run.Partial) -> Manifest:
         facts = None if found is None else checkpoint_facts(found)
         if facts is not None:
             require_tokenizer(manifest, facts["tokenizer"])
+            if "rope" in facts:
+                turned = RopeScaling.from_dict(facts["rope"])
+                _require_turning(fdl.build(recipe.model.config.rope), turned, str(found))
     return manifest
 
 
@@ -244,16 +296,24 @@ def record(recipe: nemo_run.Partial, start: str) -> None:
         {
             "name": recipe.log.name,
             "seq_length": recipe.data.seq_length,
-            "rope": {
-                name: getattr(config.rope, name)
-                for name in ("method", "base", "factor", "original_length")
-            },
+            "target_length": trained_length(recipe),
+            "rope": _described_rotation(fdl.build(config.rope)),
             "tokens": recipe.trainer.max_steps * tokens_per_batch(recipe),
             "tokens_per_batch": tokens_per_batch(recipe),
             "layout": {"tp": tp, "cp": cp, "pp": pp, "dp": world_size(recipe) // (tp * cp * pp)},
             "start": start,
         },
     )
+
+
+def _described_rotation(rope: RopeScaling) -> dict[str, Any]:
+    """Return what a report says of a rotation; LongRoPE's divisors are in the recipe."""
+    content = {"method": rope.method, "base": rope.base, "factor": rope.factor} | rope.to_dict()
+    for name in ("short_factor", "long_factor"):
+        content.pop(name, None)
+    if rope.before is not None:
+        content["before"] = rope.before.method
+    return {**content, "temperature": rope.temperature}
 
 
 def versions() -> dict[str, str]:

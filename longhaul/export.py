@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul export`: a trained stage becomes a Hugging Face folder that loads without edits."""
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longhaul.console import loading
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def export(
+    source: Annotated[
+        Path, typer.Option("--from", help="Folder of a stage, of a checkpoint or of an import.")
+    ],
+    to: Annotated[Path, typer.Option(help="Folder to write.")],
+    dtype: Annotated[
+        str | None, typer.Option(help=f"{', '.join(DTYPES)}; without it the checkpoint's own.")
+    ] = None,
+    max_shard_gib: Annotated[float, typer.Option(help="Size of a weight file, at most.")] = 5.0,
+    like: Annotated[
+        Path | None,
+        typer.Option(help="Hugging Face folder with config and tokenizer, not the import's."),
+    ] = None,
+) -> None:
+    """Export weights, config at the stage's length and rotation, and tokenizer."""
+    from recipes.hugging_face.appearing import require_free
+    from recipes.hugging_face.trained import trained
+
+    require_free(to)
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"--dtype is {dtype!r}; it is one of {', '.join(DTYPES)}")
+    if not (max_shard_gib > 0 and math.isfinite(max_shard_gib)):
+        raise ValueError(f"--max-shard-gib is {max_shard_gib:g}; it must be above 0 and finite")
+    found = trained(source, like)
+    with loading("Megatron-Core"):
+        import torch
+
+        from recipes.hugging_face import exporting
+    typer.echo(f"exporting {found.checkpoint} for {found.length:,} tokens", err=True)
+    exporting.export(
+        found,
+        to,
+        dtype=None if dtype is None else getattr(torch, dtype),
+        max_shard_gib=max_shard_gib,
+    )
+    typer.echo(to)

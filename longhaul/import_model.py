@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul import`: a Hugging Face checkpoint becomes one that a stage starts from."""
+
+import difflib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longhaul.console import loading
+
+
+def import_model(
+    source: Annotated[
+        str, typer.Option("--from", help="Hugging Face folder, or a name on its hub.")
+    ],
+    card: Annotated[
+        str | None, typer.Option(help="The model card that it must be, as llama31_8b.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Folder to write.", show_default="models/CARD or /NAME")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a name on the hub.")
+    ] = None,
+) -> None:
+    """Import published weights, bit for bit, with their config and tokenizer."""
+    from recipes.hugging_face.appearing import require_free
+    from recipes.hugging_face.config import card_of, read_config, require_same, require_weights
+    from recipes.hugging_face.hub import local_folder
+    from recipes.hugging_face.shards import stored_tensors
+    from recipes.models import CARDS
+    from recipes.naming import MODELS
+
+    if card is not None and card not in CARDS:
+        near = difflib.get_close_matches(card, CARDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(CARDS)}"
+        raise ValueError(f"no card is called {card!r}; {hint}")
+    name = (Path(source).resolve() if Path(source).is_dir() else Path(source)).name
+    to = to or MODELS / (card or name)
+    require_free(to)
+    found = card_of(read_config(local_folder(source, revision, weights=False)), name)
+    if card is not None:
+        require_same(CARDS[card], found, f"the model of {source}")
+    folder = local_folder(source, revision, weights=True)
+    stored = stored_tensors(folder)
+    require_weights(found, stored)
+    with loading("Megatron-Core"):
+        from recipes.hugging_face.importing import write_checkpoint
+    typer.echo(f"importing {len(stored):,} tensors of a {found.family} model", err=True)
+    write_checkpoint(to, folder, found, stored)
+    typer.echo(to)

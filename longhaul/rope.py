@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul rope`: rotations beside the model's own, pair by pair, as a table and a picture."""
+
+import difflib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from longhaul.console import loading
+from longhaul.rope_search import search
+
+if TYPE_CHECKING:
+    from custom_modules.rope_range import Stretch
+    from custom_modules.rope_scaling import RopeScaling
+
+app = typer.Typer(
+    help="Look at how a rotation stretches a model's context, or search for one.",
+    invoke_without_command=True,
+)
+app.command()(search)
+LIKE = "METHOD[:KEY=VALUE,...], before=own to stretch the model's own, or a file"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """The model whose rotation is looked at."""
+
+    name: str
+    head_dim: int
+    rope: "RopeScaling"
+    trained: int
+    """Tokens of context it was trained at."""
+
+
+@app.callback()
+def rope(
+    context: typer.Context,
+    card: Annotated[str, typer.Option(help="The model, by its card.")] = "",
+    model: Annotated[
+        Path | None, typer.Option(help="The model, by its Hugging Face folder.")
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help=f"A rotation: {LIKE}; repeat it for another beside it."),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Context to look at; the longest that the methods reach."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it as well, to this PNG.")] = None,
+) -> None:
+    """Show the wavelength of each pair of dimensions, and what a method does to it."""
+    if context.invoked_subcommand is not None:
+        return
+    if bool(card) == (model is not None):
+        raise ValueError("name one model: --card NAME or --model FOLDER")
+    if plot is not None and plot.suffix != ".png":
+        raise ValueError(f"--plot {plot} is not a .png file")
+    subject = _of_card(card) if model is None else _of_folder(model)
+    words, chosen = method or [], {"own": subject.rope}
+    for found in _read(words, subject):
+        alike = sum(name.partition(" ")[0] == found.method for name in chosen)
+        chosen[f"{found.method} {alike + 1}" if alike else found.method] = found
+    reach = max((found.reach or 0) for found in chosen.values())
+    target = length or max(reach, subject.trained)
+    with loading("torch"):
+        from custom_modules.rope_range import stretch
+    shown = {
+        name: stretch(subject.rope, found, subject.head_dim, trained=subject.trained, length=target)
+        for name, found in chosen.items()
+    }
+    typer.echo(
+        f"{subject.name}: heads of {subject.head_dim}, {subject.rope.method} at base "
+        f"{subject.rope.base:,.10g}, trained at {subject.trained:,} tokens; looked at {target:,}"
+    )
+    for name, word in zip(list(chosen)[1:], words, strict=True):
+        typer.echo(f"{name}: {word}")
+    console = Console(width=max(100, Console().width))
+    console.print(_pairs(shown, subject.trained, target))
+    console.print("* turns by angles that the model was not trained on", highlight=False)
+    console.print(_summary(shown))
+    if plot is not None:
+        from eval.rope_plot import draw
+
+        draw(plot, shown, title=subject.name, trained=subject.trained, length=target)
+        typer.echo(plot)
+
+
+def _of_card(name: str) -> Subject:
+    from recipes.models import CARDS
+
+    if name not in CARDS:
+        near = difflib.get_close_matches(name, CARDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(CARDS)}"
+        raise ValueError(f"no card is called {name!r}; {hint}")
+    found = CARDS[name]
+    return Subject(
+        name=found.name,
+        head_dim=found.head_dim,
+        rope=found.native_rope,
+        trained=found.native_context,
+    )
+
+
+def _of_folder(folder: Path) -> Subject:
+    from recipes.hugging_face.rope import head_dim_of, rope_of
+
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"--model {folder} has no config.json") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error})") from None
+    found = rope_of(config)
+    by_factor = found.method in ("linear", "dynamic")
+    trained = found.reach if by_factor else config.get("max_position_embeddings", found.reach)
+    if trained is None:
+        raise ValueError(f"{path} has no max_position_embeddings, the context of the model")
+    return Subject(name=folder.name, head_dim=head_dim_of(config), rope=found, trained=int(trained))
+
+
+def _read(words: Sequence[str], subject: Subject) -> list["RopeScaling"]:
+    from recipes.rope_words import rope_from
+
+    of_model = {
+        "base": subject.rope.base,
+        "partial_rotary_factor": subject.rope.partial_rotary_factor,
+        "interleaved": subject.rope.interleaved,
+        "original_length": subject.rope.original_length or subject.trained,
+    }
+    return [rope_from(word, of_model, own=subject.rope, trained=subject.trained) for word in words]
+
+
+def _pairs(shown: dict[str, "Stretch"], trained: int, length: int) -> Table:
+    table = Table("pair", box=None, header_style="bold")
+    for name in shown:
+        table.add_column(f"{name}\nwavelength", justify="right")
+        if name != "own":
+            table.add_column("\ndivided by", justify="right")
+    own = shown["own"].wavelengths
+    for pair, wavelength in enumerate(own):
+        cells = [str(pair), f"{wavelength:,.1f}"]
+        for name, found in shown.items():
+            if name == "own":
+                continue
+            divisor = found.divisors[pair]
+            unseen = wavelength > trained and length > trained * divisor * (1 + 1e-9)
+            cells += [
+                f"{found.wavelengths[pair]:,.1f}",
+                f"{divisor:.3f} *" if unseen else f"{divisor:.3f}  ",
+            ]
+        table.add_row(*cells)
+    return table
+
+
+def _summary(shown: dict[str, "Stretch"]) -> Table:
+    table = Table("", *shown, box=None, header_style="bold")
+    table.add_row("attention factor", *(f"{found.temperature:.6g}" for found in shown.values()))
+    for title, of in (
+        ("pairs kept", "kept"),
+        ("pairs between", "between"),
+        ("pairs interpolated", "interpolated"),
+    ):
+        table.add_row(title, *(spans(getattr(found, of)) for found in shown.values()))
+    table.add_row(
+        "largest distance of known angles",
+        *(
+            "any" if math.isinf(found.largest_distance) else f"{found.largest_distance:,.0f}"
+            for found in shown.values()
+        ),
+    )
+    return table
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as spans: `0-3, 7`."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found) or "none"

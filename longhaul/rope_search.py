@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul rope search`: the divisors of RoPE's frequencies that suit a trained stage."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from longhaul.console import loading, output_to
+
+
+def search(
+    run: Annotated[Path, typer.Option(help="Run folder, as `longhaul run` leaves it.")],
+    stage: Annotated[str, typer.Option(help="Trained stage to search for.")],
+    target: Annotated[int, typer.Option(help="Context in tokens to stretch to.")],
+    out: Annotated[Path, typer.Option(help="File to write, .json; a Stage can use it.")],
+    store: Annotated[
+        Path | None, typer.Option(help="Token store; without it the one the stage trained on.")
+    ] = None,
+    population: Annotated[int, typer.Option(min=2, help="Candidates that survive.")] = 64,
+    iterations: Annotated[int, typer.Option(min=0, help="Rounds of mutation.")] = 40,
+    documents: Annotated[
+        int, typer.Option(min=1, help="Held-out documents to score on, at most.")
+    ] = 10,
+    needles: Annotated[int, typer.Option(min=1, help="Numbers hidden in each document.")] = 4,
+    depth: Annotated[
+        list[float] | None,
+        typer.Option(help="Where: 0 first, 1 last; repeatable.", show_default="0"),
+    ] = None,
+    score: Annotated[
+        str,
+        typer.Option(help="needle: loss of the answers. documents: loss past the trained length."),
+    ] = "needle",
+    seed: Annotated[int, typer.Option(help="Of candidates and needles.")] = 0,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Ranks that share each layer.")] = 1,
+    context_parallel: Annotated[
+        int, typer.Option(min=1, help="Ranks that share each sequence.")
+    ] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; without it what the stage trained on.")
+    ] = None,
+) -> None:
+    """Search, from YaRN's on, the divisors at which the stage reads TARGET tokens best."""
+    from data.store import Manifest
+    from eval.results import read_stage
+
+    if score not in ("needle", "documents"):
+        raise ValueError(f"--score is {score!r}; it is needle or documents")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"--device is {device!r}; it is cpu or cuda")
+    if out.suffix != ".json":
+        raise ValueError(f"--out {out} is not a .json file")
+    record = read_stage(run, stage)
+    if record is None:
+        raise ValueError(f"{run} has no stage {stage!r}: no stages/{stage}/stage.json")
+    if target <= record.context:
+        raise ValueError(
+            f"--target is {target:,} tokens and {stage} was trained for {record.context:,}; "
+            "a search stretches, so name a longer one"
+        )
+    with loading("NeMo and Megatron-Core"):
+        from eval.rope_search import Settings
+        from longhaul.evaluation_job import recipe_of, require_layout, require_trained
+        from longhaul.rope_search_job import search_job
+        from longhaul.stages import device_of
+        from slurm.launch import run_in_order
+
+        recipe = recipe_of(run, stage)
+        store = store or Path(recipe.data.store)
+        device = device or device_of(recipe)
+        require_trained(run, [stage], Manifest.load(store))
+        require_layout(
+            run,
+            [stage],
+            ranks=ranks,
+            tp=tensor_parallel,
+            cp=context_parallel,
+            length=target,
+            device=device,
+        )
+        folder = run / "rope_search"
+        progress = folder / f"{stage}_{target}.jsonl"
+        progress.unlink(missing_ok=True)
+        job = search_job(
+            run,
+            stage,
+            store=store,
+            target=target,
+            out=out,
+            progress=progress,
+            settings=Settings(population=population, iterations=iterations, seed=seed),
+            documents=documents,
+            needles=needles,
+            depths=depth or [0.0],
+            objective=score,
+            ranks=ranks,
+            tensor_parallel=tensor_parallel,
+            context_parallel=context_parallel,
+            device=device,
+        )
+    with output_to(folder / "output.log") as console, console.status("searching"):
+        run_in_order("rope-search", [job], folder / "launch")
+    for line in summary(json.loads(out.read_text())["about"]):
+        typer.echo(line)
+    typer.echo(out)
+
+
+def summary(about: dict[str, Any]) -> list[str]:
+    """Return what was found in lines: nats per scored token, at the start and of the best."""
+    unseen = about["unseen"]
+    kind = {"needle": "answers to needles", "documents": f"tokens past {about['trained']:,}"}
+    low, high = about["critical_pairs"]
+    best = "YaRN's own" if about["critical"] is None else f"searched from pair {about['critical']}"
+    rows = [
+        (f"{kind[about['objective']]}, searched on", about["start_score"], about["score"]),
+        *((f"{kind[name]}, unseen", unseen["start"][name], unseen["found"][name]) for name in kind),
+    ]
+    width = max(len(name) for name, *_ in rows)
+    lines = [
+        f"{about['evaluations']:,} candidates, critical pair {low} to {high}; the best: {best}",
+        f"{'nats per token':<{width}}  {'YaRN':>8}  {'found':>8}",
+        *(f"{name:<{width}}  {start:8.4f}  {found:8.4f}" for name, start, found in rows),
+    ]
+    if about["objective"] == "needle" and unseen["found"]["needle"] > unseen["guess"]:
+        lines.append(
+            f"note: a guess of the digits costs {unseen['guess']:.4f}, less than the answers; the "
+            "stage does not retrieve, so they tell little of its context. --score documents does"
+        )
+    return lines
