@@ -33,9 +33,15 @@ HEAVY_RECIPES = {
     "recipes.checkpoints",
     "recipes.factories",
     "recipes.gpt",
+    "recipes.hugging_face.exporting",
+    "recipes.hugging_face.importing",
+    "recipes.hugging_face.weights",
+    "recipes.merge",
     "recipes.pretrain",
     "recipes.schedule",
     "recipes.strategy",
+    "recipes.train_short",
+    "recipes.without_effect",
     "recipes.yaml_file",
 }
 

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,17 @@ STEPS = 20
 
 
 def recipe(options: dict[str, Any]):
-    """Return the recipe: 20 steps of 4 sequences of 512 tokens, checkpoints every 5."""
+    """Return the recipe: 20 steps of 4 sequences of 512 tokens, checkpoints every 5.
+
+    `card` of the options holds in what the model differs from the tiny one, `positions` how those
+    of the training samples are drawn.
+    """
     from custom_modules.activation_memory import Offload, Recompute, Tiling
+    from custom_modules.gene import gene_rotation
     from custom_modules.rope_scaling import RopeScaling
     from recipes.layout import ContextParallel, Layout
     from recipes.models import TINY
+    from recipes.positions import Positions
     from recipes.pretrain import place, pretrain
     from recipes.stages import Cosine, Ladder, Stage
 
@@ -35,18 +42,24 @@ def recipe(options: dict[str, Any]):
         device="cpu",
         **sizes,
     )
+    positions = Positions(**options.get("positions", {}))
+    rope = RopeScaling.yarn(base=10_000, factor=4.0, original_length=128)
+    if positions.kind == "gene":
+        rope = gene_rotation(base=10_000, factor=16.0, original_length=128, head_dim=TINY.head_dim)
     stage = Stage(
         seq_length=SEQ_LENGTH,
-        rope=RopeScaling.yarn(base=10_000, factor=4.0, original_length=128),
+        rope=rope,
         tokens=STEPS * BATCH,
         tokens_per_batch=BATCH,
         lr=Cosine(peak=2e-3),
         documents=options.get("documents", "across"),
+        positions=positions,
         start="scratch",
     )
     ladder = Ladder(name="tiny", source="a test", stages=(stage,))
-    made = pretrain(TINY, ladder, SEQ_LENGTH, layout)
-    place(made, TINY, ladder, stage, run_to=Path(options["run"]), store=Path(options["store"]))
+    card = replace(TINY, **options.get("card", {}))
+    made = pretrain(card, ladder, SEQ_LENGTH, layout)
+    place(made, card, ladder, stage, run_to=Path(options["run"]), store=Path(options["store"]))
     made.log.ckpt.every_n_train_steps = 5
     made.trainer.max_steps = options.get("steps", STEPS)
     made.trainer.val_check_interval = 5
@@ -71,7 +84,28 @@ def train(options: dict[str, Any]) -> None:
 
 
 def train_on_forked_rank(options: dict[str, Any], output: str) -> None:
-    """Train in the place of torchrun's rank; what is printed goes to a file.
+    """Train in the place of torchrun's rank."""
+    store = stand_for_torchrun(output)
+    train(options)
+    del store
+
+
+def evaluate_on_forked_rank(options: dict[str, Any], output: str) -> None:
+    """Evaluate in the place of torchrun's rank."""
+    import torch.distributed as dist
+
+    from eval.evaluate import evaluate
+
+    store = stand_for_torchrun(output)
+    evaluate(**options)
+    dist.init_process_group("gloo")  # a rank that ends leaves the group it was in
+    del store
+
+
+def stand_for_torchrun(output: str) -> Any:
+    """Make this process what torchrun starts; what is printed goes to a file.
+
+    What is returned has to live as long as the ranks do.
 
     The group that this rank has joined ends, since NeMo makes its own. Its store is the first
     rank's, on a port that was free when the store took it, as torchrun's agent has one.
@@ -93,7 +127,7 @@ def train_on_forked_rank(options: dict[str, Any], output: str) -> None:
         "MASTER_ADDR": "localhost", "MASTER_PORT": str(port[0]),
         "TORCHELASTIC_RUN_ID": "forked", "TORCHELASTIC_USE_AGENT_STORE": "True",
     }  # fmt: skip
-    train(options)
+    return store
 
 
 if __name__ == "__main__":

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stage of a model with experts, and of one with LayerNorm, trains alike under each layout."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.runs.conftest import TrainingRun
+
+pytestmark = pytest.mark.slow
+
+CARDS = {
+    "mixtral": {"family": "mixtral", "experts": 4, "experts_per_token": 2},
+    "nemotron": {"family": "nemotron"},
+}
+KEPT = {"recompute": {"kind": "kept_attention"}}
+LAYOUTS = {
+    "tensor ranks": {"tp": 2},
+    "context ranks, attention kept": {"cp": 2, **KEPT},
+    "data ranks": {"dp": 2},
+    "pipeline": {"pp": 2},
+}
+
+
+@pytest.fixture(scope="module", params=CARDS)
+def started(request, tmp_path_factory, small_store) -> tuple[str, str, list[dict]]:
+    """Return family, checkpoints of two steps on one rank, and the steps from there on one."""
+
+    def run(name: str, **options: object) -> TrainingRun:
+        made = TrainingRun(
+            tmp_path_factory.mktemp(name), small_store, layout={}, card=CARDS[request.param],
+            ranks=1, **options,
+        )  # fmt: skip
+        made.finish()
+        return made
+
+    start = run("start", steps=2).metrics.parent / "checkpoints"
+    return request.param, str(start), run("alone", steps=8, start=str(start)).steps()
+
+
+def test_two_ranks_give_the_losses_of_one_at_each_step(started, small_store, tmp_path: Path):
+    family, start, alone = started
+    assert alone[-1]["loss"] < alone[0]["loss"]
+    for name, layout in LAYOUTS.items():
+        run = TrainingRun(
+            tmp_path / name, small_store, layout=layout, card=CARDS[family], ranks=2, steps=8,
+            start=start,
+        )  # fmt: skip
+        steps = run.finish()
+        assert len(steps) == 8
+        for ours, reference in zip(steps, alone, strict=True):
+            assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), (name, ours["step"])
