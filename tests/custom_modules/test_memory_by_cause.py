@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every byte has one cause, forward, backward and in a layer that is rebuilt."""
 
+import time
 from typing import NamedTuple
 
 import pytest
@@ -183,6 +184,19 @@ def test_nothing_happens_where_nobody_counts():
     assert cause("mlp") is cause("loss")
 
 
+def eventually(memory: MemoryByCause, expected: dict[str, int]) -> dict[str, float]:
+    """Return what lives: gloo's thread drops its tensors a moment after a message has ended."""
+    deadline = time.monotonic() + 10
+    while live(memory) != expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return live(memory)
+
+
+INSIDE = {"weights": 1, "attention": 2, "communication": 6}
+AFTER = {"weights": 1, "attention": 4}
+AT_END = {"weights": 1}
+
+
 def received() -> list[dict[str, float]]:
     """Return what lives after messages in a module, after it, and when its result is dropped."""
     rank, group = dist.get_rank(), dist.group.WORLD
@@ -195,20 +209,18 @@ def received() -> list[dict[str, float]]:
             post([(1 - rank, kept)], [(1 - rank, buffer[: 2 * KIB])], group).wait()
             gathered = torch.empty(2 * KIB)
             dist.all_gather_into_tensor(gathered, weight)
-            found.append(live(memory))
+            found.append(eventually(memory, INSIDE))
             del buffer
-        found.append(live(memory))
+        found.append(eventually(memory, AFTER))
         dist.all_gather_into_tensor(weight, weight[: KIB // 2].clone())
         del gathered, kept
-        found.append(live(memory))
+        found.append(eventually(memory, AT_END))
     return found
 
 
 def test_what_is_received_is_communication_until_its_module_keeps_it():
-    for inside, after, at_end in run_ranks(received, 2):
-        assert inside == {"weights": 1, "attention": 2, "communication": 6}
-        assert after == {"weights": 1, "attention": 4}
-        assert at_end == {"weights": 1}
+    for found in run_ranks(received, 2):
+        assert found == [INSIDE, AFTER, AT_END]
 
 
 TOKENS, BATCH = 64, 2

@@ -44,9 +44,15 @@ def trained(sharding: str) -> Trained:
     names = [name for name, _ in made.named_parameters()]
     wrapper = FullyShardedDataParallel if fsdp else DistributedDataParallel
     ddp = wrapper(made.config, config, made)
+    # With Adam's usual eps a gradient near zero is divided by its own size: another order of sums,
+    # in which CPUs differ, would be another step.
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
-            optimizer="adam", lr=1e-2, use_distributed_optimizer=distributed, clip_grad=1.0
+            optimizer="adam",
+            lr=1e-2,
+            adam_eps=1e-4,
+            use_distributed_optimizer=distributed,
+            clip_grad=1.0,
         ),
         [ddp],
     )
@@ -96,7 +102,5 @@ def test_two_ranks_that_shard_take_the_steps_of_two_that_do_not(ranks, sharding)
         ours, sharded, freed = rank[sharding]
         assert ours == pytest.approx(losses, rel=1e-5)
         for name, parameter in parameters.items():
-            # A thousandth of a step: Adam divides a gradient near zero by its own size, so another
-            # order of sums, which CPUs differ in, is another step.
-            torch.testing.assert_close(sharded[name], parameter, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(sharded[name], parameter, rtol=1e-5, atol=1e-6)
         assert freed == (sharding == "parameters")

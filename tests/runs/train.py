@@ -10,7 +10,10 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 SEQ_LENGTH = 512
 BATCH = 2048
@@ -96,19 +99,20 @@ def evaluate_on_forked_rank(options: dict[str, Any], output: str) -> None:
 
     from eval.evaluate import evaluate
 
-    store = stand_for_torchrun(output)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    # A rank that ends leaves the group it was in. torch numbers groups from 0 again after the
+    # evaluation has left its own, whose addresses are still in the store under that number.
+    after = dist.PrefixStore("after", stand_for_torchrun(output))
     evaluate(**options)
-    dist.init_process_group("gloo")  # a rank that ends leaves the group it was in
-    del store
+    dist.init_process_group("gloo", store=after, rank=rank, world_size=size)
 
 
-def stand_for_torchrun(output: str) -> Any:
+def stand_for_torchrun(output: str) -> "TCPStore":
     """Make this process what torchrun starts; what is printed goes to a file.
 
-    What is returned has to live as long as the ranks do.
-
-    The group that this rank has joined ends, since NeMo makes its own. Its store is the first
-    rank's, on a port that was free when the store took it, as torchrun's agent has one.
+    The group that this rank has joined ends, since NeMo makes its own. Its store is returned and
+    has to live as long as the ranks do: the first rank's, on a port that was free when the store
+    took it, as torchrun's agent has one.
     """
     import torch.distributed as dist
 
@@ -120,6 +124,7 @@ def stand_for_torchrun(output: str) -> Any:
     store = dist.TCPStore("localhost", 0, is_master=True) if rank == 0 else None
     port = [store and store.port]
     dist.broadcast_object_list(port)
+    store = store or dist.TCPStore("localhost", port[0])
     dist.destroy_process_group()
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0",
