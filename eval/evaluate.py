@@ -4,8 +4,6 @@
 Runs on every rank of a torchrun job; `longhaul evaluate` and `longhaul run` launch it.
 """
 
-import os
-from contextlib import ExitStack
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from numpy.typing import NDArray
 
-from custom_modules.cpu_backend import cpu_backend
 from custom_modules.long_context_gpt import LongContextGPT
 from data.held_out import long_documents
 from data.store import Manifest
@@ -23,6 +20,7 @@ from eval import checkpoint_model
 from eval.by_position import BUCKET, loss_by_position, mean_over
 from eval.passkey import DIGITS, prompts
 from eval.passkey_score import score
+from eval.ranks import parallel_ranks
 from eval.results import (
     ByPosition,
     Evaluation,
@@ -53,17 +51,7 @@ def evaluate(
     `lengths` are the contexts of the ladder: they bound the ranges of positions and are the
     lengths of the passkey prompts. Data parallel ranks are what the other two leave of the world.
     """
-    with ExitStack() as stack:
-        if device == "cpu":
-            stack.enter_context(cpu_backend(force=True))
-        else:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("gloo" if device == "cpu" else "nccl")
-        stack.callback(dist.destroy_process_group)
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=tensor_parallel, context_parallel_size=context_parallel
-        )
-        stack.callback(parallel_state.destroy_model_parallel)
+    with parallel_ranks(tensor_parallel, context_parallel, device):
         manifest = Manifest.load(store)
         longest = max(lengths)
         texts = list(islice(long_documents(manifest, min_tokens=longest + 1), documents))

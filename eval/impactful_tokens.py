@@ -10,9 +10,7 @@ types whose log-probability grew most in all are what LongRecipe keeps sentences
 """
 
 import argparse
-import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
@@ -22,12 +20,12 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from custom_modules.cpu_backend import cpu_backend
 from data.held_out import long_documents
 from data.impactful import ImpactfulTokens, add_changes, highest
 from data.store import Manifest, SplitName, require_tokenizer
 from eval import checkpoint_model
 from eval.by_position import token_losses
+from eval.ranks import parallel_ranks
 from recipes.finished import checkpoint_facts, newest_checkpoint
 
 
@@ -53,17 +51,7 @@ def analyse(
     manifest = Manifest.load(store)
     for stage in (before, after):
         require_trained(Path(stage), manifest)
-    with ExitStack() as stack:
-        if device == "cpu":
-            stack.enter_context(cpu_backend(force=True))
-        else:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("gloo" if device == "cpu" else "nccl")
-        stack.callback(dist.destroy_process_group)
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=tensor_parallel, context_parallel_size=context_parallel
-        )
-        stack.callback(parallel_state.destroy_model_parallel)
+    with parallel_ranks(tensor_parallel, context_parallel, device):
         windows = windows_of(manifest, split, length=length, documents=documents)
         place = torch.device("cuda", torch.cuda.current_device())
         sums, counts = torch.zeros(2, manifest.tokenizer.vocab_size, dtype=torch.float64).to(place)

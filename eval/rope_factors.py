@@ -10,26 +10,22 @@ needles in other windows of the same.
 """
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from numpy.typing import NDArray
 
-from custom_modules.cpu_backend import cpu_backend
 from custom_modules.rope_scaling import RopeScaling
 from data.held_out import long_documents
 from data.store import Manifest
 from eval import checkpoint_model
 from eval.needle_score import mean_loss
+from eval.ranks import parallel_ranks
 from eval.results import append_step, read_stage, stage_folder
 from eval.rope_divisors import Stretching
 from eval.rope_search import Settings, search
@@ -63,17 +59,7 @@ def find_factors(
     One line an iteration is appended to `progress`. Raises ValueError for a target that is not
     longer than the stage was trained at, and for a store without held-out documents of its length.
     """
-    with ExitStack() as stack:
-        if device == "cpu":
-            stack.enter_context(cpu_backend(force=True))
-        else:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("gloo" if device == "cpu" else "nccl")
-        stack.callback(dist.destroy_process_group)
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=tensor_parallel, context_parallel_size=context_parallel
-        )
-        stack.callback(parallel_state.destroy_model_parallel)
+    with parallel_ranks(tensor_parallel, context_parallel, device):
         rope, about = found_factors(
             Path(run), stage, Manifest.load(store), target,
             documents=documents,

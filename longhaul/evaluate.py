@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from longhaul.console import loading, output_to
+from longhaul.options import ContextParallel, Device, Ranks, Run, TensorParallel, require_device
 
 
 def evaluate(
-    run: Annotated[Path, typer.Option(help="Run folder, as `longhaul run` leaves it.")],
+    run: Run,
     store: Annotated[
         Path | None, typer.Option(help="Token store; without it the one the run trained on.")
     ] = None,
@@ -21,14 +22,10 @@ def evaluate(
         int, typer.Option(min=1, help="Held-out documents to read, at most.")
     ] = 24,
     trials: Annotated[int, typer.Option(min=1, help="Passkey prompts a cell of the grid.")] = 2,
-    ranks: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="Ranks that share each layer.")] = 1,
-    context_parallel: Annotated[
-        int, typer.Option(min=1, help="Ranks that share each sequence.")
-    ] = 1,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; without it what the run trained on.")
-    ] = None,
+    ranks: Ranks = 2,
+    tensor_parallel: TensorParallel = 1,
+    context_parallel: ContextParallel = 1,
+    device: Device = None,
 ) -> None:
     """Evaluate loss by position and passkey retrieval of a run's stages."""
     from data.store import Manifest
@@ -39,8 +36,7 @@ def evaluate(
         if name not in names:
             raise ValueError(f"{run} has no stage {name!r}; it has {', '.join(names)}")
     chosen = [name for name in names if not stage or name in stage]
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"--device is {device!r}; it is cpu or cuda")
+    require_device(device)
     records = [read_stage(run, name) for name in names]
     lengths = sorted({record.context for record in records if record is not None})
     with loading("NeMo and Megatron-Core"):

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from longhaul.console import loading, output_to
+from longhaul.options import require_device
 from longhaul.progress import Watched, progress
 
 
@@ -29,8 +30,7 @@ def pretrain(
     """Train one stage. Overrides follow as KEY=VALUE: trainer.max_steps=20 optim.config.lr=1e-4."""
     if bool(factory) == (yaml is not None):
         raise ValueError("name one recipe: --factory NAME or --yaml FILE")
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"--device is {device!r}; it is cpu or cuda")
+    require_device(device)
     if yaml is not None and not yaml.is_file():
         raise ValueError(f"--yaml {yaml} is not a file")
     with loading("NeMo and Megatron-Core"):

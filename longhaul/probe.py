@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from longhaul.console import loading
+from longhaul.options import require_device
 from longhaul.probe_memory import memory
 from longhaul.ranks import results_of
 
@@ -126,8 +127,7 @@ def _require(
     documents: int, gpus: int,
 ) -> None:  # fmt: skip
     """Raise ValueError, with what would do, for numbers that cannot be probed."""
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"--device is {device!r}; it is cpu or cuda")
+    require_device(device)
     if device == "cuda" and gpus < ranks:
         raise ValueError(
             f"--ranks {ranks} on cuda needs as many GPUs, and this machine has {gpus}; take "

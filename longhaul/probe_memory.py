@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from longhaul.console import loading
+from longhaul.options import require_device
 from longhaul.ranks import results_of
 
 if TYPE_CHECKING:
@@ -39,8 +40,7 @@ def memory(
     ] = "",
 ) -> None:
     """Run one step and print live bytes by cause. Overrides follow as KEY=VALUE."""
-    if device not in ("", "cpu", "cuda"):
-        raise ValueError(f"--device is {device!r}; it is cpu or cuda")
+    require_device(device)
     with loading("NeMo and Megatron-Core"):
         import torch
 

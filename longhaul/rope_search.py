@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from longhaul.console import loading, output_to
+from longhaul.options import ContextParallel, Device, Ranks, Run, TensorParallel, require_device
 
 
 def search(
-    run: Annotated[Path, typer.Option(help="Run folder, as `longhaul run` leaves it.")],
+    run: Run,
     stage: Annotated[str, typer.Option(help="Trained stage to search for.")],
     target: Annotated[int, typer.Option(help="Context in tokens to stretch to.")],
     out: Annotated[Path, typer.Option(help="File to write, .json; a Stage can use it.")],
@@ -33,14 +34,10 @@ def search(
         typer.Option(help="needle: loss of the answers. documents: loss past the trained length."),
     ] = "needle",
     seed: Annotated[int, typer.Option(help="Of candidates and needles.")] = 0,
-    ranks: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="Ranks that share each layer.")] = 1,
-    context_parallel: Annotated[
-        int, typer.Option(min=1, help="Ranks that share each sequence.")
-    ] = 1,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; without it what the stage trained on.")
-    ] = None,
+    ranks: Ranks = 2,
+    tensor_parallel: TensorParallel = 1,
+    context_parallel: ContextParallel = 1,
+    device: Device = None,
 ) -> None:
     """Search, from YaRN's on, the divisors at which the stage reads TARGET tokens best."""
     from data.store import Manifest
@@ -48,8 +45,7 @@ def search(
 
     if score not in ("needle", "documents"):
         raise ValueError(f"--score is {score!r}; it is needle or documents")
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"--device is {device!r}; it is cpu or cuda")
+    require_device(device)
     if out.suffix != ".json":
         raise ValueError(f"--out {out} is not a .json file")
     record = read_stage(run, stage)

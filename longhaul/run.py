@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from longhaul.console import loading, output_to
+from longhaul.options import require_device
 from longhaul.progress import Watched, progress
 
 
@@ -38,8 +39,7 @@ def run(
     chosen, model = ladder_run.choose(ladder, card)
     if executor != "local":
         raise ValueError(f"executor {executor!r} is unknown; there is local")
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"--device is {device!r}; it is cpu or cuda")
+    require_device(device)
     plan = ladder_run.plan(chosen, model, out, store)
     if not dryrun:
         ladder_run.require_store(plan)

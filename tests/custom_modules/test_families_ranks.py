@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
@@ -14,6 +13,7 @@ from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.cpu_backend import cpu_backend
 from tests.custom_modules import families
 from tests.custom_modules.families import VOCAB
+from tests.custom_modules.summed import summed_gradients
 from tests.custom_modules.zigzag import made_up
 from tests.ranks import run_ranks
 
@@ -66,12 +66,7 @@ def answer(family: str, kind: ContextParallelKind, dispatcher: str) -> Answer:
     logits = model(shard["tokens"], shard["position_ids"], None)
     tp = parallel_state.get_tensor_model_parallel_group()
     logits.backward(shard["grad_out"].chunk(tp.size(), dim=2)[tp.rank()])
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad, group=parallel_state.get_context_parallel_group())
-        if getattr(parameter, "sequence_parallel", False):
-            dist.all_reduce(parameter.grad, group=tp)
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return Answer(shard["position_ids"][0], logits.detach(), gradients)
+    return Answer(shard["position_ids"][0], logits.detach(), summed_gradients(model))
 
 
 def answers(ranks: int, names: list[str]) -> dict[tuple[str, str, int, int, str], Answer]:

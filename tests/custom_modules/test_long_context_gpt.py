@@ -3,7 +3,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from custom_modules.cpu_backend import cpu_backend
 from custom_modules.rope_scaling import RopeScaling
 from tests.custom_modules import llamas
+from tests.custom_modules.summed import summed_gradients
 from tests.ranks import run_ranks
 
 LENGTH, BATCH = 16, 2
@@ -50,14 +50,7 @@ def answer(dtype: torch.dtype) -> Answer:
     shard = get_batch_on_this_cp_rank(batch())
     losses = model(shard["tokens"], shard["position_ids"], None, labels=shard["labels"])
     (losses * shard["loss_mask"]).sum().backward()
-    gradients = {}
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad
-        dist.all_reduce(gradient, group=parallel_state.get_context_parallel_group())
-        if getattr(parameter, "sequence_parallel", False):
-            dist.all_reduce(gradient, group=parallel_state.get_tensor_model_parallel_group())
-        gradients[name] = gradient
-    return Answer(shard["position_ids"], losses.detach(), gradients)
+    return Answer(shard["position_ids"], losses.detach(), summed_gradients(model))
 
 
 def answers(dtype: torch.dtype) -> dict[str, Answer]:

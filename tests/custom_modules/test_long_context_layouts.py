@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.utils import get_batch_on_this_cp_rank
@@ -17,6 +16,7 @@ from custom_modules.documents import Documents
 from custom_modules.long_context_gpt import long_context_spec
 from custom_modules.rope_scaling import RopeScaling
 from tests.custom_modules import llamas
+from tests.custom_modules.summed import summed_gradients
 from tests.custom_modules.zigzag import made_up
 from tests.ranks import run_ranks
 
@@ -92,12 +92,7 @@ def answer(kind: ContextParallelKind, documents: Documents | None, *, plain: boo
     logits = model(shard["tokens"], shard["position_ids"], None, packed_seq_params=documents)
     tp = parallel_state.get_tensor_model_parallel_group()
     logits.backward(shard["grad_out"].chunk(tp.size(), dim=2)[tp.rank()])
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad, group=parallel_state.get_context_parallel_group())
-        if getattr(parameter, "sequence_parallel", False):
-            dist.all_reduce(parameter.grad, group=tp)
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return Answer(shard["stands_at"][0], logits.detach(), gradients)
+    return Answer(shard["stands_at"][0], logits.detach(), summed_gradients(model))
 
 
 def answers() -> dict[tuple[int, int, str, str], Answer]:

@@ -3,7 +3,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
@@ -12,6 +11,7 @@ from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.cpu_backend import cpu_backend
 from custom_modules.rope_scaling import RopeScaling
 from tests.custom_modules import llamas
+from tests.custom_modules.summed import summed_gradients
 from tests.custom_modules.zigzag import made_up
 from tests.ranks import run_ranks
 
@@ -62,10 +62,7 @@ def answer(rope: RopeScaling, kind: str) -> tuple[Tensor, Tensor, dict[str, Tens
     )
     logits = model(shard["tokens"], shard["position_ids"], None)
     logits.backward(shard["grad_out"])
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad, group=parallel_state.get_context_parallel_group())
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return shard["position_ids"][0], logits.detach(), gradients
+    return shard["position_ids"][0], logits.detach(), summed_gradients(model)
 
 
 def answers() -> dict[tuple[int, str, str], tuple[Tensor, Tensor, dict[str, Tensor]]]:

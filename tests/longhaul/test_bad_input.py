@@ -6,31 +6,6 @@ import shutil
 
 import pytest
 
-from longhaul import cli
-
-
-@pytest.fixture
-def answer(monkeypatch, capfd, tmp_path):
-    """Return a function that runs the command line in this process: exit code and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: object) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["longhaul", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code, capfd.readouterr().err
-
-    return run
-
-
-def _sentence(answered: tuple[int, str]) -> str:
-    code, shown = answered
-    assert code == 2, shown
-    lines = [line for line in shown.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1, shown
-    return lines[0]
-
-
 PRETRAIN = ("pretrain", "--factory", "tiny_8k")
 
 
@@ -108,7 +83,7 @@ PRETRAIN = ("pretrain", "--factory", "tiny_8k")
     ids=lambda value: None if isinstance(value, str) else " ".join(value),
 )  # fmt: skip
 def test_a_mistake_is_answered_with_what_would_be_right(answer, words, said):
-    assert said in _sentence(answer(*words))
+    assert said in answer(*words).error()
 
 
 def test_a_misspelled_key_in_a_recipe_file_is_refused_with_the_right_name(answer, tmp_path):
@@ -118,13 +93,13 @@ def test_a_misspelled_key_in_a_recipe_file_is_refused_with_the_right_name(answer
     text = yaml_file.dump(FACTORIES["tiny_8k"]())
     path = tmp_path / "recipe.yaml"
     path.write_text(text.replace("context_parallel_size: 2", "context_paralel_size: 2"))
-    assert "did you mean context_parallel_size" in _sentence(answer("pretrain", "--yaml", path))
+    assert "did you mean context_parallel_size" in answer("pretrain", "--yaml", path).error()
 
 
 def test_a_recipe_file_may_not_name_what_recipes_are_not_made_of(answer, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("_target_: os.system\n_partial_: true\ncommand: 'true'\n")
-    assert "os.system" in _sentence(answer("pretrain", "--yaml", path))
+    assert "os.system" in answer("pretrain", "--yaml", path).error()
 
 
 def test_a_recipe_file_may_not_name_what_a_trusted_package_only_passes_on(answer, tmp_path):
@@ -132,19 +107,19 @@ def test_a_recipe_file_may_not_name_what_a_trusted_package_only_passes_on(answer
     path.write_text(
         "_target_: lightning.pytorch.trainer.connectors.signal_connector.call\n_partial_: true\n"
     )
-    assert "is really of subprocess" in _sentence(answer("pretrain", "--yaml", path))
+    assert "is really of subprocess" in answer("pretrain", "--yaml", path).error()
 
 
 def test_a_file_with_another_partial_than_pretrain_is_no_recipe(answer, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("_target_: nemo.collections.llm.api.validate\n_partial_: true\n")
-    assert "holds no recipe" in _sentence(answer("pretrain", "--yaml", path))
+    assert "holds no recipe" in answer("pretrain", "--yaml", path).error()
 
 
 def test_an_override_of_a_place_that_all_stages_would_share_is_refused(answer, small_store):
-    said = _sentence(
-        answer("run", "--ladder", "tiny", "--store", small_store, "log.ckpt.dirpath=here")
-    )
+    said = answer(
+        "run", "--ladder", "tiny", "--store", small_store, "log.ckpt.dirpath=here"
+    ).error()
     assert "--out and --store" in said
 
 
@@ -157,9 +132,7 @@ def test_a_run_folder_keeps_to_the_recipe_of_its_checkpoints(answer, small_store
     stages.absolute(recipe)
     stages.record(recipe, start="scratch")
     _write_checkpoint(run / "stages" / "tiny_512" / "checkpoints" / "step=20", small_store)
-    said = _sentence(
-        answer("run", "--ladder", "tiny", "--store", small_store, "trainer.max_steps=30")
-    )
+    said = answer("run", "--ladder", "tiny", "--store", small_store, "trainer.max_steps=30").error()
     assert "another trainer.max_steps" in said
 
 
@@ -168,19 +141,19 @@ def test_a_truncated_store_is_refused(answer, small_store, tmp_path):
     shutil.copytree(small_store, store)
     tokens = store / "train.bin"
     tokens.write_bytes(tokens.read_bytes()[:-100])
-    assert "train.bin" in _sentence(answer(*PRETRAIN, f"data.store={store}"))
+    assert "train.bin" in answer(*PRETRAIN, f"data.store={store}").error()
 
 
 def test_a_stage_whose_predecessor_is_missing_is_refused(answer, small_store):
-    said = _sentence(answer(*PRETRAIN, f"data.store={small_store}"))
+    said = answer(*PRETRAIN, f"data.store={small_store}").error()
     assert "no complete checkpoint" in said
 
 
 def test_a_stage_whose_predecessor_stopped_early_is_refused(answer, small_store, tmp_path):
     _write_checkpoint(tmp_path / "start" / "step=10", small_store, step=10, max_steps=20)
-    said = _sentence(
-        answer(*PRETRAIN, f"data.store={small_store}", f"resume.start={tmp_path / 'start'}")
-    )
+    said = answer(
+        *PRETRAIN, f"data.store={small_store}", f"resume.start={tmp_path / 'start'}"
+    ).error()
     assert "at step 10 of 20" in said
 
 
@@ -188,29 +161,29 @@ def test_a_store_made_with_another_tokenizer_than_the_checkpoint_is_refused(
     answer, small_store, tmp_path
 ):
     _write_checkpoint(tmp_path / "start" / "step=20", small_store, tokenizer="f" * 64)
-    said = _sentence(
-        answer(*PRETRAIN, f"data.store={small_store}", f"resume.start={tmp_path / 'start'}")
-    )
+    said = answer(
+        *PRETRAIN, f"data.store={small_store}", f"resume.start={tmp_path / 'start'}"
+    ).error()
     assert "tokenizer" in said
 
 
 def test_a_recipe_for_gpus_is_refused_without_them(answer, small_store):
-    said = _sentence(
-        answer("pretrain", "--factory", "llama32_1b_nemo_16k", f"data.store={small_store}")
-    )
+    said = answer(
+        "pretrain", "--factory", "llama32_1b_nemo_16k", f"data.store={small_store}"
+    ).error()
     assert "needs 8 CUDA GPUs" in said
 
 
 def test_an_empty_source_is_refused(answer, tmp_path):
     (tmp_path / "empty").mkdir()
-    said = _sentence(answer("prepare", "--source", tmp_path / "empty", "--out", tmp_path / "out"))
+    said = answer("prepare", "--source", tmp_path / "empty", "--out", tmp_path / "out").error()
     assert "empty" in said
 
 
 def test_a_broken_line_is_named_with_its_file_and_number(answer, tmp_path):
     lines = tmp_path / "documents.jsonl"
     lines.write_text('{"text": "one"}\n{"text": \n')
-    said = _sentence(answer("prepare", "--source", lines, "--out", tmp_path / "out"))
+    said = answer("prepare", "--source", lines, "--out", tmp_path / "out").error()
     assert "documents.jsonl" in said
     assert "2" in said
 
@@ -230,6 +203,6 @@ def _write_checkpoint(folder, store, *, step=20, max_steps=20, tokenizer=None):
 
 def test_a_tile_above_a_rank_s_tokens_is_one_tile_with_a_note(answer):
     tile = "model.config.tiling.loss_tile=100000"
-    code, shown = answer(*PRETRAIN, "model.config.tiling.loss=true", tile, "--dryrun")
+    code, _, shown = answer(*PRETRAIN, "model.config.tiling.loss=true", tile, "--dryrun")
     assert code == 0
     assert "note: tiling loss_tile is 100,000 tokens and a rank has" in shown

@@ -10,7 +10,6 @@ import torch
 import transformers
 
 from custom_modules.rope_scaling import RopeScaling
-from longhaul import cli
 from recipes.hugging_face.shards import stored_tensors
 from tests.longhaul.hugging_face_stage import recipe, train_on_forked_rank
 from tests.ranks import Ranks
@@ -24,20 +23,6 @@ from tests.recipes.hugging_face.test_parity import (
 from tests.runs.conftest import NEMO
 
 YARN = RopeScaling.yarn(base=5_000, factor=8.0, original_length=CONTEXT)
-
-
-@pytest.fixture
-def answer(monkeypatch, capfd, tmp_path):
-    """Return a function that runs the command line in this process: exit code and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: object) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["longhaul", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code, capfd.readouterr().err
-
-    return run
 
 
 @pytest.mark.slow
@@ -101,14 +86,6 @@ def _tokens(manifest):
 
     file = str(manifest.split_prefix("train")) + ".bin"
     return np.fromfile(file, dtype=np.uint16, count=LENGTH).astype(np.int64)
-
-
-def _said(answered: tuple[int, str]) -> str:
-    code, shown = answered
-    assert code == 2, shown
-    lines = [line for line in shown.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1, shown
-    return lines[0]
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +161,7 @@ def test_a_mistaken_import_is_told(answer, published, words, said):
     Path("file").touch()
     Path("dangling").symlink_to("nothing")
     words = [published if word == "PUBLISHED" else word for word in words]
-    assert said in _said(answer("import", *words))
+    assert said in answer("import", *words).error()
 
 
 def test_the_folder_that_one_stands_in_is_imported_by_its_name(answer, published, tmp_path):
@@ -197,7 +174,7 @@ def test_the_folder_that_one_stands_in_is_imported_by_its_name(answer, published
 
 def test_a_name_that_the_hub_does_not_give_is_told(answer, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    told = _said(answer("import", "--from", "nobody/no-model"))
+    told = answer("import", "--from", "nobody/no-model").error()
     assert "did not give it" in told
     assert "offline, name a folder" in told
 
@@ -258,7 +235,7 @@ def _without_tokenizer(source: Path) -> None:
 def test_a_folder_that_is_no_such_model_is_refused(answer, published, tmp_path, change, said):
     source = Path(shutil.copytree(published, tmp_path / "changed"))
     change(source)
-    assert said in _said(answer("import", "--from", source))
+    assert said in answer("import", "--from", source).error()
     assert not (tmp_path / "models" / "changed").exists()
 
 
@@ -277,7 +254,7 @@ def test_a_folder_that_is_no_such_model_is_refused(answer, published, tmp_path, 
 )
 def test_a_mistaken_export_is_told(answer, stage, words, said):
     words = [word.replace("STAGE", str(stage)) for word in words]
-    assert said in _said(answer("export", *words))
+    assert said in answer("export", *words).error()
     assert not Path("x").exists()
 
 
@@ -295,26 +272,26 @@ def test_a_stage_that_has_no_words_in_hugging_face_is_not_exported(
     answer, stage, path, value, said
 ):
     _edited(stage, *path, to=value)
-    assert said in _said(answer("export", "--from", stage, "--to", "x"))
+    assert said in answer("export", "--from", stage, "--to", "x").error()
 
 
 def test_a_checkpoint_of_another_format_is_refused(answer, stage):
     (stage / "checkpoints" / "step=5" / "weights" / "metadata.json").unlink()
-    assert "torch_dist" in _said(answer("export", "--from", stage, "--to", "x"))
+    assert "torch_dist" in answer("export", "--from", stage, "--to", "x").error()
     assert not Path("x").exists()
 
 
 def test_weights_that_hugging_face_has_no_name_for_are_not_lost(answer, imported, stage):
     _edited(stage, "resume", "start", to=None)
     _edited(stage, "model", "config", "share_embeddings_and_output_weights", to=True)
-    told = _said(answer("export", "--from", stage, "--to", "x"))
+    told = answer("export", "--from", stage, "--to", "x").error()
     assert "has module.output_layer.weight" in told
     assert "would be lost" in told
 
 
 @pytest.mark.parametrize("at", [".", "checkpoints", "checkpoints/step=5"])
 def test_a_stage_is_found_by_its_folder_its_checkpoints_and_one_of_them(answer, stage, at):
-    code, shown = answer("export", "--from", stage / at, "--to", "x")
+    code, _, shown = answer("export", "--from", stage / at, "--to", "x")
     assert code == 0, shown
     config = json.loads(Path("x/config.json").read_text())
     assert config["rope_scaling"]["rope_type"] == "yarn"
@@ -374,7 +351,7 @@ def test_a_model_from_scratch_exports_with_the_tokenizer_of_its_store(
     _edited(stage, "resume", "start", to=None)
     _edited(stage, "data", "store", to=str(small_store))
     words = ("export", "--from", stage, "--to", "x")
-    assert "made with another tokenizer" in _said(answer(*words))
+    assert "made with another tokenizer" in answer(*words).error()
     tokenizer = Manifest.load(small_store).tokenizer
     marker = stage / "checkpoints" / "step=5" / "longhaul.json"
     facts = json.loads(marker.read_text()) | {"tokenizer": tokenizer.fingerprint}

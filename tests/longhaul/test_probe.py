@@ -8,24 +8,10 @@ import pytest
 
 from custom_modules.context_parallel_kind import KINDS, ContextParallelKind, degrees
 from custom_modules.context_parallel_probe import Measured, kinds_for
-from longhaul import cli, probe
+from longhaul import probe
 
 CP = ("probe", "cp", "--device", "cpu", "--ranks", 2, "--seq", 64, "--repeats", 1)
 HEADS, KV_HEADS = 8, 4
-
-
-@pytest.fixture
-def answer(monkeypatch, capfd):
-    """Return a function that runs the command line in this process: exit code, stdout, stderr."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the command sets it for its ranks
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["longhaul", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code, *capfd.readouterr()
-
-    return run
 
 
 @pytest.mark.parametrize("documents", [1, 5])

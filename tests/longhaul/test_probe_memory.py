@@ -6,24 +6,10 @@ from pathlib import Path
 import pytest
 
 from custom_modules.causes import CAUSES
-from longhaul import cli, probe_memory
+from longhaul import probe_memory
 
 TINY = ("probe", "memory", "--factory", "tiny_512")
 KEEP = ("model.config.recompute.kind=kept_attention", "model.config.tiling.mlp=True")
-
-
-@pytest.fixture
-def answer(monkeypatch, capfd):
-    """Return a function that runs the command line in this process: exit code, stdout, stderr."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the command sets it for its ranks
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["longhaul", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code, *capfd.readouterr()
-
-    return run
 
 
 @pytest.mark.slow

@@ -18,6 +18,21 @@ TIMEOUT_SECONDS = 300
 NEMO = Server("recipes.pretrain", "nemo_run")
 
 
+def torchrun(ranks: int, module: str, *words: object) -> None:
+    """Run a module to its end on ranks that torchrun starts."""
+    done = subprocess.run(
+        [TORCHRUN, "--nproc-per-node", str(ranks), "-m", module, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=TREE,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
 class TrainingRun:
     """A run of `tests.runs.train` in a folder of its own."""
 
@@ -49,20 +64,7 @@ class TrainingRun:
 
     def finish_under_torchrun(self) -> list[dict]:
         """Run to the end on ranks that torchrun starts, and return the steps."""
-        done = subprocess.run(
-            [
-                TORCHRUN, "--nproc-per-node", str(self.ranks), "-m", "tests.runs.train",
-                json.dumps(self.options),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=TREE,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout[-4000:]
+        torchrun(self.ranks, "tests.runs.train", json.dumps(self.options))
         return self.steps()
 
     def kill_after(self, step: int) -> None:

@@ -2,15 +2,12 @@
 """Two checkpoints of a run say which tokens are impactful; a stage trains on their sentences."""
 
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.ranks import TREE
-from tests.runs.conftest import TIMEOUT_SECONDS, TORCHRUN, TrainingRun
+from tests.runs.conftest import TrainingRun, torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -31,21 +28,10 @@ def trained(folder: Path, store: Path, **options) -> Path:
 
 def analysis(store: Path, before: Path, after: Path, *, ranks: int, cp: int) -> dict:
     """Run the command on a store and return what it left there."""
-    done = subprocess.run(
-        [
-            TORCHRUN, "--nproc-per-node", str(ranks), "-m", "eval.impactful_tokens",
-            store, before, after, "--length", str(LENGTH), "--documents", str(DOCUMENTS),
-            "--share", str(SHARE), "--context-parallel", str(cp),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=TREE,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        timeout=TIMEOUT_SECONDS,
-        check=False,
+    torchrun(
+        ranks, "eval.impactful_tokens", store, before, after, "--length", LENGTH,
+        "--documents", DOCUMENTS, "--share", SHARE, "--context-parallel", cp,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:]
     return json.loads((store / "impactful_tokens.json").read_text())
 
 

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a torchrun job, laid out for one evaluation."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from custom_modules.cpu_backend import cpu_backend
+
+
+@contextmanager
+def parallel_ranks(tensor_parallel: int, context_parallel: int, device: str) -> Iterator[None]:
+    """Join the job's process group and Megatron's parallel groups; `device` is cpu or cuda.
+
+    Data parallel ranks are what the other two leave of the world. Both are left again at the end.
+    """
+    with ExitStack() as stack:
+        if device == "cpu":
+            stack.enter_context(cpu_backend(force=True))
+        else:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("gloo" if device == "cpu" else "nccl")
+        stack.callback(dist.destroy_process_group)
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tensor_parallel, context_parallel_size=context_parallel
+        )
+        stack.callback(parallel_state.destroy_model_parallel)
+        yield
