@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipes.collection import ROWS
 from recipes.ladders import LADDERS
 from recipes.model_card import ModelCard
 from recipes.models import CARDS
@@ -46,7 +47,8 @@ def choose(ladder: str, card: str | None) -> tuple[Ladder, ModelCard]:
         near = difflib.get_close_matches(ladder, LADDERS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(LADDERS)}"
         raise ValueError(f"no ladder is called {ladder!r}; {hint}")
-    fitting = CARDS_OF_LADDER[ladder]
+    rows = [row for row in ROWS.values() if row.ladder.name == ladder]
+    fitting = list(dict.fromkeys(row.card.name for row in rows))
     if card is None and len(fitting) > 1:
         raise ValueError(f"ladder {ladder} has several cards; name one: --card {fitting[0]}")
     if card is not None and card not in fitting:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from recipes.model_card import ModelCard
 from recipes.stages import Ladder, Stage
-from recipes.units import K
+from recipes.units import K, M
 
 RUNS = Path("runs")
 STORES = Path("stores")
@@ -18,9 +18,16 @@ def family_name(card: ModelCard, ladder: Ladder) -> str:
 
 
 def recipe_name(card: ModelCard, ladder: Ladder, stage: Stage) -> str:
-    """Return `<card>_<ladder>_<length>`, lengths below 1,024 in tokens."""
-    length = stage.seq_length
-    return f"{family_name(card, ladder)}_{length if length < K else f'{length // K}k'}"
+    """Return `<card>_<ladder>_<length>`."""
+    return f"{family_name(card, ladder)}_{length_word(stage.seq_length)}"
+
+
+def length_word(tokens: int) -> str:
+    """Return a length exactly, in the largest binary unit it is a multiple of: 512, 64k, 1m."""
+    for unit, letter in ((M, "m"), (K, "k")):
+        if tokens % unit == 0:
+            return f"{tokens // unit}{letter}"
+    return str(tokens)
 
 
 def run_folder(card: ModelCard, ladder: Ladder) -> Path:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from longhaul import ladder_run
+from recipes.collection import ROWS
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 
@@ -14,9 +15,8 @@ def test_every_card_of_a_ladder_has_a_recipe_for_each_stage_and_no_recipe_is_lef
     from recipes.factories import FACTORIES
 
     plans = [
-        ladder_run.plan(LADDERS[ladder], CARDS[card], None, None)
-        for ladder, cards in ladder_run.CARDS_OF_LADDER.items()
-        for card in cards
+        ladder_run.plan(*ladder_run.choose(row.ladder.name, row.card.name), None, None)
+        for row in ROWS.values()
     ]
     assert {name for plan in plans for name in plan.stage_names} == set(FACTORIES)
 

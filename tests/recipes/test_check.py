@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import copy
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from nemo.collections import llm
 from nemo_run.cli.config import ConfigSerializer
 
 from custom_modules.rope_scaling import RopeScaling
-from recipes import factories, yaml_file
+from recipes import yaml_file
 from recipes.check import (
     check,
     named_parameters,
@@ -36,15 +35,6 @@ EACH_NAME = pytest.mark.parametrize("name", FACTORIES)
 def recipe() -> run.Partial:
     """Return a recipe that the test may change."""
     return copy.deepcopy(RECIPES["tiny_8k"])
-
-
-def test_every_recipe_function_of_the_file_is_listed():
-    written = [
-        name
-        for name, function in inspect.getmembers(factories, inspect.isfunction)
-        if function.__module__ == factories.__name__ and name != "factory"
-    ]
-    assert sorted(FACTORIES) == sorted(written)
 
 
 @EACH_NAME
