@@ -34,7 +34,10 @@ class Family:
     qk_norm: bool = False
     """Whether queries and keys are normalised, each head by itself, before they turn."""
     experts: bool = False
-    """Whether MLPs are experts, of which a router picks some for each token."""
+    """Whether MLPs are experts, of which a router picks some for each token.
+
+    All MLPs are; the probabilities of those picked add up to 1, and none sees every token.
+    """
 
 
 _NEMO = "nemo.collections.llm.gpt.model"
@@ -77,6 +80,15 @@ FAMILIES: dict[str, Family] = {
             model_type="mixtral",
             nemo_config=f"{_NEMO}.mixtral.MixtralConfig",
             config_class="recipes.gpt.LongContextMixtralConfig",
+            experts=True,
+        ),
+        Family(
+            name="qwen3_moe",
+            architecture="Qwen3MoeForCausalLM",
+            model_type="qwen3_moe",
+            nemo_config=f"{_NEMO}.qwen3.Qwen3MoEConfig",
+            config_class="recipes.gpt.LongContextQwen3MoeConfig",
+            qk_norm=True,
             experts=True,
         ),
         Family(

@@ -15,7 +15,7 @@ from nemo.collections.llm.gpt.model.mistral import MistralConfig7B
 from nemo.collections.llm.gpt.model.mixtral import MixtralConfig
 from nemo.collections.llm.gpt.model.nemotron import NemotronConfig
 from nemo.collections.llm.gpt.model.qwen2 import Qwen2Config
-from nemo.collections.llm.gpt.model.qwen3 import Qwen3Config
+from nemo.collections.llm.gpt.model.qwen3 import Qwen3Config, Qwen3MoEConfig
 from nemo.lightning.megatron_parallel import MaskedTokenLossReduction
 from torch import Tensor
 
@@ -143,6 +143,11 @@ class LongContextMistralConfig(LongContextMixin, MistralConfig7B):
 @dataclass(kw_only=True)
 class LongContextMixtralConfig(LongContextMixin, MixtralConfig):
     """NeMo's Mixtral config with a `LongContextGPT` for its model."""
+
+
+@dataclass(kw_only=True)
+class LongContextQwen3MoeConfig(LongContextMixin, Qwen3MoEConfig):
+    """NeMo's config of Qwen 3 with experts, with a `LongContextGPT` for its model."""
 
 
 @dataclass(kw_only=True)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from custom_modules.rope_scaling import RopeScaling
 from recipes.families import FAMILIES, Family
 
+_WITH_EXPERTS = " or ".join(family.name for family in FAMILIES.values() if family.experts)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCard:
@@ -31,11 +33,13 @@ class ModelCard:
     init_std: float
     native_context: int
     """Tokens the published weights were trained to attend over."""
+    config_contexts: tuple[int, ...] = ()
+    """What `max_position_embeddings` of the published config.json says, or has said, instead."""
     native_rope: RopeScaling
     config_class: str | None = None
     """NeMo's config class of this model by dotted name; None where NeMo has none."""
     hf_id: str | None
-    """Hugging Face repository of weights and tokenizer; None for a model trained from scratch."""
+    """Hugging Face repository of weights and tokenizer; None where there are none published."""
     source: str
 
     def __post_init__(self) -> None:
@@ -57,7 +61,7 @@ class ModelCard:
         if not self.facts.experts and (self.experts or self.experts_per_token):
             raise ValueError(
                 f"{self.name}: {self.experts} experts, {self.experts_per_token} per token, and "
-                f"family {self.family} has none; leave both 0, or take mixtral"
+                f"family {self.family} has none; leave both 0, or take {_WITH_EXPERTS}"
             )
 
     @property
@@ -72,10 +76,24 @@ class ModelCard:
         The LM head does, the embedding does not; of experts those do that a token is sent to, and
         the router.
         """
+        return self._matrices(self.experts_per_token)
+
+    @property
+    def parameters(self) -> int:
+        """All weights, as published: matrices, embedding, biases and norms."""
+        embedding = 0 if self.tied_embeddings else self.hidden * self.vocab
+        norm = self.hidden * (2 if self.facts.normalization == "LayerNorm" else 1)
+        biases = self.head_dim * (self.heads + 2 * self.kv_heads) if self.facts.qkv_bias else 0
+        qk_norm = 2 * self.head_dim if self.facts.qk_norm else 0
+        vectors = self.layers * (2 * norm + biases + qk_norm) + norm
+        return self._matrices(self.experts) + embedding + vectors
+
+    def _matrices(self, experts: int) -> int:
+        """Return the weights of matrices, of `experts` experts where there are any."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         mlp = (3 if self.facts.gated else 2) * self.hidden * self.ffn_hidden
         if self.facts.experts:
-            mlp = self.experts_per_token * mlp + self.experts * self.hidden
+            mlp = experts * mlp + self.experts * self.hidden
         return self.layers * (attention + mlp) + self.hidden * self.vocab
 
     def flops_per_token(self, seq_length: int) -> int:

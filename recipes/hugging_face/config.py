@@ -33,7 +33,7 @@ _OTHER_LENGTHS = ("max_sequence_length", "max_seq_len", "n_positions", "seq_leng
 ROTATION = ("native_context", "native_rope")
 """Fields of a card that training changes."""
 
-_NOT_FACTS = ("name", "init_std", "config_class", "hf_id", "source")
+_NOT_FACTS = ("name", "init_std", "config_class", "config_contexts", "hf_id", "source")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +52,12 @@ class Unstated:
     """`partial_rotary_factor`."""
     reads_scaling: bool = True
     """Whether transformers turns heads by `rope_scaling`; its Nemotron passes over it."""
+    ffn: str = "intermediate_size"
+    """The field that has the width of an MLP, or of one expert."""
+    experts: str = "num_local_experts"
+    """The field that has their number."""
+    only: tuple[tuple[str, Any, Any], ...] = ()
+    """Fields of which ours has one value: the name, what it means unstated, and that value."""
 
 
 UNSTATED = {
@@ -60,6 +66,17 @@ UNSTATED = {
     "mixtral": Unstated(),
     "qwen2": Unstated(window_switch=True),
     "qwen3": Unstated(head_dim="must be stated", window_switch=True),
+    "qwen3_moe": Unstated(
+        window=4096,
+        window_switch=True,
+        ffn="moe_intermediate_size",
+        experts="num_experts",
+        only=(
+            ("norm_topk_prob", False, True),
+            ("decoder_sparse_step", 1, 1),
+            ("mlp_only_layers", [], []),
+        ),
+    ),
     "nemotron": Unstated(
         norm_epsilon="norm_eps",
         init_std=0.0134,
@@ -111,7 +128,7 @@ def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> M
         family=family.name,
         layers=whole(config, "num_hidden_layers"),
         hidden=whole(config, "hidden_size"),
-        ffn_hidden=whole(config, "intermediate_size"),
+        ffn_hidden=whole(config, unstated.ffn),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim_of(config),
@@ -123,7 +140,7 @@ def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> M
         native_rope=rope,
         hf_id=hf_id,
         source=f"{CONFIG} of {hf_id or name}",
-        experts=whole(config, "num_local_experts") if family.experts else 0,
+        experts=whole(config, unstated.experts) if family.experts else 0,
         experts_per_token=whole(config, "num_experts_per_tok") if family.experts else 0,
     )
 
@@ -160,6 +177,13 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
                 f"{value!r}{why.get(key, '')}"
             )
     unstated = UNSTATED[family.name]
+    for key, meant, value in unstated.only:
+        stated = meant if config.get(key) is None else config[key]
+        if stated != value:
+            raise ValueError(
+                f"{CONFIG} has {key} {stated!r}{'' if key in config else ', being unstated'}; the "
+                f"{family.architecture} trained here has {value!r}"
+            )
     _refuse_scaling(config, family)
     window = config.get("sliding_window", unstated.window)
     if unstated.window_switch and not config.get("use_sliding_window", False):
@@ -246,8 +270,11 @@ def _redundant(name: str, card: ModelCard) -> bool:
 def require_same(card: ModelCard, other: ModelCard, what: str, but: Collection[str] = ()) -> None:
     """Raise ValueError naming each fact in which a model differs from the card.
 
-    Names, sources and the width of initial weights are no facts of it, nor are those in `but`.
+    Names, sources and the width of initial weights are no facts of it, nor are those in `but`. A
+    native context is the card's own, or what its published config.json says instead.
     """
+    if other.native_context in card.config_contexts:
+        but = (*but, "native_context")
     differing = [
         f"{name} is {_said(theirs)} where {card.name} has {_said(mine)}"
         for name in (field.name for field in fields(card))
@@ -285,27 +312,25 @@ def exported_config(
 
 
 def _made(card: ModelCard) -> dict[str, Any]:
+    unstated = UNSTATED[card.family]
     config = {
         "architectures": [card.facts.architecture],
         "model_type": card.facts.model_type,
         "num_hidden_layers": card.layers,
         "hidden_size": card.hidden,
-        "intermediate_size": card.ffn_hidden,
+        unstated.ffn: card.ffn_hidden,
         "num_attention_heads": card.heads,
         "num_key_value_heads": card.kv_heads,
         "head_dim": card.head_dim,
         "vocab_size": card.vocab,
         "tie_word_embeddings": card.tied_embeddings,
         "hidden_act": card.facts.activation,
-        UNSTATED[card.family].norm_epsilon: card.norm_epsilon,
+        unstated.norm_epsilon: card.norm_epsilon,
         "initializer_range": card.init_std,
         "use_cache": True,
     }
-    if UNSTATED[card.family].window is not None:
+    if unstated.window is not None:
         config["sliding_window"] = None
     if card.experts:
-        config |= {
-            "num_local_experts": card.experts,
-            "num_experts_per_tok": card.experts_per_token,
-        }
-    return config
+        config |= {unstated.experts: card.experts, "num_experts_per_tok": card.experts_per_token}
+    return config | {key: value for key, _, value in unstated.only}

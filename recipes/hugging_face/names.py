@@ -140,17 +140,25 @@ def _mlp(card: ModelCard, layer: _Layer) -> Iterator[Piece]:
     yield layer.piece("mlp.linear_fc2.weight", {"mlp.down_proj.weight": wide[::-1]})
 
 
+_EXPERTS = {
+    "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
+    "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+}
+"""Hugging Face's names of a layer's experts and of the gate, up and down of each, by family."""
+
+
 def _experts(card: ModelCard, layer: _Layer) -> Iterator[Piece]:
-    """Yield router and experts as Mixtral has them."""
+    """Yield router and experts."""
     wide = (card.ffn_hidden, card.hidden)
-    router = {"block_sparse_moe.gate.weight": (card.experts, card.hidden)}
-    yield layer.piece("mlp.router.weight", router)
+    module, (gate, up, down) = _EXPERTS[card.family]
+    yield layer.piece("mlp.router.weight", {f"{module}.gate.weight": (card.experts, card.hidden)})
     for number in range(card.experts):
         one = replace(layer, expert=(number, card.experts))
-        at = f"block_sparse_moe.experts.{number}"
-        gate_up = {f"{at}.w1.weight": wide, f"{at}.w3.weight": wide}
+        at = f"{module}.experts.{number}"
+        gate_up = {f"{at}.{gate}.weight": wide, f"{at}.{up}.weight": wide}
         yield one.piece("mlp.experts.experts.linear_fc1.weight", gate_up, "gate_up")
-        yield one.piece("mlp.experts.experts.linear_fc2.weight", {f"{at}.w2.weight": wide[::-1]})
+        downs = {f"{at}.{down}.weight": wide[::-1]}
+        yield one.piece("mlp.experts.experts.linear_fc2.weight", downs)
 
 
 def states(card: ModelCard) -> Iterator[str]:

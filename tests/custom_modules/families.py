@@ -45,19 +45,28 @@ THEIRS: dict[str, transformers.PretrainedConfig] = {
     "mixtral": transformers.MixtralConfig(
         **SHAPE, num_local_experts=EXPERTS, num_experts_per_tok=BEST, sliding_window=None
     ),
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        **SHAPE,
+        num_experts=EXPERTS,
+        num_experts_per_tok=BEST,
+        moe_intermediate_size=FFN,
+        norm_topk_prob=True,
+    ),
     "nemotron": transformers.NemotronConfig(**SHAPE, norm_eps=EPS, partial_rotary_factor=0.5),
+}
+OF_EXPERTS = {
+    "num_moe_experts": EXPERTS,
+    "moe_router_topk": BEST,
+    "moe_ffn_hidden_size": FFN,
+    "moe_token_dispatcher_type": "alltoall",
 }
 OURS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"add_qkv_bias": True},
     "qwen3": {"qk_layernorm": True},
     "mistral": {},
-    "mixtral": {
-        "num_moe_experts": EXPERTS,
-        "moe_router_topk": BEST,
-        "moe_ffn_hidden_size": FFN,
-        "moe_token_dispatcher_type": "alltoall",
-    },
+    "mixtral": OF_EXPERTS,
+    "qwen3_moe": {"qk_layernorm": True, **OF_EXPERTS},
     "nemotron": {
         "normalization": "LayerNorm",
         "layernorm_zero_centered_gamma": True,
@@ -66,6 +75,12 @@ OURS: dict[str, dict[str, Any]] = {
     },
 }
 FAMILIES = tuple(THEIRS)
+NAMES_OF_EXPERTS = {
+    "block_sparse_moe": ("w1", "w2", "w3"),
+    "mlp": ("gate_proj", "down_proj", "up_proj"),
+}
+"""Gate, down and up of Mixtral and of Qwen 3, by the name of the layer that has experts."""
+WITH_EXPERTS = tuple(family for family, config in OURS.items() if "num_moe_experts" in config)
 
 
 def hugging_face(family: str, dtype: torch.dtype) -> transformers.PreTrainedModel:
@@ -111,15 +126,18 @@ def megatron_weights(theirs: Mapping[str, Tensor]) -> Weights:
                 found[f"{at}.self_attention.linear_qkv.{kind}"] = torch.cat(
                     [torch.cat(group) for group in groups]
                 )
-        if f"{of}.block_sparse_moe.gate.weight" in theirs:
-            found[f"{at}.mlp.router.weight"] = theirs[f"{of}.block_sparse_moe.gate.weight"]
+        for module, names in NAMES_OF_EXPERTS.items():
+            if (router := theirs.get(f"{of}.{module}.gate.weight")) is None:
+                continue
+            found[f"{at}.mlp.router.weight"] = router
             for expert in range(EXPERTS):
                 gate, down, up = (
-                    theirs[f"{of}.block_sparse_moe.experts.{expert}.w{n}.weight"] for n in (1, 2, 3)
+                    theirs[f"{of}.{module}.experts.{expert}.{name}.weight"] for name in names
                 )
                 to = f"{at}.mlp.experts.local_experts.{expert}"
                 found[f"{to}.linear_fc1.weight"] = torch.cat((gate, up))
                 found[f"{to}.linear_fc2.weight"] = down
+        if f"{at}.mlp.router.weight" in found:
             continue
         up, gate = theirs[f"{of}.mlp.up_proj.weight"], theirs.get(f"{of}.mlp.gate_proj.weight")
         found[f"{at}.mlp.linear_fc1.weight"] = up if gate is None else torch.cat((gate, up))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from custom_modules.activation_memory import Offload, Recompute, Tiling
 from custom_modules.context_parallel_kind import ContextParallelKind
 from tests.custom_modules import families
-from tests.custom_modules.families import BEST, EXPERTS, VOCAB
+from tests.custom_modules.families import BEST, EXPERTS, VOCAB, WITH_EXPERTS
 
 pytestmark = pytest.mark.usefixtures("megatron_rank")
 
@@ -34,8 +34,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "tiling": Tiling(mlp=True, mlp_tile=13),
     },
 }
-NORM_OF_MLP = {"mixtral": "decoder.layers.pre_mlp_layernorm.weight"}
-"""Name in a checkpoint, where it is not that of a norm inside the MLP's first projection."""
+NORM_BEFORE_EXPERTS = "decoder.layers.pre_mlp_layernorm.weight"
+"""Name in a checkpoint; a norm before one MLP is inside the MLP's first projection."""
 
 
 def tokens() -> Tensor:
@@ -86,10 +86,11 @@ def test_logits_and_gradients_are_those_of_transformers(family, cp):
     assert_close(gradients(ours), families.megatron_weights(gradients(theirs)), 1e-4)
 
 
-def test_the_routers_auxiliary_loss_is_the_formula_times_the_tokens():
-    theirs = families.hugging_face("mixtral", torch.float32)
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_the_routers_auxiliary_loss_is_the_formula_times_the_tokens(family):
+    theirs = families.hugging_face(family, torch.float32)
     weights = families.megatron_weights(theirs.state_dict())
-    ours = families.ours("mixtral", weights, torch.float32, moe_aux_loss_coeff=AUXILIARY)
+    ours = families.ours(family, weights, torch.float32, moe_aux_loss_coeff=AUXILIARY)
     out = theirs(tokens(), position_ids=positions(), output_router_logits=True)
     auxiliary = torch.zeros(())
     for logits in out.router_logits:
@@ -104,7 +105,7 @@ def test_the_routers_auxiliary_loss_is_the_formula_times_the_tokens():
 
 def losses_and_gradients(family: str, memory: dict[str, Any]) -> dict[str, Tensor]:
     recompute = memory.get("recompute", Recompute())
-    config = {"moe_aux_loss_coeff": AUXILIARY} if family == "mixtral" else {}
+    config = {"moe_aux_loss_coeff": AUXILIARY} if family in WITH_EXPERTS else {}
     model = families.ours(
         family,
         weights_of(family),
@@ -122,15 +123,16 @@ def losses_and_gradients(family: str, memory: dict[str, Any]) -> dict[str, Tenso
 @EACH
 def test_what_is_kept_for_the_backward_changes_no_loss_and_no_gradient(family):
     plain = losses_and_gradients(family, {})
-    known = [name for name in VARIANTS if family != "mixtral" or "mlp" not in name]
+    known = [name for name in VARIANTS if family not in WITH_EXPERTS or "mlp" not in name]
     for name in known:
         # Megatron's own loss is fp32; ours in tiles is float64.
         tolerance = 1e-5 if name == "loss" else 1e-12
         assert_close(losses_and_gradients(family, VARIANTS[name]), plain, tolerance)
 
 
-def test_an_expert_that_no_token_goes_to_has_gradients_of_zero():
-    model = families.ours("mixtral", weights_of("mixtral"), torch.float64)
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_an_expert_that_no_token_goes_to_has_gradients_of_zero(family):
+    model = families.ours(family, weights_of(family), torch.float64)
     model(tokens()[:1, :1], positions()[:1, :1], None).sum().backward()
     of_experts = [grad for name, grad in gradients(model).items() if "local_experts" in name]
     # Data ranks wait for every one.
@@ -143,7 +145,7 @@ def test_a_checkpoint_brings_every_parameter_back_under_transformer_engines_name
     saved = families.ours(family, weights_of(family), torch.float64)
     names = {tensor.key for tensor in saved.sharded_state_dict().values() if hasattr(tensor, "key")}
     fused = "decoder.layers.mlp.linear_fc1.layer_norm_weight"
-    assert NORM_OF_MLP.get(family, fused) in names
+    assert (NORM_BEFORE_EXPERTS if family in WITH_EXPERTS else fused) in names
     assert "decoder.layers.self_attention.linear_qkv.layer_norm_weight" in names
     dist_checkpointing.save(saved.sharded_state_dict(), str(tmp_path))
     zeros = {name: torch.zeros_like(weight) for name, weight in weights_of(family).items()}

@@ -12,7 +12,7 @@ from torch import Tensor
 from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.cpu_backend import cpu_backend
 from tests.custom_modules import families
-from tests.custom_modules.families import VOCAB
+from tests.custom_modules.families import VOCAB, WITH_EXPERTS
 from tests.custom_modules.summed import summed_gradients
 from tests.custom_modules.zigzag import made_up
 from tests.ranks import run_ranks
@@ -33,7 +33,7 @@ LAYOUTS = {
 }
 """Kinds by TP and CP, by the ranks there are."""
 TOLERANCE = 1e-10
-DISPATCHERS = {"mixtral": ("alltoall", "allgather")}
+DISPATCHERS = {"mixtral": ("alltoall", "allgather"), "qwen3_moe": ("alltoall",)}
 
 
 class Answer(NamedTuple):
@@ -52,7 +52,7 @@ def answer(family: str, kind: ContextParallelKind, dispatcher: str) -> Answer:
     weights = families.megatron_weights(families.hugging_face(family, torch.float64).state_dict())
     experts = {"moe_aux_loss_coeff": 0.3, "moe_token_dispatcher_type": dispatcher}
     model = families.ours(
-        family, weights, torch.float64, cp=kind, **(experts if family == "mixtral" else {})
+        family, weights, torch.float64, cp=kind, **(experts if family in WITH_EXPERTS else {})
     )
     (grad_out,) = made_up((BATCH, LENGTH, VOCAB), seed=3)
     run_on = torch.arange(LENGTH).repeat(BATCH, 1)

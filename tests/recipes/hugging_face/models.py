@@ -34,6 +34,13 @@ CONFIGS = {
     "mixtral": transformers.MixtralConfig(
         **SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
     ),
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        **SHAPE,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        norm_topk_prob=True,
+    ),
     "nemotron": transformers.NemotronConfig(**SHAPE, partial_rotary_factor=0.5),
 }
 

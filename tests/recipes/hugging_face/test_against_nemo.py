@@ -26,12 +26,16 @@ IMPORTERS = {
     "qwen3": "qwen3.HFQwen3Importer",
     "mistral": "mistral.HFMistralImporter",
     "mixtral": "mixtral.HFMixtralImporter",
+    "qwen3_moe": "qwen3.HFQwen3Importer",
     "nemotron": "nemotron.HFNemotronImporter",
 }
 
 
-def of_checkpoint(weights) -> dict[str, torch.Tensor]:
-    """Return every tensor of the checkpoint by the name of its parameter in Megatron's model."""
+def of_checkpoint(weights, grouped: bool) -> dict[str, torch.Tensor]:
+    """Return every tensor of the checkpoint by the name of its parameter in Megatron's model.
+
+    `grouped` says whether all experts of a layer are one module.
+    """
     from megatron.core import dist_checkpointing
 
     parameters = {}
@@ -48,8 +52,9 @@ def of_checkpoint(weights) -> dict[str, torch.Tensor]:
                 parameters[at] = of_layer
                 continue
             for expert, of_expert in enumerate(of_layer):
-                place = f"mlp.experts.local_experts.{expert}"
-                parameters[at.replace("mlp.experts.experts", place)] = of_expert
+                place = "mlp.experts" if grouped else f"mlp.experts.local_experts.{expert}"
+                of_one = at.replace("mlp.experts.experts", place)
+                parameters[f"{of_one}{expert}" if grouped else of_one] = of_expert
     return parameters
 
 
@@ -73,7 +78,7 @@ class Tree(nn.Module):
 def test_an_import_has_the_tensors_of_nemos_importer(tmp_path, megatron_rank, name):
     source = folder(tmp_path / "published", name, dtype=torch.bfloat16)
     card = imported(source, tmp_path / "imported")
-    ours = of_checkpoint(tmp_path / "imported" / "weights")
+    ours = of_checkpoint(tmp_path / "imported" / "weights", grouped=name == "qwen3_moe")
     config = SimpleNamespace(
         num_attention_heads=card.heads,
         num_query_groups=card.kv_heads,
@@ -86,6 +91,8 @@ def test_an_import_has_the_tensors_of_nemos_importer(tmp_path, megatron_rank, na
     published = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto")
     theirs = getattr(module, importer)(str(source))
     theirs.trust_remote_code = False  # Qwen 3's asks for it
+    if name == "qwen3_moe":  # its config asks for Transformer Engine
+        theirs.config = SimpleNamespace(num_moe_experts=card.experts)
     theirs.convert_state(published, target)
     made = dict(target.named_parameters())
     assert made.keys() == ours.keys()

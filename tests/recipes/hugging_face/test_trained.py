@@ -73,7 +73,7 @@ def test_a_folder_with_another_tokenizer_is_refused(published, of_published, sta
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3", "nemotron"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3", "qwen3_moe", "nemotron"])
 @pytest.mark.parametrize("device", [{}, {"device": "cuda", "precision": "bf16"}])
 def test_recipes_write_no_field_that_export_does_not_know(tmp_path, family, device):
     assert _written(tmp_path, family, device) <= OF_RECIPES
