@@ -2,9 +2,16 @@
 """Model cards by family."""
 
 from recipes.model_card import ModelCard
+from recipes.models import llama, mistral, nemotron, qwen, tiny
 from recipes.models.llama import LLAMA31_8B, LLAMA32_1B
 from recipes.models.tiny import TINY
 
 __all__ = ["CARDS", "LLAMA31_8B", "LLAMA32_1B", "TINY"]
 
-CARDS: dict[str, ModelCard] = {card.name: card for card in (TINY, LLAMA31_8B, LLAMA32_1B)}
+CARDS: dict[str, ModelCard] = {
+    card.name: card
+    for family in (tiny, llama, qwen, mistral, nemotron)
+    for card in vars(family).values()
+    if isinstance(card, ModelCard)
+}
+"""Every card by its name, in the order of the modules."""

@@ -13,7 +13,7 @@ from recipes.hugging_face.config import (
     read_config,
     require_same,
 )
-from recipes.models import LLAMA31_8B, LLAMA32_1B
+from recipes.models import CARDS, LLAMA31_8B, LLAMA32_1B
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -51,6 +51,31 @@ QWEN2 = LLAMA | {
     "sliding_window": 131072,
     "use_sliding_window": False,
 }
+QWEN3_MOE = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 32768,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+"""As published with Qwen3-30B-A3B-Base."""
 MISTRAL = QWEN2 | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 NEMOTRON = LLAMA | {
     "architectures": ["NemotronForCausalLM"],
@@ -60,8 +85,13 @@ NEMOTRON = LLAMA | {
 }
 
 
-def test_the_published_config_makes_the_shipped_card():
-    require_same(LLAMA31_8B, card_of(LLAMA, "published"), "it")
+def _without(config: dict, key: str) -> dict:
+    return {name: value for name, value in config.items() if name != key}
+
+
+@pytest.mark.parametrize(("name", "config"), [("llama31_8b", LLAMA), ("qwen3_30b_a3b", QWEN3_MOE)])
+def test_the_published_config_makes_the_shipped_card(name, config):
+    require_same(CARDS[name], card_of(config, "published"), "it")
 
 
 def test_a_card_names_each_fact_in_which_a_model_differs():
@@ -89,14 +119,20 @@ def test_a_rotation_apart_from_the_cards_is_told():
         (LLAMA | {"mlp_bias": True}, "mlp_bias True"),
         (LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "dequantize it"),
         (LLAMA | {"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
-        ({key: LLAMA[key] for key in LLAMA if key != "hidden_size"}, "no hidden_size"),
-        ({key: LLAMA[key] for key in LLAMA if key != "rms_norm_eps"}, "no rms_norm_eps"),
+        (_without(LLAMA, "hidden_size"), "no hidden_size"),
+        (_without(LLAMA, "rms_norm_eps"), "no rms_norm_eps"),
         (QWEN2 | {"use_sliding_window": True}, "sliding window in use"),
         (QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         (MISTRAL, "sliding_window 131072"),
-        ({key: MISTRAL[key] for key in MISTRAL if key != "sliding_window"}, "sliding_window 4096"),
+        (_without(MISTRAL, "sliding_window"), "sliding_window 4096"),
         (NEMOTRON, "rope_scaling llama3, which NemotronForCausalLM"),
         (QWEN2 | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, "no head_dim"),
+        (QWEN3_MOE | {"norm_topk_prob": False}, "norm_topk_prob False; the Qwen3MoeForCausalLM"),
+        (_without(QWEN3_MOE, "norm_topk_prob"), "norm_topk_prob False, being unstated"),
+        (QWEN3_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+        (QWEN3_MOE | {"mlp_only_layers": [0]}, r"mlp_only_layers \[0\]"),
+        (_without(QWEN3_MOE, "moe_intermediate_size"), "no moe_intermediate_size"),
+        (QWEN3_MOE | {"use_sliding_window": True, "sliding_window": 4096}, "window in use"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(config, said):
