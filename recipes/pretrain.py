@@ -24,7 +24,7 @@ from recipes.gpt import LongContextMixin, LongContextModel
 from recipes.layout import Fp8, Layout, Sharding
 from recipes.model_card import ModelCard
 from recipes.naming import recipe_name, run_folder, stage_folder, start_folder, store_folder
-from recipes.schedule import WarmupCosine
+from recipes.schedule import SCHEDULES
 from recipes.stages import Ladder, Stage
 from recipes.strategy import CpuStrategy, LongContextStrategy
 from recipes.train_short import train_short
@@ -221,7 +221,7 @@ def optimizer(stage: Stage, layout: Layout) -> run.Config:
             bf16=layout.precision == "bf16",
         ),
         lr_scheduler=run.Config(
-            WarmupCosine,
+            SCHEDULES[type(stage.lr)],
             max_steps=stage.steps,
             warmup_ratio=stage.lr.warmup_ratio,
             final_ratio=stage.lr.final_ratio,

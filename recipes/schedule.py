@@ -8,8 +8,9 @@ or of the steps leaves them behind. Here both follow.
 from typing import Any
 
 from nemo.lightning.pytorch.optim.lr_scheduler import CosineAnnealingScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
-from recipes.stages import Cosine
+from recipes.stages import Cosine, Linear
 
 
 class WarmupCosine(CosineAnnealingScheduler):
@@ -28,3 +29,25 @@ class WarmupCosine(CosineAnnealingScheduler):
         self.warmup_steps = self.shape.warmup_steps(self.max_steps)
         self.min_lr = optimizer.param_groups[0]["lr"] * self.shape.final_ratio
         return super().scheduler(model, optimizer)
+
+
+class WarmupLinear(WarmupCosine):
+    """Linear warm-up to the optimizer's rate, then a line down to `final_ratio` of it."""
+
+    def scheduler(self, model: Any, optimizer: Any) -> Any:
+        """Return what Lightning takes: the optimizer, and its rate by the step."""
+        self.warmup_steps = self.shape.warmup_steps(self.max_steps)
+        line = LambdaLR(optimizer, self.share)
+        by_step = {"scheduler": line, "interval": self.interval, "frequency": self.frequency}
+        return {"optimizer": optimizer, "lr_scheduler": by_step, "monitor": self.monitor}
+
+    def share(self, step: int) -> float:
+        """Return the rate of a step as a share of the peak."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        left = (self.max_steps - step) / max(1, self.max_steps - self.warmup_steps)
+        return self.shape.final_ratio + (1 - self.shape.final_ratio) * max(0.0, left)
+
+
+SCHEDULES = {Cosine: WarmupCosine, Linear: WarmupLinear}
+"""The class that carries out a stage's schedule."""

@@ -11,14 +11,14 @@ DocumentPolicy = Literal["across", "within"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cosine:
-    """Learning rate: linear from zero to `peak` over the warm-up, then a cosine to the end."""
+class _Warmed:
+    """What every schedule says: a warm-up from zero to the peak, and where it ends."""
 
     peak: float
     final_ratio: float = 0.1
-    """Rate at the last step as a share of the peak."""
+    """Rate at the last step as a share of the peak; 1 keeps the peak."""
     warmup_ratio: float = 0.1
-    """Share of the stage's steps spent warming up."""
+    """Share of the stage's steps spent warming up; `20 / 400` for 20 steps of 400."""
 
     def __post_init__(self) -> None:
         """Refuse rates that no schedule has."""
@@ -35,6 +35,16 @@ class Cosine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Cosine(_Warmed):
+    """Learning rate: linear from zero to `peak` over the warm-up, then a cosine to the end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear(_Warmed):
+    """Learning rate: linear from zero to `peak` over the warm-up, then a line to the end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
     """One length, one rotation, one token budget, one schedule."""
 
@@ -45,7 +55,7 @@ class Stage:
     """Budget of the whole stage."""
     tokens_per_batch: int
     """Tokens of one optimizer step over all ranks."""
-    lr: Cosine
+    lr: Cosine | Linear
     documents: DocumentPolicy = "across"
     """Whether tokens attend across the documents of a sequence, positions running on
     (Nemotron-UltraLong, arXiv 2504.06214), or within their document alone, positions restarting
@@ -102,11 +112,16 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ladder:
-    """Stages in order, and who says so."""
+    """Stages in order, who says so, for which models, and on which data."""
 
     name: str
     source: str
     stages: tuple[Stage, ...]
+    cards: tuple[str, ...] = ()
+    """Model cards by name for which the rotations are right: those that the source trained, then
+    those that have the same rotation. Empty where the ladder speaks for none."""
+    data: str = ""
+    """What the source trained on, for the user whose store has to be like it."""
 
     def __post_init__(self) -> None:
         """Refuse an empty ladder, one that shrinks, and a start that nothing precedes.
@@ -136,6 +151,9 @@ class Ladder:
                     "which would share a name and a folder; give each a seq_length of its own, or "
                     "make two ladders"
                 )
+        for card in self.cards:
+            if self.cards.count(card) > 1:
+                raise ValueError(f"ladder {self.name} names card {card} twice; once is enough")
         if self.stages[0].start == "previous":
             raise ValueError(
                 f"ladder {self.name}: the first stage has no previous one; "

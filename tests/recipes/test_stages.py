@@ -11,7 +11,7 @@ from recipes.layout import ContextParallel, Layout
 from recipes.model_card import ModelCard
 from recipes.models import CARDS, TINY
 from recipes.positions import Positions
-from recipes.stages import Cosine, Ladder, Stage
+from recipes.stages import Cosine, Ladder, Linear, Stage
 from recipes.units import K, M
 
 
@@ -78,9 +78,10 @@ def test_an_original_length_above_the_target_is_refused():
     ],
     ids=str,
 )
-def test_a_rate_that_no_schedule_has_is_refused(change, words):
+@pytest.mark.parametrize("schedule", [Cosine, Linear])
+def test_a_rate_that_no_schedule_has_is_refused(schedule, change, words):
     with pytest.raises(ValueError, match=words):
-        Cosine(**{"peak": 1e-3} | change)
+        schedule(**{"peak": 1e-3} | change)
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(200, 20), (15, 2), (3, 1), (1, 1)])
@@ -99,6 +100,11 @@ def test_a_stage_that_trains_short_for_a_longer_context_follows_a_longer_one():
     found = ladder(whole, short, stage(seq_length=4096))
     assert [one.target_length for one in found.stages] == [1024, 4096, 4096]
     assert found[512] is short
+
+
+def test_a_ladder_that_names_a_card_twice_is_refused():
+    with pytest.raises(ValueError, match="names card tiny twice"):
+        Ladder(name="trial", source="", stages=(stage(start="card"),), cards=("tiny", "tiny"))
 
 
 def test_a_length_that_the_ladder_lacks_is_refused_with_those_it_has():
@@ -142,18 +148,12 @@ def test_a_ladder_that_leads_nowhere_is_refused(stages, words):
         ladder(*stages)
 
 
-@pytest.mark.parametrize("shipped", LADDERS.values(), ids=LADDERS)
-def test_a_shipped_ladder_keeps_its_tokens_per_batch(shipped):
-    assert len({one.tokens_per_batch for one in shipped.stages}) == 1
-
-
-@pytest.mark.parametrize("shipped", LADDERS.values(), ids=LADDERS)
-def test_yarn_starts_from_the_length_of_the_stage_before(shipped):
-    for before, after in zip(shipped.stages, shipped.stages[1:], strict=False):
-        if after.rope != "native" and after.rope.method == "yarn":
-            assert after.rope.original_length == before.seq_length
-            assert after.rope.factor * before.seq_length == after.seq_length
-            assert after.rope.base == before.rope.base
+def test_yarn_of_the_rehearsal_starts_from_the_length_of_the_stage_before():
+    _, before, after = LADDERS["tiny"].stages
+    assert after.rope.method == "yarn"
+    assert after.rope.original_length == before.seq_length
+    assert after.rope.factor * before.seq_length == after.seq_length
+    assert after.rope.base == before.rope.base
 
 
 @pytest.mark.parametrize(
