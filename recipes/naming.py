@@ -18,8 +18,15 @@ def family_name(card: ModelCard, ladder: Ladder) -> str:
 
 
 def recipe_name(card: ModelCard, ladder: Ladder, stage: Stage) -> str:
-    """Return `<card>_<ladder>_<length>`."""
-    return f"{family_name(card, ladder)}_{length_word(stage.seq_length)}"
+    """Return `<card>_<ladder>_<length>`.
+
+    A ladder of one stage may have in its name the context that the stage trains for, as
+    `ultralong_1m` has; it is not said twice.
+    """
+    family = family_name(card, ladder)
+    if len(ladder.stages) == 1 and ladder.name.endswith(f"_{length_word(stage.target_length)}"):
+        return family
+    return f"{family}_{length_word(stage.seq_length)}"
 
 
 def length_word(tokens: int) -> str:

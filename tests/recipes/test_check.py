@@ -22,7 +22,9 @@ from recipes.check import (
 from recipes.factories import FACTORIES
 from recipes.gpt import LongContextNemotronConfig
 from recipes.ladders import LADDERS
+from recipes.model_card import ModelCard
 from recipes.models import CARDS
+from recipes.naming import length_word
 from recipes.pretrain import described
 from recipes.strategy import CpuStrategy
 
@@ -50,13 +52,17 @@ def test_a_recipe_passes_its_own_check(name):
 @EACH_NAME
 def test_a_name_is_card_ladder_and_length(name):
     recipe = RECIPES[name]
-    family, _, length = name.rpartition("_")
-    tokens = int(length.removesuffix("k")) * (1024 if length.endswith("k") else 1)
-    card = next(card for card in CARDS.values() if family.startswith(card.name))
-    ladder = LADDERS[family.removeprefix(card.name).lstrip("_") or card.name]
-    stage = ladder[tokens]
+    card = max((card for card in CARDS.values() if name.startswith(card.name)), key=_by_name)
+    said, _, length = name.rpartition("_")
+    rest = name.removeprefix(card.name).lstrip("_")
+    ladder = LADDERS.get(rest) or LADDERS[said.removeprefix(card.name).lstrip("_") or card.name]
+    [stage] = [
+        stage
+        for stage in ladder.stages
+        if length == length_word(stage.target_length if ladder.name == rest else stage.seq_length)
+    ]
 
-    assert recipe.data.seq_length == recipe.model.config.seq_length == tokens
+    assert recipe.data.seq_length == recipe.model.config.seq_length == stage.seq_length
     assert recipe.model.config.num_layers == card.layers
     assert recipe.model.config.vocab_size == card.vocab
     assert tokens_per_batch(recipe) == stage.tokens_per_batch
@@ -65,6 +71,10 @@ def test_a_name_is_card_ladder_and_length(name):
     rope = card.native_rope if stage.rope == "native" else stage.rope
     assert run.Config(type(rope), **_fields(rope)) == recipe.model.config.rope
     assert Path(recipe.log.ckpt.dirpath).parent.name == name
+
+
+def _by_name(card: ModelCard) -> int:
+    return len(card.name)
 
 
 def _fields(rope) -> dict:
