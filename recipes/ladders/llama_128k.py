@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """NeMo's lengths 16K -> 64K -> 128K, with what its long-context recipes leave out.
 
-Lengths and rotation: the long-context recipes of NeMo 2 (`*_16k`, `*_64k`, `*_128k`), which set
-nothing but sequence length and parallelism, so the card keeps its own rotation. The batch of 4M
-tokens and the schedule are ProLong's (arXiv 2410.02660, train_64K.sh).
+Lengths: the long-context recipes of NeMo 2.7.3 (`nemo.collections.llm.recipes`), which set nothing
+but sequence length and parallelism, so the card keeps its own rotation. They are of Llama 3 8B at
+16K, 64K and 128K, and at 16K and 64K of Llama 3 70B, Mixtral 8x7B, Nemotron 3 22B and Nemotron 4
+15B; of Mixtral 8x22B at 64K alone. All train from scratch on mock data.
+
+Batch and schedule: ProLong's first stage (arXiv 2410.02660, table 9). A model whose own rotation
+does not reach the length learns to use distant text from these tokens alone; another ladder says
+how to turn its heads first.
 """
 
 from recipes.stages import Cosine, Ladder, Stage
@@ -15,6 +20,21 @@ BUDGET = 500 * 4 * M  # ours: enough to see the by-position loss settle, a tenth
 LLAMA_128K = Ladder(
     name="nemo",
     source="NeMo 2 long-context recipes (lengths); arXiv 2410.02660 (batch, schedule)",
+    cards=(
+        "llama3_8b",
+        "llama3_70b",
+        "mixtral_8x7b",
+        "mixtral_8x22b",
+        "nemotron3_22b",
+        "nemotron4_15b",
+        "llama31_8b",  # ours, from here on: their own rotation is of 128K
+        "llama31_70b",
+        "llama31_405b",
+        "llama32_1b",
+        "llama32_3b",
+        "mistral_nemo_12b",
+    ),
+    data="NeMo's recipes have mock data. Ours: ProLong's 64K mix, long documents and short ones.",
     stages=(
         Stage(
             seq_length=16 * K,

@@ -14,6 +14,8 @@ BASE_2K = 40_000  # ours: the base of 512 tokens times the growth in length
 TINY_LADDER = Ladder(
     name="tiny",
     source="ours",
+    cards=("tiny",),
+    data="Ours: the documents that `longhaul prepare` makes without a source.",
     stages=(
         Stage(
             seq_length=512,

@@ -45,8 +45,3 @@ def test_a_published_card_without_a_store_is_told_how_to_make_one(tmp_path):
 def test_places_named_on_the_command_line_win_over_convention():
     plan = ladder_run.plan(LADDERS["tiny"], CARDS["tiny"], Path("here"), Path("there"))
     assert (plan.run, plan.store) == (Path("here"), Path("there"))
-
-
-@pytest.mark.parametrize("ladder", LADDERS.values(), ids=lambda ladder: ladder.name)
-def test_tokens_per_batch_stay_the_same_from_stage_to_stage(ladder):
-    assert len({stage.tokens_per_batch for stage in ladder.stages}) == 1

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LongRoPE2 (arXiv 2502.20082): Llama 3 8B to 128K on 10B tokens, a divisor for each frequency.
+
+Stated: 10B tokens in one epoch, 64 sequences of 128K per batch, 2e-5 and a cosine (section 4.1);
+up to 8,192 tokens the rotation of before (section 3.3); divisors found by search, from the critical
+pair on between once and twice 16, below it as NTK scaling has them (section 3.2). The critical pair
+of Llama 3 8B is 30, not the 35 of theory (figure 4).
+
+The divisors themselves are printed nowhere, only drawn (figure 4). So those here are where the
+paper's search starts (algorithm 1) at the critical pair that it found, with 16 from there on, the
+least that it allows; its own are slightly larger. Search your own and train with them:
+
+    longhaul rope search --run RUN --stage STAGE --target 131072 --out rope.json
+    longhaul pretrain --factory llama3_8b_longrope2_128k --rope rope.json
+
+One departure. Of the source's sequences those of short documents keep the rotation of before, with
+documents apart; a stage has one rotation and one policy, that of its long sequences.
+
+Not stated: warm-up, the cosine's end, the optimizer, and the temperature, which here is LongRoPE's.
+"""
+
+from custom_modules.rope_scaling import RopeScaling
+from recipes.stages import Cosine, Ladder, Stage
+from recipes.units import K
+
+PAIRS = 64  # head size 128
+CRITICAL_PAIR = 30
+FACTOR = 16
+
+LONGROPE2 = Ladder(
+    name="longrope2",
+    source="arXiv 2502.20082",
+    cards=("llama3_8b",),
+    data=(
+        "10B tokens: RedPajama-v1 4.5B, RedPajama-v2 2.5B and StarCoder 2B in documents of 8K to "
+        "200K, FineWeb-Edu 1B in short ones; by length 3B up to 8K, 3B up to 100K, 4B up to 200K. "
+        "Cut into 128K between begin and end tokens (section 4.1, table 1)."
+    ),
+    stages=(
+        Stage(
+            seq_length=128 * K,
+            rope=RopeScaling(
+                method="longrope",
+                base=500_000,
+                factor=FACTOR,
+                original_length=8 * K,
+                short_factor=[1.0] * PAIRS,
+                # ours: the start of the search
+                long_factor=[FACTOR ** min(1.0, pair / CRITICAL_PAIR) for pair in range(PAIRS)],
+            ),
+            tokens=10_000_000_000,
+            tokens_per_batch=64 * 128 * K,
+            lr=Cosine(peak=2e-5, final_ratio=0.1, warmup_ratio=0.1),  # ours but for the peak
+            documents="across",
+            start="card",
+        ),
+    ),
+)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LWM-Text (arXiv 2402.08268): 32K -> 128K -> 256K -> 512K -> 1M on Llama 2 7B.
+
+Stated (table 11): lengths, bases, 4M tokens per batch, steps, warm-up, a constant rate of 4e-5. The
+table's totals (4.8B, 12B, 12B, 3B, 1.8B) are steps times 4,000,000; here a batch is 4M in binary,
+5% more. Bases also in the README of LargeWorldModel/LWM. Weight decay 0.1 is of the example in
+scripts/run_train_text.sh.
+
+Not stated: the betas of Adam, and whether documents see one another. Chat tuning and video follow
+in the source; they are not part of this ladder.
+"""
+
+from typing import Literal
+
+from custom_modules.rope_scaling import RopeScaling
+from recipes.stages import Cosine, Ladder, Stage
+from recipes.units import K, M
+
+
+def _stage(
+    seq_length: int,
+    base: float,
+    *,
+    steps: int,
+    warmup: int,
+    start: Literal["card", "previous"] = "previous",
+) -> Stage:
+    return Stage(
+        seq_length=seq_length,
+        rope=RopeScaling.base_change(base),
+        tokens=steps * 4 * M,
+        tokens_per_batch=4 * M,
+        lr=Cosine(peak=4e-5, final_ratio=1.0, warmup_ratio=warmup / steps),
+        documents="across",  # ours: masked packing is described for chat and video alone
+        weight_decay=0.1,
+        start=start,
+    )
+
+
+LWM = Ladder(
+    name="lwm",
+    source="arXiv 2402.08268, table 11",
+    cards=("llama2_7b",),
+    data=(
+        "Books3, by length of the book in tokens: 10K-100K for 32K, 100K-200K for 128K, 200K-500K "
+        "for 256K, 500K-1M for 512K, above 1M for 1M (figure 3)."
+    ),
+    stages=(
+        _stage(32 * K, 1_000_000, steps=1_200, warmup=100, start="card"),
+        _stage(128 * K, 10_000_000, steps=3_000, warmup=200),
+        _stage(256 * K, 10_000_000, steps=3_000, warmup=200),
+        _stage(512 * K, 25_000_000, steps=720, warmup=50),
+        _stage(1 * M, 50_000_000, steps=450, warmup=25),
+    ),
+)

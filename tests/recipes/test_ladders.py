@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each shipped ladder against the figures that its source states, and against its cards."""
+
+import pytest
+
+from custom_modules.rope_scaling import RopeScaling
+from recipes.ladders import LADDERS
+from recipes.model_card import ModelCard
+from recipes.models import CARDS
+from recipes.naming import recipe_name
+from recipes.stages import Ladder, Linear, Stage
+
+EACH_LADDER = pytest.mark.parametrize("ladder", LADDERS.values(), ids=LADDERS)
+OF_CARDS = [(ladder, card) for ladder in LADDERS.values() for card in ladder.cards]
+EACH_CARD = pytest.mark.parametrize(
+    ("ladder", "name"), OF_CARDS, ids=lambda value: value if isinstance(value, str) else value.name
+)
+
+READ = {
+    "base": lambda stage: stage.rope.base,
+    "factor": lambda stage: stage.rope.factor,
+    "original": lambda stage: stage.rope.original_length,
+    "beta_fast": lambda stage: stage.rope.beta_fast,
+    "steps": lambda stage: stage.steps,
+    "sequences": lambda stage: stage.sequences_per_batch,
+    "batch": lambda stage: stage.tokens_per_batch,
+    "peak": lambda stage: stage.lr.peak,
+    "end": lambda stage: round(stage.lr.peak * stage.lr.final_ratio, 12),
+    "warmup": lambda stage: stage.lr.warmup_steps(stage.steps),
+    "decay": lambda stage: stage.weight_decay,
+    "beta2": lambda stage: stage.adam_beta2,
+    "documents": lambda stage: stage.documents,
+    "target": lambda stage: stage.target_length,
+    "start": lambda stage: stage.start,
+}
+"""How a figure is read off a stage, by the name it has below."""
+
+M4, M8 = 4_194_304, 8_388_608
+PROLONG = {"peak": 1e-5, "end": 1e-6, "decay": 0.1, "beta2": 0.95, "documents": "within"}
+YARN = {"original": 4_096, "peak": 2e-5, "end": 0, "warmup": 20, "decay": 0, "beta2": 0.95}
+LWM = {"batch": M4, "peak": 4e-5, "end": 4e-5}
+ULTRALONG = {"base": 500_000, "original": 8_192, "beta_fast": 4, "peak": 3e-5, "start": "card"}
+LONGRECIPE = {"peak": 5e-5, "end": 5e-5, "decay": 0.1, "beta2": 0.999}
+
+STATED = [
+    (
+        "llama2_long_32k",
+        {32_768: {"base": 500_000, "steps": 100_000, "batch": M4, "peak": 2e-5, "warmup": 2_000}},
+        "2309.16039, sections 1, 2.1 and 4.1; batch: 2307.09288, section 2.2",
+    ),
+    (
+        "llama2_long_16k",
+        {16_384: {"base": 500_000, "steps": 100_000, "batch": M4, "peak": 1e-5, "warmup": 2_000}},
+        "2309.16039, sections 1, 2.1 and 4.1; batch: 2307.09288, section 2.2",
+    ),
+    (
+        "llama31",
+        {
+            **{k * 1024: {"base": 500_000, "documents": "within"} for k in (16, 32, 48, 64, 96)},
+            131_072: {"base": 500_000, "documents": "within", "batch": 16_777_216},
+        },
+        "2407.21783, sections 3.2 and 3.4.2, table 4 (six stages, the last of 128K)",
+    ),
+    (
+        "prolong",
+        {
+            65_536: {**PROLONG, "base": 8e6, "steps": 5_000, "batch": M4, "warmup": 500},
+            524_288: {**PROLONG, "base": 1.28e8, "steps": 2_500, "batch": M8, "warmup": 250},
+        },
+        "2410.02660, table 9; steps and sequences: train_64K.sh, train_512K.sh",
+    ),
+    (
+        "qwen25_1m",
+        {65_536: {"base": 1e6}, 131_072: {"base": 5e6}, 262_144: {"base": 1e7}},
+        "2501.15383, section 3 (its stages three to five)",
+    ),
+    ("ultralong_1m", {1_048_576: {**ULTRALONG, "factor": 128}}, "2504.06214, section 3.1, table 5"),
+    ("ultralong_2m", {2_097_152: {**ULTRALONG, "factor": 256}}, "2504.06214, section 3.1, table 5"),
+    (
+        "ultralong_4m",
+        {4_194_304: {**ULTRALONG, "factor": 512, "steps": 150, "sequences": 2}},
+        "2504.06214, section 3.1, table 5; model card of UltraLong-4M",
+    ),
+    (
+        "lwm",
+        {
+            32_768: {**LWM, "base": 1e6, "steps": 1_200, "warmup": 100},
+            131_072: {**LWM, "base": 1e7, "steps": 3_000, "warmup": 200},
+            262_144: {**LWM, "base": 1e7, "steps": 3_000, "warmup": 200},
+            524_288: {**LWM, "base": 2.5e7, "steps": 720, "warmup": 50},
+            1_048_576: {**LWM, "base": 5e7, "steps": 450, "warmup": 25},
+        },
+        "2402.08268, table 11",
+    ),
+    (
+        "yarn",
+        {
+            65_536: {**YARN, "factor": 16, "steps": 400, "sequences": 64},
+            131_072: {**YARN, "factor": 32, "steps": 200, "batch": 64 * 65_536},
+        },
+        "2309.00071, section 4.1; end: finetune.py and deepspeed/zero3.json of jquesnelle/yarn",
+    ),
+    (
+        "longrope2",
+        {131_072: {"factor": 16, "original": 8_192, "sequences": 64, "peak": 2e-5}},
+        "2502.20082, section 4.1",
+    ),
+    (
+        "longrecipe_128k",
+        {38_400: {**LONGRECIPE, "base": 131.5e6, "steps": 104, "sequences": 96, "target": 131_072}},
+        "2409.00509, appendix A, table 4; zero3_offload.json of zhiyuanhubj/LongRecipe",
+    ),
+    (
+        "gene_64k",
+        {16_384: {"steps": 300, "sequences": 128, "peak": 2e-5, "warmup": 100, "factor": 16}},
+        "configs/ptrain_16k_64k.yaml of LhLi-QED/GeNE",
+    ),
+    ("five_million", {5_242_880: {"sequences": 1}}, "run_all_8B.sh of Untied-Ulysses"),
+    ("fifteen_million", {15_728_640: {"sequences": 1}}, "2506.13996, tables 2 to 4"),
+]
+"""Ladder, its lengths and of each what the source says, and where."""
+
+TOTALS = [
+    ("llama2_long_32k", 400e9, "2309.16039, section 2.1"),
+    ("llama2_long_16k", 400e9, "2309.16039, section 2.1"),
+    ("llama31", 800e9, "2407.21783, section 3.4.2"),
+    ("prolong", 40e9, "2410.02660, table 9"),
+    ("lwm", 4.8e9 + 12e9 + 12e9 + 3e9 + 1.8e9, "2402.08268, table 11"),
+    ("longrope2", 10e9, "2502.20082, section 4.1"),
+    ("longrecipe_128k", 384e6, "2409.00509, table 4"),
+]
+"""Tokens as published; a source's million is 1,000,000 or 5% more."""
+
+
+@pytest.mark.parametrize(("name", "lengths", "place"), STATED, ids=[row[0] for row in STATED])
+def test_a_stage_has_the_figures_that_its_source_states(name, lengths, place):
+    ladder = LADDERS[name]
+    assert [stage.seq_length for stage in ladder.stages] == list(lengths), place
+    for length, figures in lengths.items():
+        read = {figure: READ[figure](ladder[length]) for figure in figures}
+        assert read == figures, f"{length:,} tokens: {place}"
+
+
+@pytest.mark.parametrize(("name", "tokens", "place"), TOTALS, ids=[row[0] for row in TOTALS])
+def test_the_tokens_of_a_ladder_are_those_published(name, tokens, place):
+    trained = sum(stage.steps * stage.tokens_per_batch for stage in LADDERS[name].stages)
+    assert trained == pytest.approx(tokens, rel=0.05), place
+
+
+def test_every_ladder_with_a_source_is_held_to_it():
+    assert {row[0] for row in STATED} == set(LADDERS) - {"tiny", "nemo"}
+
+
+@EACH_LADDER
+def test_a_ladder_says_for_which_models_and_on_which_data(ladder):
+    assert ladder.cards
+    assert ladder.data
+
+
+@EACH_LADDER
+def test_tokens_per_batch_change_only_where_the_source_changes_them(ladder):
+    batches = {stage.tokens_per_batch for stage in ladder.stages}
+    if ladder.name == "prolong":
+        assert batches == {M4, M8}
+    elif ladder.name == "llama31":  # 48K and 96K do not divide 16M
+        assert max(batches) / min(batches) < 1.07
+    else:
+        assert len(batches) == 1
+
+
+def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
+    """Return why the rotation of a stage would be wrong for a card, or None."""
+    rope, native = stage.rope, card.native_rope
+    if rope == "native":
+        return None
+    if rope.partial_rotary_factor != native.partial_rotary_factor:
+        return f"{card.name} turns {native.partial_rotary_factor:g} of a head"
+    if native.method not in ("default", "llama3"):
+        return f"{card.name} is stretched by {native.method} already"
+    if rope.method == "default":
+        replaced = native.method == "default" and rope.base >= native.base
+        return None if replaced else f"base {rope.base:g} is not above that of {card.name}"
+    plain = native.original_length or card.native_context
+    if (rope.base, rope.original_length) != (native.base, plain):
+        return f"{card.name} was trained at base {native.base:g} on {plain:,} tokens"
+    if rope.long_factor is not None and 2 * len(rope.long_factor) != card.head_dim:
+        return f"{len(rope.long_factor)} divisors, and heads of {card.name} have {card.head_dim}"
+    return None
+
+
+@EACH_CARD
+def test_the_rotations_of_a_ladder_are_right_for_its_cards(ladder, name):
+    if ladder.stages[0].start == "scratch":  # it stretches what it trained itself
+        return
+    for stage in ladder.stages:
+        assert rotation_refusal(CARDS[name], stage) is None
+
+
+@EACH_CARD
+def test_a_ladder_goes_beyond_what_its_cards_were_trained_on(ladder, name):
+    if ladder.name == "nemo" or name == "llama31_405b":  # a length to train at; been through it
+        return
+    assert ladder.stages[-1].target_length > CARDS[name].native_context
+
+
+@pytest.mark.parametrize(
+    ("ladder", "card", "words"),
+    [
+        ("yarn", "llama3_8b", "base 500000 on 8,192"),
+        ("lwm", "nemotron4_15b", "turns 0.5 of a head"),
+        ("prolong", "llama31_8b", "not above that of llama31_8b"),
+        ("longrope2", "llama32_1b", "64 divisors, and heads of llama32_1b have 64"),
+    ],
+)
+def test_a_card_that_a_rotation_is_wrong_for_would_be_found(ladder, card, words):
+    assert words in str(rotation_refusal(CARDS[card], LADDERS[ladder].stages[0]))
+
+
+@EACH_LADDER
+def test_a_rotation_reaches_the_context_that_its_stage_trains_for(ladder):
+    for stage in ladder.stages:
+        scaled = stage.rope != "native" and stage.rope.method != "default"
+        if scaled and ladder.name != "llama31":  # its factor of 8 is of 64K, as published
+            assert stage.rope.reach == stage.target_length
+
+
+def test_the_base_of_longrecipe_is_that_of_dynamic_ntk_at_its_target():
+    [stage] = LADDERS["longrecipe_128k"].stages
+    growth = 16 * (stage.target_length / 8192) - 15
+    assert stage.rope.base == pytest.approx(500_000 * growth ** (128 / 126), rel=1e-3)
+    assert stage.seq_length == pytest.approx(0.3 * 128_000)
+
+
+def test_the_divisors_of_longrope2_are_in_the_space_that_its_search_has():
+    rope = LADDERS["longrope2"].stages[0].rope
+    long = rope.long_factor
+    assert rope.short_factor == [1.0] * 64
+    assert long == sorted(long)
+    assert long[0] == 1
+    assert long[29] < 16 == long[30] == long[63]
+    assert long[15] == pytest.approx(4)
+
+
+def test_yarn_anneals_by_a_line_and_the_others_by_a_cosine():
+    lines = {
+        ladder.name
+        for ladder in LADDERS.values()
+        for stage in ladder.stages
+        if isinstance(stage.lr, Linear)
+    }
+    assert lines == {"yarn"}
+
+
+def test_only_llama_3_and_prolong_keep_documents_apart():
+    apart = {
+        ladder.name
+        for ladder in LADDERS.values()
+        for stage in ladder.stages
+        if stage.documents == "within"
+    }
+    assert apart == {"llama31", "prolong"}
+
+
+def test_a_length_in_the_name_of_a_ladder_is_not_said_twice():
+    names = {recipe_name(CARDS[card], ladder, ladder.stages[0]) for ladder, card in OF_CARDS}
+    assert {
+        "llama31_8b_ultralong_1m",
+        "llama31_8b_ultralong_2m",
+        "llama31_8b_ultralong_4m",
+        "llama2_7b_llama2_long_32k",
+        "llama2_70b_llama2_long_16k",
+        "llama3_8b_longrecipe_128k",
+        "llama3_8b_longrope2_128k",
+        "llama3_8b_five_million_5m",
+        "llama31_8b_fifteen_million_15m",
+        "llama2_7b_gene_64k",
+        "llama2_7b_yarn_64k",
+        "llama32_1b_nemo_16k",
+        "tiny_512",
+    } <= names
+
+
+def test_no_two_recipes_have_one_name():
+    names = [
+        recipe_name(CARDS[card], ladder, stage)
+        for ladder, card in OF_CARDS
+        for stage in ladder.stages
+    ]
+    assert len(set(names)) == len(names)
+
+
+def test_a_length_in_the_name_of_a_longer_ladder_is_said_again():
+    stage = LADDERS["yarn"].stages[0]
+    long = Stage(
+        seq_length=131_072,
+        rope=RopeScaling.base_change(10_000),
+        tokens=131_072,
+        tokens_per_batch=131_072,
+        lr=stage.lr,
+    )
+    ladder = Ladder(name="two_64k", source="a test", stages=(stage, long))
+    card = CARDS["llama2_7b"]
+    named = [recipe_name(card, ladder, one) for one in ladder.stages]
+    assert named == ["llama2_7b_two_64k_64k", "llama2_7b_two_64k_128k"]
