@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names and places by convention, so that no recipe carries a None to be filled in later."""
 
+import re
 from pathlib import Path
 
 from recipes.model_card import ModelCard
@@ -35,6 +36,30 @@ def length_word(tokens: int) -> str:
         if tokens % unit == 0:
             return f"{tokens // unit}{letter}"
     return str(tokens)
+
+
+def length_shown(tokens: int) -> str:
+    """Return a length exactly, as people read it: 512, 38,400, 64K, 1M."""
+    word = length_word(tokens)
+    return f"{tokens:,}" if word.isdigit() else word.upper()
+
+
+def length_from(word: str) -> int:
+    """Return the tokens that a word of the command line means: 512, 38,400, 64K, 1M.
+
+    Raises ValueError for any other word, and for none at all.
+    """
+    found = re.fullmatch(r"(\d+|\d{1,3}(?:,\d{3})+)([KM]?)", word.strip(), re.A | re.I)
+    if found is None:
+        raise ValueError(
+            "a length is a number, with K or M for binary thousands and millions, as 64K; "
+            f"not {word}"
+        )
+    number, unit = found.groups()
+    tokens = int(number.replace(",", "")) * {"": 1, "K": K, "M": M}[unit.upper()]
+    if not tokens:
+        raise ValueError(f"a length is at least one token; not {word}")
+    return tokens
 
 
 def run_folder(card: ModelCard, ladder: Ladder) -> Path:

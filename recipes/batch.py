@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an optimizer step is made of: sequences in a forward, forwards in a step, data ranks; light.
+
+    tokens = sequence length x global batch        global batch = micro-batch x accumulation x DP
+
+Papers keep the tokens of a batch as sequences grow longer; with any three of tokens, length, DP and
+accumulation (and a micro-batch) the fourth follows, or the nearest batches that come out whole.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+MOST_ACCUMULATION = 32
+"""Forwards of a step on one data rank; beyond it the ranks are few for the batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """One optimizer step."""
+
+    seq_length: int
+    micro_batch: int
+    """Sequences in one forward."""
+    accumulation: int
+    """Forwards of a step on each data rank."""
+    dp: int
+
+    @property
+    def sequences(self) -> int:
+        """The global batch, as Megatron counts it."""
+        return self.micro_batch * self.accumulation * self.dp
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step over all ranks."""
+        return self.sequences * self.seq_length
+
+
+def solve(
+    *,
+    tokens: int | None = None,
+    seq_length: int | None = None,
+    dp: int | None = None,
+    accumulation: int | None = None,
+    micro_batch: int = 1,
+) -> Batch:
+    """Return the batch of which three of tokens, length, DP and accumulation are known.
+
+    Raises ValueError for more or fewer, for numbers below 1, and where the tokens are no whole
+    number of rounds, with the nearest batches that are.
+    """
+    parts = {"sequence length": seq_length, "DP": dp, "accumulation": accumulation}
+    given = {"tokens per batch": tokens, **parts, "micro-batch": micro_batch}
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+    unknown = [name for name, value in given.items() if value is None]
+    if len(unknown) != 1:
+        raise ValueError(
+            f"any three of {', '.join(list(given)[:4])} give the fourth; "
+            + (f"{', '.join(unknown)} are missing" if unknown else "leave one of them out")
+        )
+    known = {name: value for name, value in parts.items() if value is not None}
+    if tokens is not None:
+        known["micro-batch"] = micro_batch
+        wanted = unknown[0]
+        unit = prod(known.values())
+        parts[wanted], rest = divmod(tokens, unit)
+        if rest:
+            raise ValueError(_nothing_divides(tokens, known, wanted))
+    length, ranks, forwards = (value for value in parts.values() if value is not None)
+    return Batch(seq_length=length, micro_batch=micro_batch, accumulation=forwards, dp=ranks)
+
+
+def data_ranks(*, gpus: int, tp: int = 1, cp: int = 1, pp: int = 1) -> int:
+    """Return the replicas that so many GPUs hold; raise ValueError for no whole number of them."""
+    for name, size in {"GPUs": gpus, "TP": tp, "CP": cp, "PP": pp}.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}; it must be at least 1")
+    replica = tp * cp * pp
+    if gpus % replica:
+        below = gpus // replica * replica
+        nearest = " or ".join(f"{count:,}" for count in (below, below + replica) if count)
+        raise ValueError(
+            f"{gpus:,} GPUs are no whole number of replicas of TP {tp} x CP {cp} x PP {pp} = "
+            f"{replica:,}; take {nearest}"
+        )
+    return gpus // replica
+
+
+def _nothing_divides(tokens: int, known: dict[str, int], wanted: str) -> str:
+    unit = prod(known.values())
+    product = " x ".join(f"{name} {value:,}" for name, value in known.items())
+    below = tokens // unit
+    nearest = [
+        f"{count * unit:,} tokens ({_result(count, known, wanted)})"
+        for count in (below, below + 1)
+        if count
+    ]
+    return (
+        f"{tokens:,} tokens per batch are not a multiple of {product} = {unit:,}; "
+        f"nearest: {' or '.join(nearest)}"
+    )
+
+
+def _result(count: int, known: dict[str, int], wanted: str) -> str:
+    length = known.get("sequence length")
+    if length is None:
+        return f"{wanted} {count:,}"
+    sequences = count * prod(known.values()) // length
+    return f"{sequences:,} sequence{'s' * (sequences > 1)}, {wanted} {count:,}"
