@@ -8,7 +8,6 @@ Tokens are random.
 
 import os
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +23,7 @@ from nemo.lightning.megatron_parallel import MegatronParallel
 
 from custom_modules.memory_probe import Training
 from recipes.check import check, tokens_per_batch, world_size
+from recipes.in_words import in_words
 
 SHRUNK_HIDDEN, SHRUNK_LAYERS, SHRUNK_SEQ = 256, 4, 2048
 SETTINGS = ("recompute", "tiling", "offload", "cp")
@@ -157,25 +157,10 @@ def settings(recipe: nemo_run.Partial) -> str:
     """Return in words what the recipe sets of how it keeps, tiles, offloads and shares."""
     config = recipe.model.config
     given = fdl.ordered_arguments(config)
-    said = [f"{name} {_in_words(fdl.build(given[name]))}" for name in SETTINGS if name in given]
+    said = [f"{name} {in_words(fdl.build(given[name]))}" for name in SETTINGS if name in given]
     if _argument(config, "recompute_granularity") is not None and "recompute" not in given:
         said.append(f"recompute {config.recompute_granularity}")
     return ", ".join(said)
-
-
-def _in_words(value: Any) -> str:
-    """Return the fields of a description that differ from its defaults, `none` if all have them."""
-    plain = type(value)()
-    changed = {}
-    for field in fields(value):
-        chosen = getattr(value, field.name)
-        if chosen != getattr(plain, field.name):
-            changed[field.name] = chosen
-    kind = changed.pop("kind", getattr(value, "kind", None))
-    words = [] if kind is None else [str(kind)]
-    for name, chosen in changed.items():
-        words.append(name if chosen is True else f"{name}={chosen}")
-    return " ".join(words) or "none"
 
 
 def training(recipe: nemo_run.Partial, *, rank: int, local_rank: int) -> Training:

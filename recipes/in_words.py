@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptions such as `Recompute` in words: the fields that differ from their defaults; light."""
+
+from dataclasses import fields
+from typing import Any
+
+
+def in_words(noun: Any) -> str:
+    """Return the fields of a description that differ from its defaults, `none` if all have them."""
+    plain = type(noun)()
+    changed = {}
+    for field in fields(noun):
+        chosen = getattr(noun, field.name)
+        if chosen != getattr(plain, field.name):
+            changed[field.name] = chosen
+    kind = changed.pop("kind", getattr(noun, "kind", None))
+    words = [] if kind is None else [str(kind)]
+    for name, chosen in changed.items():
+        value = f"{chosen:.3g}" if isinstance(chosen, float) else str(chosen)
+        words.append(name if chosen is True else f"{name}={value}")
+    return " ".join(words) or "none"
