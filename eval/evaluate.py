@@ -49,7 +49,8 @@ def evaluate(
     """Write `RUN/eval/<stage>.json` for each stage, at the longest of `lengths`.
 
     `lengths` are the contexts of the ladder: they bound the ranges of positions and are the
-    lengths of the passkey prompts. Data parallel ranks are what the other two leave of the world.
+    lengths of the passkey prompts, of which there are none where `trials` is 0. Data parallel ranks
+    are what the other two leave of the world.
     """
     with parallel_ranks(tensor_parallel, context_parallel, device):
         manifest = Manifest.load(store)
@@ -63,7 +64,7 @@ def evaluate(
             folder = stage_folder(Path(run), name)
             model = checkpoint_model.load(folder, seq_length=longest, bf16=device == "cuda")
             losses, count = loss_by_position(model, texts, longest)
-            grid = passkey_grid(model, manifest, texts, sorted(lengths), trials)
+            grid = passkey_grid(model, manifest, texts, sorted(lengths), trials) if trials else None
             if dist.get_rank() == 0:
                 record = read_stage(Path(run), name)
                 if record is None:
@@ -80,7 +81,7 @@ def evaluation(
     losses: list[float],
     documents: int,
     lengths: list[int],
-    grid: Passkey,
+    grid: Passkey | None,
 ) -> Evaluation:
     """Return the record of one stage; `losses` by bucket of positions."""
     longest = max(lengths)

@@ -27,21 +27,28 @@ def recipes(plan: Plan, words: Sequence[str], device: str | None) -> list[nemo_r
 
     Raises ValueError for an override that would put all stages in one place.
     """
+    made = []
+    for name, stage in zip(plan.stage_names, plan.ladder.stages, strict=True):
+        recipe = stages.factory(name)
+        place(recipe, plan.card, plan.ladder, stage, run_to=plan.run, store=plan.store)
+        made.append(overridden(recipe, words, device))
+    return made
+
+
+def overridden(
+    recipe: nemo_run.Partial, words: Sequence[str], device: str | None = None
+) -> nemo_run.Partial:
+    """Return a placed recipe with what the command line says, checked, its paths absolute."""
     for word in words:
         if word.startswith(PATHS):
             raise ValueError(
                 f"{word.partition('=')[0]} is a place, which all stages would share; "
                 "use --out and --store"
             )
-    made = []
-    for name, stage in zip(plan.stage_names, plan.ladder.stages, strict=True):
-        recipe = stages.factory(name)
-        place(recipe, plan.card, plan.ladder, stage, run_to=plan.run, store=plan.store)
-        recipe = stages.override(recipe, words)
-        stages.on_device(recipe, device)
-        stages.absolute(recipe)
-        made.append(recipe)
-    return made
+    recipe = stages.override(recipe, words)
+    stages.on_device(recipe, device)
+    stages.absolute(recipe)
+    return recipe
 
 
 def require(made: list[nemo_run.Partial], *, started: bool) -> None:
@@ -61,24 +68,32 @@ def require(made: list[nemo_run.Partial], *, started: bool) -> None:
         )
 
 
-def jobs(plan: Plan, made: list[nemo_run.Partial], *, record: bool) -> list[Job]:
+def jobs(
+    plan: Plan,
+    made: list[nemo_run.Partial],
+    *,
+    record: bool,
+    documents: int = EVALUATION_DOCUMENTS,
+    trials: int = EVALUATION_TRIALS,
+) -> list[Job]:
     """Return what is left to do: unfinished stages in order, then the evaluation.
 
     With `record` the run folder receives the facts of the run and the resolved recipes.
     """
     if record:
         _record(plan, made)
+    names = [recipe.log.name for recipe in made]
     left = [stages.training_job(recipe) for recipe in made if not _is_done(recipe)]
-    evaluated = all(evaluation_path(plan.run, name).is_file() for name in plan.stage_names)
+    evaluated = all(evaluation_path(plan.run, name).is_file() for name in names)
     if left or not evaluated:
         left.append(
             evaluation_job(
                 plan.run,
-                plan.stage_names,
-                lengths=sorted({stage.target_length for stage in plan.ladder.stages}),
+                names,
+                lengths=sorted({trained_length(recipe) for recipe in made}),
                 store=plan.store,
-                documents=EVALUATION_DOCUMENTS,
-                trials=EVALUATION_TRIALS,
+                documents=documents,
+                trials=trials,
                 **stages.evaluation_layout(made[-1]),
             )
         )
@@ -105,7 +120,7 @@ def _record(plan: Plan, made: list[nemo_run.Partial]) -> None:
         {
             "ladder": plan.ladder.name,
             "card": plan.card.name,
-            "stages": plan.stage_names,
+            "stages": [recipe.log.name for recipe in made],
             "source": plan.ladder.source,
             "versions": {"python": platform.python_version(), **stages.versions()},
             "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
