@@ -5,17 +5,16 @@ Each row is one that a source or a measurement stands behind; any other combinat
 and stage is `longhaul pretrain --card --ladder --stage`. `recipes.factories` makes the recipes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from custom_modules.activation_memory import Recompute
-from recipes.ladders import LLAMA_128K, TINY_LADDER
-from recipes.layout import ContextParallel, Layout
+from recipes.ladders import LADDERS
+from recipes.layout import Layout
+from recipes.layout_words import layout_from
 from recipes.model_card import ModelCard
-from recipes.models import LLAMA31_8B, LLAMA32_1B, TINY
-from recipes.naming import recipe_name
+from recipes.models import CARDS
+from recipes.naming import length_from, recipe_name
 from recipes.stages import Ladder, Stage
-from recipes.units import K
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +26,8 @@ class Row:
     seq_length: int
     layout: Layout
     nodes: int = 1
+    cluster: str
+    """Name of the cluster file it is laid out for; `local` for CPU ranks."""
     source: str
     """What stands behind the layout."""
 
@@ -58,28 +59,117 @@ class Row:
         return replace(self.layout, dp=dp)
 
 
-def _cpu(**sizes: object) -> Layout:
-    return Layout(precision="fp32", device="cpu", **sizes)  # type: ignore[arg-type]
+MEASURED = "measured on two CPU cores"
+PLANNED = "planned: the fewest nodes, from {cluster}, that end the stage in ten days"
+
+_TABLE = """
+tiny tiny local
+  512 1 dp2 mb4 fp32 cpu
+  2k 1 ulysses2 fp32 cpu
+  8k 1 ulysses2 fp32 cpu
+llama3_8b nemo dgx_h100
+  16k 1 ulysses2 pp2 dp2 tile-loss
+  64k 1 tp2 head_chunked4 tile-loss
+  128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
+llama2_7b llama2_long_32k dgx_h100
+  32k 16 tp2 ulysses2 dp32 tile-loss
+llama2_70b llama2_long_16k dgx_h100
+  16k 64 hybrid8x4 pp16
+llama31_405b llama31 dgx_h100
+  16k 112 tp4 hybrid2x8 pp14
+  32k 224 tp4 ulysses32 pp14
+  48k 224 tp4 hybrid2x16 pp14
+  64k 224 tp8 ulysses16 pp14
+  96k 224 tp8 ring32 pp7
+  128k 224 tp4 hybrid2x16 pp14 kept_attention
+llama3_8b prolong dgx_h100
+  64k 1 tp2 head_chunked4 tile-loss
+  512k 4 ulysses2 dp16 kept_attention tile-loss tile-mlp offload-both:129.1
+qwen25_7b qwen25_1m dgx_h100
+  64k 1 tp2 hybrid2x2 tile-loss
+  128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:49.5
+  256k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:98.9
+llama31_8b ultralong_1m dgx_h100
+  1m 1 ulysses8 kept_attention tile-loss tile-mlp offload-both:64.6
+llama31_8b ultralong_2m dgx_h100
+  2m 1 tp2 ulysses4 kept_attention tile-loss tile-mlp offload-both:129.1
+llama31_8b ultralong_4m dgx_h100
+  4m 2 tp2 hybrid4x2 kept_attention tile-loss tile-mlp offload-both:129.1
+llama2_7b lwm dgx_h100
+  32k 1 ulysses8
+  128k 1 head_chunked8 tile-loss tile-mlp
+  256k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:129.1
+  512k 1 head_chunked2 dp4 kept_attention tile-loss tile-mlp offload-both:129.1
+  1m 1 ulysses8 kept_attention tile-loss tile-mlp offload-both:64.6
+llama2_7b yarn dgx_h100
+  64k 1 tp2 ulysses4 tile-loss
+  128k 1 head_chunked8 tile-loss tile-mlp
+llama3_8b longrope2 dgx_h100
+  128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
+llama3_8b longrecipe_128k dgx_h100
+  38400 1 head_chunked4 pp2 tile-loss
+llama2_7b gene_64k dgx_h100
+  16k 1 ulysses2 pp2 dp2 tile-loss
+llama3_8b five_million dgx_h200
+  5m 1 head_chunked8 full tile-loss tile-mlp offload-inputs:160.1
+llama31_8b fifteen_million dgx_h100
+  15m 8 hybrid8x8/8 kept_attention tile-loss tile-mlp offload-both:121.1
+llama3_8b llama31 dgx_h100
+  16k 2 ulysses2 pp2 dp4 tile-loss
+  32k 4 ulysses4 pp2 dp4 tile-loss
+  48k 4 ulysses8 pp2 dp2 tile-loss
+  64k 4 ulysses8 pp2 dp2 tile-loss
+  96k 8 head_chunked8 pp2 dp4 tile-loss
+  128k 8 hybrid8x2 pp2 dp2 tile-loss
+llama31_8b nemo dgx_h100
+  16k 1 ulysses2 pp2 dp2 tile-loss
+  64k 1 tp2 head_chunked4 tile-loss
+  128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
+llama32_1b nemo dgx_h100
+  16k 1 head_chunked1 dp8 tile-loss
+  64k 1 ulysses2 dp4 tile-loss
+  128k 1 ulysses4 dp2 tile-loss
+llama3_70b nemo dgx_h100
+  16k 4 ulysses2 pp16 kept_attention tile-loss offload-both:20.3
+  64k 4 tp2 ulysses2 pp8 kept_attention tile-loss tile-mlp offload-both:40.5
+  128k 4 tp4 ulysses2 pp4 kept_attention tile-loss tile-mlp offload-both:40.5
+mixtral_8x7b nemo dgx_h100
+  16k 2 tp8 head_chunked1 pp2 tile-loss
+  64k 2 tp2 ulysses2 pp4 kept_attention tile-loss offload-both:8.2
+  128k 2 tp4 ulysses2 pp2 kept_attention tile-loss offload-both:8.2
+nemotron4_15b nemo dgx_h100
+  16k 1 tp2 ulysses2 pp2 tile-loss
+  64k 1 tp2 head_chunked2 pp2 tile-loss tile-mlp
+  128k 1 tp2 ulysses4 kept_attention tile-loss tile-mlp offload-both:12.2
+llama2_13b yarn dgx_h100
+  64k 1 tp2 head_chunked2 pp2 tile-loss tile-mlp
+  128k 1 tp2 head_chunked1 dp4 kept_attention tile-loss tile-mlp offload-both:50.5
+qwen25_14b qwen25_1m dgx_h100
+  64k 1 ulysses4 pp2 kept_attention tile-loss tile-mlp offload-both:15.3
+  128k 1 tp2 head_chunked1 dp4 kept_attention tile-loss tile-mlp offload-both:60.6
+  256k 2 tp2 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:121.1
+"""
+"""A card, a ladder and a cluster, then a stage a line: length, nodes, and the layout in words
+(`recipes.layout_words`)."""
 
 
-def _rows() -> Iterable[Row]:
-    measured = "measured on two CPU cores"
-    for length, layout in (
-        (512, _cpu(dp=2, micro_batch=4)),
-        (2 * K, _cpu(cp=ContextParallel.ulysses(2))),
-        (8 * K, _cpu(cp=ContextParallel.ulysses(2))),
-    ):
-        yield Row(card=TINY, ladder=TINY_LADDER, seq_length=length, layout=layout, source=measured)
-    full = Recompute(kind="full")
-    for card, sizes in (
-        (LLAMA31_8B, {16 * K: (2, 2, 2), 64 * K: (2, 4, 1), 128 * K: (2, 4, 1)}),
-        (LLAMA32_1B, {16 * K: (1, 2, 4), 64 * K: (1, 4, 2), 128 * K: (1, 8, 1)}),
-    ):
-        for length, (tp, cp, dp) in sizes.items():
-            layout = Layout(tp=tp, cp=ContextParallel.ulysses(cp), dp=dp, recompute=full)
-            yield Row(
-                card=card, ladder=LLAMA_128K, seq_length=length, layout=layout, source="planned"
-            )
+def _rows() -> Iterator[Row]:
+    card = ladder = cluster = ""
+    for line in _TABLE.strip().splitlines():
+        if not line.startswith(" "):
+            card, ladder, cluster = line.split()
+            continue
+        length, nodes, words = line.split(maxsplit=2)
+        layout = layout_from(words)
+        yield Row(
+            card=CARDS[card],
+            ladder=LADDERS[ladder],
+            seq_length=length_from(length),
+            layout=layout,
+            nodes=int(nodes),
+            cluster=cluster,
+            source=MEASURED if layout.device == "cpu" else PLANNED.format(cluster=cluster),
+        )
 
 
 ROWS: dict[str, Row] = {row.name: row for row in _rows()}

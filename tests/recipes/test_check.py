@@ -19,6 +19,7 @@ from recipes.check import (
     tokens_per_batch,
     world_size,
 )
+from recipes.collection import ROWS
 from recipes.factories import FACTORIES
 from recipes.gpt import LongContextNemotronConfig
 from recipes.ladders import LADDERS
@@ -82,11 +83,17 @@ def _fields(rope) -> dict:
 
 
 @EACH_NAME
-def test_a_recipe_for_two_nodes_keeps_its_batch(name):
-    one, two = RECIPES[name], FACTORIES[name](nodes=2)
-    assert two.trainer.num_nodes == 2
-    assert world_size(two) in (world_size(one), 2 * world_size(one))
-    assert tokens_per_batch(two) == tokens_per_batch(one)
+def test_a_recipe_on_twice_the_nodes_keeps_its_batch_or_says_that_it_cannot(name):
+    row = ROWS[name]
+    layout, nodes = row.on(2 * row.nodes), 2 * row.nodes
+    if row.stage.sequences_per_batch % (layout.dp * layout.micro_batch):
+        with pytest.raises(ValueError, match=f"not divisible by micro-batch .* DP {layout.dp}"):
+            FACTORIES[name](nodes=nodes)
+        return
+    two = FACTORIES[name](nodes=nodes)
+    assert two.trainer.num_nodes == nodes
+    assert world_size(two) == layout.world_size
+    assert two.data.global_batch_size == RECIPES[name].data.global_batch_size
 
 
 def test_ranks_that_nodes_do_not_divide_are_refused():

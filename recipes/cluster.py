@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One machine class: its GPUs, memory and links; read from `slurm/clusters/*.yaml`; light."""
+
+import difflib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recipes.units import GiB
+
+FOLDER = Path(__file__).resolve().parents[1] / "slurm" / "clusters"
+GB = 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One GPU. Peaks are dense, without sparsity."""
+
+    name: str
+    memory_gib: float
+    """What CUDA reports as its whole."""
+    bf16_tflops: float
+    fp8_tflops: float
+    """0 where it has no FP8."""
+    memory_gbps: float
+    """GB/s of its memory."""
+    capability: tuple[int, int]
+    """CUDA's compute capability."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """Nodes of one kind and the links between them; link speeds in GB/s, one direction, a GPU."""
+
+    name: str
+    gpu: Gpu
+    gpus_per_node: int
+    """GPUs that one fast link joins: a node, or a rack where NVLink spans it."""
+    host_memory_gib: float
+    """Of a node of `gpus_per_node`."""
+    nvlink_gbps: float
+    network_gbps: float
+    host_link_gbps: float
+    """Pinned copies between a GPU and its host."""
+    price_per_gpu_hour: float = 0.0
+    """0: not stated."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no machine has."""
+        for name in (
+            "gpus_per_node", "host_memory_gib", "nvlink_gbps", "network_gbps", "host_link_gbps",
+        ):  # fmt: skip
+            if getattr(self, name) <= 0:
+                raise ValueError(
+                    f"cluster {self.name}: {name} is {getattr(self, name)}; it must be positive"
+                )
+        for name in ("memory_gib", "bf16_tflops", "memory_gbps"):
+            if getattr(self.gpu, name) <= 0:
+                raise ValueError(
+                    f"cluster {self.name}: gpu {name} is {getattr(self.gpu, name)}; it must be "
+                    "positive"
+                )
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Memory of one GPU."""
+        return int(self.gpu.memory_gib * GiB)
+
+    @property
+    def host_bytes_per_gpu(self) -> int:
+        """Host memory that a rank may count on, where all GPUs of the node have one."""
+        return int(self.host_memory_gib * GiB / self.gpus_per_node)
+
+
+def names() -> list[str]:
+    """Return the clusters there are files of."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "template")
+
+
+def load(name: str) -> Cluster:
+    """Return the cluster of a shipped name or of a YAML file.
+
+    Raises ValueError for an unknown name, with the nearest, and for a file of another shape.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names())}"
+        raise ValueError(f"no cluster is called {name!r}; {hint}")
+    try:
+        found = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("hardware"), dict):
+        raise ValueError(f"{path} has no mapping `hardware`; see slurm/clusters/dgx_h100.yaml")
+    hardware = dict(found["hardware"])
+    gpu = _made(Gpu, hardware.pop("gpu", None), f"{path}: hardware.gpu")
+    return _made(Cluster, {"name": path.stem, "gpu": gpu, **hardware}, f"{path}: hardware")
+
+
+def _made(kind: Any, given: Any, where: str) -> Any:
+    """Return the dataclass with the fields given; raise ValueError for wrong names and types."""
+    if not isinstance(given, dict):
+        raise ValueError(f"{where} is {given!r}; a mapping is needed")
+    known = {field.name: field for field in fields(kind)}
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(known)}"
+            raise ValueError(f"{where} has no field {name!r}{hint}")
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        wanted = known[name].type
+        if wanted in (float, "float", int, "int"):
+            whole = wanted in (int, "int")
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+                raise ValueError(
+                    f"{where}.{name} is {value!r}; a {'whole ' if whole else ''}number is needed"
+                )
+        values[name] = tuple(value) if isinstance(value, list) else value
+    try:
+        return kind(**values)
+    except TypeError as error:
+        missing = [name for name in known if name not in values]
+        raise ValueError(f"{where} lacks {', '.join(missing)}") from error

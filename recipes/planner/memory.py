@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of one rank by cause, at the moment of a step when most are held.
+
+A step's peak is in one of a few moments, and each is written down as what lives then; the largest
+is the answer. Numbers a token, of one rank: h hidden / TP (sequence parallelism shards what lies
+between the blocks), A heads x D and K KV heads x D, F inner width of the MLP, V vocabulary, each
+over TP; e bytes a number. A layer whose backward keeps everything holds
+
+    input  h,   norm  h,   q k v  A + 2K,   rotated q and k  A + K,   output  A,   log-sum-exp,
+    middle h,   norm  h,   MLP  5F (gate and up, activation, product; 3F where they are fused)
+
+With an all-to-all the exchanged q, k, v and output are kept in place of those before it, and the
+output that came home; head-chunked attention keeps its output alone. What recompute leaves of it is
+`custom_modules.activation_memory`'s table. The moments:
+
+    loss        all layers' kept, logits (or a tile of them) and the last layer's output, 3h
+    MLP         the others' kept, the last layer whole, 2F of gradients, the gradient of its output
+    attention   the others' kept, the layer up to its middle, attention's own backward
+                (`custom_modules.context_parallel_bytes`), the gradient of the residual
+    rebuild     the same with attention's forward
+
+Derived from the modules and held to the bytes of real steps, cause by cause, by
+`benchmarks/planner_memory.py`. Pipeline: the first stage holds min(PP, micro-batches) forwards, the
+last one and the loss (1F1B, arXiv 2104.04473). Optimizer and gradients: Megatron-Core's distributed
+optimizer, fp32 gradients and, for bf16, 12 bytes a parameter over the ranks that hold it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from custom_modules.activation_memory import LayerKind
+from recipes.planner.job import Job
+from recipes.units import GiB
+
+INPUTS_BYTES = 56
+"""A token's ids, label, mask, position and document, as the data module hands them out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernels:
+    """What an implementation keeps where implementations differ."""
+
+    mlp_kept: float
+    """Numbers kept of a gated MLP, in F."""
+    logit_bytes: float
+    """Bytes a logit, where they are formed whole, for a bf16 model: Megatron's are bf16, its
+    cross-entropy fp32."""
+    norm_kept: float = 1
+    """Numbers kept of a norm beside its input, in h."""
+    exchange_copies: float = 0
+    """Copies of q, k and v that an all-to-all makes beside the ones it exchanges."""
+    weight_gradients: bool = False
+    """Whether a weight's gradient exists before it is added to the buffer."""
+    gradient_bytes: float = 4
+    """Of a weight."""
+    reserve_gib: float
+    """CUDA's context, NCCL's buffers, workspaces, and what the allocator cannot hand out."""
+
+
+PLAIN = Kernels(mlp_kept=5, logit_bytes=6, weight_gradients=True, reserve_gib=0)
+"""CPU: PyTorch's operators one by one."""
+FUSED = Kernels(mlp_kept=3, logit_bytes=6, reserve_gib=4.0)
+"""GPU: fused SwiGLU and gradient accumulation. The reserve is ours, not measured yet."""
+HUGGING_FACE = Kernels(
+    mlp_kept=4,
+    logit_bytes=14,
+    norm_kept=4,
+    exchange_copies=3,
+    gradient_bytes=2,
+    reserve_gib=4.0,
+)
+"""A peer, to hold the formulas to lengths that others measured: transformers' Llama under DeepSpeed
+(ALST, arXiv 2506.13996). Its norm keeps an fp32 copy of its input and the result before its
+weight, its loss three fp32 copies of the bf16 logits; DeepSpeed's all-to-all makes what it sends
+contiguous and permutes what it receives."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes of the rank that holds most."""
+
+    causes: dict[str, float]
+    """At the peak."""
+    peak_in: str
+    """The moment: loss, mlp, attention, rebuild, or optimizer."""
+    stage: int
+    """The pipeline stage, from 0."""
+    host: float
+    """Pinned on the host by the rank that pins most."""
+
+    @property
+    def total(self) -> float:
+        """Bytes on the device."""
+        return sum(self.causes.values())
+
+    @property
+    def activations(self) -> float:
+        """Bytes that depend on the tokens."""
+        fixed = ("weights", "gradients", "optimizer", "reserve")
+        return sum(size for name, size in self.causes.items() if name not in fixed)
+
+
+def memory(job: Job, kernels: Kernels = FUSED) -> Memory:
+    """Return the bytes of a job's fullest rank, and the most that a rank pins on its host."""
+    stages = sorted({0, job.layout.pp - 1})
+    layer = _Layer(job, kernels)
+    host = max(_host(job, layer, stage) for stage in stages)
+    found = [_of_stage(job, kernels, layer, stage, host) for stage in stages]
+    return max(found, key=lambda one: one.total)
+
+
+def _of_stage(job: Job, kernels: Kernels, layer: "_Layer", stage: int, host: float) -> Memory:
+    fixed = _fixed(job, kernels, stage)
+    moments = dict(layer.moments(stage))
+    moment = max(moments, key=lambda name: sum(moments[name].values()))
+    return Memory(causes=fixed | moments[moment], peak_in=moment, stage=stage, host=host)
+
+
+def _fixed(job: Job, kernels: Kernels, stage: int) -> dict[str, float]:
+    """Return what does not depend on the tokens."""
+    layout, weights = job.layout, job.weights(stage)
+    sharding, replicas = layout.sharding, job.replicas
+    of_weights = replicas if sharding == "parameters" else 1
+    of_gradients = replicas if sharding in ("gradients", "parameters") else 1
+    of_optimizer = 1 if sharding == "none" else replicas
+    state = 8 if layout.precision == "fp32" else 12
+    on_device = 1 - layout.optimizer_offload
+    held = job.element_bytes * weights / of_weights
+    if sharding == "parameters":  # gathered: the layer at work and the next
+        held += job.element_bytes * min(2 * job.layer_weights, weights)
+    return {
+        "weights": held,
+        "gradients": kernels.gradient_bytes * weights / of_gradients,
+        "optimizer": state * weights / of_optimizer * on_device,
+        "reserve": kernels.reserve_gib * GiB,
+    }
+
+
+def _host(job: Job, layer: "_Layer", stage: int) -> float:
+    """Return the pinned bytes of offloaded activations and optimizer state."""
+    layout = job.layout
+    in_flight = min(layout.pp - stage, job.micro_batches)
+    held = 0.0
+    first = stage * job.layers + 1
+    for number in range(first, first + job.layers):
+        kind = layout.recompute.of_layer(number)
+        if layout.offload.takes(number) and kind != "none":
+            held += layer.x * layout.offload.inputs
+            held += layer.result * (layout.offload.attention and kind == "kept_attention")
+    offloaded = 16 * job.weights(stage) / job.replicas * layout.optimizer_offload
+    return held * in_flight + offloaded
+
+
+class _Layer:
+    """Bytes of one layer's tensors on a rank."""
+
+    def __init__(self, job: Job, kernels: Kernels) -> None:
+        card, layout, e = job.card, job.layout, job.element_bytes
+        self.job, self.kernels = job, kernels
+        t = self.tokens = job.tokens
+        self.x = t / layout.tp * card.hidden * e
+        """A layer's input, [s / TP, b, hidden]."""
+        self.heads = t * card.heads / layout.tp * card.head_dim * e
+        self.kv_heads = t * card.kv_heads / layout.tp * card.head_dim * e
+        self.lse = t * card.heads / layout.tp * 4
+        self.result = self.heads + self.lse
+        """What kept-attention recompute keeps beside the input."""
+        self.ffn = t * card.ffn_hidden / layout.tp * e
+        gated = card.facts.gated
+        self.mlp = (kernels.mlp_kept if gated else 2) * self.ffn
+        self.mlp_gradients = (2 if gated else 1) * self.ffn
+        if card.facts.experts:  # each token goes to some of them, permuted before and after
+            k = card.experts_per_token
+            self.mlp = k * (self.mlp + 2 * self.x)
+            self.mlp_gradients *= k
+        self.by_head = job.degrees.heads_per_stage is not None
+        self.exchanged = job.degrees.ulysses > 1
+        self.norm = kernels.norm_kept * self.x
+        copied = self.heads + 2 * self.heads / job.attention.heads * self._inner_kv
+        self.copies = kernels.exchange_copies * copied * self.exchanged * (not self.by_head)
+        self.unrotated = self.heads + self.kv_heads
+        """q and k before rotation, in one storage with v."""
+
+    @property
+    def _inner_kv(self) -> int:
+        """KV heads after replication."""
+        return max(self.job.attention.kv_heads, self.job.degrees.ulysses)
+
+    @property
+    def attention(self) -> float:
+        """What attention's block keeps of a layer beside its input: norms, q, k, v and output."""
+        ends = self.norm + self.x
+        if self.by_head:
+            return ends + self.result
+        if self.exchanged:
+            of_head = self.heads / self.job.attention.heads
+            return ends + 3 * self.heads + 2 * self._inner_kv * of_head + self.lse
+        return ends + 2 * self.heads + 3 * self.kv_heads + self.result
+
+    @property
+    def whole(self) -> dict[str, float]:
+        """Everything of a layer, by cause."""
+        mlp = 0.0 if self.job.layout.tiling.mlp else self.norm + self.mlp
+        return {"saved inputs": self.x, "attention": self.attention, "mlp": mlp}
+
+    def kept(self, number: int) -> dict[str, float]:
+        """Return what a layer, by its number from 1, holds between forward and backward."""
+        recompute, offload = self.job.layout.recompute, self.job.layout.offload
+        if recompute.kind == "selective":
+            return self._selective()
+        if recompute.kind == "uniform":
+            return {"saved inputs": self.x / recompute.layers}
+        if recompute.kind == "block":
+            first = (number - 1) % self.job.layers < recompute.layers
+            return {"saved inputs": self.x} if first else self.whole
+        kind: LayerKind = recompute.of_layer(number)
+        if kind == "none":
+            return self.whole
+        gone = offload.takes(number)
+        held = 0.0 if gone and offload.inputs else self.x
+        if kind == "kept_attention":
+            held += 0.0 if gone and offload.attention else self.result
+        return {"saved inputs": held}
+
+    def _selective(self) -> dict[str, float]:
+        whole, modules = self.whole, self.job.layout.recompute.modules
+        if "core_attn" in modules:
+            whole["attention"] -= self.lse
+        if "mlp" in modules:
+            whole["mlp"] = self.x
+        return whole
+
+    def moments(self, stage: int) -> Iterator[tuple[str, dict[str, float]]]:
+        """Yield the moments that may be the peak, each by cause."""
+        job, layout = self.job, self.job.layout
+        numbers = range(stage * job.layers + 1, (stage + 1) * job.layers + 1)
+        in_flight = min(layout.pp - stage, job.micro_batches)
+        every: dict[str, float] = {}
+        for number in numbers:
+            _add(every, self.kept(number))
+        every = {name: size * in_flight for name, size in every.items()}
+        always = {
+            "other": INPUTS_BYTES * self.tokens * in_flight,
+            "attention": 4 * job.card.head_dim * self.tokens,  # cos and sin, fp32
+            "communication": self.x * layout.tp if layout.tp > 1 else 0.0,
+        }
+        _add(every, always)
+        if stage == layout.pp - 1:
+            yield "loss", _sum(every, {"loss": self._loss()})
+        last = numbers[-1]
+        # In the backward of the last layer: what it kept is still there, and what it rebuilds.
+        others = _sum(every, {name: -size for name, size in self.kept(last).items()})
+        chunk = layout.recompute.layers if layout.recompute.kind == "uniform" else 1
+        others = _sum(others, {name: size * (chunk - 1) for name, size in self.whole.items()})
+        others["saved inputs"] = max(0.0, others.get("saved inputs", 0.0))
+        yield "mlp", _sum(others, self._mlp_backward())
+        yield "attention", _sum(others, self._attention_backward())
+        rebuilt = layout.recompute.kind != "none"
+        yield "rebuild", _sum(others, self._attention_forward(rebuilt))
+
+    def _loss(self) -> float:
+        """Return what the loss holds: norm, head and cross-entropy."""
+        job, tiling, tp = self.job, self.job.layout.tiling, self.job.layout.tp
+        vocab, e = job.card.vocab / tp, job.element_bytes
+        ends = 3 * self.x
+        if not tiling.loss:
+            a_logit = 4 if e == 4 else self.kernels.logit_bytes
+            gathered = self.x * tp if tp > 1 else 0.0
+            temporary = job.vocabulary_weights * e * self.kernels.weight_gradients
+            return ends + self.tokens * vocab * a_logit + gathered + temporary
+        tile = min(tiling.loss_tile, self.tokens)
+        sums = job.vocabulary_weights * (4 if e == 4 else 6)
+        return ends + sums + tile * (vocab + 2 * job.card.hidden) * e
+
+    def _mlp_backward(self) -> dict[str, float]:
+        layout, e, card = self.job.layout, self.job.element_bytes, self.job.card
+        found = dict(self.whole)
+        temporary = 0.0
+        if self.kernels.weight_gradients:
+            temporary = card.ffn_hidden * card.hidden * 2 / layout.tp * e
+        if layout.tiling.mlp:
+            tile = min(layout.tiling.mlp_tile, self.tokens // layout.tp)
+            ffn = (self.kernels.mlp_kept + 2) * card.ffn_hidden
+            weights = (3 if card.facts.gated else 2) * card.hidden * card.ffn_hidden / layout.tp
+            sums = weights * (4 + e) if self.kernels.weight_gradients else 0.0
+            found["mlp"] = self.x + tile * (ffn + 3 * card.hidden) * e + sums
+        else:
+            found["mlp"] += self.mlp_gradients + temporary
+            if layout.recompute.kind in ("selective", "uniform", "block"):
+                found["mlp"] += self.x
+        return _sum(found, {"loss": self.x})
+
+    def _attention_backward(self) -> dict[str, float]:
+        shape = self.job.attention
+        home = 2 * self.heads if self.exchanged and not self.by_head else 0.0
+        dead = 0.0 if self.by_head or self.exchanged else self.unrotated
+        inside = self.norm + dead + shape.backward_peak - home + self.copies
+        if self.by_head:
+            inside += self.x  # the gradient of the norm's output
+        ends = self.job.layout.recompute.kind in ("uniform", "block")
+        found = {
+            "saved inputs": self.x, "attention": inside, "mlp": self.x, "loss": self.x * ends,
+        }  # fmt: skip
+        if self.job.layout.offload.inputs:
+            found["attention"] += self.x  # the next layer's input comes back meanwhile
+        return found
+
+    def _attention_forward(self, rebuilt: bool) -> dict[str, float]:
+        dead = 0.0 if self.by_head else self.unrotated
+        inside = self.norm + dead + self.job.attention.forward_peak + self.copies
+        return {"saved inputs": self.x, "attention": inside, "loss": self.x * rebuilt}
+
+
+def _add(into: dict[str, float], what: dict[str, float]) -> None:
+    for name, size in what.items():
+        into[name] = into.get(name, 0.0) + size
+
+
+def _sum(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    found = dict(one)
+    _add(found, other)
+    return found

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layouts of a stage on so many GPUs, ranked by the time of a step, ties by memory.
+
+All sizes of TP, CP, PP and DP that the model and the batch admit, each with the kinds of context
+parallelism that fit its heads, and of what layers keep the cheapest that fits: those are ordered by
+what they cost in time, so the first that fits is taken.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from custom_modules.activation_memory import Offload, Recompute, Tiling
+from custom_modules.context_parallel_kind import fits_ulysses, stage_sizes
+from recipes.cluster import Cluster
+from recipes.layout import ContextParallel, Fp8, Layout
+from recipes.model_card import ModelCard
+from recipes.planner.efficiency import HOPPER, Efficiency
+from recipes.planner.job import Job
+from recipes.planner.plan import HOST_SHARE, Plan, plan
+from recipes.stages import Stage
+from recipes.units import GiB, K
+
+MOST_PP, MICRO_BATCHES = 16, (1, 2, 4)
+MICRO_BATCH_BELOW = 16 * K
+"""Tokens of a rank below which more sequences at a time are tried."""
+KEPT, FULL = Recompute(kind="kept_attention"), Recompute(kind="full")
+
+
+class NoLayoutError(ValueError):
+    """Nothing fits; says what is short, by how much, and what would do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is to be laid out."""
+
+    card: ModelCard
+    seq_length: int
+    tokens_per_batch: int
+    cluster: Cluster
+    gpus: int
+    fp8: Fp8 = Fp8()
+    efficiency: Efficiency = HOPPER
+
+    def job(self, layout: Layout) -> Job:
+        """Return the job of a layout."""
+        return Job(
+            card=self.card,
+            seq_length=self.seq_length,
+            tokens_per_batch=self.tokens_per_batch,
+            layout=layout,
+            gpus_per_node=self.cluster.gpus_per_node,
+        )
+
+    def plan(self, layout: Layout) -> Plan:
+        """Return the plan of a layout, its host cap set to what it needs."""
+        found = plan(self.job(layout), self.cluster, efficiency=self.efficiency)
+        if layout.offload.tensors == "none":
+            return found
+        cap = math.ceil(found.memory.host / GiB * 10 + 1) / 10
+        exact = replace(layout, offload=replace(layout.offload, cap_gib=cap))
+        return replace(found, job=self.job(exact))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What was found."""
+
+    plans: list[Plan]
+    """That fit, the fastest first."""
+    ruled_out: Counter[str] = field(default_factory=Counter)
+    """Why others are not among them, and how many."""
+    nearest: Plan | None = None
+    """Of those that do not fit, the one that lacks least."""
+    tried: int = 0
+
+
+def best(
+    card: ModelCard, stage: Stage, cluster: Cluster, *, gpus: int, fp8: Fp8 | None = None
+) -> Plan:
+    """Return the fastest plan of a stage; raise NoLayoutError where none fits."""
+    question = Question(
+        card=card,
+        seq_length=stage.seq_length,
+        tokens_per_batch=stage.tokens_per_batch,
+        cluster=cluster,
+        gpus=gpus,
+        fp8=fp8 or Fp8(),
+    )
+    answer = search(question)
+    if not answer.plans:
+        raise NoLayoutError(why_not(question, answer))
+    return answer.plans[0]
+
+
+def search(question: Question) -> Answer:
+    """Return the layouts that fit.
+
+    What is not tried on GPUs yet, or slow by what others measured (Megatron FSDP, Adam on the
+    host), is looked at where nothing else fits.
+    """
+    shapes: list[Layout] = []
+    answer = Answer(plans=[])
+    shapes.extend(_shapes(question, answer.ruled_out))
+    for ways in (_keeping, _last_resorts):
+        answer = _fitting(question, shapes, ways, answer)
+        if answer.plans:
+            break
+    return answer
+
+
+def _fitting(
+    question: Question,
+    shapes: list[Layout],
+    ways: Callable[[Question, Layout], Iterator[Layout]],
+    before: Answer,
+) -> Answer:
+    """Return for each shape the first way that fits, beside what was ruled out before."""
+    plans: list[Plan] = []
+    ruled_out, nearest, tried = before.ruled_out, before.nearest, before.tried
+    for shape in shapes:
+        for layout in ways(question, shape):
+            tried += 1
+            one = question.plan(layout)
+            if one.fits:
+                plans.append(one)
+                break
+            lacks = "GPU memory" if one.short > 0 else "host memory"
+            ruled_out[f"too little {lacks}"] += 1
+            if nearest is None or _lacking(one) < _lacking(nearest):
+                nearest = one
+    plans.sort(key=lambda one: (round(one.time.step, 3), one.memory.total))
+    return Answer(plans=plans, ruled_out=ruled_out, nearest=nearest, tried=tried)
+
+
+def _lacking(one: Plan) -> float:
+    return max(one.short, 0) + max(one.host_short, 0)
+
+
+def _powers(most: int) -> list[int]:
+    return [2**n for n in range(most.bit_length()) if 2**n <= most]
+
+
+def _shapes(question: Question, ruled_out: Counter[str]) -> Iterator[Layout]:
+    """Yield the sizes of each kind of parallelism, what layers keep left open."""
+    card, cluster, gpus = question.card, question.cluster, question.gpus
+    sequences, rest = divmod(question.tokens_per_batch, question.seq_length)
+    if rest or gpus < 1:
+        raise ValueError(
+            f"a batch of {question.tokens_per_batch:,} tokens is no whole number of sequences of "
+            f"{question.seq_length:,}"
+        )
+    for tp in _powers(min(cluster.gpus_per_node, gpus)):
+        if card.heads % tp or card.kv_heads % tp or card.vocab % tp:
+            ruled_out[f"TP {tp} does not divide heads, KV heads and vocabulary"] += 1
+            continue
+        for pp in range(1, min(MOST_PP, gpus // tp, card.layers) + 1):
+            if card.layers % pp or gpus % (tp * pp):
+                continue
+            for cp in _powers(gpus // (tp * pp)):
+                dp, uneven = divmod(gpus, tp * pp * cp)
+                if uneven or question.seq_length % (2 * cp * tp):
+                    ruled_out["sizes that do not divide GPUs or sequence"] += 1
+                    continue
+                if sequences % dp:
+                    ruled_out["more data ranks than the batch has sequences for"] += 1
+                    continue
+                yield from _of_sizes(question, tp, pp, cp, dp, sequences)
+
+
+def _of_sizes(
+    question: Question, tp: int, pp: int, cp: int, dp: int, sequences: int
+) -> Iterator[Layout]:
+    rank_tokens = question.seq_length // cp
+    for kind in _kinds(question, tp, cp):
+        if question.fp8.recipe != "none" and kind.how.may_chunk_heads:
+            continue
+        for micro in MICRO_BATCHES:
+            if micro > 1 and rank_tokens * micro > MICRO_BATCH_BELOW:
+                break
+            if sequences % (dp * micro) or sequences // (dp * micro) < pp:
+                continue
+            yield Layout(tp=tp, cp=kind, pp=pp, dp=dp, micro_batch=micro, fp8=question.fp8)
+
+
+def _kinds(question: Question, tp: int, cp: int) -> Iterator[ContextParallel]:
+    """Yield the kinds of context parallelism for the heads of a TP rank."""
+    heads, kv_heads = question.card.heads // tp, question.card.kv_heads // tp
+    if cp == 1:
+        yield ContextParallel.ulysses(1)
+        yield ContextParallel.head_chunked(1)
+        return
+    if fits_ulysses(heads, kv_heads, cp):
+        yield ContextParallel.ulysses(cp)
+        if stage_sizes(heads, kv_heads, cp)[0] < heads:
+            yield ContextParallel.head_chunked(cp)
+    yield ContextParallel.ring(cp)
+    inside = [
+        size
+        for size in _powers(min(cp // 2, max(1, question.cluster.gpus_per_node // tp)))
+        if size > 1 and fits_ulysses(heads, kv_heads, size)
+    ]
+    if inside:
+        yield ContextParallel.hybrid(ulysses=inside[-1], ring=cp // inside[-1])
+        stage = stage_sizes(heads, kv_heads, inside[-1])[0]
+        if stage < heads:
+            yield ContextParallel.hybrid(
+                ulysses=inside[-1], ring=cp // inside[-1], heads_per_stage=stage
+            )
+
+
+def _tilings(question: Question, shape: Layout) -> tuple[Tiling, Tiling]:
+    """Return the tiled loss, and with it the tiled MLP, where a rank has more than a tile."""
+    tokens = question.seq_length // shape.cp.size * shape.micro_batch
+    loss = Tiling(loss=True) if tokens > Tiling().loss_tile else Tiling()
+    many = tokens // shape.tp > Tiling().mlp_tile
+    if question.card.facts.experts or not many or shape.fp8.recipe == "delayed":
+        return loss, loss
+    return loss, replace(loss, mlp=True)
+
+
+def _offloads(question: Question) -> tuple[Offload, Offload]:
+    """Return the offload of layer inputs, and of both, up to the host's share of a rank."""
+    cap = HOST_SHARE * question.cluster.host_bytes_per_gpu / GiB
+    return Offload(tensors="inputs", cap_gib=cap), Offload(tensors="both", cap_gib=cap)
+
+
+def _keeping(question: Question, shape: Layout) -> Iterator[Layout]:
+    """Yield a shape with what its layers keep, from the fastest to the smallest."""
+    loss, both = _tilings(question, shape)
+    inputs, everything = _offloads(question)
+    ways = (
+        (Recompute(), loss, Offload()),
+        (Recompute(), both, Offload()),
+        (KEPT, loss, Offload()),
+        (KEPT, both, Offload()),
+        (KEPT, both, inputs),
+        (KEPT, both, everything),
+        (FULL, both, inputs),
+    )
+    seen = set()
+    for recompute, tiling, offload in ways:
+        key = (recompute.kind, tiling, offload.tensors)
+        if key not in seen:
+            seen.add(key)
+            yield replace(shape, recompute=recompute, tiling=tiling, offload=offload)
+
+
+def _last_resorts(question: Question, shape: Layout) -> Iterator[Layout]:
+    """Yield a shape with its parameters sharded, and with Adam on the host."""
+    _, both = _tilings(question, shape)
+    _, everything = _offloads(question)
+    if shape.pp == 1:  # Megatron FSDP: no tiled loss, no pipeline
+        sharded = replace(shape, sharding="parameters", recompute=KEPT)
+        yield sharded
+        yield replace(sharded, tiling=Tiling(mlp=both.mlp), offload=everything)
+    yield replace(shape, recompute=KEPT, tiling=both, offload=everything, optimizer_offload=1.0)
+
+
+def why_not(question: Question, answer: Answer) -> str:
+    """Return what is short where nothing fits, by how much, and the cheapest change that helps."""
+    card, cluster = question.card, question.cluster
+    said = (
+        f"no layout of {card.name} at {question.seq_length:,} tokens fits {question.gpus} GPUs of "
+        f"{cluster.name}"
+    )
+    if answer.nearest is None:
+        reasons = "; ".join(answer.ruled_out) or "nothing was left to try"
+        return f"{said}: {reasons}"
+    nearest = answer.nearest
+    lacks = []
+    if nearest.short > 0:
+        lacks.append(f"{nearest.short / GiB:.1f} GiB of GPU memory")
+    if nearest.host_short > 0:
+        lacks.append(f"{nearest.host_short / GiB:.1f} GiB of host memory a rank")
+    said += f"; the nearest lacks {' and '.join(lacks)}"
+    change = _cheapest_change(question)
+    return f"{said}. {change}" if change else said
+
+
+def _cheapest_change(question: Question) -> str:
+    """Return the smallest change among GPUs and length that makes it fit, in words."""
+    found = []
+    gpus = question.gpus
+    while gpus < 64 * question.gpus:
+        gpus *= 2
+        more = search(replace(question, gpus=gpus))
+        if more.plans:
+            found.append(f"{gpus} GPUs would do")
+            break
+    longest = max_length(question)
+    if longest:
+        found.append(f"these GPUs reach {longest:,} tokens")
+    return ", or ".join(found)
+
+
+def max_length(question: Question) -> int:
+    """Return the longest context that fits, in eighths of a power of two; 0 where none does."""
+    batch = question.tokens_per_batch
+
+    def fits(length: int) -> bool:
+        whole = max(1, batch // length) * length
+        return bool(search(replace(question, seq_length=length, tokens_per_batch=whole)).plans)
+
+    length = K
+    if not fits(length):
+        return 0
+    while length < 2**31 and fits(2 * length):
+        length *= 2
+    step = max(length // 8, 1)
+    return max(
+        (length + n * step for n in range(8) if n == 0 or fits(length + n * step)), default=length
+    )
