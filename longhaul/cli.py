@@ -12,6 +12,7 @@ from longhaul.import_model import import_model
 from longhaul.prepare import prepare
 from longhaul.pretrain import pretrain
 from longhaul.probe import app as probe
+from longhaul.rehearse import rehearse
 from longhaul.report import report
 from longhaul.rope import app as rope
 from longhaul.run import run
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(prepare)
 app.command(context_settings=KEY_VALUE)(pretrain)
 app.command(context_settings=KEY_VALUE)(run)
+app.command(context_settings=KEY_VALUE)(rehearse)
 app.command()(evaluate)
 app.command()(report)
 app.command(name="import")(import_model)

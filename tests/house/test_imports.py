@@ -41,6 +41,7 @@ HEAVY_RECIPES = {
     "recipes.schedule",
     "recipes.strategy",
     "recipes.train_short",
+    "recipes.weight_sums",
     "recipes.without_effect",
     "recipes.yaml_file",
 }

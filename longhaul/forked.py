@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run jobs on ranks forked from one process that has imported NeMo, in the place of torchrun.
+
+Each torchrun imports NeMo once a rank, which on a laptop takes longer than a short job. What ranks
+are told and what they do is the same: torchrun's variables, a store that this process keeps, and
+the job's task as nemo-run serializes it.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from longhaul.console import output_to
+from longhaul.ranks import results_of
+
+if TYPE_CHECKING:
+    from slurm.launch import Job
+
+IMPORTED = ("recipes.pretrain", "recipes.weight_sums", "eval.evaluate", "nemo_run", "longhaul.cli")
+
+
+def preload(log: Path) -> None:
+    """Begin to import, in the process that ranks are forked from; what it prints goes to `log`."""
+    from multiprocessing import forkserver, get_context
+
+    get_context("forkserver").set_forkserver_preload(list(IMPORTED))
+    with output_to(log):
+        forkserver.ensure_running()
+
+
+def run_forked(jobs: "Sequence[Job]", log: Path) -> None:
+    """Run each job after the one before it; the command ends at the first that fails.
+
+    What ranks print goes to `log`.
+    """
+    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
+
+    for job in jobs:
+        ranks = int(job.executor.ntasks_per_node)
+        task = ZlibJSONSerializer().serialize(job.task)
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        variables = {**job.executor.env_vars, **_torchrun(ranks, store.port)}
+        try:
+            results_of(_rank, ranks, task, variables, str(log), imported=IMPORTED, log=log)
+        except typer.Exit:
+            typer.echo(f"{job.name} failed; the output of its ranks is in {log}", err=True)
+            raise
+        del store  # alive until here, as torchrun's agent is
+
+
+def _torchrun(ranks: int, port: int) -> dict[str, str]:
+    """Return the variables that torchrun sets for every rank of one node."""
+    return {
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "forked",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _rank(
+    rank: int,
+    ranks: int,
+    folder: str,
+    task: str,
+    variables: dict[str, str],
+    log: str,
+    results: Any,
+) -> None:
+    """Do the task on this rank, as nemo-run's runner does."""
+    with open(log, "a") as file:  # the server's own output is that of the first job it knew
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    import warnings
+
+    import fiddle as fdl
+    import nemo_run
+    import torch
+    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+    warnings.simplefilter("ignore")
+    os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+    fdl.build(fdl.cast(nemo_run.Partial, ZlibJSONSerializer().deserialize(task)))()

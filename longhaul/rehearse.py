@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul rehearse`: a recipe's own structure on a few CPU ranks, in about a minute."""
+
+import difflib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from longhaul.console import loading
+from longhaul.options import Ranks
+from longhaul.progress import Watched, progress
+from recipes.naming import RUNS, STORES
+
+if TYPE_CHECKING:
+    from longhaul.verdict import Check, Planned
+    from recipes.collection import Row
+    from recipes.rehearsal import Rehearsal
+
+MOST_RANKS = 64
+"""Processes of one machine; the kinds of parallelism that there are need 32."""
+RECORD = "rehearsal.json"
+"""File that says a folder is a rehearsal's, which the next one of the name may replace."""
+STORE = STORES / "rehearsal"
+
+
+def rehearse(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A recipe, as `longhaul pretrain --factory` has it.")],
+    ranks: Ranks = 4,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder.", show_default="runs/rehearsals/NAME")
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Token store. Without it made-up text.", show_default=str(STORE)),
+    ] = None,
+    card: Annotated[
+        Path | None, typer.Option(help="Write a verification card here where all is green.")
+    ] = None,
+) -> None:
+    """Run a recipe's stage and the one before it, small, on CPU ranks, and say what held.
+
+    KEY=VALUE overrides follow, as trainer.max_steps=4; they apply to both small stages.
+    """
+    started = time.monotonic()
+    from recipes.collection import ROWS
+    from recipes.rehearsal import rehearsal
+
+    if ranks > MOST_RANKS:
+        raise ValueError(f"--ranks is {ranks}; one machine rehearses on at most {MOST_RANKS}")
+    row = named(name, ROWS)
+    run = out or RUNS / "rehearsals" / name
+    made = rehearsal(row, ranks=ranks, rows=ROWS, vocab=_vocabulary(store))
+    describe(made)
+    require_free(run)
+    checks, planned = _run(made, context.args, run=run, store=store)
+    for check in checks:
+        typer.echo(f"{'ok  ' if check.holds else 'FAIL'}  {check.words}")
+    seconds = time.monotonic() - started
+    _record(run, made, checks, seconds)
+    failed = [check for check in checks if not check.holds]
+    if failed:
+        typer.echo(f"{name}: {len(failed)} of {len(checks)} checks failed; see {run}", err=True)
+        raise typer.Exit(1)
+    if card is not None:
+        words = ["longhaul", "rehearse", name, "--ranks", str(ranks), *context.args]
+        _write_card(card, row, run, planned, checks, command=shlex.join(words), seconds=seconds)
+        typer.echo(card)
+    typer.echo(f"{name} rehearsed in {seconds:.0f} s: {run}")
+
+
+def named(name: str, rows: "Mapping[str, Row]") -> "Row":
+    """Return the row of that name; raise ValueError with the nearest names for an unknown one."""
+    if name not in rows:
+        near = difflib.get_close_matches(name, rows, n=3) or sorted(rows)
+        raise ValueError(f"no recipe is called {name!r}; did you mean {' or '.join(near)}?")
+    return rows[name]
+
+
+def require_free(run: Path) -> None:
+    """Remove an earlier rehearsal; raise ValueError where the folder holds something else."""
+    if (run / RECORD).is_file():
+        shutil.rmtree(run)
+    elif run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise ValueError(f"{run} is there and no rehearsal; name another folder with --out")
+
+
+def describe(made: "Rehearsal") -> None:
+    """Print what is kept of the recipe and what is reduced, and the notes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{made.name} on {made.ranks} CPU ranks", title_justify="left")
+    for column in ("", "recipe", "rehearsed", ""):
+        table.add_column(column, overflow="fold")
+    for what, whole, small in made.compared():
+        table.add_row(what, whole, small, "kept" if whole == small else "reduced")
+    console = Console()
+    console.print(table) if console.is_terminal else Console(width=120).print(table)
+    for note in made.notes():
+        typer.echo(f"note: {note}", err=True)
+
+
+def _vocabulary(store: Path | None) -> int:
+    """Return the tokens that the model needs rows for; 0 for the rehearsal's own text."""
+    if store is None:
+        return 0
+    from data.store import Manifest
+
+    rows = 128  # whole for any tensor parallel size
+    return -(-Manifest.load(store).tokenizer.vocab_size // rows) * rows
+
+
+def _run(
+    made: "Rehearsal", words: Sequence[str], *, run: Path, store: Path | None
+) -> "tuple[list[Check], list[Planned]]":
+    """Train both stages and evaluate them; return what was checked and what had been planned."""
+    from rich.console import Console
+
+    from longhaul.forked import preload, run_forked
+    from longhaul.verdict import verdict
+    from recipes.shrunk import VOCAB
+
+    log = run / "output.log"
+    _record(run, made, [], 0.0)
+    cores = os.cpu_count() or 1
+    os.environ["OMP_NUM_THREADS"] = str(max(1, cores // made.ranks))  # of the ranks
+    preload(log)
+    with loading("NeMo and Megatron-Core"):
+        place = store or STORE
+        if store is None and not place.exists():
+            from data.made_up import prepare_made_up
+
+            prepare_made_up(place, vocab_size=VOCAB)
+        from longhaul import chain, rehearsed
+
+        recipes = rehearsed.recipes(made, words, run=run, store=place)
+        made_up = rehearsed.require_impactful(recipes, stand_in=store is None)
+        jobs = rehearsed.jobs(made, recipes, run=run, store=place)
+        planned = [rehearsed.planned(recipe) for recipe in recipes]
+    if made_up:
+        typer.echo("note: the analysis of impactful tokens is made up", err=True)
+    watched = [
+        Watched(stage.name, stage.steps, chain.metrics(recipe))
+        for stage, recipe in zip(planned, recipes, strict=True)
+    ]
+    typer.echo(f"the ranks write to {log}", err=True)
+    with os.fdopen(os.dup(1), "w") as shown:  # while the ranks run, 1 and 2 are the log
+        with progress(Console(file=shown), watched, after="evaluating"):
+            run_forked(jobs, log)
+    return verdict(run, planned), planned
+
+
+def _record(run: Path, made: "Rehearsal", checks: "Sequence[Check]", seconds: float) -> None:
+    from eval.results import write_json
+
+    write_json(
+        run / RECORD,
+        {
+            "recipe": made.name,
+            "compared": made.compared(),
+            "notes": made.notes(),
+            "checks": list(map(asdict, checks)),
+            "seconds": seconds,
+        },
+    )
+
+
+def _write_card(
+    path: Path,
+    row: "Row",
+    run: Path,
+    planned: "Sequence[Planned]",
+    checks: "Sequence[Check]",
+    *,
+    command: str,
+    seconds: float,
+) -> None:
+    from longhaul import verification_card as cards
+    from longhaul.stages import versions
+    from longhaul.verdict import heldout_loss, steps_of
+
+    seen = []
+    for stage in planned:
+        steps = steps_of(run, stage)
+        seen.append(
+            cards.StageSeen(
+                name=stage.name,
+                seq_length=stage.seq_length,
+                layout=dict(stage.layout),
+                steps=cards.Figure(expected=stage.steps, seen=len(steps)),
+                tokens_per_step=cards.Figure(expected=stage.tokens_per_step, seen=steps[0].tokens),
+                first_rate=cards.Figure(expected=stage.first_rate, seen=steps[0].lr),
+                loss=cards.Losses(first=round(steps[0].loss, 4), last=round(steps[-1].loss, 4)),
+                heldout_loss=round(heldout_loss(run, stage), 4),
+            )
+        )
+    made = cards.VerificationCard(
+        ladder=row.ladder.name,
+        recipe=row.name,
+        command=command,
+        commit=_commit(),
+        date=date.today(),
+        versions={"python": platform.python_version(), **versions()},
+        machine={"cpus": str(os.cpu_count()), "system": platform.platform(terse=True)},
+        loss_tolerance=cards.LOSS_TOLERANCE,
+        stages=seen,
+        checks=[check.words for check in checks],
+        seconds=round(seconds, 1),
+    )
+    cards.write(made, path)
+
+
+def _commit() -> str:
+    """Return the commit of the tree that runs, and whether it has changes."""
+    tree = Path(__file__).resolve().parents[1]
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(tree), *words], capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip()
+
+    commit = git("rev-parse", "HEAD")
+    if not commit:
+        raise ValueError("a card names its commit, and this Longhaul is no git checkout")
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return f"{commit} and changes" if changed else commit

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rehearsal has shown: each thing that was planned beside what the run folder says."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from eval.results import Step, read_evaluation, read_steps, stage_folder
+from recipes.finished import checkpoint_facts, newest_checkpoint
+
+WEIGHT_SUMS = "weight_sums.json"
+"""File of a stage with the sums of its weights before the first step and after the last."""
+SAME_SUM = 1e-9
+"""Relative difference of two sums of the same weights, added up in another order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """Hold what the resolved recipe of a stage says will happen."""
+
+    name: str
+    seq_length: int
+    steps: int
+    tokens_per_step: int
+    first_rate: float
+    rope: dict[str, Any]
+    layout: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Hold one thing that was checked, in words with what was seen."""
+
+    holds: bool
+    words: str
+
+
+def verdict(run: Path, planned: Sequence[Planned]) -> list[Check]:
+    """Return what was checked of both stages, of the hand-over and of the evaluation."""
+    before, after = planned
+    checks = [check for stage in planned for check in _of_stage(run, stage)]
+    return [*checks, *_hand_over(run, before, after), _evaluation(run, before, after)]
+
+
+def steps_of(run: Path, stage: Planned) -> tuple[Step, ...]:
+    """Return the steps that a stage has taken."""
+    return read_steps(stage_folder(run, stage.name) / "metrics.jsonl")
+
+
+def _of_stage(run: Path, stage: Planned) -> Iterator[Check]:
+    steps = steps_of(run, stage)
+    if [step.step for step in steps] != list(range(1, stage.steps + 1)):
+        yield Check(
+            holds=False, words=f"{stage.name}: {len(steps)} steps were taken of {stage.steps}"
+        )
+        return
+    losses = [step.loss for step in steps]
+    third = max(1, len(losses) // 3)
+    finite = all(math.isfinite(loss) for loss in losses)
+    falls = finite and (len(losses) < 2 or fmean(losses[-third:]) < fmean(losses[:third]))
+    yield Check(
+        holds=falls,
+        words=f"{stage.name}: loss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps, "
+        + ("falling" if falls else "not falling" if finite else "not finite"),
+    )
+    yield Check(
+        holds=math.isclose(steps[0].lr, stage.first_rate, rel_tol=1e-6),
+        words=f"{stage.name}: the first step ran at rate {steps[0].lr:.3g}, of the recipe's own "
+        f"warm-up {stage.first_rate:.3g}",
+    )
+    counts = sorted({step.tokens for step in steps})
+    yield Check(
+        holds=counts == [stage.tokens_per_step],
+        words=f"{stage.name}: {' and '.join(f'{count:,.0f}' for count in counts)} tokens a step "
+        f"over all ranks, of {stage.tokens_per_step:,}",
+    )
+    yield _checkpoint(run, stage)
+
+
+def _checkpoint(run: Path, stage: Planned) -> Check:
+    found = newest_checkpoint(stage_folder(run, stage.name) / "checkpoints")
+    facts = None if found is None else checkpoint_facts(found)
+    if found is None or facts is None:
+        return Check(holds=False, words=f"{stage.name}: there is no complete checkpoint")
+    wrong = [
+        f"{name} {facts.get(name)} for {value}"
+        for name, value in (
+            ("step", stage.steps),
+            ("seq_length", stage.seq_length),
+            ("rope", stage.rope),
+        )
+        if facts.get(name) != value
+    ]
+    if wrong:
+        return Check(holds=False, words=f"{stage.name}: its checkpoint has {' and '.join(wrong)}")
+    return Check(
+        holds=True,
+        words=f"{stage.name}: its checkpoint is complete at step {stage.steps}, with the stage's "
+        "length and rotation",
+    )
+
+
+def _hand_over(run: Path, before: Planned, after: Planned) -> Iterator[Check]:
+    written, loaded = _sums(run, before).get("end"), _sums(run, after).get("start")
+    if not written or not loaded:
+        yield Check(holds=False, words="hand-over: a stage has left no sums of its weights")
+        return
+    differing = [
+        name
+        for name in {**written, **loaded}
+        if name not in written or name not in loaded or not _same(written[name], loaded[name])
+    ]
+    under = f"written under {_layout(before)}, loaded under {_layout(after)}"
+    yield Check(
+        holds=not differing,
+        words=f"hand-over: {len(loaded) - len(differing)} of {len(written)} weights arrived as "
+        f"they were, {under}" + (f"; not {differing[0]}" if differing else ""),
+    )
+    first, second = steps_of(run, before), steps_of(run, after)
+    if not first or not second:
+        return
+    begun = second[0].loss
+    stayed = fmean(
+        step.loss for step in second[1:] or second
+    )  # the optimizer's weights arrived too
+    yield Check(
+        holds=max(begun, stayed) < first[0].loss,
+        words=f"hand-over: {after.name} begins at {begun:.3f} and goes on at {stayed:.3f}, where "
+        f"random weights had {first[0].loss:.3f}",
+    )
+
+
+def _same(one: list[float], other: list[float]) -> bool:
+    """Whether two pairs of sums are those of the same weights; the second bounds the first."""
+    scale = math.sqrt(max(one[1], other[1]))
+    return all(
+        math.isclose(a, b, rel_tol=SAME_SUM, abs_tol=SAME_SUM * scale)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _sums(run: Path, stage: Planned) -> dict[str, dict[str, list[float]]]:
+    path = stage_folder(run, stage.name) / WEIGHT_SUMS
+    content: dict[str, dict[str, list[float]]] = {}
+    if path.is_file():
+        content = json.loads(path.read_text())
+    return content
+
+
+def _layout(stage: Planned) -> str:
+    words = [f"{kind.upper()}{size}" for kind, size in stage.layout.items() if size > 1]
+    return " ".join(words) or "one rank"
+
+
+def heldout_loss(run: Path, stage: Planned) -> float:
+    """Return the mean loss of held-out documents over all positions; NaN where there is none."""
+    found = read_evaluation(run, stage.name)
+    return math.nan if found is None or not found.by_position else fmean(found.by_position.loss)
+
+
+def _evaluation(run: Path, before: Planned, after: Planned) -> Check:
+    first, second = heldout_loss(run, before), heldout_loss(run, after)
+    if not (math.isfinite(first) and math.isfinite(second)):
+        return Check(holds=False, words="evaluation: a stage has no finite held-out loss")
+    return Check(
+        holds=second < first,
+        words=f"evaluation: held-out loss by position {first:.3f} after {before.name}, "
+        f"{second:.3f} after {after.name}",
+    )

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a rehearsal that was green: the command, what it ran on, and what it showed.
+
+`docs/cards/<ladder>.yaml` is one a ladder. The dataclasses below are the schema.
+"""
+
+import os
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import yaml
+
+LOSS_TOLERANCE = 0.02
+"""Relative: the text and the seeds are the same everywhere, the order of sums is not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """Hold a figure that the recipe states beside the one that was seen."""
+
+    expected: float
+    seen: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Hold the training losses of a stage's first and last step."""
+
+    first: float
+    last: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSeen:
+    """Hold what one stage was and did."""
+
+    name: str
+    seq_length: int
+    layout: dict[str, int]
+    steps: Figure
+    tokens_per_step: Figure
+    first_rate: Figure
+    loss: Losses
+    heldout_loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationCard:
+    """Hold one card. Raises ValueError for a commit, date or figure that is none."""
+
+    ladder: str
+    recipe: str
+    command: str
+    commit: str
+    """All 40 digits; of the tree that was run, with ` and changes` where it had any."""
+    date: date
+    versions: dict[str, str]
+    machine: dict[str, str]
+    loss_tolerance: float
+    """Relative, of another run's losses to these."""
+    stages: list[StageSeen]
+    checks: list[str]
+    seconds: float
+
+    def __post_init__(self) -> None:
+        """Refuse what no rehearsal leaves."""
+        if not re.fullmatch(r"[0-9a-f]{40}( and changes)?", self.commit):
+            raise ValueError(f"commit is {self.commit!r}; it is 40 hexadecimal digits")
+        if not self.command.startswith(f"longhaul rehearse {self.recipe}"):
+            raise ValueError(f"command is {self.command!r}; it rehearses {self.recipe}")
+        if len(self.stages) != 2:
+            raise ValueError(f"a rehearsal has 2 stages, and the card {len(self.stages)}")
+        if not 0 < self.loss_tolerance < 1:
+            raise ValueError(f"loss_tolerance is {self.loss_tolerance}; it lies between 0 and 1")
+        if not self.checks:
+            raise ValueError("the card says of nothing that it was checked")
+
+
+def write(card: VerificationCard, path: Path) -> None:
+    """Write a card, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(yaml.safe_dump(asdict(card), sort_keys=False, width=100))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: Path) -> VerificationCard:
+    """Read a card; raises ValueError, with the place, where it does not fit the schema."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} cannot be read as YAML: {error}") from error
+    card: VerificationCard = _decoded(VerificationCard, content, str(path))
+    return card
+
+
+def _decoded(kind: Any, value: Any, where: str) -> Any:
+    """Return a value as its annotation says; raises ValueError for a field too many or too few."""
+    if is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} is {value!r}; it has fields")
+        hints, names = get_type_hints(kind), [field.name for field in fields(kind)]
+        differing = sorted(set(names) ^ set(value))
+        if differing:
+            said = "lacks" if differing[0] in names else "has no field"
+            raise ValueError(f"{where} {said} {differing[0]!r}; its fields are {', '.join(names)}")
+        try:
+            return kind(**{n: _decoded(hints[n], value[n], f"{where}: {n}") for n in names})
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}" if where not in str(error) else error) from None
+    if get_origin(kind) is list:
+        (of,) = get_args(kind)
+        return [_decoded(of, one, f"{where}[{i}]") for i, one in enumerate(_as(list, value, where))]
+    if get_origin(kind) is dict:
+        of = get_args(kind)[1]
+        return {n: _decoded(of, one, f"{where}.{n}") for n, one in _as(dict, value, where).items()}
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return _as(kind, value, where)
+
+
+def _as(kind: Any, value: Any, where: str) -> Any:
+    if isinstance(kind, types.GenericAlias) or type(value) is not kind:
+        raise ValueError(f"{where} is {value!r}; it takes {kind.__name__}")
+    return value
+
+
+def same_losses(card: VerificationCard, seen: Mapping[str, Losses]) -> list[str]:
+    """Return a sentence for each loss that another run's differs from by more than the card's."""
+    return [
+        f"{stage.name}: the {name} loss is {theirs:.4f} and the card's {ours:.4f}"
+        for stage in card.stages
+        for name in ("first", "last")
+        if abs((theirs := getattr(seen[stage.name], name)) - (ours := getattr(stage.loss, name)))
+        > card.loss_tolerance * ours
+    ]

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul rehearse`: a recipe of each ladder runs green through NeMo on a few gloo ranks."""
+
+import json
+from itertools import groupby
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from longhaul import verification_card as cards
+from recipes.collection import ROWS, Row
+from recipes.rehearsal import rehearsal
+from recipes.shrunk import Shares
+from tests.house.rooms import TREE
+from tests.recipes.rows_to_rehearse import ROWS_TO_REHEARSE
+
+MOST_RANKS = 4
+
+
+def smallest_rows() -> list[Row]:
+    """Return the row of each ladder with the smallest model, the shortest one of those."""
+    by_ladder = sorted(ROWS.values(), key=lambda row: row.ladder.name)
+    return [
+        min(rows, key=lambda row: (row.card.matmul_parameters, row.seq_length))
+        for _, rows in groupby(by_ladder, key=lambda row: row.ladder.name)
+    ]
+
+
+def slow_but(first: str, rows: list[Row]) -> list:
+    """Return the rows as parameters, all slow but those of one ladder."""
+    return [
+        pytest.param(row, id=row.name, marks=() if row.ladder.name == first else pytest.mark.slow)
+        for row in rows
+    ]
+
+
+def ranks_for(row: Row) -> int:
+    """Return how many ranks have room for every kind of a row's parallelism, at most 4."""
+    made = rehearsal(row, ranks=1, rows=ROWS)
+    needed = (
+        Shares.of(row.card, part.stage.seq_length, part.layout, part.ranks_per_node).ranks
+        for part in made.whole
+    )
+    return min(MOST_RANKS, max(prod(2 for size in of.values() if size > 1) for of in needed))
+
+
+@pytest.fixture(scope="session")
+def made_up_store(tmp_path_factory) -> Path:
+    from data.made_up import prepare_made_up
+    from recipes.shrunk import VOCAB
+
+    store = tmp_path_factory.mktemp("stores") / "rehearsal"
+    prepare_made_up(store, vocab_size=VOCAB)
+    return store
+
+
+@pytest.fixture
+def rehearse(answer, made_up_store, tmp_path):
+    """Return a function that rehearses in the test's folder, the text there already."""
+    (tmp_path / "stores").mkdir()
+    (tmp_path / "stores" / "rehearsal").symlink_to(made_up_store)
+    return lambda *words: answer("rehearse", *words)
+
+
+def require_green(code: int, shown: str, said: str, run: Path) -> None:
+    """Assert that every line of the verdict is ok; show what the ranks wrote if not."""
+    log = run / "output.log"
+    assert code == 0, shown + said + (log.read_text()[-4000:] if log.exists() else "")
+    lines = [line for line in shown.splitlines() if line.startswith(("ok  ", "FAIL"))]
+    assert len(lines) == 11
+    assert not any(line.startswith("FAIL") for line in lines)
+
+
+@pytest.mark.parametrize("row", slow_but("tiny", smallest_rows()))
+def test_a_recipe_of_the_ladder_is_rehearsed_as_on_its_card(rehearse, tmp_path, row):
+    ranks, card = ranks_for(row), tmp_path / "card.yaml"
+    code, shown, said = rehearse(row.name, "--ranks", ranks, "--card", card)
+    require_green(code, shown, said, tmp_path / "runs" / "rehearsals" / row.name)
+    seen = cards.read(card)
+    assert seen.command == f"longhaul rehearse {row.name} --ranks {ranks}"
+    shipped = TREE / "docs" / "cards" / f"{row.ladder.name}.yaml"
+    if shipped.exists() and cards.read(shipped).recipe == row.name:
+        losses = {stage.name: stage.loss for stage in seen.stages}
+        assert cards.same_losses(cards.read(shipped), losses) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pipeline", "experts"])
+def test_a_structure_that_no_shipped_recipe_has_is_rehearsed(rehearse, tmp_path, monkeypatch, name):
+    row = ROWS_TO_REHEARSE[name]
+    monkeypatch.setitem(ROWS, row.name, row)
+    run = tmp_path / "there"
+    code, shown, said = rehearse(row.name, "--ranks", ranks_for(row), "--out", run)
+    require_green(code, shown, said, run)
+    record = json.loads((run / "rehearsal.json").read_text())
+    assert record["recipe"] == row.name
+    assert {what for what, _, _ in record["compared"]} >= {"tokens", "TP", "CP", "PP", "DP"}
+
+
+def test_overrides_apply_to_both_small_stages(rehearse, tmp_path):
+    run = tmp_path / "runs" / "rehearsals" / "tiny_2k"
+    code, shown, said = rehearse(
+        "tiny_2k", "--ranks", 2, "optim.config.lr=4e-3", "trainer.max_steps=2"
+    )
+    require_green(code, shown, said, run)
+    for stage in ("tiny_256", "tiny_1k"):
+        lines = (run / "stages" / stage / "metrics.jsonl").read_text().splitlines()
+        assert len(lines) == 2
+        assert json.loads(lines[0])["lr"] == pytest.approx(2e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("tiny_3k",), "did you mean tiny_"),
+        (("tiny_2k", "--ranks", 65), "--ranks is 65; one machine rehearses on at most 64"),
+        (("tiny_2k", "--store", "nowhere"), "there is no store at nowhere"),
+        (("tiny_2k", "trainer.max_stpes=2"), "did you mean trainer.max_steps"),
+        (("tiny_2k", "log.name=other"), "use --out and --store"),
+        (("tiny_2k", "--out", "stores"), "stores is there and no rehearsal"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else " ".join(map(str, value)),
+)
+def test_what_cannot_be_rehearsed_is_one_sentence(rehearse, words, said):
+    assert said in rehearse(*words).error()
+
+
+@pytest.mark.parametrize("ranks", [0, -1])
+def test_less_than_a_rank_is_refused(rehearse, ranks):
+    code, _, said = rehearse("tiny_2k", "--ranks", ranks)
+    assert code == 2
+    assert "--ranks" in said
+
+
+def test_a_rank_that_fails_ends_the_command_with_its_error(rehearse):
+    code, shown, said = rehearse("tiny_2k", "--ranks", 2, "optim.config.optimizer=adamax")
+    assert code == 1
+    assert "error: rank" in said
+    assert "adamax" in said
+    assert "the output of its ranks is in" in said
+    assert not any(line.startswith("ok  ") for line in shown.splitlines())
