@@ -155,9 +155,11 @@ def _run(
         for stage, recipe in zip(planned, recipes, strict=True)
     ]
     typer.echo(f"the ranks write to {log}", err=True)
-    with os.fdopen(os.dup(1), "w") as shown:  # while the ranks run, 1 and 2 are the log
-        with progress(Console(file=shown), watched, after="evaluating"):
-            run_forked(jobs, log)
+    with (  # while the ranks run, 1 and 2 are the log
+        os.fdopen(os.dup(1), "w") as shown,
+        progress(Console(file=shown), watched, after="evaluating"),
+    ):
+        run_forked(jobs, log)
     return verdict(run, planned), planned
 
 

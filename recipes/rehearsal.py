@@ -24,7 +24,7 @@ from recipes.stages import Ladder, Stage
 STEPS = 6
 """Optimizer steps of a stage: one of warm-up, a cosine, two checkpoints."""
 PEAK = 1e-3
-"""The larger peak rate of the two, at least: a few steps of a small model at a large one's rate show
+"""The larger peak rate of the two, at least: a few steps of a small model at a large one's show
 nothing. Twice that overshoots after the hand-over, where Adam begins afresh on trained weights."""
 BATCH = 512
 """Tokens of a step, at least, where the recipe has the micro-batches for them."""
