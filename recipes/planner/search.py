@@ -81,18 +81,23 @@ def best(
     card: ModelCard, stage: Stage, cluster: Cluster, *, gpus: int, fp8: Fp8 | None = None
 ) -> Plan:
     """Return the fastest plan of a stage; raise NoLayoutError where none fits."""
-    question = Question(
+    question = of_stage(card, stage, cluster, gpus=gpus, fp8=fp8 or Fp8())
+    answer = search(question)
+    if not answer.plans:
+        raise NoLayoutError(why_not(question, answer))
+    return answer.plans[0]
+
+
+def of_stage(card: ModelCard, stage: Stage, cluster: Cluster, *, gpus: int, fp8: Fp8) -> Question:
+    """Return the question that a stage of a ladder puts."""
+    return Question(
         card=card,
         seq_length=stage.seq_length,
         tokens_per_batch=stage.tokens_per_batch,
         cluster=cluster,
         gpus=gpus,
-        fp8=fp8 or Fp8(),
+        fp8=fp8,
     )
-    answer = search(question)
-    if not answer.plans:
-        raise NoLayoutError(why_not(question, answer))
-    return answer.plans[0]
 
 
 def search(question: Question) -> Answer:

@@ -32,7 +32,7 @@ def test_a_ladder_of_several_cards_asks_for_one():
 
 
 def test_a_card_that_the_ladder_has_no_recipes_for_is_refused():
-    with pytest.raises(ValueError, match="has no card .tiny.; it has llama3_8b, llama31_8b, llama32_1b"):
+    with pytest.raises(ValueError, match=r"has no card .tiny.; it has llama3_8b, llama31"):
         ladder_run.choose("nemo", "tiny")
 
 

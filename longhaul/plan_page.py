@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `longhaul plan` prints: one page, one bill, or JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from recipes.cluster import Cluster
+from recipes.layout_words import words_of
+from recipes.model_card import ModelCard
+from recipes.naming import length_shown, recipe_name
+from recipes.planner.limits import limits
+from recipes.planner.plan import HEADROOM, Plan
+from recipes.planner.rank_map import rank_map
+from recipes.planner.search import Answer, Question
+from recipes.stages import Ladder
+from recipes.units import GiB
+
+BAR, NEXT = 30, 3
+LEAST_SHARE = 0.0005
+
+
+def page(
+    question: Question, answer: Answer, budget: int, *, default_budget: bool, why: bool
+) -> None:
+    """Print the page of the first plan, with the next best behind it."""
+    plan = answer.plans[0]
+    console = _console()
+    typer.echo(
+        f"{question.card.name} at {length_shown(question.seq_length)} tokens on {question.gpus} "
+        f"GPUs of {question.cluster.name} ({question.cluster.gpu.name})"
+    )
+    typer.echo(f"layout: {words_of(plan.job.layout)}")
+    typer.echo(
+        f"batch: {question.tokens_per_batch:,} tokens, "
+        f"{question.tokens_per_batch // question.seq_length:,} sequences, "
+        f"{plan.job.micro_batches:,} micro-batches on each data rank"
+    )
+    console.print(_memory(plan))
+    console.print(_time(plan))
+    typer.echo(_figures(plan, budget, default_budget=default_budget))
+    typer.echo(_limits(plan))
+    typer.echo("ranks: " + "; ".join(map(str, rank_map(plan.job, question.cluster))))
+    if answer.plans[1:]:
+        console.print(_next(answer.plans))
+    for warning in plan.warnings:
+        typer.echo(f"warning: {warning}")
+    if why:
+        console.print(_ruled_out(answer))
+
+
+def bill(
+    card: ModelCard,
+    ladder: Ladder,
+    cluster: Cluster,
+    nodes: int,
+    plans: Sequence[tuple[Plan, int]],
+    *,
+    as_text: bool,
+) -> None:
+    """Print a line a stage, and what the ladder takes in all."""
+    hours = [plan.gpu_hours(tokens) for plan, tokens in plans]
+    cost = [plan.cost(tokens) for plan, tokens in plans]
+    names = [recipe_name(card, ladder, stage) for stage in ladder.stages]
+    if as_text:
+        stages = [
+            {"stage": name, **_numbers(plan, tokens)}
+            for name, (plan, tokens) in zip(names, plans, strict=True)
+        ]
+        whole = {"stages": stages, "gpu_hours": sum(hours), "cost": sum(cost)}
+        typer.echo(json.dumps(whole, indent=1))
+        return
+    table = Table(title=f"{card.name} on ladder {ladder.name}, {nodes} nodes of {cluster.name}")
+    for column in ("stage", "layout"):
+        table.add_column(column, overflow="fold")
+    for column in ("GiB", "s/step", "MFU", "days", "GPU-hours", "cost"):
+        table.add_column(column, justify="right")
+    for name, (plan, _), each, price in zip(names, plans, hours, cost, strict=True):
+        table.add_row(
+            name, words_of(plan.job.layout), f"{plan.memory.total / GiB:.1f}",
+            f"{plan.time.step:,.1f}", f"{plan.time.mfu:.0%}", f"{each / plan.gpus / 24:.2f}",
+            f"{each:,.0f}", f"{price:,.0f}" if price else "-",
+        )  # fmt: skip
+    table.add_section()
+    gpus = plans[0][0].gpus
+    table.add_row(
+        "all", "", "", "", "", f"{sum(hours) / gpus / 24:.2f}", f"{sum(hours):,.0f}",
+        f"{sum(cost):,.0f}" if any(cost) else "-",
+    )  # fmt: skip
+    _console().print(table)
+
+
+def as_json(question: Question, answer: Answer, budget: int) -> dict[str, Any]:
+    """Return the plans as numbers: bytes, seconds, tokens."""
+    return {
+        "card": question.card.name,
+        "cluster": question.cluster.name,
+        "gpus": question.gpus,
+        "seq_length": question.seq_length,
+        "tokens_per_batch": question.tokens_per_batch,
+        "plans": [_numbers(plan, budget) for plan in answer.plans[: NEXT + 1]],
+        "tried": answer.tried,
+        "ruled_out": dict(answer.ruled_out),
+    }
+
+
+def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
+    return {
+        "layout": words_of(plan.job.layout),
+        "memory_bytes": plan.memory.causes,
+        "memory_total_bytes": plan.memory.total,
+        "peak_in": plan.memory.peak_in,
+        "host_bytes_per_rank": plan.memory.host,
+        "step_seconds": plan.time.step,
+        "time_seconds": plan.time.causes,
+        "tokens_per_second_per_gpu": plan.time.tokens_per_gpu_second,
+        "mfu": plan.time.mfu,
+        "tokens": tokens,
+        "gpu_hours": plan.gpu_hours(tokens),
+        "cost": plan.cost(tokens),
+        "limits": asdict(limits(plan)),
+        "ranks": [str(group) for group in rank_map(plan.job, plan.cluster)],
+        "warnings": plan.warnings,
+    }
+
+
+def _memory(plan: Plan) -> Table:
+    table = Table(
+        title=f"memory of a rank, at its peak in {plan.memory.peak_in}", title_justify="left"
+    )
+    for column in ("cause", "GiB", "share of the GPU"):
+        table.add_column(column, justify="right" if column == "GiB" else "left")
+    whole = plan.cluster.gpu_bytes
+    for name, size in plan.memory.causes.items():
+        if size / whole >= LEAST_SHARE:
+            table.add_row(name, f"{size / GiB:.2f}", _bar(size / whole))
+    table.add_section()
+    table.add_row("all", f"{plan.memory.total / GiB:.2f}", _bar(plan.memory.total / whole))
+    if plan.memory.host:
+        share = plan.memory.host / plan.cluster.host_bytes_per_gpu
+        table.add_row("host", f"{plan.memory.host / GiB:.2f}", f"{share:.0%} of a rank's host")
+    return table
+
+
+def _time(plan: Plan) -> Table:
+    table = Table(title=f"a step, {plan.time.step:,.2f} s", title_justify="left")
+    for column in ("cause", "s", "share"):
+        table.add_column(column, justify="right" if column == "s" else "left")
+    for name, seconds in plan.time.causes.items():
+        if seconds / plan.time.step >= LEAST_SHARE:
+            table.add_row(name, f"{seconds:,.3f}", _bar(seconds / plan.time.step))
+    return table
+
+
+def _bar(share: float) -> str:
+    return f"{'█' * round(BAR * min(share, 1)):<{BAR}} {share:6.1%}"
+
+
+def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
+    hours = plan.gpu_hours(budget)
+    price = plan.cost(budget)
+    said = " (--tokens sets it)" if default_budget else ""
+    return (
+        f"{plan.time.tokens_per_gpu_second:,.0f} tokens/s/GPU, causal MFU {plan.time.mfu:.1%}; "
+        f"{budget / 1e9:,.3g}B tokens{said}: {hours:,.0f} GPU-hours, "
+        f"{hours / plan.gpus / 24:,.2f} days" + (f", cost {price:,.0f}" if price else "")
+    )
+
+
+def _limits(plan: Plan) -> str:
+    found = limits(plan)
+    return (
+        f"limits: collectives {found.collective:,.0f} s, first heartbeat "
+        f"{found.first_heartbeat:,.0f} s, then {found.heartbeat:,.0f} s; "
+        f"PYTORCH_CUDA_ALLOC_CONF={found.allocator}"
+    )
+
+
+def _next(plans: Sequence[Plan]) -> Table:
+    table = Table(title="the next best", title_justify="left")
+    for column in ("layout", "s/step", "slower by", "GiB"):
+        table.add_column(column, justify="left" if column == "layout" else "right")
+    best = plans[0].time.step
+    for plan in plans[1 : NEXT + 1]:
+        table.add_row(
+            words_of(plan.job.layout), f"{plan.time.step:,.2f}",
+            f"{plan.time.step / best - 1:.1%}", f"{plan.memory.total / GiB:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def _ruled_out(answer: Answer) -> Table:
+    table = Table(
+        title=f"{len(answer.plans)} of {answer.tried} layouts fit with {HEADROOM:.0%} to spare; "
+        "ruled out",
+        title_justify="left",
+    )
+    table.add_column("layouts", justify="right")
+    table.add_column("why")
+    ruled: Mapping[str, int] = answer.ruled_out
+    for reason, count in sorted(ruled.items(), key=lambda item: -item[1]):
+        table.add_row(str(count), reason)
+    return table
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=120)

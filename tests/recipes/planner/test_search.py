@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the planner chooses fits, keeps the laws, and is no worse than what else there is."""
+
+from dataclasses import replace
+
+import pytest
+
+from recipes import cluster, laws
+from recipes.collection import ROWS
+from recipes.layout import Fp8
+from recipes.models import CARDS
+from recipes.planner.plan import HEADROOM, plan
+from recipes.planner.rank_map import rank_map
+from recipes.planner.search import NoLayoutError, Question, best, max_length, search, why_not
+from recipes.stages import Cosine, Stage
+from recipes.units import K, M
+
+H100 = cluster.load("dgx_h100")
+
+
+def question(**changed) -> Question:
+    asked = Question(
+        card=CARDS["llama31_8b"], seq_length=M, tokens_per_batch=4 * M, cluster=H100, gpus=32
+    )
+    return replace(asked, **changed)
+
+
+CASES = {
+    "1M on 32": question(),
+    "1M on 1,024": question(gpus=1024),
+    "16K on 64": question(seq_length=16 * K, gpus=64),
+    "70B at 128K": question(card=CARDS["llama3_70b"], seq_length=128 * K, gpus=64),
+    "experts at 64K": question(card=CARDS["mixtral_8x7b"], seq_length=64 * K, gpus=64),
+    "FP8 at 64K": question(seq_length=64 * K, gpus=8, fp8=Fp8(recipe="tensorwise")),
+    "a rack": question(cluster=cluster.load("gb200_nvl72"), gpus=64),
+}
+
+
+@pytest.mark.parametrize("asked", CASES.values(), ids=CASES)
+def test_what_is_chosen_fits_and_keeps_the_laws(asked):
+    answer = search(asked)
+    assert answer.plans
+    for found in answer.plans[:20]:
+        job, layout = found.job, found.job.layout
+        assert layout.world_size == asked.gpus
+        assert found.memory.total <= (1 - HEADROOM) * asked.cluster.gpu_bytes
+        broken = laws.broken(
+            seq_length=asked.seq_length,
+            heads=asked.card.heads,
+            kv_heads=asked.card.kv_heads,
+            head_dim=asked.card.head_dim,
+            layers=asked.card.layers,
+            vocab=asked.card.vocab,
+            tp=layout.tp,
+            cp=layout.cp.size,
+            cp_kind=layout.cp.how,
+            pp=layout.pp,
+            world_size=asked.gpus,
+            ranks_per_node=asked.cluster.gpus_per_node,
+            global_batch=asked.tokens_per_batch // asked.seq_length,
+            micro_batch=layout.micro_batch,
+        )
+        assert not list(broken)
+        assert found.memory.host <= layout.offload.cap_gib * 2**30
+        assert job.micro_batches * layout.dp * layout.micro_batch * asked.seq_length == (
+            asked.tokens_per_batch
+        )
+
+
+def test_the_fastest_comes_first():
+    steps = [found.time.step for found in search(question()).plans]
+    assert steps == sorted(steps)
+
+
+def test_more_gpus_take_a_step_faster():
+    few, many = (search(question(gpus=gpus)).plans[0].time.step for gpus in (32, 128))
+    assert many < few
+
+
+def test_the_best_of_a_stage_is_the_first_plan():
+    stage = Stage(
+        seq_length=64 * K, rope="native", tokens=4 * M, tokens_per_batch=4 * M,
+        lr=Cosine(peak=1e-5), start="card",
+    )  # fmt: skip
+    found = best(CARDS["llama31_8b"], stage, H100, gpus=8)
+    assert found.job.layout == search(question(seq_length=64 * K, gpus=8)).plans[0].job.layout
+    with pytest.raises(NoLayoutError, match=r"no layout of llama31_405b .* lacks .* GiB"):
+        best(CARDS["llama31_405b"], stage, H100, gpus=8)
+
+
+def test_where_nothing_fits_it_is_said_what_is_short_and_what_would_do():
+    asked = question(seq_length=8 * M, tokens_per_batch=8 * M, gpus=8)
+    answer = search(asked)
+    assert not answer.plans
+    said = why_not(asked, answer)
+    assert "8,388,608 tokens fits 8 GPUs of dgx_h100; the nearest lacks" in said
+    assert "32 GPUs would do" in said
+    assert "these GPUs reach" in said
+
+
+def test_the_longest_length_fits_and_an_eighth_more_does_not():
+    asked = question(gpus=8)
+    longest = max_length(asked)
+    assert search(replace(asked, seq_length=longest, tokens_per_batch=longest)).plans
+    power = 2 ** (longest.bit_length() - 1)
+    longer = longest + power // 8
+    assert not search(replace(asked, seq_length=longer, tokens_per_batch=longer)).plans
+
+
+def test_a_batch_of_no_whole_number_of_sequences_is_refused():
+    with pytest.raises(ValueError, match="no whole number of sequences"):
+        search(question(tokens_per_batch=M + K))
+
+
+PLANNED = [name for name, row in ROWS.items() if row.layout.device == "cuda"]
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_shipped_layout_fits_and_is_among_the_fastest(name):
+    row = ROWS[name]
+    machine = cluster.load(row.cluster)
+    asked = Question(
+        card=row.card,
+        seq_length=row.seq_length,
+        tokens_per_batch=row.stage.tokens_per_batch,
+        cluster=machine,
+        gpus=row.layout.world_size,
+    )
+    assert row.layout.world_size == row.nodes * machine.gpus_per_node
+    shipped = plan(asked.job(row.layout), machine)
+    assert shipped.fits
+    assert shipped.time.step <= 1.02 * search(asked).plans[0].time.step
+
+
+def test_ranks_are_numbered_tp_first_and_the_fast_link_is_known():
+    layout = ROWS["llama31_8b_ultralong_4m"].layout
+    asked = question(seq_length=4 * M, tokens_per_batch=8 * M, gpus=16)
+    groups = {group.kind: group for group in rank_map(asked.job(layout), H100)}
+    assert groups["TP"].ranks == [0, 1]
+    assert groups["CP all-to-all"].ranks == [0, 2, 4, 6]
+    assert groups["CP ring"].ranks == [0, 8]
+    assert [groups[kind].inside for kind in groups] == [True, True, False]

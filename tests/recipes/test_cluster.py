@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import yaml
+
+from recipes import cluster
+from recipes.units import GiB
+
+
+@pytest.mark.parametrize("name", cluster.names())
+def test_every_shipped_file_is_a_cluster(name):
+    found = cluster.load(name)
+    assert found.name == name
+    assert found.gpu_bytes < found.host_memory_gib * GiB
+
+
+def test_the_clusters_of_the_collection_are_shipped():
+    assert {"dgx_a100", "dgx_b200", "dgx_h100", "dgx_h200", "gb200_nvl72"} <= set(cluster.names())
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="no cluster is called 'dgx_h10'; did you mean dgx_h100"):
+        cluster.load("dgx_h10")
+
+
+def changed(tmp_path, **hardware):
+    """Return a copy of a shipped file with other fields."""
+    given = yaml.safe_load((cluster.FOLDER / "dgx_h100.yaml").read_text())
+    given["hardware"] |= hardware
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(given))
+    return str(path)
+
+
+def test_a_file_of_one_s_own_is_read(tmp_path):
+    assert cluster.load(changed(tmp_path, gpus_per_node=4)).gpus_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("hardware", "said"),
+    [
+        ({"gpus_per_nod": 8}, "did you mean gpus_per_node"),
+        ({"gpus_per_node": 0}, "gpus_per_node is 0; it must be positive"),
+        ({"gpus_per_node": 2.5}, "gpus_per_node is 2.5; a whole number is needed"),
+        ({"nvlink_gbps": "fast"}, "nvlink_gbps is 'fast'; a number is needed"),
+        ({"gpu": "H100"}, "hardware.gpu is 'H100'; a mapping is needed"),
+        ({"gpu": {"name": "H100"}}, "hardware.gpu lacks memory_gib"),
+    ],
+    ids=str,
+)
+def test_a_mistaken_file_is_told(tmp_path, hardware, said):
+    with pytest.raises(ValueError, match=said):
+        cluster.load(changed(tmp_path, **hardware))
+
+
+def test_a_file_that_is_no_cluster_is_told(tmp_path):
+    path = tmp_path / "other.yaml"
+    path.write_text("[1, 2]")
+    with pytest.raises(ValueError, match="has no mapping `hardware`"):
+        cluster.load(str(path))
