@@ -14,6 +14,8 @@ from recipes.finished import checkpoint_facts, newest_checkpoint
 
 WEIGHT_SUMS = "weight_sums.json"
 """File of a stage with the sums of its weights before the first step and after the last."""
+SPREAD = 2.0
+"""Standard deviation of the loss from token to token, in nats: a batch's mean has its own."""
 SAME_SUM = 1e-9
 """Relative difference of two sums of the same weights, added up in another order."""
 
@@ -42,8 +44,12 @@ class Check:
 def verdict(run: Path, planned: Sequence[Planned]) -> list[Check]:
     """Return what was checked of both stages, of the hand-over and of the evaluation."""
     before, after = planned
-    checks = [check for stage in planned for check in _of_stage(run, stage)]
-    return [*checks, *_hand_over(run, before, after), _evaluation(run, before, after)]
+    return [
+        *_of_stage(run, before, from_random=True),
+        *_of_stage(run, after, from_random=False),
+        *_hand_over(run, before, after),
+        _evaluation(run, before, after),
+    ]
 
 
 def steps_of(run: Path, stage: Planned) -> tuple[Step, ...]:
@@ -51,22 +57,14 @@ def steps_of(run: Path, stage: Planned) -> tuple[Step, ...]:
     return read_steps(stage_folder(run, stage.name) / "metrics.jsonl")
 
 
-def _of_stage(run: Path, stage: Planned) -> Iterator[Check]:
+def _of_stage(run: Path, stage: Planned, *, from_random: bool) -> Iterator[Check]:
     steps = steps_of(run, stage)
     if [step.step for step in steps] != list(range(1, stage.steps + 1)):
         yield Check(
             holds=False, words=f"{stage.name}: {len(steps)} steps were taken of {stage.steps}"
         )
         return
-    losses = [step.loss for step in steps]
-    third = max(1, len(losses) // 3)
-    finite = all(math.isfinite(loss) for loss in losses)
-    falls = finite and (len(losses) < 2 or fmean(losses[-third:]) < fmean(losses[:third]))
-    yield Check(
-        holds=falls,
-        words=f"{stage.name}: loss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps, "
-        + ("falling" if falls else "not falling" if finite else "not finite"),
-    )
+    yield _losses(stage, [step.loss for step in steps], from_random=from_random)
     yield Check(
         holds=math.isclose(steps[0].lr, stage.first_rate, rel_tol=1e-6),
         words=f"{stage.name}: the first step ran at rate {steps[0].lr:.3g}, of the recipe's own "
@@ -79,6 +77,23 @@ def _of_stage(run: Path, stage: Planned) -> Iterator[Check]:
         f"over all ranks, of {stage.tokens_per_step:,}",
     )
     yield _checkpoint(run, stage)
+
+
+def _losses(stage: Planned, losses: list[float], *, from_random: bool) -> Check:
+    """Return whether losses fall; of trained weights, that they do not rise beyond their noise."""
+    third = max(1, len(losses) // 3)
+    first, last = fmean(losses[:third]), fmean(losses[-third:])
+    noise = 2 * SPREAD * math.sqrt(2 / (third * stage.tokens_per_step))
+    if not all(map(math.isfinite, losses)):
+        said, holds = "not finite", False
+    elif last < first or len(losses) == 1:
+        said, holds = "falling", True
+    elif last < first + noise and not from_random:
+        said, holds = f"level within the noise of its batches, {noise:.2f}", True
+    else:
+        said, holds = "not falling", False
+    words = f"{stage.name}: loss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps, {said}"
+    return Check(holds=holds, words=words)
 
 
 def _checkpoint(run: Path, stage: Planned) -> Check:

@@ -123,6 +123,16 @@ def test_a_stage_without_a_checkpoint_sums_or_evaluation_fails(tmp_path):
     ]
 
 
+def test_trained_weights_may_stay_level_within_the_noise_of_their_batches(tmp_path):
+    write(tmp_path)
+    path = "stages/one_128/metrics.jsonl"
+    losses = iter([4.0, 4.0, 4.3])
+    change(tmp_path, path, lambda line: {**line, "loss": next(losses)})
+    assert failed(tmp_path) == []
+    change(tmp_path, path, lambda line: {**line, "loss": 3.0 + line["step"]})
+    assert failed(tmp_path) == ["one_128: loss 4.000 to 6.000 in 3 steps, not falling"]
+
+
 def test_a_held_out_loss_that_rises_fails(tmp_path):
     write_evaluation(write(tmp_path), "one_128", 4.3)
     assert any("4.300 after one_128" in words for words in failed(tmp_path))
