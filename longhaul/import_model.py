@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul import`: a Hugging Face checkpoint becomes one that a stage starts from."""
 
-import difflib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from longhaul.console import loading
+from longhaul.nearest import named
 
 
 def import_model(
@@ -32,10 +32,8 @@ def import_model(
     from recipes.models import CARDS
     from recipes.naming import MODELS
 
-    if card is not None and card not in CARDS:
-        near = difflib.get_close_matches(card, CARDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(CARDS)}"
-        raise ValueError(f"no card is called {card!r}; {hint}")
+    if card is not None:
+        named("card", card, CARDS)
     name = (Path(source).resolve() if Path(source).is_dir() else Path(source)).name
     to = to or MODELS / (card or name)
     require_free(to)

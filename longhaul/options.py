@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+CLUSTER = "dgx_h100"
+"""The cluster that is meant where none is named."""
+
 Run = Annotated[Path, typer.Option(help="Run folder, as `longhaul run` leaves it.")]
 Ranks = Annotated[int, typer.Option(min=1, help="Processes.")]
 TensorParallel = Annotated[int, typer.Option(min=1, help="Ranks that share each layer.")]

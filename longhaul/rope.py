@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul rope`: rotations beside the model's own, pair by pair, as a table and a picture."""
 
-import difflib
 import json
 import math
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from longhaul.console import loading
+from longhaul.nearest import named
 from longhaul.rope_search import search
 
 if TYPE_CHECKING:
@@ -96,11 +96,7 @@ def rope(
 def _of_card(name: str) -> Subject:
     from recipes.models import CARDS
 
-    if name not in CARDS:
-        near = difflib.get_close_matches(name, CARDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(CARDS)}"
-        raise ValueError(f"no card is called {name!r}; {hint}")
-    found = CARDS[name]
+    found = named("card", name, CARDS)
     return Subject(
         name=found.name,
         head_dim=found.head_dim,

@@ -22,6 +22,7 @@ from custom_modules.attention_kernels import kernel_for
 from custom_modules.rope_scaling import RopeScaling
 from data.store import Manifest, require_tokenizer
 from eval.results import write_json
+from longhaul.nearest import named
 from recipes import yaml_file
 from recipes.check import (
     check,
@@ -42,11 +43,7 @@ from slurm.local import local_executor
 
 def factory(name: str) -> nemo_run.Partial:
     """Return the recipe of that name; raise ValueError with the nearest name for an unknown one."""
-    if name not in FACTORIES:
-        near = difflib.get_close_matches(name, FACTORIES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(FACTORIES)}"
-        raise ValueError(f"no recipe is called {name!r}; {hint}")
-    return FACTORIES[name]()
+    return named("recipe", name, FACTORIES)()
 
 
 def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial:
