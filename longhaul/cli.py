@@ -6,9 +6,12 @@ import sys
 
 import typer
 
+from longhaul.batch import batch
 from longhaul.evaluate import evaluate
 from longhaul.export import export
 from longhaul.import_model import import_model
+from longhaul.list_recipes import recipes
+from longhaul.plan import plan
 from longhaul.prepare import prepare
 from longhaul.pretrain import pretrain
 from longhaul.probe import app as probe
@@ -16,6 +19,7 @@ from longhaul.rehearse import rehearse
 from longhaul.report import report
 from longhaul.rope import app as rope
 from longhaul.run import run
+from longhaul.show import show
 
 KEY_VALUE = {"allow_extra_args": True, "ignore_unknown_options": False}
 
@@ -25,6 +29,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(recipes)
+app.command()(show)
+app.command()(plan)
+app.command()(batch)
 app.command()(prepare)
 app.command(context_settings=KEY_VALUE)(pretrain)
 app.command(context_settings=KEY_VALUE)(run)

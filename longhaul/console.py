@@ -4,11 +4,41 @@
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+IN_A_PIPE = 120
+"""Columns of text where no terminal says how many there are."""
+
+
+def fitted(
+    table: Callable[[Sequence[str]], Table], expendable: Sequence[str] = ()
+) -> tuple[Console, Table, Sequence[str]]:
+    """Return a console for text as it is, a table made for its width, and the columns left out.
+
+    `table` makes it without the columns it is given: as few of the expendable ones, from the first
+    on, as let it fit the terminal. In a pipe, where lines are searched, the console has the width
+    of the whole table instead: a row is one line.
+    """
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        whole = table(())
+        console.width = max(IN_A_PIPE, _width(console, whole))
+        return console, whole, ()
+    tried = [(table(expendable[:count]), count) for count in range(len(expendable) + 1)]
+    fitting = [made for made in tried if _width(console, made[0]) <= console.width]
+    found, count = (fitting or tried[-1:])[0]
+    return console, found, expendable[:count]
+
+
+def _width(console: Console, table: Table) -> int:
+    """Return the columns of text that a table takes where nothing limits it."""
+    return Measurement.get(console, console.options.update(max_width=1_000), table).maximum
 
 
 @contextmanager

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul batch`: the arithmetic of an optimizer step."""
+
+from typing import Annotated
+
+import typer
+
+
+def batch(
+    seq: Annotated[str, typer.Option(help="Tokens of a sequence, as 64K.")] = "",
+    tokens_per_batch: Annotated[str, typer.Option(help="Tokens of a step, as 4M.")] = "",
+    dp: Annotated[int | None, typer.Option(help="Data ranks.")] = None,
+    accumulation: Annotated[
+        int | None, typer.Option(help="Forwards of a step on each data rank.")
+    ] = None,
+    micro: Annotated[int, typer.Option(help="Sequences in one forward.")] = 1,
+    gpus: Annotated[int | None, typer.Option(help="GPUs in all, in the place of --dp.")] = None,
+    tp: Annotated[int, typer.Option(help="Of --gpus, those that share each layer.")] = 1,
+    cp: Annotated[int, typer.Option(help="Of --gpus, those that share each sequence.")] = 1,
+    pp: Annotated[int, typer.Option(help="Of --gpus, those that have some of the layers.")] = 1,
+) -> None:
+    """Solve global batch = micro-batch x accumulation x DP for the tokens of a step.
+
+    Any three of --seq, --tokens-per-batch, --dp and --accumulation give the fourth.
+    """
+    from recipes.batch import MOST_ACCUMULATION, data_ranks, solve
+
+    if gpus is not None:
+        if dp is not None:
+            raise ValueError("--gpus and --dp say the same; take one of them")
+        dp = data_ranks(gpus=gpus, tp=tp, cp=cp, pp=pp)
+    elif (tp, cp, pp) != (1, 1, 1):
+        raise ValueError("--tp, --cp and --pp share out --gpus; name that too, or --dp alone")
+    found = solve(
+        tokens=_tokens("--tokens-per-batch", tokens_per_batch),
+        seq_length=_tokens("--seq", seq),
+        dp=dp,
+        accumulation=accumulation,
+        micro_batch=micro,
+    )
+    typer.echo(f"global batch  {found.sequences:,} sequences of {found.seq_length:,} tokens")
+    typer.echo(f"micro-batch   {found.micro_batch:,}")
+    typer.echo(f"accumulation  {found.accumulation:,}")
+    shared = f" ({gpus:,} GPUs / (TP {tp} x CP {cp} x PP {pp}))" if gpus is not None else ""
+    typer.echo(f"DP            {found.dp:,}{shared}")
+    typer.echo(f"tokens        {found.tokens:,} a step")
+    if found.accumulation > MOST_ACCUMULATION:
+        typer.echo(
+            f"note: accumulation is {found.accumulation:,}, above {MOST_ACCUMULATION}: forwards "
+            "that wait for one another; more data ranks would shorten the step",
+            err=True,
+        )
+
+
+def _tokens(option: str, word: str) -> int | None:
+    from recipes.naming import length_from
+
+    if not word:
+        return None
+    try:
+        return length_from(word)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None

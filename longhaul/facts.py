@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recipe is, in the words that the pages of the command line share; light."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from custom_modules.rope_scaling import RopeScaling
+from recipes.collection import Row
+from recipes.in_words import in_words
+from recipes.layout import ContextParallel, Layout
+from recipes.model_card import ModelCard
+from recipes.naming import length_shown
+from recipes.stages import Cosine, Ladder, Stage
+
+OWN = " (the card's own)"
+_IN_THE_METHOD = (
+    "method", "base", "factor", "original_length", "before", "short_factor", "long_factor",
+)  # fmt: skip
+_OFFLOADED = {
+    "inputs": "layer inputs",
+    "attention": "attention outputs",
+    "both": "layer inputs and attention outputs",
+}
+_STARTS = {"scratch": "random weights", "card": "the card's weights", "previous": "the one before"}
+
+
+def resolved(rope: RopeScaling | Literal["native"], card: ModelCard) -> RopeScaling:
+    """Return the rotation that a stage has on a card."""
+    return card.native_rope if rope == "native" else rope
+
+
+def rotation(stage: Stage, card: ModelCard) -> str:
+    """Return how a stage rotates positions: `yarn x4`, `base 8,000,000`, or the card's own."""
+    rope = resolved(stage.rope, card)
+    return _method(rope) + (OWN if rope == card.native_rope else "")
+
+
+def rotation_in_full(rope: RopeScaling) -> str:
+    """Return a rotation with all that is stated of it but a divisor for each pair."""
+    words = _method(rope)
+    if rope.original_length is not None:
+        words += f" of {rope.original_length:,} tokens, base {rope.base:,.10g}"
+    for name, value in rope.stated().items():
+        if name not in _IN_THE_METHOD:
+            words += f", {name} {value:g}"
+    if rope.temperature != 1:
+        words += f"; temperature {rope.temperature:.4g}"
+    return words
+
+
+def _method(rope: RopeScaling) -> str:
+    if rope.method == "default":
+        return f"base {rope.base:,.10g}"
+    over = "" if rope.before is None else f" over {_method(rope.before)}"
+    return f"{rope.method} x{rope.factor:g}{over}"
+
+
+def length(stage: Stage) -> str:
+    """Return the tokens of a stage's sequences, and of the context they train for where other."""
+    words = length_shown(stage.seq_length)
+    if stage.target_length != stage.seq_length:
+        words += f" for {length_shown(stage.target_length)}"
+    return words
+
+
+def amount(tokens: int) -> str:
+    """Return a number of tokens or weights to three figures: 369K, 2.1B."""
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if tokens >= unit:
+            shown = tokens / unit
+            return f"{shown:.0f}{letter}" if shown >= 100 else f"{shown:.3g}{letter}"
+    return str(tokens)
+
+
+def machines(row: Row) -> str:
+    """Return the nodes and the GPUs of each: `4 x 8`; of CPU ranks, how many."""
+    if row.layout.device == "cpu":
+        return f"CPU, {row.layout.world_size} ranks"
+    return f"{row.nodes} x {row.layout.world_size // row.nodes}"
+
+
+def batch(stage: Stage) -> str:
+    """Return the sequences of an optimizer step."""
+    return f"{stage.sequences_per_batch:,} x {length_shown(stage.seq_length)}"
+
+
+def schedule(stage: Stage) -> str:
+    """Return the course of the learning rate: `cosine 1e-05 to 1e-06, 50 to warm up`."""
+    lr, warmup = stage.lr, stage.lr.warmup_steps(stage.steps)
+    if lr.final_ratio == 1:
+        course = f"constant {lr.peak:g}"
+    else:
+        shape = "cosine" if isinstance(lr, Cosine) else "line"
+        course = f"{shape} {lr.peak:g} to {lr.peak * lr.final_ratio:g}"
+    return f"{course}, {warmup:,} to warm up"
+
+
+def training(stage: Stage, card: ModelCard) -> Iterator[str]:
+    """Yield how a stage turns heads, what it starts from, and its optimizer."""
+    yield rotation_in_full(resolved(stage.rope, card))
+    yield (
+        f"starts from {_STARTS[stage.start]}; Adam with beta2 {stage.adam_beta2:g}, weight decay "
+        f"{stage.weight_decay:g}"
+    )
+
+
+def model(card: ModelCard) -> Iterator[str]:
+    """Yield a model's shape, what its weights know of context, and where they are."""
+    experts = f", {card.experts_per_token} of {card.experts} experts" if card.experts else ""
+    yield (
+        f"{card.facts.name}, {card.layers} layers of {card.hidden:,}, MLP of "
+        f"{card.ffn_hidden:,}{experts}; {card.heads} heads ({card.kv_heads} KV) of "
+        f"{card.head_dim}; vocabulary of {card.vocab:,}; {amount(card.parameters)} weights"
+    )
+    yield (f"native context {card.native_context:,} tokens, {rotation_in_full(card.native_rope)}")
+    yield f"Hugging Face: {card.hf_id or 'not published'}"
+
+
+def layout(row: Row) -> Iterator[str]:
+    """Yield how a stage is laid on ranks, then its batch, then what layers keep."""
+    plan, stage = row.layout, row.stage
+    kinds = {"TP": plan.tp, "CP": plan.cp.size, "PP": plan.pp, "DP": plan.dp}
+    shared = {kind: f"{kind} {size}" for kind, size in kinds.items() if size > 1}
+    if plan.cp.size > 1 or plan.cp.how.kind == "head_chunked":
+        shared["CP"] = f"CP {plan.cp.size} ({_sharing(plan.cp)})"
+    split = [shared[kind] for kind in kinds if kind in shared]
+    ranks = _counted(plan.world_size, "GPU" if plan.device == "cuda" else "CPU rank")
+    nodes = _counted(row.nodes, f"{row.cluster} node")
+    yield f"{ranks} on {nodes}: {' x '.join(split) or 'no parallelism'}"
+    forwards = stage.sequences_per_batch // (plan.micro_batch * plan.dp)
+    yield f"micro-batch {plan.micro_batch}, accumulation {forwards}, {_precision(plan)}"
+    yield (
+        f"recompute {in_words(plan.recompute)}; tiling {in_words(plan.tiling)}; sharding "
+        f"{plan.sharding}"
+    )
+    yield f"on the host: {_on_the_host(plan) or 'nothing'}"
+
+
+def _on_the_host(plan: Layout) -> str:
+    offload, adam = plan.offload, plan.optimizer_offload
+    words = []
+    if offload.tensors != "none":
+        layers = f" of one layer in {offload.every}" if offload.every > 1 else ""
+        tensors = f"{_OFFLOADED[offload.tensors]}{layers}"
+        words.append(f"{tensors}, up to {offload.cap_gib:g} GiB a rank")
+    if adam:
+        words.append(f"{adam:.0%} of the optimizer")
+    return "; ".join(words)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number > 1)}"
+
+
+def _sharing(cp: ContextParallel) -> str:
+    words = str(cp.how.kind)
+    if cp.how.ulysses is not None:
+        words += f" {cp.how.ulysses} x {cp.size // cp.how.ulysses}"
+    if cp.how.heads_per_stage is not None:
+        words += f", {cp.how.heads_per_stage} heads at a time"
+    return words
+
+
+def _precision(plan: Layout) -> str:
+    return plan.precision + (f", fp8 {in_words(plan.fp8)}" if plan.fp8.recipe != "none" else "")
+
+
+def of_other_cards(ladder: Ladder, card: ModelCard) -> str:
+    """Return in a sentence that a ladder's rotations are for other cards; empty where they fit."""
+    if not ladder.cards or card.name in ladder.cards:
+        return ""
+    return (
+        f"ladder {ladder.name} is for {', '.join(ladder.cards)}; its rotations were not chosen for "
+        f"{card.name}, which is trained at {card.native_context:,} tokens"
+    )

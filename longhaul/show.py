@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul show`: one recipe on one page, and the commands to type next."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longhaul.console import fitted, loading
+from longhaul.nearest import named
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from recipes.collection import Row
+    from recipes.model_card import ModelCard
+    from recipes.stages import Stage
+
+EXPENDABLE = ("positions", "documents")
+"""Columns of the table of stages that are said once where all stages have the same."""
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="A recipe, as `longhaul recipes` lists it.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    to_yaml: Annotated[
+        Path | None, typer.Option(help="Write the recipe, for `longhaul pretrain --yaml`.")
+    ] = None,
+) -> None:
+    """Show a recipe: its model, ladder, stage, data and layout, and what to type next."""
+    from recipes.collection import ROWS
+
+    row = named("recipe", name, ROWS)
+    if as_json and to_yaml is not None:
+        raise ValueError("--json prints and --to-yaml writes; take one of them")
+    if to_yaml is not None:
+        with loading("NeMo and Megatron-Core"):
+            from longhaul import stages
+            from recipes import yaml_file
+
+            yaml_file.write(stages.factory(name), to_yaml)
+        typer.echo(to_yaml)
+    elif as_json:
+        typer.echo(json.dumps(content(row), indent=2))
+    else:
+        _print(row)
+
+
+def content(row: "Row") -> dict[str, Any]:
+    """Return all that a page shows, in numbers."""
+    ladder = row.ladder
+    return {
+        "name": row.name,
+        "card": asdict(row.card) | {"native_rope": row.card.native_rope.to_dict()},
+        "ladder": {
+            "name": ladder.name,
+            "source": ladder.source,
+            "data": ladder.data,
+            "cards": list(ladder.cards),
+            "stages": [_stage(stage, row.card) for stage in ladder.stages],
+        },
+        "stage": row.seq_length,
+        "layout": asdict(row.layout),
+        "nodes": row.nodes,
+        "cluster": row.cluster,
+        "source": row.source,
+        "commands": [line for line, _ in commands(row)],
+    }
+
+
+def _stage(stage: "Stage", card: "ModelCard") -> dict[str, Any]:
+    from longhaul.facts import resolved
+
+    return asdict(stage) | {
+        "rope": resolved(stage.rope, card).to_dict(),
+        "lr": {"shape": type(stage.lr).__name__.lower(), **asdict(stage.lr)},
+        "steps": stage.steps,
+        "sequences_per_batch": stage.sequences_per_batch,
+        "warmup_steps": stage.lr.warmup_steps(stage.steps),
+    }
+
+
+def commands(row: "Row") -> Iterator[tuple[str, str]]:
+    """Yield what to type next, each with what it is for."""
+    from recipes.collection import ROWS
+    from recipes.naming import MODELS, recipe_name, store_folder
+
+    card, ladder = row.card, row.ladder
+    names = [recipe_name(card, ladder, stage) for stage in ladder.stages]
+    if card.hf_id is not None and ladder.stages[0].start == "card":
+        to = MODELS / card.name
+        yield (
+            f"longhaul import --from {card.hf_id} --card {card.name}",
+            f"the published weights, to {to}",
+        )
+    store = store_folder(card)
+    if card.hf_id is None:
+        yield f"longhaul prepare --vocab-size {card.vocab} --out {store}", "the documents as tokens"
+    else:
+        yield (
+            f"longhaul prepare --source DOCUMENTS --tokenizer {card.hf_id} --out {store}",
+            "the documents as tokens",
+        )
+    yield f"longhaul rehearse {row.name}", "small, on a few CPU ranks"
+    if row.layout.device == "cuda":
+        asked = {
+            "seq": _word(row.seq_length),
+            "tokens-per-batch": _word(row.stage.tokens_per_batch),
+            "tokens": row.stage.tokens,
+            "cluster": row.cluster,
+            "nodes": row.nodes,
+        }
+        options = " ".join(f"--{name} {value}" for name, value in asked.items())
+        yield f"longhaul plan {card.name} {options}", "its memory and time"
+    if row.stage.start == "previous":
+        before = names[names.index(row.name) - 1]
+        yield f"longhaul show {before}", "the stage before, which this one starts from"
+    yield f"longhaul pretrain --factory {row.name}", "this stage"
+    if len(names) > 1 and all(name in ROWS for name in names):
+        yield f"longhaul run --ladder {ladder.name} --card {card.name}", "all stages in order"
+
+
+def _word(tokens: int) -> str:
+    from recipes.naming import length_word
+
+    return length_word(tokens).upper()
+
+
+def _print(row: "Row") -> None:
+    from rich.table import Table
+
+    from longhaul import facts
+
+    lines = [_line(stage, row) for stage in row.ladder.stages]
+    alike = [title for title in EXPENDABLE if len({line[title] for line in lines}) == 1]
+    console, stages, left_out = fitted(lambda without: _stages(row, without), alike)
+    page = Table(box=None, show_header=False, pad_edge=False)
+    for _ in range(2):
+        page.add_column(overflow="fold")
+    said = [f"{title} {lines[0][title]}" for title in left_out]
+    for title, words in _parts(row, said):
+        page.add_row(title, "\n".join(words))
+    place = f"stage {row.ladder.stages.index(row.stage) + 1} of {len(row.ladder.stages)}"
+    typer.echo(f"{row.name}: {row.card.name} at {facts.length(row.stage)}, {place}\n")
+    console.print(page)
+    typer.echo()
+    console.print(stages)
+    typer.echo("\nnext")
+    for line, what_for in commands(row):  # unwrapped: lines to copy
+        typer.echo(f"  {line}  # {what_for}")
+
+
+def _parts(row: "Row", said: Sequence[str]) -> "Iterator[tuple[str, Iterable[str]]]":
+    """Yield the parts of a page under their names; `said` are of the stage too."""
+    from longhaul import facts
+
+    yield "model", (row.card.name, *facts.model(row.card))
+    yield "ladder", (f"{row.ladder.name}: {row.ladder.source}",)
+    yield "data", (row.ladder.data or "the source does not say",)
+    yield "stage", (*facts.training(row.stage, row.card), *([", ".join(said)] if said else ()))
+    yield "layout", (*facts.layout(row), f"stands on: {row.source}")
+    other = facts.of_other_cards(row.ladder, row.card)
+    if other:
+        yield "note", (other,)
+
+
+def _stages(row: "Row", without: Sequence[str]) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    lines = [_line(stage, row) for stage in row.ladder.stages]
+    titles = [title for title in lines[0] if title not in without]
+    for title in titles:
+        table.add_column(
+            title,
+            no_wrap=title not in ("RoPE", "learning rate"),
+            justify="right" if title in ("tokens", "batch", "steps") else "left",
+        )
+    for line in lines:
+        table.add_row(*(line[title] for title in titles), style="bold" if line[""] else None)
+    return table
+
+
+def _line(stage: "Stage", row: "Row") -> dict[str, str]:
+    """Return what the table of stages says of one, by column."""
+    from longhaul import facts
+
+    return {
+        "": ">" if stage == row.stage else "",
+        "length": facts.length(stage),
+        "RoPE": facts.rotation(stage, row.card),
+        "tokens": facts.amount(stage.tokens),
+        "batch": facts.batch(stage),
+        "steps": f"{stage.steps:,}",
+        "learning rate": facts.schedule(stage),
+        "documents": stage.documents,
+        "positions": stage.positions.kind,
+    }
