@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from longhaul.console import loading, output_to
-from longhaul.options import require_device
+from longhaul.nearest import named
+from longhaul.options import CLUSTER, require_device
 from longhaul.progress import Watched, progress
 
 
@@ -15,6 +16,17 @@ def pretrain(
     context: typer.Context,
     factory: Annotated[str, typer.Option(help="A shipped recipe, as tiny_8k.")] = "",
     yaml: Annotated[Path | None, typer.Option(help="A recipe file, as --to-yaml writes.")] = None,
+    card: Annotated[
+        str, typer.Option(help="A model card, with --ladder and --stage: any recipe.")
+    ] = "",
+    ladder: Annotated[str, typer.Option(help="The ladder that the stage is of.")] = "",
+    stage: Annotated[str, typer.Option(help="Its stage, by length, as 64K.")] = "",
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes to lay --card out on.", show_default="1")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="What these nodes are.", show_default=CLUSTER)
+    ] = None,
     to_yaml: Annotated[Path | None, typer.Option(help="Write the recipe; do not run it.")] = None,
     dryrun: Annotated[
         bool, typer.Option("--dryrun", help="Print the recipe and its command; do not run it.")
@@ -28,23 +40,43 @@ def pretrain(
     ] = None,
 ) -> None:
     """Train one stage. Overrides follow as KEY=VALUE: trainer.max_steps=20 optim.config.lr=1e-4."""
-    if bool(factory) == (yaml is not None):
-        raise ValueError("name one recipe: --factory NAME or --yaml FILE")
+    combined = bool(card or ladder or stage)
+    if bool(factory) + (yaml is not None) + combined != 1:
+        raise ValueError(
+            "name one recipe: --factory NAME or --yaml FILE, or --card with --ladder and --stage"
+        )
+    if not combined and (nodes is not None or cluster is not None):
+        raise ValueError(
+            "--nodes and --cluster lay out --card; a recipe that has its layout takes "
+            "trainer.num_nodes=N"
+        )
     require_device(device)
     if yaml is not None and not yaml.is_file():
         raise ValueError(f"--yaml {yaml} is not a file")
+    made = None
+    if factory:
+        from recipes.collection import ROWS
+
+        named("recipe", factory, ROWS)
+    elif combined:
+        from longhaul.combination import choose
+
+        made = choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
     with loading("NeMo and Megatron-Core"):
         from longhaul import stages
         from recipes import yaml_file
         from recipes.check import notes
         from slurm.launch import commands, run_in_order
 
-        recipe = stages.factory(factory) if yaml is None else yaml_file.read(yaml)
+        if made is not None:
+            recipe = made.recipe()
+        else:
+            recipe = stages.factory(factory) if yaml is None else yaml_file.read(yaml)
         if rope:
             recipe = stages.with_rope(recipe, rope)
         recipe = stages.override(recipe, context.args)
         stages.on_device(recipe, device)
-    for note in notes(recipe):
+    for note in (*(made.notes() if made else ()), *notes(recipe)):
         typer.echo(f"note: {note}", err=True)
     if to_yaml is not None:
         yaml_file.write(recipe, to_yaml)
