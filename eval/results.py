@@ -233,6 +233,21 @@ def read_run(run: Path) -> RunRecord:
     return record
 
 
+def stage_names(run: Path) -> list[str]:
+    """Return the stages of `run.json` in its order, then those trained or merged apart, by context.
+
+    Raises MissingResultError where there is neither.
+    """
+    listed = list(read_run(run).stages) if run_path(run).is_file() else []
+    contexts = {}
+    for file in sorted((run / "stages").glob("*/stage.json")):
+        record = read_stage(run, file.parent.name)
+        if record is not None and record.name not in listed:
+            contexts[file.parent.name] = record.context
+    found = [*listed, *sorted(contexts, key=lambda name: contexts[name])]
+    return found or list(read_run(run).stages)
+
+
 def read_stage(run: Path, stage: str) -> StageRecord | None:
     """Read the `stage.json` of one stage, or return None if it has not started."""
     return _read(StageRecord, stage_folder(run, stage) / "stage.json")

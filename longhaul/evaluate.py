@@ -29,9 +29,9 @@ def evaluate(
 ) -> None:
     """Evaluate loss by position and passkey retrieval of a run's stages."""
     from data.store import Manifest
-    from eval.results import read_run, read_stage
+    from eval.results import read_stage, stage_names
 
-    names = list(read_run(run).stages)
+    names = stage_names(run)
     for name in stage or []:
         if name not in names:
             raise ValueError(f"{run} has no stage {name!r}; it has {', '.join(names)}")

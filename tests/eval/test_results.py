@@ -147,3 +147,19 @@ def test_passkey_grid_of_another_shape_is_refused():
             nats=((1.0,),),
             chance_nats=2.3,
         )
+
+
+def test_stages_trained_apart_are_found_beside_those_of_the_run(tmp_path):
+    for name, length in (("later", 4096), ("sooner", 512), ("listed", 1024)):
+        folder = tmp_path / "stages" / name
+        folder.mkdir(parents=True)
+        (folder / "stage.json").write_text(json.dumps({"name": name, "seq_length": length}))
+    assert results.stage_names(tmp_path) == ["sooner", "listed", "later"]
+    run = {"ladder": "l", "card": "c", "stages": ["listed"]}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    assert results.stage_names(tmp_path) == ["listed", "sooner", "later"]
+
+
+def test_a_folder_without_stages_is_no_run(tmp_path):
+    with pytest.raises(results.MissingResultError, match=r"it has no run.json"):
+        results.stage_names(tmp_path)
