@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every remedy's words apply to the recipe, and make of it what the planner has counted."""
+
+import fiddle as fdl
+import pytest
+
+from longhaul import stages
+from recipes import check, cluster
+from recipes.collection import ROWS
+from recipes.layout_words import layout_from
+from recipes.planner.job import Job
+from recipes.planner.plan import plan
+from recipes.planner.remedies import remedies
+from recipes.pretrain import pretrain
+
+ROW = ROWS["llama3_8b_nemo_64k"]
+H100 = cluster.load("dgx_h100")
+LAYOUTS = ("tp2 dp4 mb2", "ulysses8", "hybrid2x2 dp2 full offload-inputs:60 tile-loss")
+
+
+def found(words: str):
+    job = Job(
+        card=ROW.card,
+        seq_length=ROW.seq_length,
+        tokens_per_batch=ROW.stage.tokens_per_batch,
+        layout=layout_from(words),
+        gpus_per_node=8,
+    )
+    return remedies(plan(job, H100)).ladder
+
+
+@pytest.mark.parametrize("words", LAYOUTS)
+def test_each_remedy_applies_and_is_the_layout_it_was_counted_for(words):
+    applied = [one for one in found(words) if one.words]
+    assert len(applied) >= 8
+    for remedy in applied:
+        recipe = pretrain(ROW.card, ROW.ladder, ROW.seq_length, layout_from(words))
+        recipe = stages.override(recipe, remedy.words)
+        layout, strategy = remedy.alone.job.layout, recipe.trainer.strategy
+        assert check.world_size(recipe) == layout.world_size, remedy.name
+        assert strategy.tensor_model_parallel_size == layout.tp
+        assert strategy.context_parallel_size == layout.cp.size
+        assert fdl.build(recipe.model.config.cp) == layout.cp.how
+        assert fdl.build(recipe.model.config.recompute) == layout.recompute
+        assert fdl.build(recipe.model.config.tiling) == layout.tiling
+        assert fdl.build(recipe.model.config.offload) == layout.offload
+        assert check.sharding_of(recipe) == layout.sharding
+        assert check.fp8(recipe) == layout.fp8
+        assert recipe.optim.config.optimizer_offload_fraction == layout.optimizer_offload
+        assert recipe.data.micro_batch_size == layout.micro_batch
+        assert recipe.data.seq_length == remedy.alone.job.seq_length
+        assert check.tokens_per_batch(recipe) == remedy.alone.job.tokens_per_batch
+
+
+def test_words_of_a_key_that_is_not_there_are_refused():
+    recipe = pretrain(ROW.card, ROW.ladder, ROW.seq_length, layout_from("ulysses8"))
+    with pytest.raises(ValueError, match=r"model\.config\.tilings"):
+        stages.override(recipe, ["model.config.tilings.mlp=true"])
