@@ -239,12 +239,9 @@ def stage_names(run: Path) -> list[str]:
     Raises MissingResultError where there is neither.
     """
     listed = list(read_run(run).stages) if run_path(run).is_file() else []
-    contexts = {}
-    for file in sorted((run / "stages").glob("*/stage.json")):
-        record = read_stage(run, file.parent.name)
-        if record is not None and record.name not in listed:
-            contexts[file.parent.name] = record.context
-    found = [*listed, *sorted(contexts, key=lambda name: contexts[name])]
+    there = (read_stage(run, file.parent.name) for file in (run / "stages").glob("*/stage.json"))
+    apart = {one.name: one.context for one in there if one is not None and one.name not in listed}
+    found = [*listed, *sorted(apart, key=lambda name: (apart[name], name))]
     return found or list(read_run(run).stages)
 
 

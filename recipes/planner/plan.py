@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass
 
+from recipes.batch import MOST_ACCUMULATION
 from recipes.cluster import Cluster
 from recipes.planner.efficiency import HOPPER, Efficiency
 from recipes.planner.job import Job
@@ -14,7 +15,7 @@ HEADROOM = 0.04
 """Of a GPU's memory that a plan leaves free, for what the formulas do not know."""
 HOST_SHARE = 0.9
 """Of the host's memory that pinned buffers may take."""
-MOST_ACCUMULATION, LEAST_MFU, FULL_HOST = 32, 0.4, 0.7
+LEAST_MFU, FULL_HOST = 0.4, 0.7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,12 +30,12 @@ class Plan:
     @property
     def short(self) -> float:
         """Bytes that a GPU lacks; negative where more than the headroom is left."""
-        return self.memory.total - (1 - HEADROOM) * self.cluster.gpu_bytes
+        return short(self.memory, self.cluster)[0]
 
     @property
     def host_short(self) -> float:
         """Bytes that a rank's share of the host lacks."""
-        return self.memory.host - HOST_SHARE * self.cluster.host_bytes_per_gpu
+        return short(self.memory, self.cluster)[1]
 
     @property
     def fits(self) -> bool:
@@ -78,6 +79,12 @@ class Plan:
                 "GiB); nothing else of weight may run there"
             )
         return found
+
+
+def short(held: Memory, cluster: Cluster) -> tuple[float, float]:
+    """Return the bytes that a GPU lacks, and a rank's share of the host; negative: to spare."""
+    of_gpu = held.total - (1 - HEADROOM) * cluster.gpu_bytes
+    return of_gpu, held.host - HOST_SHARE * cluster.host_bytes_per_gpu
 
 
 def plan(

@@ -18,11 +18,14 @@ from recipes.layout import ContextParallel, Fp8, Layout
 from recipes.model_card import ModelCard
 from recipes.planner.efficiency import HOPPER, Efficiency
 from recipes.planner.job import Job
-from recipes.planner.plan import HOST_SHARE, Plan, plan
+from recipes.planner.memory import memory
+from recipes.planner.plan import HOST_SHARE, Plan, plan, short
 from recipes.stages import Stage
 from recipes.units import GiB, K
 
 MOST_PP, MICRO_BATCHES = 16, (1, 2, 4)
+MOST_GPUS = 64
+"""Times the GPUs asked for, among which it is looked for what would do."""
 MICRO_BATCH_BELOW = 16 * K
 """Tokens of a rank below which more sequences at a time are tried."""
 KEPT, FULL = Recompute(kind="kept_attention"), Recompute(kind="full")
@@ -289,10 +292,9 @@ def _cheapest_change(question: Question) -> str:
     """Return the smallest change among GPUs and length that makes it fit, in words."""
     found = []
     gpus = question.gpus
-    while gpus < 64 * question.gpus:
+    while gpus < MOST_GPUS * question.gpus:
         gpus *= 2
-        more = search(replace(question, gpus=gpus))
-        if more.plans:
+        if fits_somehow(replace(question, gpus=gpus)):
             found.append(f"{gpus} GPUs would do")
             break
     longest = max_length(question)
@@ -301,13 +303,23 @@ def _cheapest_change(question: Question) -> str:
     return ", or ".join(found)
 
 
+def fits_somehow(question: Question) -> bool:
+    """Whether any layout fits: of each shape the ways that hold least are looked at."""
+    for shape in _shapes(question, Counter()):
+        smallest = (*list(_keeping(question, shape))[-2:], *_last_resorts(question, shape))
+        for layout in smallest:
+            if max(short(memory(question.job(layout)), question.cluster)) <= 0:
+                return True
+    return False
+
+
 def max_length(question: Question) -> int:
     """Return the longest context that fits, in eighths of a power of two; 0 where none does."""
     batch = question.tokens_per_batch
 
     def fits(length: int) -> bool:
         whole = max(1, batch // length) * length
-        return bool(search(replace(question, seq_length=length, tokens_per_batch=whole)).plans)
+        return fits_somehow(replace(question, seq_length=length, tokens_per_batch=whole))
 
     length = K
     if not fits(length):

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
+import fiddle as fdl
 import pytest
+import torch
 
+from recipes import cluster
 from recipes.collection import ROWS
+from recipes.factories import FACTORIES
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
 from recipes.naming import length_word
 from recipes.units import K, M
 
@@ -43,3 +49,53 @@ def test_nodes_that_hold_no_whole_replica_are_refused():
 def test_cpu_ranks_are_spread_over_nodes():
     row = ROWS["tiny_2k"]
     assert row.on(2) == row.layout
+
+
+def built_config(recipe):
+    """Return the real config of a recipe's model, checked by Megatron as it is built."""
+    config, strategy = recipe.model.config, recipe.trainer.strategy
+    for name in (  # as NeMo's strategy hands them over
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+        "sequence_parallel",
+    ):
+        setattr(config, name, getattr(strategy, name))
+    config.pipeline_dtype = torch.bfloat16
+    config.moe_permute_fusion = False  # asks for Transformer Engine to be installed
+    return fdl.build(config)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_layout_of_every_row_passes_megatrons_checks(name):
+    row = ROWS[name]
+    config = built_config(FACTORIES[name]())
+    assert config.num_layers == row.card.layers
+    assert config.tensor_model_parallel_size == row.layout.tp
+    assert config.context_parallel_size == row.layout.cp.size
+
+
+UNLISTED = [
+    (card, ladder.name)
+    for ladder in LADDERS.values()
+    for card in ladder.cards
+    if (card, ladder.name) not in {(row.card.name, row.ladder.name) for row in ROWS.values()}
+]
+
+
+@pytest.mark.parametrize(("card", "ladder"), UNLISTED)
+def test_what_the_planner_chooses_for_other_cards_of_a_ladder_passes_them_too(card, ladder):
+    from recipes.layout import Fp8
+    from recipes.planner.search import of_stage, search
+    from recipes.pretrain import pretrain
+
+    stage, machine = LADDERS[ladder].stages[-1], cluster.load("dgx_h100")
+    for nodes in (1, 2, 4, 8, 16, 32, 64, 128):
+        asked = of_stage(CARDS[card], stage, machine, gpus=8 * nodes, fp8=Fp8())
+        found = search(asked).plans
+        if found:
+            layout = found[0].job.layout
+            recipe = pretrain(CARDS[card], LADDERS[ladder], stage.seq_length, layout, nodes=nodes)
+            assert built_config(recipe).num_layers == CARDS[card].layers
+            return
+    pytest.fail(f"{card} on {ladder} fits no cluster")
