@@ -7,6 +7,7 @@ import sys
 import typer
 
 from longhaul.batch import batch
+from longhaul.doctor import app as doctor
 from longhaul.evaluate import evaluate
 from longhaul.export import export
 from longhaul.import_model import import_model
@@ -41,6 +42,7 @@ app.command()(evaluate)
 app.command()(report)
 app.command(name="import")(import_model)
 app.command()(export)
+app.add_typer(doctor, name="doctor")
 app.add_typer(probe, name="probe")
 app.add_typer(rope, name="rope")
 

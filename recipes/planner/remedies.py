@@ -28,6 +28,8 @@ LEAST_HELP = 0.1 * GiB
 """What a rung has to save to be taken."""
 MOST_GPUS, SHORTEST = 16, K
 """Times as many GPUs as now; tokens of a sequence."""
+REBUILDING = frozenset({"recompute kept_attention", "recompute full"})
+"""Rungs that are left out together: one of them comes where the other does not."""
 KEPT, FULL = Recompute(kind="kept_attention"), Recompute(kind="full")
 
 Found = Sequence[Job] | str
@@ -41,6 +43,8 @@ class Remedy:
     name: str
     alone: Plan | None = None
     """None where it is not possible."""
+    fits: bool = False
+    """Whether nothing is lacking with it alone."""
     why_not: str = ""
     words: tuple[str, ...] = ()
     """Overrides that apply it to the recipe."""
@@ -71,13 +75,21 @@ def remedies(start: Plan, *, unexplained: float = 0.0, efficiency: Efficiency = 
     climb = _Climb(start.cluster, unexplained, efficiency)
     together, taken = climb.fastest(start)
     ladder = []
-    for name, rung in RUNGS.items():
-        found = climb.best(start.job, rung)
+    for name in RUNGS:
+        found = climb.best(start.job, name)
         if isinstance(found, str):
             ladder.append(Remedy(name=name, why_not=found, together=together.get(name)))
             continue
         words = tuple(override_words(start.job, found.job))
-        ladder.append(Remedy(name=name, alone=found, words=words, together=together.get(name)))
+        ladder.append(
+            Remedy(
+                name=name,
+                alone=found,
+                fits=not climb.lacking(found),
+                words=words,
+                together=together.get(name),
+            )
+        )
     return Remedies(ladder=tuple(ladder), cure=climb.least(start, taken))
 
 
@@ -86,6 +98,7 @@ class _Climb:
 
     def __init__(self, cluster: Cluster, unexplained: float, efficiency: Efficiency) -> None:
         self.cluster, self.unexplained, self.efficiency = cluster, unexplained, efficiency
+        self._known: dict[tuple[str, int, str], Plan | str] = {}
 
     def lacking(self, one: Plan) -> float:
         """Return the bytes that GPU and host lack."""
@@ -101,9 +114,15 @@ class _Climb:
         layout = replace(job.layout, offload=replace(offload, cap_gib=cap))
         return replace(found, job=replace(job, layout=layout))
 
-    def best(self, job: Job, rung: "Rung") -> Plan | str:
+    def best(self, job: Job, name: str) -> Plan | str:
         """Return the best plan that a rung makes of a job, or why there is none."""
-        found = rung(job, self.cluster)
+        key = (name, job.seq_length, repr(job.layout))
+        if key not in self._known:  # climbs begin alike
+            self._known[key] = self._best(job, name)
+        return self._known[key]
+
+    def _best(self, job: Job, name: str) -> Plan | str:
+        found = RUNGS[name](job, self.cluster)
         if isinstance(found, str):
             return found
         lawful, why = [], ""
@@ -133,11 +152,11 @@ class _Climb:
         """Return the climb that ends best: the first, or one that leaves rungs of it out."""
         left_out: frozenset[str] = frozenset()
         best = self.climb(start, left_out)
+        if not best[1]:
+            return best
         while True:
-            fewer = [left_out | {name} for name in best[1]]
+            fewer = [left_out | names for names in (*({name} for name in best[1]), REBUILDING)]
             climbs = [(self.climb(start, names), names) for names in fewer]
-            if not climbs:
-                return best
             other, names = min(climbs, key=lambda one: self._end(start, one[0]))
             if self._end(start, other) >= self._end(start, best):
                 return best
@@ -154,8 +173,10 @@ class _Climb:
         here, before = start, math.inf
         while 0 < self.lacking(here) < before:  # a rung may help only once another has
             before = self.lacking(here)
-            for name, rung in RUNGS.items():
-                one = "" if name in left_out else self.best(here.job, rung)
+            for name in RUNGS:
+                if name in left_out or not self.lacking(here):
+                    continue
+                one = self.best(here.job, name)
                 if isinstance(one, str) or not self._helps(here, one):
                     continue
                 here = found[name] = one
@@ -164,8 +185,7 @@ class _Climb:
 
     def _helps(self, here: Plan, one: Plan) -> bool:
         lacking = self.lacking(here)
-        least = min(LEAST_HELP, lacking)
-        return lacking > 0 and self.lacking(one) <= lacking - least
+        return self.lacking(one) <= lacking - min(LEAST_HELP, lacking)
 
     def least(self, start: Plan, taken: Iterable[str]) -> Cure | None:
         """Return the rungs that it does not fit without, the dearest left out first."""
@@ -183,7 +203,7 @@ class _Climb:
     def _after(self, start: Plan, names: Iterable[str]) -> Plan:
         here = start
         for name in names:
-            one = self.best(here.job, RUNGS[name])
+            one = self.best(here.job, name)
             if not isinstance(one, str):
                 here = one
         return here

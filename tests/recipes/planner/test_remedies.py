@@ -16,6 +16,7 @@ from recipes.planner.remedies import RUNGS, Remedy, remedies
 from recipes.units import GiB
 
 H100, A100 = cluster.load("dgx_h100"), cluster.load("dgx_a100")
+H100_HALF = replace(H100, gpu=replace(H100.gpu, memory_gib=40))
 ROW = ROWS["llama3_8b_nemo_64k"]
 
 
@@ -60,17 +61,17 @@ def test_what_fits_has_a_cure_without_rungs():
 
 
 def test_the_cure_fits_and_does_not_without_any_of_its_rungs():
-    start = planned("tp2 dp4")
+    start = planned("tp2 ulysses4", machine=H100_HALF)
     cure = remedies(start).cure
     assert not start.fits
     assert cure.plan.fits
-    assert cure.names == ("tiled loss", "recompute kept_attention")
+    assert len(cure.names) > 1
     for name in cure.names:
         others = [other for other in cure.names if other != name]
         here = start.job
         for other in others:
-            here = RUNGS[other](here, H100)[0]
-        assert not plan(here, H100).fits
+            here = RUNGS[other](here, H100_HALF)[0]
+        assert not plan(here, H100_HALF).fits
 
 
 def test_full_recompute_is_not_paid_for_where_offload_would_do():

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul doctor oom`: why memory ran out, and what to change, the cheapest first."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from longhaul.console import fitted
+from longhaul.doctor_job import Case, case, gib
+from longhaul.oom_log import Failure, failures, read
+from recipes.layout_words import words_of
+from recipes.planner.limits import ALLOCATOR
+from recipes.planner.plan import HEADROOM, Plan
+from recipes.planner.remedies import Remedies, Remedy, remedies
+from recipes.planner.search import search
+from recipes.planner.tensor_sizes import matching
+from recipes.units import GiB
+
+FAR_BELOW, OTHER_GPU = 1.15, 0.05
+"""Of a prediction, what is not explained by it; of capacities, what is not the same GPU."""
+ON_THE_HOST = ("pinned", "host", "killed", "shared")
+WHAT = {
+    "device": "GPU memory ran out",
+    "nccl": "NCCL found no GPU memory",
+    "pinned": "host memory could not be locked",
+    "host": "host memory ran out",
+    "killed": "a process was killed, by the kernel or a batch system's memory limit",
+    "shared": "shared memory (/dev/shm) ran out",
+}
+
+
+def oom(
+    factory: Annotated[str, typer.Option(help="A shipped recipe, as llama3_8b_nemo_64k.")],
+    cluster: Annotated[
+        str, typer.Option(help="Cluster file: a name or a path.", show_default="the recipe's")
+    ] = "",
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes.", show_default="the recipe's")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="What the ranks wrote, as output.log.")] = None,
+    layout: Annotated[
+        str, typer.Option(help="The layout that ran, in words, as 'tp2 dp4 tile-loss'.")
+    ] = "",
+) -> None:
+    """Say what takes the memory of a recipe, and what would make it fit, the cheapest first."""
+    found = case(factory, cluster, nodes, layout)
+    seen = failures(read(log)) if log is not None else []
+    for line in (*found.head(), *predicted(found.plan)):
+        typer.echo(line)
+    if log is not None:
+        typer.echo(f"\nlog: {log}")
+        for line in said(found, seen):
+            typer.echo(f"  {line}")
+    kinds = {one.kind for one in seen}
+    if kinds and kinds <= set(ON_THE_HOST) and found.plan.fits:
+        return
+    there = remedies(found.plan, unexplained=unexplained(found.plan, seen))
+    typer.echo()
+    _print(found.plan, there)
+    for line in what_to_do(found, there, asked=bool(seen)):
+        typer.echo(line)
+
+
+def predicted(plan: Plan) -> Iterator[str]:
+    """Yield what a plan says of memory."""
+    causes = sorted(plan.memory.causes.items(), key=lambda one: -one[1])
+    shown = ", ".join(f"{name} {size / GiB:.1f}" for name, size in causes if size >= GiB / 20)
+    counted = (1 - HEADROOM) * plan.cluster.gpu_bytes
+    fits = f"{gib(plan.short)} too much" if plan.short > 0 else f"fits, {gib(-plan.short)} to spare"
+    yield (
+        f"predicted: {gib(plan.memory.total)} a GPU at the peak, in {plan.memory.peak_in}, of the "
+        f"{gib(counted)} counted on: {fits}"
+    )
+    yield f"  by cause, GiB: {shown}"
+    if plan.memory.host:
+        share = plan.cluster.host_bytes_per_gpu
+        lacks = f", {gib(plan.host_short)} too much" if plan.host_short > 0 else ""
+        yield f"  on the host: {gib(plan.memory.host)} a rank, of {gib(share)}{lacks}"
+
+
+def said(found: Case, seen: Sequence[Failure]) -> Iterator[str]:
+    """Yield what a log says, each failure with what it means."""
+    if not seen:
+        yield "no failed allocation that is known here; is it of the rank that failed first?"
+    for one in seen:
+        times = f", {one.count} times" if one.count > 1 else ""
+        yield f"line {one.number}{times}: {WHAT[one.kind]}"
+        lines = {"device": _device, "nccl": _nccl, "shared": _shared}.get(one.kind, _host)
+        for line in lines(found, one):
+            yield f"  {line}"
+
+
+def _device(found: Case, one: Failure) -> Iterator[str]:
+    plan = found.plan
+    if one.asked is None:
+        yield "the line has no sizes"
+        return
+    sizes = [f"{gib(one.asked)} asked for"]
+    for size, words in (
+        (one.allocated, "allocated by PyTorch"),
+        (one.unallocated, "reserved by it and unused"),
+        (one.free, "free"),
+    ):
+        if size is not None:
+            sizes.append(f"{gib(size)} {words}")
+    where = "" if one.gpu is None else f"GPU {one.gpu}: "
+    capacity = "" if one.capacity is None else f", of {gib(one.capacity)}"
+    yield f"{where}{', '.join(sizes)}{capacity}"
+    names = matching(plan.job, one.asked)
+    if names:
+        yield f"that is the size of {'; or of '.join(names)}"
+    else:
+        yield "no tensor of this layout has that size; is --layout the one that ran?"
+    if one.fragmented:
+        yield (
+            f"fragmentation: what is reserved and unused would have held it; set "
+            f"PYTORCH_CUDA_ALLOC_CONF={ALLOCATOR} (`longhaul pretrain` and `run` do)"
+        )
+    if one.others:
+        yield f"other processes hold {gib(one.others)} of this GPU; end them first"
+    if one.allowed is not None and one.capacity and one.allowed < one.capacity:
+        yield f"the process limits itself to {gib(one.allowed)}"
+    outside, reserve = one.outside, plan.memory.causes["reserve"]
+    if outside is not None and outside > 1.5 * reserve:
+        yield f"{gib(outside)} are outside of PyTorch (NCCL, contexts), {gib(reserve)} were planned"
+    whole = plan.cluster.gpu_bytes
+    if one.capacity is not None and abs(one.capacity / whole - 1) > OTHER_GPU:
+        yield (
+            f"this GPU has {gib(one.capacity)} and {plan.cluster.name}'s {gib(whole)}; name yours "
+            "with --cluster"
+        )
+    foreseen = plan.memory.total - reserve
+    if one.needed is not None and one.needed > FAR_BELOW * foreseen:
+        yield (
+            f"PyTorch needed {gib(one.needed)} and {gib(foreseen)} were predicted: measure it with "
+            f"`longhaul probe memory --factory {found.row.name}`, by cause; below, the "
+            f"{gib(one.needed - foreseen)} between them count as there to stay"
+        )
+
+
+def _nccl(found: Case, one: Failure) -> Iterator[str]:
+    yield (
+        "its buffers are outside of PyTorch, a few hundred MiB for each group; any remedy below "
+        "leaves it room"
+    )
+
+
+def _shared(found: Case, one: Failure) -> Iterator[str]:
+    yield "give the container more (--shm-size=16g, --ipc=host), or set data.num_workers=0"
+
+
+def _host(found: Case, one: Failure) -> Iterator[str]:
+    plan = found.plan
+    layout, ranks = plan.job.layout, min(plan.gpus, plan.cluster.gpus_per_node)
+    if one.asked is not None:
+        yield f"{gib(one.asked)} asked for"
+    yield (
+        f"the plan pins {gib(plan.memory.host)} a rank, {gib(ranks * plan.memory.host)} of a "
+        f"node's {plan.cluster.host_memory_gib:,.0f} GiB"
+    )
+    weights = max(plan.job.weights(0), plan.job.weights(layout.pp - 1))
+    copy = weights * (plan.job.element_bytes + 12 / plan.job.replicas)
+    yield (
+        f"an asynchronous checkpoint holds up to {gib(ranks * copy)} of a node meanwhile: "
+        "trainer.strategy.ckpt_async_save=false does without"
+    )
+    if one.kind == "pinned":
+        yield "the limit of locked memory must be off: ulimit -l unlimited, --ulimit memlock=-1"
+    if one.kind == "killed":
+        yield "under Slurm ask for the node's whole memory: --mem=0; `dmesg` names who was killed"
+    if layout.offload.tensors != "none":
+        yield (
+            "to pin less: model.config.offload.tensors=inputs, or model.config.offload.every=2 "
+            "for half of the layers"
+        )
+
+
+def unexplained(plan: Plan, seen: Sequence[Failure]) -> float:
+    """Return the bytes that a log shows beyond the prediction."""
+    worst = 0.0
+    reserve = plan.memory.causes["reserve"]
+    for one in seen:
+        if one.kind != "device" or one.needed is None:
+            continue
+        beyond = max(0.0, one.needed - (plan.memory.total - reserve))
+        beside = max(0.0, (one.outside or 0.0) - reserve) + one.others
+        worst = max(worst, beyond + beside)
+    return worst
+
+
+def _print(plan: Plan, there: Remedies) -> None:
+    def table(without: Sequence[str]) -> Table:
+        made = Table(
+            title="remedies, each alone, and with those above it that help", box=None,
+            title_justify="left", title_style="", header_style="bold", pad_edge=False,
+        )  # fmt: skip
+        made.add_column("remedy", no_wrap=True)
+        for name in ("saves GiB", "step", "fits", "together GiB"):
+            made.add_column(name, justify="right", no_wrap=True)
+        made.add_column("overrides, or why not", overflow="fold")
+        for one in there.ladder:
+            made.add_row(*_row(plan, one))
+        return made
+
+    console, made, _ = fitted(table)
+    console.width = max(console.width, 100) if console.is_terminal else 140
+    console.print(made)
+
+
+def _row(plan: Plan, one: Remedy) -> tuple[str, ...]:
+    together = "" if one.together is None else f"{one.together.memory.total / GiB:,.1f}"
+    if one.alone is None:
+        return (one.name, "", "", "", together, one.why_not)
+    saved = (plan.memory.total - one.alone.memory.total) / GiB
+    slower = one.alone.time.step / plan.time.step - 1
+    return (
+        one.name,
+        f"{saved:,.1f}",
+        f"{slower:+.1%}",
+        "yes" if one.fits else "",
+        together,
+        " ".join(one.words),
+    )
+
+
+def what_to_do(found: Case, there: Remedies, *, asked: bool) -> Iterator[str]:
+    """Yield the first set that fits, and the planner's own choice, as commands."""
+    plan, cure = found.plan, there.cure
+    yield ""
+    if cure is None:
+        yield (
+            "nothing on this ladder fits, nor all of it; `longhaul plan "
+            f"{plan.job.card.name} --max-seq` has the longest context of these GPUs"
+        )
+    elif not cure.names:
+        yield "nothing has to change by this prediction" + (
+            "; the log shows less than it foresees" if asked else "; with --log it is held to a log"
+        )
+        return
+    else:
+        yield f"what fits: {' + '.join(cure.names)}; {_beside(plan, cure.plan)}"
+        yield f"  {found.command(cure.plan.job)}"
+    answer = search(found.question)
+    if answer.plans:
+        best = answer.plans[0]
+        same = cure is not None and best.job.layout == cure.plan.job.layout
+        if not same:
+            yield (
+                f"the planner's choice on these GPUs: {words_of(best.job.layout)}; "
+                f"{_beside(plan, best)}"
+            )
+            yield f"  {found.command(best.job)}"
+
+
+def _beside(plan: Plan, other: Plan) -> str:
+    gpus = "" if other.gpus == plan.gpus else f" on {other.gpus} GPUs"
+    return (
+        f"{gib(other.memory.total)} a GPU, a step {other.time.step / plan.time.step - 1:+.1%}{gpus}"
+    )

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The large tensors of a step by name: which one is a failed allocation of so many bytes.
+
+Sizes of one rank, t its tokens, e bytes a number; what is tiled is there whole and as a tile, since
+a log may be of a run without the tiles.
+"""
+
+from recipes.planner.job import Job
+
+PAGE = 2 * 2**20
+"""What CUDA's caching allocator rounds a large request up to."""
+SAME = 0.006
+"""Of a size that is written with two decimals."""
+
+
+def tensor_sizes(job: Job) -> dict[str, float]:
+    """Return the bytes of each large tensor of a rank."""
+    card, layout, e, t = job.card, job.layout, job.element_bytes, job.tokens
+    vocab, ffn = card.vocab / layout.tp, card.ffn_hidden / layout.tp
+    heads, kv = (n * card.head_dim / layout.tp for n in (card.heads, card.kv_heads))
+    weights = max(job.weights(0), job.weights(layout.pp - 1))
+    shared = 1 if layout.sharding == "none" else job.replicas
+    loss_tile, mlp_tile = (min(t, n) for n in (layout.tiling.loss_tile, layout.tiling.mlp_tile))
+    return {
+        "logits": t * vocab * e,
+        "logits in fp32": t * vocab * 4,
+        "a tile of logits": loss_tile * vocab * e,
+        "a tile of logits in fp32": loss_tile * vocab * 4,
+        "the MLP's gate and up": 2 * t * ffn * e,
+        "the MLP's intermediate": t * ffn * e,
+        "an MLP tile's gate and up": 2 * mlp_tile * ffn * e,
+        "attention's queries or output": t * heads * e,
+        "attention's keys or values": t * kv * e,
+        "attention's q, k and v": t * (heads + 2 * kv) * e,
+        "a layer's input": t / layout.tp * card.hidden * e,
+        "a layer's input in fp32": t / layout.tp * card.hidden * 4,
+        "a layer's input, gathered over TP": float(t * card.hidden * e),
+        "the weights": weights * e,
+        "the gradients": weights * 4,
+        "a state of the optimizer (fp32 weights or a moment)": weights * 4 / shared,
+        "the embedding or LM head": job.vocabulary_weights * e,
+        "the LM head's gradient in fp32": job.vocabulary_weights * 4,
+    }
+
+
+def matching(job: Job, asked: float) -> list[str]:
+    """Return the tensors of a size, the nearest first, each size once."""
+    found: dict[float, tuple[float, str]] = {}
+    for name, size in tensor_sizes(job).items():
+        off = min(abs(asked - size), abs(asked - -(-size // PAGE) * PAGE))
+        if size >= PAGE and off <= SAME * asked:
+            known = found.get(size)
+            found[size] = (off, name if known is None else f"{known[1]}, {name}")
+    return [name for _, name in sorted(found.values())]
