@@ -81,12 +81,16 @@ class Job:
         attention = card.hidden * card.head_dim * 2 * (card.heads + card.kv_heads)
         if card.facts.qkv_bias:
             attention += card.head_dim * (card.heads + 2 * card.kv_heads)
-        norms = 2 * card.hidden * (2 if card.facts.normalization == "LayerNorm" else 1)
+        norms = 2 * self._norm_weights
         norms += 2 * card.head_dim if card.facts.qk_norm else 0
         if not card.facts.experts:
             return (attention + self._mlp_weights) / tp + norms
         router = card.experts * card.hidden
         return (attention + card.experts * self._mlp_weights) / tp + norms + router
+
+    @property
+    def _norm_weights(self) -> int:
+        return self.card.hidden * (2 if self.card.facts.normalization == "LayerNorm" else 1)
 
     @property
     def _mlp_weights(self) -> int:
@@ -103,4 +107,4 @@ class Job:
         ends = self.vocabulary_weights * (first + last)
         if first and last and self.card.tied_embeddings:
             ends /= 2
-        return self.layers * self.layer_weights + ends + last * self.card.hidden
+        return self.layers * self.layer_weights + ends + last * self._norm_weights

@@ -273,22 +273,35 @@ class _Layer:
         return ends + sums + tile * (vocab + 2 * job.card.hidden) * e
 
     def _mlp_backward(self) -> dict[str, float]:
-        layout, e, card = self.job.layout, self.job.element_bytes, self.job.card
+        job, layout, card = self.job, self.job.layout, self.job.card
+        e = job.element_bytes
         found = dict(self.whole)
         temporary = 0.0
         if self.kernels.weight_gradients:
             temporary = card.ffn_hidden * card.hidden * 2 / layout.tp * e
         if layout.tiling.mlp:
-            tile = min(layout.tiling.mlp_tile, self.tokens // layout.tp)
-            ffn = (self.kernels.mlp_kept + 2) * card.ffn_hidden
-            weights = (3 if card.facts.gated else 2) * card.hidden * card.ffn_hidden / layout.tp
-            sums = weights * (4 + e) if self.kernels.weight_gradients else 0.0
-            found["mlp"] = self.x + tile * (ffn + 3 * card.hidden) * e + sums
+            found["mlp"] = self.x + self._mlp_tile()
+            if layout.recompute.of_layer(job.card.layers) == "none":
+                found["mlp"] += self.x  # its output, which our own second run does not form
         else:
             found["mlp"] += self.mlp_gradients + temporary
             if layout.recompute.kind in ("selective", "uniform", "block"):
                 found["mlp"] += self.x
         return _sum(found, {"loss": self.x})
+
+    def _mlp_tile(self) -> float:
+        """Return what the tiled MLP holds beside its input and the gradients of both its ends.
+
+        The most is held where the down projection has its gradients, or where all have theirs.
+        """
+        layout, card, e = self.job.layout, self.job.card, self.job.element_bytes
+        tile = min(layout.tiling.mlp_tile, self.tokens // layout.tp) * e
+        matrices = 3 if card.facts.gated else 2
+        weights = card.hidden * card.ffn_hidden / layout.tp * self.kernels.weight_gradients
+        sums, one = 4 * matrices * weights, e * weights
+        gradients, ends = (matrices - 1) * card.ffn_hidden, 2 * card.hidden
+        down = tile * (self.kernels.mlp_kept * card.ffn_hidden + gradients + ends) + sums + one
+        return max(down, tile * (gradients + ends) + sums + matrices * one)
 
     def _attention_backward(self) -> dict[str, float]:
         shape = self.job.attention

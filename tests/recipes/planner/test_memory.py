@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of one rank: sums written out, what physics demands, and what others have published."""
+
+import itertools
+
+import pytest
+
+from custom_modules.activation_memory import Offload, Recompute, Tiling
+from recipes import cluster
+from recipes.layout import ContextParallel, Fp8, Layout
+from recipes.models import LLAMA31_8B, TINY
+from recipes.models.llama import LLAMA2_7B
+from recipes.planner.job import Job
+from recipes.planner.memory import FUSED, HUGGING_FACE, PLAIN, Kernels, memory
+from recipes.planner.plan import plan
+from recipes.units import GiB, K, M
+
+H100 = cluster.load("dgx_h100")
+FULL, KEPT = Recompute(kind="full"), Recompute(kind="kept_attention")
+TILES = Tiling(loss=True, mlp=True)
+
+
+def job(card=LLAMA31_8B, *, seq=128 * K, **layout) -> Job:
+    given = Layout(**layout)
+    batch = seq * given.dp * given.micro_batch
+    return Job(card=card, seq_length=seq, tokens_per_batch=batch, layout=given, gpus_per_node=8)
+
+
+def test_the_loss_of_the_tiny_model_added_up_by_hand():
+    tokens = 1024
+    tiny = job(TINY, seq=tokens, precision="fp32", device="cpu", recompute=FULL)
+    found = memory(tiny, PLAIN)
+    x = 128 * 4 * tokens  # a layer input: width 128, fp32
+    attention = 2 * x + x + 3 * x // 2 + x + x // 1 + 4 * 4 * tokens
+    # norm and middle; q and output; k, v and rotated k of half the heads; rotated q; log-sum-exp
+    mlp = (5 + 2) * 384 * 4 * tokens + x  # kept and its gradients, and the norm's output
+    weight = 384 * 128 * 2 * 4  # the gradient of gate and up, before it is added
+    rest = (56 + 4 * 32) * tokens  # what comes with a token; cos and sin
+    assert found.peak_in == "mlp"
+    assert found.activations == 4 * x + attention + mlp + weight + x + rest
+    assert found.causes["weights"] == 4 * TINY.parameters
+    assert found.causes["gradients"] == 4 * TINY.parameters
+    assert found.causes["optimizer"] == 8 * TINY.parameters
+
+
+def test_the_state_of_a_bf16_model_by_what_is_sharded():
+    parameters, ranks = LLAMA31_8B.parameters, 8
+
+    def state(sharding, **layout):
+        causes = memory(job(dp=ranks, sharding=sharding, **layout)).causes
+        return tuple(causes[name] / parameters for name in ("gradients", "optimizer"))
+
+    assert state("none") == (4, 12)
+    assert state("optimizer") == (4, 12 / ranks)
+    assert state("gradients") == (4 / ranks, 12 / ranks)
+    assert state("parameters") == (4 / ranks, 12 / ranks)
+    assert state("optimizer", optimizer_offload=1.0) == (4, 0)
+
+
+def test_context_ranks_share_the_state_as_data_ranks_do():
+    by_cp = memory(job(cp=ContextParallel.ulysses(8))).causes
+    by_dp = memory(job(dp=8)).causes
+    for cause in ("weights", "gradients", "optimizer"):
+        assert by_cp[cause] == by_dp[cause]
+
+
+@pytest.mark.parametrize("recompute", [Recompute(), FULL, KEPT], ids=lambda one: one.kind)
+def test_more_tensor_parallelism_takes_fewer_bytes(recompute):
+    totals = [memory(job(tp=tp, recompute=recompute)).total for tp in (1, 2, 4, 8)]
+    assert totals == sorted(totals, reverse=True)
+
+
+@pytest.mark.parametrize("kind", ["ring", "ulysses", "head_chunked"])
+def test_more_context_parallelism_takes_fewer_bytes(kind):
+    layouts = [getattr(ContextParallel, kind)(size) for size in (2, 4, 8)]
+    totals = [memory(job(cp=cp, recompute=FULL, tiling=TILES)).total for cp in layouts]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_each_choice_for_memory_takes_fewer_bytes_than_the_one_before():
+    away = Offload(tensors="inputs", cap_gib=1e6)
+    both = Offload(tensors="both", cap_gib=1e6)
+    chunked = ContextParallel.head_chunked(1)
+    steps = [
+        {},
+        {"recompute": KEPT},
+        {"recompute": KEPT, "tiling": Tiling(loss=True)},
+        {"recompute": KEPT, "tiling": TILES},
+        {"recompute": KEPT, "tiling": TILES, "offload": away},
+        {"recompute": KEPT, "tiling": TILES, "offload": both},
+        {"recompute": KEPT, "tiling": TILES, "offload": both, "cp": chunked},
+    ]
+    totals = [memory(job(**step)).total for step in steps]
+    assert all(less < more for more, less in itertools.pairwise(totals))
+
+
+def test_bytes_grow_with_length_and_micro_batch():
+    lengths = [memory(job(seq=n * K, recompute=FULL)).total for n in (8, 16, 32, 64)]
+    assert lengths == sorted(lengths)
+    assert memory(job(micro_batch=2)).activations > memory(job()).activations
+
+
+def test_what_offload_takes_from_the_device_is_on_the_host():
+    stay = memory(job(recompute=KEPT, tiling=TILES))
+    tensors = Offload(tensors="both", cap_gib=1e6)
+    gone = memory(job(recompute=KEPT, tiling=TILES, offload=tensors))
+    x = 128 * K * 4096 * 2
+    lse = 128 * K * 32 * 4
+    assert stay.host == 0
+    assert gone.host == 32 * (2 * x + lse)
+    freed = stay.total - gone.total
+    assert gone.host * 30 / 32 <= freed <= gone.host  # all but the layer at work and the next
+
+
+def test_every_other_layer_offloaded_is_half_of_the_host():
+    whole = Offload(tensors="inputs", cap_gib=1e6)
+    half = Offload(tensors="inputs", cap_gib=1e6, every=2)
+    on_host = [memory(job(recompute=FULL, offload=one)).host for one in (whole, half)]
+    assert on_host[1] == on_host[0] / 2
+
+
+def test_the_optimizer_on_the_host_takes_sixteen_bytes_a_parameter_over_its_ranks():
+    away = memory(job(dp=4, optimizer_offload=1.0))
+    assert away.host == 16 * LLAMA31_8B.parameters / 4
+
+
+def test_the_first_of_two_stages_holds_two_forwards_and_the_last_the_loss():
+    accumulated = Job(
+        card=LLAMA31_8B,
+        seq_length=32 * K,
+        tokens_per_batch=256 * K,
+        layout=Layout(pp=2),
+        gpus_per_node=8,
+    )
+    one = memory(job(seq=32 * K)).causes["saved inputs"]
+    first = memory(accumulated)
+    assert first.stage == 0
+    assert first.causes["saved inputs"] == pytest.approx(one)  # half the layers, twice
+
+
+def test_an_unfused_mlp_keeps_more_than_a_fused_one():
+    fused = Kernels(mlp_kept=3, logit_bytes=6, reserve_gib=0)
+    plain = Kernels(mlp_kept=5, logit_bytes=6, reserve_gib=0)
+    more = memory(job(), plain).activations - memory(job(), fused).activations
+    assert more == 32 * 2 * 14336 * 2 * 128 * K
+
+
+@pytest.mark.parametrize(
+    ("seq", "tp", "cp", "dp"),
+    [
+        (16 * K, 2, 1, 8),
+        (64 * K, 4, 2, 8),
+        (128 * K, 4, 4, 8),
+        (256 * K, 4, 8, 8),
+        (512 * K, 8, 16, 4),
+        (1024 * K, 8, 32, 4),
+    ],
+)
+def test_nemo_s_published_layouts_of_llama_2_fit_their_gpus(seq, tp, cp, dp):
+    assert nemo(seq, tp, cp, dp).fits
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_a_million_tokens_without_context_parallelism_do_not_fit(tp):
+    assert not nemo(M, tp, 1, 4).fits
+
+
+def nemo(seq, tp, cp, dp):
+    layout = Layout(tp=tp, cp=ContextParallel.ring(cp), dp=dp, fp8=Fp8(recipe="delayed"))
+    of_step = Job(
+        card=LLAMA2_7B, seq_length=seq, tokens_per_batch=4 * M, layout=layout, gpus_per_node=8
+    )
+    return plan(of_step, H100)
+
+
+ALST_LOSS = Tiling(loss=True, loss_tile=4096)
+ALST_TILES = Tiling(loss=True, loss_tile=4096, mlp=True, mlp_tile=4096)
+ALST_INPUTS = Offload(tensors="inputs", cap_gib=1e6)
+ULYSSES = ContextParallel.ulysses(8)
+STACKS = {
+    # arXiv 2506.13996, table 1; the last line arXiv 2602.21196
+    "baseline": (32 * K, {"dp": 8}),
+    "tiled loss": (160 * K, {"dp": 8, "tiling": ALST_LOSS}),
+    "Ulysses": (1.1 * M, {"cp": ULYSSES, "tiling": ALST_LOSS}),
+    "inputs away": (2.4 * M, {"cp": ULYSSES, "tiling": ALST_LOSS, "offload": ALST_INPUTS}),
+    "tiled MLP too": (3.7 * M, {"cp": ULYSSES, "tiling": ALST_TILES, "offload": ALST_INPUTS}),
+    "head-chunked": (
+        5 * M,
+        {"cp": ContextParallel.head_chunked(8), "tiling": ALST_TILES, "offload": ALST_INPUTS},
+    ),
+}
+
+
+def longest(kernels=HUGGING_FACE, **layout) -> int:
+    """Return the longest sequence of Llama-3.1-8B on eight H100, in whole K."""
+    shard = {"recompute": FULL, "sharding": "parameters", "optimizer_offload": 1.0}
+    fits, too_long = 1, 64 * K
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        total = memory(job(seq=middle * K, **shard, **layout), kernels).total
+        fits, too_long = (middle, too_long) if total <= H100.gpu_bytes else (fits, middle)
+    return fits * K
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_longest_sequence_of_a_published_stack_is_within_a_fifth(name):
+    seen, layout = STACKS[name]
+    assert longest(**layout) == pytest.approx(seen, rel=0.2)
+
+
+def test_the_published_stacks_come_in_their_order():
+    lengths = [longest(**layout) for _, layout in STACKS.values()]
+    assert lengths == sorted(lengths)
+
+
+def test_the_reserve_is_a_cause_of_its_own():
+    assert memory(job()).causes["reserve"] == FUSED.reserve_gib * GiB
+    assert memory(job(), PLAIN).causes["reserve"] == 0

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds of a step: published points, sums written out, and what physics demands."""
+
+from dataclasses import replace
+
+import pytest
+
+from custom_modules.activation_memory import Offload, Recompute, Tiling
+from recipes import cluster
+from recipes.layout import ContextParallel, Fp8, Layout
+from recipes.models.llama import LLAMA2_7B, LLAMA3_8B, LLAMA31_8B
+from recipes.planner.efficiency import HOPPER, NEMO_2024, Efficiency
+from recipes.planner.job import Job
+from recipes.planner.time import time
+from recipes.units import K, M
+
+H100 = cluster.load("dgx_h100")
+FULL, KEPT = Recompute(kind="full"), Recompute(kind="kept_attention")
+PEAK = Efficiency(matmul=1, attention_forward=1, attention_backward=1, memory=1, nvlink=1)
+
+
+def job(card=LLAMA31_8B, *, seq=128 * K, batch=4 * M, **layout) -> Job:
+    given = Layout(**layout)
+    return Job(card=card, seq_length=seq, tokens_per_batch=batch, layout=given, gpus_per_node=8)
+
+
+@pytest.mark.parametrize(
+    ("seq", "tp", "cp", "dp", "tokens_per_gpu_second"),
+    [(64 * K, 4, 2, 8, 4_022), (128 * K, 4, 4, 8, 2_258), (1024 * K, 8, 32, 4, 317)],
+)
+def test_nemo_s_published_rates_of_llama_2(seq, tp, cp, dp, tokens_per_gpu_second):
+    given = {"tp": tp, "cp": ContextParallel.ring(cp), "dp": dp, "fp8": Fp8(recipe="delayed")}
+    found = time(job(LLAMA2_7B, seq=seq, **given), H100, NEMO_2024)
+    assert found.tokens_per_gpu_second == pytest.approx(tokens_per_gpu_second, rel=0.25)
+
+
+def test_the_published_rate_of_llama_3_at_8k():
+    given = {"dp": 8, "sharding": "parameters", "fp8": Fp8(recipe="tensorwise")}
+    found = time(job(LLAMA3_8B, seq=8 * K, batch=128 * 8 * K, **given), H100, HOPPER)
+    assert found.tokens_per_gpu_second == pytest.approx(14_451, rel=0.25)
+
+
+def test_products_and_attention_at_peak_rates_added_up_by_hand():
+    found = time(job(seq=128 * K, batch=128 * K), H100, PEAK).causes
+    matrices = LLAMA31_8B.matmul_parameters  # no embedding, the LM head with it
+    assert found["matmul"] == pytest.approx(6 * matrices * 128 * K / 989e12)
+    # causal: 2 A S of a forward, 5/2 of that backward, where the model has 4 A S
+    assert found["attention"] == pytest.approx(7 * 32 * 4096 * (128 * K) ** 2 / 989e12)
+    assert found["recompute"] == found["TP"] == found["CP"] == found["PP"] == found["DP"] == 0
+
+
+def test_mfu_is_causal_and_counts_no_recompute():
+    plain, full = (time(job(recompute=one), H100) for one in (Recompute(), FULL))
+    flops = LLAMA31_8B.flops_per_token(128 * K)
+    assert plain.mfu == pytest.approx(plain.tokens_per_gpu_second * flops / 989e12)
+    assert full.mfu / plain.mfu == pytest.approx(plain.step / full.step)
+    assert full.step > plain.step
+
+
+def test_causes_add_up_and_no_cause_is_negative():
+    found = time(job(tp=2, cp=ContextParallel.hybrid(ulysses=4, ring=2), pp=2, dp=4), H100)
+    assert sum(found.causes.values()) == found.step
+    assert min(found.causes.values()) >= 0
+    assert found.tokens_per_gpu_second == pytest.approx(4 * M / found.step / 128)
+
+
+def test_kept_attention_spares_what_full_recompute_runs_again():
+    full, kept = (time(job(recompute=one), H100).causes for one in (FULL, KEPT))
+    forward = 2 * 32 * 4096 * 128 * K * 4 * M / (989e12 * HOPPER.attention_forward)
+    assert full["recompute"] - kept["recompute"] == pytest.approx(forward)
+
+
+def test_a_tiled_mlp_costs_nothing_where_its_layer_is_rebuilt_and_a_forward_where_not():
+    tiles = Tiling(mlp=True)
+    again = [
+        time(job(recompute=one, tiling=tiling), H100).causes["recompute"]
+        for one in (FULL, Recompute())
+        for tiling in (Tiling(), tiles)
+    ]
+    assert again[0] == again[1]
+    assert 0 == again[2] < again[3]
+
+
+def test_the_bubble_shrinks_with_micro_batches():
+    few, many = (time(job(pp=4, batch=n * 128 * K), H100) for n in (4, 32))
+    assert few.causes["PP"] / few.step > many.causes["PP"] / many.step
+    assert few.causes["PP"] == many.causes["PP"]
+
+
+def test_an_all_to_all_beyond_the_fast_link_is_waited_for_longer():
+    inside, across = (
+        time(job(cp=ContextParallel.ulysses(8), tp=tp), H100).causes["CP"] for tp in (1, 2)
+    )
+    assert across > inside
+
+
+def test_a_ring_hides_under_attention_at_a_long_sequence_and_not_at_a_short_one():
+    short, long = (
+        time(job(seq=seq, batch=M, cp=ContextParallel.ring(16)), H100).causes["CP"]
+        for seq in (16 * K, M)
+    )
+    assert long == 0 < short
+
+
+def test_offload_is_hidden_by_attention_at_a_million_tokens_and_not_over_a_slow_link():
+    away = {"recompute": FULL, "offload": Offload(tensors="inputs", cap_gib=1e6)}
+    million = job(seq=M, **away)
+    slow = replace(H100, host_link_gbps=0.05)
+    assert time(million, H100).causes["copies"] == 0
+    assert time(million, slow).causes["copies"] > 0
+
+
+def test_fp8_pays_less_the_longer_the_sequence():
+    gains = []
+    for seq in (16 * K, 128 * K, M):
+        bf16, fp8 = (
+            time(job(seq=seq, fp8=Fp8(recipe=name)), H100).step for name in ("none", "tensorwise")
+        )
+        gains.append(bf16 / fp8)
+    assert gains == sorted(gains, reverse=True)
+    assert 1 < gains[-1] < gains[0]
+
+
+def test_adam_on_the_host_takes_longer_than_on_the_gpu():
+    device, host = (
+        time(job(dp=8, optimizer_offload=share), H100).causes["optimizer"] for share in (0, 1)
+    )
+    assert host > 10 * device
