@@ -4,6 +4,10 @@
 import typer
 
 from longhaul.doctor_oom import oom
+from longhaul.doctor_slow import slow
+from longhaul.doctor_spike import spike
 
 app = typer.Typer(help="What is wrong with a run, and what to change.", no_args_is_help=True)
 app.command()(oom)
+app.command()(spike)
+app.command()(slow)

@@ -153,7 +153,12 @@ def _device(line: str, number: int) -> Failure | None:
         gpu=None if gpu is None else int(gpu[1]),
         asked=_bytes(*asked.groups()),
         others=others,
-        **sizes,
+        capacity=sizes["capacity"],
+        free=sizes["free"],
+        in_use=sizes["in_use"],
+        allocated=allocated,
+        unallocated=sizes["unallocated"],
+        allowed=sizes["allowed"],
     )
 
 

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the folder of a stage says without NeMo: its recipe's numbers, its marker, its samples."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data.store import Manifest, StoreError
+from eval.results import StageResults, stage_folder
+from recipes.finished import checkpoint_facts, newest_checkpoint
+from recipes.stages import Cosine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageFacts:
+    """One stage of a run; what its files do not say is None or empty."""
+
+    results: StageResults
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """The tree of config.yaml."""
+    marker: dict[str, Any] | None = None
+    """Of its newest whole checkpoint."""
+    start: dict[str, Any] | None = None
+    """The marker of the checkpoint that it began from."""
+    samples: tuple[tuple[int, int, int], ...] = ()
+    """Step, first and last sample, in the order they were written."""
+
+    @property
+    def name(self) -> str:
+        """Name of the stage."""
+        return self.results.name
+
+    def of_recipe(self, path: str) -> Any:
+        """Return a value of the recipe by its dotted path, None where there is none."""
+        node: Any = self.recipe
+        for part in path.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        return node
+
+    @property
+    def warmup_steps(self) -> int | None:
+        """Steps of the stage's warm-up."""
+        steps, ratio = (
+            self.of_recipe("trainer.max_steps"),
+            self.of_recipe("optim.lr_scheduler.warmup_ratio"),
+        )
+        if steps is None or ratio is None:
+            return None
+        return Cosine(peak=0.5, warmup_ratio=float(ratio)).warmup_steps(int(steps))
+
+    @property
+    def first_rate(self) -> float | None:
+        """Return the learning rate of the first step."""
+        peak, warmup = self.of_recipe("optim.config.lr"), self.warmup_steps
+        # The warm-up has its peak at the step after its last.
+        return None if peak is None or warmup is None else float(peak) / (warmup + 1)
+
+    @property
+    def tokenizer(self) -> str | None:
+        """Fingerprint of the tokenizer, by the checkpoint or by the store."""
+        if self.marker is not None:
+            return str(self.marker["tokenizer"])
+        manifest = self.manifest()
+        return None if manifest is None else manifest.tokenizer.fingerprint
+
+    def manifest(self) -> Manifest | None:
+        """Return what lies in the store it reads, None where that is not here."""
+        store = self.of_recipe("data.store")
+        try:
+            return None if store is None else Manifest.load(store)
+        except StoreError:
+            return None
+
+
+def stage_facts(run: Path, results: StageResults) -> StageFacts:
+    """Read the folder of a stage."""
+    folder = stage_folder(run, results.name)
+    recipe = _recipe(folder / "config.yaml")
+    begun = (recipe.get("resume") or {}).get("start")
+    return StageFacts(
+        results=results,
+        recipe=recipe,
+        marker=_marker(folder / "checkpoints"),
+        start=None if not begun else _marker(Path(begun)),
+        samples=_samples(folder / "metrics.jsonl"),
+    )
+
+
+def _recipe(path: Path) -> dict[str, Any]:
+    """Return the tree of a recipe's file; its targets are not imported."""
+    if not path.is_file():
+        return {}
+    try:
+        found = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _marker(folder: Path) -> dict[str, Any] | None:
+    newest = newest_checkpoint(folder)
+    return None if newest is None else checkpoint_facts(newest)
+
+
+def _samples(path: Path) -> tuple[tuple[int, int, int], ...]:
+    if not path.is_file():
+        return ()
+    found = []
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        try:
+            step = json.loads(line)
+            first, last = step["samples"]
+            found.append((int(step["step"]), int(first), int(last)))
+        except (ValueError, TypeError, KeyError):
+            continue  # a line cut short, or one that does not say
+    return tuple(found)
