@@ -37,6 +37,7 @@ HEAVY_RECIPES = {
     "recipes.hugging_face.importing",
     "recipes.hugging_face.weights",
     "recipes.merge",
+    "recipes.one_step",
     "recipes.pretrain",
     "recipes.schedule",
     "recipes.strategy",

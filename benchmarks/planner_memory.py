@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner's activation bytes beside those counted in a step of the real recipe, on CPU.
+
+    python -m benchmarks.planner_memory
+
+Claim: the planner's bytes are within 5% of the counted ones, for every way to recompute, tile and
+offload and every kind of parallelism.
+
+Two models, fp32: the tiny card, and a Llama-3.1-8B with its widths and vocabulary divided by 16 and
+4 layers. Each step is that of the recipe, as NeMo builds it, on 1, 2 and 4 gloo ranks
+(`benchmarks.planner_cases`); bytes are live tensor bytes by cause (`custom_modules.memory_probe`),
+of the rank that holds most. Weights, gradients and optimizer are left out of both sides, so that a
+wrong formula for activations cannot hide behind them. The planner is asked for plain PyTorch
+operators (`PLAIN`); what fused kernels of a GPU keep is another column of the same formulas and not
+measured here.
+
+On two idle cores all of it takes some 15 minutes.
+"""
+
+import argparse
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.machine import facts
+from benchmarks.page import mebibytes, page, table, write
+from benchmarks.planner_cases import (
+    CARDS,
+    TILE,
+    Case,
+    Found,
+    four_ranks,
+    fullest,
+    measured,
+    one_rank,
+    predicted,
+    two_ranks,
+)
+from benchmarks.ranks import on_ranks
+
+BOUND = 0.05
+"""Of the measured bytes, that the claim allows."""
+CASES: dict[int, Callable[[str, int], Iterator[Case]]] = {1: one_rank, 2: two_ranks, 4: four_ranks}
+Pair = tuple[Case, Found]
+
+
+def on_this_rank(cases: Sequence[Case]) -> list[Found]:
+    """Measure on this rank, without NeMo's notes on each model."""
+    logging.disable(logging.WARNING)
+    return measured(cases)
+
+
+def ratio(case: Case, found: Found) -> float:
+    """Return predicted over measured bytes."""
+    return predicted(case).activations / found.activations
+
+
+def verdict(pairs: Sequence[Pair]) -> str:
+    """Return the widest ratios, and whether the claim holds."""
+    ratios = sorted(ratio(*pair) for pair in pairs)
+    outside = [pair for pair in pairs if abs(ratio(*pair) - 1) > BOUND]
+    said = f"{len(pairs)} steps, predicted over measured {ratios[0]:.3f} to {ratios[-1]:.3f}; "
+    if not outside:
+        return said + f"all within {BOUND:.0%}."
+    names = ", ".join(f"{case.card} {case.name}" for case, _ in outside)
+    return said + f"{len(outside)} further off than {BOUND:.0%}: {names}."
+
+
+def section(card: str, pairs: Sequence[Pair]) -> str:
+    """Return the table of one model."""
+    rows = []
+    for case, found in pairs:
+        plan = predicted(case)
+        rows.append(
+            [
+                case.name, found.peak_in, plan.peak_in, f"{case.tokens:,}",
+                mebibytes(found.activations), mebibytes(plan.activations),
+                f"{ratio(case, found):.3f}",
+            ]
+        )  # fmt: skip
+    head = [
+        "step", "measured peak in", "predicted", "tokens a rank", "measured MiB", "predicted MiB",
+        "ratio",
+    ]  # fmt: skip
+    shape = CARDS[card]
+    told = (
+        f"{shape.layers} layers of {shape.hidden}, FFN {shape.ffn_hidden}, {shape.heads} heads and "
+        f"{shape.kv_heads} KV heads of {shape.head_dim}, vocabulary {shape.vocab:,}"
+    )
+    return f"## {card}\n\n{told}.\n\n{table(head, rows)}"
+
+
+def whole_page(pairs: Sequence[Pair], load: str) -> str:
+    """Return the page."""
+    cards = dict.fromkeys(case.card for case, _ in pairs)
+    return page(
+        "Activation bytes, predicted and measured",
+        facts(["megatron-core", "nemo-toolkit"]) | {"load": load},
+        [
+            f"fp32, gloo ranks, tiles of {TILE} tokens; bytes of the rank that holds most, without "
+            "weights, gradients and optimizer. `away` is on the host.",
+            verdict(pairs),
+            *(section(card, [pair for pair in pairs if pair[0].card == card]) for card in cards),
+        ],
+    )
+
+
+def main() -> None:
+    """Measure, print the page, and write it where asked to."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.planner_memory",
+        description="Activation bytes of a training step, predicted and measured, on CPU.",
+    )
+    parser.add_argument("--tokens", type=int, default=2048, help="of a sequence on a context rank")
+    parser.add_argument("--cards", nargs="+", choices=CARDS, default=list(CARDS))
+    parser.add_argument("--ranks", type=int, nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds for each rank count")
+    parser.add_argument("--out", type=Path, help="file to write the page to")
+    given = parser.parse_args()
+    load = os.getloadavg()[0]
+    pairs: list[Pair] = []
+    for ranks in given.ranks:
+        cases = [
+            case
+            for card in given.cards
+            for case in CASES[ranks](card, given.tokens)
+            if given.only in case.name
+        ]
+        if cases:
+            found = on_ranks(ranks, on_this_rank, cases, timeout_seconds=given.timeout)
+            pairs += zip(cases, fullest([found[rank] for rank in sorted(found)]), strict=True)
+    if not pairs:
+        parser.error(f"no case on {given.ranks} ranks has {given.only!r} in its name")
+    busy = f"{load:.1f} running at the start, {os.getloadavg()[0]:.1f} at the end"
+    text = whole_page(pairs, busy)
+    print(text, end="")
+    if given.out is not None:
+        write(given.out, text)
+
+
+if __name__ == "__main__":
+    main()
