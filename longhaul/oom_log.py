@@ -30,8 +30,8 @@ _FIELDS = {
 _OTHERS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 _PINNED = re.compile(
     r"offload (?:could not lock|needs [^\n]*host memory)|cudaHostAlloc|cudaHostRegister"
-    r"|pin(?:ned)?[ _-]memory[^\n]*(?:fail|out of memory|cannot|error)"
-    r"|(?:fail|cannot|could not)[^\n]*pin(?:ned)?[ _-]memory|page-?lock[^\n]*(?:fail|cannot)",
+    r"|(?:pin|pinned)[ _-]memory[^\n]*(?:fail|out of memory|cannot|error)"
+    r"|(?:fail|cannot|could not)[^\n]*(?:pin|pinned)[ _-]memory|page-?lock[^\n]*(?:fail|cannot)",
     re.I,
 )
 _HOST = re.compile(
