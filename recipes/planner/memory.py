@@ -13,8 +13,10 @@ With an all-to-all the exchanged q, k, v and output are kept in place of those b
 output that came home; head-chunked attention keeps its output alone. What recompute leaves of it is
 `custom_modules.activation_memory`'s table. The moments:
 
-    loss        all layers' kept, logits (or a tile of them) and the last layer's output, 3h
-    MLP         the others' kept, the last layer whole, 2F of gradients, the gradient of its output
+    loss        all layers' kept, of the last one what offload sends away as well, logits (or a tile
+                of them) and the last layer's output, 3h
+    MLP         the others' kept, the last layer whole, 2F of gradients, the gradient of its output;
+                or a tile of it and the sums of its weights' gradients
     attention   the others' kept, the layer up to its middle, attention's own backward
                 (`custom_modules.context_parallel_bytes`), the gradient of the residual
     rebuild     the same with attention's forward
@@ -26,7 +28,7 @@ optimizer, fp32 gradients and, for bf16, 12 bytes a parameter over the ranks tha
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from custom_modules.activation_memory import LayerKind
 from recipes.planner.job import Job
@@ -140,13 +142,8 @@ def _host(job: Job, layer: "_Layer", stage: int) -> float:
     """Return the pinned bytes of offloaded activations and optimizer state."""
     layout = job.layout
     in_flight = min(layout.pp - stage, job.micro_batches)
-    held = 0.0
-    first = stage * job.layers + 1
-    for number in range(first, first + job.layers):
-        kind = layout.recompute.of_layer(number)
-        if layout.offload.takes(number) and kind != "none":
-            held += layer.x * layout.offload.inputs
-            held += layer.result * (layout.offload.attention and kind == "kept_attention")
+    numbers = range(stage * job.layers + 1, (stage + 1) * job.layers + 1)
+    held = sum(layer.away(number) for number in numbers)
     offloaded = 16 * job.weights(stage) / job.replicas * layout.optimizer_offload
     return held * in_flight + offloaded
 
@@ -205,7 +202,7 @@ class _Layer:
 
     def kept(self, number: int) -> dict[str, float]:
         """Return what a layer, by its number from 1, holds between forward and backward."""
-        recompute, offload = self.job.layout.recompute, self.job.layout.offload
+        recompute = self.job.layout.recompute
         if recompute.kind == "selective":
             return self._selective()
         if recompute.kind == "uniform":
@@ -216,11 +213,17 @@ class _Layer:
         kind: LayerKind = recompute.of_layer(number)
         if kind == "none":
             return self.whole
-        gone = offload.takes(number)
-        held = 0.0 if gone and offload.inputs else self.x
-        if kind == "kept_attention":
-            held += 0.0 if gone and offload.attention else self.result
-        return {"saved inputs": held}
+        held = self.x + self.result * (kind == "kept_attention")
+        return {"saved inputs": held - self.away(number)}
+
+    def away(self, number: int) -> float:
+        """Return what of a layer waits on the host."""
+        recompute, offload = self.job.layout.recompute, self.job.layout.offload
+        kind = recompute.of_layer(number)
+        if kind == "none" or not offload.takes(number):
+            return 0.0
+        with_attention = offload.attention and kind == "kept_attention"
+        return self.x * offload.inputs + self.result * with_attention
 
     def _selective(self) -> dict[str, float]:
         whole, modules = self.whole, self.job.layout.recompute.modules
@@ -245,9 +248,13 @@ class _Layer:
             "communication": self.x * layout.tp if layout.tp > 1 else 0.0,
         }
         _add(every, always)
-        if stage == layout.pp - 1:
-            yield "loss", _sum(every, {"loss": self._loss()})
         last = numbers[-1]
+        if stage == layout.pp - 1:  # what the last layer sends away has not left yet
+            stays = {"saved inputs": self.away(last)}
+            yield "loss", _sum(every, _sum(stays, {"loss": self._loss()}))
+        if job.card.tied_embeddings and layout.pp == 1:  # the head's gradient waits for both uses
+            tied = job.vocabulary_weights * job.element_bytes * self.kernels.weight_gradients
+            _add(every, {"loss": tied})
         # In the backward of the last layer: what it kept is still there, and what it rebuilds.
         others = _sum(every, {name: -size for name, size in self.kept(last).items()})
         chunk = layout.recompute.layers if layout.recompute.kind == "uniform" else 1
@@ -309,13 +316,18 @@ class _Layer:
         dead = 0.0 if self.by_head or self.exchanged else self.unrotated
         inside = self.norm + dead + shape.backward_peak - home + self.copies
         if self.by_head:
-            inside += self.x  # the gradient of the norm's output
+            # Gradients of the norm's output and of the projection, summed over the stages.
+            card = self.job.card
+            rows = (card.heads + 2 * card.kv_heads) * card.head_dim / self.job.layout.tp
+            inside += self.x + rows * card.hidden * self.job.element_bytes
         ends = self.job.layout.recompute.kind in ("uniform", "block")
         found = {
             "saved inputs": self.x, "attention": inside, "mlp": self.x, "loss": self.x * ends,
         }  # fmt: skip
         if self.job.layout.offload.inputs:
-            found["attention"] += self.x  # the next layer's input comes back meanwhile
+            # The next layer's input comes back when the kernel, or the ring, has let go.
+            alone = replace(shape, degrees=replace(shape.degrees, ring=1)).backward_peak
+            found["attention"] += max(0.0, self.x - (shape.backward_peak - alone))
         return found
 
     def _attention_forward(self, rebuilt: bool) -> dict[str, float]:

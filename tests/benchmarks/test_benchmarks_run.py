@@ -308,3 +308,26 @@ def test_ranks_that_do_not_end_are_ended():
 def test_a_page_is_written_at_once(tmp_path):
     write(tmp_path / "results" / "page.md", "new")
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["page.md"]
+
+
+def test_the_planner_s_bytes_stand_beside_those_of_a_step(tmp_path):
+    few = ["--ranks", "1", "--cards", "tiny", "--tokens", "512", "--only", "micro-batch 2"]
+    page = page_of("planner_memory", *few, out=tmp_path / "page.md")
+    rows = rows_of(page, ["step"])
+    assert [row[0] for row in rows] == ["none; micro-batch 2", "kept; tiled; micro-batch 2"]
+    for row in rows:
+        measured, predicted = (float(cell.replace(",", "")) for cell in row[4:6])
+        assert float(row[6]) == pytest.approx(predicted / measured, abs=0.01)
+    assert "2 steps, predicted over measured" in page
+
+
+def test_a_step_that_the_planner_s_page_does_not_have_is_refused(tmp_path):
+    page_of(
+        "planner_memory", "--only", "nothing", out=_empty(tmp_path / "page.md"), status=2,
+        error="no case on .* has 'nothing' in its name",
+    )  # fmt: skip
+
+
+def _empty(path):
+    path.write_text("")
+    return path
