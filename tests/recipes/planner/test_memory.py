@@ -26,18 +26,20 @@ def job(card=LLAMA31_8B, *, seq=128 * K, **layout) -> Job:
     return Job(card=card, seq_length=seq, tokens_per_batch=batch, layout=given, gpus_per_node=8)
 
 
-def test_the_loss_of_the_tiny_model_added_up_by_hand():
+def test_an_mlp_s_backward_of_the_tiny_model_added_up_by_hand():
     tokens = 1024
     tiny = job(TINY, seq=tokens, precision="fp32", device="cpu", recompute=FULL)
     found = memory(tiny, PLAIN)
     x = 128 * 4 * tokens  # a layer input: width 128, fp32
-    attention = 2 * x + x + 3 * x // 2 + x + x // 1 + 4 * 4 * tokens
-    # norm and middle; q and output; k, v and rotated k of half the heads; rotated q; log-sum-exp
+    ends = 2 * x  # norm and middle
+    attention = ends + 3 * x + 3 * x // 2 + 4 * 4 * tokens
+    # q before and after rotation, output; k, v and rotated k of half the heads; log-sum-exp
     mlp = (5 + 2) * 384 * 4 * tokens + x  # kept and its gradients, and the norm's output
-    weight = 384 * 128 * 2 * 4  # the gradient of gate and up, before it is added
+    weights = 384 * 128 * 2 * 4 + 512 * 128 * 4
+    # gradients before they are added: of gate and up, and of the head, which is the embedding
     rest = (56 + 4 * 32) * tokens  # what comes with a token; cos and sin
     assert found.peak_in == "mlp"
-    assert found.activations == 4 * x + attention + mlp + weight + x + rest
+    assert found.activations == 4 * x + attention + mlp + weights + x + rest
     assert found.causes["weights"] == 4 * TINY.parameters
     assert found.causes["gradients"] == 4 * TINY.parameters
     assert found.causes["optimizer"] == 8 * TINY.parameters
