@@ -12,7 +12,8 @@ from recipes.planner.job import Job
 from recipes.planner.override_words import override_words
 from recipes.planner.plan import Plan, plan
 from recipes.planner.refusals import refusals
-from recipes.planner.remedies import RUNGS, Remedy, remedies
+from recipes.planner.remedies import Remedy, remedies
+from recipes.planner.rungs import RUNGS
 from recipes.units import GiB
 
 H100, A100 = cluster.load("dgx_h100"), cluster.load("dgx_a100")
