@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul rehearse`: a recipe's own structure on a few CPU ranks, in about a minute."""
 
-import difflib
 import os
 import platform
 import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longhaul.console import loading
+from longhaul.nearest import named
 from longhaul.options import Ranks
 from longhaul.progress import Watched, progress
 from recipes.naming import RUNS, STORES
@@ -58,7 +58,7 @@ def rehearse(
 
     if ranks > MOST_RANKS:
         raise ValueError(f"--ranks is {ranks}; one machine rehearses on at most {MOST_RANKS}")
-    row = named(name, ROWS)
+    row = named("recipe", name, ROWS)
     run = out or RUNS / "rehearsals" / name
     made = rehearsal(row, ranks=ranks, rows=ROWS, vocab=_vocabulary(store))
     describe(made)
@@ -77,14 +77,6 @@ def rehearse(
         _write_card(card, row, run, planned, checks, command=shlex.join(words), seconds=seconds)
         typer.echo(card)
     typer.echo(f"{name} rehearsed in {seconds:.0f} s: {run}")
-
-
-def named(name: str, rows: "Mapping[str, Row]") -> "Row":
-    """Return the row of that name; raise ValueError with the nearest names for an unknown one."""
-    if name not in rows:
-        near = difflib.get_close_matches(name, rows, n=3) or sorted(rows)
-        raise ValueError(f"no recipe is called {name!r}; did you mean {' or '.join(near)}?")
-    return rows[name]
 
 
 def require_free(run: Path) -> None:
@@ -214,7 +206,11 @@ def _write_card(
         commit=_commit(),
         date=date.today(),
         versions={"python": platform.python_version(), **versions()},
-        machine={"cpus": str(os.cpu_count()), "system": platform.platform(terse=True)},
+        machine={
+            "cpus": str(os.cpu_count()),
+            "system": platform.platform(terse=True),
+            "load over 15 minutes": f"{os.getloadavg()[2]:.1f}",  # the seconds grow with it
+        },
         loss_tolerance=cards.LOSS_TOLERANCE,
         stages=seen,
         checks=[check.words for check in checks],
