@@ -256,8 +256,8 @@ class _Layer:
             tied = job.vocabulary_weights * job.element_bytes * self.kernels.weight_gradients
             _add(every, {"loss": tied})
         # In the backward of the last layer: what it kept is still there, and what it rebuilds.
-        others = _sum(every, {name: -size for name, size in self.kept(last).items()})
         chunk = layout.recompute.layers if layout.recompute.kind == "uniform" else 1
+        others = _sum(every, {name: -chunk * size for name, size in self.kept(last).items()})
         others = _sum(others, {name: size * (chunk - 1) for name, size in self.whole.items()})
         others["saved inputs"] = max(0.0, others.get("saved inputs", 0.0))
         yield "mlp", _sum(others, self._mlp_backward())
@@ -280,20 +280,16 @@ class _Layer:
         return ends + sums + tile * (vocab + 2 * job.card.hidden) * e
 
     def _mlp_backward(self) -> dict[str, float]:
-        job, layout, card = self.job, self.job.layout, self.job.card
-        e = job.element_bytes
+        layout, recompute = self.job.layout, self.job.layout.recompute
+        by_megatron = recompute.kind == "uniform" or "mlp" in recompute.modules
+        by_megatron |= recompute.kind == "block" and recompute.layers >= self.job.layers
         found = dict(self.whole)
-        temporary = 0.0
-        if self.kernels.weight_gradients:
-            temporary = card.ffn_hidden * card.hidden * 2 / layout.tp * e
+        # The MLP's output, which our own second run does not form.
         if layout.tiling.mlp:
-            found["mlp"] = self.x + self._mlp_tile()
-            if layout.recompute.of_layer(job.card.layers) == "none":
-                found["mlp"] += self.x  # its output, which our own second run does not form
+            kept = recompute.of_layer(self.job.card.layers) == "none"
+            found["mlp"] = self.x * (1 + kept) + self._mlp_tile()
         else:
-            found["mlp"] += self.mlp_gradients + temporary
-            if layout.recompute.kind in ("selective", "uniform", "block"):
-                found["mlp"] += self.x
+            found["mlp"] += self.mlp_gradients + self.x * by_megatron
         return _sum(found, {"loss": self.x})
 
     def _mlp_tile(self) -> float:

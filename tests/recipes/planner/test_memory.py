@@ -35,11 +35,10 @@ def test_an_mlp_s_backward_of_the_tiny_model_added_up_by_hand():
     attention = ends + 3 * x + 3 * x // 2 + 4 * 4 * tokens
     # q before and after rotation, output; k, v and rotated k of half the heads; log-sum-exp
     mlp = (5 + 2) * 384 * 4 * tokens + x  # kept and its gradients, and the norm's output
-    weights = 384 * 128 * 2 * 4 + 512 * 128 * 4
-    # gradients before they are added: of gate and up, and of the head, which is the embedding
+    head = 512 * 128 * 4  # its gradient, before that of the embedding is added to it
     rest = (56 + 4 * 32) * tokens  # what comes with a token; cos and sin
     assert found.peak_in == "mlp"
-    assert found.activations == 4 * x + attention + mlp + weights + x + rest
+    assert found.activations == 4 * x + attention + mlp + head + x + rest
     assert found.causes["weights"] == 4 * TINY.parameters
     assert found.causes["gradients"] == 4 * TINY.parameters
     assert found.causes["optimizer"] == 8 * TINY.parameters
