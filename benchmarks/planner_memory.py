@@ -14,10 +14,11 @@ wrong formula for activations cannot hide behind them. The planner is asked for 
 operators (`PLAIN`); what fused kernels of a GPU keep is another column of the same formulas and not
 measured here.
 
-On two idle cores all of it takes some 15 minutes.
+On two idle cores all of it takes some 15 minutes, most of it attention and the counting.
 """
 
 import argparse
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -112,7 +113,7 @@ def main() -> None:
         prog="python -m benchmarks.planner_memory",
         description="Activation bytes of a training step, predicted and measured, on CPU.",
     )
-    parser.add_argument("--tokens", type=int, default=2048, help="of a sequence on a context rank")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a rank, times ranks")
     parser.add_argument("--cards", nargs="+", choices=CARDS, default=list(CARDS))
     parser.add_argument("--ranks", type=int, nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--only", default="", help="cases whose name has this in it")
@@ -121,23 +122,20 @@ def main() -> None:
     given = parser.parse_args()
     load = os.getloadavg()[0]
     pairs: list[Pair] = []
-    for ranks in given.ranks:
-        cases = [
-            case
-            for card in given.cards
-            for case in CASES[ranks](card, given.tokens)
-            if given.only in case.name
-        ]
-        if cases:
-            found = on_ranks(ranks, on_this_rank, cases, timeout_seconds=given.timeout)
-            pairs += zip(cases, fullest([found[rank] for rank in sorted(found)]), strict=True)
+    for card, ranks in itertools.product(given.cards, given.ranks):
+        made = CASES[ranks](card, given.tokens // ranks)
+        cases = [case for case in made if given.only in case.name]
+        if not cases:
+            continue
+        found = on_ranks(ranks, on_this_rank, cases, timeout_seconds=given.timeout)
+        pairs += zip(cases, fullest([found[rank] for rank in sorted(found)]), strict=True)
+        busy = f"{load:.1f} running at the start, {os.getloadavg()[0]:.1f} at the end"
+        text = whole_page(pairs, busy)
+        if given.out is not None:  # what is measured so far
+            write(given.out, text)
     if not pairs:
         parser.error(f"no case on {given.ranks} ranks has {given.only!r} in its name")
-    busy = f"{load:.1f} running at the start, {os.getloadavg()[0]:.1f} at the end"
-    text = whole_page(pairs, busy)
     print(text, end="")
-    if given.out is not None:
-        write(given.out, text)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ MEASURED = {
         "ulysses 2; kept; tiled",
         "head-chunked 2; full; tiled",
         "TP 2; none; loss tiled",
+        "TP 2; full; tiled",
         "PP 2; none",
     ),
     4: ("ring 4; kept; tiled", "hybrid 2 x 2, 2 heads; kept; tiled; away"),
