@@ -22,7 +22,7 @@ from recipes.shrunk import RANKS_BY_KIND, Shares
 from recipes.stages import Ladder, Stage
 
 STEPS = 6
-"""Optimizer steps of a stage: one of warm-up, a cosine, two checkpoints."""
+"""Optimizer steps of a stage: where the recipe warms up for a tenth, one, and then its decay."""
 PEAK = 1e-3
 """The larger peak rate of the two, at least: a few steps of a small model at a large one's show
 nothing. Twice that overshoots after the hand-over, where Adam begins afresh on trained weights."""
