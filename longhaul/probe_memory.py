@@ -45,7 +45,7 @@ def memory(
         import torch
 
         from longhaul import recipe_step, stages
-        from recipes import yaml_file
+        from recipes import one_step, yaml_file
         from recipes.check import world_size
 
         recipe = stages.override(stages.factory(factory), context.args)
@@ -62,7 +62,7 @@ def memory(
         path = Path(folder) / "recipe.yaml"
         yaml_file.write(recipe, path)
         measured = measure_on_ranks(ranks, path, where)
-    run, of_step = recipe_step.micro_batches(recipe)
+    run, of_step = one_step.micro_batches(recipe)
     config = recipe.model.config
     plain = ", plain kernels" if where == "cpu" != by_recipe else ""
     typer.echo(
@@ -95,10 +95,10 @@ def _rank(rank: int, ranks: int, folder: str, recipe: Path, device: str, results
     from custom_modules.cpu_backend import cpu_backend
     from custom_modules.memory_probe import measure
     from longhaul import recipe_step
-    from recipes import yaml_file
+    from recipes import one_step, yaml_file
 
     recipe_step.join(rank, ranks, Path(folder) / "store", on_cpu=device == "cpu")
-    build = partial(recipe_step.training, yaml_file.read(recipe), rank=rank, local_rank=rank)
+    build = partial(one_step.training, yaml_file.read(recipe), rank=rank, local_rank=rank)
     with cpu_backend(force=True) if device == "cpu" else nullcontext():
         results.put((rank, measure(build, torch.device(device))))
     dist.destroy_process_group()

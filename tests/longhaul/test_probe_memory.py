@@ -85,5 +85,5 @@ def test_every_recipe_shrinks_with_its_structure_and_within_a_laptop():
             whole.ffn_hidden_size / whole.hidden_size
         )
         assert config.num_layers % strategy.pipeline_model_parallel_size == 0
-        each = recipe_step.about_bytes(recipe)
-        assert each * world_size(recipe) < 2 * 2**30, name
+        started = min(world_size(recipe), 2 * probe_memory.RANKS_PER_CORE)  # more are refused
+        assert recipe_step.about_bytes(recipe) * started < 2 * 2**30, name
