@@ -113,7 +113,7 @@ llama2_7b gene_64k dgx_h100
 llama3_8b five_million dgx_h200
   5m 1 head_chunked8 full tile-loss tile-mlp offload-inputs:160.1
 llama31_8b fifteen_million dgx_h100
-  15m 8 hybrid8x8/8 kept_attention tile-loss tile-mlp offload-both:121.1
+  15m 8 hybrid8x8 kept_attention tile-loss tile-mlp offload-both:121.1
 llama3_8b llama31 dgx_h100
   16k 2 ulysses2 pp2 dp4 tile-loss
   32k 4 ulysses4 pp2 dp4 tile-loss
@@ -140,12 +140,12 @@ mixtral_8x7b nemo dgx_h100
 nemotron4_15b nemo dgx_h100
   16k 1 tp2 ulysses2 pp2 tile-loss
   64k 1 tp2 head_chunked2 pp2 tile-loss tile-mlp
-  128k 1 tp2 ulysses4 kept_attention tile-loss tile-mlp offload-both:12.2
+  128k 1 tp4 head_chunked2 tile-loss tile-mlp
 llama2_13b yarn dgx_h100
   64k 1 tp2 head_chunked2 pp2 tile-loss tile-mlp
   128k 1 tp2 head_chunked1 dp4 kept_attention tile-loss tile-mlp offload-both:50.5
 qwen25_14b qwen25_1m dgx_h100
-  64k 1 ulysses4 pp2 kept_attention tile-loss tile-mlp offload-both:15.3
+  64k 1 ulysses4 pp2 kept_attention tile-loss tile-mlp offload-inputs:7.6
   128k 1 tp2 head_chunked1 dp4 kept_attention tile-loss tile-mlp offload-both:60.6
   256k 2 tp2 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:121.1
 """
