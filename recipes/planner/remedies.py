@@ -142,6 +142,11 @@ class _Climb:
         lacking = self.lacking(one)
         return (lacking, one.gpus, -one.job.seq_length, one.time.step)
 
+    def _price(self, one: Plan) -> tuple[float, ...]:
+        """Return what a plan that fits costs: seconds of three digits, and then bytes."""
+        step = float(f"{one.time.step:.3g}")
+        return (one.gpus, -one.job.seq_length, step, one.memory.total)
+
     def fastest(self, start: Plan) -> tuple[dict[str, Plan], list[str]]:
         """Return the climb that ends best: the first, or one that leaves rungs of it out."""
         left_out: frozenset[str] = frozenset()
@@ -182,7 +187,10 @@ class _Climb:
         return self.lacking(one) <= lacking - min(LEAST_HELP, lacking)
 
     def least(self, start: Plan, taken: Iterable[str]) -> Cure | None:
-        """Return the rungs that it does not fit without, the dearest left out first."""
+        """Return the rungs without those that only cost, the dearest left out first.
+
+        What takes no time and no GPUs stays: bytes that are free leave room for what no plan sees.
+        """
         names = list(taken)
         best = self._after(start, names)
         if self.lacking(best):
@@ -190,7 +198,7 @@ class _Climb:
         for place in reversed(range(len(names))):
             fewer = names[:place] + names[place + 1 :]
             found = self._after(start, fewer)
-            if not self.lacking(found):
+            if not self.lacking(found) and self._price(found) <= self._price(best):
                 names, best = fewer, found
         return Cure(names=tuple(names), plan=best, words=tuple(override_words(start.job, best.job)))
 
