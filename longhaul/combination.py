@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from longhaul.facts import of_other_cards
-from longhaul.nearest import named
 from longhaul.options import CLUSTER
 from recipes import cluster
 from recipes.collection import ROWS
@@ -15,6 +14,7 @@ from recipes.layout import ContextParallel, Layout
 from recipes.model_card import ModelCard
 from recipes.models import CARDS, TINY
 from recipes.naming import length_from, length_shown, recipe_name
+from recipes.nearest import named
 from recipes.stages import Ladder, Stage
 
 if TYPE_CHECKING:

@@ -1,32 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doctor looks at: a shipped recipe, on a cluster, under its layout or another."""
+"""What the doctor looks at: a stage on a cluster, under the layout that ran."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from longhaul.nearest import named
+import typer
+
+from longhaul.combination import layout_for, stage_of
+from longhaul.options import CLUSTER
 from recipes import cluster as clusters
 from recipes.cluster import Cluster
-from recipes.collection import ROWS, Row
+from recipes.collection import ROWS
+from recipes.ladders import LADDERS
 from recipes.layout import Layout
 from recipes.layout_words import layout_from, words_of
-from recipes.naming import length_shown
+from recipes.model_card import ModelCard
+from recipes.models import CARDS
+from recipes.naming import length_shown, recipe_name
+from recipes.nearest import named
 from recipes.planner.job import Job
 from recipes.planner.override_words import override_words
 from recipes.planner.plan import Plan, plan
 from recipes.planner.refusals import refusals
 from recipes.planner.search import Question
+from recipes.stages import Ladder, Stage
 from recipes.units import GiB
 
 LINE = 100
+ONE_RECIPE = "name one recipe: --factory NAME, or --card with --ladder and --stage"
+
+Factory = Annotated[str, typer.Option(help="A shipped recipe, as llama3_8b_nemo_64k.")]
+CardName = Annotated[str, typer.Option(help="A model card, with --ladder and --stage: any recipe.")]
+LadderName = Annotated[str, typer.Option(help="The ladder that the stage is of.")]
+StageName = Annotated[str, typer.Option(help="Its stage, by length, as 64K.")]
+ClusterName = Annotated[
+    str,
+    typer.Option(
+        help="Cluster file: a name or a path.",
+        show_default=f"the recipe's; {CLUSTER} for a --card",
+    ),
+]
+Nodes = Annotated[
+    int | None, typer.Option(min=1, help="Nodes.", show_default="the recipe's, the layout's, or 1")
+]
+LayoutWords = Annotated[
+    str, typer.Option(help="The layout that ran, in words, as 'tp2 dp4 tile-loss'.")
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A stage of a ladder on a card, and how `longhaul pretrain` is asked for it."""
+
+    card: ModelCard
+    ladder: Ladder
+    stage: Stage
+    cluster: str
+    """The name or the path of its cluster file."""
+    shipped: Layout | None = None
+    """The layout of a shipped recipe; others are laid out by the planner when they are asked."""
+
+    @property
+    def name(self) -> str:
+        """The name that its run folder has."""
+        return recipe_name(self.card, self.ladder, self.stage)
+
+    def job(self, layout: Layout, machine: Cluster) -> Job:
+        """Return its job under a layout."""
+        return Job(
+            card=self.card,
+            seq_length=self.stage.seq_length,
+            tokens_per_batch=self.stage.tokens_per_batch,
+            layout=layout,
+            gpus_per_node=machine.gpus_per_node,
+        )
+
+    def asked(self, nodes: int) -> str:
+        """Return the options of a command that name it; a shipped recipe has its own nodes."""
+        if self.shipped is not None:
+            return f"--factory {self.name}"
+        return (
+            f"--card {self.card.name} --ladder {self.ladder.name} "
+            f"--stage {length_shown(self.stage.seq_length)} "
+            f"--cluster {shlex.quote(self.cluster)} --nodes {nodes}"
+        )
+
+    def laid_out(self, nodes: int) -> Layout:
+        """Return the layout that `longhaul pretrain` begins from; raise ValueError for none."""
+        if self.shipped is not None:
+            return self.shipped
+        return layout_for(self.card, self.ladder, self.stage, self.cluster, nodes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
     """A recipe with the plan that it is judged by."""
 
-    row: Row
+    recipe: Recipe
     plan: Plan
+
+    @property
+    def name(self) -> str:
+        """Name of the recipe."""
+        return self.recipe.name
+
+    @property
+    def asked(self) -> str:
+        """The options that name the recipe."""
+        return self.recipe.asked(self._nodes(self.plan.job))
+
+    def _nodes(self, job: Job) -> int:
+        return -(-job.layout.world_size // self.plan.cluster.gpus_per_node)
 
     @property
     def question(self) -> Question:
@@ -45,7 +131,7 @@ class Case:
         """Yield what is looked at, in two lines."""
         job, machine = self.plan.job, self.plan.cluster
         yield (
-            f"{self.row.name}: {job.card.name} at {length_shown(job.seq_length)} tokens on "
+            f"{self.name}: {job.card.name} at {length_shown(job.seq_length)} tokens on "
             f"{self.plan.gpus} GPUs of {machine.name} ({machine.gpu.name})"
         )
         yield (
@@ -54,10 +140,33 @@ class Case:
         )
 
     def command(self, job: Job) -> str:
-        """Return the command that trains the recipe as this job."""
-        shipped = _job(self.row, self.row.layout, self.plan.cluster)
-        words = [f"longhaul pretrain --factory {self.row.name}", *override_words(shipped, job)]
-        return folded(words)
+        """Return the command that trains the recipe as this job.
+
+        Where the planner lays the recipe out on none of the job's nodes there is nothing that
+        overrides could change: then it is the command that plans the job.
+        """
+        machine, nodes = self.plan.cluster, self._nodes(job)
+        try:
+            begun = self.recipe.laid_out(nodes)
+        except ValueError:
+            return folded(
+                [
+                    f"longhaul plan {job.card.name} --seq {length_shown(job.seq_length)}",
+                    f"--cluster {shlex.quote(self.recipe.cluster)} --gpus {job.layout.world_size}",
+                    f"--tokens-per-batch {job.tokens_per_batch}",
+                    f"--layout '{words_of(job.layout)}'",
+                ]
+            )
+        words = override_words(self.recipe.job(begun, machine), job)
+        return folded([f"longhaul pretrain {self.recipe.asked(nodes)}", *words])
+
+    def same_layout(self, other: Layout) -> bool:
+        """Whether a layout is that of the case, whatever host memory its offload may take."""
+        mine = self.plan.job.layout
+        if "none" in (mine.offload.tensors, other.offload.tensors):
+            return mine == other
+        offload = replace(mine.offload, cap_gib=other.offload.cap_gib)
+        return replace(mine, offload=offload) == other
 
 
 def folded(words: list[str]) -> str:
@@ -71,38 +180,69 @@ def folded(words: list[str]) -> str:
     return " \\\n".join(lines)
 
 
-def case(factory: str, cluster: str, nodes: int | None, layout: str) -> Case:
+def case(
+    factory: str,
+    cluster: str,
+    nodes: int | None,
+    layout: str,
+    *,
+    card: str = "",
+    ladder: str = "",
+    stage: str = "",
+) -> Case:
     """Return the case that the words of a command name.
 
-    Raises ValueError for names there are not, for CPU ranks, and for what the recipe check would
-    refuse.
+    Raises ValueError for names there are not, for two recipes or none, for CPU ranks, and for what
+    the recipe check would refuse.
     """
+    combined = bool(card or ladder or stage)
+    if bool(factory) == combined:
+        raise ValueError(ONE_RECIPE)
+    recipe = _shipped(factory, cluster) if factory else _combined(card, ladder, stage, cluster)
+    machine = clusters.load(recipe.cluster)
+    job = recipe.job(_layout(recipe, machine, nodes, layout), machine)
+    broken = next(refusals(job, machine), None)
+    if broken is not None:
+        raise ValueError(f"{recipe.name} under {words_of(job.layout)}: {broken}")
+    return Case(recipe=recipe, plan=plan(job, machine))
+
+
+def _shipped(factory: str, cluster: str) -> Recipe:
     row = named("recipe", factory, ROWS)
     if row.layout.device == "cpu":
         raise ValueError(
             f"{row.name} is laid out for CPU ranks, which the planner does not plan; `longhaul "
             f"probe memory --factory {row.name}` measures a step of it"
         )
-    machine = clusters.load(cluster or row.cluster)
-    job = _job(row, _layout(row, machine, nodes, layout), machine)
-    broken = next(refusals(job, machine), None)
-    if broken is not None:
-        raise ValueError(f"{row.name} under {words_of(job.layout)}: {broken}")
-    return Case(row=row, plan=plan(job, machine))
-
-
-def _job(row: Row, layout: Layout, machine: Cluster) -> Job:
-    return Job(
+    return Recipe(
         card=row.card,
-        seq_length=row.seq_length,
-        tokens_per_batch=row.stage.tokens_per_batch,
-        layout=layout,
-        gpus_per_node=machine.gpus_per_node,
+        ladder=row.ladder,
+        stage=row.stage,
+        cluster=cluster or row.cluster,
+        shipped=row.layout,
     )
 
 
-def _layout(row: Row, machine: Cluster, nodes: int | None, words: str) -> Layout:
-    chosen = layout_from(words) if words else row.layout
+def _combined(card: str, ladder: str, stage: str, cluster: str) -> Recipe:
+    for option, word, there in (("--card", card, CARDS), ("--ladder", ladder, LADDERS)):
+        if not word:
+            raise ValueError(f"{option} is missing; there are {', '.join(there)}")
+    model, climbed = named("card", card, CARDS), named("ladder", ladder, LADDERS)
+    return Recipe(
+        card=model, ladder=climbed, stage=stage_of(climbed, stage), cluster=cluster or CLUSTER
+    )
+
+
+def _layout(recipe: Recipe, machine: Cluster, nodes: int | None, words: str) -> Layout:
+    if words:
+        chosen = layout_from(words)
+    elif recipe.shipped is not None:
+        chosen = recipe.shipped
+    else:
+        try:
+            return recipe.laid_out(nodes or 1)
+        except ValueError as error:
+            raise ValueError(f"{error}. --layout has the one that ran looked at") from error
     if nodes is None:
         return chosen
     model_ranks = chosen.world_size // chosen.dp

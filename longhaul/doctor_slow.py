@@ -11,7 +11,17 @@ from typing import Annotated
 import typer
 
 from eval.results import MissingResultError, Step, read_steps, stage_folder
-from longhaul.doctor_job import Case, case
+from longhaul.doctor_job import (
+    CardName,
+    Case,
+    ClusterName,
+    Factory,
+    LadderName,
+    LayoutWords,
+    Nodes,
+    StageName,
+    case,
+)
 from recipes.batch import MOST_ACCUMULATION
 from recipes.layout_words import words_of
 from recipes.planner.plan import Plan
@@ -28,20 +38,17 @@ WARM_UP = 2
 
 
 def slow(
-    factory: Annotated[str, typer.Option(help="A shipped recipe, as llama3_8b_nemo_64k.")],
-    cluster: Annotated[
-        str, typer.Option(help="Cluster file: a name or a path.", show_default="the recipe's")
-    ] = "",
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes.", show_default="the recipe's")
-    ] = None,
+    factory: Factory = "",
+    card: CardName = "",
+    ladder: LadderName = "",
+    stage: StageName = "",
+    cluster: ClusterName = "",
+    nodes: Nodes = None,
     run: Annotated[Path | None, typer.Option(help="Run folder with the stage's metrics.")] = None,
-    layout: Annotated[
-        str, typer.Option(help="The layout that ran, in words, as 'tp2 dp4 tile-loss'.")
-    ] = "",
+    layout: LayoutWords = "",
 ) -> None:
     """Say where the time of a step goes, predicted and measured, and what would be faster."""
-    found = case(factory, cluster, nodes, layout)
+    found = case(factory, cluster, nodes, layout, card=card, ladder=ladder, stage=stage)
     steps = _steps(run, found) if run is not None else ()
     for line in (*found.head(), *_predicted(found.plan)):
         typer.echo(line)
@@ -58,10 +65,10 @@ def slow(
 
 
 def _steps(run: Path, found: Case) -> tuple[Step, ...]:
-    steps = read_steps(stage_folder(run, found.row.name) / "metrics.jsonl")
+    steps = read_steps(stage_folder(run, found.name) / "metrics.jsonl")
     if not steps:
         raise MissingResultError(
-            f"{run} has no step of {found.row.name}: no stages/{found.row.name}/metrics.jsonl"
+            f"{run} has no step of {found.name}: no stages/{found.name}/metrics.jsonl"
         )
     return steps
 
@@ -178,10 +185,10 @@ def causes(plan: Plan) -> Iterator[str]:
 
 def _why(plan: Plan, name: str) -> str:
     """Return where a cause comes from and what would lower it."""
-    layout, degrees, inside = plan.job.layout, plan.job.degrees, plan.cluster.gpus_per_node
+    layout, degrees = plan.job.layout, plan.job.degrees
 
     def link(ranks: int) -> str:
-        return "the fast link" if ranks <= inside else "the network"
+        return "the fast link" if plan.cluster.joins(ranks) else "the network"
 
     around = layout.tp * degrees.ulysses
     said = {
@@ -212,7 +219,10 @@ def faster(found: Case) -> Iterator[str]:
     if best is None or best.time.step > (1 - FASTER) * plan.time.step:
         yield "the planner knows no layout of these GPUs that is 2% faster"
         if not plan.fits:
-            yield f"this one does not fit: `longhaul doctor oom --factory {found.row.name}`"
+            yield (
+                f"this one does not fit: `longhaul doctor oom {found.asked} --layout "
+                f"'{words_of(plan.job.layout)}'`"
+            )
         return
     yield (
         f"faster on these GPUs: {words_of(best.job.layout)}; {best.time.step:,.2f} s a step, "

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from eval.results import MissingResultError, StageResults, load
-from longhaul.nearest import hint
 from longhaul.options import Run
 from longhaul.spike_checks import checks
 from longhaul.stage_facts import StageFacts, stage_facts
+from recipes.nearest import hint
 
 
 def spike(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from longhaul.console import loading
-from longhaul.nearest import named
+from recipes.nearest import named
 
 
 def import_model(

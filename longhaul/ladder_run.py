@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `longhaul run` decides before anything large is loaded: ladder, card, folders, store."""
 
-import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,11 @@ from recipes.ladders import LADDERS
 from recipes.model_card import ModelCard
 from recipes.models import CARDS
 from recipes.naming import family_name, recipe_name, run_folder, store_folder
+from recipes.nearest import named
 from recipes.stages import Ladder
 
 if TYPE_CHECKING:
     import nemo_run
-
-CARDS_OF_LADDER = {"tiny": ("tiny",), "nemo": ("llama31_8b", "llama32_1b")}
-"""Cards that a ladder has recipes for; a test compares it with the factories."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +40,14 @@ class Plan:
 
 def choose(ladder: str, card: str | None) -> tuple[Ladder, ModelCard]:
     """Return ladder and card; raise ValueError for unknown ones and for a card to be chosen."""
-    if ladder not in LADDERS:
-        near = difflib.get_close_matches(ladder, LADDERS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(LADDERS)}"
-        raise ValueError(f"no ladder is called {ladder!r}; {hint}")
+    chosen = named("ladder", ladder, LADDERS)
     rows = [row for row in ROWS.values() if row.ladder.name == ladder]
     fitting = list(dict.fromkeys(row.card.name for row in rows))
     if card is None and len(fitting) > 1:
         raise ValueError(f"ladder {ladder} has several cards; name one: --card {fitting[0]}")
     if card is not None and card not in fitting:
         raise ValueError(f"ladder {ladder} has no card {card!r}; it has {', '.join(fitting)}")
-    return LADDERS[ladder], CARDS[card or fitting[0]]
+    return chosen, CARDS[card or fitting[0]]
 
 
 def plan(ladder: Ladder, card: ModelCard, run: Path | None, store: Path | None) -> Plan:

@@ -2,33 +2,38 @@
 """`longhaul plan`: the layout of a stage on your GPUs, and what it takes, before one is touched."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from longhaul.nearest import named
 from longhaul.options import CLUSTER
 from longhaul.plan_page import as_json, bill, page
 from recipes import cluster as clusters
 from recipes.ladders import LADDERS
-from recipes.layout import Fp8
-from recipes.layout_words import layout_from
+from recipes.laws import fp8_refusal
+from recipes.layout import Fp8, Layout
+from recipes.layout_words import layout_from, words_of
 from recipes.model_card import ModelCard
 from recipes.models import CARDS
-from recipes.naming import length_from, length_shown
+from recipes.naming import budget_from, length_from, length_shown
+from recipes.nearest import named
 from recipes.planner.plan import Plan
+from recipes.planner.refusals import CUDA, before_planning
 from recipes.planner.search import (
     Answer,
     NoLayoutError,
     Question,
+    at_length,
+    even_batch,
+    lacks,
+    longest,
     max_length,
     of_stage,
     search,
     why_not,
 )
-from recipes.units import M
+from recipes.units import K, M
 
 BATCH, BUDGET = 4 * M, 1_000_000_000
 """Tokens of a batch and of a stage where none are given: ProLong's, Nemotron-UltraLong's."""
@@ -40,13 +45,18 @@ def plan(
     seq: Annotated[str, typer.Option(help="Context, as 64K or 1M.")] = "",
     ladder: Annotated[str, typer.Option(help="Plan every stage of a ladder, and the bill.")] = "",
     cluster: Annotated[str, typer.Option(help="Cluster file: a shipped name or a path.")] = CLUSTER,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes of the cluster.", show_default="1")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs, where they are no whole nodes.")
+    ] = None,
     tokens_per_batch: Annotated[
-        str, typer.Option(help="Tokens of an optimizer step.", show_default="4M, a stage's own")
+        str, typer.Option(help="Tokens of an optimizer step.", show_default="about 4M")
     ] = "",
     tokens: Annotated[
-        int, typer.Option(min=0, help="Budget of the stage.", show_default="1B, a stage's own")
-    ] = 0,
+        str, typer.Option(help="Budget of the stage, as 5B.", show_default="1B")
+    ] = "",
     fp8: Annotated[str, typer.Option(help=f"Linear layers in FP8: {', '.join(FP8)}.")] = "",
     layout: Annotated[
         str, typer.Option(help="A layout of your own in words, as 'tp2 ulysses4 kept_attention'.")
@@ -65,65 +75,134 @@ def plan(
     precision = Fp8(recipe=fp8 or "none")  # type: ignore[arg-type]
     if precision.recipe != "none" and not machine.gpu.fp8_tflops:
         raise ValueError(f"--fp8 {fp8}: {machine.gpu.name} of {machine.name} has no FP8")
+    refused = fp8_refusal(precision.recipe, machine.gpu.capability, CUDA)
+    if refused is not None:
+        raise ValueError(f"--fp8 {fp8} on {machine.name}: {refused}")
+    ranks = _gpus(machine, nodes, gpus)
     if ladder:
-        whole_ladder(card, ladder, machine, nodes, precision, as_text=as_text)
+        _refuse(
+            "--ladder, whose stages say theirs",
+            {
+                "--seq": seq, "--tokens-per-batch": tokens_per_batch, "--tokens": tokens,
+                "--layout": layout, "--max-seq": max_seq, "--why": why, "--plot": plot,
+            },
+        )  # fmt: skip
+        whole_ladder(card, ladder, machine, ranks, precision, as_text=as_text)
         return
     if not card:
         raise ValueError("name a model card, as `longhaul plan llama31_8b --seq 1M`, or --ladder")
     model = named("model card", card, CARDS)
-    if not seq and not max_seq:
+    if max_seq:
+        _refuse("--max-seq, which looks for it", {"--seq": seq})
+    elif not seq:
         raise ValueError("--seq is missing, as --seq 1M; or ask for --max-seq")
-    length = length_from(seq) if seq else M
-    per_batch = length_from(tokens_per_batch) if tokens_per_batch else 0
+    if layout:
+        _refuse("--layout, which says fp8:RECIPE itself", {"--fp8": fp8})
+        _refuse("--layout; a picture shows the planner's own", {"--plot": plot})
+    length = length_from(seq) if seq else K
+    if tokens_per_batch:
+        per_batch = length_from(tokens_per_batch)
+    else:
+        per_batch = even_batch(BATCH, length, ranks)
     question = Question(
         card=model,
         seq_length=length,
-        tokens_per_batch=per_batch or max(BATCH // length, 1) * length,
+        tokens_per_batch=per_batch,
         cluster=machine,
-        gpus=nodes * machine.gpus_per_node,
+        gpus=ranks,
         fp8=precision,
     )
     if max_seq:
-        length = max_length(question)
-        if not length:
-            raise NoLayoutError(why_not(question, search(question)))
-        per_batch = max(question.tokens_per_batch // length, 1) * length
-        question = replace(question, seq_length=length, tokens_per_batch=per_batch)
-    answer = search(question) if not layout else _as_asked(question, layout)
+        question = _longest(question, layout)
+    answer = _as_asked(question, layout) if layout else search(question)
     if not answer.plans:
         raise NoLayoutError(why_not(question, answer))
-    budget = tokens or BUDGET
+    budget = budget_from(tokens) if tokens else BUDGET
     if as_text:
         typer.echo(json.dumps(as_json(question, answer, budget), indent=1))
     else:
         page(question, answer, budget, default_budget=not tokens, why=why)
         if max_seq:
-            typer.echo(f"the longest context that fits: {length_shown(length)} tokens")
+            shown = length_shown(question.seq_length)
+            typer.echo(f"the longest context that fits: {shown} tokens")
     if plot is not None:
         from longhaul.plan_plot import draw
 
         draw(plot, question)
-        typer.echo(plot)
+        typer.echo(plot, err=as_text)
 
 
-def _as_asked(question: Question, words: str) -> Answer:
-    """Return the plan of a layout of the user's, where it fits."""
+def _refuse(beside: str, options: dict[str, object]) -> None:
+    """Raise ValueError for an option that would have no effect."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise ValueError(f"{' and '.join(given)} cannot go with {beside}; leave one of them out")
+
+
+def _gpus(machine: clusters.Cluster, nodes: int | None, gpus: int | None) -> int:
+    if gpus is None:
+        return (nodes or 1) * machine.gpus_per_node
+    if nodes is not None:
+        raise ValueError("--gpus and --nodes both say how many; leave one of them out")
+    if gpus > machine.gpus_per_node and gpus % machine.gpus_per_node:
+        raise ValueError(
+            f"--gpus is {gpus}, no whole number of nodes of {machine.gpus_per_node}; take "
+            f"{gpus // machine.gpus_per_node * machine.gpus_per_node}, or fewer than a node has"
+        )
+    return gpus
+
+
+def _longest(question: Question, words: str) -> Question:
+    """Return the question at the longest context that fits; raise NoLayoutError for none."""
+    if not words:
+        length = max_length(question)
+        if not length:
+            raise NoLayoutError(why_not(question, search(question)))
+        return at_length(question, length)
+    layout = _layout(question, words)
+
+    def fits(length: int) -> bool:
+        asked = at_length(question, length)
+        return not before_planning(asked.job(layout), asked.cluster) and asked.plan(layout).fits
+
+    length = longest(fits)
+    if not length:
+        raise NoLayoutError(f"--layout {words} fits no length from {K:,} tokens on")
+    return at_length(question, length)
+
+
+def _layout(question: Question, words: str) -> Layout:
     layout = layout_from(words)
     if layout.world_size != question.gpus:
         raise ValueError(
             f"--layout has {layout.world_size} ranks and {question.gpus} GPUs are asked for; set "
             "--nodes, or dp"
         )
+    return layout
+
+
+def _as_asked(question: Question, words: str) -> Answer:
+    """Return the plan of a layout of the user's; raise NoLayoutError where it is none."""
+    layout = _layout(question, words)
+    broken = before_planning(question.job(layout), question.cluster)
+    if broken:
+        raise NoLayoutError(f"--layout {words}: {broken}")
     one = question.plan(layout)
     if one.fits:
         return Answer(plans=[one], tried=1)
-    return Answer(plans=[], nearest=one, tried=1)
+    said = f"--layout {words} {lacks(one)} at {question.seq_length:,} tokens"
+    others = search(question).plans
+    if others:
+        raise NoLayoutError(f"{said}; the fastest that fits is {words_of(others[0].job.layout)}")
+    raise NoLayoutError(
+        f"{said}, and no other layout fits; leave --layout out to see what would do"
+    )
 
 
 def whole_ladder(
-    card: str, name: str, machine: clusters.Cluster, nodes: int, fp8: Fp8, *, as_text: bool
+    card: str, name: str, machine: clusters.Cluster, gpus: int, fp8: Fp8, *, as_text: bool
 ) -> None:
-    """Plan each stage of a ladder on the same nodes and print the bill."""
+    """Plan each stage of a ladder on the same GPUs and print the bill."""
     climbed = named("ladder", name, LADDERS)
     if not card and len(climbed.cards) > 1:
         raise ValueError(
@@ -133,9 +212,9 @@ def whole_ladder(
     model: ModelCard = named("model card", card or climbed.cards[0], CARDS)
     plans: list[tuple[Plan, int]] = []
     for stage in climbed.stages:
-        question = of_stage(model, stage, machine, gpus=nodes * machine.gpus_per_node, fp8=fp8)
+        question = of_stage(model, stage, machine, gpus=gpus, fp8=fp8)
         answer = search(question)
         if not answer.plans:
             raise NoLayoutError(why_not(question, answer))
         plans.append((answer.plans[0], stage.tokens))
-    bill(model, climbed, machine, nodes, plans, as_text=as_text)
+    bill(model, climbed, machine, plans, as_text=as_text)

@@ -32,14 +32,14 @@ def page(
     plan = answer.plans[0]
     console = _console()
     typer.echo(
-        f"{question.card.name} at {length_shown(question.seq_length)} tokens on {question.gpus} "
-        f"GPUs of {question.cluster.name} ({question.cluster.gpu.name})"
+        f"{question.card.name} at {length_shown(question.seq_length)} tokens on "
+        f"{_many(question.gpus, 'GPU')} of {question.cluster.name} ({question.cluster.gpu.name})"
     )
     typer.echo(f"layout: {words_of(plan.job.layout)}")
     typer.echo(
         f"batch: {question.tokens_per_batch:,} tokens, "
-        f"{question.tokens_per_batch // question.seq_length:,} sequences, "
-        f"{plan.job.micro_batches:,} micro-batches on each data rank"
+        f"{_many(question.tokens_per_batch // question.seq_length, 'sequence')}, "
+        f"{_many(plan.job.micro_batches, 'micro-batch')} on each data rank"
     )
     console.print(_memory(plan))
     console.print(_time(plan))
@@ -58,7 +58,6 @@ def bill(
     card: ModelCard,
     ladder: Ladder,
     cluster: Cluster,
-    nodes: int,
     plans: Sequence[tuple[Plan, int]],
     *,
     as_text: bool,
@@ -75,7 +74,8 @@ def bill(
         whole = {"stages": stages, "gpu_hours": sum(hours), "cost": sum(cost)}
         typer.echo(json.dumps(whole, indent=1))
         return
-    table = Table(title=f"{card.name} on ladder {ladder.name}, {nodes} nodes of {cluster.name}")
+    gpus = plans[0][0].gpus
+    table = Table(title=f"{card.name} on ladder {ladder.name}, {gpus} GPUs of {cluster.name}")
     for column in ("stage", "layout"):
         table.add_column(column, overflow="fold")
     for column in ("GiB", "s/step", "MFU", "days", "GPU-hours", "cost"):
@@ -87,7 +87,6 @@ def bill(
             f"{each:,.0f}", f"{price:,.0f}" if price else "-",
         )  # fmt: skip
     table.add_section()
-    gpus = plans[0][0].gpus
     table.add_row(
         "all", "", "", "", "", f"{sum(hours) / gpus / 24:.2f}", f"{sum(hours):,.0f}",
         f"{sum(cost):,.0f}" if any(cost) else "-",
@@ -161,6 +160,11 @@ def _bar(share: float) -> str:
     return f"{'█' * round(BAR * min(share, 1)):<{BAR}} {share:6.1%}"
 
 
+def _many(count: int, what: str) -> str:
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{count:,} {what}{plural if count != 1 else ''}"
+
+
 def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
     hours = plan.gpu_hours(budget)
     price = plan.cost(budget)
@@ -175,8 +179,8 @@ def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
 def _limits(plan: Plan) -> str:
     found = limits(plan)
     return (
-        f"limits: collectives {found.collective:,.0f} s, first heartbeat "
-        f"{found.first_heartbeat:,.0f} s, then {found.heartbeat:,.0f} s; "
+        f"a rank hangs that waits {found.collective:,.0f} s in a collective, or ends no step in "
+        f"{found.heartbeat:,.0f} s (the first: {found.first_heartbeat:,.0f} s); "
         f"PYTORCH_CUDA_ALLOC_CONF={found.allocator}"
     )
 
@@ -189,7 +193,7 @@ def _next(plans: Sequence[Plan]) -> Table:
     for plan in plans[1 : NEXT + 1]:
         table.add_row(
             words_of(plan.job.layout), f"{plan.time.step:,.2f}",
-            f"{plan.time.step / best - 1:.1%}", f"{plan.memory.total / GiB:.1f}",
+            f"{max(plan.time.step / best - 1, 0):.1%}", f"{plan.memory.total / GiB:.1f}",
         )  # fmt: skip
     return table
 

@@ -2,68 +2,88 @@
 """The picture of `longhaul plan --plot`: memory and time by cause, against length."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from eval.report_plots import PALETTE
 from recipes.naming import length_shown
 from recipes.planner.plan import Plan
-from recipes.planner.search import Question, search
+from recipes.planner.search import Question, at_length, search
 from recipes.units import GiB, K
 
-SHORTEST, DOUBLINGS = 16 * K, 10
+SHORTEST = 16 * K
 
 
 def draw(path: Path, question: Question) -> None:
-    """Write a PNG of the fastest plan at each length from 16K to twice the one asked for."""
-    plans = _by_length(question)
-    if not plans:
-        raise ValueError(
-            f"nothing fits {question.gpus} GPUs of {question.cluster.name}: no picture"
-        )
-    figure = Figure(figsize=(10.4, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    memory, time = figure.subplots(1, 2)
-    words = [length_shown(length) for length in plans]
-    _stacked(memory, words, [_part(plan.memory.causes, GiB) for plan in plans.values()])
-    memory.axhline(question.cluster.gpu.memory_gib, color=PALETTE["muted"], linewidth=1)
-    memory.set_ylabel("GiB of a GPU")
-    shares = [_part(plan.time.causes, plan.time.step / 100) for plan in plans.values()]
-    _stacked(time, words, shares)
-    time.set_ylabel("% of a step")
-    for at, plan in enumerate(plans.values()):
-        time.annotate(
-            f"{plan.time.tokens_per_gpu_second:,.0f}", (at, 101), ha="center", fontsize=7,
-            color=PALETTE["muted"],
-        )  # fmt: skip
-    for axes in (memory, time):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=7)
-    figure.suptitle(
-        f"{question.card.name} on {question.gpus} GPUs of {question.cluster.name}; numbers are "
-        "tokens/s/GPU"
-    )
+    """Write a PNG of the fastest plan at each length from 16K to twice the one asked for.
+
+    Raises ValueError where none of them fits.
+    """
+    figure = picture(question)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     figure.savefig(temporary, format="png", dpi=150)
     temporary.rename(path)
 
 
-def _by_length(question: Question) -> dict[int, Plan]:
-    found = {}
-    length = SHORTEST
-    for _ in range(DOUBLINGS):
-        if length > 2 * max(question.seq_length, SHORTEST):
-            break
-        batch = max(question.tokens_per_batch // length, 1) * length
-        answer = search(replace(question, seq_length=length, tokens_per_batch=batch))
-        if answer.plans:
-            found[length] = answer.plans[0]
+def picture(question: Question) -> Figure:
+    """Return the figure; a length that nothing fits at has no bar and says so."""
+    plans = {length: _fastest(question, length) for length in _lengths(question.seq_length)}
+    there = {length: plan for length, plan in plans.items() if plan is not None}
+    if not there:
+        raise ValueError(
+            f"nothing fits {question.gpus} GPUs of {question.cluster.name}: no picture"
+        )
+    figure = Figure(figsize=(11.6, 4.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    memory, time = figure.subplots(1, 2)
+    words = [length_shown(length) for length in plans]
+    held = [_part(plan.memory.causes, GiB) if plan else {} for plan in plans.values()]
+    _stacked(memory, words, held)
+    whole = question.cluster.gpu.memory_gib
+    memory.axhline(whole, color=PALETTE["muted"], linewidth=1)
+    memory.set_ylim(0, 1.08 * whole)
+    memory.set_ylabel(f"GiB of a GPU ({whole:g})")
+    shares = [
+        _part(plan.time.causes, plan.time.step / 100) if plan else {} for plan in plans.values()
+    ]
+    _stacked(time, words, shares)
+    time.set_ylim(0, 108)
+    time.set_ylabel("% of a step; above: tokens/s/GPU")
+    for at, plan in enumerate(plans.values()):
+        said = f"{plan.time.tokens_per_gpu_second:,.0f}" if plan else "does not fit"
+        time.annotate(
+            said, (at, 101 if plan else 1), ha="center", va="bottom", fontsize=7,
+            rotation=0 if plan else 90, color=PALETTE["muted"],
+        )  # fmt: skip
+    for axes in (memory, time):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlabel("tokens of a sequence")
+        axes.legend(
+            frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), reverse=True
+        )
+    figure.suptitle(
+        f"{question.card.name} on {question.gpus} GPUs of {question.cluster.name}, the fastest "
+        "layout at each length"
+    )
+    return figure
+
+
+def _lengths(asked: int) -> list[int]:
+    """Return powers of two from 16K to twice the length asked for, and that length."""
+    found, length = {asked}, SHORTEST
+    while length <= 2 * asked:
+        found.add(length)
         length *= 2
-    return found
+    return sorted(found)
+
+
+def _fastest(question: Question, length: int) -> Plan | None:
+    plans = search(at_length(question, length)).plans
+    return plans[0] if plans else None
 
 
 def _part(causes: dict[str, float], unit: float) -> dict[str, float]:
@@ -75,5 +95,5 @@ def _stacked(axes: "Axes", words: list[str], columns: list[dict[str, float]]) ->
     below = [0.0] * len(words)
     for at, name in enumerate(names):
         heights = [column.get(name, 0.0) for column in columns]
-        axes.bar(words, heights, bottom=below, label=name, color=f"C{at}", width=0.7)
+        axes.bar(words, heights, bottom=below, label=name, color=colormaps["tab20"](at), width=0.7)
         below = [base + height for base, height in zip(below, heights, strict=True)]

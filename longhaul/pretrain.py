@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from longhaul.console import loading, output_to
-from longhaul.nearest import named
 from longhaul.options import CLUSTER, require_device
 from longhaul.progress import Watched, progress
+from recipes.nearest import named
 
 
 def pretrain(

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longhaul.console import loading
-from longhaul.nearest import named
 from longhaul.options import Ranks
 from longhaul.progress import Watched, progress
 from recipes.naming import RUNS, STORES
+from recipes.nearest import named
 
 if TYPE_CHECKING:
     from longhaul.verdict import Check, Planned

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from longhaul.console import loading
-from longhaul.nearest import named
 from longhaul.rope_search import search
+from recipes.nearest import named
 
 if TYPE_CHECKING:
     from custom_modules.rope_range import Stretch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longhaul.console import fitted, loading
-from longhaul.nearest import named
+from recipes.nearest import named
 
 if TYPE_CHECKING:
     from rich.table import Table

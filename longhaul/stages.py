@@ -22,7 +22,6 @@ from custom_modules.attention_kernels import kernel_for
 from custom_modules.rope_scaling import RopeScaling
 from data.store import Manifest, require_tokenizer
 from eval.results import write_json
-from longhaul.nearest import named
 from recipes import yaml_file
 from recipes.check import (
     check,
@@ -33,6 +32,7 @@ from recipes.check import (
 )
 from recipes.factories import FACTORIES
 from recipes.finished import checkpoint_facts, newest_checkpoint, start_checkpoint
+from recipes.nearest import named
 from recipes.pretrain import described as described_noun
 from recipes.pretrain import on_cpu
 from recipes.rope_words import rope_from

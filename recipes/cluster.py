@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """One machine class: its GPUs, memory and links; read from `slurm/clusters/*.yaml`; light."""
 
-import difflib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from recipes.nearest import hint
+from recipes.planner.efficiency import HOPPER, Efficiency
 from recipes.units import GiB
 
 FOLDER = Path(__file__).resolve().parents[1] / "slurm" / "clusters"
-GB = 1e9
+WITHOUT = ("local", "template")
+"""Files without hardware to plan for: whatever one sits at, and what to fill in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,15 +39,19 @@ class Cluster:
     name: str
     gpu: Gpu
     gpus_per_node: int
-    """GPUs that one fast link joins: a node, or a rack where NVLink spans it."""
+    """Of what the scheduler calls a node."""
     host_memory_gib: float
-    """Of a node of `gpus_per_node`."""
+    """Of a node."""
     nvlink_gbps: float
     network_gbps: float
     host_link_gbps: float
     """Pinned copies between a GPU and its host."""
     price_per_gpu_hour: float = 0.0
     """0: not stated."""
+    gpus_per_link: int = 0
+    """GPUs that NVLink joins where it spans several nodes; 0: those of a node."""
+    efficiency: Efficiency = HOPPER
+    """What shares of these peaks kernels reach."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that no machine has."""
@@ -62,6 +68,20 @@ class Cluster:
                     f"cluster {self.name}: gpu {name} is {getattr(self.gpu, name)}; it must be "
                     "positive"
                 )
+        if self.gpus_per_link % self.gpus_per_node:
+            raise ValueError(
+                f"cluster {self.name}: gpus_per_link is {self.gpus_per_link}, no whole number of "
+                f"nodes of {self.gpus_per_node}"
+            )
+
+    @property
+    def linked_gpus(self) -> int:
+        """GPUs that the fast link joins."""
+        return self.gpus_per_link or self.gpus_per_node
+
+    def joins(self, ranks: int) -> bool:
+        """Whether the fast link joins each so many neighbouring ranks."""
+        return self.linked_gpus % ranks == 0
 
     @property
     def gpu_bytes(self) -> int:
@@ -75,8 +95,27 @@ class Cluster:
 
 
 def names() -> list[str]:
-    """Return the clusters there are files of."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "template")
+    """Return the clusters there are files of that say their hardware."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem not in WITHOUT)
+
+
+def path_of(name: str) -> Path:
+    """Return the file of a shipped name, or the path given; raise ValueError for neither."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        raise ValueError(f"no cluster is called {name!r}; {hint(name, names())}")
+    return path
+
+
+def content(path: Path) -> dict[str, Any]:
+    """Return what a cluster file says; raise ValueError where it is no YAML mapping."""
+    try:
+        found = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is no mapping; see slurm/clusters/template.yaml")
+    return found
 
 
 def load(name: str) -> Cluster:
@@ -84,20 +123,17 @@ def load(name: str) -> Cluster:
 
     Raises ValueError for an unknown name, with the nearest, and for a file of another shape.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names())}"
-        raise ValueError(f"no cluster is called {name!r}; {hint}")
-    try:
-        found = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("hardware"), dict):
+    path = path_of(name)
+    found = content(path)
+    if not isinstance(found.get("hardware"), dict):
         raise ValueError(f"{path} has no mapping `hardware`; see slurm/clusters/dgx_h100.yaml")
     hardware = dict(found["hardware"])
-    gpu = _made(Gpu, hardware.pop("gpu", None), f"{path}: hardware.gpu")
-    return _made(Cluster, {"name": path.stem, "gpu": gpu, **hardware}, f"{path}: hardware")
+    where = f"{path}: hardware"
+    hardware["gpu"] = _made(Gpu, hardware.get("gpu"), f"{where}.gpu")
+    if "efficiency" in hardware:
+        shares = _made(Efficiency, hardware["efficiency"], f"{where}.efficiency")
+        hardware["efficiency"] = shares
+    return _made(Cluster, {"name": path.stem, **hardware}, where)
 
 
 def _made(kind: Any, given: Any, where: str) -> Any:
@@ -107,9 +143,7 @@ def _made(kind: Any, given: Any, where: str) -> Any:
     known = {field.name: field for field in fields(kind)}
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(known)}"
-            raise ValueError(f"{where} has no field {name!r}{hint}")
+            raise ValueError(f"{where} has no field {name!r}; {hint(str(name), known)}")
     values: dict[str, Any] = {}
     for name, value in given.items():
         wanted = known[name].type

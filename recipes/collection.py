@@ -30,6 +30,10 @@ class Row:
     """Name of the cluster file it is laid out for; `local` for CPU ranks."""
     source: str
     """What stands behind the layout."""
+    heading: str = ""
+    """Its card, ladder and cluster as the table has them."""
+    planned: bool = False
+    """Whether the planner chose nodes and layout, by the rule of `recipes.lay_out`."""
 
     @property
     def stage(self) -> Stage:
@@ -68,13 +72,13 @@ tiny tiny local
   2k 1 ulysses2 fp32 cpu
   8k 1 ulysses2 fp32 cpu
 llama3_8b nemo dgx_h100
-  16k 1 ulysses2 pp2 dp2 tile-loss
+  16k 1 ulysses8
   64k 1 tp2 head_chunked4 tile-loss
   128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
 llama2_7b llama2_long_32k dgx_h100
-  32k 16 tp2 ulysses2 dp32 tile-loss
+  32k 8 ulysses8 dp8
 llama2_70b llama2_long_16k dgx_h100
-  16k 64 hybrid8x4 pp16
+  16k 64 hybrid8x4 pp8 dp2
 llama31_405b llama31 dgx_h100
   16k 112 tp4 hybrid2x8 pp14
   32k 224 tp4 ulysses32 pp14
@@ -97,67 +101,70 @@ llama31_8b ultralong_4m dgx_h100
   4m 2 tp2 hybrid4x2 kept_attention tile-loss tile-mlp offload-both:129.1
 llama2_7b lwm dgx_h100
   32k 1 ulysses8
-  128k 1 head_chunked8 tile-loss tile-mlp
+  128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
   256k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:129.1
   512k 1 head_chunked2 dp4 kept_attention tile-loss tile-mlp offload-both:129.1
   1m 1 ulysses8 kept_attention tile-loss tile-mlp offload-both:64.6
 llama2_7b yarn dgx_h100
   64k 1 tp2 ulysses4 tile-loss
-  128k 1 head_chunked8 tile-loss tile-mlp
+  128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
 llama3_8b longrope2 dgx_h100
   128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
 llama3_8b longrecipe_128k dgx_h100
-  38400 1 head_chunked4 pp2 tile-loss
+  38400 1 tp2 ulysses4 tile-loss
 llama2_7b gene_64k dgx_h100
-  16k 1 ulysses2 pp2 dp2 tile-loss
-llama3_8b five_million dgx_h200
+  16k 1 ulysses4 dp2
+llama3_8b five_million dgx_h200 # one node, as the source's; 80 GB a GPU hold 3.5M here
   5m 1 head_chunked8 full tile-loss tile-mlp offload-inputs:160.1
 llama31_8b fifteen_million dgx_h100
-  15m 8 hybrid8x8 kept_attention tile-loss tile-mlp offload-both:121.1
+  15m 8 hybrid8x8/8 kept_attention tile-loss tile-mlp offload-both:121.1
 llama3_8b llama31 dgx_h100
-  16k 2 ulysses2 pp2 dp4 tile-loss
-  32k 4 ulysses4 pp2 dp4 tile-loss
+  16k 4 ulysses4 dp8
+  32k 4 ulysses8 dp4
   48k 4 ulysses8 pp2 dp2 tile-loss
   64k 4 ulysses8 pp2 dp2 tile-loss
-  96k 8 head_chunked8 pp2 dp4 tile-loss
-  128k 8 hybrid8x2 pp2 dp2 tile-loss
+  96k 8 hybrid8x4 dp2
+  128k 8 hybrid8x4 dp2
 llama31_8b nemo dgx_h100
-  16k 1 ulysses2 pp2 dp2 tile-loss
+  16k 1 ulysses8
   64k 1 tp2 head_chunked4 tile-loss
   128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
 llama32_1b nemo dgx_h100
-  16k 1 head_chunked1 dp8 tile-loss
+  16k 1 dp8 tile-loss
   64k 1 ulysses2 dp4 tile-loss
   128k 1 ulysses4 dp2 tile-loss
 llama3_70b nemo dgx_h100
-  16k 4 ulysses2 pp16 kept_attention tile-loss offload-both:20.3
-  64k 4 tp2 ulysses2 pp8 kept_attention tile-loss tile-mlp offload-both:40.5
+  16k 4 tp8 ring2 pp2 tile-loss
+  64k 4 tp4 ulysses2 pp4 kept_attention tile-loss offload-inputs:10.1
   128k 4 tp4 ulysses2 pp4 kept_attention tile-loss tile-mlp offload-both:40.5
 mixtral_8x7b nemo dgx_h100
-  16k 2 tp8 head_chunked1 pp2 tile-loss
-  64k 2 tp2 ulysses2 pp4 kept_attention tile-loss offload-both:8.2
-  128k 2 tp4 ulysses2 pp2 kept_attention tile-loss offload-both:8.2
+  16k 2 ulysses2 pp8 kept_attention tile-loss offload-inputs:2.1
+  64k 2 tp2 head_chunked1 pp8 kept_attention tile-loss offload-inputs:8.1
+  128k 2 tp4 head_chunked1 pp4 kept_attention tile-loss offload-both:16.3
 nemotron4_15b nemo dgx_h100
   16k 1 tp2 ulysses2 pp2 tile-loss
-  64k 1 tp2 head_chunked2 pp2 tile-loss tile-mlp
+  64k 1 tp2 ulysses4 kept_attention tile-loss offload-both:6.2
   128k 1 tp4 head_chunked2 tile-loss tile-mlp
 llama2_13b yarn dgx_h100
-  64k 1 tp2 head_chunked2 pp2 tile-loss tile-mlp
+  64k 1 tp2 dp4 kept_attention tile-loss tile-mlp offload-both:25.3
   128k 1 tp2 head_chunked1 dp4 kept_attention tile-loss tile-mlp offload-both:50.5
 qwen25_14b qwen25_1m dgx_h100
   64k 1 ulysses4 pp2 kept_attention tile-loss tile-mlp offload-inputs:7.6
   128k 1 tp2 head_chunked1 dp4 kept_attention tile-loss tile-mlp offload-both:60.6
   256k 2 tp2 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:121.1
 """
-"""A card, a ladder and a cluster, then a stage a line: length, nodes, and the layout in words
-(`recipes.layout_words`)."""
+"""A card, a ladder and a cluster, and after # why so many nodes where the rule does not say it; then
+a stage a line: length, nodes, and the layout in words (`recipes.layout_words`). `recipes.lay_out`
+writes the layouts."""
 
 
 def _rows() -> Iterator[Row]:
-    card = ladder = cluster = ""
+    card = ladder = cluster = why = heading = ""
     for line in _TABLE.strip().splitlines():
         if not line.startswith(" "):
-            card, ladder, cluster = line.split()
+            heading = line
+            names, _, why = line.partition(" # ")
+            card, ladder, cluster = names.split()
             continue
         length, nodes, words = line.split(maxsplit=2)
         layout = layout_from(words)
@@ -168,7 +175,9 @@ def _rows() -> Iterator[Row]:
             layout=layout,
             nodes=int(nodes),
             cluster=cluster,
-            source=MEASURED if layout.device == "cpu" else PLANNED.format(cluster=cluster),
+            source=why or (MEASURED if layout.device == "cpu" else PLANNED.format(cluster=cluster)),
+            heading=heading,
+            planned=not why and layout.device != "cpu",
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import nemo_run as run
 from nemo.collections import llm
 
+from recipes.cluster import load
 from recipes.collection import ROWS, Row
 from recipes.pretrain import pretrain
 
@@ -14,7 +15,10 @@ def factory(row: Row) -> Callable[..., run.Partial]:
     """Return a row's recipe as a function of the nodes, listed for nemo-run's command line."""
 
     def recipe(nodes: int = row.nodes) -> run.Partial:
-        return pretrain(row.card, row.ladder, row.seq_length, row.on(nodes), nodes=nodes)
+        layout, machines = row.on(nodes), None if row.cluster == "local" else load(row.cluster)
+        return pretrain(
+            row.card, row.ladder, row.seq_length, layout, nodes=nodes, machines=machines
+        )
 
     recipe.__name__ = recipe.__qualname__ = row.name
     recipe.__doc__ = f"{row.card.name} at {row.seq_length:,} tokens, ladder {row.ladder.name}."

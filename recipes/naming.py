@@ -62,6 +62,22 @@ def length_from(word: str) -> int:
     return tokens
 
 
+def budget_from(word: str) -> int:
+    """Return the tokens of a budget: as lengths are said, or with B and T for 10^9 and 10^12."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([BT])", word.strip(), re.A | re.I)
+    if found is None:
+        try:
+            return length_from(word)
+        except ValueError:
+            raise ValueError(
+                f"a budget is a number of tokens, as 1B, 0.5T, 400M or 1,000,000; not {word}"
+            ) from None
+    tokens = round(float(found[1]) * {"B": 10**9, "T": 10**12}[found[2].upper()])
+    if not tokens:
+        raise ValueError(f"a budget is at least one token; not {word}")
+    return tokens
+
+
 def run_folder(card: ModelCard, ladder: Ladder) -> Path:
     """Return where a run of the ladder writes unless told otherwise."""
     return RUNS / family_name(card, ladder)

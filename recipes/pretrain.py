@@ -2,6 +2,7 @@
 """Our nouns become NeMo's: the only place where a stage turns into `llm.pretrain`."""
 
 import importlib
+import math
 from pathlib import Path
 
 import fiddle as fdl
@@ -13,17 +14,23 @@ from nemo import lightning as nl
 from nemo.collections import llm
 
 from custom_modules.activation_memory import Offload, Recompute, Tiling
+from custom_modules.callbacks.collective_timeout import CollectiveTimeout
 from custom_modules.callbacks.step_log import StepLog
 from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.rope_scaling import RopeScaling
 from data.module import StoreDataModule
+from recipes import cluster
 from recipes.check import check
 from recipes.checkpoints import StageCheckpoint, StageResume
+from recipes.cluster import Cluster
 from recipes.families import Family
 from recipes.gpt import LongContextMixin, LongContextModel
 from recipes.layout import Fp8, Layout, Sharding
 from recipes.model_card import ModelCard
 from recipes.naming import recipe_name, run_folder, stage_folder, start_folder, store_folder
+from recipes.planner.job import Job
+from recipes.planner.limits import limits
+from recipes.planner.plan import plan
 from recipes.schedule import SCHEDULES
 from recipes.stages import Ladder, Stage
 from recipes.strategy import CpuStrategy, LongContextStrategy
@@ -36,12 +43,19 @@ VALIDATION_BATCHES = 2
 
 
 def pretrain(
-    card: ModelCard, ladder: Ladder, seq_length: int, layout: Layout, *, nodes: int = 1
+    card: ModelCard,
+    ladder: Ladder,
+    seq_length: int,
+    layout: Layout,
+    *,
+    nodes: int = 1,
+    machines: Cluster | None = None,
 ) -> run.Partial:
     """Return the recipe of one stage: `llm.pretrain` with everything it takes.
 
-    The ranks are `layout.world_size`, spread evenly over `nodes`. Raises ValueError where card,
-    stage, layout and nodes do not fit together.
+    The ranks are `layout.world_size`, spread evenly over `nodes`. From the step planned for
+    `machines` (a DGX H100 where none are given) follows how long a collective may wait. Raises
+    ValueError where card, stage, layout and nodes do not fit together.
     """
     stage = ladder[seq_length]
     recipe = run.Partial(
@@ -64,7 +78,22 @@ def pretrain(
     if layout.device == "cpu":
         on_cpu(recipe)
     check(recipe)
+    if layout.device == "cuda":
+        seconds = collective_seconds(card, stage, layout, machines or cluster.load("dgx_h100"))
+        recipe.trainer.callbacks.append(run.Config(CollectiveTimeout, seconds=seconds))
     return recipe
+
+
+def collective_seconds(card: ModelCard, stage: Stage, layout: Layout, machines: Cluster) -> int:
+    """Return how long a collective may wait for a rank, to the next ten minutes."""
+    job = Job(
+        card=card,
+        seq_length=stage.seq_length,
+        tokens_per_batch=stage.tokens_per_batch,
+        layout=layout,
+        gpus_per_node=machines.gpus_per_node,
+    )
+    return math.ceil(limits(plan(job, machines)).collective / 600) * 600
 
 
 def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:

@@ -19,7 +19,7 @@ class Job:
     tokens_per_batch: int
     layout: Layout
     gpus_per_node: int
-    """GPUs that one fast link joins."""
+    """Of what the scheduler calls a node."""
 
     @cached_property
     def degrees(self) -> Degrees:
@@ -49,7 +49,7 @@ class Job:
     def micro_batches(self) -> int:
         """Of a step on each data rank."""
         per_round = self.seq_length * self.layout.micro_batch * self.layout.dp
-        return max(1, self.tokens_per_batch // per_round)
+        return self.tokens_per_batch // per_round
 
     @property
     def layers(self) -> int:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from recipes.planner.plan import Plan
 
-LEAST_TIMEOUT, FIRST_STEP, SLACK = 600.0, 900.0, 3.0
-"""Seconds; seconds on top of the first step; planned times may be off by as much."""
+FIRST_STEP, SLACK = 900.0, 3.0
+"""Seconds on top of a step, for what happens once; planned times may be off by as much."""
 ALLOCATOR = "expandable_segments:True"
 """PYTORCH_CUDA_ALLOC_CONF: a cache of odd sizes would fill the GPU."""
 
@@ -23,17 +23,18 @@ class Limits:
     collective: float
     """A collective: ranks wait for each other at most as long as a step takes."""
     first_heartbeat: float
-    """From the start to the first step's end."""
+    """From the start of a rank to the end of its first step."""
     heartbeat: float
-    """Between two steps."""
+    """Between the ends of two steps, validation and a checkpoint between them; above `collective`,
+    so that a hanging collective is named before the rank that waits in it is ended."""
     allocator: str = ALLOCATOR
 
 
 def limits(plan: Plan) -> Limits:
     """Return the limits of a plan's job."""
-    step = plan.time.step
+    collective = SLACK * plan.time.step + FIRST_STEP
     return Limits(
-        collective=max(LEAST_TIMEOUT, SLACK * step + FIRST_STEP),
-        first_heartbeat=max(LEAST_TIMEOUT, SLACK * step + 2 * FIRST_STEP),
-        heartbeat=max(LEAST_TIMEOUT, SLACK * step),
+        collective=collective,
+        first_heartbeat=collective + 2 * FIRST_STEP,
+        heartbeat=collective + FIRST_STEP,
     )

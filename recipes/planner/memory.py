@@ -34,6 +34,9 @@ from custom_modules.activation_memory import LayerKind
 from recipes.planner.job import Job
 from recipes.units import GiB
 
+FP8_COPIES = 2
+"""Bytes of a weight in FP8 and its transpose, which Transformer Engine keeps through a step's
+micro-batches beside the bf16 one."""
 INPUTS_BYTES = 56
 """A token's ids, label, mask, position and document, as the data module hands them out."""
 
@@ -128,11 +131,17 @@ def _fixed(job: Job, kernels: Kernels, stage: int) -> dict[str, float]:
     state = 8 if layout.precision == "fp32" else 12
     on_device = 1 - layout.optimizer_offload
     held = job.element_bytes * weights / of_weights
+    gradients = kernels.gradient_bytes * weights / of_gradients
+    two_layers = min(2 * job.layer_weights, weights)
     if sharding == "parameters":  # gathered: the layer at work and the next
-        held += job.element_bytes * min(2 * job.layer_weights, weights)
+        held += job.element_bytes * two_layers
+    if sharding in ("gradients", "parameters"):  # not reduced yet
+        gradients += kernels.gradient_bytes * two_layers
+    if layout.fp8.recipe != "none":
+        held += FP8_COPIES * job.layers * job.layer_weights
     return {
         "weights": held,
-        "gradients": kernels.gradient_bytes * weights / of_gradients,
+        "gradients": gradients,
         "optimizer": state * weights / of_optimizer * on_device,
         "reserve": kernels.reserve_gib * GiB,
     }
@@ -167,9 +176,9 @@ class _Layer:
         self.mlp = (kernels.mlp_kept if gated else 2) * self.ffn
         self.mlp_gradients = (2 if gated else 1) * self.ffn
         if card.facts.experts:  # each token goes to some of them, permuted before and after
-            k = card.experts_per_token
-            self.mlp = k * (self.mlp + 2 * self.x)
-            self.mlp_gradients *= k
+            k, gathered = card.experts_per_token, self.x * layout.tp
+            self.mlp = k * (self.mlp + self.x + gathered)
+            self.mlp_gradients = k * (self.mlp_gradients + gathered)
         self.by_head = job.degrees.heads_per_stage is not None
         self.exchanged = job.degrees.ulysses > 1
         self.norm = kernels.norm_kept * self.x
@@ -247,6 +256,9 @@ class _Layer:
             "attention": 4 * job.card.head_dim * self.tokens,  # cos and sin, fp32
             "communication": self.x * layout.tp if layout.tp > 1 else 0.0,
         }
+        if 0 < stage == layout.pp - 1 and job.micro_batches > 1:
+            # 1F1B lets go of the gradient sent back for a micro-batch at the next one's backward.
+            always["communication"] += self.x
         _add(every, always)
         last = numbers[-1]
         if stage == layout.pp - 1:  # what the last layer sends away has not left yet

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A layout with what it is predicted to cost."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from recipes.batch import MOST_ACCUMULATION
 from recipes.cluster import Cluster
-from recipes.planner.efficiency import HOPPER, Efficiency
 from recipes.planner.job import Job
 from recipes.planner.memory import FUSED, Kernels, Memory, memory
 from recipes.planner.time import Time, time
@@ -15,7 +15,7 @@ HEADROOM = 0.04
 """Of a GPU's memory that a plan leaves free, for what the formulas do not know."""
 HOST_SHARE = 0.9
 """Of the host's memory that pinned buffers may take."""
-LEAST_MFU, FULL_HOST = 0.4, 0.7
+LEAST_MFU, FULL_HOST, LEAST_CAUSE = 0.4, 0.7, 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,16 +61,11 @@ class Plan:
         found = []
         if self.job.micro_batches > MOST_ACCUMULATION:
             found.append(
-                f"{self.job.micro_batches} micro-batches a step; more GPUs as data ranks, or a "
-                "larger micro-batch, would take a step faster"
+                f"{self.job.micro_batches} micro-batches a step on each data rank; more GPUs as "
+                "data ranks would take a step faster"
             )
         if self.time.mfu < LEAST_MFU:
-            causes = self.time.causes
-            worst = max((n for n in causes if n not in ("matmul", "attention")), key=causes.get)  # type: ignore[arg-type]
-            found.append(
-                f"MFU is {self.time.mfu:.0%}; beside products and attention most time goes to "
-                f"{worst}, {causes[worst] / self.time.step:.0%} of the step"
-            )
+            found.append(f"MFU is {self.time.mfu:.0%}; {self._slowed_by()}")
         held = self.memory.host / self.cluster.host_bytes_per_gpu
         if held > FULL_HOST:
             found.append(
@@ -80,6 +75,24 @@ class Plan:
             )
         return found
 
+    def _slowed_by(self) -> str:
+        """Return what of a step is neither products nor attention, or that nothing else is."""
+        causes, step = self.time.causes, self.time.step
+        worst, most = max(
+            ((name, s) for name, s in causes.items() if name not in ("matmul", "attention")),
+            key=lambda cause: cause[1],
+        )
+        if most > LEAST_CAUSE * step:
+            return (
+                f"beside products and attention most time goes to {worst}, {most / step:.0%} of "
+                "the step"
+            )
+        of_attention = causes["attention"] / step
+        return (
+            f"attention takes {of_attention:.0%} of the step, at the rates that its kernels reach "
+            "on this GPU"
+        )
+
 
 def short(held: Memory, cluster: Cluster) -> tuple[float, float]:
     """Return the bytes that a GPU lacks, and a rank's share of the host; negative: to spare."""
@@ -87,13 +100,26 @@ def short(held: Memory, cluster: Cluster) -> tuple[float, float]:
     return of_gpu, held.host - HOST_SHARE * cluster.host_bytes_per_gpu
 
 
-def plan(
-    job: Job, cluster: Cluster, *, kernels: Kernels = FUSED, efficiency: Efficiency = HOPPER
-) -> Plan:
+def plan(job: Job, cluster: Cluster, *, kernels: Kernels = FUSED) -> Plan:
     """Return what a job takes on a cluster."""
     return Plan(
         job=job,
         cluster=cluster,
         memory=memory(job, kernels),
-        time=time(job, cluster, efficiency),
+        time=time(job, cluster),
     )
+
+
+def capped(job: Job, cluster: Cluster) -> Plan:
+    """Return the plan of a job whose host cap is set to what it needs, to a tenth of a GiB."""
+    found, offload = plan(job, cluster), job.layout.offload
+    if offload.tensors == "none":
+        return found
+    cap = math.ceil(found.memory.host / GiB * 10 + 1) / 10
+    layout = replace(job.layout, offload=replace(offload, cap_gib=cap))
+    return replace(found, job=replace(job, layout=layout))
+
+
+def host_cap(cluster: Cluster) -> float:
+    """Return the GiB of pinned memory that a rank may take."""
+    return HOST_SHARE * cluster.host_bytes_per_gpu / GiB

@@ -49,7 +49,7 @@ def rank_map(job: Job, cluster: Cluster) -> list[Group]:
     for kind, size in sizes:
         span = stride * size
         if size > 1:
-            inside = cluster.gpus_per_node % span == 0
+            inside = cluster.joins(span)
             found.append(Group(kind=kind, size=size, stride=stride, inside=inside))
         stride = span
     return found

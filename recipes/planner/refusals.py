@@ -2,14 +2,24 @@
 """What the recipe check would say of a job: the same laws, called with the numbers of a layout."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from custom_modules.activation_memory import SavedTensors
+from custom_modules.activation_memory import Offload, SavedTensors
 from recipes import laws
 from recipes.cluster import Cluster
 from recipes.planner.job import Job
 
 CUDA = (12, 9)
 """The CUDA that FP8 recipes are judged by where no device is at hand: that of recent builds."""
+
+
+def before_planning(job: Job, cluster: Cluster) -> str:
+    """Return the first law that a job breaks whatever its host cap is, or an empty text.
+
+    A plan divides by the sizes that these laws hold to, and then says what cap it needs.
+    """
+    bare = replace(job, layout=replace(job.layout, offload=Offload()))
+    return next(refusals(bare, cluster), "")
 
 
 def refusals(job: Job, cluster: Cluster) -> Iterator[str]:

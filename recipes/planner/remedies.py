@@ -5,22 +5,21 @@ Each rung is tried alone on the layout as it is, and together with those above i
 rung may have several layouts (sizes of CP, say): of those that no law refuses the fastest that fits
 is taken, or the one that lacks least. The climb goes up until it fits, and again without each rung
 that it took, for as long as that ends faster: full recompute is not paid for where offload would
-do. The `cure` is its rungs without those that it fits without. Bytes and seconds are the planner's;
-`unexplained` are bytes that a log shows and the planner does not know, which no remedy is taken to
-reduce.
+do. The `cure` is its rungs without those that it fits without. What nobody has tried on GPUs here
+(`UNTRIED`) is climbed only where the rest does not fit these GPUs at this length. Bytes and seconds
+are the planner's; `unexplained` are bytes that a log shows and the planner does not know, which no
+remedy is taken to reduce.
 """
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from custom_modules.activation_memory import Offload
 from recipes.cluster import Cluster
-from recipes.planner.efficiency import HOPPER, Efficiency
 from recipes.planner.job import Job
 from recipes.planner.override_words import override_words
-from recipes.planner.plan import Plan, plan
-from recipes.planner.refusals import refusals
+from recipes.planner.plan import Plan, capped
+from recipes.planner.refusals import before_planning, refusals
 from recipes.planner.rungs import RUNGS
 from recipes.units import GiB
 
@@ -28,6 +27,8 @@ LEAST_HELP = 0.1 * GiB
 """What a rung has to save to be taken."""
 REBUILDING = frozenset({"recompute kept_attention", "recompute full"})
 """Rungs that are left out together: one of them comes where the other does not."""
+UNTRIED = frozenset({"sharded parameters", "Adam on the host", "FP8"})
+"""Rungs that nobody has tried on GPUs here, as the planner's last resorts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,9 +65,9 @@ class Remedies:
     """None where the whole ladder does not fit, and empty where nothing is lacking."""
 
 
-def remedies(start: Plan, *, unexplained: float = 0.0, efficiency: Efficiency = HOPPER) -> Remedies:
+def remedies(start: Plan, *, unexplained: float = 0.0) -> Remedies:
     """Return the ladder for a plan, and the first set of rungs under which it fits."""
-    climb = _Climb(start.cluster, unexplained, efficiency)
+    climb = _Climb(start.cluster, unexplained)
     together, taken = climb.fastest(start)
     ladder = []
     for name in RUNGS:
@@ -90,23 +91,13 @@ def remedies(start: Plan, *, unexplained: float = 0.0, efficiency: Efficiency = 
 class _Climb:
     """The rungs on one cluster."""
 
-    def __init__(self, cluster: Cluster, unexplained: float, efficiency: Efficiency) -> None:
-        self.cluster, self.unexplained, self.efficiency = cluster, unexplained, efficiency
+    def __init__(self, cluster: Cluster, unexplained: float) -> None:
+        self.cluster, self.unexplained = cluster, unexplained
         self._known: dict[tuple[str, int, str], Plan | str] = {}
 
     def lacking(self, one: Plan) -> float:
         """Return the bytes that GPU and host lack."""
         return max(one.short + self.unexplained, 0.0) + max(one.host_short, 0.0)
-
-    def planned(self, job: Job) -> Plan:
-        """Return the plan of a job, its host cap set to what it needs."""
-        found = plan(job, self.cluster, efficiency=self.efficiency)
-        offload = job.layout.offload
-        if offload.tensors == "none":
-            return found
-        cap = math.ceil(found.memory.host / GiB * 10 + 1) / 10
-        layout = replace(job.layout, offload=replace(offload, cap_gib=cap))
-        return replace(found, job=replace(job, layout=layout))
 
     def best(self, job: Job, name: str) -> Plan | str:
         """Return the best plan that a rung makes of a job, or why there is none."""
@@ -121,9 +112,9 @@ class _Climb:
             return found
         lawful, why = [], ""
         for one in found:
-            broken = self._broken(one)
+            broken = before_planning(one, self.cluster)
             if not broken:
-                made = self.planned(one)
+                made = capped(one, self.cluster)
                 broken = next(refusals(made.job, self.cluster), "")
             if broken:
                 why = why or broken
@@ -133,23 +124,28 @@ class _Climb:
             return why
         return min(lawful, key=self._cost)
 
-    def _broken(self, job: Job) -> str:
-        """Return the first law that a job breaks before its cap is known; the plan divides."""
-        bare = replace(job, layout=replace(job.layout, offload=Offload()))
-        return next(refusals(bare, self.cluster), "")
-
     def _cost(self, one: Plan) -> tuple[float, ...]:
         lacking = self.lacking(one)
         return (lacking, one.gpus, -one.job.seq_length, one.time.step)
 
     def _price(self, one: Plan) -> tuple[float, ...]:
-        """Return what a plan that fits costs: seconds of three digits, and then bytes."""
-        step = float(f"{one.time.step:.3g}")
-        return (one.gpus, -one.job.seq_length, step, one.memory.total)
+        """Return what a plan that fits costs, and then its bytes."""
+        return (one.gpus, -one.job.seq_length, _seconds(one), one.memory.total)
 
     def fastest(self, start: Plan) -> tuple[dict[str, Plan], list[str]]:
+        """Return the climb that ends best, with rungs that are untried where it needs them.
+
+        They are needed where without them it does not fit, takes more GPUs or shortens the stage.
+        """
+        tried = self._fastest(start, UNTRIED)
+        end = self._end(start, tried)
+        if end[:-1] <= (0.0, start.gpus, -start.job.seq_length):
+            return tried
+        anything = self._fastest(start, frozenset())
+        return anything if self._end(start, anything)[:-1] < end[:-1] else tried
+
+    def _fastest(self, start: Plan, left_out: frozenset[str]) -> tuple[dict[str, Plan], list[str]]:
         """Return the climb that ends best: the first, or one that leaves rungs of it out."""
-        left_out: frozenset[str] = frozenset()
         best = self.climb(start, left_out)
         if not best[1]:
             return best
@@ -163,7 +159,8 @@ class _Climb:
 
     def _end(self, start: Plan, climb: tuple[dict[str, Plan], list[str]]) -> tuple[float, ...]:
         plans, taken = climb
-        return self._cost(plans[taken[-1]] if taken else start)
+        last = plans[taken[-1]] if taken else start
+        return (*self._cost(last)[:-1], _seconds(last))
 
     def climb(self, start: Plan, left_out: frozenset[str]) -> tuple[dict[str, Plan], list[str]]:
         """Return the plans on the way up, and the rungs taken, until it fits or nothing helps."""
@@ -209,3 +206,8 @@ class _Climb:
             if not isinstance(one, str):
                 here = one
         return here
+
+
+def _seconds(one: Plan) -> float:
+    """Return the seconds of a step to three digits: the planner does not know more."""
+    return float(f"{one.time.step:.3g}")

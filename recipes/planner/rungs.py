@@ -11,8 +11,8 @@ from custom_modules.activation_memory import Offload, Recompute, Tiling
 from recipes.cluster import Cluster
 from recipes.layout import ContextParallel, Fp8
 from recipes.planner.job import Job
-from recipes.planner.plan import HOST_SHARE
-from recipes.units import GiB, K
+from recipes.planner.plan import host_cap
+from recipes.units import K
 
 MOST_GPUS, SHORTEST = 16, K
 """Times as many GPUs as now; tokens of a sequence."""
@@ -114,7 +114,7 @@ def _more_cp(job: Job, cluster: Cluster) -> Found:
 
 def _more_tp(job: Job, cluster: Cluster) -> Found:
     layout = job.layout
-    most = min(cluster.gpus_per_node, layout.world_size) // layout.tp
+    most = min(cluster.linked_gpus, layout.world_size) // layout.tp
     if most < 2:
         return f"TP {layout.tp} fills the fast link"
     found = []
@@ -133,8 +133,7 @@ def _offload(job: Job, cluster: Cluster, tensors: str) -> Found:
     layout = job.layout
     if layout.offload.tensors in (tensors, "both"):
         return f"{layout.offload.tensors} are offloaded" if tensors == "inputs" else "both are"
-    cap = HOST_SHARE * cluster.host_bytes_per_gpu / GiB
-    offload = Offload(tensors=tensors, cap_gib=cap)  # type: ignore[arg-type]
+    offload = Offload(tensors=tensors, cap_gib=host_cap(cluster))  # type: ignore[arg-type]
     recompute = layout.recompute
     if offload.refusal(recompute) and recompute.kind != "full":
         recompute = KEPT  # else there is nothing kept that could wait on the host

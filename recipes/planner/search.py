@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layouts of a stage on so many GPUs, ranked by the time of a step, ties by memory.
 
-All sizes of TP, CP, PP and DP that the model and the batch admit, each with the kinds of context
-parallelism that fit its heads, and of what layers keep the cheapest that fits: those are ordered by
-what they cost in time, so the first that fits is taken.
+All sizes of TP (powers of two), CP, PP and DP that the model and the batch admit, each with the
+kinds of context parallelism that fit its heads, and of what layers keep the cheapest that fits:
+those are ordered by what they cost in time, so the first that fits and that the recipe's laws allow
+is taken. Left to the user, in words: recompute that differs from layer to layer, Megatron's own,
+ZeRO-2, and pipelines whose stages differ.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,14 +17,16 @@ from custom_modules.context_parallel_kind import fits_ulysses, stage_sizes
 from recipes.cluster import Cluster
 from recipes.layout import ContextParallel, Fp8, Layout
 from recipes.model_card import ModelCard
-from recipes.planner.efficiency import HOPPER, Efficiency
 from recipes.planner.job import Job
 from recipes.planner.memory import memory
-from recipes.planner.plan import HOST_SHARE, Plan, plan, short
+from recipes.planner.plan import Plan, capped, host_cap, short
+from recipes.planner.refusals import before_planning, refusals
 from recipes.stages import Stage
 from recipes.units import GiB, K
 
 MOST_PP, MICRO_BATCHES = 16, (1, 2, 4)
+UNEVEN_SEQUENCE = "2 x CP x TP does not divide a sequence of {:,} tokens"
+UNEVEN_BATCH = "DP does not divide a batch of {:,} sequences"
 MOST_GPUS = 64
 """Times the GPUs asked for, among which it is looked for what would do."""
 MICRO_BATCH_BELOW = 16 * K
@@ -45,7 +48,6 @@ class Question:
     cluster: Cluster
     gpus: int
     fp8: Fp8 = Fp8()
-    efficiency: Efficiency = HOPPER
 
     def job(self, layout: Layout) -> Job:
         """Return the job of a layout."""
@@ -59,12 +61,7 @@ class Question:
 
     def plan(self, layout: Layout) -> Plan:
         """Return the plan of a layout, its host cap set to what it needs."""
-        found = plan(self.job(layout), self.cluster, efficiency=self.efficiency)
-        if layout.offload.tensors == "none":
-            return found
-        cap = math.ceil(found.memory.host / GiB * 10 + 1) / 10
-        exact = replace(layout, offload=replace(layout.offload, cap_gib=cap))
-        return replace(found, job=self.job(exact))
+        return capped(self.job(layout), self.cluster)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +74,8 @@ class Answer:
     """Why others are not among them, and how many."""
     nearest: Plan | None = None
     """Of those that do not fit, the one that lacks least."""
+    refused: str = ""
+    """Why the recipe refuses what there is memory for, of the first such."""
     tried: int = 0
 
 
@@ -128,19 +127,25 @@ def _fitting(
     """Return for each shape the first way that fits, beside what was ruled out before."""
     plans: list[Plan] = []
     ruled_out, nearest, tried = before.ruled_out, before.nearest, before.tried
+    refused = before.refused
     for shape in shapes:
         for layout in ways(question, shape):
             tried += 1
             one = question.plan(layout)
             if one.fits:
-                plans.append(one)
-                break
+                broken = next(refusals(one.job, question.cluster), "")
+                if not broken:
+                    plans.append(one)
+                    break
+                ruled_out[broken] += 1
+                refused = refused or broken
+                continue
             lacks = "GPU memory" if one.short > 0 else "host memory"
             ruled_out[f"too little {lacks}"] += 1
             if nearest is None or _lacking(one) < _lacking(nearest):
                 nearest = one
-    plans.sort(key=lambda one: (round(one.time.step, 3), one.memory.total))
-    return Answer(plans=plans, ruled_out=ruled_out, nearest=nearest, tried=tried)
+    plans.sort(key=lambda one: (float(f"{one.time.step:.4g}"), one.memory.total))
+    return Answer(plans=plans, ruled_out=ruled_out, nearest=nearest, refused=refused, tried=tried)
 
 
 def _lacking(one: Plan) -> float:
@@ -151,31 +156,36 @@ def _powers(most: int) -> list[int]:
     return [2**n for n in range(most.bit_length()) if 2**n <= most]
 
 
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
 def _shapes(question: Question, ruled_out: Counter[str]) -> Iterator[Layout]:
     """Yield the sizes of each kind of parallelism, what layers keep left open."""
     card, cluster, gpus = question.card, question.cluster, question.gpus
+    if gpus < 1:
+        raise ValueError(f"{gpus} GPUs; there must be at least 1")
     sequences, rest = divmod(question.tokens_per_batch, question.seq_length)
-    if rest or gpus < 1:
+    if rest or not sequences:
         raise ValueError(
             f"a batch of {question.tokens_per_batch:,} tokens is no whole number of sequences of "
             f"{question.seq_length:,}"
         )
-    for tp in _powers(min(cluster.gpus_per_node, gpus)):
+    for tp in _powers(min(cluster.linked_gpus, gpus)):
         if card.heads % tp or card.kv_heads % tp or card.vocab % tp:
             ruled_out[f"TP {tp} does not divide heads, KV heads and vocabulary"] += 1
             continue
-        for pp in range(1, min(MOST_PP, gpus // tp, card.layers) + 1):
-            if card.layers % pp or gpus % (tp * pp):
+        for pp in _divisors(gpus // tp if gpus % tp == 0 else 1):
+            if pp > MOST_PP or card.layers % pp or gpus % (tp * pp):
                 continue
-            for cp in _powers(gpus // (tp * pp)):
-                dp, uneven = divmod(gpus, tp * pp * cp)
-                if uneven or question.seq_length % (2 * cp * tp):
-                    ruled_out["sizes that do not divide GPUs or sequence"] += 1
-                    continue
-                if sequences % dp:
-                    ruled_out["more data ranks than the batch has sequences for"] += 1
-                    continue
-                yield from _of_sizes(question, tp, pp, cp, dp, sequences)
+            for cp in _divisors(gpus // (tp * pp)):
+                dp = gpus // (tp * pp * cp)
+                if question.seq_length % (cp * tp * (2 if cp > 1 else 1)):
+                    ruled_out[UNEVEN_SEQUENCE.format(question.seq_length)] += 1
+                elif sequences % dp:
+                    ruled_out[UNEVEN_BATCH.format(sequences)] += 1
+                else:
+                    yield from _of_sizes(question, tp, pp, cp, dp, sequences)
 
 
 def _of_sizes(
@@ -183,8 +193,6 @@ def _of_sizes(
 ) -> Iterator[Layout]:
     rank_tokens = question.seq_length // cp
     for kind in _kinds(question, tp, cp):
-        if question.fp8.recipe != "none" and kind.how.may_chunk_heads:
-            continue
         for micro in MICRO_BATCHES:
             if micro > 1 and rank_tokens * micro > MICRO_BATCH_BELOW:
                 break
@@ -207,8 +215,9 @@ def _kinds(question: Question, tp: int, cp: int) -> Iterator[ContextParallel]:
     yield ContextParallel.ring(cp)
     inside = [
         size
-        for size in _powers(min(cp // 2, max(1, question.cluster.gpus_per_node // tp)))
-        if size > 1 and fits_ulysses(heads, kv_heads, size)
+        for size in _divisors(cp)
+        if 1 < size <= min(cp // 2, question.cluster.linked_gpus // tp)
+        and fits_ulysses(heads, kv_heads, size)
     ]
     if inside:
         yield ContextParallel.hybrid(ulysses=inside[-1], ring=cp // inside[-1])
@@ -231,7 +240,7 @@ def _tilings(question: Question, shape: Layout) -> tuple[Tiling, Tiling]:
 
 def _offloads(question: Question) -> tuple[Offload, Offload]:
     """Return the offload of layer inputs, and of both, up to the host's share of a rank."""
-    cap = HOST_SHARE * question.cluster.host_bytes_per_gpu / GiB
+    cap = host_cap(question.cluster)
     return Offload(tensors="inputs", cap_gib=cap), Offload(tensors="both", cap_gib=cap)
 
 
@@ -276,16 +285,56 @@ def why_not(question: Question, answer: Answer) -> str:
     )
     if answer.nearest is None:
         reasons = "; ".join(answer.ruled_out) or "nothing was left to try"
-        return f"{said}: {reasons}"
-    nearest = answer.nearest
-    lacks = []
-    if nearest.short > 0:
-        lacks.append(f"{nearest.short / GiB:.1f} GiB of GPU memory")
-    if nearest.host_short > 0:
-        lacks.append(f"{nearest.host_short / GiB:.1f} GiB of host memory a rank")
-    said += f"; the nearest lacks {' and '.join(lacks)}"
+        change = _even_sizes(question)
+        return f"{said}: {reasons}" + (f". {change}" if change else "")
     change = _cheapest_change(question)
-    return f"{said}. {change}" if change else said
+    if answer.refused:
+        return f"{said}: {answer.refused}" + (f". {change}" if change else "")
+    return f"{said}; the nearest {lacks(answer.nearest)}" + (f". {change}" if change else "")
+
+
+def lacks(one: Plan) -> str:
+    """Return what a plan that does not fit lacks, in words."""
+    short_of = []
+    if one.short > 0:
+        short_of.append(f"{one.short / GiB:.1f} GiB of GPU memory")
+    if one.host_short > 0:
+        short_of.append(f"{one.host_short / GiB:.1f} GiB of host memory a rank")
+    return f"lacks {' and '.join(short_of)}"
+
+
+def _even_sizes(question: Question) -> str:
+    """Return the nearest GPUs, batch or length that divide, where no sizes do."""
+    sequences = question.tokens_per_batch // question.seq_length
+    gpus = question.gpus
+    fewer = 2 ** (gpus.bit_length() - 1)
+    odd = _odd_part(gpus)
+    tried = [
+        (f"{fewer} GPUs would do", replace(question, gpus=fewer)),
+        *(
+            (
+                f"a batch of {count:,} sequences ({count * question.seq_length:,} tokens) would do",
+                replace(question, tokens_per_batch=count * question.seq_length),
+            )
+            for count in (sequences // odd * odd, (sequences // odd + 1) * odd)
+            if count
+        ),
+    ]
+    even = question.seq_length // K * K
+    if even and even != question.seq_length:
+        shorter = replace(question, seq_length=even, tokens_per_batch=sequences * even)
+        tried.append((f"{even:,} tokens would do", shorter))
+    return ", or ".join(words for words, other in tried if fits_somehow(other))
+
+
+def _odd_part(number: int) -> int:
+    return number // (number & -number)
+
+
+def even_batch(tokens: int, seq_length: int, gpus: int) -> int:
+    """Return about so many tokens: whole sequences that as many data ranks as may be share."""
+    sequences, odd = max(tokens // seq_length, 1), _odd_part(gpus)
+    return (sequences - sequences % odd or sequences) * seq_length
 
 
 def _cheapest_change(question: Question) -> str:
@@ -300,7 +349,8 @@ def _cheapest_change(question: Question) -> str:
     longest = max_length(question)
     if longest:
         found.append(f"these GPUs reach {longest:,} tokens")
-    return ", or ".join(found)
+    said = ", or ".join(found)
+    return said[:1].upper() + said[1:]
 
 
 def fits_somehow(question: Question) -> bool:
@@ -308,25 +358,31 @@ def fits_somehow(question: Question) -> bool:
     for shape in _shapes(question, Counter()):
         smallest = (*list(_keeping(question, shape))[-2:], *_last_resorts(question, shape))
         for layout in smallest:
-            if max(short(memory(question.job(layout)), question.cluster)) <= 0:
+            job = question.job(layout)
+            if max(short(memory(job), question.cluster)) > 0:
+                continue
+            if not before_planning(job, question.cluster):
                 return True
     return False
 
 
-def max_length(question: Question) -> int:
+def longest(fits: Callable[[int], bool]) -> int:
     """Return the longest context that fits, in eighths of a power of two; 0 where none does."""
-    batch = question.tokens_per_batch
-
-    def fits(length: int) -> bool:
-        whole = max(1, batch // length) * length
-        return fits_somehow(replace(question, seq_length=length, tokens_per_batch=whole))
-
     length = K
     if not fits(length):
         return 0
     while length < 2**31 and fits(2 * length):
         length *= 2
-    step = max(length // 8, 1)
-    return max(
-        (length + n * step for n in range(8) if n == 0 or fits(length + n * step)), default=length
-    )
+    step = length // 8
+    return max(length + n * step for n in range(8) if n == 0 or fits(length + n * step))
+
+
+def max_length(question: Question) -> int:
+    """Return the longest context that fits in any layout; 0 where none does."""
+    return longest(lambda length: fits_somehow(at_length(question, length)))
+
+
+def at_length(question: Question, length: int) -> Question:
+    """Return the question at another length, its batch of about as many tokens."""
+    batch = even_batch(question.tokens_per_batch, length, question.gpus)
+    return replace(question, seq_length=length, tokens_per_batch=batch)

@@ -4,20 +4,28 @@
 Work of a micro-batch on one rank, t tokens of a TP group, S the sequence, e bytes a number:
 
     matmul      2 P t forward, 4 P t backward, P the rank's weights in products (LM head apart);
-                2 P t more where a layer is rebuilt
+                2 P t more where a layer is rebuilt; head-chunked attention rebuilds q, k, v as well
     attention   2 A S t forward, causal, A = heads x D / TP; 5/2 of that backward (a flash backward
                 executes 5 products where the forward has 2); once more where it runs again
     memory      norms, rotation, activations, residuals, logits: bytes through device memory
     TP          4 messages of t h e (TP - 1)/TP forward, 6 backward (the gathered inputs come once
-                more for the weights' gradients): sequence parallelism, arXiv 2205.05198
+                more for the weights' gradients): sequence parallelism, arXiv 2205.05198. Experts
+                gather every token once for each of the k that it goes to: 4 k instead of 5
+                (Megatron-Core's all-to-all dispatcher)
     CP          all-to-all: (u - 1)/u (2 H + 2 K) head slices each way, waited for (arXiv
-                2309.14509); ring: (c - 1) 2 K forward, twice that and fp32 gradients backward,
-                under attention (arXiv 2310.01889)
-    PP          a bubble of (PP - 1)/m of the step's compute (1F1B, arXiv 2104.04473)
+                2309.14509), a stage of heads twice that backward; ring: (c - 1) 2 K forward, twice
+                that and fp32 gradients backward, under attention (arXiv 2310.01889)
+    PP          the last stage has the LM head and sets the pace; the pipeline fills and drains for
+                PP - 1 micro-batches without it (1F1B, arXiv 2104.04473); t h e / TP to and from
+                each neighbour, waited for
     DP          gradients fp32 and parameters once a step, or each micro-batch under FSDP, under
                 compute as far as it reaches
     copies      what offload moves, under compute as far as it reaches
     optimizer   Adam's traffic, on the device or on the host
+
+A group's messages take the fast link where it joins the whole group; beyond it a rank has its port
+of the network, a collective of several ranks of a node the ports of them all (NCCL's rings, one a
+port), and an exchange sends over the network only what is for other nodes.
 
 Throughput is tokens/s/GPU, MFU the causal one: `6 P_mm + 6 L (H D) S` FLOPs a token over the bf16
 peak, recompute not counted.
@@ -25,11 +33,10 @@ peak, recompute not counted.
 
 from dataclasses import dataclass
 
-from recipes.cluster import GB, Cluster
-from recipes.planner.efficiency import HOPPER, Efficiency
+from recipes.cluster import Cluster
 from recipes.planner.job import Job
 
-TERA = 1e12
+GB, TERA = 1e9, 1e12
 ADAM_BYTES = 30
 """Read and written of a parameter's gradient, moments, fp32 and bf16 weight in a step."""
 
@@ -52,15 +59,15 @@ class Time:
         return sum(self.causes.values())
 
 
-def time(job: Job, cluster: Cluster, efficiency: Efficiency = HOPPER) -> Time:
-    """Return the seconds of a job's step on a cluster."""
-    work = _Work(job, cluster, efficiency)
+def time(job: Job, cluster: Cluster) -> Time:
+    """Return the seconds of a job's step on a cluster, at the shares of peak it states."""
+    work = _Work(job, cluster)
     m, pp = job.micro_batches, job.layout.pp
-    each = work.micro_batch()
+    each = work.micro_batch(head=1)
     busy = sum(each.values())
     compute = each["matmul"] + each["attention"] + each["memory"] + each["recompute"]
     causes = {name: m * seconds for name, seconds in each.items()}
-    causes["PP"] = (pp - 1) * busy
+    causes["PP"] = (pp - 1) * sum(work.micro_batch(head=0).values()) + m * work.pipeline()
     causes["DP"] = work.data_parallel(compute)
     causes["optimizer"] = work.optimizer()
     step = sum(causes.values())
@@ -77,17 +84,20 @@ def time(job: Job, cluster: Cluster, efficiency: Efficiency = HOPPER) -> Time:
 class _Work:
     """Seconds of the parts of a micro-batch on one rank."""
 
-    def __init__(self, job: Job, cluster: Cluster, efficiency: Efficiency) -> None:
-        self.job, self.cluster, self.efficiency = job, cluster, efficiency
+    def __init__(self, job: Job, cluster: Cluster) -> None:
+        self.job, self.cluster, self.efficiency = job, cluster, cluster.efficiency
         self.layers, self.e = job.layers, job.element_bytes
         self.again = self._again()
         """Shares of a layer's forward that run again: products, attention, MLP."""
 
-    def micro_batch(self) -> dict[str, float]:
-        """Return seconds by cause, communication as far as nothing hides it."""
-        matmul, rebuilt = self._matmul()
+    def micro_batch(self, head: int) -> dict[str, float]:
+        """Return seconds by cause of a stage with or without the LM head (1 or 0).
+
+        Communication counts as far as nothing hides it.
+        """
+        matmul, rebuilt = self._matmul(head)
         forward, backward, repeated = self._attention()
-        memory, memory_again = self._memory()
+        memory, memory_again = self._memory(head)
         exposed = self._context_parallel(forward, backward, repeated)
         compute = matmul + rebuilt + forward + backward + repeated + memory + memory_again
         return {
@@ -95,7 +105,7 @@ class _Work:
             "attention": forward + backward,
             "recompute": rebuilt + repeated + memory_again,
             "memory": memory,
-            "TP": self._tensor_parallel(),
+            "TP": self._tensor_parallel(head),
             "CP": exposed,
             "copies": self._copies(compute),
         }
@@ -118,10 +128,11 @@ class _Work:
         mixed = [share * one + (1 - share) * other for one, other in zip(own, others, strict=True)]
         return mixed[0], mixed[1], mixed[2]
 
-    def _matmul(self) -> tuple[float, float]:
+    def _matmul(self, head: int) -> tuple[float, float]:
         """Return seconds of the products, and of those that run again."""
         job, card, layout = self.job, self.job.card, self.job.layout
-        attention = card.hidden * card.head_dim * 2 * (card.heads + card.kv_heads)
+        qkv = card.hidden * card.head_dim * (card.heads + 2 * card.kv_heads)
+        attention = qkv + card.hidden * card.head_dim * card.heads
         mlp = (3 if card.facts.gated else 2) * card.hidden * card.ffn_hidden
         bf16 = self.cluster.gpu.bf16_tflops * TERA * self.efficiency.matmul
         rate = bf16
@@ -131,12 +142,16 @@ class _Work:
             rate = 1 / (in_bf16 / bf16 + (1 - in_bf16) / fp8)
         of_mlp = 2 * job.tokens * mlp / layout.tp * self.layers / rate
         if card.facts.experts:
-            slower = self.efficiency.matmul / self.efficiency.experts
-            of_mlp *= card.experts_per_token * slower
+            width = card.ffn_hidden / layout.tp
+            reached = self.efficiency.experts * width / (width + self.efficiency.expert_width)
+            of_mlp *= card.experts_per_token * self.efficiency.matmul / reached
         of_attention = 2 * job.tokens * attention / layout.tp * self.layers / rate
-        head = 2 * job.tokens * job.vocabulary_weights / bf16 / layout.pp
+        of_head = 2 * job.tokens * job.vocabulary_weights / bf16 * head
         again = self.again[0] * of_attention + self.again[2] * of_mlp
-        return 3 * (of_attention + of_mlp + head), again
+        if job.degrees.heads_per_stage:  # where attention is kept, the rebuilt layer's are these
+            only_kept = self.again[0] - self.again[1]
+            again += (1 - only_kept) * of_attention * qkv / attention
+        return 3 * (of_attention + of_mlp + of_head), again
 
     def _attention(self) -> tuple[float, float, float]:
         """Return seconds of forward, backward, and of forwards that run again."""
@@ -151,7 +166,7 @@ class _Work:
         backward = 5 * unit / (peak * self.efficiency.attention_backward)
         return forward, backward, self.again[1] * forward
 
-    def _memory(self) -> tuple[float, float]:
+    def _memory(self, head: int) -> tuple[float, float]:
         """Return seconds through device memory, and of what runs again."""
         job, card, tp = self.job, self.job.card, self.job.layout.tp
         heads = (card.heads + 2 * card.kv_heads) * card.head_dim
@@ -159,28 +174,38 @@ class _Work:
         layer = 8 * card.hidden + 4 * heads + 3 * k * card.ffn_hidden
         traffic = layer * job.tokens / tp * self.e * self.layers
         passes = 3 if job.layout.tiling.loss else 8
-        logits = passes * job.tokens * card.vocab / tp * self.e / job.layout.pp
+        logits = passes * job.tokens * card.vocab / tp * self.e * head
         rate = self.cluster.gpu.memory_gbps * GB * self.efficiency.memory
         return (3 * traffic + logits) / rate, self.again[0] * traffic / rate
 
-    def _tensor_parallel(self) -> float:
-        job, tp = self.job, self.job.layout.tp
+    def _tensor_parallel(self, head: int) -> float:
+        job, card, tp = self.job, self.job.card, self.job.layout.tp
         if tp == 1:
             return 0.0
-        message = job.tokens * job.card.hidden * self.e * (tp - 1) / tp
-        again = 2 * self.again[0] + 2 * min(1.0, self.again[2])
-        head = 3 * message / job.layout.pp
-        return ((10 + again) * message * self.layers + head) / self._link(tp)
+        message = job.tokens * card.hidden * self.e * (tp - 1) / tp
+        attention, again = 5 + 2 * self.again[0], 2 * min(1.0, self.again[2])
+        mlp = (4 + again) * card.experts_per_token if card.facts.experts else 5 + again
+        return message * ((attention + mlp) * self.layers + 3 * head) / self._link(tp)
+
+    def pipeline(self) -> float:
+        """Return seconds that a micro-batch's tensors take to the next stage and back."""
+        job, layout = self.job, self.job.layout
+        if layout.pp == 1:
+            return 0.0
+        sent = 2 * job.tokens * job.card.hidden * self.e / layout.tp
+        return sent / self._link(layout.world_size)
 
     def _context_parallel(self, forward: float, backward: float, repeated: float) -> float:
         job, shape = self.job, self.job.attention
         u, c = job.degrees.ulysses, job.degrees.ring
         inner = max(shape.kv_heads, u)
-        # Kept attention is sent home again; with a full recompute q, k and v as well.
+        # Forward and backward; q, k and v again and home again where the layer is rebuilt. By
+        # stages of heads twice in the backward, and again where attention is not kept.
         runs = 2 + self.again[0]
-        exchanged = (u - 1) / u * (2 * shape.heads + 2 * inner) * shape.slice_bytes
-        by_stage = 1.4 if job.degrees.heads_per_stage else 1.0  # q goes again in the backward
-        waited = runs * by_stage * exchanged * self.layers / self._link(job.layout.tp * u)
+        if job.degrees.heads_per_stage:
+            runs = (3 + self.again[1]) / self.efficiency.staged
+        slices = (2 * shape.heads + 2 * inner) * shape.slice_bytes
+        waited = runs * slices * self.layers * self._exchange(u, job.layout.tp)
         if c == 1:
             return waited
         keys: float = (c - 1) * 2 * inner * shape.slice_bytes * self.layers
@@ -211,7 +236,7 @@ class _Work:
         if n == 1:
             return 0.0
         share, weights = (n - 1) / n, max(job.weights(0), job.weights(layout.pp - 1))
-        link = self._link(layout.tp * n)
+        link = self._collective(n, layout.tp)
         gradients, parameters = 4 * weights * share / link, self.e * weights * share / link
         under = self.efficiency.compute_overlapped * compute
         if layout.sharding == "parameters":  # each micro-batch: forward, backward, gradients
@@ -231,8 +256,28 @@ class _Work:
         host += 6 / (self.cluster.host_link_gbps * GB)
         return mine * ((1 - away) * ADAM_BYTES / rate + away * host)
 
-    def _link(self, ranks: int) -> float:
-        """Return bytes a second of a GPU among so many neighbours."""
-        if ranks <= self.cluster.gpus_per_node:
-            return self.cluster.nvlink_gbps * GB * self.efficiency.nvlink
+    @property
+    def _fast(self) -> float:
+        return self.cluster.nvlink_gbps * GB * self.efficiency.nvlink
+
+    @property
+    def _port(self) -> float:
         return self.cluster.network_gbps * GB * self.efficiency.network
+
+    def _link(self, span: int) -> float:
+        """Return bytes a second that a rank sends to a neighbour of a group that spans so many."""
+        return self._fast if self.cluster.joins(span) else self._port
+
+    def _collective(self, size: int, stride: int) -> float:
+        """Return bytes a second of a rank in a ring over a group, by all its ports of a node."""
+        if self.cluster.joins(stride * size):
+            return self._fast
+        here = max(1, self.cluster.linked_gpus // stride)
+        return min(self._fast, here * self._port)
+
+    def _exchange(self, size: int, stride: int) -> float:
+        """Return seconds that a byte of an all-to-all takes, what stays on the rank left out."""
+        if self.cluster.joins(stride * size):
+            return (size - 1) / size / self._fast
+        here = max(1, self.cluster.linked_gpus // stride)
+        return max((here - 1) / size / self._fast, (size - here) / size / self._port)

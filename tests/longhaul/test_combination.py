@@ -88,7 +88,7 @@ def test_the_planner_lays_out_all_gpus_of_the_nodes():
         ((*PROLONG, "--stage", "128K"), "has no stage of 128K; it has 64K, 512K"),
         ((*PROLONG, "--stage", "64X"), "as 64K; not 64X"),
         ((*PROLONG, "--stage", "64K", "--nodes", "0"), "--nodes is 0; it must be at least 1"),
-        ((*PROLONG, "--stage", "64K", "--cluster", "dgx_h10"), "did you mean dgx_h100?"),
+        ((*PROLONG, "--stage", "64K", "--cluster", "dgx_h10"), "did you mean dgx_h100"),
         ((*PROLONG, "--factory", "tiny_8k"), "name one recipe: --factory NAME or --yaml FILE"),
         (("pretrain", "--factory", "tiny_8k", "--nodes", "2"), "trainer.num_nodes=N"),
         (

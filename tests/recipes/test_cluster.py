@@ -55,5 +55,21 @@ def test_a_mistaken_file_is_told(tmp_path, hardware, said):
 def test_a_file_that_is_no_cluster_is_told(tmp_path):
     path = tmp_path / "other.yaml"
     path.write_text("[1, 2]")
-    with pytest.raises(ValueError, match="has no mapping `hardware`"):
+    with pytest.raises(ValueError, match="is no mapping"):
         cluster.load(str(path))
+
+
+def test_shares_of_peaks_may_be_one_s_own(tmp_path):
+    found = cluster.load(changed(tmp_path, efficiency={"attention_forward": 0.65}))
+    assert found.efficiency.attention_forward == 0.65
+    with pytest.raises(ValueError, match="did you mean attention_forward"):
+        cluster.load(changed(tmp_path, efficiency={"attention_foward": 0.65}))
+
+
+def test_nvlink_may_span_nodes(tmp_path):
+    rack = cluster.load(changed(tmp_path, gpus_per_node=4, gpus_per_link=64))
+    assert rack.joins(64)
+    assert not rack.joins(128)
+    assert not cluster.load("dgx_h100").joins(16)
+    with pytest.raises(ValueError, match="gpus_per_link is 6, no whole number of nodes of 4"):
+        cluster.load(changed(tmp_path, gpus_per_node=4, gpus_per_link=6))

@@ -34,8 +34,26 @@ def test_the_words_of_a_layout_say_all_of_it(name):
 
 def test_one_rank_has_words_too():
     assert words_of(Layout()) == "one rank"
+    assert layout_from("one rank") == Layout()
 
 
-def test_a_word_that_says_nothing_is_refused():
-    with pytest.raises(ValueError, match="'tpp2' says nothing of a layout"):
-        layout_from("tpp2")
+@pytest.mark.parametrize(
+    "word",
+    ["tpp2", "ulysses4x2", "ring4/8", "hybrid4", "kept_attention:3", "tile-loss:5", "zero3:9",
+     "offload-all:3", "fp8:int8", "fp8", "tp2:3"],
+)  # fmt: skip
+def test_a_word_that_says_nothing_is_refused_with_those_that_do(word):
+    with pytest.raises(ValueError, match=f"'{word}' says nothing of a layout; its words are tp2"):
+        layout_from(f"dp8 {word}")
+
+
+@pytest.mark.parametrize("words", ["tp2 tp4", "full kept_attention", "ulysses2 ring2"])
+def test_a_thing_said_twice_is_refused(words):
+    with pytest.raises(ValueError, match="again; a layout says each thing once"):
+        layout_from(words)
+
+
+@pytest.mark.parametrize("word", ["offload-both", "offload-inputs:x", "adam-on-host"])
+def test_a_number_that_is_missing_is_asked_for(word):
+    with pytest.raises(ValueError, match="a number after the colon"):
+        layout_from(word)

@@ -10,6 +10,7 @@ from recipes import cluster
 from recipes.layout import ContextParallel, Fp8, Layout
 from recipes.models import LLAMA31_8B, TINY
 from recipes.models.llama import LLAMA2_7B
+from recipes.models.mistral import MIXTRAL_8X7B
 from recipes.planner.job import Job
 from recipes.planner.memory import FUSED, HUGGING_FACE, PLAIN, Kernels, memory
 from recipes.planner.plan import plan
@@ -51,11 +52,35 @@ def test_the_state_of_a_bf16_model_by_what_is_sharded():
         causes = memory(job(dp=ranks, sharding=sharding, **layout)).causes
         return tuple(causes[name] / parameters for name in ("gradients", "optimizer"))
 
+    waiting = 4 * 2 * job().layer_weights / parameters  # of two layers, not reduced yet
     assert state("none") == (4, 12)
     assert state("optimizer") == (4, 12 / ranks)
-    assert state("gradients") == (4 / ranks, 12 / ranks)
-    assert state("parameters") == (4 / ranks, 12 / ranks)
+    assert state("gradients") == (4 / ranks + waiting, 12 / ranks)
+    assert state("parameters") == (4 / ranks + waiting, 12 / ranks)
     assert state("optimizer", optimizer_offload=1.0) == (4, 0)
+
+
+def test_fp8_keeps_each_weight_of_a_layer_twice_more():
+    bf16, fp8 = (
+        memory(job(dp=8, fp8=Fp8(recipe=name))).causes["weights"] for name in ("none", "tensorwise")
+    )
+    assert fp8 - bf16 == 2 * 32 * job().layer_weights
+
+
+def test_experts_hold_the_tokens_gathered_over_tp():
+    def kept(tp):
+        layer = Job(
+            card=MIXTRAL_8X7B, seq_length=16 * K, tokens_per_batch=16 * K, layout=Layout(tp=tp),
+            gpus_per_node=8,
+        )  # fmt: skip
+        return memory(layer).causes["mlp"]
+
+    tokens, k, hidden, ffn = 16 * K, 2, 4096, 14336
+    of_one = k * tokens * (3 * ffn + 2 * hidden) * 2
+    of_four = k * tokens * (3 * ffn / 4 + hidden + hidden / 4) * 2
+    norms = tokens * hidden * 2
+    assert kept(1) == pytest.approx(32 * (of_one + norms), rel=0.05)
+    assert kept(4) == pytest.approx(32 * (of_four + norms / 4), rel=0.05)
 
 
 def test_context_ranks_share_the_state_as_data_ranks_do():

@@ -12,7 +12,7 @@ from recipes.planner.job import Job
 from recipes.planner.override_words import override_words
 from recipes.planner.plan import Plan, plan
 from recipes.planner.refusals import refusals
-from recipes.planner.remedies import Remedy, remedies
+from recipes.planner.remedies import UNTRIED, Remedy, remedies
 from recipes.planner.rungs import RUNGS
 from recipes.units import GiB
 
@@ -91,6 +91,24 @@ def test_full_recompute_is_not_paid_for_where_offload_would_do():
     assert cure.plan.fits
     assert cure.plan.job.layout.recompute.kind == "kept_attention"
     assert cure.plan.time.step < 1.05 * start.time.step
+
+
+def test_what_nobody_has_tried_is_no_cure_where_a_tried_rung_fits_these_gpus(monkeypatch):
+    for words in ("tp8", "ulysses8", "tp2 ulysses4", "ring8"):
+        start = planned(words, machine=H100_HALF)
+        assert not UNTRIED & {*remedies(start).cure.names}
+        monkeypatch.setattr("recipes.planner.remedies.UNTRIED", frozenset())
+        anyway = remedies(start).cure
+        assert anyway.plan.gpus == start.gpus
+        monkeypatch.undo()
+
+
+def test_what_nobody_has_tried_is_climbed_where_nothing_else_fits_these_gpus():
+    start = planned("tp8", row=ROWS["llama3_70b_nemo_128k"])
+    cure = remedies(start).cure
+    assert UNTRIED & {*cure.names}
+    assert cure.plan.fits
+    assert (cure.plan.gpus, cure.plan.job.seq_length) == (8, start.job.seq_length)
 
 
 def test_bytes_that_only_a_log_shows_make_a_fitting_layout_lack_memory():
