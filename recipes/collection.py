@@ -75,6 +75,8 @@ llama3_8b nemo dgx_h100
   16k 1 ulysses8
   64k 1 tp2 head_chunked4 tile-loss
   128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
+llama2_13b llama2_long_32k dgx_h100
+  32k 8 dp64
 llama2_7b llama2_long_32k dgx_h100
   32k 8 ulysses8 dp8
 llama2_70b llama2_long_16k dgx_h100
@@ -141,6 +143,14 @@ mixtral_8x7b nemo dgx_h100
   16k 2 ulysses2 pp8 kept_attention tile-loss offload-inputs:2.1
   64k 2 tp2 head_chunked1 pp8 kept_attention tile-loss offload-inputs:8.1
   128k 2 tp4 head_chunked1 pp4 kept_attention tile-loss offload-both:16.3
+mixtral_8x22b nemo dgx_h100
+  16k 8 dp64
+  64k 8 dp64
+  128k 8 dp64
+nemotron3_22b nemo dgx_h100
+  16k 8 dp64
+  64k 8 dp64
+  128k 8 dp64
 nemotron4_15b nemo dgx_h100
   16k 1 tp2 ulysses2 pp2 tile-loss
   64k 1 tp2 ulysses4 kept_attention tile-loss offload-both:6.2
@@ -153,9 +163,9 @@ qwen25_14b qwen25_1m dgx_h100
   128k 1 tp2 head_chunked1 dp4 kept_attention tile-loss tile-mlp offload-both:60.6
   256k 2 tp2 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:121.1
 """
-"""A card, a ladder and a cluster, and after # why so many nodes where the rule does not say it; then
-a stage a line: length, nodes, and the layout in words (`recipes.layout_words`). `recipes.lay_out`
-writes the layouts."""
+"""A card, a ladder and a cluster, and after # what says the layout where the planner does not; then
+a stage a line: length, nodes, and the layout in words (`recipes.layout_words`), which
+`recipes.lay_out` writes."""
 
 
 def _rows() -> Iterator[Row]:

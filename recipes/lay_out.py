@@ -9,6 +9,7 @@ tried on GPUs (Megatron FSDP, Adam on the host). A row whose heading says why it
 stays. To be put into the table where the planner's formulas have changed, and to be read first.
 """
 
+import sys
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -70,4 +71,4 @@ def table() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(table()))
+    sys.stdout.write("\n".join(table()) + "\n")
