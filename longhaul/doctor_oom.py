@@ -9,18 +9,34 @@ import typer
 from rich.table import Table
 
 from longhaul.console import fitted
-from longhaul.doctor_job import Case, case, gib
-from longhaul.oom_log import Failure, failures, read
+from longhaul.doctor_job import (
+    CardName,
+    Case,
+    ClusterName,
+    Factory,
+    LadderName,
+    LayoutWords,
+    Nodes,
+    StageName,
+    case,
+    gib,
+)
+from longhaul.oom_log import Failure, Log, read
 from recipes.layout_words import words_of
 from recipes.planner.limits import ALLOCATOR
 from recipes.planner.plan import HEADROOM, Plan
-from recipes.planner.remedies import Remedies, Remedy, remedies
+from recipes.planner.remedies import UNTRIED, Remedies, Remedy, remedies
 from recipes.planner.search import search
 from recipes.planner.tensor_sizes import matching
 from recipes.units import GiB
 
+NOT_TRIED = "not tried on GPUs here"
+SET_ALLOCATOR = f"PYTORCH_CUDA_ALLOC_CONF={ALLOCATOR}"
+OF_NCCL = 1 * GiB
+"""What NCCL is taken to lack where it found no memory; its log does not say."""
 FAR_BELOW, OTHER_GPU = 1.15, 0.05
 """Of a prediction, what is not explained by it; of capacities, what is not the same GPU."""
+ON_THE_GPU = ("device", "nccl")
 ON_THE_HOST = ("pinned", "host", "killed", "shared")
 WHAT = {
     "device": "GPU memory ran out",
@@ -33,34 +49,33 @@ WHAT = {
 
 
 def oom(
-    factory: Annotated[str, typer.Option(help="A shipped recipe, as llama3_8b_nemo_64k.")],
-    cluster: Annotated[
-        str, typer.Option(help="Cluster file: a name or a path.", show_default="the recipe's")
-    ] = "",
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes.", show_default="the recipe's")
-    ] = None,
+    factory: Factory = "",
+    card: CardName = "",
+    ladder: LadderName = "",
+    stage: StageName = "",
+    cluster: ClusterName = "",
+    nodes: Nodes = None,
     log: Annotated[Path | None, typer.Option(help="What the ranks wrote, as output.log.")] = None,
-    layout: Annotated[
-        str, typer.Option(help="The layout that ran, in words, as 'tp2 dp4 tile-loss'.")
-    ] = "",
+    layout: LayoutWords = "",
 ) -> None:
     """Say what takes the memory of a recipe, and what would make it fit, the cheapest first."""
-    found = case(factory, cluster, nodes, layout)
-    seen = failures(read(log)) if log is not None else []
+    found = case(factory, cluster, nodes, layout, card=card, ladder=ladder, stage=stage)
+    logged = read(log) if log is not None else None
+    seen = logged.failures if logged is not None else ()
     for line in (*found.head(), *predicted(found.plan)):
         typer.echo(line)
-    if log is not None:
+    if logged is not None:
         typer.echo(f"\nlog: {log}")
-        for line in said(found, seen):
+        for line in said(found, logged):
             typer.echo(f"  {line}")
     kinds = {one.kind for one in seen}
     if kinds and kinds <= set(ON_THE_HOST) and found.plan.fits:
         return
-    there = remedies(found.plan, unexplained=unexplained(found.plan, seen))
+    beyond = unexplained(found.plan, seen)
+    there = remedies(found.plan, unexplained=beyond)
     typer.echo()
     _print(found.plan, there)
-    for line in what_to_do(found, there, asked=bool(seen)):
+    for line in what_to_do(found, there, logged, beyond):
         typer.echo(line)
 
 
@@ -81,11 +96,13 @@ def predicted(plan: Plan) -> Iterator[str]:
         yield f"  on the host: {gib(plan.memory.host)} a rank, of {gib(share)}{lacks}"
 
 
-def said(found: Case, seen: Sequence[Failure]) -> Iterator[str]:
+def said(found: Case, log: Log) -> Iterator[str]:
     """Yield what a log says, each failure with what it means."""
-    if not seen:
-        yield "no failed allocation that is known here; is it of the rank that failed first?"
-    for one in seen:
+    if log.empty:
+        yield "the log is empty; is it of the rank that failed first?"
+    elif not log.failures:
+        yield "no out-of-memory that is known here; is it of the rank that failed first?"
+    for one in log.failures:
         times = f", {one.count} times" if one.count > 1 else ""
         yield f"line {one.number}{times}: {WHAT[one.kind]}"
         lines = {"device": _device, "nccl": _nccl, "shared": _shared}.get(one.kind, _host)
@@ -116,8 +133,8 @@ def _device(found: Case, one: Failure) -> Iterator[str]:
         yield "no tensor of this layout has that size; is --layout the one that ran?"
     if one.fragmented:
         yield (
-            f"fragmentation: what is reserved and unused would have held it; set "
-            f"PYTORCH_CUDA_ALLOC_CONF={ALLOCATOR} (`longhaul pretrain` and `run` do)"
+            "fragmentation: what is reserved and unused would have held it; set "
+            f"{SET_ALLOCATOR} (`longhaul pretrain` and `run` do)"
         )
     if one.others:
         yield f"other processes hold {gib(one.others)} of this GPU; end them first"
@@ -134,10 +151,13 @@ def _device(found: Case, one: Failure) -> Iterator[str]:
         )
     foreseen = plan.memory.total - reserve
     if one.needed is not None and one.needed > FAR_BELOW * foreseen:
+        probe = "longhaul probe memory"
+        if found.recipe.shipped is not None:
+            probe += f" {found.asked}"
         yield (
             f"PyTorch needed {gib(one.needed)} and {gib(foreseen)} were predicted: measure it with "
-            f"`longhaul probe memory --factory {found.row.name}`, by cause; below, the "
-            f"{gib(one.needed - foreseen)} between them count as there to stay"
+            f"`{probe}`, by cause; below, the {gib(one.needed - foreseen)} between them count as "
+            "there to stay"
         )
 
 
@@ -179,16 +199,35 @@ def _host(found: Case, one: Failure) -> Iterator[str]:
 
 
 def unexplained(plan: Plan, seen: Sequence[Failure]) -> float:
-    """Return the bytes that a log shows beyond the prediction."""
-    worst = 0.0
-    reserve = plan.memory.causes["reserve"]
-    for one in seen:
+    """Return the bytes that a log shows beyond the prediction.
+
+    A job that ran out of GPU memory did not fit, whatever the prediction says: where the log's
+    sizes do not explain that, or there are none, what the plan has to spare was in use, and a
+    little more.
+    """
+    failed = [one for one in seen if one.kind in ON_THE_GPU]
+    reserve, worst = plan.memory.causes["reserve"], 0.0
+    for one in failed:
         if one.kind != "device" or one.needed is None:
             continue
         beyond = max(0.0, one.needed - (plan.memory.total - reserve))
         beside = max(0.0, (one.outside or 0.0) - reserve) + one.others
         worst = max(worst, beyond + beside)
-    return worst
+    if not failed or plan.short + worst > 0:
+        return worst
+    of_nccl = all(one.kind == "nccl" for one in failed)
+    return -plan.short + (OF_NCCL if of_nccl else HEADROOM * plan.cluster.gpu_bytes)
+
+
+def first_of_all(plan: Plan, seen: Sequence[Failure], beyond: float) -> Iterator[str]:
+    """Yield what to do before any remedy, and what the remedies count with."""
+    if any(one.fragmented for one in seen):
+        yield f"set the allocator first ({SET_ALLOCATOR}); if it still fails:"
+    if beyond > 0:
+        yield (
+            f"beside the prediction {gib(beyond)} count as there to stay"
+            + (f": it ran out, so the {gib(-plan.short)} to spare were in use" if plan.fits else "")
+        )
 
 
 def _print(plan: Plan, there: Remedies) -> None:
@@ -208,16 +247,18 @@ def _print(plan: Plan, there: Remedies) -> None:
     console, made, _ = fitted(table)
     console.width = max(console.width, 100) if console.is_terminal else 140
     console.print(made)
+    console.print(f"* {NOT_TRIED}")
 
 
 def _row(plan: Plan, one: Remedy) -> tuple[str, ...]:
     together = "" if one.together is None else f"{one.together.memory.total / GiB:,.1f}"
+    name = one.name + (" *" if one.name in UNTRIED else "")
     if one.alone is None:
-        return (one.name, "", "", "", together, one.why_not)
+        return (name, "", "", "", together, one.why_not)
     saved = (plan.memory.total - one.alone.memory.total) / GiB
     slower = one.alone.time.step / plan.time.step - 1
     return (
-        one.name,
+        name,
         f"{saved:,.1f}",
         f"{slower:+.1%}",
         "yes" if one.fits else "",
@@ -226,33 +267,48 @@ def _row(plan: Plan, one: Remedy) -> tuple[str, ...]:
     )
 
 
-def what_to_do(found: Case, there: Remedies, *, asked: bool) -> Iterator[str]:
+def what_to_do(found: Case, there: Remedies, log: Log | None, beyond: float) -> Iterator[str]:
     """Yield the first set that fits, and the planner's own choice, as commands."""
     plan, cure = found.plan, there.cure
     yield ""
+    yield from first_of_all(plan, () if log is None else log.failures, beyond)
     if cure is None:
         yield (
             "nothing on this ladder fits, nor all of it; `longhaul plan "
             f"{plan.job.card.name} --max-seq` has the longest context of these GPUs"
         )
     elif not cure.names:
-        yield "nothing has to change by this prediction" + (
-            "; the log shows less than it foresees" if asked else "; with --log it is held to a log"
-        )
+        yield f"nothing has to change by this prediction; {_of_log(log)}"
         return
     else:
-        yield f"what fits: {' + '.join(cure.names)}; {_beside(plan, cure.plan)}"
+        untried = [name for name in cure.names if name in UNTRIED]
+        note = f"; {' and '.join(untried)}: {NOT_TRIED}" if untried else ""
+        yield f"what fits: {' + '.join(cure.names)}; {_beside(plan, cure.plan)}{note}"
         yield f"  {found.command(cure.plan.job)}"
-    answer = search(found.question)
-    if answer.plans:
-        best = answer.plans[0]
-        same = cure is not None and best.job.layout == cure.plan.job.layout
-        if not same:
-            yield (
-                f"the planner's choice on these GPUs: {words_of(best.job.layout)}; "
-                f"{_beside(plan, best)}"
-            )
-            yield f"  {found.command(best.job)}"
+    choice = planners_choice(found, beyond)
+    if choice is not None and (cure is None or choice.job.layout != cure.plan.job.layout):
+        yield (
+            f"the planner's choice on these GPUs: {words_of(choice.job.layout)}; "
+            f"{_beside(plan, choice)}"
+        )
+        yield f"  {found.command(choice.job)}"
+
+
+def _of_log(log: Log | None) -> str:
+    if log is None:
+        return "with --log it is held to a log"
+    return "the log is empty" if log.empty else "the log shows no out-of-memory"
+
+
+def planners_choice(found: Case, beyond: float) -> Plan | None:
+    """Return the fastest plan of the same GPUs that has room for what the log shows.
+
+    Not the layout of the case, which has failed or does not fit; None where there is no other.
+    """
+    for one in search(found.question).plans:
+        if one.short + beyond <= 0 and not found.same_layout(one.job.layout):
+            return one
+    return None
 
 
 def _beside(plan: Plan, other: Plan) -> str:

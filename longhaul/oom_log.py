@@ -4,13 +4,17 @@
 PyTorch's sentence has had three forms: sizes in brackets with what is `already allocated` (up to
 2.0), `total capacty` (2.1), and `total capacity` with private pools and limits of the process (from
 2.2). Many ranks write it at once; the one that asked for most is taken.
+
+A log may be of any size: it is read block by block, and only lines with one of `_HINTS` are looked
+at. Of a line that is longer, what stands around the hint.
 """
 
+import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 Kind = Literal["device", "nccl", "pinned", "host", "killed", "shared"]
 
@@ -28,34 +32,53 @@ _FIELDS = {
     "allowed": (rf"{_SIZE} allowed",),
 }
 _OTHERS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
+_NEAR = r"[^\n]{0,300}"
+"""What may stand between two words of one sentence."""
 _PINNED = re.compile(
-    r"offload (?:could not lock|needs [^\n]*host memory)|cudaHostAlloc|cudaHostRegister"
-    r"|(?:pin|pinned)[ _-]memory[^\n]*(?:fail|out of memory|cannot|error)"
-    r"|(?:fail|cannot|could not)[^\n]*(?:pin|pinned)[ _-]memory|page-?lock[^\n]*(?:fail|cannot)",
+    rf"offload (?:could not lock|needs {_NEAR}host memory)|cudaHostAlloc|cudaHostRegister"
+    rf"|(?:pin|pinned)[ _]memory{_NEAR}(?:fail|out of memory|cannot|error)"
+    rf"|(?:fail|cannot|could not){_NEAR}(?:pin|pinned)[ _]memory"
+    rf"|page-lock{_NEAR}(?:fail|cannot)",
     re.I,
 )
 _HOST = re.compile(
-    r"(?:DefaultCPUAllocator: (?:can't|not enough)[^\n]*|not enough memory: )you tried to allocate "
-    r"(\d+) ?bytes",
+    rf"(?:DefaultCPUAllocator: (?:can't|not enough){_NEAR}|not enough memory: )"
+    r"you tried to allocate (\d+) ?bytes",
     re.I,
 )
 _HOST_PLAIN = re.compile(r"\bMemoryError\b|std::bad_alloc|\[Errno 12\]")
 _NCCL = re.compile(
-    r"NCCL WARN (?:Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA (?:host )?(?:c|m)?alloc)"
-    r"|NCCL[^\n]*(?:ncclUnhandledCudaError|unhandled cuda error)[^\n]*out of memory"
+    r"Cuda failure (?:\d+ )?'out of memory'|NCCL WARN Failed to CUDA (?:host )?(?:c|m)?alloc"
+    rf"|NCCL{_NEAR}(?:ncclUnhandledCudaError|unhandled cuda error){_NEAR}out of memory"
 )
 _NCCL_SIZE = re.compile(r"Failed to CUDA (?:host )?(?:c|m)?alloc(?: async)? (\d+) bytes")
 _SHARED = re.compile(
-    r"insufficient shared memory|/dev/shm[^\n]*(?:No space|to \d+ bytes)|Bus error"
+    rf"insufficient shared memory|/dev/shm{_NEAR}(?:No space|to \d+ bytes)|Bus error"
 )
 _KILLED = re.compile(
-    r"Out of memory: Killed process|oom[-_]kill|OOM Killed|(?<![_A-Z])OUT_OF_MEMORY"
-    r"|[Ee]xit ?code *:? *\(?(?:-9|137)\b|Signal 9 \(SIGKILL\)|killed by signal: Killed"
+    r"[Oo]ut of memory: Kill(?:ed)? process|\boom[-_]kill event|invoked oom-killer"
+    r"|oom-kill:constraint|OOM ?Killed|(?<![_A-Z])OUT_OF_MEMORY|[Ee]xit ?code *:? *\(?(?:-9|137)\b"
+    r"|Signal 9 \(SIGKILL\)|killed by signal: Killed"
+    rf"|srun: error: {_NEAR}\btasks? [^:\n]+: (?:Killed|Out Of Memory)|: line \d+: +\d+ Killed\b"
 )
 _DEVICE_PLAIN = re.compile(
     r"CUDA (?:driver )?error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation"
-    r"|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|Error: CUDA out of memory"
+    r"|Allocation on device \d+ would exceed allowed memory",
+    re.I,
 )
+_HINTS = (
+    b"out of memory", b"out_of_memory", b"tried to allocate", b"exceed allowed", b"alloc_failed",
+    b"memoryallocation", b"failed to cuda", b"cudahost", b"offload needs", b"could not lock",
+    b"pin memory", b"pin_memory", b"pinned memory", b"pinned_memory", b"page-lock", b"memoryerror",
+    b"bad_alloc", b"errno 12]", b"insufficient shared memory", b"/dev/shm", b"bus error", b"exit",
+    b"signal 9", b"kill",
+)  # fmt: skip
+"""In small letters: a line in which one of the patterns above is found has one of these."""
+BLOCK = 2**20
+"""Bytes of a log that are held at once."""
+BEFORE, AFTER = 2**10, 2**12
+"""Bytes around a hint that are looked at: more than a sentence of any of these libraries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,17 +127,35 @@ class Failure:
         return self.allocated + self.asked
 
 
-def read(path: Path) -> str:
-    """Return the text of a log; raise ValueError where there is none."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Log:
+    """What a log says of memory."""
+
+    failures: tuple[Failure, ...]
+    empty: bool = False
+    """Whether nothing at all stands in it."""
+
+
+def read(path: Path) -> Log:
+    """Return what a log says; raise ValueError where there is none."""
     if not path.is_file():
         raise ValueError(f"--log {path} is not a file")
-    return path.read_text("utf-8", errors="replace")
+    with path.open("rb") as file:
+        beginning = file.read(BLOCK)
+        if len(beginning) < BLOCK and not beginning.strip():
+            return Log(failures=(), empty=True)
+        file.seek(0)
+        return Log(failures=tuple(_by_kind(file)))
 
 
 def failures(text: str) -> list[Failure]:
-    """Return the failures of a log, one of each kind, in the order they first occur."""
+    """Return the failures of a log's text, one of each kind, in the order they first occur."""
+    return _by_kind(io.BytesIO(text.encode()))
+
+
+def _by_kind(file: BinaryIO) -> list[Failure]:
     found: dict[str, Failure] = {}
-    for one in _each(text):
+    for one in _each(file):
         before = found.get(one.kind)
         if before is None:
             found[one.kind] = one
@@ -124,13 +165,55 @@ def failures(text: str) -> list[Failure]:
     return sorted(found.values(), key=lambda one: one.number)
 
 
-def _each(text: str) -> Iterator[Failure]:
-    for number, line in enumerate(text.splitlines(), 1):
+def _each(file: BinaryIO) -> Iterator[Failure]:
+    for number, line in _suspects(file):
         for meant in (_device, _nccl, _pinned, _host, _shared, _killed, _device_plain):
             failure = meant(line, number)
             if failure is not None:
                 yield failure
                 break
+
+
+def _suspects(file: BinaryIO) -> Iterator[tuple[int, str]]:
+    """Yield the lines with a hint, by number, cut to what is around it where they are longer."""
+    held, first, seen = b"", 1, 0  # bytes, the number of their first line, how many are done with
+    while True:
+        block = file.read(BLOCK)
+        held += block
+        until = max(0, len(held) - AFTER) if block else len(held)
+        number, counted = first, 0
+        for hint in _hints(held, seen, until):
+            if hint < seen:
+                continue  # another one of the line before
+            start, end = _around(held, hint, seen)
+            number, counted = number + held.count(b"\n", counted, start), start
+            yield number, held[start:end].decode("utf-8", errors="replace")
+            seen = end if end < hint + AFTER else hint + AFTER - BEFORE
+        if not block:
+            return
+        done = max(0, until - BEFORE)
+        first += held.count(b"\n", 0, done)
+        held, seen = held[done:], max(seen, until) - done
+
+
+def _hints(held: bytes, since: int, until: int) -> list[int]:
+    """Return where hints begin, rising."""
+    small, found = held.lower(), []
+    for hint in _HINTS:
+        place = small.find(hint, since)
+        while 0 <= place < until:
+            found.append(place)
+            place = small.find(hint, place + 1)
+    return sorted(found)
+
+
+def _around(held: bytes, hint: int, seen: int) -> tuple[int, int]:
+    """Return the bounds of a hint's line, or of what is near it; a progress bar's CR ends one."""
+    low, high = max(seen, hint - BEFORE), hint + AFTER
+    breaks = [held.rfind(mark, low, hint) for mark in (b"\n", b"\r")]
+    ends = [held.find(mark, hint, high) for mark in (b"\n", b"\r")]
+    start = max(low, *(place + 1 for place in breaks))
+    return start, min([place for place in ends if place >= 0] or [min(high, len(held))])
 
 
 def _device(line: str, number: int) -> Failure | None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Literal
+from typing import Any, Literal
 
 from eval.results import Step
 from longhaul.stage_facts import StageFacts
@@ -257,16 +257,18 @@ def tokenizer(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
 def rotation(stage: StageFacts) -> Iterator[Check]:
     """Check that the checkpoint was written under the rotation that the stage states."""
     record, marker = stage.results.record, stage.marker
-    if record is None or marker is None or "rope" not in marker:
+    if marker is None or "rope" not in marker:
         return
-    stated, written = record.rope, marker["rope"]
-    differing = [
-        name
-        for name, value in written.items()
-        if name in stated and not isinstance(value, dict | list) and stated[name] != value
-    ]
+    described: dict[str, Any] = {} if record is None else record.rope
+    stated = stage.rotation
+    if stated is None and not described:
+        return
+    if stated is None:
+        differing = _of_description(described, marker["rope"])
+    else:
+        differing = _differing(stated, marker["rope"])
     temperature = marker.get("temperature")
-    if temperature is not None and stated.get("temperature", temperature) != temperature:
+    if temperature is not None and described.get("temperature", temperature) != temperature:
         differing.append("temperature")
     if differing:
         yield Check(
@@ -279,18 +281,66 @@ def rotation(stage: StageFacts) -> Iterator[Check]:
         yield Check(level="ok", words="the checkpoint has the stage's rotation")
 
 
-def data(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
-    """Check that samples go on, that none is read twice, and the store."""
-    pairs = zip(stage.samples, stage.samples[1:], strict=False)
-    broken = next((now[0] for was, now in pairs if now[0] > was[0] and now[1] <= was[2]), None)
-    if broken is not None:
-        yield Check(
+def _differing(stated: dict[str, Any], written: dict[str, Any]) -> list[str]:
+    """Return the names whose values differ; what is at its default is in neither."""
+    names = [*stated, *(name for name in written if name not in stated)]
+    return [name for name in names if stated.get(name) != written.get(name)]
+
+
+def _of_description(described: dict[str, Any], written: dict[str, Any]) -> list[str]:
+    """Return what differs from stage.json, which names `before` and has no divisors of pairs."""
+    short = {name: value for name, value in written.items() if name in described}
+    if isinstance(described.get("before"), str):
+        short["before"] = (written.get("before") or {}).get("method")
+    return [name for name in short if described[name] != short[name]]
+
+
+def samples(stage: StageFacts) -> Iterator[Check]:
+    """Check that each step reads the samples after those of the step before, resumes included."""
+    lasts = {0: -1}
+    """Of each step; a resume that goes back writes its steps again."""
+    latest = 0
+    for step, first, last in stage.samples:
+        if step - 1 in lasts:
+            due = following(lasts[step - 1])
+            if first != due:
+                yield _out_of_order(step, first, due)
+                return
+        elif latest < step and first <= lasts[latest]:  # lines between were cut
+            yield _out_of_order(step, first, following(lasts[latest]))
+            return
+        lasts[step], latest = last, step
+    if stage.samples:
+        yield Check(level="ok", words="each step reads the samples after those of the step before")
+
+
+def following(sample: int) -> int:
+    """Return the sample that is read after another: the next one.
+
+    A window of batches that a run may skip would be passed over here.
+    """
+    return sample + 1
+
+
+def _out_of_order(step: int, first: int, due: int) -> Check:
+    if first < due:
+        return Check(
             level="failure",
-            words=f"step {broken} reads samples that earlier steps have read",
+            words=f"step {step} reads samples that earlier steps have read: it begins at {first:,} "
+            f"and {due:,} is due",
             do="the loader began again after a resume; go back to the checkpoint before it",
         )
-    elif stage.samples:
-        yield Check(level="ok", words="no step reads samples of another")
+    return Check(
+        level="failure",
+        words=f"step {step} skips {first - due:,} samples: it begins at {first:,} and {due:,} is "
+        "due",
+        do="the loader went ahead at a resume; go back to the checkpoint before it",
+    )
+
+
+def data(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
+    """Check the samples of the steps, and the store."""
+    yield from samples(stage)
     manifest, spent = stage.manifest(), sum(stage.results.step_tokens())
     if manifest is not None and math.isfinite(spent) and spent > manifest.train.tokens:
         yield Check(

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from custom_modules.rope_scaling import RopeScaling
 from data.store import Manifest, StoreError
 from eval.results import StageResults, stage_folder
 from recipes.finished import checkpoint_facts, newest_checkpoint
@@ -59,6 +60,14 @@ class StageFacts:
         return None if peak is None or warmup is None else float(peak) / (warmup + 1)
 
     @property
+    def rotation(self) -> dict[str, Any] | None:
+        """Return the rotation that the recipe states, as a checkpoint's marker has it."""
+        tree = self.of_recipe("model.config.rope")
+        if not isinstance(tree, dict):
+            return None
+        return RopeScaling.from_dict(_bare(tree)).to_dict()
+
+    @property
     def tokenizer(self) -> str | None:
         """Fingerprint of the tokenizer, by the checkpoint or by the store."""
         if self.marker is not None:
@@ -98,6 +107,15 @@ def _recipe(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
     return found if isinstance(found, dict) else {}
+
+
+def _bare(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a tree of a recipe without the names of what it builds (`_target_`)."""
+    return {
+        name: _bare(value) if isinstance(value, dict) else value
+        for name, value in tree.items()
+        if not name.startswith("_")
+    }
 
 
 def _marker(folder: Path) -> dict[str, Any] | None:

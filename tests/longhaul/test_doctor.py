@@ -8,8 +8,9 @@ import pytest
 
 from recipes import cluster
 from recipes.collection import ROWS
-from recipes.layout_words import layout_from
+from recipes.layout_words import layout_from, words_of
 from recipes.planner.job import Job
+from recipes.planner.plan import plan
 from recipes.planner.tensor_sizes import matching, tensor_sizes
 from tests.longhaul.test_light_commands import after
 
@@ -101,7 +102,9 @@ def test_a_log_without_failures_says_so(answer, tmp_path):
     log = tmp_path / "output.log"
     log.write_text("step 1/10\n")
     said = answer("doctor", "oom", "--factory", NAME, "--log", log)
-    assert "no failed allocation" in said.out
+    assert "no out-of-memory that is known here" in said.out
+    assert "nothing has to change by this prediction; the log shows no out-of-memory" in said.out
+    assert "with --log" not in said.out
 
 
 def metrics(run, seconds, *, gpus=8, name=NAME):
@@ -131,7 +134,9 @@ def test_slow_has_nothing_faster_for_the_planners_own_layout(answer):
 
 
 def test_slow_compares_a_run_with_the_plan(answer, tmp_path):
-    metrics(tmp_path / "run", [900, 260, 210, 210, 210, 210, 211, 500])
+    planned = plan(of(words_of(ROW.layout)), cluster.load(ROW.cluster)).time.step
+    step = 2 * planned
+    metrics(tmp_path / "run", [900, 260, step, step, step, step, step, 500])
     said = answer("doctor", "slow", "--factory", NAME, "--run", tmp_path / "run")
     assert "50% of the prediction" in said.out
     assert "step 1 took 900.0 s" in said.out
@@ -150,11 +155,22 @@ def test_slow_notices_a_run_of_other_ranks(answer, tmp_path):
     ("words", "why"),
     [
         (("oom", "--factory", "llama3_8b_nemo_65k"), "did you mean llama3_8b_nemo_64k"),
-        (("oom", "--factory", NAME, "--cluster", "dgx_h1000"), "did you mean dgx_h100?"),
+        (("oom", "--factory", NAME, "--cluster", "dgx_h1000"), "did you mean dgx_h100"),
         (("oom", "--factory", NAME, "--log", "nowhere.log"), "--log nowhere.log is not a file"),
         (("oom", "--factory", NAME, "--layout", "tp3"), "not divisible by TP 3"),
         (("oom", "--factory", NAME, "--layout", "tq2"), "says nothing of a layout"),
         (("oom", "--factory", "tiny_8k"), "longhaul probe memory"),
+        (("oom",), "name one recipe: --factory NAME, or --card"),
+        (("oom", "--factory", NAME, "--card", "llama3_8b"), "name one recipe"),
+        (("slow", "--factory", NAME, "--stage", "64K"), "name one recipe"),
+        (("oom", "--card", "llama3_8b"), "--ladder is missing"),
+        (("slow", "--ladder", "prolong", "--stage", "64K"), "--card is missing"),
+        (("oom", "--card", "llama3_8c", "--ladder", "prolong"), "did you mean llama3_8b"),
+        (("oom", "--card", "llama3_8b", "--ladder", "prolong"), "--stage is missing"),
+        (
+            ("oom", "--card", "llama31_405b", "--ladder", "llama31", "--stage", "128K"),
+            "--layout has the one that ran looked at",
+        ),
         (("oom", "--factory", "llama3_70b_nemo_128k", "--nodes", "3"), "whole number of them"),
         (("slow", "--factory", NAME, "--run", "nowhere"), "metrics.jsonl"),
         (("slow", "--factory", "tiny_9k"), "did you mean"),

@@ -3,7 +3,7 @@
 
 import pytest
 
-from longhaul.oom_log import failures
+from longhaul.oom_log import AFTER, BLOCK, failures, read
 
 GIB, MIB = 2**30, 2**20
 
@@ -88,6 +88,20 @@ def test_of_many_ranks_the_one_that_asked_for_most_is_taken_and_all_are_counted(
         ("DataLoader worker (pid 7) is killed by signal: Killed.", "killed", None),
         ("ERROR: Unexpected bus error: insufficient shared memory (shm)", "shared", None),
         ("RuntimeError: CUDA error: out of memory", "device", None),
+        ("srun: error: node1: task 3: Killed", "killed", None),
+        ("srun: error: n2: tasks 0-3,7: Killed", "killed", None),
+        ("srun: error: n1: task 0: Out Of Memory", "killed", None),
+        ("/var/spool/slurmd/job7/script: line 9: 4242 Killed     python x.py", "killed", None),
+        ("slurmstepd: error: Detected 2 oom-kill event(s) in StepId=1.0.", "killed", None),
+        ("kernel: python invoked oom-killer: gfp_mask=0xcc0", "killed", None),
+        ("kernel: Memory cgroup out of memory: Killed process 42 (python)", "killed", None),
+        ("Cuda failure 2 'out of memory'", "nccl", None),
+        ("CUDA Error: out of memory", "device", None),
+        ("RuntimeError: CUDA out of memory.", "device", None),
+        ("torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of "
+         "memory)", "device", None),
+        ("torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory.", "device",
+         None),
         ("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", "device", None),
     ],
 )  # fmt: skip
@@ -104,7 +118,47 @@ def test_what_other_allocators_write(line, kind, asked):
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         "NCCL INFO Channel 01 : 2[1040] -> 0[1020] via SHM/direct/direct",
         "pin_memory: true",
+        "WARNING: oom_kill_group disabled by config",
+        "memory.events: oom_kill 0",
+        "srun: error: n1: task 0: Exited with exit code 1",
+        "INFO: the validation killed no sample",
+        "NCCL INFO Using /dev/shm for shared memory",
     ],
 )
 def test_an_ordinary_line_is_no_failure(line):
     assert failures(line) == []
+
+
+FILLER = "step 1/10  loss 2.5\n"
+
+
+@pytest.mark.parametrize("before", [BLOCK - 300, BLOCK - AFTER - 40, 3 * BLOCK + 17])
+def test_a_failure_is_found_once_wherever_a_block_of_the_log_ends(before):
+    lines = before // len(FILLER)
+    text = FILLER * lines + "x" * (before % len(FILLER)) + FROM_2_2 + "\n" + FILLER * 9
+    one = only(text)
+    assert (one.number, one.count, one.asked) == (lines + 1, 1, 22.78 * GIB)
+    assert only(text + FILLER * (BLOCK // len(FILLER)) + UP_TO_2_0).count == 2
+
+
+def test_a_failure_in_the_middle_of_a_very_long_line_is_found_and_the_line_is_cut():
+    long = "0.5, " * BLOCK
+    one = only(f"{FILLER}{long}{FROM_2_2}{long}\n{FILLER}")
+    assert (one.number, one.count, one.asked, one.gpu) == (2, 1, 22.78 * GIB, 3)
+    assert len(one.line) < 2 * AFTER
+
+
+def test_a_progress_bar_that_returns_to_its_line_hides_nothing():
+    bar = "".join(f"\r{n}%|###   | exit" for n in range(100))
+    one = only(f"{bar}\rRuntimeError: CUDA error: out of memory\n")
+    assert (one.line, one.number) == ("RuntimeError: CUDA error: out of memory", 1)
+
+
+@pytest.mark.parametrize("content", ["", "\n \n\t\n"])
+def test_an_empty_log_is_told_from_one_without_failures(tmp_path, content):
+    log = tmp_path / "output.log"
+    log.write_text(content)
+    assert read(log).empty
+    log.write_bytes(b"\x00\xff garbage \xfe\n")
+    assert not read(log).empty
+    assert read(log).failures == ()

@@ -2,10 +2,12 @@
 """`longhaul doctor spike` on run folders written out: the normal one, and each fault once."""
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from custom_modules.rope_scaling import RopeScaling
 from eval.results import write_json
 from tests.longhaul.test_light_commands import after
 
@@ -25,8 +27,9 @@ def folder(run: Path, name: str, values, **changes) -> None:
     at.mkdir(parents=True)
     norms = changes.get("norms", [249.0, *[1.0] * (len(values) - 1)])
     samples = changes.get("samples", [[8 * n, 8 * n + 7] for n in range(len(values))])
+    numbers = changes.get("numbers", range(1, len(values) + 1))
     lines = [
-        {"step": n + 1, "loss": loss, "lr": changes.get("rate", FIRST_RATE) * (n + 1),
+        {"step": numbers[n], "loss": loss, "lr": changes.get("rate", FIRST_RATE) * (n + 1),
          "grad_norm": norms[n], "tokens": 1000, "samples": samples[n], "seconds": 1.0}
         for n, loss in enumerate(values)
     ]  # fmt: skip
@@ -35,7 +38,7 @@ def folder(run: Path, name: str, values, **changes) -> None:
         "trainer": {"max_steps": STEPS},
         "optim": {"config": {"lr": PEAK}, "lr_scheduler": {"warmup_ratio": WARMUP / STEPS}},
         "data": {"store": changes.get("store", "stores/one")},
-        "model": {"config": {"vocab_size": 128_256}},
+        "model": {"config": {"vocab_size": 128_256, "rope": changes.get("stated")}},
         "resume": {"start": None},
     }
     (at / "config.yaml").write_text(json.dumps(tree))  # JSON is YAML
@@ -139,3 +142,91 @@ def test_a_stage_that_is_not_there_has_its_nearest_name(answer, tmp_path):
 def test_it_is_light(tmp_path):
     done = after("doctor", "spike", "--run", str(a_run(tmp_path / "run")))
     assert done.returncode == 0, done.stderr
+
+
+LONGROPE = RopeScaling(
+    method="longrope", base=10_000.0, factor=4.0, original_length=2048,
+    short_factor=[1.0, 1.0], long_factor=[1.0, 3.5],
+)  # fmt: skip
+STRETCHED = RopeScaling(
+    method="yarn", base=10_000.0, factor=2.0, original_length=8192,
+    before=RopeScaling(method="linear", base=10_000.0, factor=4.0, original_length=2048),
+)  # fmt: skip
+
+
+def tree(rope: RopeScaling) -> dict:
+    """Return a rotation as config.yaml has it: every field, and what it builds."""
+    nested = None if rope.before is None else tree(rope.before)
+    every = {field.name: getattr(rope, field.name) for field in fields(rope)}
+    return {"_target_": "custom_modules.rope_scaling.RopeScaling", **every, "before": nested}
+
+
+@pytest.mark.parametrize(
+    ("stated", "written", "name"),
+    [
+        (LONGROPE, replace(LONGROPE, long_factor=[1.0, 4.5]), "long_factor"),
+        (STRETCHED, replace(STRETCHED, before=replace(STRETCHED.before, factor=2.0)), "before"),
+        (STRETCHED, replace(STRETCHED, before=None), "before"),
+        (replace(STRETCHED, before=None), STRETCHED, "before"),
+        (STRETCHED, replace(STRETCHED, attention_factor=1.0), "attention_factor"),
+        (replace(STRETCHED, attention_factor=1.0), STRETCHED, "attention_factor"),
+    ],
+    ids=["longrope", "before", "not before", "newly before", "set", "unset"],
+)
+def test_another_rotation_is_a_failure_whatever_field_it_differs_in(
+    answer, tmp_path, stated, written, name
+):
+    run = a_run(tmp_path / "run", stated=tree(stated), rope=written.to_dict())
+    said = answer("doctor", "spike", "--run", run)
+    assert said.code == 1, said.out
+    assert f"failure  the rotation's {name} of the checkpoint is not" in said.out
+
+
+@pytest.mark.parametrize("rope", [LONGROPE, STRETCHED], ids=["longrope", "before"])
+def test_the_same_rotation_is_ok_as_a_tree_and_as_a_marker(answer, tmp_path, rope):
+    run = a_run(tmp_path / "run", stated=tree(rope), rope=json.loads(json.dumps(rope.to_dict())))
+    said = answer("doctor", "spike", "--run", run)
+    assert said.code == 0, said.out
+    assert "the checkpoint has the stage's rotation" in said.out
+
+
+def resumed(*, at: int, from_sample: int) -> dict:
+    """Return the lines of 10 steps of 8 samples, and of a resume that goes on to step 80."""
+    steps = [*range(1, 11), *range(at, 81)]
+    firsts = [8 * n for n in range(10)] + [from_sample + 8 * n for n in range(81 - at)]
+    return {
+        "values": (losses()[:10] + losses()[at - 1 :]),
+        "numbers": steps,
+        "samples": [[first, first + 7] for first in firsts],
+    }
+
+
+def test_a_resume_that_goes_back_reads_the_same_samples_for_the_same_steps(answer, tmp_path):
+    run = a_run(tmp_path / "run", **resumed(at=6, from_sample=40))
+    said = answer("doctor", "spike", "--run", run)
+    assert "each step reads the samples after those of the step before" in said.out
+    assert "samples that earlier steps have read" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("at", "from_sample", "why"),
+    [
+        (6, 0, "step 6 reads samples that earlier steps have read: it begins at 0 and 40 is due"),
+        (6, 80, "step 6 skips 40 samples: it begins at 80 and 40 is due"),
+        (11, 0, "step 11 reads samples that earlier steps have read: it begins at 0 and 80 is due"),
+        (11, 96, "step 11 skips 16 samples: it begins at 96 and 80 is due"),
+        (13, 72, "step 13 reads samples that earlier steps have read"),
+    ],
+    ids=["back from 0", "back ahead", "on from 0", "on ahead", "after cut lines"],
+)
+def test_a_resume_that_reads_twice_or_skips_is_a_failure(answer, tmp_path, at, from_sample, why):
+    run = a_run(tmp_path / "run", **resumed(at=at, from_sample=from_sample))
+    said = answer("doctor", "spike", "--run", run)
+    assert said.code == 1, said.out
+    assert f"failure  {why}" in said.out
+
+
+def test_lines_cut_between_two_steps_are_no_fault(answer, tmp_path):
+    run = a_run(tmp_path / "run", **resumed(at=13, from_sample=96))
+    said = answer("doctor", "spike", "--run", run)
+    assert "each step reads the samples after" in said.out
