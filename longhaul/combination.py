@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 from longhaul.facts import of_other_cards
 from longhaul.options import CLUSTER
 from recipes import cluster
-from recipes.collection import ROWS
+from recipes.collection import ROWS, Row
 from recipes.ladders import LADDERS
 from recipes.layout import ContextParallel, Layout
 from recipes.model_card import ModelCard
 from recipes.models import CARDS, TINY
 from recipes.naming import length_from, length_shown, recipe_name
-from recipes.nearest import named
+from recipes.nearest import named, there_are
 from recipes.stages import Ladder, Stage
 
 if TYPE_CHECKING:
     import nemo_run
+
+MOST_NODES = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,20 +32,41 @@ class Combination:
     stage: Stage
     layout: Layout
     nodes: int
+    cluster: str
+    """Name of the cluster file it is laid out for; `local` for CPU ranks."""
+
+    @property
+    def row(self) -> Row:
+        """The same as a row that the collection does not have."""
+        return Row(
+            card=self.card,
+            ladder=self.ladder,
+            seq_length=self.stage.seq_length,
+            layout=self.layout,
+            nodes=self.nodes,
+            cluster=self.cluster,
+            source=f"planned for {self.nodes} x {self.cluster}",
+        )
 
     def recipe(self) -> "nemo_run.Partial":
         """Return the recipe; needs NeMo."""
         from recipes.pretrain import pretrain
 
         return pretrain(
-            self.card, self.ladder, self.stage.seq_length, self.layout, nodes=self.nodes
+            self.card,
+            self.ladder,
+            self.stage.seq_length,
+            self.layout,
+            nodes=self.nodes,
+            machines=None if self.cluster == "local" else cluster.load(self.cluster),
         )
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence for each thing that a user may not have meant."""
         other = of_other_cards(self.ladder, self.card)
         if other:
-            yield other
+            why = rotation_refusal(self.card, self.stage)
+            yield f"{other}: {why}" if why else other
         name = recipe_name(self.card, self.ladder, self.stage)
         if name in ROWS and ROWS[name].layout != self.layout:
             yield f"{name} is shipped with another layout ({ROWS[name].source}): --factory {name}"
@@ -61,23 +84,74 @@ def choose(
     """Return what the words name, laid out by the planner.
 
     The card `tiny` on the CPU is laid out as its rows are. Raises ValueError for names there are
-    not, and where no layout fits.
+    not, for a rotation that is not of the card's heads, and where no layout fits.
     """
-    for option, word, there in (("--card", card, CARDS), ("--ladder", ladder, LADDERS)):
-        if not word:
-            raise ValueError(f"{option} is missing; there are {', '.join(there)}")
     if nodes is not None and nodes < 1:
         raise ValueError(f"--nodes is {nodes}; it must be at least 1")
-    model, climbed = named("card", card, CARDS), named("ladder", ladder, LADDERS)
-    chosen = stage_of(climbed, stage)
+    model, climbed, chosen = _named(card, ladder, stage)
     if model is TINY and device == "cpu":
         if nodes is not None or cluster_name is not None:
             raise ValueError("--nodes and --cluster are of GPUs; leave them out with --device cpu")
-        layout, nodes = _on_two_cores(climbed, chosen), 1
+        layout, nodes, cluster_name = _on_two_cores(climbed, chosen), 1, "local"
     else:
-        nodes = nodes or 1
-        layout = layout_for(model, climbed, chosen, cluster_name or CLUSTER, nodes)
-    return Combination(card=model, ladder=climbed, stage=chosen, layout=layout, nodes=nodes)
+        nodes, cluster_name = nodes or 1, cluster_name or CLUSTER
+        layout = layout_for(model, climbed, chosen, cluster_name, nodes)
+    return Combination(
+        card=model,
+        ladder=climbed,
+        stage=chosen,
+        layout=layout,
+        nodes=nodes,
+        cluster=cluster_name,
+    )
+
+
+def row_of(
+    card: str, ladder: str, stage: str, *, nodes: int | None, cluster_name: str | None
+) -> Row:
+    """Return what the words name as a row: the shipped one, or one on the fewest nodes that fit.
+
+    Nodes or a cluster that are named are taken. Of `tiny` that is its layout for the CPU.
+    """
+    model, climbed, chosen = _named(card, ladder, stage)
+    shipped = ROWS.get(recipe_name(model, climbed, chosen))
+    if nodes is None and cluster_name is None:
+        if shipped is not None:
+            return shipped
+        if model is TINY:
+            return choose(card, ladder, stage, device="cpu").row
+    if nodes is None:
+        nodes = _fewest_nodes(model, chosen, cluster_name or CLUSTER)
+    return choose(card, ladder, stage, nodes=nodes, cluster_name=cluster_name).row
+
+
+def _named(card: str, ladder: str, stage: str) -> tuple[ModelCard, Ladder, Stage]:
+    """Return what the words name; raise ValueError where that is not one, or cannot be trained."""
+    for kind, word, there in (("card", card, CARDS), ("ladder", ladder, LADDERS)):
+        if not word:
+            raise ValueError(f"--{kind} is missing; {there_are(there, kind)}")
+    model, climbed = named("card", card, CARDS), named("ladder", ladder, LADDERS)
+    chosen = stage_of(climbed, stage)
+    refused = _other_heads(model, chosen)
+    if refused is not None:
+        raise ValueError(f"ladder {climbed.name} cannot train {model.name}: {refused}")
+    return model, climbed, chosen
+
+
+def _fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int:
+    """Return the fewest nodes, of those that `recipes.lay_out` tries, on which any layout fits."""
+    from recipes.lay_out import ODD_NODES
+    from recipes.layout import Fp8
+    from recipes.planner.search import fits_somehow, of_stage
+
+    machines = cluster.load(cluster_name)
+    nodes = ODD_NODES.get(card.name, 1)
+    while 2 * nodes <= MOST_NODES:
+        gpus = nodes * machines.gpus_per_node
+        if fits_somehow(of_stage(card, stage, machines, gpus=gpus, fp8=Fp8())):
+            break
+        nodes *= 2
+    return nodes
 
 
 def stage_of(ladder: Ladder, word: str) -> Stage:
@@ -103,8 +177,49 @@ def layout_for(
     try:
         plan = best(card, stage, machines, gpus=nodes * machines.gpus_per_node)
     except ValueError as error:
-        raise ValueError(f"ladder {ladder.name}: {error}") from error
+        each = f"a node of {machines.name} has {machines.gpus_per_node} GPUs"
+        raise ValueError(f"ladder {ladder.name}: {error} ({each})") from error
     return plan.job.layout
+
+
+def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
+    """Return why the rotation of a stage would be wrong for a card, or None."""
+    rope, native = stage.rope, card.native_rope
+    if rope == "native":
+        return None
+    of_heads = _other_heads(card, stage)
+    if of_heads is not None:
+        return of_heads
+    if native.method not in ("default", "llama3"):
+        return f"{card.name} is stretched by {native.method} already"
+    if rope.method == "default" and native.method == "llama3":
+        return f"a base alone takes away the scaling that {card.name} was trained with"
+    if rope.method == "default":
+        replaced = rope.base >= native.base
+        return None if replaced else f"base {rope.base:,.10g} is below that of {card.name}"
+    plain = native.original_length or card.native_context
+    if (rope.base, rope.original_length) != (native.base, plain):
+        return f"{card.name} was trained at base {native.base:,.10g} on {plain:,} tokens"
+    return None
+
+
+def _other_heads(card: ModelCard, stage: Stage) -> str | None:
+    """Return why heads of the card cannot be turned by a stage's rotation at all, or None."""
+    rope, native = stage.rope, card.native_rope
+    if rope == "native":
+        return None
+    if rope.partial_rotary_factor != native.partial_rotary_factor:
+        return (
+            f"{card.name} turns {native.partial_rotary_factor:g} of a head, and the rotation is "
+            f"for {rope.partial_rotary_factor:g} of one"
+        )
+    if rope.long_factor is not None and 2 * len(rope.long_factor) != card.head_dim:
+        divisors = len(rope.long_factor)
+        return (
+            f"its rotation has {divisors} divisors, for heads of {2 * divisors}, and heads of "
+            f"{card.name} have {card.head_dim}"
+        )
+    return None
 
 
 def _on_two_cores(ladder: Ladder, stage: Stage) -> Layout:

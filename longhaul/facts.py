@@ -2,9 +2,11 @@
 """What a recipe is, in the words that the pages of the command line share; light."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Literal
 
 from custom_modules.rope_scaling import RopeScaling
+from recipes import cluster
 from recipes.collection import Row
 from recipes.in_words import in_words
 from recipes.layout import ContextParallel, Layout
@@ -73,10 +75,17 @@ def amount(tokens: int) -> str:
 
 
 def machines(row: Row) -> str:
-    """Return the nodes and the GPUs of each: `4 x 8`; of CPU ranks, how many."""
+    """Return the nodes and the GPUs of each: `4 x 8 H100`; of CPU ranks, how many."""
     if row.layout.device == "cpu":
         return f"CPU, {row.layout.world_size} ranks"
-    return f"{row.nodes} x {row.layout.world_size // row.nodes}"
+    kind = gpu(row.cluster).split()[0]
+    return f"{row.nodes} x {row.layout.world_size // row.nodes} {kind}"
+
+
+@cache
+def gpu(cluster_name: str) -> str:
+    """Return what the GPUs of a cluster are: `H100 SXM5 80 GB`."""
+    return cluster.load(cluster_name).gpu.name
 
 
 def batch(stage: Stage) -> str:
@@ -114,6 +123,20 @@ def model(card: ModelCard) -> Iterator[str]:
     )
     yield (f"native context {card.native_context:,} tokens, {rotation_in_full(card.native_rope)}")
     yield f"Hugging Face: {card.hf_id or 'not published'}"
+
+
+def weights(ladder: Ladder, card: ModelCard) -> str:
+    """Return which weights a ladder's first stage is given, and which its source had if others."""
+    if ladder.stages[0].start != "card":
+        return ""
+    said = (
+        f"{card.hf_id}, which the import below fetches"
+        if card.hf_id
+        else f"yours, since those of {card.name} are not published"
+    )
+    if not ladder.starts_from:
+        return said
+    return f"{said}; the source began with {ladder.starts_from}, which `--from` takes as well"
 
 
 def layout(row: Row) -> Iterator[str]:

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul recipes`: the shipped recipes as a table that is searched by words."""
+"""`longhaul recipes`: the shipped recipes as a table that is searched by words.
+
+A card on a ladder that no row is of is found as well, with the command that trains it.
+"""
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,8 +18,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from recipes.collection import Row
+    from recipes.model_card import ModelCard
+    from recipes.stages import Ladder, Stage
 
 COLUMNS = ("name", "model", "length", "RoPE", "tokens", "GPUs", "source")
+OF_CARDS = ("card", "family", "weights", "native context", "ladders")
 
 
 def recipes(
@@ -23,12 +30,30 @@ def recipes(
         list[str] | None,
         typer.Argument(help="Show those with all of these words, in any column."),
     ] = None,
+    cards: Annotated[
+        bool, typer.Option("--cards", help="List the model cards, and the ladders of each.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the shipped recipes: length, rotation, tokens, GPUs (nodes x GPUs), source."""
     from recipes.collection import ROWS
 
-    found = matching(words or [], ROWS)
+    if cards:
+        _list_cards(words or [], as_json=as_json)
+        return
+    others = list(unlisted(words)) if words else []
+    try:
+        found = matching(words or [], ROWS)
+    except ValueError:
+        if not others or as_json:
+            raise
+        for one in others:
+            typer.echo(one.sentence)
+        return
+    if others:
+        for ladder in dict.fromkeys(one.ladder.name for one in others):
+            there = ", ".join(one.card.name for one in others if one.ladder.name == ladder)
+            typer.echo(f"note: by --card, --ladder and --stage also {there} on {ladder}", err=True)
     if as_json:
         typer.echo(json.dumps([described(row) for row in found], indent=2))
         return
@@ -49,6 +74,112 @@ def matching(words: Sequence[str], rows: "Mapping[str, Row]") -> "list[Row]":
     return found
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unlisted:
+    """A card on a ladder that speaks for it, without a row."""
+
+    card: "ModelCard"
+    ladder: "Ladder"
+    stage: "Stage"
+
+    @property
+    def sentence(self) -> str:
+        """What can be done with it."""
+        from recipes.naming import length_shown
+
+        return (
+            f"card {self.card.name} is on ladder {self.ladder.name}: longhaul pretrain --card "
+            f"{self.card.name} --ladder {self.ladder.name} --stage "
+            f"{length_shown(self.stage.seq_length)}"
+        )
+
+
+def unlisted(words: Sequence[str]) -> Iterator[Unlisted]:
+    """Yield the cards of ladders that have every word and no row, at the first stage that does."""
+    from longhaul import facts
+    from recipes.collection import ROWS
+    from recipes.ladders import LADDERS
+    from recipes.models import CARDS
+
+    listed = {(row.card.name, row.ladder.name) for row in ROWS.values()}
+    wanted = [word.casefold() for word in words]
+    for ladder in LADDERS.values():
+        for card in (CARDS[name] for name in ladder.cards):
+            if (card.name, ladder.name) in listed:
+                continue
+            for stage in ladder.stages:
+                length, rope = facts.length(stage), facts.rotation(stage, card)
+                said = (card.name, card.hf_id or "", ladder.name, ladder.source, length, rope)
+                line = "\n".join(said).casefold()
+                if all(word in line for word in wanted):
+                    yield Unlisted(card=card, ladder=ladder, stage=stage)
+                    break
+
+
+def _list_cards(words: Sequence[str], *, as_json: bool) -> None:
+    """Print the cards that have every word in their columns."""
+    from rich.table import Table
+
+    from recipes.models import CARDS
+
+    lines = {name: card_cells(card) for name, card in CARDS.items()}
+    wanted = [word.casefold() for word in words]
+    found = {
+        name: line
+        for name, line in lines.items()
+        if all(word in "\n".join(line).casefold() for word in wanted)
+    }
+    if not found:
+        raise ValueError(f"no card has {' and '.join(map(repr, wanted))}; leave the words out")
+    if as_json:
+        typer.echo(json.dumps([described_card(CARDS[name]) for name in found], indent=2))
+        return
+
+    def table(_without: Sequence[str]) -> Table:
+        made = Table(box=None, header_style="bold", pad_edge=False)
+        for title in OF_CARDS:
+            right = title in ("weights", "native context")
+            made.add_column(title, no_wrap=title != "ladders", justify="right" if right else "left")
+        for line in found.values():
+            made.add_row(*line)
+        return made
+
+    console, shown, _ = fitted(table)
+    console.print(shown)
+
+
+def card_cells(card: "ModelCard") -> tuple[str, ...]:
+    """Return what the table of cards says of one, by column."""
+    from longhaul import facts
+    from recipes.naming import length_shown
+
+    return (
+        card.name,
+        card.facts.name,
+        facts.amount(card.parameters),
+        length_shown(card.native_context),
+        ", ".join(_ladders(card)),
+    )
+
+
+def described_card(card: "ModelCard") -> dict[str, Any]:
+    """Return the same in numbers, for JSON."""
+    return {
+        "name": card.name,
+        "family": card.family,
+        "parameters": card.parameters,
+        "native_context": card.native_context,
+        "hf_id": card.hf_id,
+        "ladders": _ladders(card),
+    }
+
+
+def _ladders(card: "ModelCard") -> list[str]:
+    from recipes.ladders import LADDERS
+
+    return [ladder.name for ladder in LADDERS.values() if card.name in ladder.cards]
+
+
 def cells(row: "Row") -> tuple[str, ...]:
     """Return what the table says of a recipe, by column."""
     from longhaul import facts
@@ -66,8 +197,9 @@ def cells(row: "Row") -> tuple[str, ...]:
 
 def described(row: "Row") -> dict[str, Any]:
     """Return the same in numbers, for JSON."""
-    from longhaul.facts import resolved
+    from longhaul.facts import gpu, resolved
 
+    on_gpus = row.layout.device == "cuda"
     return {
         "name": row.name,
         "card": row.card.name,
@@ -79,6 +211,7 @@ def described(row: "Row") -> dict[str, Any]:
         "tokens": row.stage.tokens,
         "cluster": row.cluster,
         "nodes": row.nodes,
+        "gpu": gpu(row.cluster) if on_gpus else None,
         "ranks": row.layout.world_size,
         "device": row.layout.device,
         "source": row.ladder.source,

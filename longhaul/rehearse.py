@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longhaul import verification_card as cards
 from longhaul.console import loading
-from longhaul.options import Ranks
+from longhaul.options import CLUSTER, Ranks
 from longhaul.progress import Watched, progress
 from recipes.naming import RUNS, STORES
 from recipes.nearest import named
@@ -35,7 +36,19 @@ STORE = STORES / "rehearsal"
 
 def rehearse(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A recipe, as `longhaul pretrain --factory` has it.")],
+    name: Annotated[
+        str, typer.Argument(help="A shipped recipe; any other by --card, --ladder and --stage.")
+    ] = "",
+    card: Annotated[str, typer.Option(help="A model card, with --ladder and --stage.")] = "",
+    ladder: Annotated[str, typer.Option(help="The ladder that the stage is of.")] = "",
+    stage: Annotated[str, typer.Option(help="Its stage, by length, as 64K.")] = "",
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="Nodes to lay --card out on.", show_default="the fewest that fit"),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="What these nodes are.", show_default=CLUSTER)
+    ] = None,
     ranks: Ranks = 4,
     out: Annotated[
         Path | None, typer.Option(help="Run folder.", show_default="runs/rehearsals/NAME")
@@ -44,7 +57,7 @@ def rehearse(
         Path | None,
         typer.Option(help="Token store. Without it made-up text.", show_default=str(STORE)),
     ] = None,
-    card: Annotated[
+    write_card: Annotated[
         Path | None, typer.Option(help="Write a verification card here where all is green.")
     ] = None,
 ) -> None:
@@ -58,12 +71,30 @@ def rehearse(
 
     if ranks > MOST_RANKS:
         raise ValueError(f"--ranks is {ranks}; one machine rehearses on at most {MOST_RANKS}")
-    row = named("recipe", name, ROWS)
+    overrides = list(context.args)
+    combined = bool(card or ladder or stage)
+    if combined and "=" in name:  # an override, not a name
+        overrides.insert(0, name)
+        name = ""
+    if bool(name) == combined:
+        raise ValueError(
+            "name one recipe: a shipped one by its NAME, any other by --card, --ladder and --stage"
+        )
+    if combined:
+        from longhaul.combination import row_of
+
+        row = row_of(card, ladder, stage, nodes=nodes, cluster_name=cluster)
+    elif nodes is not None or cluster is not None:
+        raise ValueError(f"--nodes and --cluster lay out --card; {name} has its layout")
+    else:
+        row = named("recipe", name, ROWS)
+    name = row.name
+    commit = "" if write_card is None else _commit()
     run = out or RUNS / "rehearsals" / name
     made = rehearsal(row, ranks=ranks, rows=ROWS, vocab=_vocabulary(store))
     describe(made)
     require_free(run)
-    checks, planned = _run(made, context.args, run=run, store=store)
+    checks, planned = _run(made, overrides, run=run, store=store)
     for check in checks:
         typer.echo(f"{'ok  ' if check.holds else 'FAIL'}  {check.words}")
     seconds = time.monotonic() - started
@@ -72,11 +103,21 @@ def rehearse(
     if failed:
         typer.echo(f"{name}: {len(failed)} of {len(checks)} checks failed; see {run}", err=True)
         raise typer.Exit(1)
-    if card is not None:
-        words = ["longhaul", "rehearse", name, "--ranks", str(ranks), *context.args]
-        _write_card(card, row, run, planned, checks, command=shlex.join(words), seconds=seconds)
-        typer.echo(card)
+    if write_card is not None:
+        asked = _options(card=card, ladder=ladder, stage=stage, nodes=nodes, cluster=cluster)
+        first = asked if combined else [name]
+        given = [*first, *_options(ranks=ranks, store=store), *overrides]
+        command = shlex.join(["longhaul", "rehearse", *given])  # but for where it writes
+        done = _card_of(row, run, planned, checks, command, commit, seconds)
+        cards.write(done, write_card)
+        typer.echo(write_card)
     typer.echo(f"{name} rehearsed in {seconds:.0f} s: {run}")
+
+
+def _options(**given: object) -> list[str]:
+    """Return the words of the options that have a value."""
+    there = {name: value for name, value in given.items() if value not in (None, "")}
+    return [word for name, value in there.items() for word in (f"--{name}", str(value))]
 
 
 def require_free(run: Path) -> None:
@@ -170,17 +211,16 @@ def _record(run: Path, made: "Rehearsal", checks: "Sequence[Check]", seconds: fl
     )
 
 
-def _write_card(
-    path: Path,
+def _card_of(
     row: "Row",
     run: Path,
     planned: "Sequence[Planned]",
     checks: "Sequence[Check]",
-    *,
     command: str,
+    commit: str,
     seconds: float,
-) -> None:
-    from longhaul import verification_card as cards
+) -> cards.VerificationCard:
+    """Return the card of a rehearsal in a folder, as its files and its plan have it."""
     from longhaul.stages import versions
     from longhaul.verdict import heldout_loss, steps_of
 
@@ -199,11 +239,11 @@ def _write_card(
                 heldout_loss=round(heldout_loss(run, stage), 4),
             )
         )
-    made = cards.VerificationCard(
+    return cards.VerificationCard(
         ladder=row.ladder.name,
         recipe=row.name,
         command=command,
-        commit=_commit(),
+        commit=commit,
         date=date.today(),
         versions={"python": platform.python_version(), **versions()},
         machine={
@@ -216,7 +256,6 @@ def _write_card(
         checks=[check.words for check in checks],
         seconds=round(seconds, 1),
     )
-    cards.write(made, path)
 
 
 def _commit() -> str:
@@ -224,6 +263,8 @@ def _commit() -> str:
     tree = Path(__file__).resolve().parents[1]
 
     def git(*words: str) -> str:
+        if shutil.which("git") is None:
+            return ""
         done = subprocess.run(
             ["git", "-C", str(tree), *words], capture_output=True, text=True, check=False
         )
@@ -231,6 +272,8 @@ def _commit() -> str:
 
     commit = git("rev-parse", "HEAD")
     if not commit:
-        raise ValueError("a card names its commit, and this Longhaul is no git checkout")
+        raise ValueError(
+            f"a card names its commit, and {tree} is no git checkout; leave --write-card out"
+        )
     changed = git("status", "--porcelain", "--untracked-files=no")
     return f"{commit} and changes" if changed else commit

@@ -59,6 +59,9 @@ def content(row: "Row") -> dict[str, Any]:
             "name": ladder.name,
             "source": ladder.source,
             "data": ladder.data,
+            "starts_from": ladder.starts_from,
+            "ours": list(ladder.ours),
+            "departures": list(ladder.departures),
             "cards": list(ladder.cards),
             "stages": [_stage(stage, row.card) for stage in ladder.stages],
         },
@@ -86,24 +89,13 @@ def _stage(stage: "Stage", card: "ModelCard") -> dict[str, Any]:
 def commands(row: "Row") -> Iterator[tuple[str, str]]:
     """Yield what to type next, each with what it is for."""
     from recipes.collection import ROWS
-    from recipes.naming import MODELS, recipe_name, store_folder
+    from recipes.naming import recipe_name
 
     card, ladder = row.card, row.ladder
     names = [recipe_name(card, ladder, stage) for stage in ladder.stages]
-    if card.hf_id is not None and ladder.stages[0].start == "card":
-        to = MODELS / card.name
-        yield (
-            f"longhaul import --from {card.hf_id} --card {card.name}",
-            f"the published weights, to {to}",
-        )
-    store = store_folder(card)
-    if card.hf_id is None:
-        yield f"longhaul prepare --vocab-size {card.vocab} --out {store}", "the documents as tokens"
-    else:
-        yield (
-            f"longhaul prepare --source DOCUMENTS --tokenizer {card.hf_id} --out {store}",
-            "the documents as tokens",
-        )
+    if ladder.stages[0].start == "card":
+        yield _import(row)
+    yield _prepare(row)
     yield f"longhaul rehearse {row.name}", "small, on a few CPU ranks"
     if row.layout.device == "cuda":
         asked = {
@@ -121,6 +113,40 @@ def commands(row: "Row") -> Iterator[tuple[str, str]]:
     yield f"longhaul pretrain --factory {row.name}", "this stage"
     if len(names) > 1 and all(name in ROWS for name in names):
         yield f"longhaul run --ladder {ladder.name} --card {card.name}", "all stages in order"
+
+
+def _import(row: "Row") -> tuple[str, str]:
+    """Return what puts the weights that the ladder begins with where they are looked for."""
+    from recipes.naming import MODELS
+
+    card, to = row.card, MODELS / row.card.name
+    if card.hf_id is None:
+        weights = f"weights of yours in Hugging Face's format, to {to}"
+        return (
+            f"longhaul import --from YOUR_WEIGHTS --card {card.name}",
+            f"{weights}; or put a checkpoint there, or name it by resume.start=PATH",
+        )
+    others = row.ladder.starts_from
+    return (
+        f"longhaul import --from {card.hf_id} --card {card.name}",
+        f"the published weights, to {to}" + (f"; the source began with {others}" if others else ""),
+    )
+
+
+def _prepare(row: "Row") -> tuple[str, str]:
+    """Return what makes the tokens, by the tokenizer of the weights that the ladder begins with."""
+    from recipes.naming import store_folder
+
+    card, out = row.card, f"--out {store_folder(row.card)}"
+    if row.ladder.stages[0].start == "scratch":
+        return f"longhaul prepare --vocab-size {card.vocab} {out}", "the documents as tokens"
+    tokenizer, whose = card.hf_id, ""
+    if tokenizer is None:
+        tokenizer, whose = "YOUR_TOKENIZER", ", by the tokenizer of your weights"
+    return (
+        f"longhaul prepare --source DOCUMENTS --tokenizer {tokenizer} {out}",
+        f"the documents as tokens{whose}",
+    )
 
 
 def _word(tokens: int) -> str:
@@ -159,7 +185,12 @@ def _parts(row: "Row", said: Sequence[str]) -> "Iterator[tuple[str, Iterable[str
 
     yield "model", (row.card.name, *facts.model(row.card))
     yield "ladder", (f"{row.ladder.name}: {row.ladder.source}",)
+    for title, sentences in (("ours", row.ladder.ours), ("departs", row.ladder.departures)):
+        if sentences:
+            yield title, [f"- {sentence}" for sentence in sentences]
     yield "data", (row.ladder.data or "the source does not say",)
+    if row.ladder.stages[0].start == "card":
+        yield "weights", (facts.weights(row.ladder, row.card),)
     yield "stage", (*facts.training(row.stage, row.card), *([", ".join(said)] if said else ()))
     yield "layout", (*facts.layout(row), f"stands on: {row.source}")
     other = facts.of_other_cards(row.ladder, row.card)

@@ -76,7 +76,7 @@ llama3_8b nemo dgx_h100
   64k 1 tp2 head_chunked4 tile-loss
   128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
 llama2_13b llama2_long_32k dgx_h100
-  32k 8 dp64
+  32k 16 tp2 ulysses4 dp16 tile-loss
 llama2_7b llama2_long_32k dgx_h100
   32k 8 ulysses8 dp8
 llama2_70b llama2_long_16k dgx_h100
@@ -144,13 +144,13 @@ mixtral_8x7b nemo dgx_h100
   64k 2 tp2 head_chunked1 pp8 kept_attention tile-loss offload-inputs:8.1
   128k 2 tp4 head_chunked1 pp4 kept_attention tile-loss offload-both:16.3
 mixtral_8x22b nemo dgx_h100
-  16k 8 dp64
-  64k 8 dp64
-  128k 8 dp64
+  16k 8 tp4 ulysses2 pp8 kept_attention tile-loss
+  64k 8 tp4 ulysses2 pp8 kept_attention tile-loss
+  128k 8 tp4 ulysses2 pp8 kept_attention tile-loss offload-inputs:10.6
 nemotron3_22b nemo dgx_h100
-  16k 8 dp64
-  64k 8 dp64
-  128k 8 dp64
+  16k 1 tp4 head_chunked1 pp2 tile-loss
+  64k 1 tp2 pp2 dp2 kept_attention tile-loss tile-mlp offload-both:30.4
+  128k 1 tp4 head_chunked1 dp2 kept_attention tile-loss tile-mlp offload-both:30.4
 nemotron4_15b nemo dgx_h100
   16k 1 tp2 ulysses2 pp2 tile-loss
   64k 1 tp2 ulysses4 kept_attention tile-loss offload-both:6.2
@@ -159,7 +159,7 @@ llama2_13b yarn dgx_h100
   64k 1 tp2 dp4 kept_attention tile-loss tile-mlp offload-both:25.3
   128k 1 tp2 head_chunked1 dp4 kept_attention tile-loss tile-mlp offload-both:50.5
 qwen25_14b qwen25_1m dgx_h100
-  64k 1 ulysses4 pp2 kept_attention tile-loss tile-mlp offload-inputs:7.6
+  64k 1 ulysses4 pp2 kept_attention tile-loss tile-mlp offload-both:15.3
   128k 1 tp2 head_chunked1 dp4 kept_attention tile-loss tile-mlp offload-both:60.6
   256k 2 tp2 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:121.1
 """

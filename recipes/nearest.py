@@ -7,20 +7,36 @@ from typing import TypeVar
 
 Named = TypeVar("Named")
 SHOWN = 3
+MOST = 12
+"""Names that a sentence lists."""
+_CARDS = "longhaul recipes --cards"
+LISTED_BY = {"recipe": "longhaul recipes", "card": _CARDS, "model card": _CARDS}
+"""What lists the names of a kind, where a sentence has no room for them."""
 
 
 def named(kind: str, name: str, there: Mapping[str, Named]) -> Named:
-    """Return what has the name; raise ValueError with the nearest names, or all, where none has."""
+    """Return what has the name; raise ValueError with the nearest names, or where all are."""
     if name not in there:
-        raise ValueError(f"no {kind} is called {name!r}; {hint(name, there)}")
+        raise ValueError(f"no {kind} is called {name!r}; {hint(name, there, kind)}")
     return there[name]
 
 
-def hint(name: str, there: Iterable[str]) -> str:
-    """Return the names nearest to one, or all where none is near, as the end of a sentence."""
+def hint(name: str, there: Iterable[str], kind: str = "") -> str:
+    """Return the names nearest to one, or what there is where none is near, to end a sentence."""
     names = list(there)
     near = difflib.get_close_matches(name, names, n=SHOWN)
     if not near:
-        return f"there are {', '.join(names)}"
+        if kind in LISTED_BY:
+            return f"`{LISTED_BY[kind]}` lists the {len(names)} there are"
+        return there_are(names)
     *most, last = near
     return f"did you mean {', '.join(most)} or {last}?" if most else f"did you mean {last}?"
+
+
+def there_are(there: Iterable[str], kind: str = "") -> str:
+    """Return the names as the end of a sentence; of many the first, and what lists the others."""
+    names = list(there)
+    if len(names) <= MOST + 1:
+        return f"there are {', '.join(names)}"
+    lister = f"; `{LISTED_BY[kind]}` lists them" if kind in LISTED_BY else ""
+    return f"there are {', '.join(names[:MOST])} and {len(names) - MOST} more{lister}"

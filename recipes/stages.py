@@ -122,6 +122,13 @@ class Ladder:
     those that have the same rotation. Empty where the ladder speaks for none."""
     data: str = ""
     """What the source trained on, for the user whose store has to be like it."""
+    starts_from: str = ""
+    """Hugging Face repository of the weights that the source began with, where those are not the
+    published ones of its first card."""
+    ours: tuple[str, ...] = ()
+    """What the source does not say, and so is chosen here, a sentence each."""
+    departures: tuple[str, ...] = ()
+    """What the source says and this ladder does otherwise, or leaves out, a sentence each."""
 
     def __post_init__(self) -> None:
         """Refuse an empty ladder, one that shrinks, and a start that nothing precedes.

@@ -6,10 +6,10 @@ from recipes.ladders.five_million import FIVE_MILLION
 from recipes.ladders.gene import GENE_64K
 from recipes.ladders.llama2_long import LLAMA2_LONG_16K, LLAMA2_LONG_32K
 from recipes.ladders.llama31 import LLAMA31
-from recipes.ladders.llama_128k import LLAMA_128K
 from recipes.ladders.longrecipe import LONGRECIPE_128K
 from recipes.ladders.longrope2 import LONGROPE2
 from recipes.ladders.lwm import LWM
+from recipes.ladders.nemo import NEMO
 from recipes.ladders.prolong import PROLONG
 from recipes.ladders.qwen25_1m import QWEN25_1M
 from recipes.ladders.tiny import TINY_LADDER
@@ -25,10 +25,10 @@ __all__ = [
     "LLAMA2_LONG_16K",
     "LLAMA2_LONG_32K",
     "LLAMA31",
-    "LLAMA_128K",
     "LONGRECIPE_128K",
     "LONGROPE2",
     "LWM",
+    "NEMO",
     "PROLONG",
     "QWEN25_1M",
     "TINY_LADDER",
@@ -42,7 +42,7 @@ LADDERS: dict[str, Ladder] = {
     ladder.name: ladder
     for ladder in (
         TINY_LADDER,
-        LLAMA_128K,
+        NEMO,
         LLAMA2_LONG_32K,
         LLAMA2_LONG_16K,
         LLAMA31,

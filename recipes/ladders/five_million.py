@@ -8,18 +8,33 @@ ten steps and trains no model.
 So the training is ours: Nemotron-UltraLong's one step (arXiv 2504.06214), YaRN over the 8,192
 tokens of Llama 3 with its ramp and its rate, and about its 1B tokens. One sequence is one batch, a
 step of more than two hours on that node: the schedule of a long stage, for whom it is worth it.
+
+Its stack shards parameters over the node, which a tiled loss does not go with here, and leaves no
+headroom. On its machine ours reaches 3.5M (`longhaul plan llama3_8b --seq 5M` says by how much it
+does not fit), so that the shipped recipe is laid out for one node of H200.
 """
 
-from recipes.ladders.ultralong import one_step
+from recipes.ladders.ultralong import SCHEDULE, one_step
 from recipes.stages import Ladder
 from recipes.units import M
 
-STEPS = 200  # ours: the least whole hundred with UltraLong's 1B tokens
+STEPS = 200  # ours
 
 FIVE_MILLION = Ladder(
     name="five_million",
     source="arXiv 2602.21196 (length, model, GPUs); arXiv 2504.06214 (training)",
     cards=("llama3_8b",),
     data="Ours: Nemotron-UltraLong's, long documents drawn more often, which see one another.",
+    ours=(
+        "All of the training: Nemotron-UltraLong's rotation and rate, and 200 steps, the least "
+        "whole hundred with its 1B tokens.",
+        SCHEDULE,
+    ),
+    departures=(
+        "The source's machine is one node of 8 H100 of 80 GB. By the planner its longest context "
+        "here is 3,670,016 tokens, and 5,242,880 lack 17.5 GiB a GPU: the source shards "
+        "parameters, which does not go with a tiled loss here. So the recipe takes one node of "
+        "H200, or two of H100.",
+    ),
     stages=(one_step(5 * M, tokens=STEPS * 5 * M, tokens_per_batch=5 * M),),
 )

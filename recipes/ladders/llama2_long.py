@@ -6,7 +6,8 @@ Llama 2 (which is 4M, arXiv 2307.09288, section 2.2), a cosine with 2,000 steps 
 2e-5 and 1e-5 (section 2.1), base 500,000 in place of 10,000 (sections 2.1, 4.1). Two ladders, since
 sizes differ in length and rate; the 34B was never published.
 
-Not stated: where the cosine ends, the optimizer, and whether documents see one another.
+Not stated: where the cosine ends, the optimizer, and whether documents see one another. A batch of
+4M is binary here, so that 100,000 steps are 419B tokens.
 """
 
 from custom_modules.rope_scaling import RopeScaling
@@ -18,11 +19,16 @@ DATA = (
     "Llama 2's pretraining mix with more long texts, their share raised (section 2.1); shares and "
     "separators are not given. Quality mattered more than length (section 4.2)."
 )
+OURS = (
+    "The cosine's end, a tenth of the peak, Adam's beta2 of 0.95 and the weight decay of 0.1: "
+    "Llama 2's own (arXiv 2307.09288, section 2.2).",
+    "Documents see one another: masks between them came with Llama 3.",
+)
+DEPARTURES = ("A batch is 4M tokens in binary, so that 100,000 steps are 419B tokens, not 400B.",)
 
 
 def _schedule(peak: float) -> Cosine:
-    # ours: the end is Llama 2's own, a tenth of the peak (arXiv 2307.09288, section 2.2)
-    return Cosine(peak=peak, final_ratio=0.1, warmup_ratio=2_000 / STEPS)
+    return Cosine(peak=peak, final_ratio=0.1, warmup_ratio=2_000 / STEPS)  # ours: the end
 
 
 def _stage(seq_length: int, lr: Cosine) -> Stage:
@@ -32,7 +38,7 @@ def _stage(seq_length: int, lr: Cosine) -> Stage:
         tokens=STEPS * 4 * M,
         tokens_per_batch=4 * M,
         lr=lr,
-        documents="across",  # ours: masks came with Llama 3
+        documents="across",  # ours
         start="card",
     )
 
@@ -42,6 +48,8 @@ LLAMA2_LONG_32K = Ladder(
     source="arXiv 2309.16039 (7B and 13B)",
     cards=("llama2_7b", "llama2_13b"),
     data=DATA,
+    ours=OURS,
+    departures=DEPARTURES,
     stages=(_stage(32 * K, _schedule(2e-5)),),
 )
 
@@ -50,5 +58,7 @@ LLAMA2_LONG_16K = Ladder(
     source="arXiv 2309.16039 (34B and 70B)",
     cards=("llama2_70b",),
     data=DATA,
+    ours=OURS,
+    departures=DEPARTURES,
     stages=(_stage(16 * K, _schedule(1e-5)),),
 )

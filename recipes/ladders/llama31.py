@@ -6,7 +6,8 @@ have recovered and a needle is found at every depth (section 3.4.2); base 500,00
 documents (section 3.2); 16M tokens per batch at 128K (table 4). The piecewise scaling by 8 of the
 frequencies is not in the paper but in every published config.json of 3.1.
 
-Not stated: the lengths between, the tokens of each, the rate, and when the scaling came in.
+Not stated: the lengths between, the tokens of each, the rate, and when the scaling came in. On the
+last 40M tokens the rate fell to zero, and checkpoints were averaged (section 3.4.3).
 
 The published weights of 3.1 have been through this. The ladder starts from the 8K weights of Llama
 3; on `llama31_405b`, whose 8K weights are unpublished, it is for planning, or for weights of yours.
@@ -16,8 +17,7 @@ from custom_modules.rope_scaling import RopeScaling
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K, M
 
-# ours: six lengths, none above twice the one before; a batch is 16M tokens, or the whole number of
-# sequences below it that 16 ranks share
+# ours: the lengths between, and the batches of 48K and 96K, which 16 ranks share
 BATCHES = {
     16 * K: 16 * M,
     32 * K: 16 * M,
@@ -32,10 +32,10 @@ TOKENS = 800_000_000_000
 def _stage(seq_length: int, tokens_per_batch: int) -> Stage:
     return Stage(
         seq_length=seq_length,
-        rope=RopeScaling.llama3(),  # ours: from the first stage on, so that it changes once
+        rope=RopeScaling.llama3(),  # ours: from the first stage on
         tokens=TOKENS // len(BATCHES),  # ours: equal shares
         tokens_per_batch=tokens_per_batch,
-        lr=Cosine(peak=1e-5, final_ratio=0.1, warmup_ratio=0.01),  # ours: ProLong's peak and end
+        lr=Cosine(peak=1e-5, final_ratio=0.1, warmup_ratio=0.01),  # ours
         documents="within",
         start="card" if seq_length == 16 * K else "previous",
     )
@@ -48,6 +48,23 @@ LLAMA31 = Ladder(
     data=(
         "The pretraining mix of Llama 3 on long sequences, a mask between documents "
         "(section 3.2); the mix of the long stages is not given."
+    ),
+    ours=(
+        "The five lengths below 128K, none above twice the one before, and equal shares of the "
+        "800B tokens.",
+        "Batches of 16M tokens below 128K as well; at 48K and 96K, which do not divide it, the "
+        "whole number of sequences below that 16 ranks share.",
+        "The rate, a cosine from 1e-05 to 1e-06 after 1% of warm-up (ProLong's peak and end), "
+        "Adam's beta2 of 0.95 and the weight decay of 0.1.",
+        "The scaling of the frequencies from the first stage on, so that it changes once.",
+    ),
+    departures=(
+        "The source went on when short evaluations had recovered and a needle was found at every "
+        "depth; here a stage ends with its tokens, and `longhaul evaluate` says whether they do.",
+        "Left out: the rate's fall to zero on the last 40M tokens, and the average of checkpoints "
+        "(section 3.4.3).",
+        "The 8K weights of the 405B were never published; those of 3.1 have been through this. "
+        "The source says of the 8B and 70B only that their recipes are similar.",
     ),
     stages=tuple(_stage(*lengths) for lengths in BATCHES.items()),
 )

@@ -28,6 +28,13 @@ LONGRECIPE_128K = Ladder(
         "by domain (Fu et al., arXiv 2402.10171); section 5.2. A text is of the target's length, "
         "and sentences of it make a sample."
     ),
+    starts_from="meta-llama/Meta-Llama-3-8B-Instruct",
+    departures=(
+        "Sentences with a digit are kept and others by a chance of one half, as in the released "
+        "code; the paper's `impactful` ones take an analysis of your store (docs/positions.md).",
+        "Left out: the replay of pretraining data and the mean with the model before, its second "
+        "and third phase (docs/positions.md).",
+    ),
     stages=(
         Stage(
             seq_length=38_400,

@@ -13,7 +13,7 @@ least that it allows; its own are slightly larger. Search your own and train wit
     longhaul rope search --run RUN --stage STAGE --target 131072 --out rope.json
     longhaul pretrain --factory llama3_8b_longrope2_128k --rope rope.json
 
-One departure. Of the source's sequences those of short documents keep the rotation of before, with
+Of the source's sequences those of short documents keep the rotation of before, with
 documents apart; a stage has one rotation and one policy, that of its long sequences.
 
 Not stated: warm-up, the cosine's end, the optimizer, and the temperature, which here is LongRoPE's.
@@ -36,6 +36,16 @@ LONGROPE2 = Ladder(
         "200K, FineWeb-Edu 1B in short ones; by length 3B up to 8K, 3B up to 100K, 4B up to 200K. "
         "Cut into 128K between begin and end tokens (section 4.1, table 1)."
     ),
+    ours=(
+        "The divisors, which the source prints nowhere: where its search starts at the critical "
+        "pair that it found (algorithm 1). `longhaul rope search` finds your own.",
+        "The cosine's warm-up and end, Adam's beta2, the weight decay, and the temperature, which "
+        "is LongRoPE's.",
+    ),
+    departures=(
+        "In the source short documents keep the rotation of before and see themselves alone; a "
+        "stage here has one rotation and one policy, those of the long sequences.",
+    ),
     stages=(
         Stage(
             seq_length=128 * K,
@@ -45,8 +55,9 @@ LONGROPE2 = Ladder(
                 factor=FACTOR,
                 original_length=8 * K,
                 short_factor=[1.0] * PAIRS,
-                # ours: the start of the search
-                long_factor=[FACTOR ** min(1.0, pair / CRITICAL_PAIR) for pair in range(PAIRS)],
+                long_factor=[  # ours
+                    FACTOR ** min(1.0, pair / CRITICAL_PAIR) for pair in range(PAIRS)
+                ],
             ),
             tokens=10_000_000_000,
             tokens_per_batch=64 * 128 * K,

@@ -9,9 +9,9 @@ princeton-nlp/ProLong). The paper's K, M and B are binary (its footnote 2), as t
 Paper and script differ on the second stage's peak, 1e-5 and 5e-6; which made the published model
 neither says. Here it is the paper's.
 
-Two departures. The script carries the optimizer's state over to the second stage; here a stage
-begins with a fresh one. The source starts from the instruct model: put its weights where the card's
-are looked for, `longhaul import` makes them.
+The script carries the optimizer's state over to the second stage; here a stage begins with a fresh
+one. The source starts from the instruct model: put its weights where the card's are looked for,
+`longhaul import` makes them.
 """
 
 from custom_modules.rope_scaling import RopeScaling
@@ -29,6 +29,15 @@ PROLONG = Ladder(
         "FineWeb-Edu 10% each, StackExchange and Wikipedia 4% each, Tulu-v2, arXiv, OpenWebMath "
         "and textbooks 3% each, packed to 64K. 512K: of the code half, of the books a sixth in "
         "documents of 512K, the rest of 64K (train_64K.sh, train_512K.sh)."
+    ),
+    starts_from="meta-llama/Meta-Llama-3-8B-Instruct",
+    ours=(
+        "The second stage's peak of 1e-05, as in the paper; the script has 5e-06, and which made "
+        "the published model neither says.",
+    ),
+    departures=(
+        "The script carries the optimizer's state over to the second stage; here each stage "
+        "begins with a fresh one.",
     ),
     stages=(
         Stage(

@@ -2,9 +2,10 @@
 """Qwen2.5-1M (arXiv 2501.15383): 32K -> 64K -> 128K -> 256K, the base raised to ten million.
 
 Stated (section 3): five stages, 4K, 32K, 64K, 128K and 256K, at bases 10,000, then 1M, 1M, 5M and
-10M. The first two are those of the Qwen2.5 base models, whose published weights have been through
-them, so the ladder has the last three. The models reach a million tokens by extrapolation, without
-training on them (section 5.1).
+10M. The first two are those of other Qwen2.5 models, and the source goes on from an intermediate
+version of the base models that is not published. The published base models have been through the
+same two, so the ladder has the last three. The models reach a million tokens by extrapolation,
+without training on them (section 5.1).
 
 Not stated: tokens, batch, rate, optimizer, and whether documents see one another.
 """
@@ -20,10 +21,10 @@ def _stage(seq_length: int, base: float) -> Stage:
     return Stage(
         seq_length=seq_length,
         rope=RopeScaling.base_change(base),
-        tokens=2_500 * 4 * M,  # ours: half of what ProLong gives a stage; it doubles at most here
-        tokens_per_batch=4 * M,  # ours: ProLong's
-        lr=Cosine(peak=1e-5, final_ratio=0.1, warmup_ratio=0.1),  # ours: ProLong's
-        documents="across",  # ours: synthetic tasks join pieces of one sequence
+        tokens=2_500 * 4 * M,  # ours
+        tokens_per_batch=4 * M,  # ours
+        lr=Cosine(peak=1e-5, final_ratio=0.1, warmup_ratio=0.1),  # ours
+        documents="across",  # ours
         start="card" if seq_length == 64 * K else "previous",
     )
 
@@ -34,7 +35,7 @@ QWEN25_1M = Ladder(
     cards=(
         "qwen25_7b",
         "qwen25_14b",
-        "qwen25_0p5b",  # ours, from here on: the same context and base before extension
+        "qwen25_0p5b",  # ours, from here on
         "qwen25_1p5b",
         "qwen25_3b",
         "qwen25_32b",
@@ -46,11 +47,24 @@ QWEN25_1M = Ladder(
         "qwen3_14b",
         "qwen3_32b",
         "qwen3_30b_a3b",
+        "mistral_7b",
     ),
     data=(
         "75% sequences of the stage's length, 25% shorter. Long texts of Common Crawl, arXiv, "
         "books and code repositories, with synthetic tasks in them: filling the middle, "
         "retrieving a paragraph by keyword or place, putting paragraphs back in order (section 3)."
+    ),
+    ours=(
+        "10.5B tokens a stage: half of what ProLong gives one, since a context doubles at most.",
+        "Batches of 4M tokens, the cosine from 1e-05 to 1e-06, its warm-up, Adam's beta2 and the "
+        "weight decay: ProLong's.",
+        "Documents see one another: the synthetic tasks join pieces of one sequence.",
+        "The cards after qwen25_14b: as the source's, trained on 32K at base 1,000,000 without a "
+        "window (mistral_7b is version 0.3, which has none).",
+    ),
+    departures=(
+        "The source goes on from an intermediate version of the base models, which is not "
+        "published; here the published weights, which have been through its first two stages.",
     ),
     stages=tuple(_stage(*lengths) for lengths in BASES.items()),
 )

@@ -16,7 +16,12 @@ from custom_modules.rope_scaling import RopeScaling
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K, M
 
-CARDS = ("llama31_8b", "llama31_70b")  # ours: the 70B, whose rotation is the same
+CARDS = ("llama31_8b", "llama31_70b")  # ours: the 70B
+STARTS_FROM = "meta-llama/Llama-3.1-8B-Instruct"
+SCHEDULE = (
+    "The rate's course, a cosine to a tenth of the peak after 10% of warm-up, Adam's beta2 and the "
+    "weight decay: ProLong's. The temperature on attention: YaRN's own."
+)
 DATA = (
     "A pretraining corpus with long documents drawn more often, source by source (documents above "
     "8K; those below 4K less often), 1B tokens. Documents are joined by '<s>', not by the "
@@ -38,20 +43,27 @@ def one_step(seq_length: int, *, tokens: int, tokens_per_batch: int) -> Stage:
         ),
         tokens=tokens,
         tokens_per_batch=tokens_per_batch,
-        lr=Cosine(peak=3e-5, final_ratio=0.1, warmup_ratio=0.1),  # ours but for the peak: ProLong's
+        lr=Cosine(peak=3e-5, final_ratio=0.1, warmup_ratio=0.1),  # ours but for the peak
         documents="across",
         start="card",
     )
 
 
 def _ladder(name: str, seq_length: int) -> Ladder:
-    # ours for 1M and 2M: as many tokens per batch, and so as many steps, as the card of 4M says
-    batch = 2 * 4 * M
+    batch = 2 * 4 * M  # ours but for 4M
     return Ladder(
         name=name,
         source="arXiv 2504.06214; model cards of nvidia/Llama-3.1-8B-UltraLong-*-Instruct",
         cards=CARDS,
         data=DATA,
+        starts_from=STARTS_FROM,
+        ours=(
+            SCHEDULE,
+            "As many tokens per batch, and so as many steps, at 1M and 2M as the card of the 4M "
+            "model on Hugging Face says of 4M.",
+            "Llama 3.1 70B, whose rotation is the same.",
+        ),
+        departures=("Left out: the instruction tuning on short text that followed (section 3.2).",),
         stages=(one_step(seq_length, tokens=150 * batch, tokens_per_batch=batch),),
     )
 

@@ -6,7 +6,7 @@ sequences of 64K per batch; 2e-5 after 20 steps of warm-up, no weight decay, bet
 Warm-up in both and a line down to zero: finetune.py, train.sh and deepspeed/zero3.json of
 jquesnelle/yarn.
 
-One departure. The source trained the factor of 32 on sequences of 64K as well, for lack of compute,
+The source trained the factor of 32 on sequences of 64K as well, for lack of compute,
 and found that it reaches 128K all the same. Here the second stage has sequences of 128K, half as
 many of them, since stages of one ladder are named by their length. As published it is the 64K
 recipe once more, with `--rope yarn:factor=32,base=10000,original_length=4096`, 200 steps and the
@@ -28,6 +28,12 @@ YARN = Ladder(
         "PG-19, books cut into segments of 64K tokens, each between the begin and end tokens "
         "(section 4.1); of a segment all tokens see those before."
     ),
+    departures=(
+        "The source trained the factor of 32 on sequences of 64K too, for lack of compute; here "
+        "they are of 128K, half as many a batch. As published: the 64K recipe with `--rope "
+        "yarn:factor=32,base=10000,original_length=4096`, 200 steps, and the first run's "
+        "checkpoint as resume.start.",
+    ),
     stages=(
         Stage(
             seq_length=64 * K,
@@ -41,7 +47,7 @@ YARN = Ladder(
             start="card",
         ),
         Stage(
-            seq_length=128 * K,  # ours: 64K in the source
+            seq_length=128 * K,  # 64K in the source
             rope=RopeScaling.yarn(base=10_000, factor=32, original_length=4 * K),
             tokens=200 * 64 * 64 * K,
             tokens_per_batch=64 * 64 * K,

@@ -70,6 +70,58 @@ def test_a_ladder_of_other_cards_and_a_shipped_row_are_noted(asked):
     assert not list(combination.choose("llama3_8b", "yarn", "64K").notes())[1:]
 
 
+@pytest.mark.parametrize(
+    ("card", "ladder", "words"),
+    [
+        ("llama32_1b", "gene_64k", "has 64 divisors, for heads of 128, and heads of llama32_1b"),
+        ("llama32_1b", "longrope2", "heads of llama32_1b have 64"),
+        ("nemotron4_15b", "lwm", "nemotron4_15b turns 0.5 of a head"),
+    ],
+)
+def test_a_rotation_that_is_not_of_the_card_s_heads_is_refused(asked, card, ladder, words):
+    stage = str(LADDERS[ladder].stages[0].seq_length)
+    with pytest.raises(ValueError, match=f"ladder {ladder} cannot train {card}: ") as refused:
+        combination.choose(card, ladder, stage)
+    assert words in str(refused.value)
+    assert asked == []
+
+
+def test_why_a_ladder_s_rotation_is_wrong_for_a_card_is_noted(asked):
+    (said,) = combination.choose("llama31_8b", "prolong", "64K").notes()
+    assert said.endswith("a base alone takes away the scaling that llama31_8b was trained with")
+
+
+def test_a_row_that_is_shipped_is_taken_as_it_is(asked):
+    row = combination.row_of("llama31_8b", "nemo", "64K", nodes=None, cluster_name=None)
+    assert row is ROWS["llama31_8b_nemo_64k"]
+    tiny = combination.row_of("tiny", "nemo", "16K", nodes=None, cluster_name=None)
+    assert (tiny.layout, tiny.cluster) == (ROWS["tiny_8k"].layout, "local")
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "taken"), [(None, 1), (4, 4)], ids=["the fewest that fit", "those that are named"]
+)
+def test_a_combination_becomes_a_row_of_its_name(asked, nodes, taken):
+    row = combination.row_of("qwen3_8b", "qwen25_1m", "64K", nodes=nodes, cluster_name=None)
+    assert (row.name, row.nodes, row.cluster) == ("qwen3_8b_qwen25_1m_64k", taken, "dgx_h100")
+    assert [question[-1] for question in asked] == [taken]
+
+
+def test_a_model_that_one_node_does_not_hold_is_given_more(asked):
+    row = combination.row_of("llama31_405b", "nemo", "128K", nodes=None, cluster_name=None)
+    assert row.nodes > 1
+
+
+def test_nodes_that_do_not_divide_are_told_a_number_of_gpus_that_works(answer):
+    said = answer(
+        "pretrain", "--card", "llama31_8b", "--ladder", "prolong", "--stage", "64K", "--nodes", "3"
+    ).error()
+    assert "fits 24 GPUs of dgx_h100" in said
+    assert "16 GPUs would do" in said
+    assert "a node of dgx_h100 has 8 GPUs" in said
+
+
 def test_the_planner_lays_out_all_gpus_of_the_nodes():
     found = combination.layout_for(
         combination.CARDS["tiny"], LADDERS["tiny"], LADDERS["tiny"].stages[0], "dgx_h100", 2
@@ -118,6 +170,14 @@ def test_a_combination_becomes_the_recipe_of_its_name(answer, asked, tmp_path):
     assert (recipe.trainer.num_nodes, recipe.trainer.devices) == (2, 8)
     assert recipe.model.config.rope.base == 128_000_000
     assert recipe.optim.config.lr == 2e-5
+
+
+def test_a_rank_is_waited_for_as_long_as_the_cluster_that_is_named_takes(asked):
+    waits = {}
+    for name in ("dgx_a100", "dgx_b200"):
+        recipe = combination.choose("qwen25_7b", "prolong", "512K", cluster_name=name).recipe()
+        waits[name] = recipe.trainer.callbacks[-1].seconds
+    assert waits["dgx_a100"] > 2 * waits["dgx_b200"]
 
 
 def test_tiny_on_the_cpu_shows_what_it_would_run(answer):

@@ -60,11 +60,11 @@ def test_the_table_has_a_line_for_each_recipe_where_no_terminal_limits_it(answer
 
 def test_a_line_says_length_rotation_tokens_and_gpus():
     assert list_recipes.cells(ROWS[NAME])[:-1] == (
-        NAME, "llama31_8b", "64K", "llama3 x8 (the card's own)", "2.1B", "1 x 8",
+        NAME, "llama31_8b", "64K", "llama3 x8 (the card's own)", "2.1B", "1 x 8 H100",
     )  # fmt: skip
     assert list_recipes.cells(ROWS["tiny_8k"])[2:-1] == ("8K", "yarn x4", "369K", "CPU, 2 ranks")
     assert list_recipes.cells(POSITIONS_SKIP)[2:-1] == (
-        "38,400 for 128K", "base 131,500,000", "383M", "2 x 8",
+        "38,400 for 128K", "base 131,500,000", "383M", "2 x 8 H200",
     )  # fmt: skip
 
 
@@ -89,10 +89,18 @@ def test_words_search_all_columns_and_all_must_be_there(words, names):
         (["llama31_8b_nemo_63k"], f"did you mean {NAME}"),
         (["tiny", "zzzzzz"], "no recipe has 'zzzzzz'; `longhaul recipes` lists them all"),
         (["tiny", "nemo"], "no recipe has all of these words; 'tiny' is in 3, 'nemo' is in"),
+        (["--cards", "zzzzzz"], "no card has 'zzzzzz'; leave the words out"),
     ],
 )
 def test_words_that_find_nothing_are_told_the_nearest(answer, words, said):
     assert said in answer("recipes", *words).error()
+
+
+def test_recipes_are_searched_by_what_their_gpus_are(answer):
+    of_h200 = [line.split()[0] for line in lines_of(answer, "recipes", "h200")[1:]]
+    assert of_h200 == ["llama3_8b_five_million_5m"]
+    of_h100 = [line.split()[0] for line in lines_of(answer, "recipes", "h100")[1:]]
+    assert of_h100 == [name for name, row in ROWS.items() if row.cluster == "dgx_h100"]
 
 
 def test_the_table_in_numbers(answer):
@@ -102,8 +110,8 @@ def test_the_table_in_numbers(answer):
             "name": "tiny_8k", "card": "tiny", "ladder": "tiny", "seq_length": 8 * K,
             "target_length": 8 * K,
             "rope": {"method": "yarn", "base": 40_000, "factor": 4.0, "original_length": 2 * K},
-            "rope_of_card": False, "tokens": 45 * 8 * K, "cluster": "local", "nodes": 1, "ranks": 2,
-            "device": "cpu", "source": "ours",
+            "rope_of_card": False, "tokens": 45 * 8 * K, "cluster": "local", "nodes": 1,
+            "gpu": None, "ranks": 2, "device": "cpu", "source": "ours",
         }
     ]  # fmt: skip
 
@@ -150,7 +158,7 @@ def test_what_all_stages_have_alike_is_said_once_in_a_narrow_terminal(answer, te
     lines = lines_of(answer, "show", NAME)
     page = lines[: lines.index("next")]
     assert max(map(len, page)) <= 80
-    assert "        positions consecutive, documents across" in [line.rstrip() for line in page]
+    assert "         positions consecutive, documents across" in [line.rstrip() for line in page]
 
 
 def test_a_page_in_numbers(answer):
@@ -185,6 +193,60 @@ def test_a_model_without_published_weights_is_not_imported():
     assert not [line for line, _ in show.commands(ROWS["tiny_2k"]) if "import" in line]
     lines = [line for line, _ in show.commands(ROWS[NAME])]
     assert lines[0] == "longhaul import --from meta-llama/Llama-3.1-8B --card llama31_8b"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_recipe_is_given_tokens_of_the_tokenizer_that_its_weights_have(name):
+    row = ROWS[name]
+    (line,) = (line for line, _ in show.commands(row) if " prepare " in line)
+    if row.ladder.stages[0].start == "scratch":
+        assert f"--vocab-size {row.card.vocab}" in line
+    else:
+        assert f"--tokenizer {row.card.hf_id or 'YOUR_TOKENIZER'} " in line
+        assert "--source DOCUMENTS" in line
+        assert "--vocab-size" not in line
+
+
+def test_weights_that_nobody_has_published_are_the_user_s(answer):
+    lines = lines_of(answer, "show", "nemotron4_15b_nemo_16k")
+    assert "weights  yours, since those of nemotron4_15b are not published" in (
+        line.rstrip() for line in lines
+    )
+    (line,) = (line for line in lines if " import " in line)
+    assert "--from YOUR_WEIGHTS --card nemotron4_15b" in line
+    assert "to models/nemotron4_15b; or put a checkpoint there, or name it by resume.start" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "ours"),
+    [
+        ("llama3_8b_prolong_64k", "Meta-Llama-3-8B-Instruct", "Meta-Llama-3-8B"),
+        ("llama31_8b_ultralong_1m", "Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
+        ("llama3_8b_longrecipe_128k_38400", "Meta-Llama-3-8B-Instruct", "Meta-Llama-3-8B"),
+    ],
+)
+def test_a_source_that_began_with_other_weights_is_said_beside_those_imported(
+    answer, terminal, name, theirs, ours
+):
+    name = next(row for row in ROWS if name.startswith(row))
+    terminal(400)
+    page = "\n".join(lines_of(answer, "show", name))
+    assert f"meta-llama/{ours}, which the import below fetches; the source began with" in page
+    assert f"--from meta-llama/{ours} --card" in page
+    assert f"the source began with meta-llama/{theirs}\n" in page
+
+
+@pytest.mark.parametrize("name", ["llama2_7b_lwm_32k", "llama3_8b_five_million_5m"])
+def test_a_page_says_what_is_ours_and_where_it_departs_from_its_source(answer, terminal, name):
+    ladder = ROWS[name].ladder
+    terminal(400)
+    page = "\n".join(lines_of(answer, "show", name))
+    for sentence in (*ladder.ours, *ladder.departures):
+        assert f"- {sentence}" in page
+    found = json.loads("\n".join(lines_of(answer, "show", name, "--json")))
+    assert found["ladder"]["ours"] == list(ladder.ours)
+    assert found["ladder"]["departures"] == list(ladder.departures)
+    assert found["ladder"]["starts_from"] == ladder.starts_from
 
 
 def test_an_unknown_recipe_is_told_the_nearest(answer):

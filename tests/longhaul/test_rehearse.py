@@ -2,6 +2,7 @@
 """`longhaul rehearse`: a recipe of each ladder runs green through NeMo on a few gloo ranks."""
 
 import json
+import shlex
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -75,7 +76,7 @@ def require_green(code: int, shown: str, said: str, run: Path) -> None:
 @pytest.mark.parametrize("row", slow_but("tiny", smallest_rows()))
 def test_a_recipe_of_the_ladder_is_rehearsed_as_on_its_card(rehearse, tmp_path, row):
     ranks, card = ranks_for(row), tmp_path / "card.yaml"
-    code, shown, said = rehearse(row.name, "--ranks", ranks, "--card", card)
+    code, shown, said = rehearse(row.name, "--ranks", ranks, "--write-card", card)
     require_green(code, shown, said, tmp_path / "runs" / "rehearsals" / row.name)
     seen = cards.read(card)
     assert seen.command == f"longhaul rehearse {row.name} --ranks {ranks}"
@@ -96,6 +97,35 @@ def test_a_structure_that_no_shipped_recipe_has_is_rehearsed(rehearse, tmp_path,
     record = json.loads((run / "rehearsal.json").read_text())
     assert record["recipe"] == row.name
     assert {what for what, _, _ in record["compared"]} >= {"tokens", "TP", "CP", "PP", "DP"}
+
+
+@pytest.mark.slow
+def test_a_combination_that_no_row_has_is_rehearsed_and_its_card_says_how(
+    rehearse, made_up_store, tmp_path
+):
+    asked = ("--card", "llama32_3b", "--ladder", "nemo", "--stage", "64K")
+    written = tmp_path / "card.yaml"
+    code, shown, said = rehearse(
+        *asked, "trainer.max_steps=4", "--ranks", 2, "--store", made_up_store, "--write-card",
+        written,
+    )  # fmt: skip
+    require_green(code, shown, said, tmp_path / "runs" / "rehearsals" / "llama32_3b_nemo_64k")
+    seen = cards.read(written)
+    assert seen.recipe == "llama32_3b_nemo_64k"
+    words = [*asked, "--ranks", "2", "--store", str(made_up_store), "trainer.max_steps=4"]
+    assert shlex.split(seen.command) == ["longhaul", "rehearse", *words]
+
+
+def test_a_card_is_refused_before_the_run_where_there_is_no_checkout(
+    rehearse, tmp_path, monkeypatch
+):
+    from longhaul import rehearse as command
+
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "site-packages" / "longhaul" / "x.py"))
+    monkeypatch.setattr(command, "_run", None)
+    said = rehearse("tiny_2k", "--write-card", "card.yaml").error()
+    assert "site-packages is no git checkout; leave --write-card out" in said
+    assert not (tmp_path / "runs").exists()
 
 
 def test_overrides_apply_to_both_small_stages(rehearse, tmp_path):
@@ -119,6 +149,14 @@ def test_overrides_apply_to_both_small_stages(rehearse, tmp_path):
         (("tiny_2k", "trainer.max_stpes=2"), "did you mean trainer.max_steps"),
         (("tiny_2k", "log.name=other"), "use --out and --store"),
         (("tiny_2k", "--out", "stores"), "stores is there and no rehearsal"),
+        ((), "name one recipe: a shipped one by its NAME, any other by --card, --ladder and"),
+        (("tiny_2k", "--card", "card.yaml"), "name one recipe: a shipped one by its NAME"),
+        (("tiny_2k", "--nodes", "2"), "--nodes and --cluster lay out --card; tiny_2k has its"),
+        (("--card", "llama32_1b", "--ladder", "prolon"), "did you mean prolong?"),
+        (
+            ("--card", "llama32_1b", "--ladder", "gene_64k"),
+            "ladder gene_64k cannot train llama32_1b: its rotation has 64 divisors",
+        ),
     ],
     ids=lambda value: None if isinstance(value, str) else " ".join(map(str, value)),
 )

@@ -9,6 +9,7 @@ import yaml
 
 from longhaul import verification_card as cards
 from recipes.collection import ROWS
+from recipes.ladders import LADDERS
 from tests.house.rooms import TREE
 
 SHIPPED = sorted((TREE / "docs" / "cards").glob("*.yaml"))
@@ -42,6 +43,21 @@ def test_a_shipped_card_is_of_a_shipped_recipe_and_a_clean_commit(path):
         assert stage.loss.last < stage.loss.first
 
 
+def test_every_ladder_has_its_card():
+    assert {path.stem for path in SHIPPED} == set(LADDERS)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "longhaul rehearse tiny_2k --ranks 2 --store 'my store'",
+        "longhaul rehearse --card tiny --ladder tiny --stage 2K --ranks 2",
+    ],
+)
+def test_a_recipe_is_rehearsed_by_its_name_or_by_its_parts(command):
+    assert replace(made(), command=command).command == command
+
+
 def test_a_card_is_read_as_it_was_written(tmp_path):
     cards.write(made(), tmp_path / "cards" / "tiny.yaml")
     assert cards.read(tmp_path / "cards" / "tiny.yaml") == made()
@@ -53,6 +69,7 @@ def test_a_card_is_read_as_it_was_written(tmp_path):
     [
         ({"commit": "main"}, "40 hexadecimal digits"),
         ({"command": "longhaul run --ladder tiny"}, "it rehearses tiny_2k"),
+        ({"command": "longhaul rehearse tiny_2kk"}, "it rehearses tiny_2k"),
         ({"seconds": "thirty"}, "seconds is 'thirty'; it takes float"),
         ({"date": "today"}, "date is 'today'; it takes date"),
         ({"loss_tolerance": 2.0}, "between 0 and 1"),

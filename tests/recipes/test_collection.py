@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
+from importlib.util import find_spec
 
 import fiddle as fdl
 import pytest
@@ -73,6 +74,27 @@ def test_the_layout_of_every_row_passes_megatrons_checks(name):
     assert config.num_layers == row.card.layers
     assert config.tensor_model_parallel_size == row.layout.tp
     assert config.context_parallel_size == row.layout.cp.size
+
+
+NEMO_HAS = [
+    ("llama3_8b", "16k"), ("llama3_8b", "64k"), ("llama3_8b", "128k"),
+    ("llama3_70b", "16k"), ("llama3_70b", "64k"),
+    ("mixtral_8x7b", "16k"), ("mixtral_8x7b", "64k"), ("mixtral_8x22b", "64k"),
+    ("nemotron3_22b", "16k"), ("nemotron3_22b", "64k"),
+    ("nemotron4_15b", "16k"), ("nemotron4_15b", "64k"),
+]  # fmt: skip
+"""Its long-context recipes, in `nemo.collections.llm.recipes`."""
+
+
+@pytest.mark.parametrize(("card", "length"), NEMO_HAS)
+def test_each_long_context_recipe_of_nemo_has_a_row(card, length):
+    assert find_spec(f"nemo.collections.llm.recipes.{card}_{length}")
+    assert f"{card}_nemo_{length}" in ROWS
+
+
+def test_each_size_that_llama_2_long_has_published_weights_of_has_a_row():
+    there = {row.card.name for row in ROWS.values() if row.ladder.name.startswith("llama2_long")}
+    assert there == {"llama2_7b", "llama2_13b", "llama2_70b"}
 
 
 UNLISTED = [

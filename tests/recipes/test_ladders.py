@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each shipped ladder against the figures that its source states, and against its cards."""
 
+import importlib
+import re
+from pathlib import Path
+
 import pytest
 
 from custom_modules.rope_scaling import RopeScaling
+from longhaul.combination import rotation_refusal
+from recipes import cluster, ladders
 from recipes.ladders import LADDERS
-from recipes.model_card import ModelCard
 from recipes.models import CARDS
 from recipes.naming import recipe_name
 from recipes.stages import Ladder, Linear, Stage
@@ -158,6 +163,51 @@ def test_a_ladder_says_for_which_models_and_on_which_data(ladder):
 
 
 @EACH_LADDER
+def test_a_ladder_says_what_is_ours_and_where_it_departs_from_its_source(ladder):
+    assert ladder.ours or ladder.departures
+    for sentence in (*ladder.ours, *ladder.departures):
+        assert not sentence[0].islower()
+        assert sentence.endswith(".")
+
+
+MODULES = sorted(Path(ladders.__file__).parent.glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
+def test_what_a_module_marks_as_ours_its_ladders_say(module):
+    if re.search(r"# ours\b", module.read_text()):
+        made = importlib.import_module(f"recipes.ladders.{module.stem}")
+        for ladder in vars(made).values():
+            assert not isinstance(ladder, Ladder) or ladder.ours
+
+
+def test_ladders_whose_source_began_with_a_tuned_model_say_so():
+    tuned = {ladder.name for ladder in LADDERS.values() if ladder.starts_from.endswith("-Instruct")}
+    assert tuned == {
+        "prolong", "longrecipe_128k", "ultralong_1m", "ultralong_2m", "ultralong_4m",
+        "fifteen_million",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("five_million", 1), ("fifteen_million", 4)])
+def test_how_far_the_planner_is_from_a_source_s_machine_is_what_it_says(name, nodes):
+    from recipes.layout import Fp8
+    from recipes.planner.search import lacks, max_length, of_stage, search
+
+    ladder, machine = LADDERS[name], cluster.load("dgx_h100")
+    [stage], gpus = ladder.stages, nodes * machine.gpus_per_node
+    asked = of_stage(CARDS[ladder.cards[0]], stage, machine, gpus=gpus, fp8=Fp8())
+    short = lacks(search(asked).nearest).removeprefix("lacks ").removesuffix(" of GPU memory")
+    said = " ".join(ladder.departures)
+    assert f"{stage.seq_length:,} lack {short} a GPU" in said
+    assert f"{max_length(asked):,} tokens" in said
+
+
+def test_every_card_is_on_a_ladder():
+    assert {card for ladder in LADDERS.values() for card in ladder.cards} == set(CARDS)
+
+
+@EACH_LADDER
 def test_tokens_per_batch_change_only_where_the_source_changes_them(ladder):
     batches = {stage.tokens_per_batch for stage in ladder.stages}
     if ladder.name == "prolong":
@@ -166,26 +216,6 @@ def test_tokens_per_batch_change_only_where_the_source_changes_them(ladder):
         assert max(batches) / min(batches) < 1.07
     else:
         assert len(batches) == 1
-
-
-def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
-    """Return why the rotation of a stage would be wrong for a card, or None."""
-    rope, native = stage.rope, card.native_rope
-    if rope == "native":
-        return None
-    if rope.partial_rotary_factor != native.partial_rotary_factor:
-        return f"{card.name} turns {native.partial_rotary_factor:g} of a head"
-    if native.method not in ("default", "llama3"):
-        return f"{card.name} is stretched by {native.method} already"
-    if rope.method == "default":
-        replaced = native.method == "default" and rope.base >= native.base
-        return None if replaced else f"base {rope.base:g} is not above that of {card.name}"
-    plain = native.original_length or card.native_context
-    if (rope.base, rope.original_length) != (native.base, plain):
-        return f"{card.name} was trained at base {native.base:g} on {plain:,} tokens"
-    if rope.long_factor is not None and 2 * len(rope.long_factor) != card.head_dim:
-        return f"{len(rope.long_factor)} divisors, and heads of {card.name} have {card.head_dim}"
-    return None
 
 
 @EACH_CARD
@@ -206,10 +236,11 @@ def test_a_ladder_goes_beyond_what_its_cards_were_trained_on(ladder, name):
 @pytest.mark.parametrize(
     ("ladder", "card", "words"),
     [
-        ("yarn", "llama3_8b", "base 500000 on 8,192"),
+        ("yarn", "llama3_8b", "base 500,000 on 8,192"),
         ("lwm", "nemotron4_15b", "turns 0.5 of a head"),
-        ("prolong", "llama31_8b", "not above that of llama31_8b"),
-        ("longrope2", "llama32_1b", "64 divisors, and heads of llama32_1b have 64"),
+        ("prolong", "llama31_8b", "the scaling that llama31_8b was trained with"),
+        ("llama2_long_32k", "qwen25_7b", "base 500,000 is below that of qwen25_7b"),
+        ("longrope2", "llama32_1b", "64 divisors, for heads of 128, and heads of llama32_1b have"),
     ],
 )
 def test_a_card_that_a_rotation_is_wrong_for_would_be_found(ladder, card, words):

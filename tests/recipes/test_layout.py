@@ -9,7 +9,7 @@ from nemo_run.cli.cli_parser import parse_cli_args
 from custom_modules.activation_memory import Offload, Recompute, Tiling
 from recipes.check import check, fp8, notes, sharding_of
 from recipes.factories import FACTORIES
-from recipes.ladders import LLAMA_128K
+from recipes.ladders import NEMO
 from recipes.layout import ContextParallel, Fp8, Layout
 from recipes.models import LLAMA32_1B
 from recipes.pretrain import described, on_cpu, pretrain
@@ -18,7 +18,7 @@ from recipes.units import K
 
 def laid_out(**layout) -> run.Partial:
     """Return the recipe of a stage whose batch is 16 sequences of 16K tokens, for 8 GPUs."""
-    return pretrain(LLAMA32_1B, LLAMA_128K, 16 * K, Layout(**{"dp": 8, **layout}))
+    return pretrain(LLAMA32_1B, NEMO, 16 * K, Layout(**{"dp": 8, **layout}))
 
 
 def test_a_layout_reaches_the_tree_where_overrides_reach_it():

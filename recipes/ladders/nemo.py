@@ -6,6 +6,9 @@ but sequence length and parallelism, so the card keeps its own rotation. They ar
 16K, 64K and 128K, and at 16K and 64K of Llama 3 70B, Mixtral 8x7B, Nemotron 3 22B and Nemotron 4
 15B; of Mixtral 8x22B at 64K alone. All train from scratch on mock data.
 
+A first stage of 2K, with which such a ladder is told where a model is trained from random weights,
+is left out: every card here knows 4K or more, and would learn nothing of length from it.
+
 Batch and schedule: ProLong's first stage (arXiv 2410.02660, table 9). A model whose own rotation
 does not reach the length learns to use distant text from these tokens alone; another ladder says
 how to turn its heads first.
@@ -15,9 +18,9 @@ from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K, M
 
 PROLONG_SCHEDULE = Cosine(peak=1e-5, final_ratio=0.1, warmup_ratio=0.1)
-BUDGET = 500 * 4 * M  # ours: enough to see the by-position loss settle, a tenth of ProLong's
+BUDGET = 500 * 4 * M  # ours
 
-LLAMA_128K = Ladder(
+NEMO = Ladder(
     name="nemo",
     source="NeMo 2 long-context recipes (lengths); arXiv 2410.02660 (batch, schedule)",
     cards=(
@@ -27,7 +30,7 @@ LLAMA_128K = Ladder(
         "mixtral_8x22b",
         "nemotron3_22b",
         "nemotron4_15b",
-        "llama31_8b",  # ours, from here on: their own rotation is of 128K
+        "llama31_8b",  # ours, from here on
         "llama31_70b",
         "llama31_405b",
         "llama32_1b",
@@ -35,6 +38,16 @@ LLAMA_128K = Ladder(
         "mistral_nemo_12b",
     ),
     data="NeMo's recipes have mock data. Ours: ProLong's 64K mix, long documents and short ones.",
+    ours=(
+        "Batch and schedule of each stage: ProLong's of its first.",
+        "2.1B tokens a stage: a tenth of ProLong's, enough to see the loss by position settle.",
+        "The cards from llama31_8b on, whose own rotation is of 128K; 128K for any but llama3_8b, "
+        "and 16K for mixtral_8x22b: NeMo has no recipe of these.",
+    ),
+    departures=(
+        "NeMo's recipes train from random weights; this ladder starts from the card's, and so "
+        "without a stage of 2K, a length that each card knows.",
+    ),
     stages=(
         Stage(
             seq_length=16 * K,
