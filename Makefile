@@ -33,11 +33,12 @@ lint: $(INSTALLED)  ## format, lint, types, spelling, shell and the rules of the
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy --no-error-summary
 	@$(VENV)/bin/codespell
-	@$(VENV)/bin/shellcheck .ci/run
+	@$(VENV)/bin/shellcheck .ci/run slurm/container/*.sh
+	@$(VENV)/bin/hadolint -c slurm/container/hadolint.yaml slurm/container/Dockerfile
 	@$(PY) -m pytest --quiet tests/house/test_tree.py
 
 golden: $(INSTALLED)  ## rewrite the golden files; read the diff before committing it
-	@$(PY) tests/golden/rewrite.py
+	@$(PY) -m tests.golden.rewrite
 
 # Without CUDA's packages, whose versions are the torch build's own, and without its local label (+cpu).
 lock: $(INSTALLED)  ## write the installed versions to the lock of this Python
