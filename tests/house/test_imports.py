@@ -14,7 +14,7 @@ from tests.house.rooms import ROOMS, TREE, imports, modules
 
 ROOMS_SEEN_FROM = {
     "longhaul": {"recipes", "custom_modules", "data", "slurm", "eval"},
-    "slurm": {"recipes"},
+    "slurm": {"recipes", "custom_modules"},
     "eval": {"recipes", "custom_modules", "data"},
     "recipes": {"custom_modules", "data"},
     "custom_modules": set(),

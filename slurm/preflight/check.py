@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one look at the machine found, and the page and exit code of many; light."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from enum import IntEnum
+from typing import Any, Literal
+
+State = Literal["ok", "warning", "failure"]
+_WORDS: dict[State, str] = {"ok": "ok  ", "warning": "warn", "failure": "FAIL"}
+
+
+class Group(IntEnum):
+    """What a check is about; its value is the exit code where this group fails first.
+
+    None is 1 (an error of the program), 2 (a mistake of the user) or 85 to 89 (the job scripts').
+    """
+
+    RANKS = 20
+    GPUS = 21
+    TOPOLOGY = 22
+    VERSIONS = 23
+    HOST = 24
+    FILES = 25
+    NETWORK = 26
+    CLOCK = 27
+    SPEED = 28
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    group: Group
+    name: str
+    state: State
+    said: str
+    """What was seen, with the value."""
+    remedy: str = ""
+    """What would be right; empty where all is well."""
+    nodes: tuple[str, ...] = ()
+    """Where it was seen; empty for what is of the job as a whole."""
+
+    @classmethod
+    def ok(cls, group: Group, name: str, said: str) -> "Check":
+        """Nothing to do."""
+        return cls(group=group, name=name, state="ok", said=said)
+
+    @classmethod
+    def warning(cls, group: Group, name: str, said: str, remedy: str) -> "Check":
+        """The job will run, more slowly or with less to spare."""
+        return cls(group=group, name=name, state="warning", said=said, remedy=remedy)
+
+    @classmethod
+    def failure(cls, group: Group, name: str, said: str, remedy: str) -> "Check":
+        """The job would fail, hang, or compute something else than was asked for."""
+        return cls(group=group, name=name, state="failure", said=said, remedy=remedy)
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "Check":
+        """Return the check that `asdict` was made of."""
+        group, nodes = Group(found["group"]), tuple(found["nodes"])
+        return cls(**{**found, "group": group, "nodes": nodes})
+
+    def __str__(self) -> str:
+        """One line: state, name, what was seen, where, and the remedy."""
+        where = f" on {', '.join(self.nodes)}" if self.nodes else ""
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{_WORDS[self.state]} {self.name}{where}: {self.said}{remedy}"
+
+
+class PreflightError(RuntimeError):
+    """Report the checks that failed; `exit_code` says which group failed first."""
+
+    def __init__(self, checks: Iterable[Check]) -> None:
+        """Take every check of the page."""
+        self.checks = list(checks)
+        failed = failures(self.checks)
+        self.exit_code = exit_code(self.checks)
+        lines = "".join(f"\n{check}" for check in failed)
+        super().__init__(f"preflight found {len(failed)} failure(s):{lines}")
+
+
+def failures(checks: Iterable[Check]) -> list[Check]:
+    """Return the checks that failed, by group."""
+    return sorted((c for c in checks if c.state == "failure"), key=lambda check: check.group)
+
+
+def exit_code(checks: Iterable[Check]) -> int:
+    """Return 0 where nothing failed, else the value of the first group that did."""
+    return next((int(check.group) for check in failures(checks)), 0)
+
+
+def page(checks: Iterable[Check]) -> Iterator[str]:
+    """Yield a line a check, by group, and a last one that counts them."""
+    listed = sorted(checks, key=lambda check: check.group)
+    yield from map(str, listed)
+    failed = len(failures(listed))
+    warned = sum(check.state == "warning" for check in listed)
+    yield f"{len(listed)} checks: {failed} failed, {warned} warned"
+
+
+def as_json(checks: Iterable[Check]) -> str:
+    """Return the page for programs: exit code and checks, with the group of each by name."""
+    listed = sorted(checks, key=lambda check: check.group)
+    rows = [{**asdict(check), "group": check.group.name.lower()} for check in listed]
+    return json.dumps({"exit_code": exit_code(listed), "checks": rows}, indent=1)
+
+
+def joined(by_node: dict[str, list[Check]]) -> list[Check]:
+    """Return the checks of several nodes as one page.
+
+    What every node found well is one line, of the first node; anything else names its nodes.
+    """
+    names = dict.fromkeys((c.group, c.name) for checks in by_node.values() for c in checks)
+    found: list[Check] = []
+    for group, name in names:
+        seen = {
+            node: check
+            for node, checks in by_node.items()
+            for check in checks
+            if (check.group, check.name) == (group, name)
+        }
+        if all(check.state == "ok" for check in seen.values()):
+            found.append(next(iter(seen.values())))
+            continue
+        alike: dict[Check, list[str]] = {}
+        for node, check in seen.items():
+            if check.state != "ok":
+                alike.setdefault(check, []).append(node)
+        found += [replace(check, nodes=tuple(nodes)) for check, nodes in alike.items()]
+    return found

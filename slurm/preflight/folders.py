@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of a job: written, synced and renamed for real, read, and the same on all nodes; light.
+
+Checkpoints are written under a name of their own and renamed, so that is what is tried.
+"""
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from recipes.units import GiB
+from slurm.preflight.check import Check, Group
+from slurm.preflight.expected import Expected
+
+MB = 1_000_000
+PIECE = 4 * MB
+WRITTEN = 64 * MB
+"""What is written to measure the speed, or as much as SECONDS allow."""
+SECONDS = 5.0
+
+
+def folder_checks(expected: Expected, host: str, written: int = WRITTEN) -> Iterator[Check]:
+    """Yield the checks of the run folder and the store that are stated; `written` is in bytes."""
+    if expected.run_folder is not None:
+        yield from _run_folder(expected, expected.run_folder, host, written)
+    if expected.store is not None:
+        yield _readable(expected.store)
+
+
+def _run_folder(expected: Expected, folder: Path, host: str, written: int) -> Iterator[Check]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        speed = _speed(folder, host, written)
+    except OSError as error:
+        yield Check.failure(
+            Group.FILES, "run folder", f"{folder}: {_why(error)}", _remedy(error, folder)
+        )
+        return
+    said = f"{folder}: {speed:,.0f} MB/s written and synced"
+    if speed < expected.least_write_mbps:
+        yield Check.warning(
+            Group.FILES, "run folder", f"{said}; {expected.least_write_mbps:,.0f} MB/s hoped for",
+            "a checkpoint will take longer than planned: take a faster file system, or save less "
+            "often",
+        )  # fmt: skip
+    else:
+        yield Check.ok(Group.FILES, "run folder", said)
+    if expected.free_gib:
+        free = shutil.disk_usage(folder).free / GiB
+        if free < expected.free_gib:
+            yield Check.failure(
+                Group.FILES, "free space",
+                f"{free:,.1f} GiB of {folder}; {expected.free_gib:,.1f} GiB needed",
+                "delete old checkpoints, or take another file system",
+            )  # fmt: skip
+        else:
+            yield Check.ok(Group.FILES, "free space", f"{free:,.1f} GiB")
+
+
+def _speed(folder: Path, host: str, written: int) -> float:
+    """Write, sync and rename a file, read it again and remove it; return MB/s of the writing."""
+    part = folder / f".preflight-{host}-{os.getpid()}.part"
+    whole = part.with_suffix(".whole")
+    piece, size = os.urandom(min(PIECE, written)), 0
+    try:
+        begun = time.perf_counter()
+        with part.open("wb") as file:
+            while size < written and time.perf_counter() - begun < SECONDS:
+                size += file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        took = time.perf_counter() - begun
+        part.rename(whole)
+        with whole.open("rb") as file:
+            if file.read(len(piece)) != piece:
+                raise OSError(errno.EIO, "what was written reads differently")
+    finally:
+        for path in (part, whole):
+            if path.exists():
+                path.unlink()
+    return size / MB / max(took, 1e-9)
+
+
+def _readable(folder: Path) -> Check:
+    try:
+        inside = sorted(folder.iterdir())
+        first = next((path for path in inside if path.is_file()), None)
+        if first is not None:
+            with first.open("rb") as file:
+                file.read(4096)
+    except OSError as error:
+        return Check.failure(
+            Group.FILES, "store", f"{folder}: {_why(error)}",
+            "mount it on every node (mounts of the cluster file), or prepare it",
+        )  # fmt: skip
+    if not inside:
+        return Check.failure(
+            Group.FILES, "store", f"{folder} is empty", "prepare it, as `longhaul prepare` does"
+        )
+    return Check.ok(Group.FILES, "store", f"{folder}: {len(inside)} entries")
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.EROFS:
+        return "the file system is read-only"
+    return (error.strerror or str(error)).lower()
+
+
+def _remedy(error: OSError, folder: Path) -> str:
+    if error.errno == errno.EROFS:
+        return "mount it writable, or name another run folder"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room, or name another run folder"
+    return f"let the job's user write to {folder}, or name another run folder"
+
+
+def awaited(path: Path, content: str, seconds: float) -> str | None:
+    """Return why a file that another node has written cannot be read; None where it can.
+
+    File systems of a network show new files late, so it is tried again for `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if path.read_text() == content:
+                return None
+            why = "it has another content"
+        except OSError as error:
+            why = _why(error)
+        if time.monotonic() > deadline:
+            return why
+        time.sleep(0.1)

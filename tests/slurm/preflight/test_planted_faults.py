@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ten faults, planted for real where a machine without GPUs allows it, each found by its check."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recipes import cluster as clusters
+from recipes.layout import ContextParallel, Layout
+from recipes.units import GiB
+from slurm.preflight.check import Check, Group, exit_code, failures
+from slurm.preflight.expected import Expected
+from slurm.preflight.job import all_checks
+from slurm.preflight.local import node_checks
+from slurm.preflight.machine import Machine
+from tests.slurm.preflight import jobs, samples
+
+WITHOUT_GPU = {"NCCL", "transformer-engine"}
+"""What fails here where GPUs are expected, since torch is a CPU build."""
+EIGHT = Expected.of(clusters.load("dgx_h100"), Layout(tp=2, cp=ContextParallel.ulysses(4)))
+
+
+def found(checks: list[Check], name: str) -> Check:
+    """Return the one failure; what fails for want of a GPU aside, no other check may fail."""
+    failed = [check for check in failures(checks) if check.name not in WITHOUT_GPU]
+    assert [check.name for check in failed] == [name], failed
+    assert failed[0].remedy
+    return failed[0]
+
+
+@pytest.fixture
+def dgx(tmp_path, monkeypatch) -> Path:
+    """Make nvidia-smi, CUDA's variables and the HCAs those of a DGX H100; return the HCAs."""
+    folder = samples.nvidia_smi(tmp_path / "bin", rows=samples.listed())
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    for name in ("CUDA_VISIBLE_DEVICES", "NCCL_IB_HCA"):
+        monkeypatch.delenv(name, raising=False)
+    for hca in ("mlx5_0", "mlx5_3", "mlx5_10"):
+        port = tmp_path / "infiniband" / hca / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text("4: ACTIVE\n")
+    return tmp_path / "infiniband"
+
+
+def on_dgx(dgx: Path, expected: Expected = EIGHT) -> list[Check]:
+    return list(node_checks(expected, Machine(infiniband=dgx), None))
+
+
+def test_a_healthy_node_lacks_only_what_this_machine_does(dgx):
+    failed = {check.name for check in failures(on_dgx(dgx))}
+    assert failed == WITHOUT_GPU
+
+
+def test_one_gpu_fewer(dgx):
+    samples.nvidia_smi(dgx.parent / "bin", rows=samples.listed(7))
+    fault = found(on_dgx(dgx), "GPUs")
+    assert fault.said == "7 (NVIDIA H100 80GB HBM3); 8 needed"
+    assert exit_code([fault]) == Group.GPUS == 21
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        ("0,1,2,3,4,5,6,9", "there is no GPU 9, the last is 7"),
+        ("0,1,2,3,4,5,6,6", "6 is there twice"),
+        ("0,1,2,3", "4 devices for 8 ranks"),
+        ("0,1,2,3,4,5,6,seven", "'seven' is no device, and hides all after it"),
+    ],
+)
+def test_wrong_visible_devices(dgx, monkeypatch, devices, said):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    assert said in found(on_dgx(dgx), "visible devices").said
+
+
+def test_too_little_host_memory(dgx):
+    offload = Expected.of(clusters.load("dgx_h100"), Layout(tp=8), host_bytes_per_rank=2**20 * GiB)
+    fault = found(on_dgx(dgx, offload), "host memory")
+    assert "1,048,576.0 pinned by each of 8 ranks" in fault.said
+
+
+@pytest.mark.parametrize(
+    ("hca", "said"),
+    [
+        ("mlx5_0,mlx5_99", "no HCA is called mlx5_99"),
+        ("=mlx5_1", "no HCA is called mlx5_1"),
+        ("mlx5_0:2", "mlx5_0 has no port 2"),
+        ("^mlx5", "it leaves out every HCA"),
+    ],
+)
+def test_a_bad_hca_name(dgx, monkeypatch, hca, said):
+    monkeypatch.setenv("NCCL_IB_HCA", hca)
+    fault = found(on_dgx(dgx), "HCA")
+    assert said in fault.said
+    assert exit_code([fault]) == Group.NETWORK == 26
+
+
+@pytest.mark.parametrize("hca", ["mlx5", "=mlx5_0:1,mlx5_10", "^mlx5_3", "^=mlx5_1"])
+def test_a_good_hca_name_in_every_form_nccl_takes(dgx, monkeypatch, hca):
+    monkeypatch.setenv("NCCL_IB_HCA", hca)
+    assert {check.name for check in failures(on_dgx(dgx))} == WITHOUT_GPU
+
+
+@pytest.fixture
+def read_only(tmp_path) -> Iterator[Path]:
+    """Return a folder of a file system mounted read-only; without the right to, one by mode."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    mounted = not subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], capture_output=True, check=False
+    ).returncode
+    if not mounted:
+        folder.chmod(0o555)
+    yield folder
+    if mounted:
+        subprocess.run(["umount", folder], check=True)
+    folder.chmod(0o755)
+
+
+def test_a_read_only_file_system(read_only):
+    checks, shown = all_checks(Expected(run_folder=read_only), Machine(environ={}), seconds=0)
+    fault = found(checks, "run folder")
+    assert "read-only" in fault.said or "permission denied" in fault.said
+    assert (exit_code(checks), shown) == (25, True)
+
+
+def test_a_wrong_version(tmp_path, monkeypatch):
+    metadata = tmp_path / "nemo_run-0.9.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: nemo_run\nVersion: 0.9.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    checks, _ = all_checks(Expected(), Machine(environ={}), seconds=0)
+    assert found(checks, "nemo_run").said.startswith("0.9.0; nemo_run==")
+    assert exit_code(checks) == 23
+
+
+def test_an_unreachable_port():
+    with socket.socket() as taken:  # bound, and never listening
+        taken.bind(("localhost", 0))
+        fault = jobs.OutOfReach(taken.getsockname()[1])
+        met, alone = jobs.run_job(Expected(meet_seconds=3), 2, nodes=2, fault=fault)
+    assert "1 of 2 ranks came in 3 s, from n0; not there: 1" in found(met, "ranks").said
+    said = found(alone, "port")
+    assert "the connection is refused" in said.said
+    assert said.nodes == ("n1",)
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        (jobs.slow_link, "slow rank (links in its node)"),
+        (jobs.slow_compute, "slow rank (compute)"),
+    ],
+)
+def test_a_slow_rank(fault, name):
+    limits = Expected(slow_warned=5, slow_failed=8)
+    pages = jobs.run_job(limits, 3, fault=fault)
+    assert pages[0] == pages[1] == pages[2]
+    assert found(pages[0], name).said.startswith("rank 2 on n0 takes")
+    assert exit_code(pages[0]) == 28
+
+
+def test_a_clock_that_is_ahead():
+    pages = jobs.run_job(jobs.loose(Expected()), 2, nodes=2, fault=jobs.clock_ahead)
+    assert pages[0] == pages[1]
+    assert found(pages[0], "clocks agree").said.startswith("n1 is 7 s ahead")
+
+
+def test_a_world_of_another_size():
+    expected = Expected.of(clusters.load("dgx_h100"), Layout(device="cpu", precision="fp32", dp=4))
+    pages = jobs.run_job(jobs.loose(expected), 2)
+    assert pages[0] == pages[1]
+    failed = [check.name for check in failures(pages[0])]
+    assert failed == ["world size", "ranks a node"]
+    assert exit_code(pages[0]) == 20
+
+
+def test_a_healthy_job_has_no_failure_and_may_meet_again(tmp_path):
+    expected = Expected(
+        world_size=4, nodes=2, ranks_per_node=2, run_folder=tmp_path, store=tmp_path
+    )
+    (tmp_path / "manifest.json").write_text("{}")
+    pages = jobs.run_job(jobs.loose(expected), 4, nodes=2)
+    assert all(page == pages[0] for page in pages)
+    assert failures(pages[0]) == []
+    assert {"world size", "clocks agree", "shared folder", "all-to-all", "slow rank (network)"} <= {
+        check.name for check in pages[0]
+    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "preflight.json"]
