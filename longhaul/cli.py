@@ -7,12 +7,14 @@ import sys
 import typer
 
 from longhaul.batch import batch
+from longhaul.clusters import app as clusters
 from longhaul.doctor import app as doctor
 from longhaul.evaluate import evaluate
 from longhaul.export import export
 from longhaul.import_model import import_model
 from longhaul.list_recipes import recipes
 from longhaul.plan import plan
+from longhaul.preflight import preflight
 from longhaul.prepare import prepare
 from longhaul.pretrain import pretrain
 from longhaul.probe import app as probe
@@ -42,6 +44,8 @@ app.command()(evaluate)
 app.command()(report)
 app.command(name="import")(import_model)
 app.command()(export)
+app.command()(preflight)
+app.add_typer(clusters, name="clusters")
 app.add_typer(doctor, name="doctor")
 app.add_typer(probe, name="probe")
 app.add_typer(rope, name="rope")

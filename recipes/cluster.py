@@ -102,7 +102,7 @@ def names() -> list[str]:
 def path_of(name: str) -> Path:
     """Return the file of a shipped name, or the path given; raise ValueError for neither."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if not path.is_file():
+    if not path.is_file() or name == "template":
         raise ValueError(f"no cluster is called {name!r}; {hint(name, names())}")
     return path
 
