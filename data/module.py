@@ -31,20 +31,32 @@ class NumberedDataset(GPTDataset):
 
     train_short: TrainShort | None = None
     """What samples of training have and those of validation have not."""
+    passed_over: tuple[tuple[int, int], ...] = ()
+    """Windows of samples that are left out: where each begins, and how many."""
 
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
         """Return tokens, labels, loss_mask, position_ids [S] and the sample's number.
 
         Where positions restart, `document_starts` [S] is true at each first token; where the
-        rotation is scaled by chance, `rope_scale` is the scale.
+        rotation is scaled by chance, `rope_scale` is the scale. The number is that of the plan,
+        whatever is passed over.
         """
-        sample = super().__getitem__(idx)
+        sample = super().__getitem__(None if idx is None else self.place_of(idx))
         if self.train_short is not None and idx is not None:
             sample = self.train_short(sample, idx)
         sample["sample_id"] = torch.tensor(-1 if idx is None else idx)
         if self.config.reset_position_ids:
             sample["document_starts"] = sample["position_ids"] == 0
         return sample
+
+    def place_of(self, number: int) -> int:
+        """Return where in the data the sample of a number is.
+
+        A window is in the numbers of the run that found it, so later ones are shifted by earlier
+        ones. At its end the data begins anew.
+        """
+        over = sum(count for first, count in self.passed_over if number >= first)
+        return (number + over) % len(self)
 
 
 class StoreDataModule(PreTrainingDataModule):
@@ -144,6 +156,11 @@ class StoreDataModule(PreTrainingDataModule):
             yield
         finally:
             self.build_kwargs, self.seq_length = before
+
+    def pass_over(self, windows: tuple[tuple[int, int], ...]) -> None:
+        """Leave windows of training samples out: where each begins, and how many."""
+        assert isinstance(self._train_ds, NumberedDataset)  # of one split, never a blend
+        self._train_ds.passed_over = windows
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resume continues from: the samples consumed and the store they are of."""

@@ -243,7 +243,9 @@ def folder_of(recipe: nemo_run.Partial) -> Path:
 def absolute(recipe: nemo_run.Partial) -> None:
     """Make every path of the recipe absolute, since ranks may start in another folder."""
     recipe.data.store = os.path.abspath(recipe.data.store)
-    recipe.trainer.callbacks[0].path = os.path.abspath(recipe.trainer.callbacks[0].path)
+    for callback in recipe.trainer.callbacks:
+        for name in {"path", "folder"} & set(callback.__arguments__):
+            setattr(callback, name, os.path.abspath(getattr(callback, name)))
     recipe.log.explicit_log_dir = os.path.abspath(recipe.log.explicit_log_dir)
     recipe.log.ckpt.dirpath = os.path.abspath(recipe.log.ckpt.dirpath)
     recipe.log.tensorboard.save_dir = os.path.abspath(recipe.log.tensorboard.save_dir)

@@ -36,6 +36,12 @@ class StageCheckpoint(nl.ModelCheckpoint):
         super().__init__(monitor=None, save_top_k=-1, save_last=False, **nemo)
         self.keep_all = keep_all
 
+    def newest_step(self) -> int:
+        """Return the step of the newest complete checkpoint, 0 for none."""
+        found = newest_checkpoint(Path(self.dirpath))
+        facts = None if found is None else checkpoint_facts(found)
+        return 0 if facts is None else int(facts["step"])
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last step if the interval did not fall on it."""
         super().on_train_end(trainer, pl_module)

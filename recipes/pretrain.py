@@ -15,7 +15,10 @@ from nemo.collections import llm
 
 from custom_modules.activation_memory import Offload, Recompute, Tiling
 from custom_modules.callbacks.collective_timeout import CollectiveTimeout
+from custom_modules.callbacks.hang_guard import HangGuard
+from custom_modules.callbacks.loss_guard import LossGuard
 from custom_modules.callbacks.step_log import StepLog
+from custom_modules.callbacks.stop_in_time import StopInTime
 from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.rope_scaling import RopeScaling
 from data.module import StoreDataModule
@@ -24,6 +27,7 @@ from recipes.check import check
 from recipes.checkpoints import StageCheckpoint, StageResume
 from recipes.cluster import Cluster
 from recipes.families import Family
+from recipes.gate import Gate
 from recipes.gpt import LongContextMixin, LongContextModel
 from recipes.layout import Fp8, Layout, Sharding
 from recipes.model_card import ModelCard
@@ -40,6 +44,8 @@ from recipes.without_effect import MEGATRON_FSDP
 CHECKPOINTS_PER_STAGE = 4
 VALIDATIONS_PER_STAGE = 2
 VALIDATION_BATCHES = 2
+ON_CPU = {"first_seconds": 7200, "seconds": 3600}
+"""When a CPU rank hangs; there is no plan of its step."""
 
 
 def pretrain(
@@ -61,7 +67,7 @@ def pretrain(
     recipe = run.Partial(
         llm.pretrain,
         model=run.Config(LongContextModel, config=model_config(card, stage, layout)),
-        trainer=trainer(card, stage, layout, nodes=nodes),
+        trainer=trainer(card, stage, layout, nodes=nodes, machines=machines),
         data=data_module(stage, layout),
         optim=optimizer(stage, layout),
         log=logger(stage),
@@ -78,14 +84,20 @@ def pretrain(
     if layout.device == "cpu":
         on_cpu(recipe)
     check(recipe)
-    if layout.device == "cuda":
-        seconds = collective_seconds(card, stage, layout, machines or cluster.load("dgx_h100"))
-        recipe.trainer.callbacks.append(run.Config(CollectiveTimeout, seconds=seconds))
     return recipe
 
 
-def collective_seconds(card: ModelCard, stage: Stage, layout: Layout, machines: Cluster) -> int:
-    """Return how long a collective may wait for a rank, to the next ten minutes."""
+def guards(
+    card: ModelCard, stage: Stage, layout: Layout, machines: Cluster | None
+) -> list[run.Config]:
+    """Return the callbacks that stop a run in time, and one that hangs or whose loss breaks."""
+    found = [
+        run.Config(StopInTime),
+        run.Config(LossGuard, path="", warmup_steps=stage.lr.warmup_steps(stage.steps)),
+    ]
+    if layout.device == "cpu":
+        return [*found, run.Config(HangGuard, folder="", **ON_CPU)]
+    machines = machines or cluster.load("dgx_h100")
     job = Job(
         card=card,
         seq_length=stage.seq_length,
@@ -93,7 +105,18 @@ def collective_seconds(card: ModelCard, stage: Stage, layout: Layout, machines: 
         layout=layout,
         gpus_per_node=machines.gpus_per_node,
     )
-    return math.ceil(limits(plan(job, machines)).collective / 600) * 600
+    waits = limits(plan(job, machines))
+    first, between = _minutes(waits.first_heartbeat), _minutes(waits.heartbeat)
+    return [
+        *found,
+        run.Config(HangGuard, folder="", first_seconds=first, seconds=between),
+        run.Config(CollectiveTimeout, seconds=_minutes(waits.collective)),
+    ]
+
+
+def _minutes(seconds: float) -> int:
+    """Return seconds to the next ten minutes."""
+    return math.ceil(seconds / 600) * 600
 
 
 def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
@@ -150,7 +173,7 @@ def config_class(family: Family) -> type[LongContextMixin]:
 
 
 def described(
-    noun: RopeScaling | ContextParallelKind | Recompute | Tiling | Offload,
+    noun: RopeScaling | ContextParallelKind | Recompute | Tiling | Offload | Gate,
 ) -> run.Config:
     """Return a description as a node of the tree, so that an override reaches its fields.
 
@@ -164,8 +187,15 @@ def described(
     return run.Config(type(noun), **fields | lists)
 
 
-def trainer(card: ModelCard, stage: Stage, layout: Layout, *, nodes: int) -> run.Config:
-    """Return the trainer: steps, ranks, precision, and our step log for its progress."""
+def trainer(
+    card: ModelCard,
+    stage: Stage,
+    layout: Layout,
+    *,
+    nodes: int,
+    machines: Cluster | None = None,
+) -> run.Config:
+    """Return the trainer: steps, ranks, precision, our step log for its progress, and guards."""
     if layout.world_size % nodes:
         raise ValueError(
             f"the layout has {layout.world_size} ranks, which do not divide evenly over "
@@ -208,7 +238,7 @@ def trainer(card: ModelCard, stage: Stage, layout: Layout, *, nodes: int) -> run
             precision="bf16-mixed" if layout.precision == "bf16" else "32",
             grad_reduce_in_fp32=True,
         ),
-        callbacks=[step_log],
+        callbacks=[step_log, *guards(card, stage, layout, machines)],
         val_check_interval=max(1, stage.steps // VALIDATIONS_PER_STAGE),
         limit_val_batches=VALIDATION_BATCHES,
         num_sanity_val_steps=0,
@@ -284,6 +314,11 @@ def place(
     start = start_folder(card, ladder, stage, run_to)
     recipe.data.store = str(store)
     recipe.trainer.callbacks[0].path = str(folder / "metrics.jsonl")
+    for guard in recipe.trainer.callbacks[1:]:
+        if isinstance(guard, run.Config) and guard.__fn_or_cls__ is LossGuard:
+            guard.path = str(folder / "rewinds.jsonl")
+        elif isinstance(guard, run.Config) and guard.__fn_or_cls__ is HangGuard:
+            guard.folder = str(folder / "stacks")
     recipe.log.name = folder.name
     recipe.log.explicit_log_dir = str(folder / "logs")
     recipe.log.ckpt.dirpath = str(folder / "checkpoints")
