@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from custom_modules.rope_scaling import RopeScaling
+from recipes.gate import Gate
 from recipes.positions import Positions
 
 DocumentPolicy = Literal["across", "within"]
@@ -68,6 +69,8 @@ class Stage:
     start: Literal["scratch", "card", "previous"] = "previous"
     """Weights to begin from: random, the card's published ones, or the stage before this one.
     Optimizer and schedule always begin afresh."""
+    gate: Gate = Gate()
+    """What it has to show, evaluated, before the next stage may start."""
 
     def __post_init__(self) -> None:
         """Refuse a budget that is not a whole number of batches of whole sequences."""

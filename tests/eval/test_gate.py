@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate between stages: each threshold judges what it says, and the judgement is kept."""
+
+import json
+import math
+
+import pytest
+
+from eval.gate import gate_path, judge, pass_gate
+from eval.results import ByPosition, Evaluation, Passkey, evaluation_path, write_json
+from recipes.gate import Gate, GateShutError, gate_from
+
+EDGES = tuple(range(0, 1025, 64))
+
+
+def evaluation(name="long", length=1024, losses=None, hits=None) -> Evaluation:
+    bins = losses or [3 - 0.05 * at for at in range(16)]
+    passkey = hits and Passkey(
+        lengths=(512, 1024), depths=(0.0, 1.0), trials=1, digits=5, hits=hits,
+        nats=((1.0, 1.0), (1.0, 1.0)), chance_nats=2.3,
+    )  # fmt: skip
+    return Evaluation(
+        stage=name, seq_length=length, eval_length=1024, documents=2, tokens=2048,
+        by_position=ByPosition(edges=EDGES, loss=tuple(bins), tokens=(128,) * 16), passkey=passkey,
+    )  # fmt: skip
+
+
+def judged(gate: Gate, stage: Evaluation, before: Evaluation | None = None):
+    return {one.name: one for one in judge(gate, stage, before)}
+
+
+def test_a_loss_that_falls_with_position_opens_the_gate():
+    found = judged(Gate(), evaluation(), evaluation("short", 512))
+    assert set(found) == {"rise", "forgotten"}
+    assert all(one.passed for one in found.values())
+    # mean of bins 12 to 15 over that of bins 4 to 7
+    assert found["rise"].measured == pytest.approx(-0.05 * 8)
+
+
+def test_a_loss_that_rises_beyond_the_old_border_shuts_it():
+    lost = [3.0] * 8 + [4.0] * 8
+    found = judged(Gate(rise=0.5), evaluation(losses=lost))
+    assert found["rise"].measured == pytest.approx(1.0)
+    assert not found["rise"].passed
+    assert "0.5 allowed" in found["rise"].said
+
+
+def test_what_the_stage_before_knew_must_not_be_forgotten():
+    worse = [3.3 - 0.05 * at for at in range(16)]
+    found = judged(Gate(), evaluation(losses=worse), evaluation("short", 512))
+    assert found["forgotten"].measured == pytest.approx(0.3)
+    assert not found["forgotten"].passed
+    assert "after short" in found["forgotten"].said
+
+
+def test_passkeys_are_counted_over_the_whole_grid():
+    stage = evaluation(hits=((1.0, 1.0), (1.0, 0.0)))
+    assert judged(Gate(passkey=0.75), stage)["passkey"].passed
+    assert not judged(Gate(passkey=0.8), stage)["passkey"].passed
+    assert not judged(Gate(passkey=0.1), evaluation())["passkey"].passed
+
+
+def test_a_loss_that_is_no_number_does_not_pass():
+    assert not judged(Gate(), evaluation(losses=[math.nan] * 16))["rise"].passed
+
+
+def test_none_leaves_a_judgement_out():
+    assert judged(Gate(rise=None, forgotten=None), evaluation()) == {}
+
+
+def test_the_judgement_is_kept_and_a_shut_gate_says_why(tmp_path):
+    write_json(evaluation_path(tmp_path, "long"), evaluation(losses=[3.0] * 8 + [4.0] * 8))
+    pass_gate(tmp_path, "long", None, Gate(rise=2.0))
+    assert json.loads(gate_path(tmp_path, "long").read_text())["open"] is True
+    with pytest.raises(GateShutError, match=r"gate after long is shut: rise: .* 0.1 allowed"):
+        pass_gate(tmp_path, "long", None, Gate(rise=0.1))
+    kept = json.loads(gate_path(tmp_path, "long").read_text())
+    assert kept["open"] is False
+    assert kept["judgements"][0]["measured"] == pytest.approx(1.0)
+
+
+def test_a_stage_without_an_evaluation_is_not_judged(tmp_path):
+    with pytest.raises(ValueError, match="has not been evaluated"):
+        pass_gate(tmp_path, "long", None, Gate())
+
+
+@pytest.mark.parametrize("field", [{"rise": -1}, {"forgotten": -0.1}, {"passkey": 1.5}])
+def test_a_threshold_that_judges_nothing_is_refused(field):
+    with pytest.raises(ValueError, match=f"gate {next(iter(field))} is"):
+        Gate(**field)
+
+
+def test_thresholds_may_be_said_in_words():
+    assert gate_from("passkey=0.9,rise=none", Gate()) == Gate(passkey=0.9, rise=None)
+    assert gate_from("", Gate(rise=0.3)) == Gate(rise=0.3)
+    with pytest.raises(ValueError, match=r"a gate has no 'pasky'; did you mean passkey\?"):
+        gate_from("pasky=1", Gate())
+    with pytest.raises(ValueError, match="gate rise is 'x'; it is a number, or none"):
+        gate_from("rise=x", Gate())
