@@ -15,9 +15,13 @@ from longhaul.ladder_run import Plan
 from recipes.check import trained_length
 from recipes.finished import is_finished
 from recipes.pretrain import place
+from recipes.stages import Stage
 from slurm.launch import Job
 
-PATHS = ("log.", "resume.", "data.store", "trainer.callbacks[0].path")
+PATHS = (
+    "log.", "resume.", "data.store", "trainer.callbacks[0].path", "trainer.callbacks[2].path",
+    "trainer.callbacks[3].folder",
+)  # fmt: skip
 EVALUATION_DOCUMENTS = 12
 EVALUATION_TRIALS = 1
 
@@ -29,10 +33,16 @@ def recipes(plan: Plan, words: Sequence[str], device: str | None) -> list[nemo_r
     """
     made = []
     for name, stage in zip(plan.stage_names, plan.ladder.stages, strict=True):
-        recipe = stages.factory(name)
-        place(recipe, plan.card, plan.ladder, stage, run_to=plan.run, store=plan.store)
-        made.append(overridden(recipe, words, device))
+        made.append(placed(plan, stage, stages.factory(name), words, device))
     return made
+
+
+def placed(
+    plan: Plan, stage: Stage, recipe: nemo_run.Partial, words: Sequence[str], device: str | None
+) -> nemo_run.Partial:
+    """Return a stage's recipe in the run folder, overridden and checked."""
+    place(recipe, plan.card, plan.ladder, stage, run_to=plan.run, store=plan.store)
+    return overridden(recipe, words, device)
 
 
 def overridden(
@@ -81,9 +91,9 @@ def jobs(
     With `record` the run folder receives the facts of the run and the resolved recipes.
     """
     if record:
-        _record(plan, made)
+        write_records(plan, made)
     names = [recipe.log.name for recipe in made]
-    left = [stages.training_job(recipe) for recipe in made if not _is_done(recipe)]
+    left = [stages.training_job(recipe) for recipe in made if not is_done(recipe)]
     evaluated = all(evaluation_path(plan.run, name).is_file() for name in names)
     if left or not evaluated:
         left.append(
@@ -105,11 +115,13 @@ def metrics(recipe: nemo_run.Partial) -> Path:
     return Path(recipe.trainer.callbacks[0].path)
 
 
-def _is_done(recipe: nemo_run.Partial) -> bool:
+def is_done(recipe: nemo_run.Partial) -> bool:
+    """Return whether a stage has all its steps."""
     return is_finished(Path(recipe.resume.resume_from_directory), recipe.trainer.max_steps)
 
 
-def _record(plan: Plan, made: list[nemo_run.Partial]) -> None:
+def write_records(plan: Plan, made: list[nemo_run.Partial]) -> None:
+    """Write the facts of the run and each stage's resolved recipe."""
     plan.run.mkdir(parents=True, exist_ok=True)
     before = "scratch"
     for recipe in made:

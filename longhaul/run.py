@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from longhaul.console import loading, output_to
-from longhaul.options import require_device
+from longhaul.options import CLUSTER, require_device
 from longhaul.progress import Watched, progress
 
 
@@ -18,11 +18,33 @@ def run(
     card: Annotated[
         str | None, typer.Option(help="The model card; needed where several fit the ladder.")
     ] = None,
-    executor: Annotated[str, typer.Option(help="Where to run: local.")] = "local",
+    executor: Annotated[
+        str, typer.Option(help="Where to run: local, or slurm with --cluster.")
+    ] = "local",
+    cluster: Annotated[
+        str, typer.Option(help="Cluster file: a shipped name or a path.", show_default=CLUSTER)
+    ] = "",
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes of each stage.", show_default="the recipes'")
+    ] = None,
+    account: Annotated[str, typer.Option(help="Slurm's account, for the file's own.")] = "",
+    partition: Annotated[str, typer.Option(help="Slurm's partition, for the file's own.")] = "",
+    source: Annotated[
+        str | None, typer.Option(help="Documents to prepare a store from, as a first job.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Tokenizer of that store.", show_default="the card's")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Export the last stage there, as a last job.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/...")] = None,
     store: Annotated[
         Path | None, typer.Option(help="Token store.", show_default="stores/CARD")
     ] = None,
+    gate: Annotated[
+        str, typer.Option(help="Thresholds for the ladder's own: passkey=0.9,rise=none.")
+    ] = "",
     device: Annotated[
         str | None, typer.Option(help="cpu: run on CPU ranks whatever the recipes say.")
     ] = None,
@@ -37,10 +59,26 @@ def run(
     from longhaul import ladder_run
 
     chosen, model = ladder_run.choose(ladder, card)
-    if executor != "local":
-        raise ValueError(f"executor {executor!r} is unknown; there is local")
     require_device(device)
     plan = ladder_run.plan(chosen, model, out, store)
+    if executor == "slurm":
+        from longhaul.run_on_cluster import run_on_cluster
+
+        run_on_cluster(
+            plan, context.args, cluster=cluster or CLUSTER, nodes=nodes, account=account,
+            partition=partition, source=source, tokenizer=tokenizer, export=export, gate=gate,
+            device=device, dryrun=dryrun,
+        )  # fmt: skip
+        return
+    if executor != "local":
+        raise ValueError(f"executor {executor!r} is unknown; there are local and slurm")
+    given = {
+        "--cluster": cluster, "--nodes": nodes, "--account": account, "--partition": partition,
+        "--source": source, "--tokenizer": tokenizer, "--export": export,
+        "--gate": gate,
+    }  # fmt: skip
+    if unused := [name for name, value in given.items() if value]:
+        raise ValueError(f"{' and '.join(unused)} cannot go with --executor local")
     if not dryrun:
         ladder_run.require_store(plan)
     with loading("NeMo and Megatron-Core"):

@@ -83,6 +83,37 @@ def run_in_order(title: str, jobs: Sequence[Job], folder: Path) -> None:
         chain.run(sequential=True)
 
 
+def submit(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
+    """Hand all jobs to a scheduler, each after the one before it; return their numbers by name.
+
+    Nothing is waited for. The scheduler has looked at every script before one is handed over:
+    raises ValueError with its own words where it would not take it.
+    """
+    for job, script in zip(jobs, scripts(title, jobs, folder).values(), strict=True):
+        _require_taken(job, script)
+    with _chain(title, jobs, folder) as chain:
+        _add(chain, jobs)
+        chain.run(sequential=True, detach=True)
+        return {job.id: str(job.handle).rpartition("/")[2] for job in chain.jobs}
+
+
+def scripts(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
+    """Return the batch script of each job by name; nothing is submitted."""
+    with _chain(title, jobs, folder) as chain:
+        _add(chain, jobs)
+        chain.dryrun(log=False)
+        return {job.id: job._dryrun_info.request.materialize() for job in chain.jobs}
+
+
+def _require_taken(job: Job, script: str) -> None:
+    said = job.executor.slurm.run(
+        f"sbatch --test-only <<'LONGHAUL_SCRIPT'\n{script}\nLONGHAUL_SCRIPT", warn=True, hide=True
+    )
+    if said.return_code:
+        words = " ".join((said.stderr or said.stdout).split())
+        raise ValueError(f"Slurm would not take {job.name}: {words}")
+
+
 def commands(title: str, jobs: Sequence[Job], folder: Path) -> list[str]:
     """Return the command line of each job; nothing is started and nothing stays on disk."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]

@@ -38,7 +38,7 @@ from recipes.hugging_face.folder import (
 from recipes.hugging_face.importing import fingerprint
 from recipes.hugging_face.names import PREFIX, Piece, pieces
 from recipes.hugging_face.shards import Shards
-from recipes.hugging_face.trained import Trained
+from recipes.hugging_face.trained import Trained, trained
 from recipes.hugging_face.weights import DTYPES, WORDS, content, to_hugging_face
 
 Described = Mapping[str, ShardedTensor]
@@ -66,6 +66,12 @@ def export(
         of_weights = dtype or stored[f"{PREFIX}embedding.word_embeddings.weight"].dtype
         _write_side_files(source, part, of_weights)
         _write_weights(source, weights, stored, part, dtype, max_shard_gib)
+
+
+def export_stage(source: str, to: str) -> None:
+    """Export a trained stage's folder, as a job does; an export that is there already stays."""
+    if not Path(to).exists():
+        export(trained(Path(source)), Path(to))
 
 
 def require_pieces(source: Trained, stored: Described) -> None:

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrite the golden files: resolved trees of shipped recipes as YAML, the last of each ladder."""
+"""Rewrite the golden files.
 
+Resolved trees of shipped recipes as YAML, the last of each ladder; batch scripts of a dry run.
+"""
+
+import tempfile
 from pathlib import Path
 
 RECIPES = Path(__file__).parent / "recipes"
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def resolved() -> dict[str, str]:
@@ -17,9 +22,24 @@ def resolved() -> dict[str, str]:
     return {name: yaml_file.dump(FACTORIES[name]()) for name in dict.fromkeys(chosen)}
 
 
+def write_scripts() -> None:
+    """Write the scripts of each number of nodes into a folder."""
+    from tests.slurm.scripts_of import NODES, dry_scripts
+
+    for nodes in NODES:
+        folder = SCRIPTS / f"{nodes}_nodes"
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob("*.sh"):
+            stale.unlink()
+        with tempfile.TemporaryDirectory() as place:
+            for name, text in dry_scripts(Path(place), nodes).items():
+                (folder / f"{name}.sh").write_text(text)
+
+
 if __name__ == "__main__":
     RECIPES.mkdir(exist_ok=True)
     for stale in RECIPES.glob("*.yaml"):
         stale.unlink()
     for name, text in resolved().items():
         (RECIPES / f"{name}.yaml").write_text(text)
+    write_scripts()

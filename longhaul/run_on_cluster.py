@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul run --executor slurm`: a ladder as a chain of jobs that is submitted and left."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from eval.results import write_json
+from longhaul import ladder_run
+from longhaul.console import loading
+from recipes.collection import ROWS
+from recipes.gate import gate_from
+from slurm.cluster_file import ClusterFile, load
+
+if TYPE_CHECKING:
+    import nemo_run
+
+    from longhaul.cluster_chain import Documents
+
+
+def run_on_cluster(
+    plan: ladder_run.Plan,
+    words: Sequence[str],
+    *,
+    cluster: str,
+    nodes: int | None,
+    account: str,
+    partition: str,
+    source: str | None,
+    tokenizer: str | None,
+    export: Path | None,
+    gate: str,
+    device: str | None,
+    dryrun: bool,
+) -> None:
+    """Submit the chain and print its jobs; with `dryrun` print the scripts and submit nothing."""
+    file = _with_names(load(cluster), account, partition)
+    plan = _with_gates(plan, gate)
+    documents = _documents(plan, source, tokenizer)
+    with loading("NeMo and Megatron-Core"):
+        from longhaul import chain, cluster_chain, stages
+        from slurm.launch import scripts, submit
+
+        notes = cluster_chain.require(plan, file)
+        made = (
+            chain.recipes(plan, words, device)
+            if nodes is None
+            else _laid_out(plan, words, cluster, nodes, device)
+        )
+        if documents is None:
+            for recipe in made:
+                stages.require_inputs(recipe)
+        if not dryrun:
+            if made[0].resume.start is not None:
+                stages.require_start(made[0])
+            for recipe in made:
+                stages.require_same(recipe)
+            chain.write_records(plan, made)
+        jobs = cluster_chain.jobs(plan, made, file, documents=documents, export=export)
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    ladder_run.describe(plan, made)
+    if not jobs:
+        typer.echo("nothing is left to do")
+        return
+    if dryrun:
+        for name, script in scripts(plan.name, jobs, plan.run / "launch").items():
+            typer.echo(f"# ---- {name}\n{script}")
+        return
+    numbers = submit(plan.name, jobs, plan.run / "launch")
+    write_json(plan.run / "launch" / "jobs.json", numbers)
+    for name, number in numbers.items():
+        typer.echo(f"{number}  {name}")
+
+
+def _with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:
+    said = {"account": account, "partition": partition}
+    given = {name: value for name, value in said.items() if value}
+    return file.model_copy(update={"slurm": file.slurm.model_copy(update=given)})
+
+
+def _with_gates(plan: ladder_run.Plan, words: str) -> ladder_run.Plan:
+    stages = tuple(
+        replace(stage, gate=gate_from(words, stage.gate)) for stage in plan.ladder.stages
+    )
+    return replace(plan, ladder=replace(plan.ladder, stages=stages))
+
+
+def _documents(
+    plan: ladder_run.Plan, source: str | None, tokenizer: str | None
+) -> "Documents | None":
+    """Return what the store is to be made of, or None where there is one."""
+    if plan.store.exists():
+        if source is not None:
+            raise ValueError(f"there is a store at {plan.store}; leave --source out, or --store")
+        return None
+    if plan.card.hf_id is not None and source is None:
+        raise ValueError(
+            f"there is no token store at {plan.store}; name --source DOCUMENTS to make one first"
+        )
+    from longhaul.cluster_chain import Documents
+
+    return Documents(
+        source=source, tokenizer=tokenizer or plan.card.hf_id, vocab_size=plan.card.vocab
+    )
+
+
+def _laid_out(
+    plan: ladder_run.Plan, words: Sequence[str], cluster: str, nodes: int, device: str | None
+) -> "list[nemo_run.Partial]":
+    """Return the recipes laid out by the planner on so many nodes of a cluster."""
+    from longhaul import chain
+    from longhaul.combination import layout_for
+    from recipes import cluster as clusters
+    from recipes.factories import FACTORIES
+    from recipes.pretrain import pretrain
+
+    made = []
+    for name, stage in zip(plan.stage_names, plan.ladder.stages, strict=True):
+        if name in ROWS and ROWS[name].layout.device == "cpu":
+            made.append(chain.placed(plan, stage, FACTORIES[name](nodes=nodes), words, device))
+            continue
+        layout = layout_for(plan.card, plan.ladder, stage, cluster, nodes)
+        recipe = pretrain(
+            plan.card, plan.ladder, stage.seq_length, layout, nodes=nodes,
+            machines=clusters.load(cluster),
+        )  # fmt: skip
+        made.append(chain.placed(plan, stage, recipe, words, device))
+    return made

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nemo-run's executors from a cluster file."""
+
+import shlex
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import nemo_run as run
+
+from recipes.nearest import hint
+from slurm.batch_script import setup_lines
+from slurm.cluster_file import PLACEHOLDER, ClusterFile
+from slurm.local import ALLOCATOR, allocator_settings, local_executor
+
+PREFIX = "longhaul."
+OTHERS: dict[str, tuple[Any, dict[str, str]]] = {
+    "docker": (run.DockerExecutor, {"image": "container_image", "ranks": "ntasks_per_node"}),
+    "skypilot": (
+        run.SkypilotExecutor,
+        {"image": "container_image", "ranks": "gpus_per_node", "nodes": "num_nodes"},
+    ),
+    "lepton": (
+        run.LeptonExecutor,
+        {"image": "container_image", "ranks": "nprocs_per_node", "nodes": "nodes"},
+    ),
+    "kubeflow": (
+        run.KubeflowExecutor,
+        {"image": "image", "ranks": "nprocs_per_node", "nodes": "num_nodes"},
+    ),
+    "dgxcloud": (
+        run.DGXCloudExecutor,
+        {"image": "container_image", "ranks": "nprocs_per_node", "nodes": "nodes"},
+    ),
+}
+"""Of each other kind nemo-run's class, and how it calls what every job has."""
+
+
+def executor(
+    file: ClusterFile, *, nodes: int, ranks_per_node: int, folder: Path, outcome: Path
+) -> run.Executor:
+    """Return where a job of so many ranks runs.
+
+    Records, scripts and code go beneath `folder`, the ranks' last word to `outcome`. Raises
+    ValueError for what only the user knows and has not said.
+    """
+    if file.executor == "local":
+        return local_executor(nodes * ranks_per_node)
+    if file.executor == "slurm":
+        return _slurm(
+            file, nodes=nodes, ranks_per_node=ranks_per_node, folder=folder, outcome=outcome
+        )
+    return _other(file, nodes=nodes, ranks_per_node=ranks_per_node)
+
+
+def environment(file: ClusterFile) -> dict[str, str]:
+    """Return the variables of every rank, for a shell."""
+    said = {name: str(value) for name, value in file.environment.items()}
+    said[ALLOCATOR] = allocator_settings(said.get(ALLOCATOR, ""))
+    defaults = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",  # a run reads the tokenizer of its store, never the hub
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore",  # NeMo's and Megatron's imports print pages of them
+    }
+    return {name: shlex.quote(value) for name, value in (defaults | said).items()}
+
+
+def _slurm(
+    file: ClusterFile, *, nodes: int, ranks_per_node: int, folder: Path, outcome: Path
+) -> run.SlurmExecutor:
+    chosen, gpus = file.slurm, file.slurm.ask_for_gpus
+    if chosen.account == PLACEHOLDER:
+        raise ValueError(
+            f"cluster {file.name} names no account; set slurm.account in the file, or --account"
+        )
+    container = file.container
+    return run.SlurmExecutor(
+        account=chosen.account,
+        partition=chosen.partition,
+        job_name_prefix=PREFIX,
+        time=chosen.time,
+        nodes=nodes,
+        ntasks_per_node=ranks_per_node,
+        gpus_per_node=ranks_per_node if gpus == "gpus_per_node" else None,
+        gres=f"gpu:{ranks_per_node}" if gpus == "gres" else None,
+        exclusive=chosen.exclusive or None,
+        qos=chosen.qos,
+        constraint=chosen.constraint,
+        exclude=chosen.exclude,
+        mem=chosen.mem,
+        cpus_per_task=chosen.cpus_per_task,
+        segment=chosen.segment,
+        array=chosen.array,
+        signal=f"USR1@{chosen.save_seconds}",
+        container_image=None if container is None else container.image,
+        container_mounts=[] if container is None else list(container.mounts),
+        srun_args=list(chosen.srun),
+        # A job that can never run is cancelled, and so are those after it.
+        additional_parameters={"kill_on_invalid_dep": "yes", **chosen.sbatch},
+        env_vars={
+            **environment(file),
+            "MASTER_ADDR": "$head_node_ip",  # nemo-run's script finds it out
+            "MASTER_PORT": "$((20000 + SLURM_JOB_ID % 20000))",
+        },
+        setup_lines=setup_lines(
+            outcome, most_failures=chosen.most_failures, python=None if container else file.python
+        ),
+        packager=run.GitArchivePackager(include_submodules=False),
+        tunnel=_tunnel(file, folder),
+        poll_estimated_start_time=False,
+    )
+
+
+def _tunnel(file: ClusterFile, folder: Path) -> Any:
+    tunnel = file.tunnel
+    if tunnel.kind == "local":
+        return run.LocalTunnel(job_dir=str(folder / "experiments"))  # where nemo-run writes too
+    missing = [name for name in ("host", "user", "folder") if getattr(tunnel, name) is None]
+    if missing:
+        raise ValueError(
+            f"cluster {file.name}: tunnel.{' and tunnel.'.join(missing)} missing; an SSH tunnel "
+            "needs host, user and a folder on the cluster"
+        )
+    return run.SSHTunnel(
+        host=tunnel.host,
+        user=tunnel.user,
+        port=tunnel.port,
+        identity=tunnel.identity,
+        job_dir=tunnel.folder,
+    )
+
+
+def _other(file: ClusterFile, *, nodes: int, ranks_per_node: int) -> run.Executor:
+    """Return an executor of another kind: what each job has, and the file's own options."""
+    kind, names = OTHERS[file.executor]
+    known = [field.name for field in fields(kind) if field.init]
+    for name in file.options:
+        if name not in known:
+            raise ValueError(
+                f"cluster {file.name}: options has no {name!r} of {kind.__name__}; "
+                f"{hint(name, known)}"
+            )
+    if nodes > 1 and "nodes" not in names:
+        raise ValueError(f"{nodes} nodes on executor {file.executor}, which has one")
+    given: dict[str, Any] = {names["ranks"]: ranks_per_node}
+    if "nodes" in names:
+        given[names["nodes"]] = nodes
+    if file.container is not None:
+        given[names["image"]] = file.container.image
+    variables = {name: str(value) for name, value in file.environment.items()}
+    try:
+        return kind(
+            launcher="torchrun", env_vars=variables, packager=run.GitArchivePackager(
+                include_submodules=False
+            ), **given, **file.options,
+        )  # fmt: skip
+    except TypeError as error:
+        raise ValueError(f"cluster {file.name}: {kind.__name__}: {error}") from error
