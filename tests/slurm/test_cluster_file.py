@@ -39,7 +39,7 @@ def changed(tmp_path, **sections):
     ("sections", "said"),
     [
         ({"slrum": {}}, "it has no field 'slrum'; did you mean slurm"),  # codespell:ignore
-        ({"slurm": {"acount": "me"}}, "slurm has no field 'acount'; did you mean account"),
+        ({"slurm": {"acct": "me"}}, "slurm has no field 'acct'; did you mean account"),
         ({"slurm": {"save_seconds": 5}}, "slurm.save_seconds is 5; it should be greater than"),
         ({"slurm": {"time": "4h"}}, "slurm.time is '4h'; write minutes, h:mm:ss or days-hours"),
         ({"slurm": {"time": 14400}}, "slurm.time is 14400; put it in quotes"),
@@ -61,5 +61,5 @@ def test_a_mistake_is_told_with_what_would_be_right(tmp_path, sections, said):
 
 
 def test_every_mistake_is_told_at_once(tmp_path):
-    with pytest.raises(ValueError, match=r"save_seconds is 5.*has no field 'acount'"):
-        load(changed(tmp_path, slurm={"save_seconds": 5, "acount": "me"}))
+    with pytest.raises(ValueError, match=r"save_seconds is 5.*has no field 'acct'"):
+        load(changed(tmp_path, slurm={"save_seconds": 5, "acct": "me"}))
