@@ -4,6 +4,7 @@
 RUN/eval/<stage>.gate.json        open or not, and a sentence for each judgement
 """
 
+import json
 import math
 import os
 from collections.abc import Iterator
@@ -82,6 +83,12 @@ def _mean(stage: Evaluation, start: int, stop: int) -> float:
 def gate_path(run: Path, stage: str) -> Path:
     """Return where the judgement of a stage lies."""
     return evaluation_path(run, stage).with_suffix(".gate.json")
+
+
+def has_passed(run: Path, stage: str) -> bool:
+    """Return whether a stage has been judged and its gate is open."""
+    path = gate_path(run, stage)
+    return path.is_file() and bool(json.loads(path.read_text())["open"])
 
 
 def pass_gate(run: Path, stage: str, before: str | None, gate: Gate) -> None:

@@ -6,6 +6,7 @@ checkpoint, so that a time limit shorter than it, a preemption or a lost node co
 the chain. Imports NeMo.
 """
 
+import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 import nemo_run
 
 from data.prepare import prepare
-from eval.gate import evaluate_and_judge, gate_path
+from eval.gate import evaluate_and_judge, has_passed
 from longhaul import chain, stages
 from longhaul.ladder_run import Plan
 from recipes.check import trained_length
@@ -24,7 +25,7 @@ from recipes.hugging_face.exporting import export_stage
 from recipes.pretrain import described
 from recipes.units import GiB
 from slurm.cluster_file import PLACEHOLDER, ClusterFile
-from slurm.executors import executor
+from slurm.executors import executor, require_reached
 from slurm.launch import Job
 from slurm.preflight.expected import Bandwidth, Expected
 from slurm.rank import run, train
@@ -57,7 +58,7 @@ def jobs(
     for at, recipe in enumerate(made):
         if not chain.is_done(recipe):
             found.append(_train(plan, file, recipe))
-        elif gate_path(plan.run, recipe.log.name).is_file():
+        elif has_passed(plan.run, recipe.log.name):
             continue
         reached = [length for length in lengths if length <= trained_length(recipe)]
         before = made[at - 1].log.name if at else None
@@ -100,6 +101,8 @@ def require(plan: Plan, file: ClusterFile) -> list[str]:
     here = container is not None and container.image.startswith("/") and tunnel.kind == "local"
     if container is not None and here and not Path(container.image).is_file():
         raise ValueError(f"there is no container at {container.image}; see docs/containers.md")
+    if tunnel.kind == "ssh":
+        require_reached(file)
     dirty = subprocess.run(
         ["git", "status", "--porcelain", "--untracked-files=no"],
         capture_output=True, text=True, check=False,
@@ -112,6 +115,22 @@ def require(plan: Plan, file: ClusterFile) -> list[str]:
     return []
 
 
+def require_shared(plan: Plan, file: ClusterFile) -> None:
+    """Raise ValueError where a cluster behind a tunnel does not see what was written here."""
+    if file.tunnel.kind == "local":
+        return
+    record = plan.run.resolve() / "run.json"
+    tunnel = executor(
+        file, nodes=1, ranks_per_node=1, folder=plan.run / "launch", outcome=record
+    ).tunnel
+    tunnel.connect()
+    if tunnel.run(f"test -e {shlex.quote(str(record))}", warn=True, hide=True).return_code:
+        raise ValueError(
+            f"{file.tunnel.host} does not see {record}; --out and --store have to be on a file "
+            "system that this machine and the cluster share, at the same place"
+        )
+
+
 def _prepare(plan: Plan, file: ClusterFile, documents: Documents) -> Job:
     task = nemo_run.Partial(
         prepare,
@@ -120,7 +139,8 @@ def _prepare(plan: Plan, file: ClusterFile, documents: Documents) -> Job:
         tokenizer=documents.tokenizer,
         vocab_size=documents.vocab_size,
     )
-    return _job(plan, file, "prepare", task, None)
+    online = {**file.environment, "HF_HUB_OFFLINE": 0}  # documents and tokenizer may be its
+    return _job(plan, file.model_copy(update={"environment": online}), "prepare", task, None)
 
 
 def _train(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> Job:

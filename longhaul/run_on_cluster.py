@@ -59,6 +59,7 @@ def run_on_cluster(
             for recipe in made:
                 stages.require_same(recipe)
             chain.write_records(plan, made)
+            cluster_chain.require_shared(plan, file)
         jobs = cluster_chain.jobs(plan, made, file, documents=documents, export=export)
     for note in notes:
         typer.echo(f"note: {note}", err=True)

@@ -2,6 +2,7 @@
 """nemo-run's executors from a cluster file."""
 
 import shlex
+import socket
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from slurm.cluster_file import PLACEHOLDER, ClusterFile
 from slurm.local import ALLOCATOR, allocator_settings, local_executor
 
 PREFIX = "longhaul."
+REACHED_SECONDS = 10.0
 OTHERS: dict[str, tuple[Any, dict[str, str]]] = {
     "docker": (run.DockerExecutor, {"image": "container_image", "ranks": "ntasks_per_node"}),
     "skypilot": (
@@ -131,6 +133,18 @@ def _tunnel(file: ClusterFile, folder: Path) -> Any:
     )
 
 
+def require_reached(file: ClusterFile) -> None:
+    """Raise ValueError where the login node of an SSH tunnel does not answer."""
+    host, port = str(file.tunnel.host), file.tunnel.port or 22
+    try:
+        socket.create_connection((host, port), timeout=REACHED_SECONDS).close()
+    except OSError as error:
+        raise ValueError(
+            f"cluster {file.name}: tunnel.host {host} does not answer on port {port} ({error}); "
+            "nothing was submitted"
+        ) from None
+
+
 def _other(file: ClusterFile, *, nodes: int, ranks_per_node: int) -> run.Executor:
     """Return an executor of another kind: what each job has, and the file's own options."""
     kind, names = OTHERS[file.executor]
@@ -155,5 +169,5 @@ def _other(file: ClusterFile, *, nodes: int, ranks_per_node: int) -> run.Executo
                 include_submodules=False
             ), **given, **file.options,
         )  # fmt: skip
-    except TypeError as error:
+    except (TypeError, ImportError, AssertionError) as error:  # a cloud's package is not there
         raise ValueError(f"cluster {file.name}: {kind.__name__}: {error}") from error

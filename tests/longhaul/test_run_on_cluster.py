@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul run --executor slurm` and `longhaul clusters`: what is told before a job is made."""
+
+import subprocess
+
+import pytest
+import yaml
+
+from recipes import cluster
+
+RUN = ("run", "--ladder", "tiny", "--executor", "slurm", "--nodes", "2", "--device", "cpu")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Return a folder that is a git tree with a commit."""
+    git = ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "x"], check=True)
+    return tmp_path
+
+
+def site(folder, **sections):
+    """Write a cluster file that lacks nothing but what is said."""
+    given = {
+        "executor": "slurm",
+        "slurm": {"account": "me", "ask_for_gpus": "none"},
+        "python": "/shared/venv",
+    }
+    path = folder / "site.yaml"
+    path.write_text(yaml.safe_dump(given | sections))
+    return path
+
+
+def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree):
+    code, shown, said = answer(*RUN, "--cluster", site(tree), "--dryrun")
+    assert code == 0, said
+    names = [line.removeprefix("# ---- ") for line in shown.splitlines() if "# ---- " in line]
+    assert names == [
+        "prepare", "tiny_512", "evaluate_tiny_512", "tiny_2k", "evaluate_tiny_2k", "tiny_8k",
+        "evaluate_tiny_8k",
+    ]  # fmt: skip
+    assert "#SBATCH --account=me" in shown
+    assert not (tree / "stores").exists()
+    assert not (tree / "runs" / "tiny" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("sections", "words", "said"),
+    [
+        ({"slurm": {}}, (), "site names no account; set slurm.account in the file, or --account"),
+        ({"slurm": {"acct": "me"}}, (), "slurm has no field 'acct'; did you mean account"),
+        ({"container": {"image": "/nowhere.sqsh"}}, (), "there is no container at /nowhere.sqsh"),
+        ({"container": {"image": "CHANGE_ME"}}, (), "site names no container"),
+        ({"executor": "docker"}, (), "a chain needs a scheduler that knows dependencies"),
+        ({"tunnel": {"kind": "ssh", "host": "127.0.0.1", "port": 1, "user": "me", "folder": "/x"}},
+         (), "tunnel.host 127.0.0.1 does not answer on port 1"),
+        ({}, ("--gate", "pasky=1"), "a gate has no 'pasky'; did you mean passkey?"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_mistake_is_told_before_anything_is_submitted(answer, tree, sections, words, said):
+    assert said in answer(*RUN, "--cluster", site(tree, **sections), *words).error()
+    assert not (tree / "runs").exists()
+
+
+def test_other_mistakes_of_the_command_line(answer, tmp_path):
+    asked = ("run", "--ladder", "tiny")
+    assert "there are local and slurm" in answer(*asked, "--executor", "k8s").error()
+    assert "--nodes cannot go with --executor local" in answer(*asked, "--nodes", 2).error()
+    assert "did you mean dgx_h100" in answer(*RUN, "--cluster", "dgx_h10").error()
+    assert "and this is none" in answer(*RUN, "--cluster", site(tmp_path)).error()
+    card = ("run", "--ladder", "ultralong_1m", "--executor", "slurm", "--cluster", site(tmp_path))
+    assert "name --source DOCUMENTS to make one first" in answer(*card).error()
+
+
+def test_clusters_are_listed_and_checked(answer, tmp_path):
+    shown = answer("clusters").out
+    assert all(name in shown for name in ("local", *cluster.names()))
+    found = answer("clusters", "check", "dgx_h100")
+    assert found.code == 1
+    assert "FAIL  slurm.account is CHANGE_ME" in found.out
+    assert "FAIL  container.image is CHANGE_ME" in found.out
+    assert "everything a launch needs is said" in answer("clusters", "check", site(tmp_path)).out
+    ssh = site(tmp_path, tunnel={"kind": "ssh", "host": "h", "identity": "/no/key"})
+    lacking = answer("clusters", "check", ssh).out
+    assert "FAIL  tunnel.user is missing" in lacking
+    assert "FAIL  tunnel.identity /no/key is not there" in lacking

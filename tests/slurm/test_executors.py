@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nemo-run's executors from cluster files, and what is refused before anything is submitted."""
+
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
+import nemo_run as run
+import pytest
+
+from slurm.cluster_file import ClusterFile, Container, Slurm, Tunnel, load
+from slurm.executors import OTHERS, environment, executor, require_reached
+
+PLACES = {"folder": Path("/shared/run/launch"), "outcome": Path("/shared/run/outcome")}
+
+
+def file(**fields) -> ClusterFile:
+    """Return a cluster of nothing but what is said."""
+    return ClusterFile(**({"name": "mine"} | fields))
+
+
+def made(cluster: ClusterFile, nodes: int = 2, ranks_per_node: int = 8):
+    return executor(cluster, nodes=nodes, ranks_per_node=ranks_per_node, **PLACES)
+
+
+def test_a_slurm_executor_has_what_the_file_says():
+    slurm = Slurm(account="me", partition="batch", time="01:00:00", save_seconds=120,
+                  sbatch={"reservation": "nightly"}, srun=("--mpi=pmix",))  # fmt: skip
+    found = made(file(slurm=slurm, container=Container(image="/x.sqsh", mounts=("/a:/b",))))
+    assert isinstance(found, run.SlurmExecutor)
+    assert (found.nodes, found.ntasks_per_node, found.gpus_per_node) == (2, 8, 8)
+    assert (found.account, found.partition, found.time) == ("me", "batch", "01:00:00")
+    assert found.signal == "USR1@120"
+    assert found.container_image == "/x.sqsh"
+    assert found.container_mounts == ["/a:/b"]
+    assert found.additional_parameters == {"kill_on_invalid_dep": "yes", "reservation": "nightly"}
+    assert found.srun_args == ["--mpi=pmix"]
+    assert "LONGHAUL_OUTCOME=/shared/run/outcome" in found.setup_lines
+    assert found.launcher is None  # ranks start one by one, so that signals reach them
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus_per_node", "gres"),
+    [("gpus_per_node", 8, None), ("gres", None, "gpu:8"), ("none", None, None)],
+)
+def test_gpus_are_asked_for_as_the_site_wants(asked, gpus_per_node, gres):
+    found = made(file(slurm=Slurm(account="me", ask_for_gpus=asked)))
+    assert (found.gpus_per_node, found.gres) == (gpus_per_node, gres)
+
+
+def test_variables_are_quoted_for_a_shell_and_the_allocator_grows_its_segments():
+    found = environment(file(environment={"A": "x y", "CUDA_DEVICE_MAX_CONNECTIONS": 1}))
+    assert found["A"] == "'x y'"
+    assert found["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
+NEEDED = {
+    "docker": {},
+    "skypilot": {},
+    "lepton": {"nemo_run_dir": "/x"},
+    "kubeflow": {},
+    "dgxcloud": {
+        "base_url": "x", "kube_apiserver_url": "x", "client_id": "x", "client_secret": "x",
+        "project_name": "x", "pvc_nemo_run_dir": "/x",
+    },
+}  # fmt: skip
+
+
+PACKAGES = {"skypilot": "sky", "kubeflow": "kubernetes"}
+"""What nemo-run needs for some of them, and this environment may not have."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_each_other_kind_becomes_its_executor_or_says_what_it_needs(name):
+    kind, names = OTHERS[name]
+    image = Container(image="acme/x:1")
+    asked = file(executor=name, container=image, options=NEEDED[name])
+    if name in PACKAGES and find_spec(PACKAGES[name]) is None:
+        with pytest.raises(ValueError, match=f"cluster mine: {kind.__name__}: .*install"):
+            made(asked, nodes=1)
+        return
+    found = made(asked, nodes=1)
+    assert isinstance(found, kind)
+    assert getattr(found, names["image"]) == "acme/x:1"
+    assert getattr(found, names["ranks"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "names no account; set slurm.account in the file, or --account"),
+        ({"slurm": Slurm(account="me"), "tunnel": Tunnel(kind="ssh", host="h")},
+         "tunnel.user and tunnel.folder missing"),
+        ({"executor": "docker", "options": {"netwrk": "host"}}, "did you mean network"),
+        ({"executor": "docker"}, "2 nodes on executor docker, which has one"),
+        ({"executor": "lepton"}, "LeptonExecutor"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_only_the_user_knows_is_asked_for(fields, said):
+    with pytest.raises(ValueError, match=r"mine|docker") as told:
+        made(file(**fields))
+    assert said in str(told.value)
+
+
+def test_a_tunnel_that_does_not_answer_is_told_before_anything_is_submitted():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        require_reached(file(tunnel=Tunnel(kind="ssh", host="127.0.0.1", port=port)))
+    with pytest.raises(ValueError, match=f"does not answer on port {port}"):
+        require_reached(file(tunnel=Tunnel(kind="ssh", host="127.0.0.1", port=port)))
+
+
+def test_the_local_file_starts_ranks_here():
+    assert isinstance(made(load("local"), nodes=1, ranks_per_node=2), run.LocalExecutor)
