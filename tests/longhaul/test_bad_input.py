@@ -13,7 +13,7 @@ PRETRAIN = ("pretrain", "--factory", "tiny_8k")
     ("words", "said"),
     [
         (("run", "--ladder", "tny"), "did you mean tiny"),
-        (("run", "--ladder", "tiny", "--executor", "moon"), "there is local"),
+        (("run", "--ladder", "tiny", "--executor", "moon"), "there are local and slurm"),
         (("pretrain", "--factory", "tiny_9k"), "did you mean tiny"),
         (("pretrain",), "--factory NAME or --yaml FILE"),
         ((*PRETRAIN, "trainer.max_stpes=20"), "did you mean trainer.max_steps"),
