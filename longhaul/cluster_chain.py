@@ -101,6 +101,8 @@ def require(plan: Plan, file: ClusterFile) -> list[str]:
     here = container is not None and container.image.startswith("/") and tunnel.kind == "local"
     if container is not None and here and not Path(container.image).is_file():
         raise ValueError(f"there is no container at {container.image}; see docs/containers.md")
+    folder = plan.run / "launch"  # what only the user knows, before a record is written
+    executor(file, nodes=1, ranks_per_node=1, folder=folder, outcome=folder / "outcome")
     if tunnel.kind == "ssh":
         require_reached(file)
     dirty = subprocess.run(

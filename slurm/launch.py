@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run jobs in order as one nemo-run experiment that stops at the first one that fails."""
 
+import os
 import re
 import shlex
 import signal
-from collections.abc import Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +93,7 @@ def submit(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
     """
     for job, script in zip(jobs, scripts(title, jobs, folder).values(), strict=True):
         _require_taken(job, script)
-    with _chain(title, jobs, folder) as chain:
+    with _nothing_to_read(), _chain(title, jobs, folder) as chain:
         _add(chain, jobs)
         chain.run(sequential=True, detach=True)
         return {job.id: str(job.handle).rpartition("/")[2] for job in chain.jobs}
@@ -99,16 +101,28 @@ def submit(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
 
 def scripts(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
     """Return the batch script of each job by name; nothing is submitted."""
-    with _chain(title, jobs, folder) as chain:
+    with _nothing_to_read(), _chain(title, jobs, folder) as chain:
         _add(chain, jobs)
         chain.dryrun(log=False)
         return {job.id: job._dryrun_info.request.materialize() for job in chain.jobs}
 
 
+@contextmanager
+def _nothing_to_read() -> Iterator[None]:
+    """Keep nemo-run's programs (git, tar, sbatch) from reading what this process is given."""
+    before = sys.stdin
+    with open(os.devnull) as nothing:
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            sys.stdin = before
+
+
 def _require_taken(job: Job, script: str) -> None:
-    said = job.executor.slurm.run(
-        f"sbatch --test-only <<'LONGHAUL_SCRIPT'\n{script}\nLONGHAUL_SCRIPT", warn=True, hide=True
-    )
+    command = f"sbatch --test-only <<'LONGHAUL_SCRIPT'\n{script}\nLONGHAUL_SCRIPT"
+    with _nothing_to_read():
+        said = job.executor.slurm.run(command, warn=True, hide=True)
     if said.return_code:
         words = " ".join((said.stderr or said.stdout).split())
         raise ValueError(f"Slurm would not take {job.name}: {words}")

@@ -33,7 +33,7 @@ head_node=${nodes_array[0]}
 head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
 
 export OMP_NUM_THREADS=1
-export HF_HUB_OFFLINE=1
+export HF_HUB_OFFLINE=0
 export TOKENIZERS_PARALLELISM=false
 export PYTHONWARNINGS=ignore
 export CUDA_DEVICE_MAX_CONNECTIONS=1
