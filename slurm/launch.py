@@ -15,6 +15,8 @@ from typing import Any
 import nemo_run as run
 from torchx.specs import AppState
 
+from slurm.local import stop_ranks
+
 
 @dataclass(frozen=True)
 class Job:
@@ -47,6 +49,7 @@ class Chain(run.Experiment):
 
     def _wait_for_jobs(self, jobs: list[Any]) -> None:
         def stop(signum: int, frame: Any) -> None:
+            stop_ranks()
             for job in jobs:
                 job.cancel(self._runner)
             raise KeyboardInterrupt

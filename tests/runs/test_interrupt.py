@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C ends the ranks with the command."""
+"""Ctrl-C ends the ranks with the command: once, when they have saved; twice, at once."""
 
 import os
 import signal
@@ -10,24 +10,31 @@ from pathlib import Path
 
 import pytest
 
+from recipes.finished import steps_taken
+
 pytestmark = pytest.mark.slow
 
 LONGHAUL = Path(sys.executable).parent / "longhaul"
 
 
-def test_an_interrupted_stage_leaves_no_rank_running(tmp_path, small_store):
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupted_stage_leaves_no_rank_running(times, tmp_path, small_store):
     command = [LONGHAUL, "pretrain", "--factory", "tiny_512", f"data.store={small_store}"]
     process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
-    metrics = tmp_path / "runs" / "tiny" / "stages" / "tiny_512" / "metrics.jsonl"
+    stage = tmp_path / "runs" / "tiny" / "stages" / "tiny_512"
+    metrics = stage / "metrics.jsonl"
     deadline = time.monotonic() + 200
     while not (metrics.exists() and metrics.stat().st_size):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert _ranks(tmp_path)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=60) != 0
+    for _ in range(times):
+        os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.2)  # one that waits to be handled swallows the next
+    assert process.wait(timeout=120) != 0
     assert not _ranks(tmp_path)
+    assert (steps_taken(stage / "checkpoints") > 0) == (times == 1)
 
 
 def _ranks(folder: Path) -> list[str]:
