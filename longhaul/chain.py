@@ -3,6 +3,7 @@
 
 import os
 import platform
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,10 +19,7 @@ from recipes.pretrain import place
 from recipes.stages import Stage
 from slurm.launch import Job
 
-PATHS = (
-    "log.", "resume.", "data.store", "trainer.callbacks[0].path", "trainer.callbacks[2].path",
-    "trainer.callbacks[3].folder",
-)  # fmt: skip
+PLACE = re.compile(r"log\.|resume\.|data\.store|trainer\.callbacks\[\d+\]\.(path|folder)")
 EVALUATION_DOCUMENTS = 12
 EVALUATION_TRIALS = 1
 
@@ -50,7 +48,7 @@ def overridden(
 ) -> nemo_run.Partial:
     """Return a placed recipe with what the command line says, checked, its paths absolute."""
     for word in words:
-        if word.startswith(PATHS):
+        if PLACE.match(word):
             raise ValueError(
                 f"{word.partition('=')[0]} is a place, which all stages would share; "
                 "use --out and --store"

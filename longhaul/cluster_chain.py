@@ -9,7 +9,7 @@ the chain. Imports NeMo.
 import shlex
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from recipes.units import GiB
 from slurm.cluster_file import PLACEHOLDER, ClusterFile
 from slurm.executors import executor, require_reached
 from slurm.launch import Job
-from slurm.preflight.expected import Bandwidth, Expected
+from slurm.preflight.expected import Bandwidth, Expected, inner_degree
 from slurm.rank import run, train
 
 
@@ -167,6 +167,7 @@ def _expected(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> nemo_r
     """Return what a stage expects of its machines, as a node of its job's tree."""
     strategy, offload = recipe.trainer.strategy, recipe.model.config.offload
     nodes, per_node = int(recipe.trainer.num_nodes), int(recipe.trainer.devices)
+    cp = int(strategy.context_parallel_size)
     said: dict[str, Any] = {}
     if stages.device_of(recipe) == "cuda" and file.hardware is not None:
         machine = Expected.of(file.hardware)
@@ -176,19 +177,16 @@ def _expected(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> nemo_r
         }
         said["gpus_per_node"] = per_node
         said["hca"] = str(file.environment.get("NCCL_IB_HCA", ""))
-        said["bandwidth"] = nemo_run.Config(
-            Bandwidth,
-            nvlink_gbps=file.hardware.nvlink_gbps,
-            network_gbps=file.hardware.network_gbps,
-        )
+        if machine.bandwidth is not None:
+            said["bandwidth"] = nemo_run.Config(Bandwidth, **asdict(machine.bandwidth))
     return nemo_run.Config(
         Expected,
         world_size=nodes * per_node,
         nodes=nodes,
         ranks_per_node=per_node,
         tp=int(strategy.tensor_model_parallel_size),
-        cp=int(strategy.context_parallel_size),
-        ulysses=_inner_degree(recipe),
+        cp=cp,
+        ulysses=inner_degree(recipe.model.config.cp, cp),
         megatron_fsdp=bool(strategy.ddp.use_megatron_fsdp),
         host_bytes_per_rank=offload.cap_gib * GiB if offload.tensors != "none" else 0,
         run_folder=nemo_run.Config(Path, str(plan.run.resolve())),
@@ -197,16 +195,10 @@ def _expected(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> nemo_r
     )
 
 
-def _inner_degree(recipe: nemo_run.Partial) -> int:
-    """Return the ranks of the inner all-to-all that a recipe's context parallelism has."""
-    how, size = recipe.model.config.cp, int(recipe.trainer.strategy.context_parallel_size)
-    return size if how.kind in ("ulysses", "head_chunked", "a2a") else int(how.ulysses or 1)
-
-
 def _job(plan: Plan, file: ClusterFile, name: str, task: nemo_run.Partial, recipe: Any) -> Job:
     """Return a job around a task: on the ranks of a recipe's evaluation, or on one rank."""
     ranks = stages.evaluation_layout(recipe)["ranks"] if recipe is not None else 1
-    per_node = ranks if recipe is None else min(ranks, _most_ranks(file, recipe))
+    per_node = ranks if recipe is None else min(ranks, int(recipe.trainer.devices))
     made = executor(
         _with_gpus(file, recipe),
         nodes=ceil(ranks / per_node),
@@ -221,10 +213,6 @@ def _parallel(recipe: nemo_run.Partial) -> dict[str, Any]:
     layout = stages.evaluation_layout(recipe)
     layout.pop("ranks")
     return layout
-
-
-def _most_ranks(file: ClusterFile, recipe: nemo_run.Partial) -> int:
-    return int(recipe.trainer.devices)
 
 
 def _with_gpus(file: ClusterFile, recipe: Any) -> ClusterFile:

@@ -20,8 +20,6 @@ from recipes.stages import Ladder, Stage
 if TYPE_CHECKING:
     import nemo_run
 
-MOST_NODES = 256
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Combination:
@@ -140,7 +138,7 @@ def _named(card: str, ladder: str, stage: str) -> tuple[ModelCard, Ladder, Stage
 
 def _fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int:
     """Return the fewest nodes, of those that `recipes.lay_out` tries, on which any layout fits."""
-    from recipes.lay_out import ODD_NODES
+    from recipes.lay_out import MOST_NODES, ODD_NODES
     from recipes.layout import Fp8
     from recipes.planner.search import fits_somehow, of_stage
 

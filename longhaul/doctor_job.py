@@ -24,7 +24,7 @@ from recipes.planner.job import Job
 from recipes.planner.override_words import override_words
 from recipes.planner.plan import Plan, plan
 from recipes.planner.refusals import refusals
-from recipes.planner.search import Question
+from recipes.planner.search import Question, of_stage
 from recipes.stages import Ladder, Stage
 from recipes.units import GiB
 
@@ -69,13 +69,8 @@ class Recipe:
 
     def job(self, layout: Layout, machine: Cluster) -> Job:
         """Return its job under a layout."""
-        return Job(
-            card=self.card,
-            seq_length=self.stage.seq_length,
-            tokens_per_batch=self.stage.tokens_per_batch,
-            layout=layout,
-            gpus_per_node=machine.gpus_per_node,
-        )
+        gpus, fp8 = layout.world_size, layout.fp8
+        return of_stage(self.card, self.stage, machine, gpus=gpus, fp8=fp8).job(layout)
 
     def asked(self, nodes: int) -> str:
         """Return the options of a command that name it; a shipped recipe has its own nodes."""

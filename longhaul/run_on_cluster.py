@@ -114,20 +114,21 @@ def _laid_out(
 ) -> "list[nemo_run.Partial]":
     """Return the recipes laid out by the planner on so many nodes of a cluster."""
     from longhaul import chain
-    from longhaul.combination import layout_for
-    from recipes import cluster as clusters
+    from longhaul.combination import Combination, layout_for
     from recipes.factories import FACTORIES
-    from recipes.pretrain import pretrain
 
     made = []
     for name, stage in zip(plan.stage_names, plan.ladder.stages, strict=True):
         if name in ROWS and ROWS[name].layout.device == "cpu":
             made.append(chain.placed(plan, stage, FACTORIES[name](nodes=nodes), words, device))
             continue
-        layout = layout_for(plan.card, plan.ladder, stage, cluster, nodes)
-        recipe = pretrain(
-            plan.card, plan.ladder, stage.seq_length, layout, nodes=nodes,
-            machines=clusters.load(cluster),
-        )  # fmt: skip
-        made.append(chain.placed(plan, stage, recipe, words, device))
+        laid_out = Combination(
+            card=plan.card,
+            ladder=plan.ladder,
+            stage=stage,
+            layout=layout_for(plan.card, plan.ladder, stage, cluster, nodes),
+            nodes=nodes,
+            cluster=cluster,
+        )
+        made.append(chain.placed(plan, stage, laid_out.recipe(), words, device))
     return made

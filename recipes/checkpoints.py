@@ -22,6 +22,7 @@ from recipes.finished import (
     checkpoint_facts,
     newest_checkpoint,
     start_checkpoint,
+    steps_taken,
 )
 
 
@@ -38,9 +39,7 @@ class StageCheckpoint(nl.ModelCheckpoint):
 
     def newest_step(self) -> int:
         """Return the step of the newest complete checkpoint, 0 for none."""
-        found = newest_checkpoint(Path(self.dirpath))
-        facts = None if found is None else checkpoint_facts(found)
-        return 0 if facts is None else int(facts["step"])
+        return steps_taken(Path(self.dirpath))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last step if the interval did not fall on it."""

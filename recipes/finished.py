@@ -37,11 +37,16 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return max(complete)[1] if complete else None
 
 
-def is_finished(folder: Path, steps: int) -> bool:
-    """Say whether the stage that saves into `folder` has taken `steps` steps."""
+def steps_taken(folder: Path) -> int:
+    """Return the step of the newest complete checkpoint in `folder`, 0 for none."""
     newest = newest_checkpoint(folder)
     facts = None if newest is None else checkpoint_facts(newest)
-    return facts is not None and facts["step"] >= steps
+    return 0 if facts is None else int(facts["step"])
+
+
+def is_finished(folder: Path, steps: int) -> bool:
+    """Say whether the stage that saves into `folder` has taken `steps` steps."""
+    return newest_checkpoint(folder) is not None and steps_taken(folder) >= steps
 
 
 def start_checkpoint(start: Path) -> Path:

@@ -32,9 +32,8 @@ from recipes.gpt import LongContextMixin, LongContextModel
 from recipes.layout import Fp8, Layout, Sharding
 from recipes.model_card import ModelCard
 from recipes.naming import recipe_name, run_folder, stage_folder, start_folder, store_folder
-from recipes.planner.job import Job
 from recipes.planner.limits import limits
-from recipes.planner.plan import plan
+from recipes.planner.search import of_stage
 from recipes.schedule import SCHEDULES
 from recipes.stages import Ladder, Stage
 from recipes.strategy import CpuStrategy, LongContextStrategy
@@ -98,14 +97,8 @@ def guards(
     if layout.device == "cpu":
         return [*found, run.Config(HangGuard, folder="", **ON_CPU)]
     machines = machines or cluster.load("dgx_h100")
-    job = Job(
-        card=card,
-        seq_length=stage.seq_length,
-        tokens_per_batch=stage.tokens_per_batch,
-        layout=layout,
-        gpus_per_node=machines.gpus_per_node,
-    )
-    waits = limits(plan(job, machines))
+    asked = of_stage(card, stage, machines, gpus=layout.world_size, fp8=layout.fp8)
+    waits = limits(asked.plan(layout))
     first, between = _minutes(waits.first_heartbeat), _minutes(waits.heartbeat)
     return [
         *found,

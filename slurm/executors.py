@@ -12,7 +12,7 @@ import nemo_run as run
 from recipes.nearest import hint
 from slurm.batch_script import setup_lines
 from slurm.cluster_file import PLACEHOLDER, ClusterFile
-from slurm.local import ALLOCATOR, allocator_settings, local_executor
+from slurm.local import ALLOCATOR, OF_EVERY_RANK, allocator_settings, local_executor
 
 PREFIX = "longhaul."
 REACHED_SECONDS = 10.0
@@ -59,12 +59,7 @@ def environment(file: ClusterFile) -> dict[str, str]:
     """Return the variables of every rank, for a shell."""
     said = {name: str(value) for name, value in file.environment.items()}
     said[ALLOCATOR] = allocator_settings(said.get(ALLOCATOR, ""))
-    defaults = {
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",  # a run reads the tokenizer of its store, never the hub
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONWARNINGS": "ignore",  # NeMo's and Megatron's imports print pages of them
-    }
+    defaults = {"OMP_NUM_THREADS": "1", **OF_EVERY_RANK}
     return {name: shlex.quote(value) for name, value in (defaults | said).items()}
 
 

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from recipes.finished import steps_taken
 from recipes.gate import GateShutError
 from slurm.outcome import blame, leave
 from slurm.preflight.check import PreflightError, failures
 from slurm.preflight.expected import Expected
 from slurm.preflight.job import SECONDS, preflight
+from slurm.preflight.machine import Machine, rank_of
 
 STOPPED = 85
 """Exit code of ranks that saved and stopped before their stage's end."""
@@ -31,12 +33,13 @@ def join() -> None:
     inherit, and the training callback looks at what is pending.
     """
     given = os.environ
-    if "RANK" in given or "SLURM_PROCID" not in given:
+    place = rank_of(Machine())
+    if "RANK" in given or place is None:
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
-    given["RANK"] = given["SLURM_PROCID"]
-    given["LOCAL_RANK"] = given["SLURM_LOCALID"]
-    given["WORLD_SIZE"] = given["SLURM_NTASKS"]
+    given["RANK"] = str(place.rank)
+    given["LOCAL_RANK"] = str(place.local_rank)
+    given["WORLD_SIZE"] = str(place.world_size)
     given["LOCAL_WORLD_SIZE"] = given["SLURM_NTASKS_PER_NODE"].partition("(")[0]
     given["GROUP_RANK"] = given["SLURM_NODEID"]
     # Lightning then takes these and not Slurm's, whose environment requeues jobs by itself.
@@ -76,14 +79,14 @@ def train(config: str, expected: Expected | None = None, seconds: float = SECOND
 
     recipe = yaml_file.read(Path(config))
     folder, steps = Path(recipe.resume.resume_from_directory), int(recipe.trainer.max_steps)
-    before = _steps_taken(folder)
+    before = steps_taken(folder)
     try:
         fdl.build(recipe)()
     except LossBrokeError as error:
         if is_first():
             leave("continue" if error.again else "refused", str(error))
         raise
-    taken = _steps_taken(folder)
+    taken = steps_taken(folder)
     if taken >= steps:
         _end("finished", f"{recipe.log.name} has all its {steps} steps", 0)
     elif taken > before:
@@ -109,11 +112,3 @@ def _end(state: Any, said: str, code: int) -> None:
         leave(state, said)
     if code:
         sys.exit(code)
-
-
-def _steps_taken(folder: Path) -> int:
-    from recipes.finished import checkpoint_facts, newest_checkpoint
-
-    newest = newest_checkpoint(folder)
-    facts = None if newest is None else checkpoint_facts(newest)
-    return 0 if facts is None else int(facts["step"])

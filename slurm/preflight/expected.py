@@ -4,6 +4,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from custom_modules.context_parallel_kind import ContextParallelKind
 from recipes.cluster import Cluster
 from recipes.layout import Layout
 from recipes.units import GiB
@@ -120,7 +121,7 @@ class Expected:
             gpus_per_node=ranks // nodes,
             tp=layout.tp,
             cp=layout.cp.size,
-            ulysses=ulysses or inner_degree(layout),
+            ulysses=ulysses or inner_degree(layout.cp.how, layout.cp.size),
             megatron_fsdp=layout.sharding in ("gradients", "parameters"),
             host_bytes_per_rank=host_bytes_per_rank or layout.offload.cap_gib * GiB,
         )
@@ -136,9 +137,8 @@ class Expected:
         )
 
 
-def inner_degree(layout: Layout) -> int:
+def inner_degree(how: ContextParallelKind, size: int) -> int:
     """Return the ranks of the all-to-all by the kind alone; 1 for `auto`, which needs the model."""
-    how = layout.cp.how
     if how.kind in ("ulysses", "head_chunked", "a2a"):
-        return layout.cp.size
-    return how.ulysses or 1
+        return size
+    return int(how.ulysses or 1)
