@@ -19,6 +19,7 @@ from custom_modules.callbacks.hang_guard import HangGuard
 from custom_modules.callbacks.loss_guard import LossGuard
 from custom_modules.callbacks.step_log import StepLog
 from custom_modules.callbacks.stop_in_time import StopInTime
+from custom_modules.callbacks.stragglers import Stragglers
 from custom_modules.context_parallel_kind import ContextParallelKind
 from custom_modules.rope_scaling import RopeScaling
 from data.module import StoreDataModule
@@ -89,7 +90,7 @@ def pretrain(
 def guards(
     card: ModelCard, stage: Stage, layout: Layout, machines: Cluster | None
 ) -> list[run.Config]:
-    """Return the callbacks that stop a run in time, and one that hangs or whose loss breaks."""
+    """Return the callbacks that stop a run in time, one that hangs and one whose loss breaks."""
     found = [
         run.Config(StopInTime),
         run.Config(LossGuard, path="", warmup_steps=stage.lr.warmup_steps(stage.steps)),
@@ -104,6 +105,7 @@ def guards(
         *found,
         run.Config(HangGuard, folder="", first_seconds=first, seconds=between),
         run.Config(CollectiveTimeout, seconds=_minutes(waits.collective)),
+        run.Config(Stragglers),
     ]
 
 
