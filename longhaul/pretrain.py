@@ -100,5 +100,5 @@ def pretrain(
     watched = Watched(recipe.log.name, int(recipe.trainer.max_steps), folder / "metrics.jsonl")
     typer.echo(f"the ranks write to {folder / 'launch'}", err=True)
     with output_to(log) as console, progress(console, [watched]):
-        run_in_order(recipe.log.name, [job], folder / "launch")
+        run_in_order(recipe.log.name, [job], folder / "launch", console.print)
     typer.echo(folder)

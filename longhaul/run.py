@@ -102,7 +102,7 @@ def run(
     if jobs:
         typer.echo(f"the ranks write to {plan.run / 'launch'}", err=True)
         with output_to(log) as console, progress(console, watched, after="evaluating"):
-            run_in_order(plan.name, jobs, plan.run / "launch")
+            run_in_order(plan.name, jobs, plan.run / "launch", console.print)
     from longhaul.report import report
 
     report(run=Path(os.path.relpath(plan.run)))

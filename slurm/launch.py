@@ -6,9 +6,9 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import nemo_run as run
 from torchx.specs import AppState
 
 from slurm.local import stop_ranks
+from slurm.outcome import VARIABLE, outcome
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class JobFailedError(RuntimeError):
 
     def __init__(self, name: str, state: str, folder: Path) -> None:
         """Take the job's name, nemo-run's word for how it ended, and the folder of its output."""
+        self.name = name
         log, reason = _first_error(folder)
         super().__init__(
             f"{name} ended as {state.lower()}"
@@ -47,9 +49,11 @@ class Chain(run.Experiment):
     interrupted.
     """
 
+    tell: Callable[[str], Any] = print
+
     def _wait_for_jobs(self, jobs: list[Any]) -> None:
         def stop(signum: int, frame: Any) -> None:
-            stop_ranks()
+            stop_ranks(self.tell)
             for job in jobs:
                 job.cancel(self._runner)
             raise KeyboardInterrupt
@@ -78,14 +82,38 @@ def _first_error(folder: Path) -> tuple[Path | None, str]:
     return logs[-1], found[1] if found else ""
 
 
-def run_in_order(title: str, jobs: Sequence[Job], folder: Path) -> None:
+def run_in_order(
+    title: str, jobs: Sequence[Job], folder: Path, tell: Callable[[str], Any] = print
+) -> None:
     """Run each job after the one before it; raise JobFailedError at the first that fails.
 
-    nemo-run's records, the serialized tasks and the output of the ranks go beneath `folder`.
+    A job that left word that it may go on (`slurm.outcome`), as one whose loss broke, is run again.
+    nemo-run's records, the serialized tasks and the output of the ranks go beneath `folder`; what a
+    user has to know meanwhile is told.
     """
-    with _chain(title, jobs, folder) as chain:
-        _add(chain, jobs)
-        chain.run(sequential=True)
+    words = {job.name: folder / "outcomes" / job.name for job in jobs}
+    left = [_leaving_word(job, words[job.name]) for job in jobs]
+    while left:
+        for job in left:
+            words[job.name].unlink(missing_ok=True)
+        try:
+            with _chain(title, left, folder) as chain:
+                chain.tell = tell
+                _add(chain, left)
+                chain.run(sequential=True)
+            return
+        except JobFailedError as error:
+            state, said = outcome(words[error.name])
+            if state != "continue":
+                raise
+            tell(f"{error.name} goes on: {said}")
+            left = left[[job.name for job in left].index(error.name) :]
+
+
+def _leaving_word(job: Job, word: Path) -> Job:
+    executor = job.executor.clone()
+    executor.env_vars = {**executor.env_vars, VARIABLE: str(word.resolve())}
+    return replace(job, executor=executor)
 
 
 def submit(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:

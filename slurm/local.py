@@ -3,7 +3,7 @@
 
 import os
 import signal
-import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -47,7 +47,7 @@ def allocator_settings(said: str) -> str:
     return ",".join(filter(None, (said, limits.ALLOCATOR)))
 
 
-def stop_ranks() -> None:
+def stop_ranks(tell: Callable[[str], Any]) -> None:
     """Ask the ranks that this process started to stop, and wait until they have.
 
     A rank in training saves at the end of its step. The agents between do not wait for that, and
@@ -67,7 +67,7 @@ def stop_ranks() -> None:
     before = signal.signal(signal.SIGINT, kill)
     try:
         if first:
-            sys.stderr.write("stopping: ranks in training save first; Ctrl-C again ends them now\n")
+            tell("stopping; ranks in training save first, Ctrl-C again ends them now")
         for process in first:
             with suppress(psutil.NoSuchProcess):
                 process.terminate()

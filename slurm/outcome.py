@@ -14,7 +14,7 @@ that is refused ends the chain; one that left no word failed, and is queued agai
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 VARIABLE = "LONGHAUL_OUTCOME"
 """Environment variable with the path of the file; without it nothing is written."""
@@ -31,6 +31,13 @@ def leave(state: State, said: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(f"{state} {' '.join(said.split())}\n")
     temporary.rename(path)
+
+
+def outcome(path: Path) -> tuple[State | None, str]:
+    """Return the word and the sentence at a path; None where no word was left."""
+    state, _, said = path.read_text().strip().partition(" ") if path.exists() else ("", "", "")
+    known = {one: one for one in get_args(State)}
+    return known.get(state), said
 
 
 def blame(node: str) -> None:

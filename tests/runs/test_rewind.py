@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch that breaks the loss: the run goes back by itself and reads on behind that batch."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import nemo_run as run
+import pytest
+
+from recipes import yaml_file
+from slurm.launch import Job, JobFailedError, run_in_order
+from slurm.local import local_executor
+from tests.ranks import TREE
+from tests.runs import poison
+from tests.runs.train import STEPS, recipe
+
+pytestmark = pytest.mark.slow
+
+BROKEN = 12
+"""The step that reads the bad sample first; checkpoints are at every fifth."""
+
+
+@pytest.fixture(autouse=True)
+def _programs_of_this_environment(monkeypatch):
+    monkeypatch.setenv(
+        "PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
+
+
+def _job(folder, store, **guard) -> Job:
+    made = recipe({"run": str(folder), "store": str(store), "layout": {}})
+    for name, value in guard.items():
+        setattr(made.trainer.callbacks[2], name, value)
+    config = folder / "recipe.yaml"
+    yaml_file.write(made, config)
+    executor = local_executor(1)
+    executor.env_vars["PYTHONPATH"] = str(TREE)
+    return Job("stage", run.Partial(poison.train, str(config), 4 * BROKEN - 2), executor)
+
+
+def test_a_run_passes_over_the_batch_that_breaks_its_loss(tmp_path, small_store):
+    told: list[str] = []
+    run_in_order("stage", [_job(tmp_path, small_store)], tmp_path / "launch", told.append)
+    stage = tmp_path / "stages" / "tiny_512"
+    (rewind,) = [json.loads(line) for line in (stage / "rewinds.jsonl").open()]
+    assert (rewind["step"], rewind["from_step"], rewind["samples"]) == (BROKEN, 10, [40, 8])
+    steps = [json.loads(line) for line in (stage / "metrics.jsonl").open()]
+    assert [one["step"] for one in steps] == list(range(1, STEPS + 1))
+    assert [one["samples"] for one in steps] == [[4 * n, 4 * n + 3] for n in range(STEPS)]
+    assert told == [
+        f"stage goes on: step {BROKEN}: the loss is nan; run again, the stage goes on from its "
+        "last checkpoint without the batches from there to this step"
+    ]
+
+
+def test_a_run_that_may_not_rewind_fails_and_says_so(tmp_path, small_store):
+    with pytest.raises(JobFailedError, match="0 rewinds have not helped"):
+        run_in_order("stage", [_job(tmp_path, small_store, most=0)], tmp_path / "launch")
