@@ -208,7 +208,7 @@ def trainer(
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=True,
             average_in_collective=False,  # gradients are sums; the tokens divide them once
-            check_for_nan_in_grad=True,
+            check_for_nan_in_grad=False,  # it ends a run that LossGuard could rewind
         ),
         ckpt_async_save=True,
         ckpt_parallel_load=True,

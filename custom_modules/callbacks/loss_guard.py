@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewind a run whose loss broke, and go on without the batches that broke it.
 
-A loss that is no number, or stands far above its median of late, seldom comes back by itself
-(PaLM, arXiv 2204.02311, section 5.1: restart from a checkpoint before the spike and skip the
+A loss or gradient that is no number, or a loss far above its median of late, seldom comes right
+by itself (PaLM, arXiv 2204.02311, section 5.1: restart from a checkpoint before the spike and skip the
 batches around it). The guard ends the run before that step is saved and notes the window in
 `rewinds.jsonl`; run again, the stage goes on from its last checkpoint, and the samples from there
 to the spike are passed over. After so many rewinds it is no batch's fault, and the run fails.
@@ -37,7 +37,11 @@ class LossBrokeError(RuntimeError):
 
 
 class LossGuard(Callback):
-    """End a run at a loss that is no number or `rise` nats above its median."""
+    """End a run at a loss that is no number or `rise` nats above its median.
+
+    Megatron's own look at gradients (`check_for_nan_in_grad`) names the rank, but ends it before
+    this one can note what to pass over: recipes leave it off.
+    """
 
     def __init__(self, path: str, warmup_steps: int, rise: float = 2.0, most: int = 3) -> None:
         """Take the file of rewinds, the steps to leave alone, the nats, and how many rewinds."""
@@ -56,8 +60,9 @@ class LossGuard(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Look at the loss that the step log has just written; all ranks see the same."""
         loss = trainer.callback_metrics["reduced_train_loss"].item()
+        norm = trainer.callback_metrics.get("grad_norm")
         step = trainer.global_step
-        why = self._broken(loss, step)
+        why = self._broken(loss, 0.0 if norm is None else float(norm), step)
         if why is None:
             self._late.append(loss)
             return
@@ -76,9 +81,11 @@ class LossGuard(Callback):
             again=True,
         )
 
-    def _broken(self, loss: float, step: int) -> str | None:
+    def _broken(self, loss: float, norm: float, step: int) -> str | None:
         if not math.isfinite(loss):
             return f"the loss is {loss}"
+        if not math.isfinite(norm):
+            return f"the norm of the gradient is {norm}"
         if step <= self.warmup_steps or len(self._late) < LEAST_LATE:
             return None
         usual = median(self._late)

@@ -63,8 +63,9 @@ class Run:
     def _pass_over(self, windows: tuple) -> None:
         self.passed_over = windows
 
-    def step(self, guard: LossGuard, loss: float) -> None:
+    def step(self, guard: LossGuard, loss: float, norm: float = 1.0) -> None:
         self.global_step += 1
+        self.callback_metrics["grad_norm"] = norm
         self.callback_metrics["reduced_train_loss"] = torch.tensor(loss)
         guard.on_train_batch_end(self)
 
@@ -93,6 +94,13 @@ def test_a_loss_that_is_no_number_ends_the_run_even_in_the_warm_up(tmp_path, los
     guard = LossGuard(str(tmp_path / "rewinds.jsonl"), warmup_steps=100)
     with pytest.raises(LossBrokeError, match=f"step 2: the loss is {loss}"):
         steps(guard, Run(), [2.1, loss])
+
+
+def test_a_gradient_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
+    guard, run = LossGuard(str(tmp_path / "rewinds.jsonl"), warmup_steps=100), Run()
+    steps(guard, run, [2.1])
+    with pytest.raises(LossBrokeError, match="step 2: the norm of the gradient is nan"):
+        run.step(guard, 2.1, math.nan)
 
 
 def test_the_jump_at_the_start_of_a_stage_is_no_spike(tmp_path):

@@ -10,7 +10,7 @@ import nemo_run as run
 import pytest
 
 from recipes import yaml_file
-from slurm.launch import Job, JobFailedError, run_in_order
+from slurm.launch import Job, run_in_order
 from slurm.local import local_executor
 from tests.ranks import TREE
 from tests.runs import poison
@@ -29,10 +29,8 @@ def _programs_of_this_environment(monkeypatch):
     )
 
 
-def _job(folder, store, **guard) -> Job:
+def _job(folder, store) -> Job:
     made = recipe({"run": str(folder), "store": str(store), "layout": {}})
-    for name, value in guard.items():
-        setattr(made.trainer.callbacks[2], name, value)
     config = folder / "recipe.yaml"
     yaml_file.write(made, config)
     executor = local_executor(1)
@@ -53,8 +51,3 @@ def test_a_run_passes_over_the_batch_that_breaks_its_loss(tmp_path, small_store)
         f"stage goes on: step {BROKEN}: the loss is nan; run again, the stage goes on from its "
         "last checkpoint without the batches from there to this step"
     ]
-
-
-def test_a_run_that_may_not_rewind_fails_and_says_so(tmp_path, small_store):
-    with pytest.raises(JobFailedError, match="0 rewinds have not helped"):
-        run_in_order("stage", [_job(tmp_path, small_store, most=0)], tmp_path / "launch")
