@@ -3,25 +3,90 @@
 
 `recipes.cluster` reads `hardware:`, which the planner asks for; everything else of the file is
 about launching and stands here. Each section is a mapping of the fields below. A field that is not
-there is an error with the nearest name, and so is a value of another type or out of range.
+there is an error with the nearest name, and so is a value of another type or out of range, or one
+that would leave its line of the script: nemo-run quotes values, but neither names nor ends of line.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from recipes import cluster
 from recipes.cluster import Cluster
 from recipes.nearest import hint
 
 ExecutorName = Literal["local", "slurm", "docker", "skypilot", "lepton", "kubeflow", "dgxcloud"]
-Text = Annotated[str, Field(min_length=1)]
-LIMIT = r"^(\d+|\d+:\d{2}|\d+:\d{2}:\d{2}|\d+-\d{1,2}(:\d{2}){0,2})$"
-"""Slurm's ways to say a time: minutes, minutes:seconds, h:m:s, days-h, days-h:m, days-h:m:s."""
+LIMIT = re.compile(r"[0-9]+(:[0-9]{2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}")
+LONGEST_SIGNAL = 65_535
+"""Seconds before the limit that sbatch's `--signal` takes."""
 PLACEHOLDER = "CHANGE_ME"
 """What the shipped files say where only the user knows; a launch refuses it."""
+
+
+def seconds_of(limit: str) -> int:
+    """Return the seconds of a limit as Slurm writes them; raise ValueError for another form.
+
+    Minutes, minutes:seconds, h:m:s, days-h, days-h:m or days-h:m:s.
+    """
+    if LIMIT.fullmatch(limit) is None:
+        raise ValueError("write minutes, h:mm:ss or days-hours, as 04:00:00")
+    days, dash, rest = limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86_400 + sum(u * part for u, part in zip(units, parts, strict=False))
+
+
+def _limit(said: str) -> str:
+    seconds_of(said)
+    return said
+
+
+def _on_one_line(said: Any) -> Any:
+    if isinstance(said, str) and not said.isprintable():
+        raise ValueError("it has an end of line or a control character, which breaks the script")
+    return said
+
+
+def _variable(name: str) -> str:
+    if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) is None:
+        raise ValueError(
+            "a name is of A to Z, 0 to 9 and _: nemo-run upper-cases names, and writes them "
+            "unquoted into a shell script"
+        )
+    return name
+
+
+def _flag(name: str) -> str:
+    if re.fullmatch(r"[a-z][a-z0-9_-]*", name) is None:
+        raise ValueError("write the flag without its dashes, of a to z, 0 to 9, _ and -")
+    return name
+
+
+def _stated(value: str | int | bool) -> str | int | bool:
+    if value is False:
+        raise ValueError("leave it out: nemo-run would write it as =False")
+    return value
+
+
+def _unquoted(folder: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_@%+=:,./~-]+", folder) is None:
+        raise ValueError("take letters, digits and _@%+=:,./~-: nemo-run writes it unquoted")
+    return folder
+
+
+Text = Annotated[str, Field(min_length=1), AfterValidator(_on_one_line)]
+Value = Annotated[str | int | bool, AfterValidator(_on_one_line), AfterValidator(_stated)]
 
 
 class _Section(BaseModel):
@@ -34,10 +99,10 @@ class Slurm(_Section):
     account: Text = PLACEHOLDER
     partition: Text | None = None
     """None: the site's default."""
-    time: Annotated[str, Field(pattern=LIMIT)] = "04:00:00"
+    time: Annotated[str, AfterValidator(_limit)] = "04:00:00"
     """Limit of a job. A stage that takes longer saves before it and goes on in the next turn."""
-    save_seconds: Annotated[int, Field(ge=10, le=3600)] = 600
-    """How long before the limit ranks are told to save and stop."""
+    save_seconds: Annotated[int, Field(ge=10, le=LONGEST_SIGNAL, validate_default=True)] = 600
+    """How long before the limit ranks are told to save and stop: a step, and a checkpoint."""
     most_failures: Annotated[int, Field(ge=0, le=100)] = 3
     """Times that a job that failed is queued again; one that saved and stopped always is."""
     ask_for_gpus: Literal["gpus_per_node", "gres", "none"] = "gpus_per_node"
@@ -52,8 +117,8 @@ class Slurm(_Section):
     cpus_per_task: Annotated[int, Field(ge=1)] | None = None
     segment: Annotated[int, Field(ge=1)] | None = None
     """Nodes that share a block of the topology plugin: NVLink domains of GB200."""
-    sbatch: dict[str, str | int | bool] = {}
-    """Further flags of sbatch by name, as `reservation: nightly`."""
+    sbatch: dict[Annotated[str, AfterValidator(_flag)], Value] = {}
+    """Further flags of sbatch by name, as `reservation: nightly`; true: without a value."""
     srun: tuple[Text, ...] = ()
     """Further flags of srun, whole: `--mpi=pmix`."""
     array: Text | None = None
@@ -65,6 +130,17 @@ class Slurm(_Section):
             raise ValueError("put it in quotes: YAML reads 4:00:00 as a number of seconds")
         return value
 
+    @field_validator("save_seconds")
+    @classmethod
+    def _before_the_limit(cls, value: int, info: ValidationInfo) -> int:
+        limit = info.data.get("time")
+        if limit is not None and value >= seconds_of(limit):
+            raise ValueError(
+                f"slurm.time is {limit}, {seconds_of(limit)} seconds: a job would be told to save "
+                "as it begins; raise slurm.time, or lower it"
+            )
+        return value
+
 
 class Container(_Section):
     """The image that ranks run in, by pyxis on Slurm."""
@@ -72,7 +148,28 @@ class Container(_Section):
     image: Text
     """`/shared/longhaul.sqsh`, or `nvcr.io#nvidia/nemo:TAG` as enroot writes registries."""
     mounts: tuple[Text, ...] = ()
-    """`HOST:CONTAINER`; the run and store folders have to be among them."""
+    """As pyxis takes them: `SRC`, at the same place in the container, `SRC:DST`, or
+    `SRC:DST:FLAGS`, as `/data:/data:ro+rprivate`. Run and store folders have to be among them."""
+
+
+class Preflight(_Section):
+    """What checks before a stage hold a node to, beside its hardware; 0 or empty: not at all."""
+
+    least_driver: Annotated[str, Field(pattern=r"^([0-9]+(\.[0-9]+){0,2})?$")] = ""
+    """As `535.104`; an older one is a failure."""
+    least_sm_clock_mhz: Annotated[int, Field(ge=0)] = 0
+    """Of the highest clock that nvidia-smi lists (clocks.max.sm); a lower one is a failure."""
+    least_write_mbps: Annotated[float, Field(ge=0)] = 0
+    """MB/s of one node writing and syncing to the run folder; less is a warning."""
+    free_gib: Annotated[float, Field(ge=0)] = 0
+    """Room of the run folder's file system, for checkpoints; less is a failure."""
+
+    @field_validator("least_driver", mode="before")
+    @classmethod
+    def _quoted(cls, value: Any) -> Any:
+        if isinstance(value, (int, float)):
+            raise ValueError("put it in quotes: YAML reads it as a number")
+        return value
 
 
 class Tunnel(_Section):
@@ -84,7 +181,7 @@ class Tunnel(_Section):
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     identity: Text | None = None
     """A private key; without one nemo-run asks for a password."""
-    folder: Text | None = None
+    folder: Annotated[Text, AfterValidator(_unquoted)] | None = None
     """Folder on the cluster that nemo-run keeps scripts, code and output in; it has to be on the
     shared file system. None: the run's own."""
 
@@ -98,12 +195,14 @@ class ClusterFile(_Section):
     executor: ExecutorName = "slurm"
     slurm: Slurm = Slurm()
     container: Container | None = None
-    environment: dict[str, str | int] = {}
-    """Of every rank: NCCL, allocator, Transformer Engine."""
+    environment: dict[Annotated[str, AfterValidator(_variable)], str | int] = {}
+    """Of every rank: NCCL, allocator, Transformer Engine. Names in capitals, as nemo-run writes
+    them; sbatch hands on what else the shell has that submits."""
     python: Text | None = None
     """A virtual environment that every node sees, where there is no container."""
     preflight_seconds: Annotated[float, Field(ge=0, le=600)] = 30
     """What measuring links may take before a stage trains; 0: not at all."""
+    preflight: Preflight = Preflight()
     tunnel: Tunnel = Tunnel()
     options: dict[str, Any] = {}
     """Fields of nemo-run's executor of the other kinds, as it names them."""
@@ -144,7 +243,7 @@ def _with_tuples(value: Any) -> Any:
 def _mistakes(path: Path, error: ValidationError) -> Iterator[str]:
     """Yield a sentence for each mistake: where it is, what it is, what would be right."""
     for one in error.errors():
-        place = one["loc"]
+        place = [name for name in one["loc"] if name != "[key]"]
         where = ".".join(map(str, place))
         if one["type"] == "extra_forbidden":
             section, name = ".".join(map(str, place[:-1])) or "it", str(place[-1])
@@ -154,14 +253,14 @@ def _mistakes(path: Path, error: ValidationError) -> Iterator[str]:
         else:
             said = one["msg"].removeprefix("Value error, ").replace("Input", "it")
             if one["type"] == "string_pattern_mismatch":
-                said = "write minutes, h:mm:ss or days-hours, as 04:00:00"
+                said = "write numbers with dots between them, as 535.104"
             yield f"{path}: {where} is {one['input']!r}; {said}"
 
 
 def _fields(place: Sequence[int | str]) -> Sequence[str]:
     """Return the fields of a section of the file."""
     sections: dict[str, type[_Section]] = {
-        "slurm": Slurm, "container": Container, "tunnel": Tunnel,
+        "slurm": Slurm, "container": Container, "preflight": Preflight, "tunnel": Tunnel,
     }  # fmt: skip
     kind = sections[str(place[0])] if place else ClusterFile
     return [name for name in kind.model_fields if name != "name"]

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from recipes import cluster
-from slurm.cluster_file import PLACEHOLDER, load
+from slurm.cluster_file import PLACEHOLDER, Preflight, load, seconds_of
 
 
 @pytest.mark.parametrize("name", ["local", *cluster.names()])
@@ -20,10 +20,11 @@ def test_the_template_says_every_field_with_its_default():
     path = cluster.FOLDER / "template.yaml"
     said = path.read_text()
     file = load(str(path))
-    for section in ("slurm", "container", "tunnel"):
+    for section in ("slurm", "container", "preflight", "tunnel"):
         for name in type(getattr(file, section)).model_fields:
             assert f"{name}:" in said
     assert file.slurm == type(file.slurm)()
+    assert file.preflight == Preflight()
     assert file.slurm.account == file.container.image == PLACEHOLDER
 
 
@@ -51,6 +52,24 @@ def changed(tmp_path, **sections):
         ),  # codespell:ignore
         ({"tunnel": {"port": 0}}, "tunnel.port is 0; it should be greater than"),
         ({"environment": ["A=1"]}, "environment is"),
+        ({"slurm": {"save_seconds": 65536}}, "slurm.save_seconds is 65536; it should be less than"),
+        ({"slurm": {"time": "10"}}, "slurm.save_seconds is 600; slurm.time is 10, 600 seconds: "),
+        ({"slurm": {"sbatch": {"no-kill": False}}}, "slurm.sbatch.no-kill is False; leave it out"),
+        ({"slurm": {"sbatch": {"x=1 y": 1}}}, "slurm.sbatch.x=1 y is 'x=1 y'; write the flag "),
+        ({"slurm": {"sbatch": {"comment": "a\ntouch x"}}}, "slurm.sbatch.comment is 'a\\ntouch x'"),
+        ({"slurm": {"srun": ["--a\n"]}}, "slurm.srun.0 is '--a\\n'; it has an end of line"),
+        ({"tunnel": {"folder": "/x; y"}}, "tunnel.folder is '/x; y'; take letters, digits and"),
+        ({"environment": {"A;touch x": 1}}, "environment.A;touch x is 'A;touch x'; a name is of A"),
+        ({"environment": {"http_proxy": "x"}}, "nemo-run upper-cases names"),
+        ({"preflight": {"least_drivr": "1"}}, "preflight has no field 'least_drivr'; did you mean"),
+        (
+            {"preflight": {"least_driver": 535.104}},
+            "preflight.least_driver is 535.104; put it in q",
+        ),
+        (
+            {"preflight": {"least_driver": "R580"}},
+            "preflight.least_driver is 'R580'; write numbers",
+        ),
     ],
     ids=str,
 )
@@ -63,3 +82,42 @@ def test_a_mistake_is_told_with_what_would_be_right(tmp_path, sections, said):
 def test_every_mistake_is_told_at_once(tmp_path):
     with pytest.raises(ValueError, match=r"save_seconds is 5.*has no field 'acct'"):
         load(changed(tmp_path, slurm={"save_seconds": 5, "acct": "me"}))
+
+
+@pytest.mark.parametrize(
+    "field", ["account", "partition", "qos", "constraint", "exclude", "mem", "array"]
+)
+def test_a_text_that_would_end_its_line_of_the_script_is_refused(tmp_path, field):
+    with pytest.raises(ValueError, match=f"slurm.{field} is .*; it has an end of line"):
+        load(changed(tmp_path, slurm={field: "x\ntouch y"}))
+
+
+def test_what_is_a_value_to_sbatch_is_kept(tmp_path):
+    said = {"reservation": "nightly", "requeue": True, "nice": 0, "mail-type": "END,FAIL"}
+    assert load(changed(tmp_path, slurm={"sbatch": said})).slurm.sbatch == said
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ("90", 5_400),
+        ("90:30", 5_430),
+        ("04:00:00", 14_400),
+        ("1-12", 129_600),
+        ("1-12:30", 131_400),
+        ("1-12:30:05", 131_405),
+    ],
+)
+def test_a_limit_in_each_of_slurm_s_forms_has_its_seconds(limit, seconds):
+    assert seconds_of(limit) == seconds
+
+
+@pytest.mark.parametrize("limit", ["", "4h", "4:0", "1-", "1:00:00:00", "04:00:00\n", "UNLIMITED"])
+def test_a_limit_of_another_form_is_refused(limit):
+    with pytest.raises(ValueError, match="write minutes, h:mm:ss or days-hours"):
+        seconds_of(limit)
+
+
+def test_a_step_of_an_hour_leaves_time_to_save(tmp_path):
+    file = load(changed(tmp_path, slurm={"time": "1-00:00:00", "save_seconds": 7200}))
+    assert file.slurm.save_seconds == 7200
