@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul preflight`: what would stop or slow a job on this machine, before it starts."""
 
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from slurm.cluster_file import ClusterFile
     from slurm.preflight.expected import Expected
 
 
@@ -31,34 +33,38 @@ def preflight(
 ) -> None:
     """Check GPUs, links, host, folders, versions and clocks, and of ranks of a job the links.
 
+    Variables of the cluster file's environment are set as in a job, but for those that are set.
     Under torchrun or srun every rank takes part and rank 0 prints the page. The exit code is 0
     where nothing failed, else that of the first group that did: 20 ranks, 21 GPUs, 22 topology, 23
     versions, 24 host, 25 files, 26 network, 27 clocks, 28 speed.
     """
+    from slurm.cluster_file import load
     from slurm.preflight.check import as_json, exit_code, page
     from slurm.preflight.job import all_checks
     from slurm.preflight.machine import Machine
 
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's import, on every rank
-    expected = replace(_expected(cluster, nodes, layout), run_folder=run, store=store)
-    checks, shown = all_checks(expected, Machine(), seconds=seconds)
-    if shown:
-        typer.echo(as_json(checks) if as_text else "\n".join(page(checks)))
-    raise typer.Exit(exit_code(checks))
+    file = load(cluster) if cluster else None
+    expected = replace(_expected(file, nodes, layout), run_folder=run, store=store)
+    for name, value in file.environment.items() if file is not None else ():
+        os.environ.setdefault(name, str(value))
+    found = all_checks(expected, Machine(), seconds=seconds)
+    if found.shown:
+        typer.echo(as_json(found.checks) if as_text else "\n".join(page(found.checks)))
+    raise typer.Exit(exit_code(found.checks))
 
 
-def _expected(cluster: str, nodes: int, words: str) -> "Expected":
+def _expected(file: "ClusterFile | None", nodes: int, words: str) -> "Expected":
     """Return what the job needs by its cluster and layout.
 
     Raises ValueError for a layout or a number of nodes without the machine that they are for.
     """
-    from recipes import cluster as clusters
     from recipes.layout_words import layout_from
-    from slurm.preflight.expected import Expected
+    from slurm.preflight.expected import Expected, thresholds
 
-    if cluster:
+    if file is not None:
         layout = layout_from(words) if words else None
-        return Expected.of(clusters.load(cluster), layout, nodes=nodes)
+        return replace(Expected.of(file.machines, layout, nodes=nodes), **thresholds(file))
     if words:
         raise ValueError("--layout needs --cluster, which says how many GPUs a node has")
     return Expected(nodes=nodes)

@@ -2,7 +2,7 @@
 """What one look at the machine found, and the page and exit code of many; light."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any, Literal
@@ -48,14 +48,20 @@ class Check:
         return cls(group=group, name=name, state="ok", said=said)
 
     @classmethod
-    def warning(cls, group: Group, name: str, said: str, remedy: str) -> "Check":
+    def warning(
+        cls, group: Group, name: str, said: str, remedy: str, nodes: Collection[str] = ()
+    ) -> "Check":
         """The job will run, more slowly or with less to spare."""
-        return cls(group=group, name=name, state="warning", said=said, remedy=remedy)
+        seen = tuple(sorted(nodes))
+        return cls(group=group, name=name, state="warning", said=said, remedy=remedy, nodes=seen)
 
     @classmethod
-    def failure(cls, group: Group, name: str, said: str, remedy: str) -> "Check":
+    def failure(
+        cls, group: Group, name: str, said: str, remedy: str, nodes: Collection[str] = ()
+    ) -> "Check":
         """The job would fail, hang, or compute something else than was asked for."""
-        return cls(group=group, name=name, state="failure", said=said, remedy=remedy)
+        seen = tuple(sorted(nodes))
+        return cls(group=group, name=name, state="failure", said=said, remedy=remedy, nodes=seen)
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Check":
@@ -71,11 +77,17 @@ class Check:
 
 
 class PreflightError(RuntimeError):
-    """Report the checks that failed; `exit_code` says which group failed first."""
+    """Report the checks that failed; `exit_code` says which group failed first.
 
-    def __init__(self, checks: Iterable[Check]) -> None:
-        """Take every check of the page."""
+    `met` is False where this rank could not meet the others: the error is then its own to show.
+    """
+
+    def __init__(
+        self, checks: Iterable[Check], *, nodes: Iterable[str] = (), met: bool = True
+    ) -> None:
+        """Take every check of the page, and the nodes of the job as far as this rank met them."""
         self.checks = list(checks)
+        self.nodes, self.met = tuple(nodes), met
         failed = failures(self.checks)
         self.exit_code = exit_code(self.checks)
         lines = "".join(f"\n{check}" for check in failed)
@@ -85,6 +97,20 @@ class PreflightError(RuntimeError):
 def failures(checks: Iterable[Check]) -> list[Check]:
     """Return the checks that failed, by group."""
     return sorted((c for c in checks if c.state == "failure"), key=lambda check: check.group)
+
+
+def blamed(checks: Iterable[Check], nodes: Collection[str]) -> tuple[str, ...]:
+    """Return, sorted, those of the job's nodes that failed by themselves.
+
+    What fails on all `nodes` is a mistake of the job and blames none of them; and where every node
+    would be blamed, none is.
+    """
+    every = set(nodes)
+    seen: dict[tuple[Group, str], set[str]] = {}
+    for check in failures(checks):
+        seen.setdefault((check.group, check.name), set()).update(every.intersection(check.nodes))
+    found = set[str]().union(*(where for where in seen.values() if where < every))
+    return tuple(sorted(found)) if found < every else ()
 
 
 def exit_code(checks: Iterable[Check]) -> int:

@@ -8,6 +8,7 @@ counts.
 
 import time
 from collections.abc import Iterable, Iterator
+from statistics import median
 
 from slurm.preflight.check import Check, Group
 from slurm.preflight.meeting import Meeting
@@ -51,7 +52,14 @@ def clock_check(offsets: dict[str, tuple[float, float]], limit: float) -> Iterat
         yield Check.failure(
             Group.CLOCK, "clocks agree", f"{shown} of rank 0's node; at most {limit:g} s",
             "start chrony or ntpd there: logs, file times and Slurm's credentials depend on it",
+            far_from_median(offsets, limit),
         )  # fmt: skip
         return
     worst = max((abs(ahead) for ahead, _ in offsets.values()), default=0.0)
     yield Check.ok(Group.CLOCK, "clocks agree", f"within {worst:.3g} s of rank 0's node")
+
+
+def far_from_median(offsets: dict[str, tuple[float, float]], limit: float) -> list[str]:
+    """Return the hosts whose clock is wrong: rank 0's alone, where it is its clock that is."""
+    usual = median(ahead for ahead, _ in offsets.values())
+    return [host for host, (ahead, error) in offsets.items() if abs(ahead - usual) - error > limit]

@@ -3,16 +3,21 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from custom_modules.context_parallel_kind import ContextParallelKind
 from recipes.cluster import Cluster
 from recipes.layout import Layout
 from recipes.units import GiB
 
+if TYPE_CHECKING:
+    from slurm.cluster_file import ClusterFile
+
 MEMORY_SHARE = 0.98
 """Of a cluster file's GPU memory: drivers keep some hundred MiB, and differ in how many."""
 SHARED_MEMORY_GIB = 8.0
 """Of /dev/shm, for NCCL between the ranks of a node and for data loaders; Docker gives 64 MB."""
+HCA = "NCCL_IB_HCA"
 CONNECTIONS_FREE_FROM = (10, 0)
 """Megatron-LM asks for CUDA_DEVICE_MAX_CONNECTIONS=1 with TP or CP on GPUs before Blackwell."""
 
@@ -135,6 +140,18 @@ class Expected:
             shared_memory_gib=0,
             bandwidth=None,
         )
+
+
+def thresholds(file: "ClusterFile") -> dict[str, Any]:
+    """Return the fields of Expected that a cluster file states beside its hardware."""
+    said = file.preflight
+    return {
+        "least_driver": said.least_driver,
+        "least_sm_clock_mhz": said.least_sm_clock_mhz,
+        "least_write_mbps": said.least_write_mbps,
+        "free_gib": said.free_gib,
+        "hca": str(file.environment.get(HCA, "")),
+    }
 
 
 def inner_degree(how: ContextParallelKind, size: int) -> int:

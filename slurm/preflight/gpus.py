@@ -153,7 +153,7 @@ def _clocks(expected: Expected, found: list[Gpu]) -> Iterator[Check]:
     elif clocks and min(clocks) < expected.least_sm_clock_mhz:
         yield Check.failure(
             Group.GPUS, "clocks", f"{said}; {expected.least_sm_clock_mhz} MHz needed",
-            "lift the limit: nvidia-smi --reset-gpu-clocks",
+            "name the cluster file of these boards, or lift a limit: nvidia-smi --reset-gpu-clocks",
         )  # fmt: skip
     else:
         yield Check.ok(Group.GPUS, "clocks", said)

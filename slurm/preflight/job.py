@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preflight as the first step of a job, on every rank, before the model is built."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.preflight.check import Check, Group, PreflightError, as_json, failures
@@ -14,38 +15,45 @@ SECONDS = 30.0
 """What the measurements of links may take."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """What was found of a job, or of this machine where this process is no rank of one."""
+
+    checks: list[Check]
+    nodes: tuple[str, ...]
+    """All nodes of the job; of a rank that could not meet the others its own."""
+    met: bool = True
+    """Whether this rank has met all others."""
+    shown: bool = True
+    """Whether it is for this process to show: for rank 0, and for a rank that met nobody."""
+
+
 def preflight(expected: Expected, *, seconds: float = SECONDS) -> None:
     """Look at this rank's machine and at all ranks together; return where nothing failed.
 
     Rank 0 writes the page to `preflight.json` of the run folder. Raises PreflightError with every
-    failure, alike on all ranks that could meet. torch.distributed is left as it was found.
+    failure and the job's nodes, alike on all ranks that could meet; one that could not has its own
+    failure to show. torch.distributed is left as it was found.
     """
-    checks, _ = all_checks(expected, Machine(), seconds=seconds)
-    if failures(checks):
-        raise PreflightError(checks)
+    page = all_checks(expected, Machine(), seconds=seconds)
+    if failures(page.checks):
+        raise PreflightError(page.checks, nodes=page.nodes, met=page.met)
 
 
-def all_checks(expected: Expected, machine: Machine, *, seconds: float) -> tuple[list[Check], bool]:
-    """Return the page, and whether it is for this process to show.
-
-    The page is of the job where this process is a rank of one, else of this machine. It is rank
-    0's to show; a rank that could not meet the others has the failure that says why, to show too.
-    """
+def all_checks(expected: Expected, machine: Machine, *, seconds: float) -> Page:
+    """Return the page of the job where this process is a rank of one, else of this machine."""
     rank = rank_of(machine)
     if rank is None:
-        checks, shown = list(node_checks(expected, machine, None)), True
+        page = Page(checks=list(node_checks(expected, machine, None)), nodes=(machine.host,))
     else:
-        checks, met = _of_job(expected, machine, rank, seconds)
-        shown = rank.rank == 0 or not met
+        page = _of_job(expected, machine, rank, seconds)
     if expected.run_folder is not None and (rank is None or rank.rank == 0):
-        _write(expected.run_folder, checks)
-    return checks, shown
+        _write(expected.run_folder, page.checks)
+    return page
 
 
-def _of_job(
-    expected: Expected, machine: Machine, rank: Rank, seconds: float
-) -> tuple[list[Check], bool]:
-    """Return the checks of the job, and whether this rank has met all others."""
+def _of_job(expected: Expected, machine: Machine, rank: Rank, seconds: float) -> Page:
+    """Return the page of the job; of this rank where it could not meet all others."""
     from slurm.preflight.meeting import meet
     from slurm.preflight.ranks import rank_checks
 
@@ -56,11 +64,11 @@ def _of_job(
         own += visible_checks(expected, machine, gpus(machine))
     try:
         meeting = meet(rank, expected.meet_seconds)
-        found = rank_checks(expected, machine, meeting, own, seconds=seconds)
+        found, nodes = rank_checks(expected, machine, meeting, own, seconds=seconds)
         meeting.all("done", True)  # rank 0, who may keep the store, leaves last
-        return found, True
+        return Page(checks=found, nodes=nodes, shown=rank.rank == 0)
     except PreflightError as error:
-        return [*own, *error.checks], False
+        return Page(checks=[*own, *error.checks], nodes=(rank.host,), met=False)
     except RuntimeError as error:  # what torch's store raises derives from it
         lost = Check.failure(
             Group.RANKS, "ranks",
@@ -68,7 +76,7 @@ def _of_job(
             f"{str(error).strip().splitlines()[0]}",
             "look at the output of the other ranks for the first that ended",
         )  # fmt: skip
-        return [*own, lost], False
+        return Page(checks=[*own, lost], nodes=(rank.host,), met=False)
 
 
 def _write(folder: Path, checks: list[Check]) -> None:

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.preflight.check import Check, Group
-from slurm.preflight.expected import Expected
+from slurm.preflight.expected import HCA, Expected
 from slurm.preflight.machine import Machine
-
-HCA = "NCCL_IB_HCA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,9 @@ class HcaFilter:
 
 
 def hca_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
-    """Yield the check of NCCL_IB_HCA against the HCAs there are; none where neither is."""
+    """Yield the check of NCCL_IB_HCA against the HCAs there are; none without GPUs, or neither."""
+    if not expected.gpus_per_node:
+        return
     said = machine.environ.get(HCA, "")
     folder = machine.infiniband
     there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -54,46 +54,66 @@ def hca_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
             f"set {HCA}={expected.hca} on every rank",
         )  # fmt: skip
     elif said:
-        wrong = hca_fault(HcaFilter.parsed(said), there, folder)
+        wrong, down = hca_faults(HcaFilter.parsed(said), there, folder)
         if wrong:
             shown = ", ".join(there) or "none"
             yield Check.failure(
                 Group.NETWORK, "HCA", f"{HCA}={said}: {wrong}",
                 f"name HCAs of this node (there are: {shown}), or unset it: NCCL takes all",
             )  # fmt: skip
+        elif down:
+            yield Check.warning(
+                Group.NETWORK, "HCA", f"{HCA}={said}: {', '.join(down)}",
+                "plug in what should be up, or name the others: NCCL passes over these",
+            )  # fmt: skip
         else:
             yield Check.ok(Group.NETWORK, "HCA", f"{HCA}={said}")
     elif there:
         yield Check.ok(Group.NETWORK, "HCA", f"{len(there)} ({', '.join(there)})")
-    elif expected.nodes > 1 and expected.gpus_per_node:
+    elif expected.nodes > 1:
         yield Check.warning(
             Group.NETWORK, "HCA", "none: NCCL goes over sockets between nodes",
             "mount /dev/infiniband into the container, or look at ibstat on the host",
         )  # fmt: skip
 
 
-def hca_fault(wanted: HcaFilter, there: list[str], folder: Path) -> str | None:
-    """Return what is wrong with a filter on this node; None where nothing is."""
+def hca_faults(wanted: HcaFilter, there: list[str], folder: Path) -> tuple[str, list[str]]:
+    """Return what is wrong with a filter on this node, empty where nothing is, and what is down.
+
+    NCCL passes over ports that are down, and hosts have NICs without a cable: of the HCAs that a
+    beginning of a name means one has to be up. One that is named whole has to be up itself.
+    """
     if wanted.others:
         left = [
             hca
             for hca in there
             if not any(wanted.matching(name, [hca]) for name, _ in wanted.names)
         ]
-        return None if left or not there else "it leaves out every HCA"
+        return ("" if left or not there else "it leaves out every HCA"), []
+    down: list[str] = []
     for name, port in wanted.names:
         matching = wanted.matching(name, there)
         if not matching:
-            return f"no HCA is called {name}"
-        for hca in matching:
-            ports = folder / hca / "ports"
-            numbers = [int(one.name) for one in ports.iterdir()] if ports.is_dir() else []
-            if port is not None and numbers and port not in numbers:
-                return f"{hca} has no port {port}"
-            states = [_state(ports / str(one)) for one in numbers if port in (None, one)]
-            if states and not any(state in ("ACTIVE", "") for state in states):
-                return f"{hca} is {states[0].lower()}"
-    return None
+            return f"no HCA is called {name}", []
+        faults = {hca: _port_fault(folder / hca / "ports", port) for hca in matching}
+        found = [f"{hca} {fault}" for hca, fault in faults.items() if fault]
+        if faults.get(name):
+            return f"{name} {faults[name]}", []
+        if len(found) == len(matching):
+            return ", ".join(found), []
+        down += found
+    return "", down
+
+
+def _port_fault(ports: Path, port: int | None) -> str:
+    """Return why an HCA cannot be used; empty where it can, or its ports are unknown."""
+    numbers = sorted(int(one.name) for one in ports.iterdir()) if ports.is_dir() else []
+    if port is not None and numbers and port not in numbers:
+        return f"has no port {port}"
+    states = [_state(ports / str(one)) for one in numbers if port in (None, one)]
+    if states and not any(state in ("ACTIVE", "") for state in states):
+        return f"is {states[0].lower()}"
+    return ""
 
 
 def _state(port: Path) -> str:

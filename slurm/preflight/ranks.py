@@ -40,8 +40,8 @@ def rank_checks(
     *,
     seconds: float,
     sizes: Sizes | None = None,
-) -> list[Check]:
-    """Return the checks of the whole job, the same on every rank.
+) -> tuple[list[Check], tuple[str, ...]]:
+    """Return the checks of the whole job and its nodes, the same on every rank.
 
     `own` are those of this rank's node, or of the rank alone. Links are measured for `seconds`,
     where nothing has failed before. torch.distributed is left as it was found.
@@ -71,7 +71,7 @@ def rank_checks(
         if meeting.rank.rank == 0:
             found += _judged(expected, hosts, times)
     rows = meeting.decided("page", [asdict(check) for check in found])
-    return [Check.from_json(row) for row in rows]
+    return [Check.from_json(row) for row in rows], tuple(dict.fromkeys(hosts))
 
 
 def _of_nodes(meeting: Meeting, own: list[Check], hosts: list[str]) -> list[Check]:
@@ -116,14 +116,17 @@ def _same_folder(expected: Expected, meeting: Meeting, hosts: list[str]) -> list
     path.unlink(missing_ok=True)
     if unwritten:
         return []  # the check of the run folder has said why
-    blind = [f"{hosts[rank]} ({why})" for rank, why in enumerate(whys) if why is not None]
+    blind = {hosts[rank]: why for rank, why in enumerate(whys) if why is not None}
     if blind:
+        shown = ", ".join(f"{host} ({why})" for host, why in blind.items())
+        few = 2 * len(blind) < len(leaders(hosts))  # else rank 0's node may be the odd one
         return [
             Check.failure(
                 Group.FILES,
                 "shared folder",
-                f"a file that rank 0 wrote to {folder} cannot be read by {', '.join(blind)}",
+                f"a file that rank 0 wrote to {folder} cannot be read by {shown}",
                 "put the run folder on the shared file system, mounted at one path on all nodes",
+                blind if few else (),
             )
         ]
     return [Check.ok(Group.FILES, "shared folder", f"{folder} is one folder on every node")]

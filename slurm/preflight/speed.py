@@ -109,7 +109,10 @@ def _judged(
         for rank, ratio in sorted(slow.items(), key=lambda one: -one[1])
     )
     failed = max(slow.values()) >= expected.slow_failed
-    return (Check.failure if failed else Check.warning)(Group.SPEED, name, shown, remedy)
+    state = Check.failure if failed else Check.warning
+    least = expected.slow_failed if failed else expected.slow_warned
+    nodes = {hosts[rank] for rank, ratio in slow.items() if ratio >= least}
+    return state(Group.SPEED, name, shown, remedy, nodes)
 
 
 def _pair(
@@ -125,7 +128,10 @@ def _pair(
         f"{ratio:.1f} times as long as the median link"
     )
     state = Check.failure if ratio >= expected.slow_failed else Check.warning
-    return state(Group.SPEED, name.replace("rank", "link"), said, "look at the way between them")
+    return state(
+        Group.SPEED, name.replace("rank", "link"), said, "look at the way between them",
+        {hosts[one], hosts[other]},
+    )  # fmt: skip
 
 
 def _collectives(

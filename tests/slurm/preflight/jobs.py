@@ -15,6 +15,7 @@ from torch.distributed import TCPStore
 from slurm.preflight import clock, job, measure
 from slurm.preflight.check import Check, PreflightError
 from slurm.preflight.expected import Expected
+from slurm.preflight.job import Page
 from slurm.preflight.measure import Sizes
 from tests.ranks import Ranks, Server
 
@@ -28,8 +29,17 @@ SECONDS = 90
 def run_job(
     expected: Expected, size: int, *, nodes: int = 1, fault: Callable[..., Any] | None = None,
     variables: dict[str, str] | None = None,
-) -> list[Any]:  # fmt: skip
-    """Return of each rank the page that it had; `fault(rank)` is a context that plants one."""
+) -> list[list[Check]]:  # fmt: skip
+    """Return of each rank the checks that it had; `fault(rank)` is a context that plants one."""
+    told = pages_of(expected, size, nodes=nodes, fault=fault, variables=variables)
+    return [page.checks for page in told]
+
+
+def pages_of(
+    expected: Expected, size: int, *, nodes: int = 1, fault: Callable[..., Any] | None = None,
+    variables: dict[str, str] | None = None,
+) -> list[Page]:  # fmt: skip
+    """Return of each rank the page that it had, or that its error had."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     told = {
         "WORLD_SIZE": str(size),
@@ -44,7 +54,7 @@ def run_job(
 
 def _rank(
     expected: Expected, ranks_per_node: int, told: dict[str, str], fault: Callable[..., Any] | None
-) -> list[Check]:
+) -> Page:
     rank = dist.get_rank()
     dist.barrier()
     dist.destroy_process_group()  # a job has none yet
@@ -59,31 +69,31 @@ def _rank(
         mock.patch("slurm.preflight.ranks.ON_CPU", SMALL),
         fault(rank) if fault else mock.patch.dict({}),
     ):
-        checks = page_of(expected)
-        if not any(check.state == "failure" for check in checks):
+        page = page_of(expected)
+        if not any(check.state == "failure" for check in page.checks):
             dist.init_process_group("gloo")  # as NeMo does afterwards, by the same variables
             ones = torch.ones(1)
             dist.all_reduce(ones)
             assert int(ones) == dist.get_world_size()
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return checks
+    return page
 
 
-def page_of(expected: Expected) -> list[Check]:
+def page_of(expected: Expected) -> Page:
     """Return the page of a preflight that returned, or the one it raised."""
-    pages: list[list[Check]] = []
+    pages: list[Page] = []
     every = job.all_checks
 
-    def kept(*args: Any, **named: Any) -> tuple[list[Check], bool]:
-        pages.append(every(*args, **named)[0])
-        return pages[0], True
+    def kept(*args: Any, **named: Any) -> Page:
+        pages.append(every(*args, **named))
+        return pages[0]
 
     with mock.patch.object(job, "all_checks", kept):
         try:
             job.preflight(expected, seconds=1.0)
         except PreflightError as error:
-            return error.checks
+            return Page(checks=error.checks, nodes=error.nodes, met=error.met)
     return pages[0]
 
 

@@ -12,8 +12,9 @@ from longhaul.preflight import preflight
 from recipes import cluster as clusters
 from recipes.layout_words import layout_from
 from recipes.units import GiB
-from slurm.preflight.check import Check, Group, as_json, exit_code, joined, page
-from slurm.preflight.expected import Expected
+from slurm.cluster_file import ClusterFile, Preflight
+from slurm.preflight.check import Check, Group, as_json, blamed, exit_code, joined, page
+from slurm.preflight.expected import Expected, thresholds
 from slurm.preflight.folders import awaited, folder_checks
 from slurm.preflight.host import host_checks
 from slurm.preflight.machine import Machine, first_node, rank_of
@@ -55,6 +56,42 @@ def test_nodes_that_agree_are_one_line_and_one_that_does_not_is_named():
         "1 checks: 1 failed, 0 warned",
     ]
     assert json.loads(as_json([check]))["checks"][0]["group"] == "host"
+
+
+def failure(name: str, *nodes: str, said: str = "wrong") -> Check:
+    return Check.failure(Group.HOST, name, said, "mend it", nodes)
+
+
+@pytest.mark.parametrize(
+    ("checks", "found"),
+    [
+        ([failure("memory", "n2")], ("n2",)),
+        ([failure("memory", "n3", "n1"), failure("clocks", "n3")], ("n1", "n3")),
+        ([failure("memory", "n1", "n2", "n3")], ()),
+        ([failure("memory", "n1", "n2", "n3"), failure("clocks", "n2")], ("n2",)),
+        ([failure("memory", *ours, said=ours[0]) for ours in (["n1", "n3"], ["n2"])], ()),
+        ([failure("memory", "n1", "n2"), failure("clocks", "n3")], ()),
+        ([failure("memory", "login")], ()),
+        ([failure("ranks")], ()),
+        ([Check.warning(Group.HOST, "memory", "little", "keep less", ["n2"])], ()),
+    ],
+    ids=["one", "two", "all", "all and one", "all, each in its words", "each by another", "a "
+         "stranger", "nobody", "a warning"],
+)  # fmt: skip
+def test_nodes_that_fail_by_themselves_are_blamed(checks, found):
+    assert blamed(checks, ("n3", "n1", "n2")) == found
+    assert blamed(checks, ()) == ()
+
+
+def test_thresholds_are_what_the_cluster_file_says():
+    stated = {
+        "least_driver": "580.65", "least_sm_clock_mhz": 1700, "least_write_mbps": 500.0,
+        "free_gib": 2000.0,
+    }  # fmt: skip
+    environment = {"NCCL_IB_HCA": "mlx5"}
+    file = ClusterFile(name="mine", preflight=Preflight(**stated), environment=environment)
+    assert thresholds(file) == stated | {"hca": "mlx5"}
+    assert Expected(**thresholds(ClusterFile(name="mine"))) == Expected()
 
 
 def test_what_a_layout_needs_of_a_cluster():

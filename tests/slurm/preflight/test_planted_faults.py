@@ -12,7 +12,7 @@ import pytest
 from recipes import cluster as clusters
 from recipes.layout import ContextParallel, Layout
 from recipes.units import GiB
-from slurm.preflight.check import Check, Group, exit_code, failures
+from slurm.preflight.check import Check, Group, blamed, exit_code, failures
 from slurm.preflight.expected import Expected
 from slurm.preflight.job import all_checks
 from slurm.preflight.local import node_checks
@@ -99,6 +99,34 @@ def test_a_bad_hca_name(dgx, monkeypatch, hca, said):
     assert exit_code([fault]) == Group.NETWORK == 26
 
 
+@pytest.mark.parametrize(
+    ("hca", "down", "state", "said"),
+    [
+        ("mlx5", ["mlx5_10"], "warning", "NCCL_IB_HCA=mlx5: mlx5_10 is down"),
+        ("mlx5_1", ["mlx5_10"], "failure", "mlx5_10 is down"),
+        ("mlx5", ["mlx5_0", "mlx5_10", "mlx5_3"], "failure", "mlx5_0 is down, mlx5_10 is down, "),
+        ("mlx5_0,mlx5_3", ["mlx5_3"], "failure", "mlx5_3 is down"),
+        ("=mlx5_3", ["mlx5_3"], "failure", "mlx5_3 is down"),
+        ("=mlx5_0", ["mlx5_3"], "ok", ""),
+    ],
+)
+def test_a_port_that_is_down_fails_only_where_nccl_would_need_it(
+    dgx, monkeypatch, hca, down, state, said
+):
+    for name in down:
+        (dgx / name / "ports" / "1" / "state").write_text("1: DOWN\n")
+    monkeypatch.setenv("NCCL_IB_HCA", hca)
+    (check,) = [check for check in on_dgx(dgx) if check.name == "HCA"]
+    assert check.state == state
+    assert said in check.said
+
+
+def test_ranks_on_the_cpu_need_no_hca(dgx, monkeypatch):
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5_99")
+    cpu = Expected.of(clusters.load("dgx_h100"), Layout(device="cpu", precision="fp32", dp=4))
+    assert "HCA" not in {check.name for check in on_dgx(dgx, cpu)}
+
+
 @pytest.mark.parametrize("hca", ["mlx5", "=mlx5_0:1,mlx5_10", "^mlx5_3", "^=mlx5_1"])
 def test_a_good_hca_name_in_every_form_nccl_takes(dgx, monkeypatch, hca):
     monkeypatch.setenv("NCCL_IB_HCA", hca)
@@ -122,10 +150,10 @@ def read_only(tmp_path) -> Iterator[Path]:
 
 
 def test_a_read_only_file_system(read_only):
-    checks, shown = all_checks(Expected(run_folder=read_only), Machine(environ={}), seconds=0)
-    fault = found(checks, "run folder")
+    page = all_checks(Expected(run_folder=read_only), Machine(environ={}, host="n7"), seconds=0)
+    fault = found(page.checks, "run folder")
     assert "read-only" in fault.said or "permission denied" in fault.said
-    assert (exit_code(checks), shown) == (25, True)
+    assert (exit_code(page.checks), page.shown, page.nodes) == (25, True, ("n7",))
 
 
 def test_a_wrong_version(tmp_path, monkeypatch):
@@ -133,7 +161,7 @@ def test_a_wrong_version(tmp_path, monkeypatch):
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: nemo_run\nVersion: 0.9.0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    checks, _ = all_checks(Expected(), Machine(environ={}), seconds=0)
+    checks = all_checks(Expected(), Machine(environ={}), seconds=0).checks
     assert found(checks, "nemo_run").said.startswith("0.9.0; nemo_run==")
     assert exit_code(checks) == 23
 
@@ -142,11 +170,14 @@ def test_an_unreachable_port():
     with socket.socket() as taken:  # bound, and never listening
         taken.bind(("localhost", 0))
         fault = jobs.OutOfReach(taken.getsockname()[1])
-        met, alone = jobs.run_job(Expected(meet_seconds=3), 2, nodes=2, fault=fault)
-    assert "1 of 2 ranks came in 3 s, from n0; not there: 1" in found(met, "ranks").said
-    said = found(alone, "port")
+        waiting, alone = jobs.pages_of(Expected(meet_seconds=3), 2, nodes=2, fault=fault)
+    assert "1 of 2 ranks came in 3 s, from n0; not there: 1" in found(waiting.checks, "ranks").said
+    said = found(alone.checks, "port")
     assert "the connection is refused" in said.said
-    assert said.nodes == ("n1",)
+    assert said.nodes == alone.nodes == ("n1",)
+    assert waiting.nodes == ("n0",)
+    assert not alone.met
+    assert not waiting.met
 
 
 @pytest.mark.parametrize(
@@ -158,16 +189,21 @@ def test_an_unreachable_port():
 )
 def test_a_slow_rank(fault, name):
     limits = Expected(slow_warned=5, slow_failed=8)
-    pages = jobs.run_job(limits, 3, fault=fault)
-    assert pages[0] == pages[1] == pages[2]
-    assert found(pages[0], name).said.startswith("rank 2 on n0 takes")
-    assert exit_code(pages[0]) == 28
+    first, *others = jobs.pages_of(limits, 3, fault=fault)
+    assert [page.checks for page in others] == [first.checks] * 2
+    fault = found(first.checks, name)
+    assert fault.said.startswith("rank 2 on n0 takes")
+    assert fault.nodes == first.nodes == ("n0",)
+    assert all(page.met for page in (first, *others))
+    assert exit_code(first.checks) == 28
 
 
 def test_a_clock_that_is_ahead():
-    pages = jobs.run_job(jobs.loose(Expected()), 2, nodes=2, fault=jobs.clock_ahead)
-    assert pages[0] == pages[1]
-    assert found(pages[0], "clocks agree").said.startswith("n1 is 7 s ahead")
+    pages = jobs.pages_of(jobs.loose(Expected()), 3, nodes=3, fault=jobs.clock_ahead)
+    assert pages[0].checks == pages[1].checks == pages[2].checks
+    assert found(pages[0].checks, "clocks agree").said.startswith("n1 is 7 s ahead")
+    assert {page.nodes for page in pages} == {("n0", "n1", "n2")}
+    assert blamed(pages[0].checks, pages[0].nodes) == ("n1",)
 
 
 def test_a_world_of_another_size():

@@ -4,6 +4,7 @@
 import pytest
 
 from slurm.preflight.check import Check
+from slurm.preflight.clock import clock_check
 from slurm.preflight.expected import Bandwidth, Expected
 from slurm.preflight.measure import schedule, tournament
 from slurm.preflight.speed import allowed, bus_share, speed_checks
@@ -69,8 +70,8 @@ def job(ranks: int, *, pair: dict[tuple[int, int], float] | None = None, **own: 
     ]
 
 
-def judged(times, **expected) -> dict[str, Check]:
-    checks = speed_checks(Expected(**expected), ["n0"] * len(times), times)
+def judged(times, hosts=None, **expected) -> dict[str, Check]:
+    checks = speed_checks(Expected(**expected), hosts or ["n0"] * len(times), times)
     return {check.name: check for check in checks}
 
 
@@ -108,3 +109,31 @@ def test_a_collective_is_held_to_what_the_links_allow(nvlink, state):
     found = judged(job(4), bandwidth=links)["all-reduce"]  # 100 GB/s, 150 on the bus
     assert found.state == state
     assert found.said.startswith("150 GB/s bus, 100 GB/s algorithm, 4 ranks")
+
+
+def test_a_failure_names_the_nodes_of_the_ranks_that_fail_and_not_of_those_that_are_warned_of():
+    hosts = ["n0", "n0", "n1", "n1", "n2", "n2"]
+    found = judged(job(6, r3=3.0, r4=1.5), hosts)["slow rank (compute)"]
+    assert (found.state, found.nodes) == ("failure", ("n1",))
+    warned = judged(job(6, r4=1.5), hosts)["slow rank (compute)"]
+    assert (warned.state, warned.nodes) == ("warning", ("n2",))
+
+
+def test_a_slow_link_names_the_nodes_of_both_ends():
+    hosts = ["n0", "n1", "n2", "n3"]
+    found = judged(job(4, pair={(1, 3): 2.5}), hosts)["slow link (links in its node)"]
+    assert (found.state, found.nodes) == ("failure", ("n1", "n3"))
+
+
+@pytest.mark.parametrize(
+    ("ahead", "nodes"),
+    [
+        ({"n0": 0, "n1": 0.1, "n2": 7}, ("n2",)),
+        ({"n0": 0, "n1": 7, "n2": 7.1}, ("n0",)),
+        ({"n0": 0, "n1": 7}, ("n0", "n1")),
+    ],
+    ids=["one", "rank 0's", "one of two"],
+)
+def test_a_wrong_clock_is_of_the_node_that_is_far_from_the_others(ahead, nodes):
+    (check,) = clock_check({host: (float(one), 0.01) for host, one in ahead.items()}, 1.0)
+    assert (check.state, check.nodes) == ("failure", nodes)
