@@ -3,20 +3,32 @@
 
 The ranks' end runs an EXIT trap, which reads `slurm.outcome`'s file: `continue` queues the job
 again under its own number, so that jobs that wait for it go on waiting; a failure does so a few
-times, without the nodes that were blamed. A script that is itself told to end (scancel, or a time
-limit that came before the ranks had saved) stays ended.
+times in a row, without the nodes that were blamed, as long as the partition has enough others. A
+job that is cancelled, or whose time limit came before the ranks had saved, stays ended: its script
+is not told, so it asks. So does one that cannot write down that it failed.
 """
 
 import shlex
 from pathlib import Path
 
 _TRAP = """
-longhaul_told=0
-trap 'longhaul_told=1' TERM
+trap : TERM
+longhaul_without() {
+    local bad="$LONGHAUL_OUTCOME.bad_nodes" nodes left
+    [ -s "$bad" ] || return
+    nodes=$({ sort -u "$bad"; echo "$LONGHAUL_EXCLUDED"; } | grep . | paste -sd,)
+    left=$(sinfo -hN -p "$SLURM_JOB_PARTITION" -o %N | sort -u | grep -vcxFf "$bad")
+    if [ "$left" -lt "$SLURM_JOB_NUM_NODES" ]; then
+        echo "longhaul: $left nodes are left without $nodes; all are tried again" >&2
+        rm -f "$bad"
+    else
+        echo "$nodes"
+    fi
+}
 longhaul_again() {
-    local nodes="" bad="$LONGHAUL_OUTCOME.bad_nodes"
+    local nodes
     trap '' TERM
-    [ -s "$bad" ] && nodes=$(sort -u "$bad" | paste -sd,)
+    nodes=$(longhaul_without)
     scontrol requeue "$SLURM_JOB_ID" || exit 1
     [ -n "$nodes" ] && sleep 2 && scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$nodes"
     exit 0
@@ -26,32 +38,45 @@ longhaul_ended() {
     set +ex
     [ -r "$LONGHAUL_OUTCOME" ] && read -r state said <"$LONGHAUL_OUTCOME"
     echo "longhaul: the ranks ended with $code; ${state:-failed} $said"
-    [ "$state" = finished ] && rm -f "$LONGHAUL_OUTCOME.failures" && exit 0
+    [ "$state" = finished ] && exit 0
     [ "$state" = refused ] && exit 1
-    [ "$longhaul_told" = 1 ] && echo "longhaul: told to end" && exit 1
+    if ! scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; then
+        echo "longhaul: the job is cancelled, or over its time limit; not queued again"
+        exit 1
+    fi
     if [ "$state" = continue ]; then
         rm -f "$LONGHAUL_OUTCOME.failures"
         longhaul_again
     fi
     [ -r "$LONGHAUL_OUTCOME.failures" ] && read -r failures <"$LONGHAUL_OUTCOME.failures"
-    if [ "$failures" -ge "$LONGHAUL_MOST_FAILURES" ]; then
-        echo "longhaul: failed $((failures + 1)) times; the last output says why"
+    if [ "${failures:-0}" -ge "$LONGHAUL_MOST_FAILURES" ]; then
+        echo "longhaul: failed $((failures + 1)) times in a row; the last output says why"
         exit "$((code > 0 ? code : 1))"
     fi
-    echo "$((failures + 1))" >"$LONGHAUL_OUTCOME.failures"
+    if ! echo "$((${failures:-0} + 1))" >"$LONGHAUL_OUTCOME.failures"; then
+        echo "longhaul: nothing can be written beside $LONGHAUL_OUTCOME; not queued again"
+        exit 1
+    fi
     longhaul_again
 }
 trap longhaul_ended EXIT
 mkdir -p "$(dirname "$LONGHAUL_OUTCOME")"
 rm -f "$LONGHAUL_OUTCOME"
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] && rm -f "$LONGHAUL_OUTCOME".{failures,bad_nodes,steps}
 """
 
 
-def setup_lines(outcome: Path, *, most_failures: int, python: str | None) -> str:
-    """Return the lines for a job whose ranks leave their word at `outcome`."""
+def setup_lines(
+    outcome: Path, *, most_failures: int, python: str | None, excluded: str | None = None
+) -> str:
+    """Return the lines for a job whose ranks leave their word at `outcome`.
+
+    `excluded` are nodes that are never used, as Slurm writes lists.
+    """
     said = [
         f"export LONGHAUL_OUTCOME={shlex.quote(str(outcome))}",
         f"LONGHAUL_MOST_FAILURES={most_failures}",
+        f"LONGHAUL_EXCLUDED={shlex.quote(excluded or '')}",
     ]
     if python is not None:
         said.append(f'export PATH={shlex.quote(python + "/bin")}:"$PATH"')

@@ -39,19 +39,30 @@ OTHERS: dict[str, tuple[Any, dict[str, str]]] = {
 
 
 def executor(
-    file: ClusterFile, *, nodes: int, ranks_per_node: int, folder: Path, outcome: Path
+    file: ClusterFile,
+    *,
+    nodes: int,
+    ranks_per_node: int,
+    folder: Path,
+    outcome: Path,
+    save_seconds: int | None = None,
 ) -> run.Executor:
     """Return where a job of so many ranks runs.
 
-    Records, scripts and code go beneath `folder`, the ranks' last word to `outcome`. Raises
-    ValueError for what only the user knows and has not said.
+    Records, scripts and code go beneath `folder`, the ranks' last word to `outcome`. Ranks are
+    told so many seconds before a time limit, the file's where none are given, 0 for not at all.
+    Raises ValueError for what only the user knows and has not said.
     """
     if file.executor == "local":
         return local_executor(nodes * ranks_per_node)
     if file.executor == "slurm":
-        return _slurm(
+        if save_seconds is None:
+            save_seconds = file.slurm.save_seconds
+        made = _slurm(
             file, nodes=nodes, ranks_per_node=ranks_per_node, folder=folder, outcome=outcome
         )
+        made.signal = f"USR1@{save_seconds}" if save_seconds else None
+        return made
     return _other(file, nodes=nodes, ranks_per_node=ranks_per_node)
 
 
@@ -89,19 +100,22 @@ def _slurm(
         cpus_per_task=chosen.cpus_per_task,
         segment=chosen.segment,
         array=chosen.array,
-        signal=f"USR1@{chosen.save_seconds}",
         container_image=None if container is None else container.image,
         container_mounts=[] if container is None else list(container.mounts),
+        container_env=None if container is None else sorted(environment(file)),  # over the image's
         srun_args=list(chosen.srun),
         # A job that can never run is cancelled, and so are those after it.
         additional_parameters={"kill_on_invalid_dep": "yes", **chosen.sbatch},
         env_vars={
             **environment(file),
             "MASTER_ADDR": "$head_node_ip",  # nemo-run's script finds it out
-            "MASTER_PORT": "$((20000 + SLURM_JOB_ID % 20000))",
+            "MASTER_PORT": "$((20000 + SLURM_JOB_ID % 12000))",  # below those that Linux gives out
         },
         setup_lines=setup_lines(
-            outcome, most_failures=chosen.most_failures, python=None if container else file.python
+            outcome,
+            most_failures=chosen.most_failures,
+            python=None if container else file.python,
+            excluded=chosen.exclude,
         ),
         packager=run.GitArchivePackager(include_submodules=False),
         tunnel=_tunnel(file, folder),
@@ -123,13 +137,13 @@ def _tunnel(file: ClusterFile, folder: Path) -> Any:
         host=tunnel.host,
         user=tunnel.user,
         port=tunnel.port,
-        identity=tunnel.identity,
+        identity=None if tunnel.identity is None else str(Path(tunnel.identity).expanduser()),
         job_dir=tunnel.folder,
     )
 
 
 def require_reached(file: ClusterFile) -> None:
-    """Raise ValueError where the login node of an SSH tunnel does not answer."""
+    """Raise ValueError where the login node of an SSH tunnel does not answer, or not to our key."""
     host, port = str(file.tunnel.host), file.tunnel.port or 22
     try:
         socket.create_connection((host, port), timeout=REACHED_SECONDS).close()
@@ -137,6 +151,15 @@ def require_reached(file: ClusterFile) -> None:
         raise ValueError(
             f"cluster {file.name}: tunnel.host {host} does not answer on port {port} ({error}); "
             "nothing was submitted"
+        ) from None
+    if file.tunnel.identity is None:
+        return  # a password is asked for when something is run
+    try:
+        _tunnel(file, Path()).connect()
+    except (OSError, SystemExit):  # nemo-run's end of a login that failed
+        raise ValueError(
+            f"cluster {file.name}: {host} does not let {file.tunnel.user} in with tunnel.identity "
+            f"{file.tunnel.identity}; nothing was submitted"
         ) from None
 
 
@@ -157,7 +180,13 @@ def _other(file: ClusterFile, *, nodes: int, ranks_per_node: int) -> run.Executo
         given[names["nodes"]] = nodes
     if file.container is not None:
         given[names["image"]] = file.container.image
-    variables = {name: str(value) for name, value in file.environment.items()}
+        if file.container.mounts:
+            raise ValueError(
+                f"cluster {file.name}: container.mounts are pyxis's; say {kind.__name__}'s own in "
+                "options"
+            )
+    variables = {**OF_EVERY_RANK, ALLOCATOR: allocator_settings("")}
+    variables |= {name: str(value) for name, value in file.environment.items()}
     try:
         return kind(
             launcher="torchrun", env_vars=variables, packager=run.GitArchivePackager(

@@ -6,10 +6,11 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import nemo_run as run
@@ -31,10 +32,11 @@ class Job:
 class JobFailedError(RuntimeError):
     """Report the job that ended otherwise than well."""
 
-    def __init__(self, name: str, state: str, folder: Path) -> None:
-        """Take the job's name, nemo-run's word for how it ended, and the folder of its output."""
-        self.name = name
+    def __init__(self, name: str, state: str, folder: Path, said: str = "") -> None:
+        """Take the job's name, how it ended, the folder of its output, and what it said itself."""
+        self.name, self.state, self.said = name, state, said
         log, reason = _first_error(folder)
+        reason = said or reason
         super().__init__(
             f"{name} ended as {state.lower()}"
             + (f": {reason}" if reason else "")
@@ -50,6 +52,8 @@ class Chain(run.Experiment):
     """
 
     tell: Callable[[str], Any] = print
+    words: Mapping[str, Path] = MappingProxyType({})
+    """Where jobs leave how they ended: one that was told to stop ends well, but is not finished."""
 
     def _wait_for_jobs(self, jobs: list[Any]) -> None:
         def stop(signum: int, frame: Any) -> None:
@@ -65,8 +69,10 @@ class Chain(run.Experiment):
             for which, handler in before.items():
                 signal.signal(which, handler)
         for job in jobs:
-            if job.state != AppState.SUCCEEDED:
-                raise JobFailedError(job.id, job.state.name, Path(job.executor.job_dir))
+            state, said = outcome(self.words[job.id]) if job.id in self.words else (None, "")
+            if job.state != AppState.SUCCEEDED or state not in (None, "finished"):
+                folder = Path(job.executor.job_dir)
+                raise JobFailedError(job.id, state or job.state.name, folder, said)
 
 
 def _first_error(folder: Path) -> tuple[Path | None, str]:
@@ -98,15 +104,14 @@ def run_in_order(
             words[job.name].unlink(missing_ok=True)
         try:
             with _chain(title, left, folder) as chain:
-                chain.tell = tell
+                chain.tell, chain.words = tell, words
                 _add(chain, left)
                 chain.run(sequential=True)
             return
         except JobFailedError as error:
-            state, said = outcome(words[error.name])
-            if state != "continue":
+            if error.state != "continue":
                 raise
-            tell(f"{error.name} goes on: {said}")
+            tell(f"{error.name} goes on: {error.said}")
             left = left[[job.name for job in left].index(error.name) :]
 
 
@@ -120,13 +125,19 @@ def submit(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
     """Hand all jobs to a scheduler, each after the one before it; return their numbers by name.
 
     Nothing is waited for. The scheduler has looked at every script before one is handed over:
-    raises ValueError with its own words where it would not take it.
+    raises ValueError with its own words where it would not take it. Where it refuses one after all,
+    those before it are cancelled.
     """
     for job, script in zip(jobs, scripts(title, jobs, folder).values(), strict=True):
         _require_taken(job, script)
     with _nothing_to_read(), _chain(title, jobs, folder) as chain:
         _add(chain, jobs)
-        chain.run(sequential=True, detach=True)
+        try:
+            chain.run(sequential=True, detach=True)
+        except BaseException:  # half a chain would run, and be submitted again beside itself
+            for job in chain.jobs:
+                job.cancel(chain._runner)
+            raise
         return {job.id: str(job.handle).rpartition("/")[2] for job in chain.jobs}
 
 

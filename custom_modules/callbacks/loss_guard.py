@@ -2,8 +2,8 @@
 """Rewind a run whose loss broke, and go on without the batches that broke it.
 
 A loss or gradient that is no number, or a loss far above its median of late, seldom comes right
-by itself (PaLM, arXiv 2204.02311, section 5.1: restart from a checkpoint before the spike and skip the
-batches around it). The guard ends the run before that step is saved and notes the window in
+by itself (PaLM, arXiv 2204.02311, section 5.1: restart from a checkpoint before the spike and skip
+the batches around it). The guard ends the run before that step is saved and notes the window in
 `rewinds.jsonl`; run again, the stage goes on from its last checkpoint, and the samples from there
 to the spike are passed over. After so many rewinds it is no batch's fault, and the run fails.
 

@@ -2,6 +2,7 @@
 """nemo-run's executors from cluster files, and what is refused before anything is submitted."""
 
 import socket
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,10 +34,30 @@ def test_a_slurm_executor_has_what_the_file_says():
     assert found.signal == "USR1@120"
     assert found.container_image == "/x.sqsh"
     assert found.container_mounts == ["/a:/b"]
+    assert {"OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF"} <= set(found.container_env)
     assert found.additional_parameters == {"kill_on_invalid_dep": "yes", "reservation": "nightly"}
     assert found.srun_args == ["--mpi=pmix"]
     assert "LONGHAUL_OUTCOME=/shared/run/outcome" in found.setup_lines
     assert found.launcher is None  # ranks start one by one, so that signals reach them
+
+
+@pytest.mark.parametrize(("given", "signal"), [(None, "USR1@600"), (1500, "USR1@1500"), (0, None)])
+def test_ranks_are_told_as_long_before_the_limit_as_a_job_needs(given, signal):
+    site = file(slurm=Slurm(account="me"))
+    found = executor(site, nodes=1, ranks_per_node=1, save_seconds=given, **PLACES)
+    assert found.signal == signal
+
+
+def test_nodes_that_the_file_excludes_stay_excluded_when_others_are_blamed():
+    found = made(file(slurm=Slurm(account="me", exclude="n[3,7-9]")))
+    assert found.exclude == "n[3,7-9]"
+    assert "LONGHAUL_EXCLUDED='n[3,7-9]'" in found.setup_lines
+
+
+def test_a_key_in_the_home_folder_is_found():
+    tunnel = Tunnel(kind="ssh", host="h", user="me", folder="/x", identity="~/.ssh/key")
+    found = made(file(slurm=Slurm(account="me"), tunnel=tunnel))
+    assert found.tunnel.identity == str(Path.home() / ".ssh/key")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +116,8 @@ def test_each_other_kind_becomes_its_executor_or_says_what_it_needs(name):
         ({"executor": "docker", "options": {"netwrk": "host"}}, "did you mean network"),
         ({"executor": "docker"}, "2 nodes on executor docker, which has one"),
         ({"executor": "lepton"}, "LeptonExecutor"),
+        ({"executor": "lepton", "container": Container(image="x", mounts=("/a:/b",))},
+         "container.mounts are pyxis's"),
     ],
     ids=str,
 )  # fmt: skip
@@ -110,6 +133,23 @@ def test_a_tunnel_that_does_not_answer_is_told_before_anything_is_submitted():
         require_reached(file(tunnel=Tunnel(kind="ssh", host="127.0.0.1", port=port)))
     with pytest.raises(ValueError, match=f"does not answer on port {port}"):
         require_reached(file(tunnel=Tunnel(kind="ssh", host="127.0.0.1", port=port)))
+
+
+def test_a_key_that_is_not_let_in_is_told_before_anything_is_submitted(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_hang_up_on_all, args=(server,), daemon=True).start()
+        tunnel = Tunnel(kind="ssh", host="127.0.0.1", port=server.getsockname()[1], user="me",
+                        folder="/x", identity=str(tmp_path / "key"))  # fmt: skip
+        with pytest.raises(ValueError, match="does not let me in with"):
+            require_reached(file(tunnel=tunnel))
+
+
+def _hang_up_on_all(server: socket.socket) -> None:
+    while True:
+        try:
+            server.accept()[0].close()
+        except OSError:
+            return
 
 
 def test_the_local_file_starts_ranks_here():
