@@ -1,7 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
+"""This machine as a place to run."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
 import pytest
 
-from slurm.local import local_executor
+from slurm.local import local_executor, stop_ranks
+
+RANK = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: {told})
+print("ready", flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.mark.parametrize(
@@ -20,3 +36,50 @@ def test_ranks_allocate_in_segments_that_grow_unless_the_user_says_otherwise(
     if said is not None:
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", said)
     assert local_executor(2).env_vars["PYTORCH_CUDA_ALLOC_CONF"] == given
+
+
+@pytest.fixture
+def rank():
+    """Return a function that starts a process as torchrun does, and ends it at the end."""
+    started = []
+
+    def start(told: str) -> subprocess.Popen:
+        words = [sys.executable, "-c", RANK.format(told=told)]
+        variables = {**os.environ, "LOCAL_RANK": str(len(started))}
+        started.append(subprocess.Popen(words, env=variables, stdout=subprocess.PIPE))
+        started[-1].stdout.readline()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_ranks_are_waited_for_until_they_have_saved(rank, tmp_path):
+    saved = tmp_path / "saved"
+    saves = rank(f"(time.sleep(1), open({str(saved)!r}, 'w'), sys.exit())")
+    ends = rank("sys.exit()")
+    told: list[str] = []
+    stop_ranks(told.append)
+    assert saved.exists()
+    assert not psutil.pid_exists(saves.pid)
+    assert not psutil.pid_exists(ends.pid)
+    assert len(told) == 1
+
+
+def test_a_second_interrupt_ends_ranks_that_go_on(rank):
+    deaf = rank("None")
+    again = threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,))
+    again.start()
+    stop_ranks(lambda _: None)  # would wait for ten minutes
+    assert not psutil.pid_exists(deaf.pid)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_processes_that_are_no_ranks_are_left_alone():
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    stop_ranks(lambda _: None)
+    assert other.poll() is None
+    other.kill()
+    other.wait()
