@@ -13,6 +13,7 @@ from eval.results import evaluation_path, write_json
 from longhaul import stages
 from longhaul.evaluation_job import evaluation_job
 from longhaul.ladder_run import Plan
+from longhaul.prepare_job import require_heldout
 from recipes.check import trained_length
 from recipes.finished import is_finished
 from recipes.pretrain import place
@@ -65,15 +66,21 @@ def require(made: list[nemo_run.Partial], *, started: bool) -> None:
         return
     for recipe in made:
         stages.require_device(recipe)
-        manifest = stages.require_inputs(recipe)
         stages.require_same(recipe)
     stages.require_start(made[0])
-    longest = max(trained_length(recipe) for recipe in made)
-    if manifest.heldout.longest <= longest:
-        raise ValueError(
-            f"the longest held-out document of {made[0].data.store} has "
-            f"{manifest.heldout.longest:,} tokens; evaluation at {longest:,} needs a longer one"
-        )
+    require_store(made)
+
+
+def require_store(made: list[nemo_run.Partial]) -> None:
+    """Raise ValueError where the store does not fit a stage, or cannot evaluate the longest."""
+    for recipe in made:
+        manifest = stages.require_inputs(recipe)
+    require_heldout(manifest, longest(made))
+
+
+def longest(made: Sequence[nemo_run.Partial]) -> int:
+    """Return the longest context that a stage trains for."""
+    return max(trained_length(recipe) for recipe in made)
 
 
 def jobs(
