@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a chain of jobs is refused for before one of them is submitted; imports nemo-run."""
+
+import json
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from longhaul.cluster_checks import Folder, lacking
+from longhaul.ladder_run import Plan
+from slurm.cluster_file import ClusterFile
+from slurm.executors import executor, require_reached
+from slurm.launch import _nothing_to_read
+
+PACKAGES = ("recipes", "custom_modules", "data", "eval", "slurm", "longhaul")
+FILES_READ = (".py", ".yaml")
+OVER = frozenset(
+    (
+        "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE",
+        "BOOT_FAIL", "REVOKED",
+    )
+)  # fmt: skip
+"""Slurm's words for a job that will not run again."""
+
+
+def require(file: ClusterFile, used: Sequence[Folder]) -> list[str]:
+    """Raise ValueError for what would fail on the cluster; return what is to be known."""
+    if file.executor != "slurm":
+        raise ValueError(
+            f"cluster {file.name} has executor {file.executor}; a chain needs a scheduler that "
+            "knows dependencies: slurm, or --executor local"
+        )
+    found = lacking(file, used)
+    if file.slurm.array is not None or "array" in file.slurm.sbatch:
+        found.append(
+            "slurm.array would run each job of the chain several times in the same folders; leave "
+            "it out"
+        )
+    if found:
+        raise ValueError(f"cluster {file.name}: {'; '.join(found)}")
+    if file.tunnel.kind == "ssh":
+        require_reached(file)
+    return _uncommitted()
+
+
+def _uncommitted() -> list[str]:
+    """Return what of the tree jobs do not get: nemo-run packs what is committed, nothing else."""
+    said = subprocess.run(
+        ["git", "status", "--porcelain", "--untracked-files=all"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if said.returncode:
+        raise ValueError("jobs get the git tree that they are submitted from, and this is none")
+    lines = said.stdout.splitlines()
+    changed = sum(not line.startswith("?? ") for line in lines)
+    new = [line[3:] for line in lines if line.startswith("?? ") and _is_ours(line[3:])]
+    notes = []
+    if changed:
+        notes.append(f"{changed} changed files are not committed; jobs get the committed tree")
+    if new:
+        shown = ", ".join(new[:4]) + (", ..." if len(new) > 4 else "")
+        notes.append(f"{len(new)} new files are not in git, and jobs do not get them: {shown}")
+    return notes
+
+
+def _is_ours(path: str) -> bool:
+    return path.partition("/")[0] in PACKAGES and path.endswith(FILES_READ)
+
+
+def require_idle(plan: Plan, file: ClusterFile) -> None:
+    """Raise ValueError while jobs that were submitted into this run folder are not over."""
+    path = plan.run / "launch" / "jobs.json"
+    if not path.is_file():
+        return
+    names = {number: name for name, number in json.loads(path.read_text()).items()}
+    command = f"squeue --noheader --format='%i %T' --jobs={','.join(names)}"
+    with _nothing_to_read():
+        said = _executor(plan, file).slurm.run(command, warn=True, hide=True)
+    if said.return_code:
+        words = " ".join((said.stderr or said.stdout).split())
+        if "Invalid job id" in words:  # of a single job that Slurm has forgotten
+            return
+        raise ValueError(f"squeue does not say whether the jobs of {path} are over: {words}")
+    rows = (line.split() for line in said.stdout.splitlines() if line.strip())
+    live = {number: state for number, state, *_ in rows if state not in OVER}
+    if live:
+        shown = ", ".join(f"{number} {names.get(number, '')} ({state.lower()})"
+                          for number, state in live.items())  # fmt: skip
+        raise ValueError(
+            f"jobs of {plan.run} are still in the queue: {shown}; wait for them, or stop them: "
+            f"scancel {' '.join(live)}"
+        )
+
+
+def require_shared(plan: Plan, file: ClusterFile) -> None:
+    """Raise ValueError where a cluster behind a tunnel does not see what was written here."""
+    if file.tunnel.kind == "local":
+        return
+    record = plan.run.resolve() / "run.json"
+    tunnel = _executor(plan, file).tunnel
+    with _nothing_to_read():
+        tunnel.connect()
+        command = f"test -e {shlex.quote(str(record))}"
+        unseen = tunnel.run(command, warn=True, hide=True).return_code
+    if unseen:
+        raise ValueError(
+            f"{file.tunnel.host} does not see {record}; --out and --store have to be on a file "
+            "system that this machine and the cluster share, at the same place"
+        )
+
+
+def _executor(plan: Plan, file: ClusterFile) -> Any:
+    """Return an executor that commands reach the login node by; no job is made of it."""
+    folder: Path = plan.run / "launch"
+    return executor(file, nodes=1, ranks_per_node=1, folder=folder, outcome=folder / "outcome")
