@@ -10,15 +10,15 @@ import typer
 
 from eval.results import write_json
 from longhaul import ladder_run
+from longhaul.cluster_checks import folders
 from longhaul.console import loading
+from longhaul.documents import documents_of
 from recipes.collection import ROWS
 from recipes.gate import gate_from
 from slurm.cluster_file import ClusterFile, load
 
 if TYPE_CHECKING:
     import nemo_run
-
-    from longhaul.cluster_chain import Documents
 
 
 def run_on_cluster(
@@ -39,27 +39,29 @@ def run_on_cluster(
     """Submit the chain and print its jobs; with `dryrun` print the scripts and submit nothing."""
     file = _with_names(load(cluster), account, partition)
     plan = _with_gates(plan, gate)
-    documents = _documents(plan, source, tokenizer)
+    documents = documents_of(plan, source, tokenizer)
     with loading("NeMo and Megatron-Core"):
-        from longhaul import chain, cluster_chain, stages
+        from longhaul import before_submission, chain, cluster_chain, stages
+        from longhaul.planned_stage import require_time
         from slurm.launch import scripts, submit
 
-        notes = cluster_chain.require(plan, file)
+        notes = before_submission.require(file, folders(plan, documents, export))
         made = (
             chain.recipes(plan, words, device)
             if nodes is None
             else _laid_out(plan, words, cluster, nodes, device)
         )
         if documents is None:
-            for recipe in made:
-                stages.require_inputs(recipe)
+            chain.require_store(made)
+        require_time(plan, made, file)
         if not dryrun:
+            before_submission.require_idle(plan, file)
             if made[0].resume.start is not None:
                 stages.require_start(made[0])
             for recipe in made:
                 stages.require_same(recipe)
             chain.write_records(plan, made)
-            cluster_chain.require_shared(plan, file)
+            before_submission.require_shared(plan, file)
         jobs = cluster_chain.jobs(plan, made, file, documents=documents, export=export)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
@@ -88,25 +90,6 @@ def _with_gates(plan: ladder_run.Plan, words: str) -> ladder_run.Plan:
         replace(stage, gate=gate_from(words, stage.gate)) for stage in plan.ladder.stages
     )
     return replace(plan, ladder=replace(plan.ladder, stages=stages))
-
-
-def _documents(
-    plan: ladder_run.Plan, source: str | None, tokenizer: str | None
-) -> "Documents | None":
-    """Return what the store is to be made of, or None where there is one."""
-    if plan.store.exists():
-        if source is not None:
-            raise ValueError(f"there is a store at {plan.store}; leave --source out, or --store")
-        return None
-    if plan.card.hf_id is not None and source is None:
-        raise ValueError(
-            f"there is no token store at {plan.store}; name --source DOCUMENTS to make one first"
-        )
-    from longhaul.cluster_chain import Documents
-
-    return Documents(
-        source=source, tokenizer=tokenizer or plan.card.hf_id, vocab_size=plan.card.vocab
-    )
 
 
 def _laid_out(

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul run --executor slurm` and `longhaul clusters`: what is told before a job is made."""
 
+import os
 import subprocess
 
 import pytest
 import yaml
 
+from data.prepare import prepare
 from recipes import cluster
 
 RUN = ("run", "--ladder", "tiny", "--executor", "slurm", "--nodes", "2", "--device", "cpu")
@@ -22,10 +24,13 @@ def tree(tmp_path):
 
 def site(folder, **sections):
     """Write a cluster file that lacks nothing but what is said."""
+    program = folder / "venv" / "bin" / "python"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.touch()
     given = {
         "executor": "slurm",
         "slurm": {"account": "me", "ask_for_gpus": "none"},
-        "python": "/shared/venv",
+        "python": str(folder / "venv"),
     }
     path = folder / "site.yaml"
     path.write_text(yaml.safe_dump(given | sections))
@@ -48,10 +53,14 @@ def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree)
 @pytest.mark.parametrize(
     ("sections", "words", "said"),
     [
-        ({"slurm": {}}, (), "site names no account; set slurm.account in the file, or --account"),
+        ({"slurm": {}}, (), "slurm.account is CHANGE_ME; set it in the file, or by --account"),
         ({"slurm": {"acct": "me"}}, (), "slurm has no field 'acct'; did you mean account"),
-        ({"container": {"image": "/nowhere.sqsh"}}, (), "there is no container at /nowhere.sqsh"),
-        ({"container": {"image": "CHANGE_ME"}}, (), "site names no container"),
+        ({"container": {"image": "/nowhere.sqsh"}}, (), "image /nowhere.sqsh is not there"),
+        ({"container": {"image": "CHANGE_ME"}}, (), "site: container.image is CHANGE_ME"),
+        ({"container": {"image": "acme#x:1", "mounts": ["/s:/s"]}}, (), "run folder"),
+        ({"python": "/nowhere/venv"}, (), "/nowhere/venv/bin/python is not there"),
+        ({"slurm": {"account": "me", "array": "0-3"}}, (), "several times in the same folders"),
+        ({}, ("--source", "books"), "--source books is not there"),
         ({"executor": "docker"}, (), "a chain needs a scheduler that knows dependencies"),
         ({"tunnel": {"kind": "ssh", "host": "127.0.0.1", "port": 1, "user": "me", "folder": "/x"}},
          (), "tunnel.host 127.0.0.1 does not answer on port 1"),
@@ -62,6 +71,32 @@ def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree)
 def test_a_mistake_is_told_before_anything_is_submitted(answer, tree, sections, words, said):
     assert said in answer(*RUN, "--cluster", site(tree, **sections), *words).error()
     assert not (tree / "runs").exists()
+
+
+def test_a_second_chain_into_the_same_folder_is_refused(answer, tree, monkeypatch):
+    launch = tree / "runs" / "tiny" / "launch"
+    launch.mkdir(parents=True)
+    (launch / "jobs.json").write_text('{"tiny_512": "11"}')
+    programs = tree / "programs"
+    programs.mkdir()
+    for name in ("squeue", "srun"):
+        (programs / name).write_text("#!/bin/sh\necho 11 PENDING\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    said = answer(*RUN, "--cluster", site(tree)).error()
+    assert "11 tiny_512 (pending)" in said
+    assert "scancel 11" in said
+    assert not (tree / "runs" / "tiny" / "run.json").exists()
+    assert answer(*RUN, "--cluster", site(tree), "--dryrun").code == 0
+
+
+def test_a_store_that_evaluation_would_find_too_short_is_refused(answer, tree):
+    (tree / "books").mkdir()
+    for number in range(40):
+        (tree / "books" / f"{number}.txt").write_text(f"{number} little words that go on. " * 30)
+    prepare(str(tree / "books"), tree / "stores" / "tiny", vocab_size=300)
+    said = answer(*RUN, "--cluster", site(tree), "--dryrun").error()
+    assert "evaluation at 8,192 needs a longer one" in said
 
 
 def test_other_mistakes_of_the_command_line(answer, tmp_path):
