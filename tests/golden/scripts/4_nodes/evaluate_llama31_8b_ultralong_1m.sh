@@ -15,7 +15,6 @@
 #SBATCH --ntasks-per-node=4
 #SBATCH --open-mode=append
 #SBATCH --output=/shared/me/run/launch/experiments/llama31_8b_ultralong_1m/llama31_8b_ultralong_1m_ID/evaluate_llama31_8b_ultralong_1m/sbatch_longhaul.evaluate_llama31_8b_ultralong_1m_%j.out
-#SBATCH --signal=USR1@600
 #SBATCH --time=08:00:00
 
 set -evx
@@ -44,15 +43,27 @@ export NVTE_FWD_LAYERNORM_SM_MARGIN=16
 export TORCH_NCCL_AVOID_RECORD_STREAMS=1
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export MASTER_ADDR=$head_node_ip
-export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
 export LONGHAUL_OUTCOME=/shared/me/run/launch/outcomes/evaluate_llama31_8b_ultralong_1m
 LONGHAUL_MOST_FAILURES=3
-longhaul_told=0
-trap 'longhaul_told=1' TERM
+LONGHAUL_EXCLUDED=''
+trap : TERM
+longhaul_without() {
+    local bad="$LONGHAUL_OUTCOME.bad_nodes" nodes left
+    [ -s "$bad" ] || return
+    nodes=$({ sort -u "$bad"; echo "$LONGHAUL_EXCLUDED"; } | grep . | paste -sd,)
+    left=$(sinfo -hN -p "$SLURM_JOB_PARTITION" -o %N | sort -u | grep -vcxFf "$bad")
+    if [ "$left" -lt "$SLURM_JOB_NUM_NODES" ]; then
+        echo "longhaul: $left nodes are left without $nodes; all are tried again" >&2
+        rm -f "$bad"
+    else
+        echo "$nodes"
+    fi
+}
 longhaul_again() {
-    local nodes="" bad="$LONGHAUL_OUTCOME.bad_nodes"
+    local nodes
     trap '' TERM
-    [ -s "$bad" ] && nodes=$(sort -u "$bad" | paste -sd,)
+    nodes=$(longhaul_without)
     scontrol requeue "$SLURM_JOB_ID" || exit 1
     [ -n "$nodes" ] && sleep 2 && scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$nodes"
     exit 0
@@ -62,30 +73,37 @@ longhaul_ended() {
     set +ex
     [ -r "$LONGHAUL_OUTCOME" ] && read -r state said <"$LONGHAUL_OUTCOME"
     echo "longhaul: the ranks ended with $code; ${state:-failed} $said"
-    [ "$state" = finished ] && rm -f "$LONGHAUL_OUTCOME.failures" && exit 0
+    [ "$state" = finished ] && exit 0
     [ "$state" = refused ] && exit 1
-    [ "$longhaul_told" = 1 ] && echo "longhaul: told to end" && exit 1
+    if ! scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; then
+        echo "longhaul: the job is cancelled, or over its time limit; not queued again"
+        exit 1
+    fi
     if [ "$state" = continue ]; then
         rm -f "$LONGHAUL_OUTCOME.failures"
         longhaul_again
     fi
     [ -r "$LONGHAUL_OUTCOME.failures" ] && read -r failures <"$LONGHAUL_OUTCOME.failures"
-    if [ "$failures" -ge "$LONGHAUL_MOST_FAILURES" ]; then
-        echo "longhaul: failed $((failures + 1)) times; the last output says why"
+    if [ "${failures:-0}" -ge "$LONGHAUL_MOST_FAILURES" ]; then
+        echo "longhaul: failed $((failures + 1)) times in a row; the last output says why"
         exit "$((code > 0 ? code : 1))"
     fi
-    echo "$((failures + 1))" >"$LONGHAUL_OUTCOME.failures"
+    if ! echo "$((${failures:-0} + 1))" >"$LONGHAUL_OUTCOME.failures"; then
+        echo "longhaul: nothing can be written beside $LONGHAUL_OUTCOME; not queued again"
+        exit 1
+    fi
     longhaul_again
 }
 trap longhaul_ended EXIT
 mkdir -p "$(dirname "$LONGHAUL_OUTCOME")"
 rm -f "$LONGHAUL_OUTCOME"
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] && rm -f "$LONGHAUL_OUTCOME".{failures,bad_nodes,steps}
 
 
 
 # Command 1
 
-srun --output /shared/me/run/launch/experiments/llama31_8b_ultralong_1m/llama31_8b_ultralong_1m_ID/evaluate_llama31_8b_ultralong_1m/log-longhaul.evaluate_llama31_8b_ultralong_1m_%j_${SLURM_RESTART_COUNT:-0}.out --container-image nvcr.io#acme/longhaul:1 --container-mounts /shared:/shared,/shared/me/run/launch/experiments/llama31_8b_ultralong_1m/llama31_8b_ultralong_1m_ID/evaluate_llama31_8b_ultralong_1m:/nemo_run --container-workdir /nemo_run/code --wait=60 --kill-on-bad-exit=1 python -m nemo_run.core.runners.fdl_runner -n evaluate_llama31_8b_ultralong_1m /nemo_run/configs/evaluate_llama31_8b_ultralong_1m_fn_or_script
+srun --output /shared/me/run/launch/experiments/llama31_8b_ultralong_1m/llama31_8b_ultralong_1m_ID/evaluate_llama31_8b_ultralong_1m/log-longhaul.evaluate_llama31_8b_ultralong_1m_%j_${SLURM_RESTART_COUNT:-0}.out --container-image nvcr.io#acme/longhaul:1 --container-mounts /shared:/shared,/shared/me/run/launch/experiments/llama31_8b_ultralong_1m/llama31_8b_ultralong_1m_ID/evaluate_llama31_8b_ultralong_1m:/nemo_run --container-workdir /nemo_run/code --container-env CUDA_DEVICE_MAX_CONNECTIONS,HF_HUB_OFFLINE,NCCL_IB_HCA,NVTE_BWD_LAYERNORM_SM_MARGIN,NVTE_FWD_LAYERNORM_SM_MARGIN,OMP_NUM_THREADS,PYTHONWARNINGS,PYTORCH_CUDA_ALLOC_CONF,TOKENIZERS_PARALLELISM,TORCH_NCCL_AVOID_RECORD_STREAMS --wait=60 --kill-on-bad-exit=1 python -m nemo_run.core.runners.fdl_runner -n evaluate_llama31_8b_ultralong_1m /nemo_run/configs/evaluate_llama31_8b_ultralong_1m_fn_or_script
 
 exitcode=$?
 
