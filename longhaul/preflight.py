@@ -62,9 +62,11 @@ def _expected(file: "ClusterFile | None", nodes: int, words: str) -> "Expected":
     from recipes.layout_words import layout_from
     from slurm.preflight.expected import Expected, thresholds
 
-    if file is not None:
-        layout = layout_from(words) if words else None
-        return replace(Expected.of(file.machines, layout, nodes=nodes), **thresholds(file))
-    if words:
+    if words and file is None:
         raise ValueError("--layout needs --cluster, which says how many GPUs a node has")
-    return Expected(nodes=nodes)
+    layout = layout_from(words) if words else None
+    if file is None or (layout is None and file.hardware is None):
+        machine = Expected(nodes=nodes)
+    else:
+        machine = Expected.of(file.machines, layout, nodes=nodes)
+    return machine if file is None else replace(machine, **thresholds(file))
