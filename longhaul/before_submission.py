@@ -12,7 +12,7 @@ from longhaul.cluster_checks import Folder, lacking
 from longhaul.ladder_run import Plan
 from slurm.cluster_file import ClusterFile
 from slurm.executors import executor, require_reached
-from slurm.launch import _nothing_to_read
+from slurm.launch import nothing_to_read
 
 PACKAGES = ("recipes", "custom_modules", "data", "eval", "slurm", "longhaul")
 FILES_READ = (".py", ".yaml")
@@ -76,7 +76,7 @@ def require_idle(plan: Plan, file: ClusterFile) -> None:
         return
     names = {number: name for name, number in json.loads(path.read_text()).items()}
     command = f"squeue --noheader --format='%i %T' --jobs={','.join(names)}"
-    with _nothing_to_read():
+    with nothing_to_read():
         said = _executor(plan, file).slurm.run(command, warn=True, hide=True)
     if said.return_code:
         words = " ".join((said.stderr or said.stdout).split())
@@ -100,7 +100,7 @@ def require_shared(plan: Plan, file: ClusterFile) -> None:
         return
     record = plan.run.resolve() / "run.json"
     tunnel = _executor(plan, file).tunnel
-    with _nothing_to_read():
+    with nothing_to_read():
         tunnel.connect()
         command = f"test -e {shlex.quote(str(record))}"
         unseen = tunnel.run(command, warn=True, hide=True).return_code

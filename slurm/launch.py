@@ -130,7 +130,7 @@ def submit(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
     """
     for job, script in zip(jobs, scripts(title, jobs, folder).values(), strict=True):
         _require_taken(job, script)
-    with _nothing_to_read(), _chain(title, jobs, folder) as chain:
+    with nothing_to_read(), _chain(title, jobs, folder) as chain:
         _add(chain, jobs)
         try:
             chain.run(sequential=True, detach=True)
@@ -143,14 +143,14 @@ def submit(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
 
 def scripts(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
     """Return the batch script of each job by name; nothing is submitted."""
-    with _nothing_to_read(), _chain(title, jobs, folder) as chain:
+    with nothing_to_read(), _chain(title, jobs, folder) as chain:
         _add(chain, jobs)
         chain.dryrun(log=False)
         return {job.id: job._dryrun_info.request.materialize() for job in chain.jobs}
 
 
 @contextmanager
-def _nothing_to_read() -> Iterator[None]:
+def nothing_to_read() -> Iterator[None]:
     """Keep nemo-run's programs (git, tar, sbatch) from reading what this process is given."""
     before = sys.stdin
     with open(os.devnull) as nothing:
@@ -163,7 +163,7 @@ def _nothing_to_read() -> Iterator[None]:
 
 def _require_taken(job: Job, script: str) -> None:
     command = f"sbatch --test-only <<'LONGHAUL_SCRIPT'\n{script}\nLONGHAUL_SCRIPT"
-    with _nothing_to_read():
+    with nothing_to_read():
         said = job.executor.slurm.run(command, warn=True, hide=True)
     if said.return_code:
         words = " ".join((said.stderr or said.stdout).split())
