@@ -15,7 +15,9 @@ from slurm.executors import executor, require_reached
 from slurm.launch import nothing_to_read
 
 PACKAGES = ("recipes", "custom_modules", "data", "eval", "slurm", "longhaul")
-FILES_READ = (".py", ".yaml")
+FILES_READ = (".py", ".yaml", ".jinja")
+PLAIN = "env -u SQUEUE_STATES -u SQUEUE_PARTITION -u SQUEUE_ACCOUNT -u SQUEUE_USERS"
+"""Without what a shell may have squeue leave out."""
 OVER = frozenset(
     (
         "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE",
@@ -75,7 +77,7 @@ def require_idle(plan: Plan, file: ClusterFile) -> None:
     if not path.is_file():
         return
     names = {number: name for name, number in json.loads(path.read_text()).items()}
-    command = f"squeue --noheader --format='%i %T' --jobs={','.join(names)}"
+    command = f"{PLAIN} squeue --noheader --format='%i %T' --jobs={','.join(names)}"
     with nothing_to_read():
         said = _executor(plan, file).slurm.run(command, warn=True, hide=True)
     if said.return_code:
@@ -83,10 +85,10 @@ def require_idle(plan: Plan, file: ClusterFile) -> None:
         if "Invalid job id" in words:  # of a single job that Slurm has forgotten
             return
         raise ValueError(f"squeue does not say whether the jobs of {path} are over: {words}")
-    rows = (line.split() for line in said.stdout.splitlines() if line.strip())
-    live = {number: state for number, state, *_ in rows if state not in OVER}
+    rows = (line.split() for line in said.stdout.splitlines())
+    live = {row[0]: row[1] for row in rows if row and row[0] in names and row[1] not in OVER}
     if live:
-        shown = ", ".join(f"{number} {names.get(number, '')} ({state.lower()})"
+        shown = ", ".join(f"{number} {names[number]} ({state.lower()})"
                           for number, state in live.items())  # fmt: skip
         raise ValueError(
             f"jobs of {plan.run} are still in the queue: {shown}; wait for them, or stop them: "

@@ -14,7 +14,7 @@ import nemo_run
 
 from eval.gate import evaluate_and_judge, has_passed
 from longhaul import chain, expected_machines, stages
-from longhaul.documents import Documents as Documents
+from longhaul.documents import Documents
 from longhaul.ladder_run import Plan
 from longhaul.planned_stage import planned, save_seconds
 from longhaul.prepare_job import prepare_for
@@ -90,7 +90,7 @@ def _train(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> Job:
     folder = stages.folder_of(recipe)
     task = nemo_run.Partial(
         train,
-        config=str(folder / "config.yaml"),
+        config=str(folder / stages.CONFIG),
         expected=expected_machines.of_training(plan, file, recipe),
         seconds=file.preflight_seconds,
     )

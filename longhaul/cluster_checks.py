@@ -62,7 +62,8 @@ def folders(plan: Plan, documents: Documents | None, export: Path | None) -> lis
     if start is not None:
         found.append(Folder(what="model to start from", path=start))
     if export is not None:
-        found.append(Folder(what="folder of the export", path=export.parent, written=True))
+        around = export.resolve().parent  # links are followed before the job is made
+        found.append(Folder(what="folder of the export", path=around, written=True))
     return found
 
 

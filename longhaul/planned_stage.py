@@ -63,11 +63,16 @@ def layout_of(recipe: nemo_run.Partial) -> Layout:
 
 
 def save_seconds(file: ClusterFile, found: Plan | None) -> int:
-    """Return how long before its limit a training job is warned, in whole minutes if planned."""
+    """Return how long before its limit a training job is warned, in whole minutes if planned.
+
+    What the file says is taken for the time of writing too; a planned step is waited for anyway.
+    """
     said = file.slurm.save_seconds
-    if found is None or limits(found).save <= said:
+    if found is None:
         return said
-    return min(60 * math.ceil(limits(found).save / 60), LONGEST_SIGNAL)
+    waits = limits(found)
+    needed = waits.stop if "save_seconds" in file.slurm.model_fields_set else waits.save
+    return said if needed <= said else min(60 * math.ceil(needed / 60), LONGEST_SIGNAL)
 
 
 def require_time(run: Run, made: Sequence[nemo_run.Partial], file: ClusterFile) -> None:

@@ -39,6 +39,10 @@ from recipes.rope_words import rope_from
 from recipes.strategy import CpuStrategy
 from slurm.launch import Job
 from slurm.local import local_executor
+from slurm.rank import train
+
+CONFIG = "config.yaml"
+"""A stage's resolved recipe, in its folder; what its ranks read."""
 
 
 def factory(name: str) -> nemo_run.Partial:
@@ -217,7 +221,7 @@ def require_same(recipe: nemo_run.Partial) -> None:
 
     Steps count too: Megatron shuffles the samples for the number that a run will take.
     """
-    saved = folder_of(recipe) / "config.yaml"
+    saved = folder_of(recipe) / CONFIG
     if newest_checkpoint(Path(recipe.resume.resume_from_directory)) is None or not saved.is_file():
         return
     before = yaml_file.read(saved)
@@ -274,19 +278,20 @@ def evaluation_layout(recipe: nemo_run.Partial) -> dict[str, Any]:
 
 
 def training_job(recipe: nemo_run.Partial) -> Job:
-    """Return the job that trains the stage on this machine."""
+    """Return the job that trains the stage on this machine, once its recipe is recorded."""
     if int(recipe.trainer.num_nodes) != 1:
         raise ValueError(
             f"the local executor has one node and {recipe.log.name} asks for "
             f"{recipe.trainer.num_nodes}; set trainer.num_nodes=1"
         )
-    return Job(recipe.log.name, recipe, local_executor(world_size(recipe)))
+    task = nemo_run.Partial(train, config=str(folder_of(recipe) / CONFIG))
+    return Job(recipe.log.name, task, local_executor(world_size(recipe)))
 
 
 def record(recipe: nemo_run.Partial, start: str) -> None:
     """Write the stage's resolved recipe and its facts into its folder."""
     folder, config, strategy = folder_of(recipe), recipe.model.config, recipe.trainer.strategy
-    yaml_file.write(recipe, folder / "config.yaml")
+    yaml_file.write(recipe, folder / CONFIG)
     tp = int(strategy.tensor_model_parallel_size)
     cp = int(strategy.context_parallel_size)
     pp = int(strategy.pipeline_model_parallel_size)

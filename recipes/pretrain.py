@@ -371,6 +371,8 @@ def on_cpu(recipe: run.Partial) -> None:
     if recipe.optim.config.optimizer_cpu_offload:
         offload_optimizer(recipe, 0.0)  # it is there already
     recipe.trainer.accelerator = "cpu"
+    kept = [one for one in recipe.trainer.callbacks if one.__fn_or_cls__ is not Stragglers]
+    recipe.trainer.callbacks = kept
     recipe.data.num_workers = 0
     recipe.data.pin_memory = False
     plain_kernels(recipe.model.config)

@@ -44,7 +44,10 @@ def seconds_of(limit: str) -> int:
     days, dash, rest = limit.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-    return int(days or 0) * 86_400 + sum(u * part for u, part in zip(units, parts, strict=False))
+    seconds = sum(unit * part for unit, part in zip(units, parts, strict=False))
+    if not (seconds := seconds + 86_400 * int(days or 0)):
+        raise ValueError("0 is no limit to Slurm; write the partition's own, as 7-00")
+    return seconds
 
 
 def _limit(said: str) -> str:

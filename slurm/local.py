@@ -56,7 +56,7 @@ def stop_ranks(tell: Callable[[str], Any]) -> None:
     """
     below = psutil.Process().children(recursive=True)
     ranks = {process.pid: process for process in below if _is_rank(process)}
-    first = [process for process in ranks.values() if process.ppid() not in ranks]
+    first = [process for process in ranks.values() if _parent(process) not in ranks]
 
     def kill(*_: Any) -> None:
         for process in below:
@@ -75,6 +75,12 @@ def stop_ranks(tell: Callable[[str], Any]) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     kill()
+
+
+def _parent(process: psutil.Process) -> int | None:
+    with suppress(psutil.Error):  # it has ended meanwhile
+        return int(process.ppid())
+    return None
 
 
 def _is_rank(process: psutil.Process) -> bool:

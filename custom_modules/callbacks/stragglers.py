@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 
 class Stragglers(Callback):
@@ -41,7 +41,7 @@ class Stragglers(Callback):
         dist.all_reduce(able, op=dist.ReduceOp.MIN)
         if not able:
             self.teardown(trainer, pl_module, stage)
-            rank_zero_warn(f"slow GPUs are not looked for: {said or 'a rank has no CUPTI'}")
+            rank_zero_info(f"slow GPUs are not looked for: {said or 'a rank has no CUPTI'}")
 
     def on_train_batch_end(self, *step: Any) -> None:
         """Report where it is time."""

@@ -16,8 +16,8 @@ SAVE_SLACK, BESIDE_SAVING = 1.5, 60.0
 """Of the step that a warning falls into, and seconds for ranks to agree and to end."""
 WRITE_BYTES_PER_SECOND = 1e9
 """Of a checkpoint, from all nodes together: a file server behind one 10 Gb/s port. Parallel file
-systems write faster; a warning that comes too early costs a step, one too late all since the last
-checkpoint."""
+systems write faster, and a cluster file that says `save_seconds` knows: a warning that comes too
+early costs the rest of the turn, one too late all since the last checkpoint."""
 SAVED_BYTES = {"bf16": 14, "fp32": 12}
 """Of a parameter in a checkpoint: the weight, Adam's two moments and, of bf16, the fp32 weight."""
 ALLOCATOR = "expandable_segments:True"
@@ -35,19 +35,23 @@ class Limits:
     heartbeat: float
     """Between the ends of two steps, validation and a checkpoint between them; above `collective`,
     so that a hanging collective is named before the rank that waits in it is ended."""
+    stop: float
+    """From the warning that a job is about to end to the end of the step it falls into."""
     save: float
-    """From the warning that a job is about to end to its checkpoint: the step, then the writing."""
+    """From that warning to the checkpoint, at a rate of writing that is assumed."""
     allocator: str = ALLOCATOR
 
 
 def limits(plan: Plan) -> Limits:
     """Return the limits of a plan's job."""
     collective = SLACK * plan.time.step + FIRST_STEP
+    stop = SAVE_SLACK * plan.time.step + BESIDE_SAVING
     return Limits(
         collective=collective,
         first_heartbeat=collective + 2 * FIRST_STEP,
         heartbeat=collective + FIRST_STEP,
-        save=SAVE_SLACK * plan.time.step + _writing(plan) + BESIDE_SAVING,
+        stop=stop,
+        save=stop + _writing(plan),
     )
 
 

@@ -41,7 +41,7 @@ def squeue(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUE_HOLD"])
 def test_a_run_folder_with_a_live_job_is_refused(submitted, squeue, tmp_path, state):
-    squeue(f"echo 11 COMPLETED; echo 12 {state}")
+    squeue(f"echo CLUSTER: dgx; echo 11 COMPLETED; echo 12 {state}; echo 99 RUNNING")
     with pytest.raises(ValueError, match="are still in the queue") as refused:
         before_submission.require_idle(submitted, SITE)
     assert f"12 evaluate_tiny_512 ({state.lower()})" in str(refused.value)

@@ -4,14 +4,15 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import nemo_run as run
 import pytest
 
-from recipes import yaml_file
+from longhaul import stages
 from slurm.launch import Job, run_in_order
-from slurm.local import local_executor
+from slurm.rank import train
 from tests.ranks import TREE
 from tests.runs import poison
 from tests.runs.train import STEPS, recipe
@@ -30,17 +31,19 @@ def _programs_of_this_environment(monkeypatch):
 
 
 def _job(folder, store) -> Job:
+    """Return the job of `longhaul pretrain`, with a bad sample planted in what its ranks read."""
     made = recipe({"run": str(folder), "store": str(store), "layout": {}})
-    config = folder / "recipe.yaml"
-    yaml_file.write(made, config)
-    executor = local_executor(1)
-    executor.env_vars["PYTHONPATH"] = str(TREE)
-    return Job("stage", run.Partial(poison.train, str(config), 4 * BROKEN - 2), executor)
+    stages.record(made, start="scratch")
+    job = stages.training_job(made)
+    assert job.task.__fn_or_cls__ is train
+    job.executor.env_vars["PYTHONPATH"] = str(TREE)
+    task = run.Partial(poison.train, place=4 * BROKEN - 2, **job.task.__arguments__)
+    return replace(job, task=task)
 
 
 def test_a_run_passes_over_the_batch_that_breaks_its_loss(tmp_path, small_store):
     told: list[str] = []
-    run_in_order("stage", [_job(tmp_path, small_store)], tmp_path / "launch", told.append)
+    run_in_order("rewind", [_job(tmp_path, small_store)], tmp_path / "launch", told.append)
     stage = tmp_path / "stages" / "tiny_512"
     (rewind,) = [json.loads(line) for line in (stage / "rewinds.jsonl").open()]
     assert (rewind["step"], rewind["from_step"], rewind["samples"]) == (BROKEN, 10, [40, 8])
@@ -48,6 +51,6 @@ def test_a_run_passes_over_the_batch_that_breaks_its_loss(tmp_path, small_store)
     assert [one["step"] for one in steps] == list(range(1, STEPS + 1))
     assert [one["samples"] for one in steps] == [[4 * n, 4 * n + 3] for n in range(STEPS)]
     assert told == [
-        f"stage goes on: step {BROKEN}: the loss is nan; run again, the stage goes on from its "
+        f"tiny_512 goes on: step {BROKEN}: the loss is nan; run again, the stage goes on from its "
         "last checkpoint without the batches from there to this step"
     ]

@@ -7,7 +7,8 @@ from pathlib import Path
 import yaml
 
 from longhaul import ladder_run
-from longhaul.cluster_chain import Documents, jobs
+from longhaul.cluster_chain import jobs
+from longhaul.documents import Documents
 from longhaul.run_on_cluster import _laid_out
 from recipes import cluster
 from recipes.ladders import LADDERS

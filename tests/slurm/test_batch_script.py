@@ -22,6 +22,7 @@ JOBS = {
         ' echo $SLURMD_NODENAME >>"$out.bad_nodes"; false; fi', 1, 1,
     ),
     "no other node": ('echo n2 >>"$out.bad_nodes"; false', 2, 1),
+    "the other is excluded": ('echo n2 >>"$out.bad_nodes"; false', 1, 1),
     "refused": ('echo refused the gate is shut >"$out"; false', 1, 3),
     "nothing written": ("false", 1, 3),
 }  # fmt: skip
@@ -37,7 +38,8 @@ def ended(slurm, tmp_path_factory):
     numbers = {}
     for name, (words, nodes, most) in JOBS.items():
         outcome = folder / ("a file/outcome" if name == "nothing written" else name)
-        lines = setup_lines(outcome, most_failures=most, python=None, excluded="")
+        excluded = "n[1]" if name == "the other is excluded" else ""
+        lines = setup_lines(outcome, most_failures=most, python=None, excluded=excluded)
         script = (
             f'{lines}\nattempt=${{SLURM_RESTART_COUNT:-0}} out="$LONGHAUL_OUTCOME"\n'
             f'echo "attempt $attempt on $SLURM_JOB_NODELIST"\n{words}'
@@ -74,6 +76,9 @@ def test_a_blamed_node_is_tried_again_where_too_few_are_left(ended):
     state, restarts, log = ended("no other node")
     assert (state, restarts) == ("FAILED", 1)
     assert "1 nodes are left without n2; all are tried again" in log
+    state, restarts, log = ended("the other is excluded")
+    assert (state, restarts) == ("FAILED", 1)
+    assert "0 nodes are left without n1,n2; all are tried again" in log
 
 
 def test_a_refusal_ends_the_job(ended):

@@ -53,6 +53,7 @@ def changed(tmp_path, **sections):
         ({"tunnel": {"port": 0}}, "tunnel.port is 0; it should be greater than"),
         ({"environment": ["A=1"]}, "environment is"),
         ({"slurm": {"save_seconds": 65536}}, "slurm.save_seconds is 65536; it should be less than"),
+        ({"slurm": {"time": "0"}}, "0 is no limit to Slurm"),
         ({"slurm": {"time": "10"}}, "slurm.save_seconds is 600; slurm.time is 10, 600 seconds: "),
         ({"slurm": {"sbatch": {"no-kill": False}}}, "slurm.sbatch.no-kill is False; leave it out"),
         ({"slurm": {"sbatch": {"x=1 y": 1}}}, "slurm.sbatch.x=1 y is 'x=1 y'; write the flag "),

@@ -50,15 +50,18 @@ LONGHAUL_MOST_FAILURES=3
 LONGHAUL_EXCLUDED=''
 trap : TERM
 longhaul_without() {
-    local bad="$LONGHAUL_OUTCOME.bad_nodes" nodes left
+    local bad="$LONGHAUL_OUTCOME.bad_nodes" without left
     [ -s "$bad" ] || return
-    nodes=$({ sort -u "$bad"; echo "$LONGHAUL_EXCLUDED"; } | grep . | paste -sd,)
-    left=$(sinfo -hN -p "$SLURM_JOB_PARTITION" -o %N | sort -u | grep -vcxFf "$bad")
+    without=$({ cat "$bad"
+        [ -z "$LONGHAUL_EXCLUDED" ] || scontrol show hostnames "$LONGHAUL_EXCLUDED"
+    } | sort -u)
+    left=$(sinfo -hN -t idle,mix,alloc,comp -p "$SLURM_JOB_PARTITION" -o %N | sort -u         | grep -vcxF "$without")
+    without=$(paste -sd, <<<"$without")
     if [ "$left" -lt "$SLURM_JOB_NUM_NODES" ]; then
-        echo "longhaul: $left nodes are left without $nodes; all are tried again" >&2
+        echo "longhaul: $left nodes are left without $without; all are tried again" >&2
         rm -f "$bad"
     else
-        echo "$nodes"
+        echo "$without"
     fi
 }
 longhaul_again() {
