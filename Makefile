@@ -25,8 +25,8 @@ demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and wr
 	@$(VENV)/bin/longhaul run --ladder tiny --executor local --out runs/tiny
 
 # A file's tests stay with one worker and share what they trained; tests/conftest.py puts slow files first.
-test: $(INSTALLED)  ## run every test, on WORKERS=2 processes
-	@OMP_NUM_THREADS=1 $(PY) -m pytest --durations=10 -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: $(INSTALLED)  ## run every test, on WORKERS=2 processes; ONLY='not slow' for a quarter of the time
+	@OMP_NUM_THREADS=1 $(PY) -m pytest --durations=10 -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(ONLY),-m '$(ONLY)')
 
 lint: $(INSTALLED)  ## format, lint, types, spelling, shell and the rules of the tree
 	@$(VENV)/bin/ruff format --check --quiet .
