@@ -58,24 +58,34 @@ def executor(
     if file.executor == "slurm":
         if save_seconds is None:
             save_seconds = file.slurm.save_seconds
-        made = _slurm(
-            file, nodes=nodes, ranks_per_node=ranks_per_node, folder=folder, outcome=outcome
-        )
-        made.signal = f"USR1@{save_seconds}" if save_seconds else None
-        return made
+        return _slurm(
+            file, nodes=nodes, ranks_per_node=ranks_per_node, folder=folder, outcome=outcome,
+            save_seconds=save_seconds,
+        )  # fmt: skip
     return _other(file, nodes=nodes, ranks_per_node=ranks_per_node)
 
 
 def environment(file: ClusterFile) -> dict[str, str]:
     """Return the variables of every rank, for a shell."""
+    variables = {"OMP_NUM_THREADS": "1", **_variables(file)}
+    return {name: shlex.quote(value) for name, value in variables.items()}
+
+
+def _variables(file: ClusterFile) -> dict[str, str]:
+    """Return what every rank has, and over it what the file says."""
     said = {name: str(value) for name, value in file.environment.items()}
     said[ALLOCATOR] = allocator_settings(said.get(ALLOCATOR, ""))
-    defaults = {"OMP_NUM_THREADS": "1", **OF_EVERY_RANK}
-    return {name: shlex.quote(value) for name, value in (defaults | said).items()}
+    return {**OF_EVERY_RANK, **said}
 
 
 def _slurm(
-    file: ClusterFile, *, nodes: int, ranks_per_node: int, folder: Path, outcome: Path
+    file: ClusterFile,
+    *,
+    nodes: int,
+    ranks_per_node: int,
+    folder: Path,
+    outcome: Path,
+    save_seconds: int,
 ) -> run.SlurmExecutor:
     chosen, gpus = file.slurm, file.slurm.ask_for_gpus
     if chosen.account == PLACEHOLDER:
@@ -100,6 +110,7 @@ def _slurm(
         cpus_per_task=chosen.cpus_per_task,
         segment=chosen.segment,
         array=chosen.array,
+        signal=f"USR1@{save_seconds}" if save_seconds else None,
         container_image=None if container is None else container.image,
         container_mounts=[] if container is None else list(container.mounts),
         container_env=None if container is None else sorted(environment(file)),  # over the image's
@@ -185,11 +196,9 @@ def _other(file: ClusterFile, *, nodes: int, ranks_per_node: int) -> run.Executo
                 f"cluster {file.name}: container.mounts are pyxis's; say {kind.__name__}'s own in "
                 "options"
             )
-    variables = {**OF_EVERY_RANK, ALLOCATOR: allocator_settings("")}
-    variables |= {name: str(value) for name, value in file.environment.items()}
     try:
         return kind(
-            launcher="torchrun", env_vars=variables, packager=run.GitArchivePackager(
+            launcher="torchrun", env_vars=_variables(file), packager=run.GitArchivePackager(
                 include_submodules=False
             ), **given, **file.options,
         )  # fmt: skip
