@@ -14,6 +14,7 @@ from longhaul import stages
 from longhaul.evaluation_job import evaluation_job
 from longhaul.ladder_run import Plan
 from longhaul.prepare_job import require_heldout
+from longhaul.version import versions
 from recipes.check import trained_length
 from recipes.finished import is_finished
 from recipes.pretrain import place
@@ -139,7 +140,7 @@ def write_records(plan: Plan, made: list[nemo_run.Partial]) -> None:
             "card": plan.card.name,
             "stages": [recipe.log.name for recipe in made],
             "source": plan.ladder.source,
-            "versions": {"python": platform.python_version(), **stages.versions()},
+            "versions": {"python": platform.python_version(), **versions()},
             "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
         },
     )

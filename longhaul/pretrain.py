@@ -39,7 +39,7 @@ def pretrain(
         str | None, typer.Option(help="cpu: run on CPU ranks whatever the recipe says.")
     ] = None,
 ) -> None:
-    """Train one stage. Overrides follow as KEY=VALUE: trainer.max_steps=20 optim.config.lr=1e-4."""
+    """Train one stage. Overrides follow as KEY=VALUE, for example trainer.max_steps=20."""
     combined = bool(card or ladder or stage)
     if bool(factory) + (yaml is not None) + combined != 1:
         raise ValueError(

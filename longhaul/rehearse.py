@@ -5,7 +5,6 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from longhaul import verification_card as cards
 from longhaul.console import loading
 from longhaul.options import CLUSTER, Ranks
 from longhaul.progress import Watched, progress
+from longhaul.version import commit, versions
 from recipes.naming import RUNS, STORES
 from recipes.nearest import named
 
@@ -89,7 +89,7 @@ def rehearse(
     else:
         row = named("recipe", name, ROWS)
     name = row.name
-    commit = "" if write_card is None else _commit()
+    revision = "" if write_card is None else _commit()
     run = out or RUNS / "rehearsals" / name
     made = rehearsal(row, ranks=ranks, rows=ROWS, vocab=_vocabulary(store))
     describe(made)
@@ -108,7 +108,7 @@ def rehearse(
         first = asked if combined else [name]
         given = [*first, *_options(ranks=ranks, store=store), *overrides]
         command = shlex.join(["longhaul", "rehearse", *given])  # but for where it writes
-        done = _card_of(row, run, planned, checks, command, commit, seconds)
+        done = _card_of(row, run, planned, checks, command, revision, seconds)
         cards.write(done, write_card)
         typer.echo(write_card)
     typer.echo(f"{name} rehearsed in {seconds:.0f} s: {run}")
@@ -217,11 +217,10 @@ def _card_of(
     planned: "Sequence[Planned]",
     checks: "Sequence[Check]",
     command: str,
-    commit: str,
+    revision: str,
     seconds: float,
 ) -> cards.VerificationCard:
     """Return the card of a rehearsal in a folder, as its files and its plan have it."""
-    from longhaul.stages import versions
     from longhaul.verdict import heldout_loss, steps_of
 
     seen = []
@@ -243,7 +242,7 @@ def _card_of(
         ladder=row.ladder.name,
         recipe=row.name,
         command=command,
-        commit=commit,
+        commit=revision,
         date=date.today(),
         versions={"python": platform.python_version(), **versions()},
         machine={
@@ -261,19 +260,8 @@ def _card_of(
 def _commit() -> str:
     """Return the commit of the tree that runs, and whether it has changes."""
     tree = Path(__file__).resolve().parents[1]
-
-    def git(*words: str) -> str:
-        if shutil.which("git") is None:
-            return ""
-        done = subprocess.run(
-            ["git", "-C", str(tree), *words], capture_output=True, text=True, check=False
-        )
-        return done.stdout.strip()
-
-    commit = git("rev-parse", "HEAD")
-    if not commit:
+    if not (found := commit(tree)):
         raise ValueError(
-            f"a card names its commit, and {tree} is no git checkout; leave --write-card out"
+            f"a card names its commit, and {tree} is not a git checkout; leave --write-card out"
         )
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return f"{commit} and changes" if changed else commit
+    return found

@@ -8,7 +8,6 @@ import difflib
 import inspect
 import os
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -318,9 +317,3 @@ def _described_rotation(rope: RopeScaling) -> dict[str, Any]:
     if rope.before is not None:
         content["before"] = rope.before.method
     return {**content, "temperature": rope.temperature}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions a run's figures depend on."""
-    names = ("torch", "nemo_toolkit", "megatron-core", "nemo_run", "transformers")
-    return {name: version(name) for name in names}

@@ -5,13 +5,12 @@ import json
 from dataclasses import replace
 
 import pytest
-import typer
 from rich.console import Console
 
 from custom_modules.activation_memory import Offload, Recompute
 from custom_modules.rope_scaling import RopeScaling
 from longhaul import console, facts, list_recipes, show
-from longhaul.cli import app
+from longhaul.cli import COMMANDS, loaded
 from recipes.collection import ROWS, Row
 from recipes.ladders import LADDERS
 from recipes.layout import ContextParallel, Layout
@@ -174,7 +173,7 @@ def test_a_page_in_numbers(answer):
 
 
 def test_every_command_that_a_page_names_is_there_with_its_options():
-    there = typer.main.get_command(app).commands
+    there = {name: loaded(name) for name in COMMANDS}
     for row in ROWS.values():
         for line, _ in show.commands(row):
             program, name, *words = line.split()
