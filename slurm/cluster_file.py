@@ -166,6 +166,10 @@ class Preflight(_Section):
     """MB/s of one node writing and syncing to the run folder; less is a warning."""
     free_gib: Annotated[float, Field(ge=0)] = 0
     """Room of the run folder's file system, for checkpoints; less is a failure."""
+    slow_warned: Annotated[float, Field(gt=1)] = 1.3
+    """How many times slower than the median rank is a warning."""
+    slow_failed: Annotated[float, Field(gt=1)] = 2.0
+    """How many times slower than the median rank is a failure."""
 
     @field_validator("least_driver", mode="before")
     @classmethod

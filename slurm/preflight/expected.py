@@ -150,6 +150,8 @@ def thresholds(file: "ClusterFile") -> dict[str, Any]:
         "least_sm_clock_mhz": said.least_sm_clock_mhz,
         "least_write_mbps": said.least_write_mbps,
         "free_gib": said.free_gib,
+        "slow_warned": said.slow_warned,
+        "slow_failed": said.slow_failed,
         "hca": str(file.environment.get(HCA, "")),
     }
 

@@ -155,10 +155,13 @@ def test_every_job_looks_at_its_machines_first(plan, made):
 
 def test_thresholds_of_the_cluster_file_reach_a_stage(plan, made):
     file = site()
-    said = file.preflight.model_copy(update={"least_driver": "535.104", "free_gib": 700})
+    said = file.preflight.model_copy(
+        update={"least_driver": "535.104", "free_gib": 700, "slow_failed": 9.0}
+    )
     found = jobs(plan, made, file.model_copy(update={"preflight": said}))
     train = fdl.build(found[made[0].log.name].task.expected)
     assert (train.least_driver, train.free_gib) == ("535.104", 700)
+    assert (train.slow_warned, train.slow_failed) == (1.3, 9.0)
     evaluate = fdl.build(found[f"evaluate_{made[0].log.name}"].task.expected)
     assert (evaluate.least_driver, evaluate.free_gib) == ("535.104", 0)
 

@@ -86,7 +86,7 @@ def test_nodes_that_fail_by_themselves_are_blamed(checks, found):
 def test_thresholds_are_what_the_cluster_file_says():
     stated = {
         "least_driver": "580.65", "least_sm_clock_mhz": 1700, "least_write_mbps": 500.0,
-        "free_gib": 2000.0,
+        "free_gib": 2000.0, "slow_warned": 1.5, "slow_failed": 3.0,
     }  # fmt: skip
     environment = {"NCCL_IB_HCA": "mlx5"}
     file = ClusterFile(name="mine", preflight=Preflight(**stated), environment=environment)
