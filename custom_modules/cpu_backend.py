@@ -13,7 +13,8 @@ memory figures and random state, and they compare `Tensor.type()` with `"torch.c
 * functions that Megatron compiles for a GPU (`squared_relu` among them) run as written, since
   torch's compiler asks for properties of the device;
 * Megatron's random-state tracker keeps the CPU generator's state instead of CUDA's;
-* the distributed optimizer keeps torch's Adam, whose checkpoints need `custom_modules.torch_adam`.
+* the distributed optimizer keeps torch's Adam, whose checkpoints need `custom_modules.torch_adam`;
+* gloo's groups share a device, and so a thread (`custom_modules.gloo_device`).
 
 It is a context with an undo, it nests, and it has no effect before it is entered or after it is
 left. It refuses to start where CUDA is available unless `force` is set: a run on a GPU machine
@@ -33,6 +34,7 @@ import torch
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
+from custom_modules.gloo_device import one_gloo_device
 from custom_modules.replaced import replaced
 from custom_modules.torch_adam import sharded_torch_adam
 
@@ -59,6 +61,7 @@ def cpu_backend(*, force: bool = False) -> Iterator[None]:
         stack.enter_context(replaced(megatron_random, "_get_cuda_rng_state", _rng_state))
         stack.enter_context(replaced(megatron_random, "_set_cuda_rng_state", _set_rng_state))
         stack.enter_context(sharded_torch_adam())
+        stack.enter_context(one_gloo_device())
         stack.enter_context(replaced(torch.autograd, "_engine_run_backward", _run_backward))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_CudaNamesMeanCpu())

@@ -22,6 +22,8 @@ from unittest import mock
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from custom_modules.gloo_device import one_gloo_device
+
 TREE = Path(__file__).resolve().parents[1]
 
 
@@ -99,7 +101,7 @@ class Ranks:
 
 
 def run_ranks(
-    function: Callable[..., Any], size: int, *args: Any, timeout_seconds: float = 240
+    function: Callable[..., Any], size: int, *args: Any, timeout_seconds: float = 500
 ) -> list[Any]:
     """Return what `function(*args)` returns on each of `size` ranks, as `Ranks.results` does."""
     with Ranks(function, size, *args) as ranks:
@@ -119,7 +121,7 @@ def kill_tree(root: int) -> None:
 @contextmanager
 def one_rank() -> Iterator[None]:
     """Make this process the only rank of a gloo group inside this context."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, one_gloo_device():
         _join(0, 1, Path(folder))
         try:
             yield
@@ -136,9 +138,10 @@ def _rank(
     rank: int, size: int, folder: Path, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     try:
-        _join(rank, size, folder)
-        result = function(*args)
-        dist.destroy_process_group()
+        with one_gloo_device():
+            _join(rank, size, folder)
+            result = function(*args)
+            dist.destroy_process_group()
     except BaseException:
         text = f"rank {rank} of {size} failed:\n{traceback.format_exc()}"
         _store(folder / f"{rank}.failure", (time.monotonic_ns(), text))
