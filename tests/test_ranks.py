@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.conditions import until
 from tests.ranks import Ranks, run_ranks
 
 
@@ -72,12 +73,7 @@ def test_a_rank_that_hangs_is_named():
 
 def test_what_a_rank_has_started_ends_with_it(tmp_path):
     with Ranks(rank_starts_a_process, 1, tmp_path / "child") as ranks:
-        while not (tmp_path / "child").exists():
-            assert ranks.running()
-            time.sleep(0.02)
-        child = int((tmp_path / "child").read_text())
+        place = tmp_path / "child"
+        child = int(until(lambda: place.read_text() if place.exists() else not ranks.running()))
         assert is_alive(child)
-    deadline = time.monotonic() + 10
-    while is_alive(child) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_alive(child)
+    until(lambda: not is_alive(child))

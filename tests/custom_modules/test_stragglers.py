@@ -85,7 +85,7 @@ def _every_case() -> dict[str, tuple[list[str], bool, dict[str, float]]]:
 @pytest.fixture(scope="module")
 def found():
     with Ranks(_every_case, 2) as ranks:
-        return ranks.results(timeout_seconds=120)
+        return ranks.results(timeout_seconds=400)
 
 
 def test_the_rank_whose_kernels_take_twice_as_long_is_named(found):

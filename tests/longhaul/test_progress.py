@@ -3,12 +3,12 @@
 
 import io
 import json
-import time
 
 import pytest
 from rich.console import Console
 
 from longhaul.progress import Watched, last_line, progress
+from tests.conditions import until
 
 
 def write_steps(path, count: int) -> None:
@@ -23,7 +23,7 @@ def test_a_job_that_ends_is_shown_with_its_figures_and_what_comes_after(tmp_path
     jobs = [Watched("tiny_512", 3, tmp_path / "metrics.jsonl")]
     with progress(console, jobs, after="evaluating"):
         write_steps(tmp_path / "metrics.jsonl", 3)
-        time.sleep(0.7)  # longer than one poll
+        until(lambda: "evaluating" in out.getvalue())
     shown = out.getvalue()
     assert "tiny_512" in shown
     assert "3/3" in shown

@@ -192,7 +192,7 @@ class RealSlurm:
         said = self.run("sacct", "-X", "-n", "-P", "-o", "State", "-j", str(job_id)).split()
         return said[0] if said else ""
 
-    def wait(self, job_id: int, states: Collection[str] = ENDED, timeout_seconds: int = 60) -> str:
+    def wait(self, job_id: int, states: Collection[str] = ENDED, timeout_seconds: int = 240) -> str:
         """Wait until a job is in one of the states; return which.
 
         Raises SlurmError with the job's log and what the controller knows of it on timeout.
@@ -328,7 +328,7 @@ class RealSlurm:
                 start_new_session=True,
             )
 
-    def _until(self, condition: Callable[[], bool], timeout_seconds: int = 60) -> None:
+    def _until(self, condition: Callable[[], bool], timeout_seconds: int = 240) -> None:
         """Wait for the daemon started last; on its end or on timeout show the end of its log."""
         name, daemon = list(self._daemons.items())[-1]
         end = time.monotonic() + timeout_seconds

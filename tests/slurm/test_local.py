@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from slurm.local import local_executor, stop_ranks
+from tests.conditions import until
 
 RANK = """
 import os, signal, sys, time
@@ -68,13 +69,24 @@ def test_ranks_are_waited_for_until_they_have_saved(rank, tmp_path):
     assert len(told) == 1
 
 
-def test_a_second_interrupt_ends_ranks_that_go_on(rank):
-    deaf = rank("None")
-    again = threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,))
-    again.start()
-    stop_ranks(lambda _: None)  # would wait for ten minutes
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_second_interrupt_ends_ranks_that_do_not_stop(rank, tmp_path, before):
+    asked = tmp_path / "asked"
+    deaf = rank(f"open({str(asked)!r}, 'w')")
+
+    def interrupt_again() -> None:
+        until(asked.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    again = threading.Thread(target=interrupt_again)
+    here = signal.signal(signal.SIGINT, before)  # a shell ignores it for what runs in background
+    try:
+        stop_ranks(lambda _: again.start())  # would wait for ten minutes
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, here)
+    again.join()
     assert not psutil.pid_exists(deaf.pid)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_processes_that_are_no_ranks_are_left_alone():

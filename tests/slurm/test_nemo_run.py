@@ -29,7 +29,7 @@ def test_nemo_run_submits_a_chain_whose_ranks_run_in_the_packed_tree(slurm, tmp_
         assert slurm.job(second)["KillOInInvalidDependent"] == "Yes"  # as scontrol spells it
     finally:
         (tmp_path / "go").touch()
-    assert slurm.wait(first, timeout_seconds=120) == "COMPLETED"
+    assert slurm.wait(first, timeout_seconds=300) == "COMPLETED"
     assert slurm.wait(second, timeout_seconds=300) == "COMPLETED"
 
     (experiment,) = (tmp_path / "home/experiments/chain").iterdir()

@@ -4,12 +4,12 @@
 import re
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from tests.conditions import until
 from tests.slurm.processes import carrying
 from tests.slurm.real_slurm import NODES, TREE, SlurmError
 
@@ -20,15 +20,6 @@ srun --output={log} --open-mode=append bash -c '
     echo $SLURMD_NODENAME began
     for _ in $(seq {seconds}0); do sleep 0.1; done'
 """
-
-
-def until(condition, timeout_seconds=60):
-    """Wait until a condition holds; return what it returned."""
-    end = time.monotonic() + timeout_seconds
-    while not (what := condition()):
-        assert time.monotonic() < end, "the condition does not hold in time"
-        time.sleep(0.2)
-    return what
 
 
 def lines(path):
@@ -96,7 +87,7 @@ def test_a_step_that_ends_with_85_on_a_signal_has_its_job_requeued(slurm, tmp_pa
     until(lambda: len(lines(log)) == 2)
     slurm.signal(job, "TERM")
     until(lambda: slurm.restarts(job) == 1)
-    assert slurm.wait(job, timeout_seconds=120) == "COMPLETED"
+    assert slurm.wait(job) == "COMPLETED"
     caught = [re.sub(" at .*", "", line) for line in lines(log) if "caught" in line]
     assert sorted(caught) == ["n1 caught TERM", "n2 caught TERM"]
     assert "restart 1" in slurm.log(job)
@@ -123,7 +114,7 @@ def test_a_job_on_a_node_that_dies_is_requeued_and_ends_on_the_other(slurm, tmp_
         )
         until(lambda: slurm.node_state(dead).startswith("DOWN"))
         until(lambda: slurm.restarts(job) == 1)
-        assert slurm.wait(job, timeout_seconds=120) == "COMPLETED"
+        assert slurm.wait(job) == "COMPLETED"
         assert lines(log) == [f"{dead} 0", f"{other} 1"]
         assert slurm.wait(after) == "COMPLETED"
     finally:
@@ -149,7 +140,7 @@ def test_a_job_of_both_nodes_waits_for_the_one_that_died(slurm, tmp_path):
         until(lambda: slurm.state(job) == "PENDING")
     finally:
         slurm.start_node("n2")
-    assert slurm.wait(job, timeout_seconds=120) == "COMPLETED"
+    assert slurm.wait(job) == "COMPLETED"
     assert sorted(lines(log)) == ["n1 0", "n1 1", "n2 0", "n2 1"]
 
     def runs():
@@ -163,7 +154,7 @@ def test_a_signal_before_the_time_limit_reaches_the_steps(slurm, tmp_path):
     log = tmp_path / "steps"
     step = CATCHING.format(log=log, signal="USR1", seconds=120)
     job = slurm.sbatch(f"#!/bin/bash\n#SBATCH --signal=USR1@10 --time=1 --nodes=2\n{step}")
-    assert slurm.wait(job, timeout_seconds=150) == "FAILED"
+    assert slurm.wait(job) == "FAILED"
     assert slurm.job(job)["ExitCode"] == "85:0"
     caught = [line for line in lines(log) if "caught USR1" in line]
     assert sorted(line.split()[0] for line in caught) == ["n1", "n2"]
@@ -240,7 +231,7 @@ def test_a_caller_that_is_killed_leaves_no_process_and_no_folder():
         text=True,
     )
     conf = caller.stdout.readline().strip()
-    assert len(carrying(f"SLURM_CONF={conf}")) == 1
+    until(lambda: len(carrying(f"SLURM_CONF={conf}")) == 1)
     caller.kill()
     caller.communicate()
     until(lambda: not carrying(f"SLURM_CONF={conf}"))

@@ -2,11 +2,15 @@
 """The batch scripts of a chain: as they were read and committed, and as Slurm takes them."""
 
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.golden.rewrite import SCRIPTS
 from tests.slurm.scripts_of import NODES, dry_scripts
+
+SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 
 
 @pytest.fixture(scope="module", params=NODES)
@@ -28,7 +32,7 @@ def test_bash_reads_them_and_shellcheck_finds_no_error(scripts, tmp_path):
         path.write_text(text)
         subprocess.run(["bash", "-n", path], check=True)
         # What nemo-run's template leaves unquoted is a warning or a note.
-        subprocess.run(["shellcheck", "--severity=error", path], check=True)
+        subprocess.run([SHELLCHECK, "--severity=error", path], check=True)
 
 
 def test_slurm_would_take_them(scripts, slurm, tmp_path):
