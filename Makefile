@@ -5,7 +5,9 @@ SHELL := bash
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --quiet --disable-pip-version-check --no-input
-WORKERS ?= 2
+WORKERS ?= 3
+TEST_OPTIONS = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+BUDGET_MINUTES = $(if $(ONLY),6,25)
 TORCH := $(shell sed -nE 's/^ *"(torch==[^"]+)".*/\1/p' pyproject.toml)
 PYTAG := $(shell for py in $(PY) $(PYTHON); do \
     $$py -c 'import sys; print("py%d%d" % sys.version_info[:2])' 2>/dev/null && break; done)
@@ -15,7 +17,7 @@ CONSTRAINTS := $(wildcard $(LOCK))
 INSTALLED := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 
-.PHONY: help demo test lint golden lock clean
+.PHONY: help demo test durations rehearsals lint golden lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -24,9 +26,16 @@ help:  ## list the targets
 demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and write its report
 	@$(VENV)/bin/longhaul run --ladder tiny --executor local --out runs/tiny
 
-# A file's tests stay with one worker and share what they trained; tests/conftest.py puts slow files first.
-test: $(INSTALLED)  ## run every test, on WORKERS=2 processes; ONLY='not slow' for a quarter of the time
-	@OMP_NUM_THREADS=1 $(PY) -m pytest --durations=10 -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(ONLY),-m '$(ONLY)')
+# A file's tests stay with one worker and share what they trained (tests/suite_time.py). A third worker
+# computes while the one with the Slurm tests waits.
+test: $(INSTALLED)  ## run every test, on WORKERS=3 processes; ONLY='not slow' for a quarter of the time
+	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --budget-minutes $(BUDGET_MINUTES) $(if $(ONLY),-m '$(ONLY)')
+
+durations: $(INSTALLED)  ## run every test and record the seconds of each file in tests/durations.json
+	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --write-durations
+
+rehearsals: $(INSTALLED)  ## rehearse one recipe of each ladder and rewrite docs/cards, in about 10 minutes
+	@$(PY) -m tests.longhaul.rehearsed_rows
 
 lint: $(INSTALLED)  ## format, lint, types, spelling, shell and the rules of the tree
 	@$(VENV)/bin/ruff format --check --quiet .

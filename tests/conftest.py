@@ -2,16 +2,58 @@
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import suite_time, warm_start
 from tests.ranks import one_rank
+
+CLOCK = suite_time.Clock()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what the Makefile says of the suite's time."""
+    parser.addoption("--budget-minutes", type=float, help="Report the total against this budget.")
+    parser.addoption("--write-durations", action="store_true", help="Rewrite tests/durations.json.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let processes that import NeMo be forked; workers inherit what the first process sets."""
+    if not hasattr(config, "workerinput"):
+        warm_start.set_up()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove what was set up."""
+    if not hasattr(config, "workerinput"):
+        warm_start.tear_down()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slow files, so that no worker is left with one when the others have ended."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Begin with the files that take longest."""
+    suite_time.longest_first(items, suite_time.read())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> suite_time.Scheduling:
+    """Keep a file's tests on one worker, where they share what they trained."""
+    return suite_time.Scheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the slowest files and the total against the budget; rewrite the record if asked."""
+    minutes = config.getoption("--budget-minutes")
+    if minutes is None and not config.getoption("--write-durations"):
+        return
+    reports = [report for of in terminalreporter.stats.values() for report in of]
+    seconds, recorded = suite_time.by_file(reports), suite_time.read()
+    terminalreporter.section("time by file")
+    budget = None if minutes is None else minutes * 60
+    for line in suite_time.page(seconds, recorded, CLOCK.seconds(), budget):
+        terminalreporter.write_line(line)
+    if config.getoption("--write-durations"):
+        suite_time.write(seconds)
 
 
 @pytest.fixture

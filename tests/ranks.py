@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from custom_modules.gloo_device import one_gloo_device
+from tests import warm_start
 
 TREE = Path(__file__).resolve().parents[1]
 
@@ -110,6 +111,8 @@ def run_ranks(
 
 def kill_tree(root: int) -> None:
     """Kill a process and all it started, children first."""
+    if (forked := warm_start.forked_for(root)) is not None:
+        kill_tree(forked)
     for task in Path(f"/proc/{root}/task").glob("*"):
         with suppress(OSError):  # a thread that has ended
             for child in (task / "children").read_text().split():

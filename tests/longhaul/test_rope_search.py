@@ -21,6 +21,7 @@ from recipes import rope_file
 from recipes.stages import Cosine, Stage
 from tests.ranks import TREE, Ranks, Server
 from tests.runs.train import recipe, train_on_forked_rank
+from tests.warm_start import path_with
 
 STAGE, TRAINED, TARGET, NEEDLES = "tiny_512", 512, 1024, 4
 OWN = RopeScaling.yarn(base=10_000, factor=4.0, original_length=128)
@@ -59,7 +60,8 @@ def search(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own; nemo-run imports its main file on every rank."""
     script = folder / "command.py"
     script.write_text(COMMAND)
-    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(TREE)}
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    paths = {"PATH": programs, "PYTHONPATH": path_with(TREE)}
     return subprocess.run(
         [sys.executable, script, *map(str, words)],
         capture_output=True,

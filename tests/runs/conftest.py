@@ -14,7 +14,7 @@ from tests.ranks import TREE, Ranks, Server
 from tests.runs.train import train_on_forked_rank
 
 TORCHRUN = Path(sys.executable).parent / "torchrun"
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 500
 NEMO = Server("recipes.pretrain", "nemo_run")
 
 

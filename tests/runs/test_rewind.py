@@ -16,6 +16,7 @@ from slurm.rank import train
 from tests.ranks import TREE
 from tests.runs import poison
 from tests.runs.train import STEPS, recipe
+from tests.warm_start import path_with
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +37,7 @@ def _job(folder, store) -> Job:
     stages.record(made, start="scratch")
     job = stages.training_job(made)
     assert job.task.__fn_or_cls__ is train
-    job.executor.env_vars["PYTHONPATH"] = str(TREE)
+    job.executor.env_vars["PYTHONPATH"] = path_with(TREE)
     task = run.Partial(poison.train, place=4 * BROKEN - 2, **job.task.__arguments__)
     return replace(job, task=task)
 

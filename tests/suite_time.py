@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite's time: which files begin first, which stay on one worker, and the report at the end.
+
+`durations.json` has the seconds of each file that takes five or more, with setups and teardowns, as
+`make durations` measured them. Files are started longest first, so that no worker is left with one
+when the others have ended. Files that need the real Slurm share it on one worker: they wait more
+than they compute, so there is one more worker than cores.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+RECORD = Path(__file__).parent / "durations.json"
+RECORDED_SECONDS = 5
+SHOWN = 10
+SLURM = "tests/slurm (the real Slurm)"
+NEED_SLURM = frozenset(
+    f"tests/slurm/test_{name}.py"
+    for name in ("chain", "batch_script", "nemo_run", "real_slurm", "scripts")
+)
+
+
+def scope(file: str) -> str:
+    """Return what a file shares a worker with: its own name, but for files that need Slurm."""
+    return SLURM if file in NEED_SLURM else file
+
+
+class Scheduling(LoadFileScheduling):
+    """Give a worker a whole file at a time, and one worker all files that need Slurm."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope(nodeid.split("::", 1)[0])
+
+
+def longest_first(items: list[pytest.Item], recorded: dict[str, float]) -> None:
+    """Sort tests by the recorded seconds of what shares their worker; slow ones without first."""
+    slow = {file_of(item) for item in items if item.get_closest_marker("slow")}
+    seconds: dict[str, float] = defaultdict(float)
+    for file in {file_of(item) for item in items}:
+        seconds[scope(file)] += recorded.get(file, 100.0 if file in slow else 0.0)
+    items.sort(key=lambda item: (-seconds[scope(file_of(item))], -recorded.get(file_of(item), 0.0)))
+
+
+def file_of(item: pytest.Item) -> str:
+    """Return a test's file as its name has it."""
+    return item.nodeid.split("::", 1)[0]
+
+
+def read() -> dict[str, float]:
+    """Return the recorded seconds by file."""
+    return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+
+
+def by_file(reports: Iterable[Any]) -> dict[str, float]:
+    """Return the seconds of each file, setups and teardowns included, the longest first."""
+    seconds: dict[str, float] = defaultdict(float)
+    for report in reports:
+        if hasattr(report, "duration"):
+            seconds[report.nodeid.split("::", 1)[0]] += report.duration
+    return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
+
+
+def write(seconds: dict[str, float]) -> None:
+    """Record the seconds of files that take long."""
+    kept = {file: round(took) for file, took in seconds.items() if took >= RECORDED_SECONDS}
+    RECORD.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def page(
+    seconds: dict[str, float], recorded: dict[str, float], total: float, budget: float | None
+) -> list[str]:
+    """Return the lines of the report: the slowest files, and the total against the budget.
+
+    All in seconds. Where the budget is overrun, the files that took longest over their record.
+    """
+    slowest = list(seconds.items())[:SHOWN]
+    lines = [f"{took:6.0f} s  {file}" for file, took in slowest]
+    if budget is None:
+        return [*lines, f"{total / 60:.1f} min in all"]
+    if total <= budget:
+        return [*lines, f"{total / 60:.1f} min in all, of a budget of {budget / 60:g} min"]
+    over = {file: took - recorded.get(file, 0.0) for file, took in seconds.items()}
+    longer = sorted((file for file in over if over[file] > 0), key=lambda file: -over[file])
+    named = [f"{file} {seconds[file]:.0f} s ({recorded.get(file, 0):.0f})" for file in longer[:5]]
+    return [
+        *lines,
+        f"{total / 60:.1f} min in all: {(total - budget) / 60:.1f} min over the budget of "
+        f"{budget / 60:g} min; longer than recorded: {', '.join(named) or 'none'}",
+    ]
+
+
+class Clock:
+    """When the run began."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+
+    def seconds(self) -> float:
+        """Return how long the run has taken."""
+        return time.monotonic() - self.began

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that import NeMo start as forks of one that has: what the tests set up for that."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+HOOK = Path(__file__).resolve().parent / "hook"
+FOLDER = "LONGHAUL_WARM_START"
+MODULES = (
+    "nemo.collections.llm", "nemo.lightning.pytorch.callbacks", "nemo_run",
+    "megatron.core.models.gpt", "megatron.core.optimizer",
+    "megatron.core.dist_checkpointing.strategies.torch", "transformers",
+)  # fmt: skip
+"""What the server imports: libraries whose import takes a rank 10 to 20 seconds of CPU."""
+
+
+def set_up() -> None:
+    """Have every Python started from now on look for the server, which the first one starts."""
+    os.environ[FOLDER] = str(make_folder())
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        part for part in (str(HOOK), os.environ.get("PYTHONPATH")) if part
+    )
+
+
+def make_folder(modules: Iterable[str] = MODULES) -> Path:
+    """Return a new folder for a server that imports the modules and ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="warm-", dir="/tmp"))  # a socket's path is short
+    (folder / "owner").write_text(str(os.getpid()))
+    (folder / "modules").write_text("\n".join(modules))
+    return folder
+
+
+def tear_down() -> None:
+    """Remove the server's folder; the server ends with this process."""
+    shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
+
+
+def path_with(*folders: Path | str) -> str:
+    """Return a `PYTHONPATH` that begins with the folders and still reaches the server."""
+    return os.pathsep.join(map(str, (*folders, HOOK)))
+
+
+def cold() -> dict[str, str]:
+    """Return this environment for a process that imports everything itself."""
+    return {name: value for name, value in os.environ.items() if name != FOLDER}
+
+
+def forked_for(process: int) -> int | None:
+    """Return the process that was forked in the place of one that stands in for it, if any."""
+    place = Path(os.environ.get(FOLDER, "/nonexistent")) / f"{process}.forked"
+    try:
+        return int(place.read_text())
+    except (OSError, ValueError):  # none, or it has ended meanwhile
+        return None

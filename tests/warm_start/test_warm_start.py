@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that is forked in the place of a starting one is, to whoever looks, that one."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import warm_start
+from tests.conditions import until
+
+SEES = """
+import json, os, sys
+print(json.dumps({
+    "argv": sys.argv, "folder": os.getcwd(), "variable": os.environ.get("VARIABLE"),
+    "warm": "wave" in sys.modules, "main": sys.modules["__main__"].__name__,
+    "read": sys.stdin.read(), "rank": os.environ["LOCAL_RANK"], "parent": os.getppid(),
+}))
+sys.stderr.write("said")
+sys.exit(7)
+"""
+WAITS = """
+import signal, sys, time
+def told(*_):
+    print("told", flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, told)
+print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Return the folder of a server that has imported a module nobody else does."""
+    folder = warm_start.make_folder(["wave"])
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def rank(server, tmp_path):
+    """Return a function that starts a script as torchrun starts a rank."""
+    started = []
+
+    def start(code: str, *words: str, folder: Path = server, **given) -> subprocess.Popen:
+        script = tmp_path / "script.py"
+        script.write_text(code)
+        variables = given.pop("variables", {})
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-u", script, *words],
+                env={**os.environ, "LOCAL_RANK": "1", warm_start.FOLDER: str(folder), **variables},
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **given,
+            )
+        )  # fmt: skip
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def forked_for(folder: Path, process: subprocess.Popen) -> int:
+    """Return the process that was forked for a client."""
+    place = folder / f"{process.pid}.forked"
+    until(place.exists)
+    return int(until(place.read_text))
+
+
+def runs(process: int) -> bool:
+    """Return whether a process exists that has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_program_sees_what_it_was_started_with(rank, tmp_path):
+    started = rank(
+        SEES, "a word", "--flag", cwd=tmp_path, stdin=subprocess.PIPE, variables={"VARIABLE": "x"}
+    )
+    shown, said = started.communicate("input", timeout=60)
+    assert (started.returncode, said) == (7, "said")
+    seen = json.loads(shown)
+    assert seen.pop("parent") != os.getpid()
+    assert seen == {
+        "argv": [str(tmp_path / "script.py"), "a word", "--flag"], "folder": str(tmp_path),
+        "variable": "x", "warm": True, "main": "__main__", "read": "input", "rank": "1",
+    }  # fmt: skip
+
+
+def test_a_module_is_found_by_the_path_of_the_process(rank, tmp_path):
+    (tmp_path / "its").mkdir()
+    (tmp_path / "its" / "recipes.py").write_text("print('its own')")
+    path = warm_start.path_with(tmp_path / "its")
+    started = rank("import recipes", variables={"PYTHONPATH": path})
+    assert started.communicate(timeout=60) == ("its own\n", "")
+
+
+def test_a_descriptor_that_is_handed_down_keeps_its_number(rank):
+    reads, writes = os.pipe()
+    os.set_inheritable(writes, True)
+    started = rank(f"import os; os.write({writes}, b'through')", pass_fds=[writes])
+    os.close(writes)
+    assert started.wait(timeout=60) == 0
+    with open(reads, "rb") as file:
+        assert file.read() == b"through"
+
+
+def started_with(interrupt, rank) -> subprocess.Popen:
+    """Start a program where an interrupt is handled so; a shell's background jobs ignore it."""
+    here = signal.signal(signal.SIGINT, interrupt)
+    try:
+        return rank(WAITS)
+    finally:
+        signal.signal(signal.SIGINT, here)
+
+
+def test_a_signal_reaches_the_program(rank):
+    started = started_with(signal.default_int_handler, rank)
+    assert started.stdout.readline() == "False\n"
+    started.terminate()
+    assert started.communicate(timeout=60)[0] == "told\n"
+    assert started.returncode == 3
+
+
+def test_an_interrupt_that_is_ignored_stays_so(rank):
+    started = started_with(signal.SIG_IGN, rank)
+    assert started.stdout.readline() == "True\n"
+
+
+def test_the_program_dies_with_the_process_that_stands_for_it(rank, server):
+    started = rank(WAITS)
+    forked = forked_for(server, started)
+    assert runs(forked)
+    started.kill()
+    assert started.wait(timeout=60) == -signal.SIGKILL
+    until(lambda: not runs(forked))
+
+
+def test_a_program_that_dies_of_a_signal_is_seen_to(rank):
+    started = rank("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert started.wait(timeout=60) == -signal.SIGKILL
+
+
+def test_what_a_program_starts_by_multiprocessing_is_forked_too(rank):
+    code = """
+import multiprocessing, sys
+def child(queue):
+    queue.put("wave" in sys.modules)
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        queue = context.Queue()
+        process = context.Process(target=child, args=(queue,))
+        process.start()
+        print(queue.get())
+        process.join()
+        print(process.exitcode)
+"""
+    assert rank(code).communicate(timeout=120)[0].split() == ["True", "0", "True", "0"]
+
+
+def test_other_programs_start_by_themselves():
+    code = "import sys; print('longhaul_warm_start' in sys.modules, 'nemo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
+
+
+def test_a_server_that_dies_ends_what_it_forked_and_is_not_waited_for(rank):
+    folder = warm_start.make_folder(["wave"])
+    try:
+        started = rank(WAITS, folder=folder)
+        forked = forked_for(folder, started)
+        serving = Path(f"/proc/{forked}/stat").read_text().rpartition(")")[2].split()[1]
+        os.kill(int(serving), signal.SIGKILL)
+        assert "warm-start server of the tests has ended" in started.communicate(timeout=60)[1]
+        assert started.returncode == 70
+        assert not runs(forked)
+        again = rank(WAITS, folder=folder)
+        assert "warm-start server of the tests has ended" in again.communicate(timeout=60)[1]
+        assert again.returncode == 70
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"), [("no_such_module", "No module named"), ("eval", "would be this server's")]
+)
+def test_a_server_that_cannot_begin_says_why(rank, module, said):
+    folder = warm_start.make_folder([module])
+    try:
+        started = rank(WAITS, folder=folder, variables={"PYTHONPATH": warm_start.path_with()})
+        assert said in started.communicate(timeout=60)[1]
+        assert started.returncode == 70
+    finally:
+        shutil.rmtree(folder)
