@@ -19,6 +19,8 @@ from benchmarks.ranks import on_ranks
 from custom_modules.ulysses import gather_sequence
 from tests.house.rooms import TREE
 
+pytestmark = pytest.mark.slow
+
 NOT_INSTALLED = "not installed: pip install longhaul[bench]"
 
 

@@ -20,6 +20,8 @@ from custom_modules.rope_scaling import RopeScaling
 from tests.custom_modules import llamas
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 BATCH = 3
 FULL, KEPT = Recompute(kind="full"), Recompute(kind="kept_attention")
 LOSS, MLP = Tiling(loss=True, loss_tile=7), Tiling(mlp=True, mlp_tile=13)
