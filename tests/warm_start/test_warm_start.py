@@ -136,6 +136,15 @@ def test_an_interrupt_that_is_ignored_stays_so(rank):
     assert started.stdout.readline() == "True\n"
 
 
+def test_an_interrupt_reaches_a_program_that_no_longer_ignores_it(rank):
+    handles = WAITS.replace("SIGTERM, told", "SIGINT, told")
+    started = started_with(signal.SIG_IGN, lambda _: rank(handles))
+    assert started.stdout.readline() == "False\n"
+    started.send_signal(signal.SIGINT)
+    assert started.communicate(timeout=60)[0] == "told\n"
+    assert started.returncode == 3
+
+
 def test_the_program_dies_with_the_process_that_stands_for_it(rank, server):
     started = rank(WAITS)
     forked = forked_for(server, started)

@@ -101,7 +101,7 @@ def _stand_in() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(forked, number) if group else os.kill(forked, number)
 
-    for number in forwarded - ignored:
+    for number in forwarded:  # one that is ignored too: the program may handle it after all
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
     try:
