@@ -40,6 +40,7 @@ def page() -> str:
         own = version("longhaul")
     except PackageNotFoundError:
         own = "not installed"
-    lines = {"longhaul": f"{own} ({commit()})" if commit() else own, **versions()}
+    revision = commit()
+    lines = {"longhaul": f"{own} ({revision})" if revision else own, **versions()}
     width = max(map(len, lines))
     return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())

@@ -7,7 +7,7 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -15,8 +15,8 @@ from pathlib import Path
 from recipes.collection import ROWS, Row
 from recipes.rehearsal import rehearsal
 from recipes.shrunk import Shares
+from tests.house.rooms import TREE
 
-TREE = Path(__file__).resolve().parents[2]
 CARDS = TREE / "docs" / "cards"
 MOST_RANKS = 4
 
@@ -70,13 +70,10 @@ def structure(row: Row, rows: Mapping[str, Row] = ROWS) -> frozenset[str]:
     return frozenset(words)
 
 
-def fewest(rows: Sequence[Row], given: Iterable[str] = ()) -> list[Row]:
-    """Return rows that together have every structure of all, the richest first.
-
-    `given` are structures that something else rehearses.
-    """
+def fewest(rows: Sequence[Row]) -> list[Row]:
+    """Return rows that together have every structure of all, the richest first."""
     structures = {row.name: structure(row) for row in rows}
-    missing = set().union(*structures.values()) - set(given)
+    missing = set().union(*structures.values())
     chosen: list[Row] = []
     while missing:
         richest = max(rows, key=lambda row: len(structures[row.name] & missing))

@@ -13,6 +13,7 @@ import pytest
 
 from tests import warm_start
 from tests.conditions import until
+from tests.slurm.processes import running
 
 SEES = """
 import json, os, sys
@@ -31,7 +32,8 @@ def told(*_):
     sys.exit(3)
 signal.signal(signal.SIGTERM, told)
 print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN, flush=True)
-time.sleep(600)
+while True:
+    time.sleep(0.1)
 """
 
 
@@ -72,14 +74,6 @@ def forked_for(folder: Path, process: subprocess.Popen) -> int:
     place = folder / f"{process.pid}.forked"
     until(place.exists)
     return int(until(place.read_text))
-
-
-def runs(process: int) -> bool:
-    """Return whether a process exists that has not ended."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_program_sees_what_it_was_started_with(rank, tmp_path):
@@ -148,10 +142,10 @@ def test_an_interrupt_reaches_a_program_that_no_longer_ignores_it(rank):
 def test_the_program_dies_with_the_process_that_stands_for_it(rank, server):
     started = rank(WAITS)
     forked = forked_for(server, started)
-    assert runs(forked)
+    assert running(forked)
     started.kill()
     assert started.wait(timeout=60) == -signal.SIGKILL
-    until(lambda: not runs(forked))
+    until(lambda: not running(forked))
 
 
 def test_a_program_that_dies_of_a_signal_is_seen_to(rank):
@@ -192,7 +186,7 @@ def test_a_server_that_dies_ends_what_it_forked_and_is_not_waited_for(rank):
         os.kill(int(serving), signal.SIGKILL)
         assert "warm-start server of the tests has ended" in started.communicate(timeout=60)[1]
         assert started.returncode == 70
-        assert not runs(forked)
+        assert not running(forked)
         again = rank(WAITS, folder=folder)
         assert "warm-start server of the tests has ended" in again.communicate(timeout=60)[1]
         assert again.returncode == 70

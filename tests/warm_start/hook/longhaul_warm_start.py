@@ -61,6 +61,7 @@ def _stand_in() -> None:
     """Send the server all that makes this process; wait for the forked one's end, and end so."""
     import contextlib
     import json
+    import select
     import signal
     import socket
 
@@ -104,6 +105,10 @@ def _stand_in() -> None:
     for number in forwarded:  # one that is ignored too: the program may handle it after all
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
+    # Python runs a handler between its own steps: one whose signal comes just before a wait runs
+    # after it, so no wait is long.
+    while not select.select([server], [], [], 0.2)[0]:
+        pass
     try:
         status = int(reply.readline())
     except (OSError, ValueError):
