@@ -25,6 +25,7 @@ def of_training(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> nemo
     _set(
         expected,
         **_folders(file),
+        **_speed(file),
         **_machine(file, recipe, per_node),
         tp=int(strategy.tensor_model_parallel_size),
         cp=cp,
@@ -44,6 +45,7 @@ def of_evaluation(
     expected = _expected(plan, nodes=nodes, per_node=per_node)
     _set(
         expected,
+        **_speed(file),
         **_machine(file, recipe, per_node),
         tp=layout["tensor_parallel"],
         cp=layout["context_parallel"],
@@ -80,6 +82,12 @@ def _folders(file: ClusterFile) -> dict[str, Any]:
     """Return what the cluster file asks of the file system that checkpoints go to."""
     said = thresholds(file)
     return {name: said[name] for name in ("least_write_mbps", "free_gib")}
+
+
+def _speed(file: ClusterFile) -> dict[str, Any]:
+    """Return how much slower than the others a rank may be."""
+    said = thresholds(file)
+    return {name: said[name] for name in ("slow_warned", "slow_failed")}
 
 
 def _machine(file: ClusterFile, recipe: nemo_run.Partial, per_node: int) -> dict[str, Any]:

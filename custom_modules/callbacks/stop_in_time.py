@@ -38,7 +38,9 @@ class StopInTime(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Agree, and let training end where one was told; without another validation."""
         if waiting := signal.sigpending() & set(SIGNALS):  # where a launcher has blocked them
-            self.told = signal.Signals(signal.sigwait(waiting)).name
+            self.told = signal.Signals(min(waiting)).name
+            # No wait without an end: a thread that has not blocked it may have taken it by now.
+            signal.sigtimedwait(waiting, 0)
         told = torch.tensor(int(self.told is not None), device=torch.cuda.current_device())
         dist.all_reduce(told, op=dist.ReduceOp.MAX)
         if not told or trainer.global_step >= trainer.max_steps:

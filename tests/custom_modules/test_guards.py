@@ -3,10 +3,10 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +16,8 @@ from custom_modules.callbacks import loss_guard
 from custom_modules.callbacks.hang_guard import HangGuard
 from custom_modules.callbacks.loss_guard import LossBrokeError, LossGuard
 from custom_modules.callbacks.stop_in_time import StopInTime
-from tests.ranks import TREE, Ranks
+from custom_modules.cpu_backend import cpu_backend
+from tests.ranks import TREE, Ranks, one_rank
 
 HANGS = """
 import time
@@ -134,8 +135,6 @@ def _told_on_one_rank(rank_told: int, blocked: bool) -> tuple[int | None, int, b
     """Signal one rank in its second step; return where this rank stopped, and what it left."""
     import torch.distributed as dist
 
-    from custom_modules.cpu_backend import cpu_backend
-
     before = signal.getsignal(signal.SIGUSR1)
     guard, trainer = StopInTime(), SimpleNamespace(max_steps=5, should_stop=False, global_step=0)
     if blocked:
@@ -145,7 +144,8 @@ def _told_on_one_rank(rank_told: int, blocked: bool) -> tuple[int | None, int, b
         while not trainer.should_stop and trainer.global_step < trainer.max_steps:
             trainer.global_step += 1
             if trainer.global_step == 2 and dist.get_rank() == rank_told:
-                os.kill(os.getpid(), signal.SIGUSR1)
+                # To this thread: gloo's have not blocked it, and would take it at any moment.
+                signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
             guard.on_train_batch_end(trainer)
     guard.teardown(trainer, SimpleNamespace(), "fit")
     handed_back = signal.getsignal(signal.SIGUSR1) == before
@@ -156,6 +156,14 @@ def _told_on_one_rank(rank_told: int, blocked: bool) -> tuple[int | None, int, b
 def test_all_ranks_stop_after_the_step_in_which_one_was_told(blocked):
     with Ranks(_told_on_one_rank, 2, 1, blocked) as ranks:
         assert ranks.results(timeout_seconds=400) == [(2, 0, True)] * 2
+
+
+def test_a_pending_signal_that_another_thread_takes_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(signal, "sigpending", lambda: {signal.SIGUSR1})
+    guard, trainer = StopInTime(), SimpleNamespace(max_steps=5, should_stop=False, global_step=2)
+    with one_rank(), cpu_backend(force=True):
+        guard.on_train_batch_end(trainer)
+    assert (guard.told, guard.stopped) == ("SIGUSR1", 2)
 
 
 def test_rewinds_are_lines_of_json(tmp_path):

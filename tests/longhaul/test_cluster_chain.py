@@ -164,6 +164,7 @@ def test_thresholds_of_the_cluster_file_reach_a_stage(plan, made):
     assert (train.slow_warned, train.slow_failed) == (1.3, 9.0)
     evaluate = fdl.build(found[f"evaluate_{made[0].log.name}"].task.expected)
     assert (evaluate.least_driver, evaluate.free_gib) == ("535.104", 0)
+    assert evaluate.slow_failed == 9.0
 
 
 def test_an_evaluation_of_odd_ranks_is_spread_evenly(plan, made, monkeypatch):
