@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -15,10 +16,13 @@ from pathlib import Path
 from recipes.collection import ROWS, Row
 from recipes.rehearsal import rehearsal
 from recipes.shrunk import Shares
+from recipes.units import K, M
 from tests.house.rooms import TREE
 
 CARDS = TREE / "docs" / "cards"
 MOST_RANKS = 4
+LONGEST = 1 * M
+"""Tokens of the longest stage that the suite rehearses at its own length."""
 
 
 def smallest_rows() -> list[Row]:
@@ -80,6 +84,22 @@ def fewest(rows: Sequence[Row]) -> list[Row]:
         chosen.append(richest)
         missing -= structures[richest.name]
     return chosen
+
+
+def of_the_suite() -> list[Row]:
+    """Return what the suite rehearses; what is longer than LONGEST as a stage of 128K tokens.
+
+    The layout stays whole. A rehearsal keeps the ratio of the lengths, and steps of thousands of
+    tokens on CPU take a minute and a half.
+    """
+    rows = fewest(smallest_rows())
+    return [row if row.seq_length <= LONGEST else _shorter(row, 128 * K) for row in rows]
+
+
+def _shorter(row: Row, length: int) -> Row:
+    steps = row.stage.steps
+    stage = replace(row.stage, seq_length=length, tokens=steps * length, tokens_per_batch=length)
+    return replace(row, ladder=replace(row.ladder, stages=(stage,)), seq_length=length)
 
 
 def main() -> None:
