@@ -32,7 +32,7 @@ def recipes(plan: Plan, words: Sequence[str], device: str | None) -> list[nemo_r
     Raises ValueError for an override that would put all stages in one place.
     """
     made = []
-    for name, stage in zip(plan.stage_names, plan.ladder.stages, strict=True):
+    for name, stage in plan.chosen:
         made.append(placed(plan, stage, stages.factory(name), words, device))
     return made
 
@@ -129,16 +129,17 @@ def is_done(recipe: nemo_run.Partial) -> bool:
 def write_records(plan: Plan, made: list[nemo_run.Partial]) -> None:
     """Write the facts of the run and each stage's resolved recipe."""
     plan.run.mkdir(parents=True, exist_ok=True)
-    before = "scratch"
+    before = "scratch" if plan.only is None else plan.before(made[0].log.name) or "scratch"
     for recipe in made:
         stages.record(recipe, start=before)
         before = recipe.log.name
+    names = [recipe.log.name for recipe in made] if plan.only is None else plan.stage_names
     write_json(
         plan.run / "run.json",
         {
             "ladder": plan.ladder.name,
             "card": plan.card.name,
-            "stages": [recipe.log.name for recipe in made],
+            "stages": names,
             "source": plan.ladder.source,
             "versions": {"python": platform.python_version(), **versions()},
             "machine": {"cpus": os.cpu_count(), "system": platform.platform()},

@@ -8,11 +8,15 @@ one line each, which are written here.
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from longhaul.messages import Verbosity, set_verbosity, write_in_the_terminal_s_encoding
+
+HELP = {"help_option_names": ["-h", "--help"]}
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": False}
 
 
@@ -81,6 +85,10 @@ COMMANDS = {
         "longhaul.preflight:preflight",
         "Check GPUs, links, host, folders, versions and clocks, and of ranks of a job the links.",
     ),
+    "status": SubCommand(
+        "longhaul.status:status",
+        "Show how far a run is: state, step, time left, checkpoint and job of each stage.",
+    ),
     "clusters": SubCommand("longhaul.clusters:app", "List the cluster files, or check one."),
     "doctor": SubCommand("longhaul.doctor:app", "What is wrong with a run, and what to change."),
     "probe": SubCommand("longhaul.probe:app", "Measure what a module costs on this machine."),
@@ -98,7 +106,7 @@ class Commands(TyperGroup):
         """Take what typer gives a group."""
         super().__init__(**given)
         for name, command in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=command.summary))
+            self.add_command(TyperCommand(name, help=command.summary, context_settings=HELP))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return name, command and the words after it, with the command's module imported."""
@@ -116,7 +124,36 @@ def loaded(name: str) -> Any:
         defined = single
     command = typer.main.get_command(defined)
     command.name = name
+    _add_common_options(command)
     return command
+
+
+def _add_common_options(command: Any) -> None:
+    """Give a command, and those below it, what every command has: -h, -v and -q."""
+    command.context_settings = {**command.context_settings, **HELP}
+    command.params += [
+        TyperOption(
+            param_decls=[f"-{chosen[0]}", f"--{chosen}"], is_flag=True, expose_value=False,
+            callback=_verbosity(chosen), help=help_,
+        )
+        for chosen, help_ in VERBOSITIES.items()
+    ]  # fmt: skip
+    for below in getattr(command, "commands", {}).values():
+        _add_common_options(below)
+
+
+VERBOSITIES: dict[Verbosity, str] = {
+    "verbose": "Show details and the output of libraries.",
+    "quiet": "Show results and errors alone.",
+}
+
+
+def _verbosity(chosen: Verbosity) -> Callable[[Any, Any, bool], None]:
+    def set_where_given(_context: Any, _option: Any, given: bool) -> None:
+        if given:
+            set_verbosity(chosen)
+
+    return set_where_given
 
 
 def _versions(asked: bool) -> None:
@@ -130,8 +167,12 @@ def _versions(asked: bool) -> None:
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-@app.callback()
+@app.callback(context_settings=HELP)
 def longhaul(
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help=VERBOSITIES["verbose"])
+    ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help=VERBOSITIES["quiet"])] = False,
     _: Annotated[
         bool,
         typer.Option(
@@ -141,10 +182,12 @@ def longhaul(
     ] = False,
 ) -> None:  # fmt: skip
     """Extend the context window of language models, stage by stage."""
+    set_verbosity("verbose" if verbose else "quiet" if quiet else "normal")
 
 
 def main() -> None:
     """Run the command line; a mistake of the user ends as one sentence and exit code 2."""
+    write_in_the_terminal_s_encoding()
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     # nemo-run starts torchrun by name; it is this environment's, activated or not.
     os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))

@@ -42,19 +42,18 @@ def jobs(
     if documents is not None:
         found.append(_prepare(plan, file, documents, chain.longest(made)))
     lengths = sorted({trained_length(recipe) for recipe in made})
-    for at, recipe in enumerate(made):
+    for (name, stage), recipe in zip(plan.chosen, made, strict=True):
         if not chain.is_done(recipe):
             found.append(_train(plan, file, recipe))
         elif has_passed(plan.run, recipe.log.name):
             continue
         reached = [length for length in lengths if length <= trained_length(recipe)]
-        before = made[at - 1].log.name if at else None
         task = nemo_run.Partial(
             evaluate_and_judge,
             run=str(plan.run.resolve()),
             stage=recipe.log.name,
-            before=before,
-            gate=described(plan.ladder.stages[at].gate),
+            before=plan.before(name),
+            gate=described(stage.gate),
             store=str(plan.store.resolve()),
             lengths=reached,
             documents=evaluation_documents,

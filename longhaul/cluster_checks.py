@@ -58,7 +58,7 @@ def folders(plan: Plan, documents: Documents | None, export: Path | None) -> lis
         for what, word in (("source", documents.source), ("tokenizer", documents.tokenizer)):
             if word is not None and word.startswith("/"):
                 found.append(Folder(what=what, path=Path(word)))
-    start = start_folder(plan.card, plan.ladder, plan.ladder.stages[0], plan.run)
+    start = start_folder(plan.card, plan.ladder, plan.chosen[0][1], plan.run)
     if start is not None:
         found.append(Folder(what="model to start from", path=start))
     if export is not None:

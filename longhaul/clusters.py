@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul clusters`: the cluster files there are, and what one of them still lacks."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from recipes import cluster
 from recipes.units import GiB
 from slurm.cluster_file import ClusterFile, load
 
+COLUMNS = ("name", "executor", "GPUs of a node", "host", "links, GB/s", "FP8")
 app = typer.Typer(
     help="List the cluster files, or check one.", invoke_without_command=True, no_args_is_help=False
 )
@@ -22,18 +24,22 @@ def clusters(context: typer.Context) -> None:
         return
     from rich.table import Table
 
-    from longhaul.console import fitted
+    from longhaul.console import show
 
-    def table(without: object) -> Table:
+    lines = [
+        dict(zip(COLUMNS, _cells(load(name)), strict=True)) for name in ["local", *cluster.names()]
+    ]
+
+    def table(without: Sequence[str]) -> Table:
         made = Table(box=None)
-        for column in ("name", "executor", "GPUs of a node", "host", "links, GB/s", "FP8"):
-            made.add_column(column)
-        for name in ["local", *cluster.names()]:
-            made.add_row(*_cells(load(name)))
+        titles = [title for title in COLUMNS if title not in without]
+        for title in titles:
+            made.add_column(title, no_wrap=True)
+        for line in lines:
+            made.add_row(*(line[title] for title in titles))
         return made
 
-    console, made, _ = fitted(table, ())
-    console.print(made)
+    show(table, ("links, GB/s", "executor", "host", "FP8", "GPUs of a node"))
     typer.echo(f"files: {cluster.FOLDER}; copy template.yaml for a cluster of your own")
 
 

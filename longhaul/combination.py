@@ -130,10 +130,15 @@ def _named(card: str, ladder: str, stage: str) -> tuple[ModelCard, Ladder, Stage
             raise ValueError(f"--{kind} is missing; {there_are(there, kind)}")
     model, climbed = named("card", card, CARDS), named("ladder", ladder, LADDERS)
     chosen = stage_of(climbed, stage)
-    refused = _other_heads(model, chosen)
-    if refused is not None:
-        raise ValueError(f"ladder {climbed.name} cannot train {model.name}: {refused}")
+    require_heads(model, climbed, chosen)
     return model, climbed, chosen
+
+
+def require_heads(card: ModelCard, ladder: Ladder, stage: Stage) -> None:
+    """Raise ValueError where heads of a card cannot be turned by a stage's rotation at all."""
+    refused = _other_heads(card, stage)
+    if refused is not None:
+        raise ValueError(f"ladder {ladder.name} cannot train {card.name}: {refused}")
 
 
 def _fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int:

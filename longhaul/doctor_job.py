@@ -2,13 +2,14 @@
 """What the doctor looks at: a stage on a cluster, under the layout that ran."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
 from longhaul.combination import layout_for, stage_of
+from longhaul.next_commands import OnCluster
 from longhaul.options import CLUSTER
 from recipes import cluster as clusters
 from recipes.cluster import Cluster
@@ -28,7 +29,7 @@ from recipes.planner.search import Question, of_stage
 from recipes.stages import Ladder, Stage
 from recipes.units import GiB
 
-LINE = 100
+LINE = 78
 ONE_RECIPE = "name one recipe: --factory NAME, or --card with --ladder and --stage"
 
 Factory = Annotated[str, typer.Option(help="A shipped recipe, as llama3_8b_nemo_64k.")]
@@ -81,6 +82,19 @@ class Recipe:
             f"--stage {length_shown(self.stage.seq_length)} "
             f"--cluster {shlex.quote(self.cluster)} --nodes {nodes}"
         )
+
+    def trained_by(self, nodes: int, words: Sequence[str]) -> str:
+        """Return the command that trains it on so many nodes with some overrides."""
+        if nodes == 1:
+            shipped = self.shipped is not None and not words
+            command = folded([f"longhaul pretrain {self.asked(nodes)}", *words])
+            return f"{command}  # the recipe as shipped" if shipped else command
+        submitted = OnCluster(
+            card=self.card, ladder=self.ladder, stage=self.stage, cluster=self.cluster,
+            nodes=nodes if self.shipped is None else None,
+        )  # fmt: skip
+        explained = f"\n    # {submitted.explained}" if submitted.explained else ""
+        return folded([*submitted.words, *words]) + explained
 
     def laid_out(self, nodes: int) -> Layout:
         """Return the layout that `longhaul pretrain` begins from; raise ValueError for none."""
@@ -152,8 +166,7 @@ class Case:
                     f"--layout '{words_of(job.layout)}'",
                 ]
             )
-        words = override_words(self.recipe.job(begun, machine), job)
-        return folded([f"longhaul pretrain {self.recipe.asked(nodes)}", *words])
+        return self.recipe.trained_by(nodes, override_words(self.recipe.job(begun, machine), job))
 
     def same_layout(self, other: Layout) -> bool:
         """Whether a layout is that of the case, whatever host memory its offload may take."""

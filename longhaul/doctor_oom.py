@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul doctor oom`: why memory ran out, and what to change, the cheapest first."""
 
+import shutil
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from longhaul.console import fitted
+from longhaul.console import show
 from longhaul.doctor_job import (
     CardName,
     Case,
@@ -30,6 +32,7 @@ from recipes.planner.search import search
 from recipes.planner.tensor_sizes import matching
 from recipes.units import GiB
 
+OVERRIDES = "overrides, or why not"
 NOT_TRIED = "not tried on GPUs here"
 SET_ALLOCATOR = f"PYTORCH_CUDA_ALLOC_CONF={ALLOCATOR}"
 OF_NCCL = 1 * GiB
@@ -239,15 +242,28 @@ def _print(plan: Plan, there: Remedies) -> None:
         made.add_column("remedy", no_wrap=True)
         for name in ("saves GiB", "step", "fits", "together GiB"):
             made.add_column(name, justify="right", no_wrap=True)
-        made.add_column("overrides, or why not", overflow="fold")
+        if OVERRIDES not in without:
+            made.add_column(OVERRIDES, no_wrap=True)
         for one in there.ladder:
-            made.add_row(*_row(plan, one))
+            made.add_row(*_row(plan, one)[: len(made.columns)])
         return made
 
-    console, made, _ = fitted(table)
-    console.width = max(console.width, 100) if console.is_terminal else 140
-    console.print(made)
-    console.print(f"* {NOT_TRIED}")
+    left_out = show(table, (OVERRIDES,))
+    typer.echo(f"* {NOT_TRIED}")
+    if left_out:
+        typer.echo(f"\n{OVERRIDES}")
+        for one in there.ladder:
+            typer.echo(f"{one.name}:")
+            words = _row(plan, one)[-1]
+            typer.echo(wrapped(words, shutil.get_terminal_size().columns))
+
+
+def wrapped(words: str, columns: int) -> str:
+    """Return words over indented lines that are broken between words alone."""
+    return textwrap.fill(
+        words, columns, initial_indent="  ", subsequent_indent="  ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _row(plan: Plan, one: Remedy) -> tuple[str, ...]:

@@ -2,17 +2,21 @@
 """What `longhaul run` decides before anything large is loaded: ladder, card, folders, store."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from longhaul.combination import require_heads
 from recipes.collection import ROWS
 from recipes.ladders import LADDERS
 from recipes.model_card import ModelCard
 from recipes.models import CARDS
 from recipes.naming import family_name, recipe_name, run_folder, store_folder
 from recipes.nearest import named
-from recipes.stages import Ladder
+from recipes.stages import Ladder, Stage
 
 if TYPE_CHECKING:
     import nemo_run
@@ -26,6 +30,8 @@ class Plan:
     card: ModelCard
     run: Path
     store: Path
+    only: Stage | None = None
+    """The stage to run where it is not all of them."""
 
     @property
     def name(self) -> str:
@@ -34,29 +40,58 @@ class Plan:
 
     @property
     def stage_names(self) -> list[str]:
-        """Recipe names in order."""
+        """Recipe names of all stages in order."""
         return [recipe_name(self.card, self.ladder, stage) for stage in self.ladder.stages]
 
+    @property
+    def chosen(self) -> list[tuple[str, Stage]]:
+        """Names and stages that are run, in order."""
+        stages = zip(self.stage_names, self.ladder.stages, strict=True)
+        return [(name, stage) for name, stage in stages if self.only in (None, stage)]
 
-def choose(ladder: str, card: str | None) -> tuple[Ladder, ModelCard]:
-    """Return ladder and card; raise ValueError for unknown ones and for a card to be chosen."""
+    def before(self, name: str) -> str | None:
+        """Return the name of the stage before one of the ladder's, None for the first."""
+        place = self.stage_names.index(name)
+        return self.stage_names[place - 1] if place else None
+
+
+def choose(ladder: str, card: str | None, *, planned: bool = False) -> tuple[Ladder, ModelCard]:
+    """Return ladder and card; raise ValueError for unknown ones and for a card to be chosen.
+
+    Cards without a shipped recipe are those that the planner lays out: with `planned`.
+    """
     chosen = named("ladder", ladder, LADDERS)
     rows = [row for row in ROWS.values() if row.ladder.name == ladder]
     fitting = list(dict.fromkeys(row.card.name for row in rows))
     if card is None and len(fitting) > 1:
         raise ValueError(f"ladder {ladder} has several cards; name one: --card {fitting[0]}")
     if card is not None and card not in fitting:
-        raise ValueError(f"ladder {ladder} has no card {card!r}; it has {', '.join(fitting)}")
+        if not planned:
+            raise ValueError(
+                f"ladder {ladder} has no card {card!r}; it has {', '.join(fitting)}, and on a "
+                "cluster any that the planner lays out: --executor slurm --nodes N"
+            )
+        model = named("card", card, CARDS)
+        for stage in chosen.stages:
+            require_heads(model, chosen, stage)
     return chosen, CARDS[card or fitting[0]]
 
 
-def plan(ladder: Ladder, card: ModelCard, run: Path | None, store: Path | None) -> Plan:
+def plan(
+    ladder: Ladder,
+    card: ModelCard,
+    run: Path | None,
+    store: Path | None,
+    *,
+    only: Stage | None = None,
+) -> Plan:
     """Return the plan with the places that convention gives where none are named."""
     return Plan(
         ladder=ladder,
         card=card,
         run=run or run_folder(card, ladder),
         store=store or store_folder(card),
+        only=only,
     )
 
 
@@ -76,18 +111,29 @@ def require_store(plan: Plan) -> None:
 
 def describe(plan: Plan, recipes: "list[nemo_run.Partial]") -> None:
     """Print a line a stage: what it trains, how long, on how many ranks, from what."""
-    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{plan.card.name} on ladder {plan.ladder.name} -> {plan.run}")
-    for column in ("stage", "tokens", "RoPE", "steps", "tokens/step", "ranks", "starts from"):
-        table.add_column(column, justify="right" if "tokens" in column else "left")
-    for name, recipe in zip(plan.stage_names, recipes, strict=True):
-        table.add_row(name, *_row(recipe))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
-    console.print(table)
+    from longhaul.console import show
+
+    columns = ("stage", "tokens", "RoPE", "steps", "tokens/step", "ranks", "starts from")
+    lines = [
+        dict(zip(columns, (name, *_row(recipe)), strict=True))
+        for (name, _), recipe in zip(plan.chosen, recipes, strict=True)
+    ]
+
+    def table(without: Sequence[str]) -> Table:
+        made = Table(title=f"{plan.card.name} on ladder {plan.ladder.name} -> {plan.run}")
+        titles = [title for title in columns if title not in without]
+        for title in titles:
+            right = title in ("tokens", "steps", "tokens/step")
+            made.add_column(title, no_wrap=True, justify="right" if right else "left")
+        for line in lines:
+            made.add_row(*(line[title] for title in titles))
+        return made
+
+    if "starts from" in show(table, ("RoPE", "tokens/step", "starts from", "ranks")):
+        for line in lines:
+            typer.echo(f"{line['stage']} starts from {line['starts from']}")
 
 
 def _row(recipe: "nemo_run.Partial") -> tuple[str, ...]:

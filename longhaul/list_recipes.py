@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longhaul.console import fitted
+from longhaul.console import show
+from longhaul.messages import note
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,15 +54,16 @@ def recipes(
     if others:
         for ladder in dict.fromkeys(one.ladder.name for one in others):
             there = ", ".join(one.card.name for one in others if one.ladder.name == ladder)
-            typer.echo(f"note: by --card, --ladder and --stage also {there} on {ladder}", err=True)
+            note(f"note: by --card, --ladder and --stage also {there} on {ladder}")
     if as_json:
         typer.echo(json.dumps([described(row) for row in found], indent=2))
         return
-    console, table, left_out = fitted(lambda without: _table(found, without), ("source", "model"))
-    console.print(table)
+    left_out = show(lambda without: _table(found, without), ("source", "model", "RoPE"))
     if left_out:
-        console.print()
-        console.print(_sources(found))
+        typer.echo()
+        show(lambda _: _sources(found))
+    if "RoPE" in left_out:
+        note("\nnote: RoPE is left out for want of columns; `longhaul show NAME` has it")
 
 
 def matching(words: Sequence[str], rows: "Mapping[str, Row]") -> "list[Row]":
@@ -144,8 +146,7 @@ def _list_cards(words: Sequence[str], *, as_json: bool) -> None:
             made.add_row(*line)
         return made
 
-    console, shown, _ = fitted(table)
-    console.print(shown)
+    show(table)
 
 
 def card_cells(card: "ModelCard") -> tuple[str, ...]:

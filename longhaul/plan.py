@@ -7,19 +7,26 @@ from typing import Annotated
 
 import typer
 
+from longhaul.combination import rotation_refusal
+from longhaul.doctor_job import Case, Recipe
+from longhaul.facts import of_other_cards
+from longhaul.messages import note
+from longhaul.next_commands import OnCluster
 from longhaul.options import CLUSTER
 from longhaul.plan_page import as_json, bill, page
 from recipes import cluster as clusters
+from recipes.collection import ROWS
 from recipes.ladders import LADDERS
 from recipes.laws import fp8_refusal
 from recipes.layout import Fp8, Layout
 from recipes.layout_words import layout_from, words_of
 from recipes.model_card import ModelCard
 from recipes.models import CARDS
-from recipes.naming import budget_from, length_from, length_shown
+from recipes.naming import budget_from, length_from, length_shown, recipe_name
 from recipes.nearest import named
 from recipes.planner.plan import Plan
-from recipes.planner.refusals import CUDA, before_planning
+from recipes.planner.plan import plan as plan_of
+from recipes.planner.refusals import CUDA, before_planning, refusals
 from recipes.planner.search import (
     Answer,
     NoLayoutError,
@@ -87,7 +94,7 @@ def plan(
                 "--layout": layout, "--max-seq": max_seq, "--why": why, "--plot": plot,
             },
         )  # fmt: skip
-        whole_ladder(card, ladder, machine, ranks, precision, as_text=as_text)
+        whole_ladder(card, ladder, cluster, ranks, precision, as_text=as_text)
         return
     if not card:
         raise ValueError("name a model card, as `longhaul plan llama31_8b --seq 1M`, or --ladder")
@@ -118,10 +125,20 @@ def plan(
     if not answer.plans:
         raise NoLayoutError(why_not(question, answer))
     budget = budget_from(tokens) if tokens else BUDGET
+    trained = training_command(question, answer.plans[0].job.layout, cluster)
     if as_text:
-        typer.echo(json.dumps(as_json(question, answer, budget), indent=1))
+        content = as_json(question, answer, budget) | {"command": trained}
+        typer.echo(json.dumps(content, indent=1))
     else:
         page(question, answer, budget, default_budget=not tokens, why=why)
+        if trained is not None:
+            typer.echo(f"train it, as a stage of a ladder:\n  {trained}")
+        else:
+            typer.echo(
+                f"no ladder whose rotation suits {model.name} has a stage of "
+                f"{length_shown(question.seq_length)} that this layout trains; "
+                f"`longhaul recipes --cards {model.name}` lists the ladders of the card"
+            )
         if max_seq:
             shown = length_shown(question.seq_length)
             typer.echo(f"the longest context that fits: {shown} tokens")
@@ -130,6 +147,32 @@ def plan(
 
         draw(plot, question)
         typer.echo(plot, err=as_text)
+
+
+def training_command(question: Question, layout: Layout, cluster: str) -> str | None:
+    """Return the command that trains a layout as a stage that a ladder has for the card.
+
+    The batch is then that of the stage. Ladders of other cards are taken where their rotations can
+    be the card's, with a comment. None where no ladder has one that the layout can train.
+    """
+    card = question.card
+    own = [ladder for ladder in LADDERS.values() if card.name in ladder.cards]
+    others = [ladder for ladder in LADDERS.values() if ladder not in own]
+    for ladder in (*own, *others):
+        for stage in ladder.stages:
+            if stage.seq_length != question.seq_length:
+                continue
+            if ladder in others and rotation_refusal(card, stage) is not None:
+                continue
+            row = ROWS.get(recipe_name(card, ladder, stage))
+            shipped = row.layout if row is not None and row.cluster == cluster else None
+            recipe = Recipe(card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped)
+            job = recipe.job(layout, question.cluster)
+            if next(refusals(job, question.cluster), None) is None:
+                case = Case(recipe=recipe, plan=plan_of(job, question.cluster))
+                other = of_other_cards(ladder, card)
+                return case.command(job) + (f"\n    # {other}" if other else "")
+    return None
 
 
 def _refuse(beside: str, options: dict[str, object]) -> None:
@@ -199,11 +242,9 @@ def _as_asked(question: Question, words: str) -> Answer:
     )
 
 
-def whole_ladder(
-    card: str, name: str, machine: clusters.Cluster, gpus: int, fp8: Fp8, *, as_text: bool
-) -> None:
+def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_text: bool) -> None:
     """Plan each stage of a ladder on the same GPUs and print the bill."""
-    climbed = named("ladder", name, LADDERS)
+    machine, climbed = clusters.load(cluster), named("ladder", name, LADDERS)
     if not card and len(climbed.cards) > 1:
         raise ValueError(
             f"ladder {name} is for several cards; name one: longhaul plan {climbed.cards[0]} "
@@ -217,4 +258,13 @@ def whole_ladder(
         if not answer.plans:
             raise NoLayoutError(why_not(question, answer))
         plans.append((answer.plans[0], stage.tokens))
-    bill(model, climbed, machine, plans, as_text=as_text)
+    trained = OnCluster(
+        card=model, ladder=climbed, cluster=cluster, nodes=-(-gpus // machine.gpus_per_node)
+    )
+    bill(model, climbed, machine, plans, as_text=as_text, command=trained.command)
+    if other := of_other_cards(climbed, model):
+        note(f"note: {other}")
+    if not as_text:
+        typer.echo(f"train it:\n  {trained.command}")
+        if trained.explained:
+            typer.echo(f"    # {trained.explained}")

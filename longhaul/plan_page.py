@@ -2,14 +2,14 @@
 """What `longhaul plan` prints: one page, one bill, or JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from longhaul.console import show
 from recipes.cluster import Cluster
 from recipes.layout_words import words_of
 from recipes.model_card import ModelCard
@@ -22,6 +22,7 @@ from recipes.stages import Ladder
 from recipes.units import GiB
 
 BAR, NEXT = 30, 3
+LAYOUT = "layout"
 LEAST_SHARE = 0.0005
 
 
@@ -30,7 +31,6 @@ def page(
 ) -> None:
     """Print the page of the first plan, with the next best behind it."""
     plan = answer.plans[0]
-    console = _console()
     typer.echo(
         f"{question.card.name} at {length_shown(question.seq_length)} tokens on "
         f"{_many(question.gpus, 'GPU')} of {question.cluster.name} ({question.cluster.gpu.name})"
@@ -41,17 +41,21 @@ def page(
         f"{_many(question.tokens_per_batch // question.seq_length, 'sequence')}, "
         f"{_many(plan.job.micro_batches, 'micro-batch')} on each data rank"
     )
-    console.print(_memory(plan))
-    console.print(_time(plan))
+    show(lambda _: _memory(plan))
+    show(lambda _: _time(plan))
     typer.echo(_figures(plan, budget, default_budget=default_budget))
     typer.echo(_limits(plan))
-    typer.echo("ranks: " + "; ".join(map(str, rank_map(plan.job, question.cluster))))
+    groups = "; ".join(map(str, rank_map(plan.job, question.cluster)))
+    typer.echo(f"ranks: {groups or 'one, alone'}")
     if answer.plans[1:]:
-        console.print(_next(answer.plans))
+        left_out = show(lambda without: _next(answer.plans, without), (LAYOUT,))
+        if left_out:
+            for number, other in _numbered(answer.plans):
+                typer.echo(f"{number}: {words_of(other.job.layout)}")
     for warning in plan.warnings:
         typer.echo(f"warning: {warning}")
     if why:
-        console.print(_ruled_out(answer))
+        show(lambda _: _ruled_out(answer))
 
 
 def bill(
@@ -61,6 +65,7 @@ def bill(
     plans: Sequence[tuple[Plan, int]],
     *,
     as_text: bool,
+    command: str,
 ) -> None:
     """Print a line a stage, and what the ladder takes in all."""
     hours = [plan.gpu_hours(tokens) for plan, tokens in plans]
@@ -71,27 +76,48 @@ def bill(
             {"stage": name, **_numbers(plan, tokens)}
             for name, (plan, tokens) in zip(names, plans, strict=True)
         ]
-        whole = {"stages": stages, "gpu_hours": sum(hours), "cost": sum(cost)}
-        typer.echo(json.dumps(whole, indent=1))
+        content = {"stages": stages, "gpu_hours": sum(hours), "cost": sum(cost)}
+        content["command"] = command
+        typer.echo(json.dumps(content, indent=1))
         return
     gpus = plans[0][0].gpus
-    table = Table(title=f"{card.name} on ladder {ladder.name}, {gpus} GPUs of {cluster.name}")
-    for column in ("stage", "layout"):
-        table.add_column(column, overflow="fold")
-    for column in ("GiB", "s/step", "MFU", "days", "GPU-hours", "cost"):
-        table.add_column(column, justify="right")
-    for name, (plan, _), each, price in zip(names, plans, hours, cost, strict=True):
-        table.add_row(
-            name, words_of(plan.job.layout), f"{plan.memory.total / GiB:.1f}",
-            f"{plan.time.step:,.1f}", f"{plan.time.mfu:.0%}", f"{each / plan.gpus / 24:.2f}",
-            f"{each:,.0f}", f"{price:,.0f}" if price else "-",
-        )  # fmt: skip
-    table.add_section()
-    table.add_row(
-        "all", "", "", "", "", f"{sum(hours) / gpus / 24:.2f}", f"{sum(hours):,.0f}",
-        f"{sum(cost):,.0f}" if any(cost) else "-",
-    )  # fmt: skip
-    _console().print(table)
+    lines = [
+        {
+            "stage": name,
+            LAYOUT: words_of(plan.job.layout),
+            "GiB": f"{plan.memory.total / GiB:.1f}",
+            "s/step": f"{plan.time.step:,.1f}",
+            "MFU": f"{plan.time.mfu:.0%}",
+            "days": f"{each / plan.gpus / 24:.2f}",
+            "GPU-hours": f"{each:,.0f}",
+            "cost": f"{price:,.0f}" if price else "-",
+        }
+        for name, (plan, _), each, price in zip(names, plans, hours, cost, strict=True)
+    ]
+    whole = {
+        "stage": "all",
+        "days": f"{sum(hours) / gpus / 24:.2f}",
+        "GPU-hours": f"{sum(hours):,.0f}",
+        "cost": f"{sum(cost):,.0f}" if any(cost) else "-",
+    }
+
+    def table(without: Sequence[str]) -> Table:
+        made = Table(
+            title=f"{card.name} on ladder {ladder.name}, {_many(gpus, 'GPU')} of {cluster.name}"
+        )
+        titles = [title for title in lines[0] if title not in without]
+        for title in titles:
+            left = title in ("stage", LAYOUT)
+            made.add_column(title, no_wrap=True, justify="left" if left else "right")
+        for line in lines:
+            made.add_row(*(line[title] for title in titles))
+        made.add_section()
+        made.add_row(*(whole.get(title, "") for title in titles))
+        return made
+
+    if show(table, (LAYOUT, "GiB", "s/step", "MFU")):
+        for line in lines:
+            typer.echo(f"{line['stage']}: {line[LAYOUT]}")
 
 
 def as_json(question: Question, answer: Answer, budget: int) -> dict[str, Any]:
@@ -169,10 +195,11 @@ def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
     hours = plan.gpu_hours(budget)
     price = plan.cost(budget)
     said = " (--tokens sets it)" if default_budget else ""
+    paid = f", cost {price:,.0f} by the cluster file's price" if price else ""
     return (
         f"{plan.time.tokens_per_gpu_second:,.0f} tokens/s/GPU, causal MFU {plan.time.mfu:.1%}; "
         f"{budget / 1e9:,.3g}B tokens{said}: {hours:,.0f} GPU-hours, "
-        f"{hours / plan.gpus / 24:,.2f} days" + (f", cost {price:,.0f}" if price else "")
+        f"{hours / plan.gpus / 24:,.2f} days{paid}"
     )
 
 
@@ -185,17 +212,28 @@ def _limits(plan: Plan) -> str:
     )
 
 
-def _next(plans: Sequence[Plan]) -> Table:
+def _next(plans: Sequence[Plan], without: Sequence[str]) -> Table:
     table = Table(title="the next best", title_justify="left")
-    for column in ("layout", "s/step", "slower by", "GiB"):
-        table.add_column(column, justify="left" if column == "layout" else "right")
+    titles = [name for name in ("", LAYOUT, "s/step", "slower by", "GiB") if name not in without]
+    for column in titles:
+        left = column == LAYOUT
+        table.add_column(column, no_wrap=True, justify="left" if left else "right")
     best = plans[0].time.step
-    for plan in plans[1 : NEXT + 1]:
-        table.add_row(
-            words_of(plan.job.layout), f"{plan.time.step:,.2f}",
-            f"{max(plan.time.step / best - 1, 0):.1%}", f"{plan.memory.total / GiB:.1f}",
-        )  # fmt: skip
+    for number, plan in _numbered(plans):
+        line = {
+            "": str(number),
+            LAYOUT: words_of(plan.job.layout),
+            "s/step": f"{plan.time.step:,.2f}",
+            "slower by": f"{max(plan.time.step / best - 1, 0):.1%}",
+            "GiB": f"{plan.memory.total / GiB:.1f}",
+        }
+        table.add_row(*(line[title] for title in titles))
     return table
+
+
+def _numbered(plans: Sequence[Plan]) -> Iterator[tuple[int, Plan]]:
+    """Yield the plans after the first with their places."""
+    return enumerate(plans[1 : NEXT + 1], start=2)
 
 
 def _ruled_out(answer: Answer) -> Table:
@@ -210,8 +248,3 @@ def _ruled_out(answer: Answer) -> Table:
     for reason, count in sorted(ruled.items(), key=lambda item: -item[1]):
         table.add_row(str(count), reason)
     return table
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=120)

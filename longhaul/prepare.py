@@ -44,9 +44,8 @@ def prepare(
     ] = False,
 ) -> None:
     """Turn documents into a token store: tokenizer, train and held-out tokens, manifest."""
-    from rich.console import Console
-
     from data.prepare import prepare as write_store
+    from longhaul.console import show
 
     if tokenizer is not None and vocab_size != VOCAB_SIZE:
         raise ValueError("--vocab-size is for a tokenizer that is trained; leave out --tokenizer")
@@ -60,7 +59,7 @@ def prepare(
         skip_broken=skip_broken,
         overwrite=overwrite,
     )
-    Console().print(_length_table(manifest))
+    show(lambda _: _length_table(manifest))
     for line in _summary(manifest):
         typer.echo(line)
 

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul pretrain`: one stage."""
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longhaul.console import loading, output_to
+from longhaul.console import held_back, loading, output_to
+from longhaul.messages import next_command, note, resumable
+from longhaul.next_commands import OnCluster
 from longhaul.options import CLUSTER, require_device
 from longhaul.progress import Watched, progress
 from recipes.nearest import named
+
+if TYPE_CHECKING:
+    import nemo_run
+
+    from longhaul.combination import Combination
 
 
 def pretrain(
@@ -65,7 +73,7 @@ def pretrain(
     with loading("NeMo and Megatron-Core"):
         from longhaul import stages
         from recipes import yaml_file
-        from recipes.check import notes
+        from recipes.check import notes, tokens_per_batch
         from slurm.launch import commands, run_in_order
 
         if made is not None:
@@ -76,29 +84,78 @@ def pretrain(
             recipe = stages.with_rope(recipe, rope)
         recipe = stages.override(recipe, context.args)
         stages.on_device(recipe, device)
-    for note in (*(made.notes() if made else ()), *notes(recipe)):
-        typer.echo(f"note: {note}", err=True)
+    for words in (*(made.notes() if made else ()), *notes(recipe)):
+        note(f"note: {words}")
     if to_yaml is not None:
         yaml_file.write(recipe, to_yaml)
         typer.echo(to_yaml)
         return
     stages.absolute(recipe)
-    job = stages.training_job(recipe)
     folder = stages.folder_of(recipe)
+    several = _several_nodes(recipe, made)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
         typer.echo(f"# {stages.described(recipe)}")
-        for line in commands(recipe.log.name, [job], folder / "launch"):
-            typer.echo(line)
+        if several:
+            typer.echo(f"# {several}")
+            return
+        job = stages.training_job(recipe)
+        with held_back():
+            lines = commands(recipe.log.name, [job], folder / "launch")
+        for line in lines:
+            typer.echo(f"# {line}")
         return
+    if several:
+        raise ValueError(several)
+    job = stages.training_job(recipe)
     stages.require_device(recipe)
     stages.require_inputs(recipe)
     stages.require_start(recipe)
     stages.require_same(recipe)
     stages.record(recipe, start=str(recipe.resume.start or "scratch"))
     log = folder / "output.log"
-    watched = Watched(recipe.log.name, int(recipe.trainer.max_steps), folder / "metrics.jsonl")
-    typer.echo(f"the ranks write to {folder / 'launch'}", err=True)
-    with output_to(log) as console, progress(console, [watched]):
+    watched = Watched(
+        recipe.log.name,
+        int(recipe.trainer.max_steps),
+        folder / "metrics.jsonl",
+        tokens_per_batch(recipe),
+    )
+    note(f"the ranks write to {folder / 'launch'}")
+    with resumable(), output_to(log) as console, progress(console, [watched]):
         run_in_order(recipe.log.name, [job], folder / "launch", console.print)
     typer.echo(folder)
+    if folder.parent.name == "stages":
+        run = os.path.relpath(folder.parent.parent)
+        words = ["longhaul", "evaluate", "--run", run, "--stage", folder.name]
+        next_command(words, "loss by position and passkeys of its last checkpoint")
+
+
+def _several_nodes(recipe: "nemo_run.Partial", made: "Combination | None") -> str:
+    """Return how a recipe that is laid out on several nodes is run; empty for one on this machine.
+
+    Overrides of this command are left to the user: some are of the layout on these nodes.
+    """
+    from recipes.collection import ROWS
+
+    nodes = int(recipe.trainer.num_nodes)
+    if nodes == 1:
+        return ""
+    said = (
+        f"{recipe.log.name} is laid out on {nodes} nodes of {recipe.trainer.devices} and this "
+        "machine is one; on a cluster: "
+    )
+    row = ROWS.get(recipe.log.name)
+    if made is not None:
+        command = OnCluster(
+            card=made.card, ladder=made.ladder, stage=made.stage, cluster=made.cluster,
+            nodes=made.nodes,
+        )  # fmt: skip
+    elif row is not None:
+        command = OnCluster(
+            card=row.card, ladder=row.ladder, stage=row.stage, cluster=row.cluster,
+            nodes=None if nodes == row.nodes else nodes,
+        )  # fmt: skip
+    else:
+        return f"{said}longhaul run --executor slurm --cluster FILE"
+    explained = f" ({command.explained})" if command.explained else ""
+    return f"{said}{command.command}{explained}"

@@ -2,14 +2,14 @@
 """`longhaul probe`: what the modules cost on this machine, measured."""
 
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from longhaul.console import loading
+from longhaul.console import loading, show
 from longhaul.options import require_device
 from longhaul.probe_memory import memory
 from longhaul.ranks import results_of
@@ -161,25 +161,44 @@ def _cut(seq: int, batch: int, documents: int) -> "Documents":
 
 
 def _print(measured: "list[Measured]", tolerance: float) -> None:
-    table = Table("kind", "all-to-all", "ring", "U", "parity", "sent MiB", "(theory)",
-                  "forward MiB", "(formula)", "backward MiB", "(formula)", "forward ms",
-                  "backward ms")  # fmt: skip
-    for one in measured:
-        table.add_row(
-            one.degrees.kind,
-            str(one.degrees.ulysses),
-            str(one.degrees.ring),
-            str(one.degrees.heads_per_stage or "all"),
-            f"{one.error:.0e}" + (" WRONG" if not one.error <= tolerance else ""),
-            *(
-                f"{size / 2**20:.2f}"
-                for size in (
-                    one.sent_bytes, one.sent_formula, one.forward_peak, one.forward_formula,
-                    one.backward_peak, one.backward_formula,
-                )
-            ),
-            f"{one.forward_seconds * 1e3:.1f}",
-            f"{one.backward_seconds * 1e3:.1f}",
-        )  # fmt: skip
-    console = Console()
-    console.print(table) if console.is_terminal else Console(width=160).print(table)
+    lines = [_line(one, tolerance) for one in measured]
+
+    def table(without: Sequence[str]) -> Table:
+        made = Table()
+        titles = [title for title in lines[0] if title not in without]
+        for title in titles:
+            made.add_column(title, no_wrap=True)
+        for line in lines:
+            made.add_row(*(line[title] for title in titles))
+        return made
+
+    # One after the other until it fits; the sizes and times themselves go last.
+    show(
+        table,
+        (
+            "backward formula", "forward formula", "sent formula", "backward MiB", "sent MiB",
+            "forward MiB",
+        ),
+    )  # fmt: skip
+
+
+def _line(one: "Measured", tolerance: float) -> dict[str, str]:
+    """Return what the table says of one kind, by column."""
+    sizes = {
+        "sent MiB": one.sent_bytes,
+        "sent formula": one.sent_formula,
+        "forward MiB": one.forward_peak,
+        "forward formula": one.forward_formula,
+        "backward MiB": one.backward_peak,
+        "backward formula": one.backward_formula,
+    }
+    return {
+        "kind": one.degrees.kind,
+        "all-to-all": str(one.degrees.ulysses),
+        "ring": str(one.degrees.ring),
+        "U": str(one.degrees.heads_per_stage or "all"),
+        "parity": f"{one.error:.0e}" + (" WRONG" if not one.error <= tolerance else ""),
+        **{name: f"{size / 2**20:.2f}" for name, size in sizes.items()},
+        "forward ms": f"{one.forward_seconds * 1e3:.1f}",
+        "backward ms": f"{one.backward_seconds * 1e3:.1f}",
+    }

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from longhaul.console import loading
+from longhaul.console import loading, show
 from longhaul.options import require_device
 from longhaul.ranks import results_of
 
@@ -156,8 +155,7 @@ def _print(measured: "list[Measured]") -> None:
     table.add_row("all but host", f"{shown.peak_bytes / MIB:.2f}", "100.0%", "")
     if shown.allocator_bytes is not None:
         table.add_row("CUDA's allocator", f"{shown.allocator_bytes / MIB:.2f}", "", "")
-    console = Console()
-    console.print(table) if console.is_terminal else Console(width=100).print(table)
+    show(lambda _: table)
     cause, backward = shown.peak_in
     typer.echo(
         f"rank {worst} of {len(measured)}, which holds most (ranks peak at {peaks[0] / MIB:.2f} to "

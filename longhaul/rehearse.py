@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longhaul import verification_card as cards
-from longhaul.console import loading
+from longhaul.console import loading, show
+from longhaul.messages import ENCODING_ERRORS, note
 from longhaul.options import CLUSTER, Ranks
 from longhaul.progress import Watched, progress
 from longhaul.version import commit, versions
@@ -130,7 +132,6 @@ def require_free(run: Path) -> None:
 
 def describe(made: "Rehearsal") -> None:
     """Print what is kept of the recipe and what is reduced, and the notes."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{made.name} on {made.ranks} CPU ranks", title_justify="left")
@@ -138,10 +139,9 @@ def describe(made: "Rehearsal") -> None:
         table.add_column(column, overflow="fold")
     for what, whole, small in made.compared():
         table.add_row(what, whole, small, "kept" if whole == small else "reduced")
-    console = Console()
-    console.print(table) if console.is_terminal else Console(width=120).print(table)
-    for note in made.notes():
-        typer.echo(f"note: {note}", err=True)
+    show(lambda _: table)
+    for words in made.notes():
+        note(f"note: {words}")
 
 
 def _vocabulary(store: Path | None) -> int:
@@ -182,14 +182,14 @@ def _run(
         jobs = rehearsed.jobs(made, recipes, run=run, store=place)
         planned = [rehearsed.planned(recipe) for recipe in recipes]
     if made_up:
-        typer.echo("note: the analysis of impactful tokens is made up", err=True)
+        note("note: the analysis of impactful tokens is made up")
     watched = [
         Watched(stage.name, stage.steps, chain.metrics(recipe))
         for stage, recipe in zip(planned, recipes, strict=True)
     ]
-    typer.echo(f"the ranks write to {log}", err=True)
+    note(f"the ranks write to {log}")
     with (  # while the ranks run, 1 and 2 are the log
-        os.fdopen(os.dup(1), "w") as shown,
+        os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=ENCODING_ERRORS) as shown,
         progress(Console(file=shown), watched, after="evaluating"),
     ):
         run_forked(jobs, log)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from longhaul.console import loading
+from longhaul.console import loading, show
 from longhaul.rope_search import search
 from recipes.nearest import named
 
@@ -82,10 +81,9 @@ def rope(
     )
     for name, word in zip(list(chosen)[1:], words, strict=True):
         typer.echo(f"{name}: {word}")
-    console = Console(width=max(100, Console().width))
-    console.print(_pairs(shown, subject.trained, target))
-    console.print("* turns by angles that the model was not trained on", highlight=False)
-    console.print(_summary(shown))
+    show(lambda _: _pairs(shown, subject.trained, target))
+    typer.echo("* turns by angles that the model was not trained on")
+    show(lambda _: _summary(shown))
     if plot is not None:
         from eval.rope_plot import draw
 

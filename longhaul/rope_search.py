@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from longhaul.console import loading, output_to
+from longhaul.console import busy, loading, output_to
 from longhaul.options import ContextParallel, Device, Ranks, Run, TensorParallel, require_device
 
 
@@ -96,7 +96,10 @@ def search(
             context_parallel=context_parallel,
             device=device,
         )
-    with output_to(folder / "output.log") as console, console.status("searching"):
+    with (
+        output_to(folder / "output.log") as console,
+        busy(console, f"searching; progress in {progress}"),
+    ):
         run_in_order("rope-search", [job], folder / "launch")
     for line in summary(json.loads(out.read_text())["about"]):
         typer.echo(line)

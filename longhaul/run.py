@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from longhaul.console import loading, output_to
+from longhaul.messages import note, resumable
 from longhaul.options import CLUSTER, require_device
 from longhaul.progress import Watched, progress
 
@@ -18,6 +19,9 @@ def run(
     card: Annotated[
         str | None, typer.Option(help="The model card; needed where several fit the ladder.")
     ] = None,
+    stage: Annotated[
+        str, typer.Option(help="Only this stage, by length, as 64K.", show_default="all")
+    ] = "",
     executor: Annotated[
         str, typer.Option(help="Where to run: local, or slurm with --cluster.")
     ] = "local",
@@ -57,10 +61,13 @@ def run(
     A run that was stopped goes on where it was. KEY=VALUE overrides apply to every stage.
     """
     from longhaul import ladder_run
+    from longhaul.combination import stage_of
 
-    chosen, model = ladder_run.choose(ladder, card)
+    planned = executor == "slurm" and nodes is not None
+    chosen, model = ladder_run.choose(ladder, card, planned=planned)
     require_device(device)
-    plan = ladder_run.plan(chosen, model, out, store)
+    only = stage_of(chosen, stage) if stage else None
+    plan = ladder_run.plan(chosen, model, out, store, only=only)
     if executor == "slurm":
         from longhaul.run_on_cluster import run_on_cluster
 
@@ -83,6 +90,7 @@ def run(
         ladder_run.require_store(plan)
     with loading("NeMo and Megatron-Core"):
         from longhaul import chain
+        from recipes.check import tokens_per_batch
         from slurm.launch import commands, run_in_order
 
         recipes = chain.recipes(plan, context.args, device)
@@ -96,12 +104,21 @@ def run(
         return
     log = plan.run / "output.log"
     watched = [
-        Watched(recipe.log.name, int(recipe.trainer.max_steps), chain.metrics(recipe))
+        Watched(
+            recipe.log.name,
+            int(recipe.trainer.max_steps),
+            chain.metrics(recipe),
+            tokens_per_batch(recipe),
+        )
         for recipe in recipes
     ]
     if jobs:
-        typer.echo(f"the ranks write to {plan.run / 'launch'}", err=True)
-        with output_to(log) as console, progress(console, watched, after="evaluating"):
+        note(f"the ranks write to {plan.run / 'launch'}")
+        with (
+            resumable(),
+            output_to(log) as console,
+            progress(console, watched, after="evaluating"),
+        ):
             run_in_order(plan.name, jobs, plan.run / "launch", console.print)
     from longhaul.report import report
 

@@ -13,6 +13,7 @@ from longhaul import ladder_run
 from longhaul.cluster_checks import folders
 from longhaul.console import loading
 from longhaul.documents import documents_of
+from longhaul.messages import next_command, note
 from recipes.collection import ROWS
 from recipes.gate import gate_from
 from slurm.cluster_file import ClusterFile, load
@@ -63,8 +64,8 @@ def run_on_cluster(
             chain.write_records(plan, made)
             before_submission.require_shared(plan, file)
         jobs = cluster_chain.jobs(plan, made, file, documents=documents, export=export)
-    for note in notes:
-        typer.echo(f"note: {note}", err=True)
+    for words_ in notes:
+        note(f"note: {words_}")
     ladder_run.describe(plan, made)
     if not jobs:
         typer.echo("nothing is left to do")
@@ -72,11 +73,13 @@ def run_on_cluster(
     if dryrun:
         for name, script in scripts(plan.name, jobs, plan.run / "launch").items():
             typer.echo(f"# ---- {name}\n{script}")
+        note(f"{len(jobs)} jobs, each after the one before; without --dryrun they are submitted")
         return
     numbers = submit(plan.name, jobs, plan.run / "launch")
     write_json(plan.run / "launch" / "jobs.json", numbers)
     for name, number in numbers.items():
         typer.echo(f"{number}  {name}")
+    next_command(["longhaul", "status", plan.run], "how far it is")
 
 
 def _with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:
@@ -89,7 +92,9 @@ def _with_gates(plan: ladder_run.Plan, words: str) -> ladder_run.Plan:
     stages = tuple(
         replace(stage, gate=gate_from(words, stage.gate)) for stage in plan.ladder.stages
     )
-    return replace(plan, ladder=replace(plan.ladder, stages=stages))
+    at = None if plan.only is None else plan.ladder.stages.index(plan.only)
+    only = None if at is None else stages[at]
+    return replace(plan, ladder=replace(plan.ladder, stages=stages), only=only)
 
 
 def _laid_out(
@@ -101,7 +106,7 @@ def _laid_out(
     from recipes.factories import FACTORIES
 
     made = []
-    for name, stage in zip(plan.stage_names, plan.ladder.stages, strict=True):
+    for name, stage in plan.chosen:
         if name in ROWS and ROWS[name].layout.device == "cpu":
             made.append(chain.placed(plan, stage, FACTORIES[name](nodes=nodes), words, device))
             continue

@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,6 +88,7 @@ def _stage(stage: "Stage", card: "ModelCard") -> dict[str, Any]:
 
 def commands(row: "Row") -> Iterator[tuple[str, str]]:
     """Yield what to type next, each with what it is for."""
+    from longhaul.next_commands import OnCluster
     from recipes.collection import ROWS
     from recipes.naming import recipe_name
 
@@ -110,9 +111,18 @@ def commands(row: "Row") -> Iterator[tuple[str, str]]:
     if row.stage.start == "previous":
         before = names[names.index(row.name) - 1]
         yield f"longhaul show {before}", "the stage before, which this one starts from"
-    yield f"longhaul pretrain --factory {row.name}", "this stage"
-    if len(names) > 1 and all(name in ROWS for name in names):
+    submitted = OnCluster(card=card, ladder=ladder, cluster=row.cluster)
+    if row.nodes == 1:
+        yield f"longhaul pretrain --factory {row.name}", "this stage, on this machine"
+    else:
+        this = replace(submitted, stage=row.stage)
+        yield this.command, f"this stage, on {row.nodes} nodes; {submitted.explained}"
+    if len(names) == 1 or not all(name in ROWS for name in names):
+        return
+    if all(ROWS[name].nodes == 1 for name in names):
         yield f"longhaul run --ladder {ladder.name} --card {card.name}", "all stages in order"
+    else:
+        yield submitted.command, "all stages in order, as jobs"
 
 
 def _import(row: "Row") -> tuple[str, str]:

@@ -280,8 +280,8 @@ def training_job(recipe: nemo_run.Partial) -> Job:
     """Return the job that trains the stage on this machine, once its recipe is recorded."""
     if int(recipe.trainer.num_nodes) != 1:
         raise ValueError(
-            f"the local executor has one node and {recipe.log.name} asks for "
-            f"{recipe.trainer.num_nodes}; set trainer.num_nodes=1"
+            f"{recipe.log.name} is laid out on {recipe.trainer.num_nodes} nodes and this machine "
+            "is one; submit it to a cluster: longhaul run --executor slurm --cluster FILE"
         )
     task = nemo_run.Partial(train, config=str(folder_of(recipe) / CONFIG))
     return Job(recipe.log.name, task, local_executor(world_size(recipe)))

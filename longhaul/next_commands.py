@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that train a stage or a ladder, as they are accepted when they are typed; light.
+
+`longhaul pretrain` trains on this machine alone; what takes several nodes is a job on a cluster.
+"""
+
+import shlex
+from dataclasses import dataclass
+
+from recipes import cluster
+from recipes.model_card import ModelCard
+from recipes.naming import length_shown
+from recipes.stages import Ladder, Stage
+
+YOUR_CLUSTER = "YOUR_CLUSTER.yaml"
+"""Stands for a copy of a shipped cluster file, which says neither account nor image."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnCluster:
+    """A ladder, or a stage of it, as jobs on the nodes of a cluster."""
+
+    card: ModelCard
+    ladder: Ladder
+    cluster: str
+    """The name or the path of its cluster file."""
+    stage: Stage | None = None
+    """The only stage; None for all."""
+    nodes: int | None = None
+    """For the planner to lay it on; None for the shipped layouts."""
+
+    @property
+    def words(self) -> list[str]:
+        """The parts of the command, in which a shipped cluster file is the user's copy of it."""
+        words = ["longhaul run", f"--ladder {self.ladder.name}", f"--card {self.card.name}"]
+        if self.stage is not None and len(self.ladder.stages) > 1:
+            words.append(f"--stage {length_shown(self.stage.seq_length).replace(',', '')}")
+        words += ["--executor slurm", f"--cluster {shlex.quote(self._file)}"]
+        if self.nodes is not None:
+            words.append(f"--nodes {self.nodes}")
+        return words
+
+    @property
+    def command(self) -> str:
+        """The command on one line."""
+        return " ".join(self.words)
+
+    @property
+    def explained(self) -> str:
+        """What the cluster file in the command is; empty for one of the user's."""
+        if self._file != YOUR_CLUSTER:
+            return ""
+        return (
+            f"{YOUR_CLUSTER} is a copy of slurm/clusters/{self.cluster}.yaml with your account and "
+            "image"
+        )
+
+    @property
+    def _file(self) -> str:
+        return YOUR_CLUSTER if self.cluster in cluster.names() else self.cluster
