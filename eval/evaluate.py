@@ -4,6 +4,7 @@
 Runs on every rank of a torchrun job; `longhaul evaluate` and `longhaul run` launch it.
 """
 
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from data.held_out import long_documents
 from data.store import Manifest
 from eval import checkpoint_model
 from eval.by_position import BUCKET, loss_by_position, mean_over
+from eval.evaluations import write_evaluation
 from eval.passkey import DIGITS, prompts
 from eval.passkey_score import score
 from eval.ranks import parallel_ranks
@@ -26,10 +28,8 @@ from eval.results import (
     Evaluation,
     Passkey,
     RangeMean,
-    evaluation_path,
     read_stage,
     stage_folder,
-    write_json,
 )
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -47,6 +47,8 @@ def evaluate(
     device: str = "cpu",
 ) -> None:
     """Write `RUN/eval/<stage>.json` for each stage, at the longest of `lengths`.
+
+    An evaluation with other settings that was there is kept (`eval.evaluations`).
 
     `lengths` are the contexts of the ladder: they bound the ranges of positions and are the
     lengths of the passkey prompts, of which there are none where `trials` is 0. Data parallel ranks
@@ -69,10 +71,8 @@ def evaluate(
                 record = read_stage(Path(run), name)
                 if record is None:
                     raise ValueError(f"{folder} has no stage.json, which says what was trained")
-                write_json(
-                    evaluation_path(Path(run), name),
-                    evaluation(name, record.context, losses, count, lengths, grid),
-                )
+                found = evaluation(name, record.context, losses, count, lengths, grid)
+                write_evaluation(Path(run), replace(found, store=store))
 
 
 def evaluation(

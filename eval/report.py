@@ -16,15 +16,13 @@ from typing import Any
 import jinja2
 
 from eval import report_plots
+from eval.evaluations import RangeRow, Settings, alike, comparable, range_bounds, range_rows
 from eval.results import (
     Evaluation,
     Passkey,
-    RangeRow,
     StageRecord,
     StageResults,
     load,
-    range_bounds,
-    range_rows,
     write_bytes,
 )
 
@@ -72,6 +70,7 @@ def build(run: Path, out: Path | None = None) -> Path:
     target = run / "report.html" if out is None else out
     if target.is_dir():
         target = target / "report.html"
+    stages, others = comparable(run, stages)
     evaluations = [stage.evaluation for stage in stages if stage.evaluation is not None]
     position = report_plots.by_position(stages)
     training = report_plots.training(stages)
@@ -85,7 +84,8 @@ def build(run: Path, out: Path | None = None) -> Path:
         training_svg=training and report_plots.inline_svg(training, "Loss by tokens seen"),
         held_out=_held_out(evaluations),
         bounds=[span(*bound) for bound in range_bounds(evaluations)],
-        means=_means(range_rows(evaluations), stages),
+        means=_means(evaluations, stages),
+        others=[other_settings(each) for each in others],
         unevaluated=[stage.name for stage in stages if stage.evaluation is None],
         grids=[_grid(each, each.passkey) for each in evaluations if each.passkey is not None],
         without_grid=[each.stage for each in evaluations if each.passkey is None],
@@ -117,6 +117,12 @@ def verdict(evaluations: Sequence[Evaluation]) -> str:
             f"Only {evaluations[0].stage} has been evaluated so far: "
             "there is nothing to compare it with."
         )
+    if not alike([evaluations[0], evaluations[-1]]):
+        ways = "; ".join(Settings.of(each).words for each in (evaluations[0], evaluations[-1]))
+        return (
+            f"{rows[0].stage} and {rows[-1].stage} were measured with different settings ({ways}), "
+            "so they are not compared."
+        )
     first, last = rows[0], rows[-1]
     for bound, before, after in reversed(list(zip(bounds, first.means, last.means, strict=True))):
         if math.isfinite(before) and math.isfinite(after):
@@ -136,6 +142,15 @@ def _compared(where: str, first: str, before: float, last: str, after: float) ->
         f"{has}, {after - before:.2f} above the {before:.2f} of the first, {first}: "
         "it is not better there."
     )
+
+
+def other_settings(evaluation: Evaluation) -> str:
+    """Say in one line what an evaluation with other settings found."""
+    means = ", ".join(
+        f"{_number(mean.loss, '{:.2f}')} at {span(mean.start, mean.stop)}"
+        for mean in evaluation.ranges
+    )
+    return f"{evaluation.stage}, {Settings.of(evaluation).words}: {means or 'no ranges'}"
 
 
 def trends(evaluations: Sequence[Evaluation]) -> list[str]:
@@ -193,21 +208,29 @@ def _held_out(evaluations: Sequence[Evaluation]) -> list[str]:
     ]
 
 
-def _means(rows: Sequence[RangeRow], stages: Sequence[StageResults]) -> list[Row]:
+def _means(evaluations: Sequence[Evaluation], stages: Sequence[StageResults]) -> list[Row]:
+    """Tabulate mean losses; where settings differ rows say theirs and none is marked as lowest."""
+    rows: list[RangeRow] = range_rows(evaluations)
+    same = alike(evaluations)
+    notes = {each.stage: "" if same else f" ({Settings.of(each).words})" for each in evaluations}
     columns = list(zip(*(row.means for row in rows), strict=True))
     best = [
         min((mean for mean in column if math.isfinite(mean)), default=0.0) for column in columns
     ]
     table = {
         row.stage: [
-            Cell(_number(mean, "{:.2f}"), marked=round(mean, 2) == round(least, 2))
+            Cell(_number(mean, "{:.2f}"), marked=same and round(mean, 2) == round(least, 2))
             if math.isfinite(mean)
             else Cell(MISSING)
             for mean, least in zip(row.means, best, strict=True)
         ]
         for row in rows
     }
-    return [Row(stage.name, table[stage.name]) for stage in stages if stage.name in table]
+    return [
+        Row(stage.name, table[stage.name], note=notes[stage.name])
+        for stage in stages
+        if stage.name in table
+    ]
 
 
 def _grid(evaluation: Evaluation, passkey: Passkey) -> Grid:

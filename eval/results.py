@@ -6,6 +6,7 @@
     RUN/stages/<stage>/config.yaml    its resolved recipe
     RUN/stages/<stage>/metrics.jsonl  one object a training step
     RUN/eval/<stage>.json             loss by position, mean loss by range, passkey grid
+    RUN/eval/other/<stage>/*.json     the same by other settings (`eval.evaluations`)
 
 The dataclasses below are the schema: a field without a default must be in the file, keys not named
 here are ignored, and `null` for a number reads as NaN. Losses are in nats per token. Only run.json
@@ -16,10 +17,9 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -155,6 +155,8 @@ class Evaluation:
     by_position: ByPosition | None = None
     ranges: tuple[RangeMean, ...] = ()
     passkey: Passkey | None = None
+    store: str = ""
+    """The token store of the documents; empty in files that do not say it."""
 
 
 @dataclass(frozen=True)
@@ -173,13 +175,6 @@ class StageResults:
         return [step.tokens if math.isfinite(step.tokens) else batch for step in self.steps]
 
 
-class RangeRow(NamedTuple):
-    """Pair a stage with its mean loss in each of the `range_bounds`; NaN where not measured."""
-
-    stage: str
-    means: list[float]
-
-
 def run_path(run: Path) -> Path:
     """Return where the record of the run lies."""
     return run / "run.json"
@@ -191,7 +186,7 @@ def stage_folder(run: Path, stage: str) -> Path:
 
 
 def evaluation_path(run: Path, stage: str) -> Path:
-    """Return where the evaluation of one stage lies."""
+    """Return where the latest evaluation of one stage lies."""
     return run / "eval" / f"{stage}.json"
 
 
@@ -208,13 +203,13 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, obj: Any) -> None:
     """Write dataclasses, mappings and lists as JSON, atomically; NaN and infinity become null."""
-    write_bytes(path, (json.dumps(_plain(obj), indent=1, allow_nan=False) + "\n").encode())
+    write_bytes(path, (json.dumps(plain(obj), indent=1, allow_nan=False) + "\n").encode())
 
 
 def append_step(path: Path, step: Step | dict[str, Any]) -> None:
     """Append one step to a `metrics.jsonl`, on a line of its own even after a line cut short."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(_plain(step), allow_nan=False).encode() + b"\n"
+    line = json.dumps(plain(step), allow_nan=False).encode() + b"\n"
     with path.open("a+b") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -251,8 +246,13 @@ def read_stage(run: Path, stage: str) -> StageRecord | None:
 
 
 def read_evaluation(run: Path, stage: str) -> Evaluation | None:
-    """Read the evaluation of one stage, or return None if it has none yet."""
-    return _read(Evaluation, evaluation_path(run, stage))
+    """Read the latest evaluation of one stage, or return None if it has none yet."""
+    return evaluation_at(evaluation_path(run, stage))
+
+
+def evaluation_at(path: Path) -> Evaluation | None:
+    """Read the evaluation in a file, or return None if there is none."""
+    return _read(Evaluation, path)
 
 
 def read_steps(path: Path) -> tuple[Step, ...]:
@@ -304,39 +304,14 @@ def load(run: Path) -> tuple[RunRecord, list[StageResults]]:
     return record, stages
 
 
-def range_bounds(evaluations: Iterable[Evaluation]) -> list[tuple[int, int]]:
-    """List the ranges of positions that any of the evaluations measured, in rising order."""
-    return sorted({(mean.start, mean.stop) for each in evaluations for mean in each.ranges})
-
-
-def range_rows(evaluations: Sequence[Evaluation]) -> list[RangeRow]:
-    """Tabulate the mean loss of each evaluation in each range of `range_bounds`."""
-    bounds = range_bounds(evaluations)
-    rows = []
-    for each in evaluations:
-        means = {(mean.start, mean.stop): mean.loss for mean in each.ranges}
-        rows.append(RangeRow(each.stage, [means.get(bound, math.nan) for bound in bounds]))
-    return rows
-
-
-def range_table(run: Path) -> list[RangeRow]:
-    """Tabulate the mean loss by range of the evaluated stages, in the order of the ladder."""
-    return range_rows(read_evaluations(run))
-
-
-def read_evaluations(run: Path) -> list[Evaluation]:
-    """Read the evaluations a run has, in the order of the ladder."""
-    found = (read_evaluation(run, name) for name in read_run(run).stages)
-    return [each for each in found if each is not None]
-
-
-def _plain(obj: Any) -> Any:
+def plain(obj: Any) -> Any:
+    """Return dataclasses, mappings and lists as what JSON has; NaN and infinity become None."""
     if is_dataclass(obj) and not isinstance(obj, type):
-        return _plain(asdict(obj))
+        return plain(asdict(obj))
     if isinstance(obj, dict):
-        return {key: _plain(value) for key, value in obj.items()}
+        return {key: plain(value) for key, value in obj.items()}
     if isinstance(obj, list | tuple):
-        return [_plain(value) for value in obj]
+        return [plain(value) for value in obj]
     if isinstance(obj, float) and not math.isfinite(obj):
         return None
     return obj

@@ -10,6 +10,7 @@ from typing import Any
 
 from longhaul.cluster_checks import Folder, lacking
 from longhaul.ladder_run import Plan
+from longhaul.slurm_jobs import OVER
 from slurm.cluster_file import ClusterFile
 from slurm.executors import executor, require_reached
 from slurm.launch import nothing_to_read
@@ -18,13 +19,6 @@ PACKAGES = ("recipes", "custom_modules", "data", "eval", "slurm", "longhaul")
 FILES_READ = (".py", ".yaml", ".jinja")
 PLAIN = "env -u SQUEUE_STATES -u SQUEUE_PARTITION -u SQUEUE_ACCOUNT -u SQUEUE_USERS"
 """Without what a shell may have squeue leave out."""
-OVER = frozenset(
-    (
-        "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE",
-        "BOOT_FAIL", "REVOKED",
-    )
-)  # fmt: skip
-"""Slurm's words for a job that will not run again."""
 
 
 def require(file: ClusterFile, used: Sequence[Folder]) -> list[str]:

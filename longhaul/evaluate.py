@@ -6,8 +6,18 @@ from typing import Annotated
 
 import typer
 
-from longhaul.console import loading, output_to
-from longhaul.options import ContextParallel, Device, Ranks, Run, TensorParallel, require_device
+from longhaul.console import busy, loading, output_to
+from longhaul.messages import next_command
+from longhaul.options import (
+    ContextParallel,
+    Device,
+    Json,
+    Ranks,
+    Run,
+    TensorParallel,
+    print_json,
+    require_device,
+)
 
 
 def evaluate(
@@ -26,10 +36,13 @@ def evaluate(
     tensor_parallel: TensorParallel = 1,
     context_parallel: ContextParallel = 1,
     device: Device = None,
+    as_json: Json = False,
 ) -> None:
     """Evaluate loss by position and passkey retrieval of a run's stages."""
     from data.store import Manifest
-    from eval.results import read_stage, stage_names
+    from eval.evaluations import other_evaluations
+    from eval.results import read_evaluation, read_stage, stage_names
+    from longhaul.evaluation_tables import show_evaluations
 
     names = stage_names(run)
     for name in stage or []:
@@ -73,6 +86,14 @@ def evaluate(
             context_parallel=context_parallel,
             device=device,
         )
-    with output_to(run / "output.log") as console, console.status("evaluating"):
+    said = f"evaluating {', '.join(chosen)} on {ranks} ranks"
+    with output_to(run / "output.log") as console, busy(console, said):
         run_in_order("evaluate", [job], run / "launch")
+    found = [each for name in chosen if (each := read_evaluation(run, name)) is not None]
+    others = [other for name in chosen for other in other_evaluations(run, name)]
+    if as_json:
+        print_json({"evaluations": found, "other_settings": others})
+        return
+    show_evaluations(found, others)
     typer.echo(run / "eval")
+    next_command(["longhaul", "report", "--run", run], "all of it on one page")

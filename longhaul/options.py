@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that several commands have: the run they read and the ranks they start on it."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +17,14 @@ ContextParallel = Annotated[int, typer.Option(min=1, help="Ranks that share each
 Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; without it what the run trained on.")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, with units in its names.")]
+
+
+def print_json(content: Any) -> None:
+    """Print mappings, lists and dataclasses as JSON on stdout; NaN and infinity become null."""
+    from eval.results import plain
+
+    typer.echo(json.dumps(plain(content), indent=1, allow_nan=False, default=str))
 
 
 def require_device(device: str | None) -> None:

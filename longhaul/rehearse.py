@@ -184,7 +184,7 @@ def _run(
     if made_up:
         note("note: the analysis of impactful tokens is made up")
     watched = [
-        Watched(stage.name, stage.steps, chain.metrics(recipe))
+        Watched(stage.name, stage.steps, chain.metrics(recipe), int(stage.tokens_per_step))
         for stage, recipe in zip(planned, recipes, strict=True)
     ]
     note(f"the ranks write to {log}")

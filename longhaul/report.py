@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from longhaul.options import Json, print_json
+
 
 def report(
     run: Annotated[Path, typer.Option(help="Run folder, as `longhaul run` leaves it.")],
@@ -15,26 +17,22 @@ def report(
             help="File or folder to write to.", show_default="report.html in the run folder"
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Build report.html from a run folder, and print the mean loss by range of positions."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from eval.report import build, span
-    from eval.results import range_bounds, range_rows, read_evaluations
+    from eval.evaluations import comparable
+    from eval.report import build
+    from eval.results import load
+    from longhaul.evaluation_tables import next_after, show_evaluations
+    from longhaul.messages import next_command
 
     path = build(run, out)
-    evaluations = read_evaluations(run)
-    console = Console()
-    if evaluations:
-        table = Table(title="Mean loss by position, nats per token", title_justify="left")
-        table.add_column("stage")
-        for bound in range_bounds(evaluations):
-            table.add_column(span(*bound), justify="right")
-        for row in range_rows(evaluations):
-            table.add_row(Text(row.stage), *(f"{mean:.2f}" for mean in row.means))
-        console.print(table)
-    else:
-        console.print("No stage of this run has been evaluated yet.")
-    console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+    stages, others = comparable(run, load(run)[1])
+    evaluations = [stage.evaluation for stage in stages if stage.evaluation is not None]
+    if as_json:
+        print_json({"report": path, "evaluations": evaluations, "other_settings": others})
+        return
+    show_evaluations(evaluations, others)
+    typer.echo(path)
+    if words := next_after(run):
+        next_command(words, "its last stage as a Hugging Face folder")

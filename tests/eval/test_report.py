@@ -349,7 +349,7 @@ def test_command_prints_the_means_and_ends_with_the_path(tmp_path):
     run = make_run(tmp_path)
     done = CliRunner().invoke(app, ["--run", str(run)])
     assert done.exit_code == 0
-    assert "2,048-8,192" in done.output
+    assert "2K-8K" in done.output
     assert "tiny_8k" in done.output
     assert done.output.splitlines()[-1] == str(run / "report.html")
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from eval import results
+from eval import evaluations, results
 
 
 def write_run(run, stages=("a", "b")):
@@ -30,7 +30,7 @@ def test_range_table_follows_the_ladder_and_leaves_nan_for_what_was_not_measured
     write_run(tmp_path, ("b", "a", "never"))
     write_ranges(tmp_path, "a", {(0, 4): 2.0})
     write_ranges(tmp_path, "b", {(4, 8): 3.5, (0, 4): 1.0})
-    rows = results.range_table(tmp_path)
+    rows = evaluations.range_table(tmp_path)
     assert [row.stage for row in rows] == ["b", "a"]
     assert rows[0].means == [1.0, 3.5]
     assert rows[1].means[0] == 2.0

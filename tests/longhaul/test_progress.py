@@ -7,7 +7,8 @@ import json
 import pytest
 from rich.console import Console
 
-from longhaul.progress import Watched, last_line, progress
+from longhaul.pace import last_lines
+from longhaul.progress import Watched, progress
 from tests.conditions import until
 
 
@@ -44,8 +45,8 @@ def test_a_line_that_is_still_being_written_is_not_read(tmp_path):
     write_steps(path, 2)
     with path.open("a") as file:
         file.write('{"step": 3, "lo')
-    assert last_line(path)["step"] == 2
+    assert last_lines(path)[-1]["step"] == 2
 
 
 def test_no_file_is_no_line(tmp_path):
-    assert last_line(tmp_path / "none.jsonl") is None
+    assert last_lines(tmp_path / "none.jsonl") == []

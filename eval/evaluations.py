@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluations of a run beside each other: what they were made with, and which can be compared.
+
+    RUN/eval/<stage>.json                    the latest evaluation of a stage
+    RUN/eval/other/<stage>/<settings>.json   those before it that were made with other settings
+
+Evaluations with the same settings replace each other; nothing else is overwritten.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from eval.results import (
+    BrokenResultError,
+    Evaluation,
+    StageResults,
+    evaluation_at,
+    evaluation_path,
+    read_evaluation,
+    read_run,
+    write_json,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an evaluation was made with."""
+
+    eval_length: int
+    documents: int
+    trials: int
+    """Passkey prompts of a cell; 0 for none."""
+    store: str = ""
+    """Empty where the file does not say it."""
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> "Settings":
+        """Return the settings of an evaluation."""
+        trials = 0 if evaluation.passkey is None else evaluation.passkey.trials
+        return cls(evaluation.eval_length, evaluation.documents, trials, evaluation.store)
+
+    def same_as(self, other: "Settings") -> bool:
+        """Whether two evaluations can be compared; a store that is not said counts as the same."""
+        if self.store and other.store and self.store != other.store:
+            return False
+        return replace(self, store="") == replace(other, store="")
+
+    @property
+    def words(self) -> str:
+        """The settings but the store, as they are read."""
+        documents = f"{self.documents:,} document{'s' * (self.documents != 1)}"
+        trials = (
+            f"{self.trials:,} trial{'s' * (self.trials != 1)}" if self.trials else "no passkeys"
+        )
+        return f"{documents} to {self.eval_length:,} tokens, {trials}"
+
+    @property
+    def file_name(self) -> str:
+        """The name of a file that no other settings have."""
+        store = f"_{sha256(self.store.encode()).hexdigest()[:8]}" if self.store else ""
+        return (
+            f"{self.eval_length}_tokens_{self.documents}_documents_{self.trials}_trials{store}.json"
+        )
+
+
+def write_evaluation(run: Path, evaluation: Evaluation) -> None:
+    """Write the latest evaluation of a stage; one with other settings that was there is kept."""
+    stage = evaluation.stage
+    try:
+        before = read_evaluation(run, stage)
+    except BrokenResultError:
+        before = None
+    if before is not None and not Settings.of(before).same_as(Settings.of(evaluation)):
+        write_json(_other_path(run, before), before)
+    write_json(evaluation_path(run, stage), evaluation)
+    _other_path(run, evaluation).unlink(missing_ok=True)
+
+
+def other_evaluations(run: Path, stage: str) -> list[Evaluation]:
+    """Read the evaluations of a stage that were made with other settings than the latest."""
+    found = map(evaluation_at, sorted(_others(run, stage).glob("*.json")))
+    return [each for each in found if each is not None]
+
+
+def _others(run: Path, stage: str) -> Path:
+    return run / "eval" / "other" / stage
+
+
+def _other_path(run: Path, evaluation: Evaluation) -> Path:
+    return _others(run, evaluation.stage) / Settings.of(evaluation).file_name
+
+
+class Chosen(NamedTuple):
+    """The stages, each with the evaluation that most others can be compared with, and the rest."""
+
+    stages: list[StageResults]
+    others: list[Evaluation]
+
+
+def comparable(run: Path, stages: Sequence[StageResults]) -> Chosen:
+    """Choose for each stage the evaluation with the settings that most stages have.
+
+    Of settings that equally many have those of the later stages' latest evaluations; a stage
+    without an evaluation of the chosen settings has its latest.
+    """
+    there = {
+        stage.name: [
+            each
+            for each in (stage.evaluation, *other_evaluations(run, stage.name))
+            if each is not None
+        ]
+        for stage in stages
+    }
+    every = [Settings.of(each) for stage in reversed(stages) for each in there[stage.name]]
+    if not every:
+        return Chosen(list(stages), [])
+
+    def of_stages(settings: Settings) -> int:
+        return sum(
+            any(Settings.of(each).same_as(settings) for each in of_stage)
+            for of_stage in there.values()
+        )
+
+    wanted = max(every, key=of_stages)
+    chosen, others = [], []
+    for stage in stages:
+        fitting = [each for each in there[stage.name] if Settings.of(each).same_as(wanted)]
+        shown = (fitting or there[stage.name] or [None])[0]
+        chosen.append(replace(stage, evaluation=shown))
+        others += [each for each in there[stage.name] if each is not shown]
+    return Chosen(chosen, others)
+
+
+def alike(evaluations: Sequence[Evaluation]) -> bool:
+    """Whether all were made with the same settings."""
+    settings = [Settings.of(each) for each in evaluations]
+    return all(each.same_as(settings[0]) for each in settings[1:])
+
+
+class RangeRow(NamedTuple):
+    """Pair a stage with its mean loss in each of the `range_bounds`; NaN where not measured."""
+
+    stage: str
+    means: list[float]
+
+
+def range_bounds(evaluations: Iterable[Evaluation]) -> list[tuple[int, int]]:
+    """List the ranges of positions that any of the evaluations measured, in rising order."""
+    return sorted({(mean.start, mean.stop) for each in evaluations for mean in each.ranges})
+
+
+def range_rows(evaluations: Sequence[Evaluation]) -> list[RangeRow]:
+    """Tabulate the mean loss of each evaluation in each range of `range_bounds`."""
+    bounds = range_bounds(evaluations)
+    rows = []
+    for each in evaluations:
+        means = {(mean.start, mean.stop): mean.loss for mean in each.ranges}
+        rows.append(RangeRow(each.stage, [means.get(bound, math.nan) for bound in bounds]))
+    return rows
+
+
+def range_table(run: Path) -> list[RangeRow]:
+    """Tabulate the mean loss by range of the evaluated stages, in the order of the ladder."""
+    return range_rows(read_evaluations(run))
+
+
+def read_evaluations(run: Path) -> list[Evaluation]:
+    """Read the latest evaluations a run has, in the order of the ladder."""
+    found = (read_evaluation(run, name) for name in read_run(run).stages)
+    return [each for each in found if each is not None]

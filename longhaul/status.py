@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul status`: how far a run is, stage by stage, while it runs and afterwards."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from longhaul.console import show
+from longhaul.facts import amount
+from longhaul.messages import note
+from longhaul.options import Json, print_json
+from longhaul.pace import duration
+from longhaul.run_state import RunState, StageState, run_state
+
+COLUMNS = ("stage", "state", "step", "tokens", "left", "checkpoint", "evaluated", "job")
+
+
+def status(
+    run: Annotated[Path, typer.Argument(help="Run folder, as `longhaul run` leaves it.")],
+    as_json: Json = False,
+) -> None:
+    """Show how far a run is: state, step, time left, checkpoint and job of each stage."""
+    found = run_state(run)
+    if as_json:
+        print_json(_content(found))
+        return
+    if found.trouble:
+        typer.echo(f"broken: {found.trouble}")
+    if not found.stages:
+        typer.echo(f"{run}: no stage has been started here")
+        return
+    head = f"{found.card} on ladder {found.ladder}" if found.card else "stages"
+    lines = [_line(stage) for stage in found.stages]
+
+    def table(without: Sequence[str]) -> Table:
+        made = Table(title=f"{head} in {run}", title_justify="left")
+        titles = [title for title in COLUMNS if title not in without]
+        for title in titles:
+            right = title in ("step", "tokens", "left", "checkpoint")
+            made.add_column(title, no_wrap=True, justify="right" if right else "left")
+        for line in lines:
+            made.add_row(*(line[title] for title in titles))
+        return made
+
+    empty = [title for title in ("job",) if not any(line[title] for line in lines)]
+    show(
+        lambda without: table((*without, *empty)),
+        ("evaluated", "tokens", "checkpoint", "left", "job"),
+    )
+    for stage in found.stages:
+        if stage.reason:
+            typer.echo(f"{stage.name}: {stage.reason}")
+    for logs in dict.fromkeys(stage.logs for stage in found.stages if stage.logs is not None):
+        typer.echo(f"logs: {logs}")
+    others = [job for job in found.jobs if job.name not in {stage.name for stage in found.stages}]
+    for job in others:
+        if job.state not in ("", "COMPLETED"):
+            typer.echo(f"job {job.number} {job.name}: {job.state.lower()}")
+    if any(stage.state in ("stopped", "failed") for stage in found.stages):
+        note("the command that started it resumes it from the last checkpoint")
+    if all(stage.state == "done" for stage in found.stages):
+        typer.echo("all stages are done")
+    elif math.isfinite(found.seconds_left):
+        typer.echo(
+            f"about {duration(found.seconds_left)} of training left, at the last steps' pace"
+        )
+
+
+def _line(stage: StageState) -> dict[str, str]:
+    """Return what the table says of a stage, by column."""
+    steps = f"{stage.steps:,.0f}" if math.isfinite(stage.steps) else "?"
+    left = stage.seconds_left
+    job = stage.job
+    return {
+        "stage": stage.name,
+        "state": stage.state,
+        "step": f"{stage.step:,}/{steps}",
+        "tokens": f"{_tokens(stage.tokens)}/{_tokens(stage.tokens_planned)}",
+        "left": duration(left) if math.isfinite(left) and left > 0 else "",
+        "checkpoint": "" if stage.checkpoint_step is None else f"step {stage.checkpoint_step:,}",
+        "evaluated": "yes" if stage.evaluated else "no",
+        "job": "" if job is None else f"{job.number} {job.state.lower() or 'not known to Slurm'}",
+    }
+
+
+def _tokens(count: float) -> str:
+    return amount(round(count)) if math.isfinite(count) else "?"
+
+
+def _content(found: RunState) -> dict[str, Any]:
+    """Return all of it for programs: times in seconds, sizes in steps and tokens."""
+    return {
+        **asdict(found),
+        "run": str(found.run),
+        "stages": [
+            {**asdict(stage), "logs": None if stage.logs is None else str(stage.logs)}
+            for stage in found.stages
+        ],
+    }

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul status` of runs that are done, under way, stopped, failed, queued, empty and broken."""
+
+import fcntl
+import json
+import os
+
+import pytest
+
+from eval.results import append_step, evaluation_path, stage_folder, write_json
+from longhaul.cli import COMMANDS
+from longhaul.pace import Pace, Part, duration, ladder_left
+from longhaul.run_state import is_locked, run_state
+from tests.longhaul.test_light_commands import after
+
+NAMES = ("tiny_512", "tiny_2k")
+STEPS, TOKENS = 40, 8192
+
+
+def make_run(run, *, taken=(40, 10), saved=(40, 8)):
+    """Write a run folder of two stages with so many steps taken and saved."""
+    write_json(run / "run.json", {"ladder": "tiny", "card": "tiny", "stages": NAMES})
+    for name, steps, step in zip(NAMES, taken, saved, strict=True):
+        folder = stage_folder(run, name)
+        write_json(
+            folder / "stage.json",
+            {
+                "name": name, "seq_length": 512, "tokens": STEPS * TOKENS,
+                "tokens_per_batch": TOKENS,
+            },
+        )  # fmt: skip
+        for number in range(1, steps + 1):
+            append_step(folder / "metrics.jsonl", {"step": number, "loss": 3.0, "seconds": 2.0})
+        if step:
+            facts = {"step": step, "max_steps": STEPS, "tokenizer": "x"}
+            write_json(folder / "checkpoints" / f"step={step}" / "longhaul.json", facts)
+    return run
+
+
+def states(run):
+    return {stage.name: stage.state for stage in run_state(run).stages}
+
+
+def test_each_stage_says_state_step_tokens_checkpoint_and_what_is_left(answer, tmp_path):
+    run = make_run(tmp_path / "run")
+    write_json(evaluation_path(run, "tiny_512"), {})
+    code, out, _ = answer("status", run)
+    assert code == 0
+    first, second = (line for line in out.splitlines() if " tiny_" in line and "/" in line)
+    assert [word for word in first.split() if word.isascii()] == [
+        "tiny_512", "done", "40/40", "328K/328K", "step", "40", "yes",
+    ]  # fmt: skip
+    assert "stopped" in second
+    assert "10/40" in second
+    assert "60 s" in second
+    assert "step 8" in second
+    assert "about 60 s of training left" in out
+
+
+def test_all_of_it_in_numbers(answer, tmp_path):
+    run = make_run(tmp_path / "run")
+    code, out, _ = answer("status", run, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["card"], found["ladder"], found["seconds_left"]) == ("tiny", "tiny", 60.0)
+    assert found["stages"][1]["checkpoint_step"] == 8
+    assert found["stages"][1]["tokens_planned"] == STEPS * TOKENS
+
+
+def test_a_stage_whose_log_is_locked_runs(tmp_path):
+    run = make_run(tmp_path / "run")
+    lock = stage_folder(run, "tiny_2k") / "metrics.lock"
+    with lock.open("w") as file:
+        assert not is_locked(lock)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert states(run) == {"tiny_512": "done", "tiny_2k": "running"}
+    assert states(run)["tiny_2k"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [("failed the loss broke", "failed"), ("refused the gate is shut", "failed"),
+     ("continue told to stop", "stopped")],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["outcome", "launch/outcomes/tiny_2k"])
+def test_the_word_that_a_job_left_says_how_it_ended(tmp_path, word, state, place):
+    run = make_run(tmp_path / "run")
+    path = stage_folder(run, "tiny_2k") / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(word + "\n")
+    stage = run_state(run).stages[1]
+    assert (stage.state, stage.reason) == (state, word.partition(" ")[2])
+
+
+@pytest.mark.parametrize(
+    ("slurm", "state"),
+    [("RUNNING", "running"), ("PENDING", "queued"), ("TIMEOUT", "failed"), ("", "stopped")],
+)
+def test_a_job_of_slurm_is_asked_for(answer, tmp_path, monkeypatch, slurm, state):
+    run = make_run(tmp_path / "run")
+    write_json(run / "launch" / "jobs.json", {"tiny_2k": "11", "evaluate_tiny_2k": "12"})
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("squeue", "sacct"):
+        (programs / name).write_text(f"#!/bin/sh\nprintf '11|{slurm}\\n12|PENDING\\n'\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    assert states(run)["tiny_2k"] == state
+    out = answer("status", run).out
+    assert "job 12 evaluate_tiny_2k: pending" in out
+    assert f"11 {slurm.lower() or 'not known to Slurm'}" in out
+
+
+def test_a_stage_that_has_not_begun_waits_and_is_counted(tmp_path):
+    found = run_state(make_run(tmp_path / "run", taken=(20, 0), saved=(20, 0)))
+    assert [stage.state for stage in found.stages] == ["stopped", "waiting"]
+    assert found.seconds_left == 20 * 2.0 + STEPS * 2.0
+
+
+def test_an_empty_folder_says_that_nothing_has_begun(answer, tmp_path):
+    (tmp_path / "run").mkdir()
+    code, out, _ = answer("status", tmp_path / "run")
+    assert (code, "no stage has been started here" in out) == (0, True)
+
+
+def test_a_place_that_is_no_folder_is_refused(answer, tmp_path):
+    assert "no run folder at" in answer("status", tmp_path / "nowhere").error()
+
+
+@pytest.mark.parametrize(
+    "broken", ["run.json", "launch/jobs.json", "stages/tiny_2k/stage.json"], ids=str
+)
+def test_a_broken_file_is_named_and_the_rest_is_shown(answer, tmp_path, broken):
+    run = make_run(tmp_path / "run")
+    (run / broken).parent.mkdir(exist_ok=True)
+    (run / broken).write_text('{"cut')
+    code, out, _ = answer("status", run)
+    assert code == 0
+    assert f"{run / broken} is not JSON" in " ".join(out.split())
+    assert "tiny_512" in out
+
+
+def test_metrics_and_markers_that_are_garbage_are_no_steps(tmp_path):
+    run = make_run(tmp_path / "run")
+    folder = stage_folder(run, "tiny_2k")
+    (folder / "metrics.jsonl").write_bytes(b"\xff\x00 garbage\n[1]\n")
+    (folder / "checkpoints" / "step=8" / "longhaul.json").write_text("{")
+    assert states(run) == {"tiny_512": "done", "tiny_2k": "waiting"}
+
+
+def test_it_loads_nothing_heavy(tmp_path):
+    assert "status" in COMMANDS
+    done = after("status", str(make_run(tmp_path / "run")))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stage_without_a_pace_leaves_the_rest_unknown_unless_one_before_it_has_one():
+    known = Part(10, 100.0, Pace(5, 2.0))
+    assert ladder_left([known, Part(10, 100.0, Pace.of([]))]) == 5 * 2.0 + 10 * 2.0
+    unknown = ladder_left([Part(10, 100.0, Pace.of([]))])
+    assert unknown != unknown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(4.4, "4 s"), (600, "10 min"), (3 * 3600 + 300, "3 h 05 min"), (200_000, "2 d 8 h")],
+)
+def test_durations_are_read_in_their_largest_units(seconds, words):
+    assert duration(seconds) == words

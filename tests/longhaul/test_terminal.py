@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands show on a terminal, in a narrow one, in one of ASCII, and loudly or quietly."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from longhaul.cli import COMMANDS
+
+CLI = (sys.executable, "-m", "longhaul.cli")
+NOISY = """
+import logging, os, subprocess, sys, warnings
+from longhaul.console import held_back, loading
+with {held}:
+    print("on stdout")
+    print("on stderr", file=sys.stderr)
+    warnings.warn("a warning")
+    logging.getLogger("library").warning("a record")
+    os.write(2, b"of a C library\\n")
+    subprocess.run(["echo", "of a child"])
+    {then}
+print("the result")
+"""
+
+
+def on_terminal(*command: str, **environment: str) -> tuple[int, list[str]]:
+    """Run a command on a pseudo-terminal; return its exit code and the lines that stay on it."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, close_fds=True,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", **environment},
+    )  # fmt: skip
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            part = os.read(master, 65536)
+        except OSError:  # the last process has closed it
+            break
+        if not part:
+            break
+        shown += part
+    os.close(master)
+    return process.wait(), lines_left(shown.decode())
+
+
+def lines_left(text: str) -> list[str]:
+    """Return the lines of text that are not erased again, without control sequences."""
+    lines = []
+    for line in text.replace("\r\n", "\n").split("\n"):
+        last = re.split(r"\x1b\[2K|\r", line)[-1]
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).strip()
+        if plain:
+            lines.append(plain)
+    return lines
+
+
+def noisy(then: str, held: str = "loading('libraries')") -> tuple[int, list[str]]:
+    return on_terminal(sys.executable, "-c", NOISY.format(held=held, then=then))
+
+
+@pytest.mark.parametrize("held", ["loading('libraries')", "held_back()"])
+def test_what_libraries_print_on_a_terminal_is_held_back(held):
+    assert noisy("pass", held) == (0, ["the result"])
+
+
+def test_it_is_shown_where_loading_fails_for_another_reason_than_the_user_s_mistake():
+    code, lines = noisy("raise IndexError('list index out of range')")
+    assert code == 1
+    for said in ("on stdout", "on stderr", "a record", "of a C library", "of a child"):
+        assert said in lines
+    assert lines[-1] == "IndexError: list index out of range"
+
+
+def test_it_is_not_shown_for_a_mistake():
+    code, lines = noisy("raise ValueError('no such thing')")
+    assert code == 1
+    assert "of a C library" not in lines
+    assert lines[-1] == "ValueError: no such thing"
+
+
+def test_verbose_shows_it_all():
+    code, lines = noisy("pass", "(__import__('longhaul.messages').messages.set_verbosity('verbose')"
+                                " or loading('libraries'))")  # fmt: skip
+    assert code == 0
+    assert {"loading libraries", "of a C library", "of a child", "the result"} <= set(lines)
+
+
+@pytest.mark.slow
+def test_a_misspelled_override_is_answered_in_three_lines_on_a_terminal():
+    code, lines = on_terminal(*CLI, "pretrain", "--factory", "tiny_8k", "trainer.max_stepz=1")
+    assert code == 2
+    assert len(lines) <= 3, lines
+    assert "did you mean trainer.max_steps?" in " ".join(lines)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_h_v_and_q(answer, name):
+    code, out, err = answer(name, "-h")
+    assert code == 0, err
+    for option in ("--verbose", "-v", "--quiet", "-q", "--help", "-h"):
+        assert option in out
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("doctor", "oom"), ("rope", "search"), ("clusters", "check")]
+)
+def test_so_have_the_command_itself_and_commands_below_commands(answer, words):
+    code, out, _ = answer(*words, "-h")
+    assert code == 0
+    assert "--quiet" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "quiet"), [(("-q", "plan"), True), (("plan", "-q"), True), (("plan",), False)]
+)
+def test_quiet_leaves_notes_out(answer, words, quiet):
+    code, out, err = answer(*words, "llama31_8b", "--ladder", "tiny")
+    assert code == 0
+    assert "llama31_8b_tiny_8k" in out
+    assert ("note: " in err) is not quiet
+
+
+def piped(*words: str, **environment: str) -> str:
+    """Return what a command prints into a pipe."""
+    done = subprocess.run(
+        (*CLI, *words), capture_output=True, text=True, check=False,
+        env={name: value for name, value in os.environ.items() if name != "COLUMNS"} | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_terminal_of_ascii_gets_ascii():
+    shown = piped("plan", "llama31_8b", "--seq", "64K", PYTHONIOENCODING="ascii")
+    assert "| matmul" in shown
+    assert re.search(r"\| weights +\| +[0-9.]+ \| #+ ", shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        (("doctor", "oom", "--factory", "llama3_8b_nemo_64k", "--layout", "tp2 dp4"),
+         r"\b(?:trainer|model|data|optim)\.[\w.\[\]]+=\S+"),
+        (("plan", "llama31_8b", "--ladder", "nemo", "--nodes", "4"), r"\bllama\w+|offload\S+"),
+        (("plan", "llama31_8b", "--seq", "64K"), r"offload-both:[\d.]+|trainer\.\S+"),
+        (("clusters",), r"\b(?:dgx|gb200)_\w+"),
+        (("recipes", "--cards"), r"\b[a-z]+\d+\w*_\w+"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)  # fmt: skip
+def test_what_is_to_be_copied_is_whole_in_a_narrow_terminal(words, pattern):
+    wide, narrow = piped(*words), piped(*words, COLUMNS="60")
+    wanted = set(re.findall(pattern, wide))
+    assert len(wanted) > 2
+    assert wanted <= set(narrow.split()) | set(re.findall(pattern, narrow))
+
+
+@pytest.mark.parametrize("words", [("clusters",), ("plan", "llama31_8b", "--seq", "64K")], ids=str)
+def test_tables_keep_to_the_columns_that_are_named(words):
+    lines = piped(*words, COLUMNS="60").splitlines()
+    tables = [line for line in lines if line[:1] in "\u2502\u250f\u2514 "]
+    assert tables
+    assert max(map(len, tables)) <= 66  # the bars of a plan have their width
