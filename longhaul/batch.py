@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from longhaul.messages import note
+from longhaul.options import Json, print_json
+
 
 def batch(
     seq: Annotated[str, typer.Option(help="Tokens of a sequence, as 64K.")] = "",
@@ -18,6 +21,7 @@ def batch(
     tp: Annotated[int, typer.Option(help="Of --gpus, those that share each layer.")] = 1,
     cp: Annotated[int, typer.Option(help="Of --gpus, those that share each sequence.")] = 1,
     pp: Annotated[int, typer.Option(help="Of --gpus, those that have some of the layers.")] = 1,
+    as_json: Json = False,
 ) -> None:
     """Solve global batch = micro-batch x accumulation x DP for the tokens of a step.
 
@@ -38,6 +42,18 @@ def batch(
         accumulation=accumulation,
         micro_batch=micro,
     )
+    if as_json:
+        print_json(
+            {
+                "sequences": found.sequences,
+                "seq_length_tokens": found.seq_length,
+                "micro_batch_sequences": found.micro_batch,
+                "accumulation_forwards": found.accumulation,
+                "dp_ranks": found.dp,
+                "tokens_per_batch": found.tokens,
+            }
+        )
+        return
     typer.echo(f"global batch  {found.sequences:,} sequences of {found.seq_length:,} tokens")
     typer.echo(f"micro-batch   {found.micro_batch:,}")
     typer.echo(f"accumulation  {found.accumulation:,}")
@@ -45,10 +61,9 @@ def batch(
     typer.echo(f"DP            {found.dp:,}{shared}")
     typer.echo(f"tokens        {found.tokens:,} a step")
     if found.accumulation > MOST_ACCUMULATION:
-        typer.echo(
+        note(
             f"note: accumulation is {found.accumulation:,}, above {MOST_ACCUMULATION}: forwards "
-            "that wait for one another; more data ranks would shorten the step",
-            err=True,
+            "that wait for one another; more data ranks would shorten the step"
         )
 
 

@@ -2,11 +2,12 @@
 """`longhaul clusters`: the cluster files there are, and what one of them still lacks."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from longhaul.cluster_checks import lacking
+from longhaul.options import Json, print_json
 from recipes import cluster
 from recipes.units import GiB
 from slurm.cluster_file import ClusterFile, load
@@ -18,17 +19,19 @@ app = typer.Typer(
 
 
 @app.callback()
-def clusters(context: typer.Context) -> None:
+def clusters(context: typer.Context, as_json: Json = False) -> None:
     """List the shipped cluster files."""
     if context.invoked_subcommand is not None:
+        return
+    names = ["local", *cluster.names()]
+    if as_json:
+        print_json([_content(load(name)) for name in names])
         return
     from rich.table import Table
 
     from longhaul.console import show
 
-    lines = [
-        dict(zip(COLUMNS, _cells(load(name)), strict=True)) for name in ["local", *cluster.names()]
-    ]
+    lines = [dict(zip(COLUMNS, _cells(load(name)), strict=True)) for name in names]
 
     def table(without: Sequence[str]) -> Table:
         made = Table(box=None)
@@ -41,6 +44,23 @@ def clusters(context: typer.Context) -> None:
 
     show(table, ("links, GB/s", "executor", "host", "FP8", "GPUs of a node"))
     typer.echo(f"files: {cluster.FOLDER}; copy template.yaml for a cluster of your own")
+
+
+def _content(file: ClusterFile) -> dict[str, Any]:
+    """Return what the table says of a file in numbers."""
+    found: dict[str, Any] = {"name": file.name, "executor": file.executor}
+    if file.hardware is not None:
+        machine = file.hardware
+        found |= {
+            "gpu": machine.gpu.name,
+            "gpus_per_node": machine.gpus_per_node,
+            "gpu_memory_bytes": machine.gpu_bytes,
+            "host_memory_gib": machine.host_memory_gib,
+            "nvlink_gigabytes_per_second": machine.nvlink_gbps,
+            "network_gigabytes_per_second": machine.network_gbps,
+            "fp8": bool(machine.gpu.fp8_tflops),
+        }
+    return found
 
 
 def _cells(file: ClusterFile) -> tuple[str, ...]:
@@ -60,11 +80,15 @@ def _cells(file: ClusterFile) -> tuple[str, ...]:
 @app.command()
 def check(
     file: Annotated[str, typer.Argument(help="A cluster file: a shipped name or a path.")],
+    as_json: Json = False,
 ) -> None:
     """Read a cluster file and say what a launch would still lack; exit with 1 where it would."""
     found = load(file)
-    typer.echo(f"{found.name}: {_sentence(found)}")
     lines = lacking(found)
+    if as_json:
+        print_json({**_content(found), "lacking": lines})
+        raise typer.Exit(1 if lines else 0)
+    typer.echo(f"{found.name}: {_sentence(found)}")
     for line in lines:
         typer.echo(f"FAIL  {line}")
     if lines:

@@ -4,7 +4,7 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -147,6 +147,18 @@ class Case:
             f"layout: {words_of(job.layout)}; {job.micro_batches:,} micro-batches of "
             f"{job.layout.micro_batch} on each data rank"
         )
+
+    def content(self) -> dict[str, Any]:
+        """Return what is looked at, for JSON."""
+        job = self.plan.job
+        return {
+            "recipe": self.name,
+            "card": job.card.name,
+            "seq_length_tokens": job.seq_length,
+            "gpus": self.plan.gpus,
+            "cluster": self.plan.cluster.name,
+            "layout": words_of(job.layout),
+        }
 
     def command(self, job: Job) -> str:
         """Return the command that trains the recipe as this job.

@@ -5,7 +5,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -24,6 +24,7 @@ from longhaul.doctor_job import (
     gib,
 )
 from longhaul.oom_log import Failure, Log, read
+from longhaul.options import Json, print_json
 from recipes.layout_words import words_of
 from recipes.planner.limits import ALLOCATOR
 from recipes.planner.plan import HEADROOM, Plan
@@ -60,11 +61,15 @@ def oom(
     nodes: Nodes = None,
     log: Annotated[Path | None, typer.Option(help="What the ranks wrote, as output.log.")] = None,
     layout: LayoutWords = "",
+    as_json: Json = False,
 ) -> None:
     """Say what takes the memory of a recipe, and what would make it fit, the cheapest first."""
     found = case(factory, cluster, nodes, layout, card=card, ladder=ladder, stage=stage)
     logged = read(log) if log is not None else None
     seen = logged.failures if logged is not None else ()
+    if as_json:
+        print_json(content(found, logged))
+        return
     for line in (*found.head(), *predicted(found.plan)):
         typer.echo(line)
     if logged is not None:
@@ -80,6 +85,45 @@ def oom(
     _print(found.plan, there)
     for line in what_to_do(found, there, logged, beyond):
         typer.echo(line)
+
+
+def content(found: Case, log: Log | None) -> dict[str, Any]:
+    """Return the answer in numbers: bytes, shares of a step."""
+    plan, seen = found.plan, () if log is None else log.failures
+    beyond = unexplained(plan, seen)
+    there = remedies(plan, unexplained=beyond)
+    choice = planners_choice(found, beyond)
+    return {
+        **found.content(),
+        "fits": plan.fits,
+        "memory_bytes": plan.memory.causes,
+        "memory_total_bytes": plan.memory.total,
+        "short_bytes": plan.short,
+        "host_bytes_per_rank": plan.memory.host,
+        "unexplained_bytes": beyond,
+        "log": None if log is None else list(said(found, log)),
+        "remedies": [
+            {
+                "name": one.name,
+                "fits": one.fits,
+                "saves_bytes": None
+                if one.alone is None
+                else plan.memory.total - one.alone.memory.total,
+                "step_change": None
+                if one.alone is None
+                else one.alone.time.step / plan.time.step - 1,
+                "overrides": one.words,
+                "why_not": one.why_not or None,
+            }
+            for one in there.ladder
+        ],
+        "cure": None
+        if there.cure is None
+        else {"names": there.cure.names, "command": found.command(there.cure.plan.job)},
+        "planners_choice": None
+        if choice is None
+        else {"layout": words_of(choice.job.layout), "command": found.command(choice.job)},
+    }
 
 
 def predicted(plan: Plan) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from longhaul.doctor_job import (
     StageName,
     case,
 )
+from longhaul.options import Json, print_json
 from recipes.batch import MOST_ACCUMULATION
 from recipes.layout_words import words_of
 from recipes.planner.plan import Plan
@@ -46,10 +47,14 @@ def slow(
     nodes: Nodes = None,
     run: Annotated[Path | None, typer.Option(help="Run folder with the stage's metrics.")] = None,
     layout: LayoutWords = "",
+    as_json: Json = False,
 ) -> None:
     """Say where the time of a step goes, predicted and measured, and what would be faster."""
     found = case(factory, cluster, nodes, layout, card=card, ladder=ladder, stage=stage)
     steps = _steps(run, found) if run is not None else ()
+    if as_json:
+        print_json(_content(found, steps))
+        return
     for line in (*found.head(), *_predicted(found.plan)):
         typer.echo(line)
     if run is not None:
@@ -62,6 +67,42 @@ def slow(
     typer.echo()
     for line in faster(found):
         typer.echo(line)
+
+
+def _content(found: Case, steps: Sequence[Step]) -> dict[str, Any]:
+    """Return the answer in numbers: seconds, tokens a second; null where nothing is measured."""
+    best = _faster(found)
+    pace = Pace.of(steps) if steps else None
+    return {
+        **found.content(),
+        "predicted": _figures(found.plan),
+        "measured": None
+        if pace is None
+        else {
+            "steps": len(steps),
+            "step_seconds": pace.seconds,
+            "first_step_seconds": pace.first,
+            "slowest_steps_seconds": pace.slowest,
+            "tokens_per_second_per_gpu": pace.rate,
+        },
+        "causes": list(causes(found.plan)),
+        "faster": None
+        if best is None
+        else {
+            "layout": words_of(best.job.layout),
+            **_figures(best),
+            "command": found.command(best.job),
+        },
+    }
+
+
+def _figures(plan: Plan) -> dict[str, Any]:
+    return {
+        "step_seconds": plan.time.step,
+        "time_seconds": plan.time.causes,
+        "tokens_per_second_per_gpu": plan.time.tokens_per_gpu_second,
+        "mfu": plan.time.mfu,
+    }
 
 
 def _steps(run: Path, found: Case) -> tuple[Step, ...]:
@@ -212,11 +253,18 @@ def _why(plan: Plan, name: str) -> str:
     return said.get(name, "")
 
 
+def _faster(found: Case) -> Plan | None:
+    """Return the fastest plan of the same GPUs; None where none is worth naming."""
+    best = next(iter(search(found.question).plans), None)
+    if best is None or best.time.step > (1 - FASTER) * found.plan.time.step:
+        return None
+    return best
+
+
 def faster(found: Case) -> Iterator[str]:
     """Yield the fastest layout of the same GPUs, and by how much."""
-    plan = found.plan
-    best = next(iter(search(found.question).plans), None)
-    if best is None or best.time.step > (1 - FASTER) * plan.time.step:
+    plan, best = found.plan, _faster(found)
+    if best is None:
         yield "the planner knows no layout of these GPUs that is 2% faster"
         if not plan.fits:
             yield (

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from eval.results import MissingResultError, StageResults, load
-from longhaul.options import Run
+from longhaul.options import Json, Run, print_json
 from longhaul.spike_checks import checks
 from longhaul.stage_facts import StageFacts, stage_facts
 from recipes.nearest import hint
@@ -18,10 +18,24 @@ def spike(
     stage: Annotated[
         str, typer.Option(help="A stage of it.", show_default="the last one with steps")
     ] = "",
+    as_json: Json = False,
 ) -> None:
     """Check the loss around the start of a stage: what is normal, and what is a fault."""
     here, before = chosen(run, stage)
     steps = here.results.steps
+    if as_json:
+        made = list(checks(here, before))
+        fault = any(check.level == "failure" for check in made)
+        print_json(
+            {
+                "stage": here.name,
+                "before": None if before is None else before.name,
+                "steps": len(steps),
+                "checks": made,
+                "fault": fault,
+            }
+        )
+        raise typer.Exit(1 if fault else 0)
     length = "" if here.results.record is None else f", {here.results.record.seq_length:,} tokens"
     after = f", after {before.name}" if before else ""
     typer.echo(f"{here.name}{length}: {len(steps)} steps{after}")

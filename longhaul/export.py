@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from longhaul.console import loading
+from longhaul.messages import next_command, note
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -40,7 +41,7 @@ def export(
         import torch
 
         from recipes.hugging_face import exporting
-    typer.echo(f"exporting {found.checkpoint} for {found.length:,} tokens", err=True)
+    note(f"exporting {found.checkpoint} for {found.length:,} tokens")
     exporting.export(
         found,
         to,
@@ -48,3 +49,4 @@ def export(
         max_shard_gib=max_shard_gib,
     )
     typer.echo(to)
+    next_command(["vllm", "serve", to], "or any program that reads Hugging Face folders")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from longhaul.console import loading
+from longhaul.messages import next_command, note
 from recipes.nearest import named
 
 
@@ -45,6 +46,8 @@ def import_model(
     require_weights(found, stored)
     with loading("Megatron-Core"):
         from recipes.hugging_face.importing import write_checkpoint
-    typer.echo(f"importing {len(stored):,} tensors of a {found.family} model", err=True)
+    note(f"importing {len(stored):,} tensors of a {found.family} model")
     write_checkpoint(to, folder, found, stored)
     typer.echo(to)
+    if card is not None:
+        next_command(["longhaul", "recipes", "--cards", card], "the ladders that it is for")

@@ -5,7 +5,6 @@ A card on a ladder that no row is of is found as well, with the command that tra
 """
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ import typer
 
 from longhaul.console import show
 from longhaul.messages import note
+from longhaul.options import Json, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +34,7 @@ def recipes(
     cards: Annotated[
         bool, typer.Option("--cards", help="List the model cards, and the ladders of each.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the shipped recipes: length, rotation, tokens, GPUs (nodes x GPUs), source."""
     from recipes.collection import ROWS
@@ -56,7 +56,7 @@ def recipes(
             there = ", ".join(one.card.name for one in others if one.ladder.name == ladder)
             note(f"note: by --card, --ladder and --stage also {there} on {ladder}")
     if as_json:
-        typer.echo(json.dumps([described(row) for row in found], indent=2))
+        print_json([described(row) for row in found])
         return
     left_out = show(lambda without: _table(found, without), ("source", "model", "RoPE"))
     if left_out:
@@ -134,7 +134,7 @@ def _list_cards(words: Sequence[str], *, as_json: bool) -> None:
     if not found:
         raise ValueError(f"no card has {' and '.join(map(repr, wanted))}; leave the words out")
     if as_json:
-        typer.echo(json.dumps([described_card(CARDS[name]) for name in found], indent=2))
+        print_json([described_card(CARDS[name]) for name in found])
         return
 
     def table(_without: Sequence[str]) -> Table:

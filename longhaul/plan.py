@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul plan`: the layout of a stage on your GPUs, and what it takes, before one is touched."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from longhaul.doctor_job import Case, Recipe
 from longhaul.facts import of_other_cards
 from longhaul.messages import note
 from longhaul.next_commands import OnCluster
-from longhaul.options import CLUSTER
+from longhaul.options import CLUSTER, Json, print_json
 from longhaul.plan_page import as_json, bill, page
 from recipes import cluster as clusters
 from recipes.collection import ROWS
@@ -70,7 +69,7 @@ def plan(
     ] = "",
     max_seq: Annotated[bool, typer.Option("--max-seq", help="The longest that fits.")] = False,
     why: Annotated[bool, typer.Option("--why", help="Show what was ruled out.")] = False,
-    as_text: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_text: Json = False,
     plot: Annotated[Path | None, typer.Option(help="PNG: memory and time by length.")] = None,
 ) -> None:
     """Choose the fastest layout that fits, and print its memory and its time by cause."""
@@ -128,7 +127,7 @@ def plan(
     trained = training_command(question, answer.plans[0].job.layout, cluster)
     if as_text:
         content = as_json(question, answer, budget) | {"command": trained}
-        typer.echo(json.dumps(content, indent=1))
+        print_json(content)
     else:
         page(question, answer, budget, default_budget=not tokens, why=why)
         if trained is not None:

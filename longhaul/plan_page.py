@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `longhaul plan` prints: one page, one bill, or JSON."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +9,7 @@ import typer
 from rich.table import Table
 
 from longhaul.console import show
+from longhaul.options import print_json
 from recipes.cluster import Cluster
 from recipes.layout_words import words_of
 from recipes.model_card import ModelCard
@@ -22,7 +22,7 @@ from recipes.stages import Ladder
 from recipes.units import GiB
 
 BAR, NEXT = 30, 3
-LAYOUT = "layout"
+LAYOUT, SHARES = "layout", "share of the GPU"
 LEAST_SHARE = 0.0005
 
 
@@ -41,8 +41,8 @@ def page(
         f"{_many(question.tokens_per_batch // question.seq_length, 'sequence')}, "
         f"{_many(plan.job.micro_batches, 'micro-batch')} on each data rank"
     )
-    show(lambda _: _memory(plan))
-    show(lambda _: _time(plan))
+    show(lambda without: _memory(plan, without), [SHARES])
+    show(lambda without: _time(plan, without), ["share"])
     typer.echo(_figures(plan, budget, default_budget=default_budget))
     typer.echo(_limits(plan))
     groups = "; ".join(map(str, rank_map(plan.job, question.cluster)))
@@ -78,7 +78,7 @@ def bill(
         ]
         content = {"stages": stages, "gpu_hours": sum(hours), "cost": sum(cost)}
         content["command"] = command
-        typer.echo(json.dumps(content, indent=1))
+        print_json(content)
         return
     gpus = plans[0][0].gpus
     lines = [
@@ -154,31 +154,39 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
     }
 
 
-def _memory(plan: Plan) -> Table:
-    table = Table(
-        title=f"memory of a rank, at its peak in {plan.memory.peak_in}", title_justify="left"
+def _memory(plan: Plan, without: Sequence[str]) -> Table:
+    table = _with_shares(
+        f"memory of a rank, at its peak in {plan.memory.peak_in}", ("cause", "GiB", SHARES), without
     )
-    for column in ("cause", "GiB", "share of the GPU"):
-        table.add_column(column, justify="right" if column == "GiB" else "left")
-    whole = plan.cluster.gpu_bytes
+    rows, whole = len(table.columns), plan.cluster.gpu_bytes
     for name, size in plan.memory.causes.items():
         if size / whole >= LEAST_SHARE:
-            table.add_row(name, f"{size / GiB:.2f}", _bar(size / whole))
+            table.add_row(*(name, f"{size / GiB:.2f}", _bar(size / whole))[:rows])
     table.add_section()
-    table.add_row("all", f"{plan.memory.total / GiB:.2f}", _bar(plan.memory.total / whole))
+    total = plan.memory.total
+    table.add_row(*("all", f"{total / GiB:.2f}", _bar(total / whole))[:rows])
     if plan.memory.host:
         share = plan.memory.host / plan.cluster.host_bytes_per_gpu
-        table.add_row("host", f"{plan.memory.host / GiB:.2f}", f"{share:.0%} of a rank's host")
+        host = ("host", f"{plan.memory.host / GiB:.2f}", f"{share:.0%} of a rank's host")
+        table.add_row(*host[:rows])
     return table
 
 
-def _time(plan: Plan) -> Table:
-    table = Table(title=f"a step, {plan.time.step:,.2f} s", title_justify="left")
-    for column in ("cause", "s", "share"):
-        table.add_column(column, justify="right" if column == "s" else "left")
+def _time(plan: Plan, without: Sequence[str]) -> Table:
+    table = _with_shares(f"a step, {plan.time.step:,.2f} s", ("cause", "s", "share"), without)
+    rows = len(table.columns)
     for name, seconds in plan.time.causes.items():
         if seconds / plan.time.step >= LEAST_SHARE:
-            table.add_row(name, f"{seconds:,.3f}", _bar(seconds / plan.time.step))
+            table.add_row(*(name, f"{seconds:,.3f}", _bar(seconds / plan.time.step))[:rows])
+    return table
+
+
+def _with_shares(title: str, columns: Sequence[str], without: Sequence[str]) -> Table:
+    """Return a table of causes, their figures, and bars that a narrow terminal goes without."""
+    table = Table(title=title, title_justify="left")
+    for column in (name for name in columns if name not in without):
+        right = column == columns[1]
+        table.add_column(column, no_wrap=True, justify="right" if right else "left")
     return table
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longhaul.options import Json
+
 if TYPE_CHECKING:
     from slurm.cluster_file import ClusterFile
     from slurm.preflight.expected import Expected
@@ -29,7 +31,7 @@ def preflight(
     seconds: Annotated[
         float, typer.Option(min=0, help="What measuring links may take; 0: not at all.")
     ] = 30.0,
-    as_text: Annotated[bool, typer.Option("--json", help="Print the page for programs.")] = False,
+    as_text: Json = False,
 ) -> None:
     """Check GPUs, links, host, folders, versions and clocks, and of ranks of a job the links.
 

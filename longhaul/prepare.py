@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data.prepare import HELDOUT_FRACTION, VOCAB_SIZE
+from longhaul.messages import next_command
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,6 +63,10 @@ def prepare(
     show(lambda _: _length_table(manifest))
     for line in _summary(manifest):
         typer.echo(line)
+    next_command(
+        ["longhaul", "pretrain", "--factory", "NAME", f"data.store={out}"],
+        "a recipe that `longhaul recipes` lists",
+    )
 
 
 def _length_table(manifest: "Manifest") -> "Table":

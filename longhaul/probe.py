@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from longhaul.console import loading, show
-from longhaul.options import require_device
+from longhaul.options import Json, print_json, require_device
 from longhaul.probe_memory import memory
 from longhaul.ranks import results_of
 
@@ -48,6 +48,7 @@ def context_parallelism(
     device: Annotated[str, typer.Option(help="cpu or cuda; cuda where there is one.")] = "",
     kernel: Annotated[str, typer.Option(help="Attention kernel, by name.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind.")] = 3,
+    as_json: Json = False,
 ) -> None:
     """Compare the kinds of context parallelism: parity, bytes sent, peak bytes and time."""
     with loading("torch"):
@@ -73,13 +74,25 @@ def context_parallelism(
         kernel=kernel,
     )
     measured = measure_on_ranks(ranks, block, device, repeats)
+    wrong = [str(one.degrees) for one in measured if not one.error <= TOLERANCE[chosen]]  # or NaN
+    if as_json:
+        print_json(
+            {
+                "ranks": ranks,
+                "device": device,
+                "seq_length_tokens": seq,
+                "dtype": str(chosen).removeprefix("torch."),
+                "kernel": used.name,
+                "kinds": [_content(one, TOLERANCE[chosen]) for one in measured],
+            }
+        )
+        raise typer.Exit(1 if wrong else 0)
     typer.echo(
         f"{ranks} ranks on {device}, {seq:,} tokens x {batch}, {heads}/{kv_heads} heads of "
         f"{head_dim}, {str(chosen).removeprefix('torch.')}, kernel {used.name}"
         + (f", {documents} documents" if documents > 1 else "")
     )
     _print(measured, TOLERANCE[chosen])
-    wrong = [str(one.degrees) for one in measured if not one.error <= TOLERANCE[chosen]]  # or NaN
     if wrong:
         typer.echo(f"error: differs from one rank: {'; '.join(wrong)}", err=True)
         raise typer.Exit(1)
@@ -180,6 +193,26 @@ def _print(measured: "list[Measured]", tolerance: float) -> None:
             "forward MiB",
         ),
     )  # fmt: skip
+
+
+def _content(one: "Measured", tolerance: float) -> dict[str, Any]:
+    """Return what the table says of one kind in numbers."""
+    return {
+        "kind": one.degrees.kind,
+        "all_to_all_ranks": one.degrees.ulysses,
+        "ring_ranks": one.degrees.ring,
+        "heads_per_stage": one.degrees.heads_per_stage,
+        "error": one.error,
+        "same_as_one_rank": one.error <= tolerance,
+        "sent_bytes": one.sent_bytes,
+        "sent_formula_bytes": one.sent_formula,
+        "forward_bytes": one.forward_peak,
+        "forward_formula_bytes": one.forward_formula,
+        "backward_bytes": one.backward_peak,
+        "backward_formula_bytes": one.backward_formula,
+        "forward_seconds": one.forward_seconds,
+        "backward_seconds": one.backward_seconds,
+    }
 
 
 def _line(one: "Measured", tolerance: float) -> dict[str, str]:

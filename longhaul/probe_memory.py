@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from longhaul.console import loading, show
-from longhaul.options import require_device
+from longhaul.messages import note
+from longhaul.options import Json, print_json, require_device
 from longhaul.ranks import results_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def memory(
     device: Annotated[
         str, typer.Option(help="cpu or cuda; the recipe's where this machine has it.")
     ] = "",
+    as_json: Json = False,
 ) -> None:
     """Run one step and print live bytes by cause. Overrides follow as KEY=VALUE."""
     require_device(device)
@@ -61,6 +63,21 @@ def memory(
         path = Path(folder) / "recipe.yaml"
         yaml_file.write(recipe, path)
         measured = measure_on_ranks(ranks, path, where)
+    if as_json:
+        ranks_bytes = [
+            {
+                "rank": rank,
+                "peak_bytes": one.peak_bytes,
+                "peak_in": one.peak_in[0],
+                "peak_in_backward": one.peak_in[1],
+                "at_peak_bytes": one.at_peak,
+                "own_peak_bytes": one.most,
+                "allocator_bytes": one.allocator_bytes,
+            }
+            for rank, one in enumerate(measured)
+        ]
+        print_json({"recipe": recipe.log.name, "device": where, "ranks": ranks_bytes})
+        return
     run, of_step = one_step.micro_batches(recipe)
     config = recipe.model.config
     plain = ", plain kernels" if where == "cpu" != by_recipe else ""
@@ -78,7 +95,7 @@ def measure_on_ranks(ranks: int, recipe: Path, device: str) -> "list[Measured]":
     # A process that has asked CUDA anything may not be forked.
     imported = ("longhaul.recipe_step", "recipes.yaml_file") if device == "cpu" else ()
     log = recipe.with_name("output.log")
-    typer.echo(f"running one step on {ranks} ranks", err=True)
+    note(f"running one step on {ranks} ranks")
     found = results_of(_rank, ranks, recipe, device, imported=imported, log=log)
     return [measured for _, measured in sorted(found, key=lambda pair: pair[0])]
 

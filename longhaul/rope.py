@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from longhaul.console import loading, show
+from longhaul.options import Json, print_json
 from longhaul.rope_search import search
 from recipes.nearest import named
 
@@ -54,6 +55,7 @@ def rope(
         typer.Option(min=1, help="Context to look at; the longest that the methods reach."),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw it as well, to this PNG.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Show the wavelength of each pair of dimensions, and what a method does to it."""
     if context.invoked_subcommand is not None:
@@ -75,20 +77,55 @@ def rope(
         name: stretch(subject.rope, found, subject.head_dim, trained=subject.trained, length=target)
         for name, found in chosen.items()
     }
-    typer.echo(
-        f"{subject.name}: heads of {subject.head_dim}, {subject.rope.method} at base "
-        f"{subject.rope.base:,.10g}, trained at {subject.trained:,} tokens; looked at {target:,}"
-    )
-    for name, word in zip(list(chosen)[1:], words, strict=True):
-        typer.echo(f"{name}: {word}")
-    show(lambda _: _pairs(shown, subject.trained, target))
-    typer.echo("* turns by angles that the model was not trained on")
-    show(lambda _: _summary(shown))
+    if as_json:
+        print_json(
+            {
+                "model": subject.name,
+                "head_dim": subject.head_dim,
+                "trained_tokens": subject.trained,
+                "length_tokens": target,
+                "rotations": {name: _content(chosen[name], each) for name, each in shown.items()},
+            }
+        )
+    else:
+        _print(subject, words, list(chosen), shown, target)
     if plot is not None:
         from eval.rope_plot import draw
 
         draw(plot, shown, title=subject.name, trained=subject.trained, length=target)
-        typer.echo(plot)
+        typer.echo(plot, err=as_json)
+
+
+def _content(rope: "RopeScaling", found: "Stretch") -> dict[str, Any]:
+    """Return a rotation in numbers; lengths and distances in tokens, by pair of dimensions."""
+    return {
+        "rope": rope.to_dict(),
+        "attention_factor": found.temperature,
+        "wavelengths_tokens": found.wavelengths,
+        "divisors": found.divisors,
+        "kept_pairs": found.kept,
+        "between_pairs": found.between,
+        "interpolated_pairs": found.interpolated,
+        "largest_known_distance_tokens": found.largest_distance,
+    }
+
+
+def _print(
+    subject: Subject,
+    words: Sequence[str],
+    names: Sequence[str],
+    shown: dict[str, "Stretch"],
+    target: int,
+) -> None:
+    typer.echo(
+        f"{subject.name}: heads of {subject.head_dim}, {subject.rope.method} at base "
+        f"{subject.rope.base:,.10g}, trained at {subject.trained:,} tokens; looked at {target:,}"
+    )
+    for name, word in zip(names[1:], words, strict=True):
+        typer.echo(f"{name}: {word}")
+    show(lambda _: _pairs(shown, subject.trained, target))
+    typer.echo("* turns by angles that the model was not trained on")
+    show(lambda _: _summary(shown))
 
 
 def _of_card(name: str) -> Subject:

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from longhaul.console import busy, loading, output_to
-from longhaul.options import ContextParallel, Device, Ranks, Run, TensorParallel, require_device
+from longhaul.options import (
+    ContextParallel,
+    Device,
+    Json,
+    Ranks,
+    Run,
+    TensorParallel,
+    print_json,
+    require_device,
+)
 
 
 def search(
@@ -38,6 +47,7 @@ def search(
     tensor_parallel: TensorParallel = 1,
     context_parallel: ContextParallel = 1,
     device: Device = None,
+    as_json: Json = False,
 ) -> None:
     """Search, from YaRN's on, the divisors at which the stage reads TARGET tokens best."""
     from data.store import Manifest
@@ -101,6 +111,9 @@ def search(
         busy(console, f"searching; progress in {progress}"),
     ):
         run_in_order("rope-search", [job], folder / "launch")
+    if as_json:
+        print_json({"out": out, **json.loads(out.read_text())["about"]})
+        return
     for line in summary(json.loads(out.read_text())["about"]):
         typer.echo(line)
     typer.echo(out)

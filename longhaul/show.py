@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul show`: one recipe on one page, and the commands to type next."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longhaul.console import fitted, loading
+from longhaul.options import Json, print_json
 from recipes.nearest import named
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ EXPENDABLE = ("positions", "documents")
 
 def show(
     name: Annotated[str, typer.Argument(help="A recipe, as `longhaul recipes` lists it.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     to_yaml: Annotated[
         Path | None, typer.Option(help="Write the recipe, for `longhaul pretrain --yaml`.")
     ] = None,
@@ -44,7 +44,7 @@ def show(
             yaml_file.write(stages.factory(name), to_yaml)
         typer.echo(to_yaml)
     elif as_json:
-        typer.echo(json.dumps(content(row), indent=2))
+        print_json(content(row))
     else:
         _print(row)
 

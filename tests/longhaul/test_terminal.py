@@ -49,14 +49,22 @@ def on_terminal(*command: str, **environment: str) -> tuple[int, list[str]]:
 
 
 def lines_left(text: str) -> list[str]:
-    """Return the lines of text that are not erased again, without control sequences."""
-    lines = []
-    for line in text.replace("\r\n", "\n").split("\n"):
-        last = re.split(r"\x1b\[2K|\r", line)[-1]
-        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).strip()
-        if plain:
-            lines.append(plain)
-    return lines
+    """Return the lines that a terminal shows in the end: some are written over or erased."""
+    lines, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", text):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part == "\r":
+            column = 0
+        elif part.endswith("A") and part.startswith("\x1b"):
+            row -= int(part[2:-1] or 1)
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif not part.startswith("\x1b"):
+            lines[row] = lines[row][:column].ljust(column) + part
+            column += len(part)
+    return [line.strip() for line in lines if line.strip()]
 
 
 def noisy(then: str, held: str = "loading('libraries')") -> tuple[int, list[str]]:
@@ -147,7 +155,7 @@ def test_a_terminal_of_ascii_gets_ascii():
         (("doctor", "oom", "--factory", "llama3_8b_nemo_64k", "--layout", "tp2 dp4"),
          r"\b(?:trainer|model|data|optim)\.[\w.\[\]]+=\S+"),
         (("plan", "llama31_8b", "--ladder", "nemo", "--nodes", "4"), r"\bllama\w+|offload\S+"),
-        (("plan", "llama31_8b", "--seq", "64K"), r"offload-both:[\d.]+|trainer\.\S+"),
+        (("plan", "llama31_8b", "--seq", "64K"), r"\bhybrid\S+|\boffload\S+|\btile-\w+"),
         (("clusters",), r"\b(?:dgx|gb200)_\w+"),
         (("recipes", "--cards"), r"\b[a-z]+\d+\w*_\w+"),
     ],
@@ -163,6 +171,6 @@ def test_what_is_to_be_copied_is_whole_in_a_narrow_terminal(words, pattern):
 @pytest.mark.parametrize("words", [("clusters",), ("plan", "llama31_8b", "--seq", "64K")], ids=str)
 def test_tables_keep_to_the_columns_that_are_named(words):
     lines = piped(*words, COLUMNS="60").splitlines()
-    tables = [line for line in lines if line[:1] in "\u2502\u250f\u2514 "]
+    tables = [line for line in lines if not line.isascii() or words == ("clusters",)][:-1]
     assert tables
-    assert max(map(len, tables)) <= 66  # the bars of a plan have their width
+    assert max(map(len, tables)) <= 60
