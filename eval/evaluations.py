@@ -129,7 +129,7 @@ def comparable(run: Path, stages: Sequence[StageResults]) -> Chosen:
     chosen, others = [], []
     for stage in stages:
         fitting = [each for each in there[stage.name] if Settings.of(each).same_as(wanted)]
-        shown = (fitting or there[stage.name] or [None])[0]
+        shown = next(iter([*fitting, *there[stage.name]]), None)
         chosen.append(replace(stage, evaluation=shown))
         others += [each for each in there[stage.name] if each is not shown]
     return Chosen(chosen, others)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the doctor looks at: a stage on a cluster, under the layout that ran."""
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -198,6 +199,12 @@ def folded(words: list[str]) -> str:
         else:
             lines[-1] += f" {word}"
     return " \\\n".join(lines)
+
+
+def on_one_line(command: str) -> str:
+    """Return a folded command without its folds and comments, for programs."""
+    lines = (re.split(r"\s+# ", line)[0] for line in command.replace(" \\\n    ", " ").splitlines())
+    return " ".join(filter(None, lines))
 
 
 def case(

@@ -22,6 +22,7 @@ from longhaul.doctor_job import (
     StageName,
     case,
     gib,
+    on_one_line,
 )
 from longhaul.oom_log import Failure, Log, read
 from longhaul.options import Json, print_json
@@ -119,10 +120,16 @@ def content(found: Case, log: Log | None) -> dict[str, Any]:
         ],
         "cure": None
         if there.cure is None
-        else {"names": there.cure.names, "command": found.command(there.cure.plan.job)},
+        else {
+            "names": there.cure.names,
+            "command": on_one_line(found.command(there.cure.plan.job)),
+        },
         "planners_choice": None
         if choice is None
-        else {"layout": words_of(choice.job.layout), "command": found.command(choice.job)},
+        else {
+            "layout": words_of(choice.job.layout),
+            "command": on_one_line(found.command(choice.job)),
+        },
     }
 
 

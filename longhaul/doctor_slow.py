@@ -21,6 +21,7 @@ from longhaul.doctor_job import (
     Nodes,
     StageName,
     case,
+    on_one_line,
 )
 from longhaul.options import Json, print_json
 from recipes.batch import MOST_ACCUMULATION
@@ -91,7 +92,7 @@ def _content(found: Case, steps: Sequence[Step]) -> dict[str, Any]:
         else {
             "layout": words_of(best.job.layout),
             **_figures(best),
-            "command": found.command(best.job),
+            "command": on_one_line(found.command(best.job)),
         },
     }
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from longhaul.combination import rotation_refusal
-from longhaul.doctor_job import Case, Recipe
+from longhaul.doctor_job import Case, Recipe, on_one_line
 from longhaul.facts import of_other_cards
 from longhaul.messages import note
 from longhaul.next_commands import OnCluster
@@ -126,7 +126,7 @@ def plan(
     budget = budget_from(tokens) if tokens else BUDGET
     trained = training_command(question, answer.plans[0].job.layout, cluster)
     if as_text:
-        content = as_json(question, answer, budget) | {"command": trained}
+        content = as_json(question, answer, budget) | {"command": trained and on_one_line(trained)}
         print_json(content)
     else:
         page(question, answer, budget, default_budget=not tokens, why=why)

@@ -76,9 +76,8 @@ def bill(
             {"stage": name, **_numbers(plan, tokens)}
             for name, (plan, tokens) in zip(names, plans, strict=True)
         ]
-        content = {"stages": stages, "gpu_hours": sum(hours), "cost": sum(cost)}
-        content["command"] = command
-        print_json(content)
+        whole_bill = {"gpu_hours": sum(hours), "cost": sum(cost)}
+        print_json({"stages": stages, **whole_bill, "command": command})
         return
     gpus = plans[0][0].gpus
     lines = [

@@ -48,7 +48,7 @@ def test_the_list_has_the_first_line_of_a_command_s_help(name):
 
 def test_help_imports_no_command():
     shown, ours = imported("--help")
-    assert ours == {"longhaul", "longhaul.cli"}
+    assert ours == {"longhaul", "longhaul.cli", "longhaul.messages"}
     for name, command in cli.COMMANDS.items():
         assert name in shown
         assert command.summary.split()[0] in shown

@@ -55,7 +55,7 @@ def test_a_layout_that_does_not_fit_gets_a_command_that_the_planner_says_fits(an
     assert "what fits: " in said.out
     joined = said.out.replace("\\\n", " ")
     line = next(x for x in joined.splitlines() if x.strip().startswith("longhaul pretrain"))
-    words = shlex.split(line)
+    words = shlex.split(line, comments=True)
     assert words[:4] == ["longhaul", "pretrain", "--factory", NAME]
     assert all("=" in word for word in words[4:])
 

@@ -7,6 +7,7 @@ import pytest
 
 from longhaul.doctor_job import case
 from longhaul.doctor_oom import planners_choice, unexplained
+from longhaul.next_commands import YOUR_CLUSTER
 from longhaul.oom_log import failures
 from recipes.layout_words import words_of
 from recipes.planner.plan import HEADROOM
@@ -23,7 +24,7 @@ COMBINED = ("--card", "llama31_8b", "--ladder", "prolong", "--stage", "512K")
 def commands(out: str) -> list[list[str]]:
     """Return the words of the commands of a page."""
     lines = out.replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if line.startswith("  longhaul ")]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("  longhaul ")]
 
 
 @pytest.mark.parametrize(
@@ -115,8 +116,11 @@ def test_any_card_on_any_stage_is_looked_at_under_the_layout_that_ran(answer):
     assert said.code == 0, said.err
     assert said.out.startswith("llama31_8b_prolong_512k: llama31_8b at 512K tokens on 16 GPUs")
     words = commands(said.out)[0]
-    asked = [*COMBINED, "--cluster", "dgx_h100", "--nodes", "2"]
-    assert words[: 2 + len(asked)] == ["longhaul", "pretrain", *asked]
+    asked = shlex.split(
+        "--ladder prolong --card llama31_8b --stage 512K --executor slurm "
+        f"--cluster {YOUR_CLUSTER} --nodes 2"
+    )
+    assert words[: 2 + len(asked)] == ["longhaul", "run", *asked]
     assert all("=" in word for word in words[2 + len(asked) :])
 
 
