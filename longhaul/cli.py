@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from longhaul.messages import Verbosity, set_verbosity, write_in_the_terminal_s_encoding
+from longhaul.own_packages import require_own_files, require_own_packages
 
 HELP = {"help_option_names": ["-h", "--help"]}
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": False}
@@ -192,7 +193,8 @@ def main() -> None:
     # nemo-run starts torchrun by name; it is this environment's, activated or not.
     os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
     try:
-        app()
+        require_own_packages()
+        _run()
     except (ValueError, FileNotFoundError) as error:
         if os.environ.get("LONGHAUL_TRACEBACK"):
             raise
@@ -201,6 +203,14 @@ def main() -> None:
         if type(error).__module__ != "slurm.launch":
             raise
         sys.exit(_say(error, 1))
+
+
+def _run() -> None:
+    try:
+        app()
+    except ImportError:
+        require_own_files()
+        raise
 
 
 def _say(error: Exception, code: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from nemo import lightning as nl
 from nemo.lightning import _strategy_lib
 
+import recipes.signatures  # noqa: F401  # before the first config of a class of NeMo's
 from custom_modules.cpu_backend import cpu_backend
 from recipes.laws import fp8_refusal
 
