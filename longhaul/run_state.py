@@ -118,8 +118,8 @@ def _stage(run: Path, name: str, jobs: dict[str, SlurmJob]) -> tuple[StageState,
     step = max(pace.step, saved or 0)
     pace = Pace(step, pace.seconds)
     state, reason = _state(folder, run, job, done=saved is not None and saved >= steps, step=step)
-    part = Part(0 if math.isnan(steps) else int(steps), per_step, pace)
-    left = 0.0 if state == "done" else pace.left(part.steps) if part.steps else math.nan
+    part = None if math.isnan(steps) else Part(int(steps), per_step, pace)
+    left = math.nan if part is None else pace.left(part.steps)
     return (
         StageState(
             name=name, state=state, reason=reason, step=step, steps=steps, tokens=step * per_step,

@@ -17,7 +17,7 @@ import nemo_run as run
 from torchx.specs import AppState
 
 from slurm.local import started_without_shell, stop_ranks
-from slurm.outcome import VARIABLE, outcome
+from slurm.outcome import VARIABLE, outcome, record_failure
 from slurm.quoting import pack
 
 
@@ -119,6 +119,7 @@ def run_in_order(
             return
         except JobFailedError as error:
             if error.state != "continue":
+                record_failure(words[error.name], str(error))
                 raise
             tell(f"{error.name} goes on: {error.said}")
             left = left[[job.name for job in left].index(error.name) :]

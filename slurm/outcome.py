@@ -59,6 +59,12 @@ def outcome(path: Path) -> tuple[State | None, str]:
     return known.get(state), said
 
 
+def record_failure(path: Path, said: str) -> None:
+    """Write that a job failed whose ranks left no word, as those that were killed."""
+    if outcome(path)[0] is None:
+        _write(path, f"failed {' '.join(said.split())}\n")
+
+
 def began(steps: int) -> None:
     """Note the steps that an attempt starts from; failures before progress do not count on."""
     at, failures = _place(STEPS), _place(FAILURES)
