@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from longhaul.console import loading, output_to
-from longhaul.options import ContextParallel, Device, Ranks, Run, TensorParallel, require_device
+from longhaul.options import (
+    ContextParallel,
+    Device,
+    Ranks,
+    Run,
+    TensorParallel,
+    Verify,
+    require_device,
+)
 
 
 def evaluate(
@@ -26,6 +34,7 @@ def evaluate(
     tensor_parallel: TensorParallel = 1,
     context_parallel: ContextParallel = 1,
     device: Device = None,
+    verify: Verify = None,
 ) -> None:
     """Evaluate loss by position and passkey retrieval of a run's stages."""
     from data.store import Manifest
@@ -40,18 +49,14 @@ def evaluate(
     records = [read_stage(run, name) for name in names]
     lengths = sorted({record.context for record in records if record is not None})
     with loading("NeMo and Megatron-Core"):
-        from longhaul.evaluation_job import (
-            evaluation_job,
-            recipe_of,
-            require_layout,
-            require_trained,
-        )
+        from longhaul.evaluation_job import evaluation_job, recipe_of, require_layout
         from longhaul.stages import device_of
+        from longhaul.undamaged import require_evaluable
         from slurm.launch import run_in_order
 
         store = store or Path(recipe_of(run, chosen[0]).data.store)
         device = device or device_of(recipe_of(run, chosen[0]))
-        require_trained(run, chosen, Manifest.load(store))
+        require_evaluable(run, chosen, Manifest.load(store), verify)
         require_layout(
             run,
             chosen,
@@ -72,6 +77,7 @@ def evaluate(
             tensor_parallel=tensor_parallel,
             context_parallel=context_parallel,
             device=device,
+            verify=verify is not False,
         )
     with output_to(run / "output.log") as console, console.status("evaluating"):
         run_in_order("evaluate", [job], run / "launch")

@@ -26,6 +26,8 @@ class Plan:
     card: ModelCard
     run: Path
     store: Path
+    verify: bool | None = None
+    """True: the whole store; False: neither store nor checkpoints; None: a sample of the store."""
 
     @property
     def name(self) -> str:
@@ -50,13 +52,20 @@ def choose(ladder: str, card: str | None) -> tuple[Ladder, ModelCard]:
     return chosen, CARDS[card or fitting[0]]
 
 
-def plan(ladder: Ladder, card: ModelCard, run: Path | None, store: Path | None) -> Plan:
+def plan(
+    ladder: Ladder,
+    card: ModelCard,
+    run: Path | None,
+    store: Path | None,
+    verify: bool | None = None,
+) -> Plan:
     """Return the plan with the places that convention gives where none are named."""
     return Plan(
         ladder=ladder,
         card=card,
         run=run or run_folder(card, ladder),
         store=store or store_folder(card),
+        verify=verify,
     )
 
 

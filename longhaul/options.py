@@ -17,6 +17,18 @@ Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; without it what the run trained on.")
 ]
 
+Verify = Annotated[
+    bool | None,
+    typer.Option(
+        "--verify/--no-verify",
+        help="Read the whole store and compare its SHA-256 / compare no store and no checkpoint.",
+        show_default="a sample of the store, the whole checkpoint",
+    ),
+]
+NoVerify = Annotated[
+    bool, typer.Option("--no-verify", help="Do not compare the checkpoint's SHA-256.")
+]
+
 
 def require_device(device: str | None) -> None:
     """Raise ValueError for a device that is neither cpu nor cuda; None and "" stand for none."""

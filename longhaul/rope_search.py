@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from longhaul.console import loading, output_to
-from longhaul.options import ContextParallel, Device, Ranks, Run, TensorParallel, require_device
+from longhaul.options import (
+    ContextParallel,
+    Device,
+    Ranks,
+    Run,
+    TensorParallel,
+    Verify,
+    require_device,
+)
 
 
 def search(
@@ -38,6 +46,7 @@ def search(
     tensor_parallel: TensorParallel = 1,
     context_parallel: ContextParallel = 1,
     device: Device = None,
+    verify: Verify = None,
 ) -> None:
     """Search, from YaRN's on, the divisors at which the stage reads TARGET tokens best."""
     from data.store import Manifest
@@ -58,15 +67,16 @@ def search(
         )
     with loading("NeMo and Megatron-Core"):
         from eval.rope_search import Settings
-        from longhaul.evaluation_job import recipe_of, require_layout, require_trained
+        from longhaul.evaluation_job import recipe_of, require_layout
         from longhaul.rope_search_job import search_job
         from longhaul.stages import device_of
+        from longhaul.undamaged import require_evaluable
         from slurm.launch import run_in_order
 
         recipe = recipe_of(run, stage)
         store = store or Path(recipe.data.store)
         device = device or device_of(recipe)
-        require_trained(run, [stage], Manifest.load(store))
+        require_evaluable(run, [stage], Manifest.load(store), verify)
         require_layout(
             run,
             [stage],
@@ -95,6 +105,7 @@ def search(
             tensor_parallel=tensor_parallel,
             context_parallel=context_parallel,
             device=device,
+            verify=verify is not False,
         )
     with output_to(folder / "output.log") as console, console.status("searching"):
         run_in_order("rope-search", [job], folder / "launch")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from longhaul.console import loading, output_to
-from longhaul.options import CLUSTER, require_device
+from longhaul.options import CLUSTER, Verify, require_device
 from longhaul.progress import Watched, progress
 
 
@@ -48,6 +48,7 @@ def run(
     device: Annotated[
         str | None, typer.Option(help="cpu: run on CPU ranks whatever the recipes say.")
     ] = None,
+    verify: Verify = None,
     dryrun: Annotated[
         bool, typer.Option("--dryrun", help="Print what would run; start nothing.")
     ] = False,
@@ -60,7 +61,7 @@ def run(
 
     chosen, model = ladder_run.choose(ladder, card)
     require_device(device)
-    plan = ladder_run.plan(chosen, model, out, store)
+    plan = ladder_run.plan(chosen, model, out, store, verify)
     if executor == "slurm":
         from longhaul.run_on_cluster import run_on_cluster
 
@@ -83,10 +84,13 @@ def run(
         ladder_run.require_store(plan)
     with loading("NeMo and Megatron-Core"):
         from longhaul import chain
+        from longhaul.undamaged import require_undamaged
         from slurm.launch import commands, run_in_order
 
         recipes = chain.recipes(plan, context.args, device)
         chain.require(recipes, started=not dryrun)
+        if not dryrun:
+            require_undamaged(recipes, verify)
         jobs = chain.jobs(plan, recipes, record=not dryrun)
         lines = commands(plan.name, jobs, plan.run / "launch") if dryrun and jobs else []
     ladder_run.describe(plan, recipes)

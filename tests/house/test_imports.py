@@ -14,7 +14,7 @@ from tests.house.rooms import ROOMS, TREE, imports, modules
 
 ROOMS_SEEN_FROM = {
     "longhaul": {"recipes", "custom_modules", "data", "slurm", "eval"},
-    "slurm": {"recipes", "custom_modules"},
+    "slurm": {"recipes", "custom_modules", "data"},
     "eval": {"recipes", "custom_modules", "data"},
     "recipes": {"custom_modules", "data"},
     "custom_modules": set(),
@@ -42,6 +42,7 @@ HEAVY_RECIPES = {
     "recipes.schedule",
     "recipes.strategy",
     "recipes.train_short",
+    "recipes.verified",
     "recipes.weight_sums",
     "recipes.without_effect",
     "recipes.yaml_file",
