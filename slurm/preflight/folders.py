@@ -41,7 +41,8 @@ def content_checks(expected: Expected) -> Iterator[Check]:
         manifest = Manifest.load(expected.store)
         read = verification.verify(manifest, whole=expected.verify == "whole")
     except StoreError as error:
-        yield Check.failure(Group.FILES, name, str(error), "")
+        said, _, remedy = str(error).partition("; ")
+        yield Check.failure(Group.FILES, name, said, remedy or "prepare the store again")
         return
     said = f"{read / 1e6:,.1f} MB read, SHA-256 as written"
     if expected.verify == "whole" or verification.is_sampled(manifest):
