@@ -10,8 +10,8 @@ Two places of torch 2.13 unpickle whatever a checkpoint holds:
 `read_safely` puts `custom_modules.checkpoint_index.read` in the place of the first, for every
 reader below torch's, and in the place of the second a load with `weights_only=True`, whose
 unpickler admits tensors, plain values and the classes that Megatron-Core registers. It also names
-the file that could not be read. `common.pt` is read by Megatron with torch's default,
-`weights_only=True`.
+the file that could not be read. `common.pt`, which Megatron reads by torch's default, is tried with
+`weights_only=True` by `require_common`.
 
 Not covered: Transformer Engine keeps its FP8 state as a tensor of bytes, and unpickles these itself
 when a module loads its extra state.
@@ -45,6 +45,16 @@ def read_safely() -> None:
     if not hasattr(reader.read_data, "names_files"):
         reader.read_data = _naming_files(reader.read_data)  # type: ignore[method-assign]
     planner.load_bytes = _load_bytes  # type: ignore[method-assign]
+
+
+def require_common(path: Path) -> None:
+    """Raise CheckpointError for a `common.pt` that is missing, damaged, or that would run code."""
+    try:
+        torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ForeignClassError(f"{path} {_foreign(path, 'its state')}") from error
+    except (EOFError, OSError, RuntimeError) as error:
+        raise CheckpointError(_unreadable(path, error)) from error
 
 
 def refusal(error: BaseException) -> CheckpointError | None:
@@ -98,11 +108,7 @@ def _naming_files(read_data: Callable[..., Any]) -> Callable[..., Any]:
             except torch.OutOfMemoryError:
                 raise
             except (EOFError, OSError, RuntimeError, pickle.UnpicklingError) as error:
-                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                raise CheckpointError(
-                    f"{path} cannot be read ({reason}); it is cut off or damaged: restore it from "
-                    "a copy, or take another checkpoint"
-                ) from error
+                raise CheckpointError(_unreadable(path, error)) from error
         return done
 
     read_each.names_files = True  # type: ignore[attr-defined]
@@ -125,7 +131,15 @@ def _load_bytes(
         self.state_dict[name] = state
 
 
-def _foreign(value: BytesIO, state: str) -> str:
+def _unreadable(path: Path, error: Exception) -> str:
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return (
+        f"{path} cannot be read ({reason}); it is cut off or damaged: restore it from a copy, or "
+        "take another checkpoint"
+    )
+
+
+def _foreign(value: BytesIO | Path, state: str) -> str:
     """Return what a state asks for that is not admitted, after the name of its file."""
     try:
         names = ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(value))

@@ -97,9 +97,15 @@ def require_index(checkpoint: Path) -> dict[Path, int]:
     Raises CheckpointError for an index that is damaged or would run code, and where Megatron or
     NeMo would unpickle something else.
     """
-    weights = checkpoint / WEIGHTS if (checkpoint / WEIGHTS).is_dir() else checkpoint
+    weights = weights_of(checkpoint)
     _require_safe(weights)
     return {weights / name: least for name, least in outline(weights / INDEX).items()}
+
+
+def weights_of(checkpoint: Path) -> Path:
+    """Return the folder of the weights; Megatron FSDP writes them into the checkpoint's own."""
+    weights = checkpoint / WEIGHTS
+    return weights if weights.is_dir() else checkpoint
 
 
 def _require_safe(weights: Path) -> None:

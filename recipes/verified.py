@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from custom_modules.checkpoint_index import CheckpointError, ForeignClassError
-from custom_modules.safe_checkpoints import is_of_all_ranks, read_safely, refusal
+from custom_modules.safe_checkpoints import is_of_all_ranks, read_safely, refusal, require_common
 from recipes.checkpoint_files import (
     CONTEXT,
     HUGGING_FACE,
@@ -30,6 +30,7 @@ from recipes.checkpoint_files import (
     note,
     require_index,
     saved_files,
+    weights_of,
 )
 
 LOG = logging.getLogger("custom_modules.checkpoints")
@@ -49,6 +50,7 @@ def verified(
     """
     read_safely()
     require_index(checkpoint)  # torch would hide what is wrong with it
+    require_common(weights_of(checkpoint) / "common.pt")
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     why = note(checkpoint, verify)
     if why is not None and rank == 0:

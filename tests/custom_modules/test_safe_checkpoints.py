@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from custom_modules.checkpoint_index import CheckpointError, ForeignClassError, outline
-from custom_modules.safe_checkpoints import is_of_all_ranks, read_safely, refusal
+from custom_modules.safe_checkpoints import is_of_all_ranks, read_safely, refusal, require_common
 
 DATA = "__0_0.distcp"
 
@@ -139,6 +139,22 @@ def test_a_cut_data_file_is_named(checkpoint):
 def test_a_missing_data_file_is_named(checkpoint):
     (checkpoint / DATA).unlink()
     assert str(told(checkpoint)).startswith(f"{checkpoint / DATA} cannot be read (FileNotFound")
+
+
+def test_a_common_state_that_would_run_code_or_is_cut_is_refused_by_name(tmp_path):
+    path = tmp_path / "common.pt"
+    torch.save({"content_metadata": {"singleton_local_shards": False}, "step": 3}, path)
+    require_common(path)
+    torch.save(Touching(tmp_path / "ran"), path)
+    with pytest.raises(ForeignClassError, match=r"common\.pt asks for posix\.system in its state"):
+        require_common(path)
+    assert not (tmp_path / "ran").exists()
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"common\.pt cannot be read \(RuntimeError"):
+        require_common(path)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"common\.pt cannot be read \(FileNotFound"):
+        require_common(path)
 
 
 def test_what_is_behind_an_error_of_all_ranks_is_found():
