@@ -14,6 +14,8 @@ same bytes.
 import argparse
 import contextlib
 import json
+import logging
+import os
 import statistics
 import sys
 import tempfile
@@ -47,11 +49,14 @@ from recipes.checkpoint_files import described, for_marker
 from recipes.verified import verified
 
 TENSORS = 32
-HEAD = ["what", "how", "without, s", "verified, s", "added, s", "rounds"]
+HEAD = ["what", "how", "without, s", "verified, s", "added, s", "added, CPU s", "rounds, s"]
+
+Seconds = tuple[float, float]
+"""By the clock, and of CPU over all threads."""
 
 
-def checkpoint(folder: Path, megabytes: int, files: int) -> tuple[float, float]:
-    """Write a checkpoint with its sums; return the seconds of saving and of taking the sums."""
+def checkpoint(folder: Path, megabytes: int, files: int) -> tuple[float, float, float]:
+    """Write a checkpoint with its sums; return the seconds of saving, of the sums, and their CPU's."""
     each = megabytes * 250_000 // TENSORS
     state = {f"module.{at}": torch.randn(each) for at in range(TENSORS)}
     weights = folder / "weights"
@@ -59,13 +64,13 @@ def checkpoint(folder: Path, megabytes: int, files: int) -> tuple[float, float]:
     began = time.perf_counter()
     save(state, storage_writer=FileSystemWriter(weights, thread_count=files), no_dist=True)
     torch.save({"content_metadata": {}}, weights / "common.pt")
-    saved = time.perf_counter()
     save_config(CheckpointingConfig("torch_dist", 1), str(weights))
+    saved, processed = time.perf_counter(), time.process_time()
     sums = described(folder)
-    took = time.perf_counter() - saved
+    took, processed = time.perf_counter() - saved, time.process_time() - processed
     facts_of_it = {"step": 1, "max_steps": 1, "tokenizer": "", "files": for_marker(sums)}
     (folder / "longhaul.json").write_text(json.dumps(facts_of_it))
-    return saved - began, took
+    return saved - began, took, processed
 
 
 def load(folder: Path, megabytes: int, *, verify: bool) -> None:
@@ -116,25 +121,27 @@ def store(folder: Path, megabytes: int) -> Manifest:
     return manifest
 
 
-def in_turn(run: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+def in_turn(run: Sequence[Callable[[], object]], rounds: int) -> list[list[Seconds]]:
     """Return the seconds of each of several things in each round, done in turn."""
-    times: list[list[float]] = [[] for _ in run]
+    times: list[list[Seconds]] = [[] for _ in run]
     for each in run:
         each()  # what is read is in the page cache from now on
     for _ in range(rounds):
         for each, seconds in zip(run, times, strict=True):
-            began = time.perf_counter()
+            began = time.perf_counter(), time.process_time()
             each()
-            seconds.append(time.perf_counter() - began)
+            seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
     return times
 
 
-def row(what: str, how: str, times: Sequence[Sequence[float]]) -> list[str]:
+def row(what: str, how: str, times: Sequence[Sequence[Seconds]]) -> list[str]:
     """Return a row of the table: medians, what the second takes longer, and every round."""
-    without, verified_seconds = (statistics.median(of) for of in times)
-    shown = "; ".join(" ".join(f"{seconds:.2f}" for seconds in of) for of in times)
-    added = verified_seconds - without
-    return [what, how, f"{without:.2f}", f"{verified_seconds:.2f}", f"{added:.2f}", shown]
+    without, compared = (
+        [statistics.median(kind) for kind in zip(*of, strict=True)] for of in times
+    )
+    shown = "; ".join(" ".join(f"{seconds:.2f}" for seconds, _ in of) for of in times)
+    figures = (without[0], compared[0], compared[0] - without[0], compared[1] - without[1])
+    return [what, how, *(f"{figure:.2f}" for figure in figures), shown]
 
 
 @contextlib.contextmanager
@@ -153,7 +160,7 @@ def measured(folder: Path, megabytes: int, rounds: int) -> list[list[str]]:
     rows = []
     for files, what in ((2, "checkpoint in two files"), (1, "checkpoint in one file")):
         where = folder / f"checkpoint{files}"
-        saved, sums = checkpoint(where, megabytes, files)
+        saved, sums, processed = checkpoint(where, megabytes, files)
         times = in_turn(
             [
                 lambda where=where: load(where, megabytes, verify=False),  # type: ignore[misc]
@@ -162,7 +169,8 @@ def measured(folder: Path, megabytes: int, rounds: int) -> list[list[str]]:
             rounds,
         )
         rows.append(row(what, "loaded by Megatron", times))
-        rows.append([what, "saved, once", f"{saved:.2f}", f"{saved + sums:.2f}", f"{sums:.2f}", ""])
+        figures = (saved, saved + sums, sums, processed)
+        rows.append([what, "saved, once", *(f"{figure:.2f}" for figure in figures), ""])
     manifest = store(folder / "store", megabytes)
     for how, whole in (("a sample of blocks", False), ("whole", True)):
         times = in_turn(
@@ -186,10 +194,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the page there as well")
     given = parser.parse_args()
     warnings.simplefilter("ignore")  # torch's, of one process
+    logging.disable(logging.WARNING)  # that --no-verify was asked for
     with tempfile.TemporaryDirectory(prefix="verification-") as folder, one_rank():
         rows = measured(Path(folder), given.mb, given.rounds)
     title = f"Verification of {given.mb:,} MB"
-    text = page(title, facts(("megatron-core",)), [table(HEAD, rows)])
+    load_average = {"load over a minute": f"{os.getloadavg()[0]:.1f}"}  # the seconds grow with it
+    text = page(title, facts(("megatron-core",)) | load_average, [table(HEAD, rows)])
     sys.stdout.write(text)
     if given.out is not None:
         write(given.out, text)
