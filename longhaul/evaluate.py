@@ -56,7 +56,7 @@ def evaluate(
 
         store = store or Path(recipe_of(run, chosen[0]).data.store)
         device = device or device_of(recipe_of(run, chosen[0]))
-        require_evaluable(run, chosen, Manifest.load(store), verify)
+        notes = require_evaluable(run, chosen, Manifest.load(store), verify)
         require_layout(
             run,
             chosen,
@@ -79,6 +79,8 @@ def evaluate(
             device=device,
             verify=verify is not False,
         )
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
     with output_to(run / "output.log") as console, console.status("evaluating"):
         run_in_order("evaluate", [job], run / "launch")
     typer.echo(run / "eval")

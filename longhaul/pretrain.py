@@ -99,7 +99,8 @@ def pretrain(
     stages.require_inputs(recipe)
     stages.require_start(recipe)
     stages.require_same(recipe)
-    require_undamaged([recipe], verify)
+    for note in require_undamaged([recipe], verify):
+        typer.echo(f"note: {note}", err=True)
     stages.record(recipe, start=str(recipe.resume.start or "scratch"))
     log = folder / "output.log"
     watched = Watched(recipe.log.name, int(recipe.trainer.max_steps), folder / "metrics.jsonl")

@@ -76,7 +76,7 @@ def search(
         recipe = recipe_of(run, stage)
         store = store or Path(recipe.data.store)
         device = device or device_of(recipe)
-        require_evaluable(run, [stage], Manifest.load(store), verify)
+        notes = require_evaluable(run, [stage], Manifest.load(store), verify)
         require_layout(
             run,
             [stage],
@@ -107,6 +107,8 @@ def search(
             device=device,
             verify=verify is not False,
         )
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
     with output_to(folder / "output.log") as console, console.status("searching"):
         run_in_order("rope-search", [job], folder / "launch")
     for line in summary(json.loads(out.read_text())["about"]):

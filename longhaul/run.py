@@ -89,10 +89,11 @@ def run(
 
         recipes = chain.recipes(plan, context.args, device)
         chain.require(recipes, started=not dryrun)
-        if not dryrun:
-            require_undamaged(recipes, verify)
+        notes = [] if dryrun else require_undamaged(recipes, verify)
         jobs = chain.jobs(plan, recipes, record=not dryrun)
         lines = commands(plan.name, jobs, plan.run / "launch") if dryrun and jobs else []
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
     ladder_run.describe(plan, recipes)
     if dryrun:
         for line in lines or ["nothing is left to do"]:

@@ -61,7 +61,7 @@ def run_on_cluster(
                 stages.require_start(made[0])
             for recipe in made:
                 stages.require_same(recipe)
-            require_checkpoints(made, plan.verify)
+            notes = [*notes, *require_checkpoints(made, plan.verify)]
             chain.write_records(plan, made)
             before_submission.require_shared(plan, file)
         jobs = cluster_chain.jobs(plan, made, file, documents=documents, export=export)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import nemo_run
-import typer
 
 from data import verification
 from data.store import SPLITS, Manifest, SplitName
@@ -19,35 +18,45 @@ from recipes.checkpoint_files import note, require_whole
 from recipes.finished import newest_checkpoint
 
 
-def require_undamaged(recipes: Sequence[nemo_run.Partial], verify: bool | None) -> None:
+def require_undamaged(recipes: Sequence[nemo_run.Partial], verify: bool | None) -> list[str]:
     """Raise ValueError for damage in the store of stages, or in the checkpoints that they have.
 
     `verify` is True for every byte of the store, None for a sample, False for nothing of what files
-    hold. What is not compared is said.
+    hold. Returns what a user has to know of it, a sentence each.
     """
-    require_checkpoints(recipes, verify)
+    notes = require_checkpoints(recipes, verify)
     for store in dict.fromkeys(str(recipe.data.store) for recipe in recipes):
-        _say(*_store(Manifest.load(store), verify, SPLITS))
+        notes += _store(Manifest.load(store), verify, SPLITS)
+    return notes
 
 
-def require_checkpoints(recipes: Sequence[nemo_run.Partial], verify: bool | None) -> None:
-    """Raise ValueError for a checkpoint, which a stage would read, that is not whole."""
-    for recipe in recipes:
-        if (checkpoint := _read_by(recipe)) is not None:
-            require_whole(checkpoint)
-            _say(note(checkpoint, verify is not False))
+def require_checkpoints(recipes: Sequence[nemo_run.Partial], verify: bool | None) -> list[str]:
+    """Raise ValueError for a checkpoint that a stage would read and that is not whole.
+
+    Returns which of them are not verified, a sentence each.
+    """
+    checkpoints = [checkpoint for recipe in recipes if (checkpoint := _read_by(recipe)) is not None]
+    for checkpoint in checkpoints:
+        require_whole(checkpoint)
+    return _unverified(checkpoints, verify)
 
 
 def require_evaluable(
     run: Path, stages: Sequence[str], manifest: Manifest, verify: bool | None
-) -> None:
-    """Raise ValueError for stages that cannot be evaluated on the held-out split of a store."""
+) -> list[str]:
+    """Raise ValueError for stages that cannot be evaluated on the held-out split of a store.
+
+    Returns what a user has to know of what is compared, a sentence each.
+    """
     require_trained(run, list(stages), manifest)
-    for name in stages:
-        checkpoint = newest_checkpoint(stage_folder(run, name) / "checkpoints")
-        assert checkpoint is not None, "require_trained found it"
-        _say(note(checkpoint, verify is not False))
-    _say(*_store(manifest, verify, ("heldout",)))
+    newest = (newest_checkpoint(stage_folder(run, name) / "checkpoints") for name in stages)
+    notes = _unverified([checkpoint for checkpoint in newest if checkpoint is not None], verify)
+    return [*notes, *_store(manifest, verify, ("heldout",))]
+
+
+def _unverified(checkpoints: Sequence[Path], verify: bool | None) -> list[str]:
+    notes = (note(checkpoint, verify is not False) for checkpoint in checkpoints)
+    return [sentence for sentence in notes if sentence is not None]
 
 
 def _read_by(recipe: nemo_run.Partial) -> Path | None:
@@ -60,10 +69,8 @@ def _read_by(recipe: nemo_run.Partial) -> Path | None:
     return newest_checkpoint(start) or of_nemo
 
 
-def _store(
-    manifest: Manifest, verify: bool | None, splits: Sequence[SplitName]
-) -> Iterator[str | None]:
-    """Compare a store with its sums; yield what is not compared."""
+def _store(manifest: Manifest, verify: bool | None, splits: Sequence[SplitName]) -> Iterator[str]:
+    """Compare a store with its sums; yield what is not compared, or that all of it was."""
     if verify is False:
         yield f"the store {manifest.root} is not verified, as --no-verify asks"
         return
@@ -75,9 +82,3 @@ def _store(
             f"the tokens of {manifest.root} have no sums of blocks and are not verified; --verify "
             "reads all of them, and a store that is prepared again has such sums"
         )
-
-
-def _say(*sentences: str | None) -> None:
-    for sentence in sentences:
-        if sentence is not None:
-            typer.echo(f"note: {sentence}", err=True)

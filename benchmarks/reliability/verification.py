@@ -56,7 +56,7 @@ Seconds = tuple[float, float]
 
 
 def checkpoint(folder: Path, megabytes: int, files: int) -> tuple[float, float, float]:
-    """Write a checkpoint with its sums; return the seconds of saving, of the sums, and their CPU's."""
+    """Write a checkpoint with its sums; return the seconds of saving, of sums, and of their CPU."""
     each = megabytes * 250_000 // TENSORS
     state = {f"module.{at}": torch.randn(each) for at in range(TENSORS)}
     weights = folder / "weights"

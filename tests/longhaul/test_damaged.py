@@ -244,13 +244,16 @@ def test_no_verify_reaches_the_ranks_in_the_recipe_and_is_said(trained, answer):
     assert yaml.safe_load(Path("recipe.yaml").read_text())["resume"]["verify"] is False
 
 
-def test_what_no_verify_leaves_out_is_said_and_nothing_is_read(trained, capsys):
+def test_what_no_verify_leaves_out_is_said_and_nothing_is_read(trained):
     from longhaul.undamaged import require_undamaged
 
     made = recipe(trained.options)
     with changed(trained.store / "train.bin", flipped):
-        require_undamaged([made], False)
-    assert capsys.readouterr().err.splitlines() == [
-        f"note: {trained.checkpoint} is not verified, as --no-verify asks",
-        f"note: the store {trained.store} is not verified, as --no-verify asks",
+        notes = require_undamaged([made], False)
+    assert notes == [
+        f"{trained.checkpoint} is not verified, as --no-verify asks",
+        f"the store {trained.store} is not verified, as --no-verify asks",
     ]
+    assert require_undamaged([made], None) == []
+    (read,) = require_undamaged([made], True)
+    assert "MB have the SHA-256 that was written" in read
