@@ -40,7 +40,7 @@ _PICKLE = SimpleNamespace(dump=pickle.dump, load=read)
 
 def read_safely() -> None:
     """Have this process read distributed checkpoints safely from now on; again changes nothing."""
-    filesystem.pickle = _PICKLE  # type: ignore[assignment]  # the name that it imports
+    filesystem.pickle = _PICKLE  # type: ignore[assignment, attr-defined]
     reader, planner = filesystem.FileSystemReader, default_planner.DefaultLoadPlanner
     if not hasattr(reader.read_data, "names_files"):
         reader.read_data = _naming_files(reader.read_data)  # type: ignore[method-assign]
