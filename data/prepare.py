@@ -35,6 +35,7 @@ from data.store import (
     is_store,
     length_buckets,
 )
+from data.verification import write_blocks
 
 if TYPE_CHECKING:
     from data.tokenizer import DocumentTokenizer
@@ -205,6 +206,7 @@ def _write(
         train=writers["train"].finish(),
         heldout=writers["heldout"].finish(),
         skipped=dict(skipped),
+        blocks=write_blocks(folder, [f"{split}.bin" for split in SPLITS]),
     )
     manifest.write()
     return manifest

@@ -4,10 +4,11 @@
     STORE/train.bin, train.idx        Megatron IndexedDataset, one sequence a document, each
     STORE/heldout.bin, heldout.idx    document ended by the eod token
     STORE/tokenizer/                  a Hugging Face tokenizer folder
+    STORE/blocks.json                 SHA-256 of each block of train.bin and heldout.bin
     STORE/manifest.json               what lies in the files; written last
 
 A folder without a manifest is a store that was never finished. Loading a manifest compares the
-size of every file with what was written; `verify` reads the files and compares their hashes.
+size of every file with what was written; `data.verification` compares what is in them.
 
 Only the standard library is imported here, so that a bad store is refused at once.
 """
@@ -18,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
+
+from data.sha256 import sha256_of
 
 FORMAT = "longhaul-token-store"
 VERSION = 1
@@ -54,7 +57,8 @@ class StoredFile:
     def of(cls, root: Path, path: str) -> "StoredFile":
         """Measure a file that has just been written."""
         file = root / path
-        return cls(path=path, bytes=file.stat().st_size, sha256=_sha256(file))
+        (sha256,) = sha256_of([file])
+        return cls(path=path, bytes=file.stat().st_size, sha256=sha256)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +111,8 @@ class Manifest:
     heldout: Split
     skipped: dict[str, int]
     """Records left out, by reason."""
+    blocks: StoredFile | None = None
+    """The sums of the blocks of token files (`data.verification`); older stores have none."""
 
     @classmethod
     def load(cls, store: Path | str) -> "Manifest":
@@ -149,6 +155,7 @@ class Manifest:
                 train=_split(content["splits"]["train"]),
                 heldout=_split(content["splits"]["heldout"]),
                 skipped=dict(content["skipped"]),
+                blocks=StoredFile(**content["blocks"]) if content.get("blocks") else None,
             )
         except StoreError as error:
             raise StoreError(f"{root / MANIFEST} is damaged: {error}") from error
@@ -168,6 +175,7 @@ class Manifest:
             "tokenizer": asdict(self.tokenizer),
             "splits": {name: asdict(self.split(name)) for name in SPLITS},
             "skipped": dict(sorted(self.skipped.items())),
+            "blocks": None if self.blocks is None else asdict(self.blocks),
         }
         text = json.dumps(content, indent=2) + "\n"
         (self.root / MANIFEST).write_text(text, encoding="utf-8")
@@ -187,19 +195,9 @@ class Manifest:
         """The folder that `AutoTokenizer.from_pretrained` reads."""
         return self.root / TOKENIZER
 
-    def verify(self) -> None:
-        """Read every file and raise StoreError for one that is not what was written."""
-        self._require_files()
-        for file in self._files():
-            if _sha256(self.root / file.path) != file.sha256:
-                raise StoreError(
-                    f"{self.root / file.path} has changed since it was written (its sha256 differs"
-                    f" from {MANIFEST})"
-                )
-        require_tokenizer(self, tokenizer_fingerprint(self.tokenizer_path))
-
     def _files(self) -> Iterable[StoredFile]:
-        return [file for name in SPLITS for file in (self.split(name).bin, self.split(name).idx)]
+        found = [file for name in SPLITS for file in (self.split(name).bin, self.split(name).idx)]
+        return found if self.blocks is None else [*found, self.blocks]
 
     def _require_files(self) -> None:
         for file in self._files():
@@ -277,11 +275,3 @@ def _split(content: dict[str, Any]) -> Split:
         bin=StoredFile(**content["bin"]),
         idx=StoredFile(**content["idx"]),
     )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()

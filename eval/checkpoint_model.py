@@ -19,13 +19,17 @@ from custom_modules.long_context_gpt import LongContextGPT
 from recipes import gpt, yaml_file
 from recipes.finished import newest_checkpoint
 from recipes.pretrain import plain_kernels
+from recipes.verified import verified
 
 
-def load(stage: Path, *, seq_length: int, bf16: bool = False) -> LongContextGPT:
+def load(
+    stage: Path, *, seq_length: int, bf16: bool = False, verify: bool = True
+) -> LongContextGPT:
     """Return the model of the stage's newest checkpoint, to be used up to `seq_length` tokens.
 
-    Megatron's parallel state must be initialised; this rank's shard is loaded for it. Raises
-    ValueError where the stage has no complete checkpoint.
+    Megatron's parallel state must be initialised; this rank's shard is loaded for it, and with
+    `verify` the checkpoint's files are compared with what was saved. Raises ValueError where the
+    stage has no complete checkpoint, or a damaged one.
     """
     checkpoint = newest_checkpoint(stage / "checkpoints")
     if checkpoint is None:
@@ -48,11 +52,12 @@ def load(stage: Path, *, seq_length: int, bf16: bool = False) -> LongContextGPT:
     model = config.configure_model(tokenizer=None)
     device = torch.device("cuda", torch.cuda.current_device())
     model = model.to(device).eval()
-    weights = dist_checkpointing.load(
-        model.sharded_state_dict(prefix="module."),
-        str(checkpoint / "weights"),
-        strict=StrictHandling.ASSUME_OK_UNEXPECTED,
-    )
+    with verified(checkpoint, verify=verify):
+        weights = dist_checkpointing.load(
+            model.sharded_state_dict(prefix="module."),
+            str(checkpoint / "weights"),
+            strict=StrictHandling.ASSUME_OK_UNEXPECTED,
+        )
     model.load_state_dict(
         {name.removeprefix("module."): value for name, value in weights.items()
          if name.startswith("module.")},

@@ -45,6 +45,7 @@ def evaluate(
     tensor_parallel: int = 1,
     context_parallel: int = 1,
     device: str = "cpu",
+    verify: bool = True,
 ) -> None:
     """Write `RUN/eval/<stage>.json` for each stage, at the longest of `lengths`.
 
@@ -52,7 +53,8 @@ def evaluate(
 
     `lengths` are the contexts of the ladder: they bound the ranges of positions and are the
     lengths of the passkey prompts, of which there are none where `trials` is 0. Data parallel ranks
-    are what the other two leave of the world.
+    are what the other two leave of the world. Checkpoints are compared with what was saved unless
+    `verify` is False.
     """
     with parallel_ranks(tensor_parallel, context_parallel, device):
         manifest = Manifest.load(store)
@@ -64,7 +66,9 @@ def evaluate(
             )
         for name in stages:
             folder = stage_folder(Path(run), name)
-            model = checkpoint_model.load(folder, seq_length=longest, bf16=device == "cuda")
+            model = checkpoint_model.load(
+                folder, seq_length=longest, bf16=device == "cuda", verify=verify
+            )
             losses, count = loss_by_position(model, texts, longest)
             grid = passkey_grid(model, manifest, texts, sorted(lengths), trials) if trials else None
             if dist.get_rank() == 0:

@@ -53,6 +53,7 @@ def find_factors(
     tensor_parallel: int = 1,
     context_parallel: int = 1,
     device: str = "cpu",
+    verify: bool = True,
 ) -> None:
     """Write to `out` the rotation that suits the stage's weights best at `target` tokens.
 
@@ -68,6 +69,7 @@ def find_factors(
             objective=objective,
             settings=settings or Settings(),
             bf16=device == "cuda",
+            verify=verify,
             watch=lambda done, best: _append(Path(progress), done, best),
         )  # fmt: skip
         if dist.get_rank() == 0:
@@ -86,6 +88,7 @@ def found_factors(
     objective: Objective,
     settings: Settings,
     bf16: bool,
+    verify: bool,
     watch: Callable[[int, float], None],
 ) -> tuple[RopeScaling, dict[str, Any]]:
     """Return the best rotation and where it is from; Megatron's parallel state is initialised."""
@@ -100,7 +103,7 @@ def found_factors(
         raise ValueError(
             f"{manifest.root} has no held-out document of {target:,} tokens to search on"
         )
-    model = checkpoint_model.load(folder, seq_length=target, bf16=bf16)
+    model = checkpoint_model.load(folder, seq_length=target, bf16=bf16, verify=verify)
     own = model.rotation
     stretching = Stretching(own.scaling, own.head_dim, trained=record.context, target=target)
     encode = _encoder(manifest)

@@ -42,6 +42,8 @@ def placed(
 ) -> nemo_run.Partial:
     """Return a stage's recipe in the run folder, overridden and checked."""
     place(recipe, plan.card, plan.ladder, stage, run_to=plan.run, store=plan.store)
+    if plan.verify is False:
+        recipe.resume.verify = False
     return overridden(recipe, words, device)
 
 
@@ -110,6 +112,7 @@ def jobs(
                 store=plan.store,
                 documents=documents,
                 trials=trials,
+                verify=plan.verify is not False,
                 **stages.evaluation_layout(made[-1]),
             )
         )

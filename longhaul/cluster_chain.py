@@ -58,12 +58,18 @@ def jobs(
             lengths=reached,
             documents=evaluation_documents,
             trials=trials,
+            verify=plan.verify is not False,
             **_parallel(recipe),
         )
         found.append(_evaluate(plan, file, task, recipe))
     if export is not None:
         source = str(stages.folder_of(made[-1]).resolve())
-        task = nemo_run.Partial(export_stage, source=source, to=str(export.resolve()))
+        task = nemo_run.Partial(
+            export_stage,
+            source=source,
+            to=str(export.resolve()),
+            verify=plan.verify is not False,
+        )
         expected = expected_machines.of_one_rank(plan, with_store=True)
         found.append(_on_ranks(plan, _without_gpus(file), "export", task, expected))
     return found

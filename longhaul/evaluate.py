@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from longhaul.console import busy, loading, output_to
-from longhaul.messages import next_command
+from longhaul.messages import next_command, note
 from longhaul.options import (
     ContextParallel,
     Device,
@@ -15,6 +15,7 @@ from longhaul.options import (
     Ranks,
     Run,
     TensorParallel,
+    Verify,
     print_json,
     require_device,
 )
@@ -37,6 +38,7 @@ def evaluate(
     context_parallel: ContextParallel = 1,
     device: Device = None,
     as_json: Json = False,
+    verify: Verify = None,
 ) -> None:
     """Evaluate loss by position and passkey retrieval of a run's stages."""
     from data.store import Manifest
@@ -53,18 +55,14 @@ def evaluate(
     records = [read_stage(run, name) for name in names]
     lengths = sorted({record.context for record in records if record is not None})
     with loading("NeMo and Megatron-Core"):
-        from longhaul.evaluation_job import (
-            evaluation_job,
-            recipe_of,
-            require_layout,
-            require_trained,
-        )
+        from longhaul.evaluation_job import evaluation_job, recipe_of, require_layout
         from longhaul.stages import device_of
+        from longhaul.undamaged import require_evaluable
         from slurm.launch import run_in_order
 
         store = store or Path(recipe_of(run, chosen[0]).data.store)
         device = device or device_of(recipe_of(run, chosen[0]))
-        require_trained(run, chosen, Manifest.load(store))
+        notes = require_evaluable(run, chosen, Manifest.load(store), verify)
         require_layout(
             run,
             chosen,
@@ -85,7 +83,10 @@ def evaluate(
             tensor_parallel=tensor_parallel,
             context_parallel=context_parallel,
             device=device,
+            verify=verify is not False,
         )
+    for words in notes:
+        note(f"note: {words}")
     said = f"evaluating {', '.join(chosen)} on {ranks} ranks"
     with output_to(run / "output.log") as console, busy(console, said):
         run_in_order("evaluate", [job], run / "launch")

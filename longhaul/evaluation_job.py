@@ -11,6 +11,7 @@ from data.store import Manifest, require_tokenizer
 from eval.evaluate import evaluate
 from eval.results import stage_folder
 from recipes import laws, yaml_file
+from recipes.checkpoint_files import require_whole
 from recipes.finished import checkpoint_facts, newest_checkpoint
 from slurm.launch import Job
 from slurm.local import local_executor
@@ -28,6 +29,7 @@ def evaluation_job(
     tensor_parallel: int = 1,
     context_parallel: int = 1,
     device: str = "cpu",
+    verify: bool = True,
 ) -> Job:
     """Return the job that writes `RUN/eval/<stage>.json` for each stage, up to max(`lengths`)."""
     task = nemo_run.Partial(
@@ -41,18 +43,20 @@ def evaluation_job(
         tensor_parallel=tensor_parallel,
         context_parallel=context_parallel,
         device=device,
+        verify=verify,
     )
     return Job("evaluate", task, local_executor(ranks))
 
 
 def require_trained(run: Path, stages: list[str], manifest: Manifest) -> None:
-    """Raise ValueError for a stage without a checkpoint, or trained with another tokenizer."""
+    """Raise ValueError for a stage whose checkpoint is missing, damaged or of another tokenizer."""
     for name in stages:
         found = newest_checkpoint(stage_folder(run, name) / "checkpoints")
         facts = None if found is None else checkpoint_facts(found)
-        if facts is None:
+        if found is None or facts is None:
             raise ValueError(f"{name} has no complete checkpoint in {run}; train it first")
         require_tokenizer(manifest, facts["tokenizer"])
+        require_whole(found)
 
 
 def require_layout(

@@ -59,8 +59,12 @@ def of_one_rank(plan: Plan, *, with_store: bool) -> nemo_run.Config:
     """Return what a job of one rank without a GPU expects: its folders, and our pins."""
     expected = nemo_run.Config(Expected, world_size=1, nodes=1, run_folder=_path(plan.run))
     if with_store:
-        expected.store = _path(plan.store)
+        expected.store, expected.verify = _path(plan.store), _verify(plan)
     return expected
+
+
+def _verify(plan: Plan) -> str:
+    return {None: "sampled", True: "whole", False: "none"}[plan.verify]
 
 
 def _expected(plan: Plan, *, nodes: int, per_node: int) -> nemo_run.Config:
@@ -70,6 +74,7 @@ def _expected(plan: Plan, *, nodes: int, per_node: int) -> nemo_run.Config:
         nodes=nodes,
         ranks_per_node=per_node,
         run_folder=_path(plan.run),
+        verify=_verify(plan),
     )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from longhaul.console import loading
 from longhaul.messages import next_command, note
+from longhaul.options import NoVerify
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -26,8 +27,10 @@ def export(
         Path | None,
         typer.Option(help="Hugging Face folder with config and tokenizer, not the import's."),
     ] = None,
+    no_verify: NoVerify = False,
 ) -> None:
     """Export weights, config at the stage's length and rotation, and tokenizer."""
+    from recipes.checkpoint_files import note, require_whole
     from recipes.hugging_face.appearing import require_free
     from recipes.hugging_face.trained import trained
 
@@ -37,6 +40,9 @@ def export(
     if not (max_shard_gib > 0 and math.isfinite(max_shard_gib)):
         raise ValueError(f"--max-shard-gib is {max_shard_gib:g}; it must be above 0 and finite")
     found = trained(source, like)
+    require_whole(found.checkpoint)
+    if (why := note(found.checkpoint, not no_verify)) is not None:
+        note(f"note: {why}")
     with loading("Megatron-Core"):
         import torch
 
@@ -47,6 +53,7 @@ def export(
         to,
         dtype=None if dtype is None else getattr(torch, dtype),
         max_shard_gib=max_shard_gib,
+        verify=not no_verify,
     )
     typer.echo(to)
     next_command(["vllm", "serve", to], "or any program that reads Hugging Face folders")

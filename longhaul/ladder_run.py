@@ -32,6 +32,8 @@ class Plan:
     store: Path
     only: Stage | None = None
     """The stage to run where it is not all of them."""
+    verify: bool | None = None
+    """True: the whole store; False: neither store nor checkpoints; None: a sample of the store."""
 
     @property
     def name(self) -> str:
@@ -84,6 +86,7 @@ def plan(
     store: Path | None,
     *,
     only: Stage | None = None,
+    verify: bool | None = None,
 ) -> Plan:
     """Return the plan with the places that convention gives where none are named."""
     return Plan(
@@ -92,6 +95,7 @@ def plan(
         run=run or run_folder(card, ladder),
         store=store or store_folder(card),
         only=only,
+        verify=verify,
     )
 
 

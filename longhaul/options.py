@@ -26,6 +26,18 @@ def print_json(content: Any) -> None:
 
     typer.echo(json.dumps(plain(content), indent=1, allow_nan=False, default=str))
 
+Verify = Annotated[
+    bool | None,
+    typer.Option(
+        "--verify/--no-verify",
+        help="Read the whole store and compare its SHA-256 / compare no store and no checkpoint.",
+        show_default="a sample of the store, the whole checkpoint",
+    ),
+]
+NoVerify = Annotated[
+    bool, typer.Option("--no-verify", help="Do not compare the checkpoint's SHA-256.")
+]
+
 
 def require_device(device: str | None) -> None:
     """Raise ValueError for a device that is neither cpu nor cuda; None and "" stand for none."""

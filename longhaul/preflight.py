@@ -31,6 +31,9 @@ def preflight(
     seconds: Annotated[
         float, typer.Option(min=0, help="What measuring links may take; 0: not at all.")
     ] = 30.0,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not read the whole store.")
+    ] = False,
     as_text: Json = False,
 ) -> None:
     """Check GPUs, links, host, folders, versions and clocks, and of ranks of a job the links.
@@ -47,7 +50,12 @@ def preflight(
 
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's import, on every rank
     file = load(cluster) if cluster else None
-    expected = replace(_expected(file, nodes, layout), run_folder=run, store=store)
+    expected = replace(
+        _expected(file, nodes, layout),
+        run_folder=run,
+        store=store,
+        verify="none" if no_verify else "whole",
+    )
     for name, value in file.environment.items() if file is not None else ():
         os.environ.setdefault(name, str(value))
     found = all_checks(expected, Machine(), seconds=seconds)

@@ -10,7 +10,7 @@ import typer
 from longhaul.console import held_back, loading, output_to
 from longhaul.messages import next_command, note, resumable
 from longhaul.next_commands import OnCluster
-from longhaul.options import CLUSTER, require_device
+from longhaul.options import CLUSTER, Verify, require_device
 from longhaul.progress import Watched, progress
 from recipes.nearest import named
 
@@ -46,6 +46,7 @@ def pretrain(
     device: Annotated[
         str | None, typer.Option(help="cpu: run on CPU ranks whatever the recipe says.")
     ] = None,
+    verify: Verify = None,
 ) -> None:
     """Train one stage. Overrides follow as KEY=VALUE, for example trainer.max_steps=20."""
     combined = bool(card or ladder or stage)
@@ -72,6 +73,7 @@ def pretrain(
         made = choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
     with loading("NeMo and Megatron-Core"):
         from longhaul import stages
+        from longhaul.undamaged import require_undamaged
         from recipes import yaml_file
         from recipes.check import notes, tokens_per_batch
         from slurm.launch import commands, run_in_order
@@ -82,6 +84,8 @@ def pretrain(
             recipe = stages.factory(factory) if yaml is None else yaml_file.read(yaml)
         if rope:
             recipe = stages.with_rope(recipe, rope)
+        if verify is False:
+            recipe.resume.verify = False
         recipe = stages.override(recipe, context.args)
         stages.on_device(recipe, device)
     for words in (*(made.notes() if made else ()), *notes(recipe)):
@@ -112,6 +116,8 @@ def pretrain(
     stages.require_inputs(recipe)
     stages.require_start(recipe)
     stages.require_same(recipe)
+    for words in require_undamaged([recipe], verify):
+        note(f"note: {words}")
     stages.record(recipe, start=str(recipe.resume.start or "scratch"))
     log = folder / "output.log"
     watched = Watched(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from longhaul.console import busy, loading, output_to
+from longhaul.messages import note
 from longhaul.options import (
     ContextParallel,
     Device,
@@ -15,6 +16,7 @@ from longhaul.options import (
     Ranks,
     Run,
     TensorParallel,
+    Verify,
     print_json,
     require_device,
 )
@@ -48,6 +50,7 @@ def search(
     context_parallel: ContextParallel = 1,
     device: Device = None,
     as_json: Json = False,
+    verify: Verify = None,
 ) -> None:
     """Search, from YaRN's on, the divisors at which the stage reads TARGET tokens best."""
     from data.store import Manifest
@@ -68,15 +71,16 @@ def search(
         )
     with loading("NeMo and Megatron-Core"):
         from eval.rope_search import Settings
-        from longhaul.evaluation_job import recipe_of, require_layout, require_trained
+        from longhaul.evaluation_job import recipe_of, require_layout
         from longhaul.rope_search_job import search_job
         from longhaul.stages import device_of
+        from longhaul.undamaged import require_evaluable
         from slurm.launch import run_in_order
 
         recipe = recipe_of(run, stage)
         store = store or Path(recipe.data.store)
         device = device or device_of(recipe)
-        require_trained(run, [stage], Manifest.load(store))
+        notes = require_evaluable(run, [stage], Manifest.load(store), verify)
         require_layout(
             run,
             [stage],
@@ -105,7 +109,10 @@ def search(
             tensor_parallel=tensor_parallel,
             context_parallel=context_parallel,
             device=device,
+            verify=verify is not False,
         )
+    for words in notes:
+        note(f"note: {words}")
     with (
         output_to(folder / "output.log") as console,
         busy(console, f"searching; progress in {progress}"),

@@ -9,7 +9,7 @@ import typer
 
 from longhaul.console import loading, output_to
 from longhaul.messages import note, resumable
-from longhaul.options import CLUSTER, require_device
+from longhaul.options import CLUSTER, Verify, require_device
 from longhaul.progress import Watched, progress
 
 
@@ -52,6 +52,7 @@ def run(
     device: Annotated[
         str | None, typer.Option(help="cpu: run on CPU ranks whatever the recipes say.")
     ] = None,
+    verify: Verify = None,
     dryrun: Annotated[
         bool, typer.Option("--dryrun", help="Print what would run; start nothing.")
     ] = False,
@@ -67,7 +68,7 @@ def run(
     chosen, model = ladder_run.choose(ladder, card, planned=planned)
     require_device(device)
     only = stage_of(chosen, stage) if stage else None
-    plan = ladder_run.plan(chosen, model, out, store, only=only)
+    plan = ladder_run.plan(chosen, model, out, store, only=only, verify=verify)
     if executor == "slurm":
         from longhaul.run_on_cluster import run_on_cluster
 
@@ -91,12 +92,16 @@ def run(
     with loading("NeMo and Megatron-Core"):
         from longhaul import chain
         from recipes.check import tokens_per_batch
+        from longhaul.undamaged import require_undamaged
         from slurm.launch import commands, run_in_order
 
         recipes = chain.recipes(plan, context.args, device)
         chain.require(recipes, started=not dryrun)
+        notes = [] if dryrun else require_undamaged(recipes, verify)
         jobs = chain.jobs(plan, recipes, record=not dryrun)
         lines = commands(plan.name, jobs, plan.run / "launch") if dryrun and jobs else []
+    for words in notes:
+        note(f"note: {words}")
     ladder_run.describe(plan, recipes)
     if dryrun:
         for line in lines or ["nothing is left to do"]:

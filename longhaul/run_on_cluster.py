@@ -44,6 +44,7 @@ def run_on_cluster(
     with loading("NeMo and Megatron-Core"):
         from longhaul import before_submission, chain, cluster_chain, stages
         from longhaul.planned_stage import require_time
+        from longhaul.undamaged import require_checkpoints
         from slurm.launch import scripts, submit
 
         notes = before_submission.require(file, folders(plan, documents, export))
@@ -61,6 +62,7 @@ def run_on_cluster(
                 stages.require_start(made[0])
             for recipe in made:
                 stages.require_same(recipe)
+            notes = [*notes, *require_checkpoints(made, plan.verify)]
             chain.write_records(plan, made)
             before_submission.require_shared(plan, file)
         jobs = cluster_chain.jobs(plan, made, file, documents=documents, export=export)

@@ -4,6 +4,7 @@
 A checkpoint is a folder `step=N` with NeMo's `weights/` and `context/`. Its completeness marker
 `longhaul.json` is written last, after every rank has finished, by write-then-rename. Whatever
 lacks it does not exist for any loader of ours, so a kill at any moment leaves the last whole one.
+It has the SHA-256 of every file (`recipes.checkpoint_files`).
 """
 
 import json
@@ -17,6 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from nemo import lightning as nl
 from nemo.lightning.ckpt_utils import ckpt_to_dir
 
+from recipes.checkpoint_files import FILES, SavedFile, for_marker
 from recipes.finished import (
     MARKER,
     checkpoint_facts,
@@ -24,6 +26,7 @@ from recipes.finished import (
     start_checkpoint,
     steps_taken,
 )
+from recipes.verified import described_by_ranks
 
 
 class StageCheckpoint(nl.ModelCheckpoint):
@@ -68,8 +71,9 @@ class StageCheckpoint(nl.ModelCheckpoint):
 
         def mark_and_finalize() -> None:
             folder = Path(ckpt_to_dir(filepath))
+            files = described_by_ranks(folder)
             if trainer.is_global_zero:
-                _write_marker(folder, trainer, global_step)
+                _write_marker(folder, trainer, global_step, files)
             finalize()
             if trainer.is_global_zero and not self.keep_all:
                 _remove_others(folder)
@@ -77,7 +81,7 @@ class StageCheckpoint(nl.ModelCheckpoint):
         return mark_and_finalize
 
 
-def _write_marker(folder: Path, trainer: Trainer, step: int) -> None:
+def _write_marker(folder: Path, trainer: Trainer, step: int, files: dict[str, SavedFile]) -> None:
     """Write what a later stage, an evaluation and an export need to know of this checkpoint."""
     config = trainer.lightning_module.config
     marker = {
@@ -87,6 +91,7 @@ def _write_marker(folder: Path, trainer: Trainer, step: int) -> None:
         "rope": config.rope.to_dict(),
         "temperature": config.rope.temperature,
         "tokenizer": trainer.datamodule.manifest.tokenizer.fingerprint,
+        FILES: for_marker(files),
     }
     temporary = folder / (MARKER + ".tmp")
     temporary.write_text(json.dumps(marker, indent=1))
@@ -110,6 +115,8 @@ class StageResume(nl.AutoResume):
     """
 
     start: Optional[str] = None  # noqa: UP045 - nemo-run 0.11.1 cannot parse `str | None`
+    verify: bool = True
+    """Whether the files that are read are compared with what was saved."""
 
     def setup(self, trainer: Any, model: Any = None) -> None:
         """Point the trainer at what to load. Raises ValueError for a `start` that is not whole."""
@@ -120,6 +127,7 @@ class StageResume(nl.AutoResume):
                 load_optim_state=False,
                 load_artifacts=False,  # the tokenizer is the store's; an import has no context
             )
+        trainer.strategy.verify_checkpoints = self.verify
         super().setup(trainer, model)
 
     def _find_trainer_ckpt_path(self) -> Path | None:

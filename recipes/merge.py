@@ -50,8 +50,10 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from recipes.checkpoint_files import FILES, HUGGING_FACE, described, for_marker, require_whole
 from recipes.finished import MARKER, checkpoint_facts
-from recipes.hugging_face.trained import HUGGING_FACE, RECIPE
+from recipes.hugging_face.trained import RECIPE
+from recipes.verified import verified
 
 WEIGHTS = "module."
 """What the names of a model's tensors begin with in a checkpoint of NeMo's."""
@@ -65,7 +67,8 @@ def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
     `share` is that of the second, a checkpoint in the folder of its stage or an import, whose
     recipe, length, rotation and tokenizer the mean gets. `out` appears whole or not at all. Raises
     ValueError for a share beyond 0 and 1, for checkpoints that are not whole or not of one model
-    and tokenizer, for a second without its stage's recipe, and where `out` is there already.
+    and tokenizer, for a second without its stage's recipe, where `out` is there already, and where
+    a file of the two is damaged.
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share is {share}; it is that of the second checkpoint, 0 to 1")
@@ -86,18 +89,22 @@ def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
             "the mean could be neither evaluated nor exported; name the checkpoint where it was "
             "written, STAGE/checkpoints/step=N, or an import"
         )
-    sources = _Source(first / "weights"), _Source(second / "weights")
-    _require_same(*sources, names=(first, second))
+    for folder in (first, second):
+        require_whole(folder)
     part = out.with_name(out.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     step = int(facts[1]["step"])
     checkpoint = part if imported else part / "checkpoints" / f"step={step}"
-    _write_weights(checkpoint / "weights", _Mean(*sources, share))
+    with verified(first), verified(second):
+        sources = _Source(first / "weights"), _Source(second / "weights")
+        _require_same(*sources, names=(first, second))
+        _write_weights(checkpoint / "weights", _Mean(*sources, share))
     if imported:
         shutil.copytree(second / HUGGING_FACE, part / HUGGING_FACE)
     else:
         _describe(stage, part, out.name, f"{1 - share:g} of {first} and {share:g} of {second}")
-    (checkpoint / MARKER).write_text(json.dumps({**facts[1], "max_steps": step}, indent=1))
+    marker = {**facts[1], "max_steps": step, FILES: for_marker(described(checkpoint))}
+    (checkpoint / MARKER).write_text(json.dumps(marker, indent=1))
     os.replace(part, out)
 
 

@@ -3,19 +3,28 @@
 
 import logging
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 from nemo import lightning as nl
 from nemo.lightning import _strategy_lib
+from nemo.lightning.ckpt_utils import WEIGHTS_PATH, ckpt_to_dir
 
 import recipes.signatures  # noqa: F401  # before the first config of a class of NeMo's
 from custom_modules.cpu_backend import cpu_backend
 from recipes.laws import fp8_refusal
+from recipes.verified import verified
 
 
 class LongContextStrategy(nl.MegatronStrategy):
-    """NeMo's strategy with the validation loss weighted by tokens, and our choices in the log."""
+    """NeMo's strategy with the validation loss weighted by tokens, and our choices in the log.
+
+    Checkpoints are read safely, and their files compared with what was saved.
+    """
+
+    verify_checkpoints = True
+    """Set by the resume of a recipe, which says so (`recipes.checkpoints.StageResume`)."""
 
     def setup_environment(self) -> None:
         """Set up ranks and groups; the first rank's log then names kernels and kinds.
@@ -29,6 +38,16 @@ class LongContextStrategy(nl.MegatronStrategy):
         chosen.propagate = False  # other ranks, and what NeMo adds to the root, would repeat it
         if torch.distributed.get_rank() == 0 and not chosen.handlers:
             chosen.addHandler(logging.StreamHandler())
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, selective_restore: bool = False
+    ) -> dict[str, Any]:
+        """Return the checkpoint as NeMo does; raise CheckpointError on all ranks where damaged."""
+        folder = Path(ckpt_to_dir(checkpoint_path))
+        folder = folder.parent if folder.name == WEIGHTS_PATH else folder  # so at a resume
+        with verified(folder, verify=self.verify_checkpoints):
+            state: dict[str, Any] = super().load_checkpoint(checkpoint_path, selective_restore)
+            return state
 
     def _refuse_fp8(self) -> None:
         chosen = self.precision_plugin.dtype_config

@@ -26,6 +26,7 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from torch import Tensor
 
 from data.store import Manifest, require_tokenizer
+from recipes.checkpoint_files import HUGGING_FACE, require_undamaged
 from recipes.hugging_face.appearing import appearing
 from recipes.hugging_face.config import CONFIG, exported_config, read_config
 from recipes.hugging_face.folder import (
@@ -40,26 +41,36 @@ from recipes.hugging_face.names import PREFIX, Piece, pieces
 from recipes.hugging_face.shards import Shards
 from recipes.hugging_face.trained import Trained, trained
 from recipes.hugging_face.weights import DTYPES, WORDS, content, to_hugging_face
+from recipes.verified import verified
 
 Described = Mapping[str, ShardedTensor]
 
 
 def export(
-    source: Trained, to: Path, *, dtype: torch.dtype | None = None, max_shard_gib: float = 5.0
+    source: Trained,
+    to: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_gib: float = 5.0,
+    verify: bool = True,
 ) -> None:
     """Write a Hugging Face folder that does not exist; it appears whole or not at all.
 
-    `dtype` is that of all weights, None for the checkpoint's own. Raises ValueError where the
+    `dtype` is that of all weights, None for the checkpoint's own. With `verify` the files of the
+    checkpoint are compared with what was saved. Raises ValueError where one is damaged, where the
     checkpoint's tensors are not those of the model that it is said to be, where the tokenizer is
     another than it was trained with, and where a weight is beyond the range of `dtype`.
     """
     weights = source.checkpoint / "weights"
+    if verify and source.like is not None and source.like.name == HUGGING_FACE:
+        require_undamaged(source.like.parent, HUGGING_FACE)
     if source.like is not None and fingerprint(source.like) != source.tokenizer:
         raise ValueError(
             f"{source.checkpoint} was trained with another tokenizer than that of {source.like}; "
             "name a Hugging Face folder that has its own with --like"
         )
-    with appearing(to) as part, _one_rank(), warnings.catch_warnings():
+    reading = verified(source.checkpoint, verify=verify)
+    with appearing(to) as part, _one_rank(), reading, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # Megatron's, of how it calls torch
         stored = _stored(weights)
         require_pieces(source, stored)
@@ -68,10 +79,10 @@ def export(
         _write_weights(source, weights, stored, part, dtype, max_shard_gib)
 
 
-def export_stage(source: str, to: str) -> None:
+def export_stage(source: str, to: str, verify: bool = True) -> None:
     """Export a trained stage's folder, as a job does; an export that is there already stays."""
     if not Path(to).exists():
-        export(trained(Path(source)), Path(to))
+        export(trained(Path(source)), Path(to), verify=verify)
 
 
 def require_pieces(source: Trained, stored: Described) -> None:

@@ -41,13 +41,13 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from data import tokenizer
+from recipes.checkpoint_files import FILES, HUGGING_FACE, described, for_marker
 from recipes.finished import MARKER
 from recipes.hugging_face import names
 from recipes.hugging_face.appearing import appearing
 from recipes.hugging_face.folder import copy_side_files
 from recipes.hugging_face.names import Piece
 from recipes.hugging_face.shards import Stored
-from recipes.hugging_face.trained import HUGGING_FACE
 from recipes.hugging_face.weights import DTYPES, to_megatron
 from recipes.model_card import ModelCard
 
@@ -73,7 +73,8 @@ def write_checkpoint(
             "tokenizer": fingerprint(part / HUGGING_FACE),
         }
         _write_weights(part / "weights", card, stored)
-        (part / MARKER).write_text(json.dumps(marker, indent=1))
+        files = {FILES: for_marker(described(part))}
+        (part / MARKER).write_text(json.dumps(marker | files, indent=1))
 
 
 def fingerprint(source: Path) -> str:

@@ -14,12 +14,12 @@ from typing import Any
 import yaml
 
 from custom_modules.rope_scaling import RopeScaling
+from recipes.checkpoint_files import HUGGING_FACE
 from recipes.families import FAMILIES
 from recipes.finished import checkpoint_facts, newest_checkpoint
 from recipes.hugging_face.config import ROTATION, card_of, read_config, require_same
 from recipes.model_card import ModelCard
 
-HUGGING_FACE = "hugging_face"
 RECIPE = "config.yaml"
 OF_RECIPES = {
     "_target_", "apply_rope_fusion", "attention_kernel", "bias_activation_fusion",

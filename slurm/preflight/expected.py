@@ -66,6 +66,8 @@ class Expected:
     """Written by every node, and the same one on each."""
     store: Path | None = None
     """Read by every node."""
+    verify: str = "sampled"
+    """How much of the store is compared with what was written: none, sampled or whole."""
     least_write_mbps: float = 0
     """MB/s of one node writing and syncing to the run folder; below it is a warning."""
     free_gib: float = 0

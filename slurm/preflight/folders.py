@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of a job: written, synced and renamed for real, read, and the same on all nodes; light.
+"""Folders of a job: written, synced and renamed for real, read, verified, one on all nodes; light.
 
 Checkpoints are written under a name of their own and renamed, so that is what is tried.
 """
@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from data import verification
+from data.store import Manifest, StoreError
 from recipes.units import GiB
 from slurm.preflight.check import Check, Group
 from slurm.preflight.expected import Expected
@@ -28,6 +30,28 @@ def folder_checks(expected: Expected, host: str, written: int = WRITTEN) -> Iter
         yield from _run_folder(expected, expected.run_folder, host, written)
     if expected.store is not None:
         yield _readable(expected.store)
+
+
+def content_checks(expected: Expected) -> Iterator[Check]:
+    """Yield the check that the store holds what was written; one rank makes it for the job."""
+    if expected.store is None or not expected.store.is_dir() or expected.verify == "none":
+        return
+    name = "store's content"
+    try:
+        manifest = Manifest.load(expected.store)
+        read = verification.verify(manifest, whole=expected.verify == "whole")
+    except StoreError as error:
+        said, _, remedy = str(error).partition("; ")
+        yield Check.failure(Group.FILES, name, said, remedy or "prepare the store again")
+        return
+    said = f"{read / 1e6:,.1f} MB read, SHA-256 as written"
+    if expected.verify == "whole" or verification.is_sampled(manifest):
+        yield Check.ok(Group.FILES, name, said)
+    else:
+        yield Check.warning(
+            Group.FILES, name, f"{said}; the tokens of this store have no sums of blocks",
+            "verify all of it with --verify, or prepare the store again",
+        )  # fmt: skip
 
 
 def _run_folder(expected: Expected, folder: Path, host: str, written: int) -> Iterator[Check]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from slurm.preflight.check import Check, Group, PreflightError, as_json, failures
 from slurm.preflight.expected import Expected
+from slurm.preflight.folders import content_checks
 from slurm.preflight.gpus import gpus, visible_checks
 from slurm.preflight.local import node_checks, world_checks
 from slurm.preflight.machine import Machine, Rank, rank_of
@@ -44,7 +45,8 @@ def all_checks(expected: Expected, machine: Machine, *, seconds: float) -> Page:
     """Return the page of the job where this process is a rank of one, else of this machine."""
     rank = rank_of(machine)
     if rank is None:
-        page = Page(checks=list(node_checks(expected, machine, None)), nodes=(machine.host,))
+        checks = [*node_checks(expected, machine, None), *content_checks(expected)]
+        page = Page(checks=checks, nodes=(machine.host,))
     else:
         page = _of_job(expected, machine, rank, seconds)
     if expected.run_folder is not None and (rank is None or rank.rank == 0):

@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from slurm.preflight.check import Check, Group, joined
 from slurm.preflight.clock import clock_check, offset
 from slurm.preflight.expected import Expected
-from slurm.preflight.folders import awaited
+from slurm.preflight.folders import awaited, content_checks
 from slurm.preflight.machine import Machine
 from slurm.preflight.measure import ON_CPU, ON_GPU, Bench, Sizes
 from slurm.preflight.meeting import Meeting
@@ -28,6 +28,8 @@ from slurm.preflight.speed import speed_checks
 
 SEEN_SECONDS = 20.0
 """How long a file of another node may take to appear."""
+STORE_SECONDS = 24 * 3600.0
+"""How long the other ranks wait for the first one to verify the store; a terabyte takes a while."""
 BESIDE = 120.0
 """Seconds for NCCL to connect all ranks, beside those of the measurements."""
 
@@ -54,6 +56,7 @@ def rank_checks(
         found += place_checks(expected, [Place(**row) for row in rows], on_gpus)
     found += _clocks(expected, meeting, hosts)
     found += _same_folder(expected, meeting, hosts)
+    found += _content(expected, meeting)
     failed = any(check.state == "failure" for check in found)
     if not meeting.decided("go", meeting.rank.rank == 0 and not failed and seconds > 0):
         if seconds > 0 and meeting.rank.rank == 0:
@@ -130,6 +133,13 @@ def _same_folder(expected: Expected, meeting: Meeting, hosts: list[str]) -> list
             )
         ]
     return [Check.ok(Group.FILES, "shared folder", f"{folder} is one folder on every node")]
+
+
+def _content(expected: Expected, meeting: Meeting) -> list[Check]:
+    """Return the check, on rank 0, of what the store holds; the others wait for it."""
+    checks = list(content_checks(expected)) if meeting.rank.rank == 0 else []
+    replace(meeting, seconds=STORE_SECONDS).decided("store", True)
+    return checks
 
 
 def _written(path: Path, token: str) -> str:

@@ -330,6 +330,17 @@ def test_a_step_that_the_planner_s_page_does_not_have_is_refused(tmp_path):
     )  # fmt: skip
 
 
+def test_verification_is_measured_beside_loading_and_saving(tmp_path):
+    page = page_of(
+        "reliability.verification", "--mb", "2", "--rounds", "1", out=tmp_path / "page.md"
+    )
+    rows = rows_of(page, ("what", "how"))
+    assert [row[0] for row in rows] == [
+        *2 * ["checkpoint in two files"], *2 * ["checkpoint in one file"], *2 * ["token store"],
+    ]  # fmt: skip
+    assert all(float(row[3]) > 0 for row in rows)
+
+
 def _empty(path):
     path.write_text("")
     return path

@@ -2,6 +2,7 @@
 """Ten faults, planted for real where a machine without GPUs allows it, each found by its check."""
 
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -215,15 +216,29 @@ def test_a_world_of_another_size():
     assert exit_code(pages[0]) == 20
 
 
-def test_a_healthy_job_has_no_failure_and_may_meet_again(tmp_path):
+def test_a_damaged_store_fails_the_job_on_all_ranks_and_blames_no_node(tmp_path, small_store):
+    store = Path(shutil.copytree(small_store, tmp_path / "store"))
+    index = bytearray((store / "heldout.idx").read_bytes())
+    index[-1] ^= 1
+    (store / "heldout.idx").write_bytes(index)
+    expected = Expected(world_size=2, nodes=2, ranks_per_node=1, store=store)
+    pages = jobs.pages_of(jobs.loose(expected), 2, nodes=2)
+    assert pages[0].checks == pages[1].checks
+    failed = found(pages[0].checks, "store's content")
+    assert failed.said.startswith(f"{store / 'heldout.idx'} is damaged: its SHA-256")
+    assert exit_code(pages[0].checks) == 25
+    assert blamed(pages[0].checks, pages[0].nodes) == ()
+
+
+def test_a_healthy_job_has_no_failure_and_may_meet_again(tmp_path, small_store):
     expected = Expected(
-        world_size=4, nodes=2, ranks_per_node=2, run_folder=tmp_path, store=tmp_path
+        world_size=4, nodes=2, ranks_per_node=2, run_folder=tmp_path, store=small_store
     )
-    (tmp_path / "manifest.json").write_text("{}")
     pages = jobs.run_job(jobs.loose(expected), 4, nodes=2)
     assert all(page == pages[0] for page in pages)
     assert failures(pages[0]) == []
-    assert {"world size", "clocks agree", "shared folder", "all-to-all", "slow rank (network)"} <= {
-        check.name for check in pages[0]
-    }
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "preflight.json"]
+    assert {
+        "world size", "clocks agree", "shared folder", "store's content", "all-to-all",
+        "slow rank (network)",
+    } <= {check.name for check in pages[0]}  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["preflight.json"]

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index of a distributed checkpoint, read without running anything that it names.
+
+`.metadata` of `torch.distributed.checkpoint`, which Megatron's `torch_dist` writes as well, is a
+pickle: torch's `FileSystemReader.read_metadata` calls whatever the file asks for. An index needs
+few classes, of torch and of Megatron-Core, and none of them does anything when it is made:
+`ADMITTED`. Reading admits exactly these, by module and name; any other name ends the reading before
+its module is imported.
+
+    read        the index itself, of torch's classes, for torch
+    outline     the data files it names and how long each must be, with torch not even imported
+
+Standard library only, so that a checkpoint is refused before anything large is loaded.
+"""
+
+import pickle
+from pathlib import Path
+from typing import IO, Any
+
+INDEX = ".metadata"
+
+_OF_TORCH = {
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),  # looks a name up in a table of layouts
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.metadata": (
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.planner": (
+        "SavePlan", "TensorWriteData", "WriteItem", "WriteItemType",
+    ),
+}  # fmt: skip
+_OF_MEGATRON = {
+    "megatron.core.dist_checkpointing.strategies.torch": ("MCoreMetadata", "MCoreSavePlan"),
+}
+_OF_PYTHON = {"pathlib": ("PosixPath",)}
+"""Where the checkpoint was written."""
+DTYPES = (
+    "bfloat16", "bool", "complex128", "complex64", "float16", "float32", "float64", "float8_e4m3fn",
+    "float8_e5m2", "int16", "int32", "int64", "int8", "uint16", "uint32", "uint64", "uint8",
+)  # fmt: skip
+ADMITTED = frozenset(
+    (module, name)
+    for modules in (_OF_TORCH, _OF_MEGATRON, _OF_PYTHON, {"torch": DTYPES})
+    for module, names in modules.items()
+    for name in names
+)
+"""Module and name of all that an index may ask for."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that must not be used; the message names the file, and says what to do."""
+
+
+class ForeignClassError(CheckpointError):
+    """A checkpoint that asks for what no checkpoint needs."""
+
+
+class _Reader(pickle.Unpickler):
+    """Reads a pickle that asks for admitted names alone."""
+
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        super().__init__(stream)
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what is admitted under this name; raise ForeignClassError for anything else."""
+        if (module, name) not in ADMITTED:
+            raise ForeignClassError(
+                f"{self._path} asks for {module}.{name}, which the index of a checkpoint does not "
+                "need and which could run code: nothing of it was run; take the checkpoint from "
+                "where it was written"
+            )
+        return super().find_class(module, name)
+
+
+class _Placeholder:
+    """Stands for an object of any admitted class and keeps its state."""
+
+    state: Any = None
+
+    def __new__(cls, *_: Any) -> "_Placeholder":
+        """Take and ignore what the class that this stands for takes."""
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Outline(_Reader):
+    """Reads the same pickles into placeholders."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return the placeholder for what is admitted; neither torch nor Megatron is imported."""
+        if (module, name) not in ADMITTED:
+            return super().find_class(module, name)
+        return _Placeholder
+
+
+def read(stream: IO[bytes]) -> Any:
+    """Return the index in a stream, as torch's `read_metadata` would; raises CheckpointError.
+
+    It is torch's `Metadata` or a class below it.
+    """
+    path = Path(str(getattr(stream, "name", INDEX)))
+    index = _unpickled(_Reader(stream, path), path)
+    if not hasattr(index, "state_dict_metadata"):
+        raise CheckpointError(_unreadable(path, f"it holds an object of {type(index).__name__}"))
+    return index
+
+
+def outline(path: Path) -> dict[str, int]:
+    """Return the data files that an index names, and the bytes that each must have at least.
+
+    Raises CheckpointError for an index that is missing, damaged, that asks for a foreign class, or
+    that names a file outside of its folder.
+    """
+    try:
+        with path.open("rb") as stream:
+            index = _unpickled(_Outline(stream, path), path)
+    except OSError as error:
+        raise CheckpointError(_unreadable(path, (error.strerror or str(error)).lower())) from error
+    try:
+        stored = [info.state for info in index.state["storage_data"].values()]
+        ends = [(str(s["relative_path"]), int(s["offset"]) + int(s["length"])) for s in stored]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(_unreadable(path, f"{type(error).__name__}: {error}")) from error
+    least: dict[str, int] = {}
+    for name, end in ends:
+        if Path(name).name != name:
+            raise CheckpointError(
+                f"{path} names the file {name!r}, outside of its folder; take the checkpoint from "
+                "where it was written"
+            )
+        least[name] = max(end, least.get(name, 0))
+    return least
+
+
+def _unpickled(reader: _Reader, path: Path) -> Any:
+    """Return the object that a reader finds; a pickle that breaks may raise almost anything."""
+    try:
+        return reader.load()
+    except CheckpointError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")
+        raise CheckpointError(_unreadable(path, reason)) from error
+
+
+def _unreadable(path: Path, why: str) -> str:
+    return (
+        f"{path} is not the whole index of a checkpoint ({why}); restore it from a copy, or take "
+        "another checkpoint"
+    )

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the files of a store are still what was written; standard library only.
+
+The sums of the index files are in the manifest, so these are read whole each time: some bytes a
+document. Those of the token files, which may be terabytes, are kept for each block as well:
+
+    STORE/blocks.json     SHA-256 of every 64 MiB of train.bin and heldout.bin
+
+It is in the manifest like any other file. A sample of blocks, drawn anew each time and always with
+the first and the last, finds what truncation, zeroed regions and exchanged files do; a flipped bit
+anywhere is found by reading everything, in threads.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from data.sha256 import Hashing, Part
+from data.store import (
+    SPLITS,
+    Manifest,
+    SplitName,
+    StoredFile,
+    StoreError,
+    require_tokenizer,
+    tokenizer_fingerprint,
+)
+
+BLOCKS = "blocks.json"
+BLOCK = 64 * 2**20
+"""Bytes of a block."""
+DRAWN = 4
+"""Blocks of a token file that are read in a sample, besides its first and its last."""
+
+
+def write_blocks(folder: Path, names: Sequence[str]) -> StoredFile:
+    """Write the sums of the blocks of token files in a folder; return the file they are in."""
+    parts = [part for name in names for part in _parts(folder / name)]
+    with Hashing(parts) as hashing:
+        sums = dict(zip(parts, map(_required, hashing.results()), strict=True))
+    by_file = {name: [sums[part] for part in _parts(folder / name)] for name in names}
+    content = {"block_bytes": BLOCK, "sha256": by_file}
+    (folder / BLOCKS).write_text(json.dumps(content) + "\n", encoding="utf-8")
+    return StoredFile.of(folder, BLOCKS)
+
+
+def verify(manifest: Manifest, *, whole: bool = False, splits: Sequence[SplitName] = SPLITS) -> int:
+    """Compare the files of splits, and the tokenizer, with what was written; return bytes read.
+
+    Index files are read whole; token files in a sample of blocks unless `whole`. A store from
+    before there were blocks has its token files read where they are no longer than a sample.
+
+    Raises:
+        StoreError: for the first file that is damaged, or that cannot be read.
+    """
+    require_tokenizer(manifest, tokenizer_fingerprint(manifest.tokenizer_path))
+    expected: list[tuple[Part, str]] = []
+    blocks = _blocks(manifest)
+    for name in splits:
+        split = manifest.split(name)
+        expected.append((Part(manifest.root / split.idx.path), split.idx.sha256))
+        expected += _of_tokens(manifest.root, split.bin, blocks.get(split.bin.path), whole)
+    with Hashing([part for part, _ in expected]) as hashing:
+        for (part, sha256), result in zip(expected, hashing.results(), strict=True):
+            if result != sha256:
+                raise StoreError(_damaged(part, result))
+    return sum(_size(part) for part, _ in expected)
+
+
+def is_sampled(manifest: Manifest, *, splits: Sequence[SplitName] = SPLITS) -> bool:
+    """Whether `verify` of these splits reads something of every token file without `whole`."""
+    return manifest.blocks is not None or all(
+        manifest.split(name).bin.bytes <= _sample_bytes() for name in splits
+    )
+
+
+def _blocks(manifest: Manifest) -> dict[str, list[str]]:
+    """Return the sums of the blocks by token file, once their file is found undamaged."""
+    if manifest.blocks is None:
+        return {}
+    path = manifest.root / manifest.blocks.path
+    (result,) = _sums([Part(path)])
+    if result != manifest.blocks.sha256:
+        raise StoreError(_damaged(Part(path), result))
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["block_bytes"] != BLOCK:
+        raise StoreError(
+            f"{path} has blocks of {content['block_bytes']} bytes, this program reads blocks of "
+            f"{BLOCK}; prepare the store again"
+        )
+    return dict(content["sha256"])
+
+
+def _of_tokens(
+    root: Path, file: StoredFile, blocks: list[str] | None, whole: bool
+) -> Iterator[tuple[Part, str]]:
+    """Yield what to read of a token file, with its sum."""
+    path = root / file.path
+    if blocks is None:
+        if whole or file.bytes <= _sample_bytes():
+            yield Part(path), file.sha256
+        return
+    listed = list(zip(_parts(path), blocks, strict=True))
+    if not whole and len(listed) > DRAWN + 2:
+        drawn = random.SystemRandom().sample(range(1, len(listed) - 1), DRAWN)
+        listed = [listed[at] for at in (0, *sorted(drawn), len(listed) - 1)]
+    yield from listed
+
+
+def _sample_bytes() -> int:
+    return (DRAWN + 2) * BLOCK
+
+
+def _parts(path: Path) -> list[Part]:
+    size = path.stat().st_size
+    return [Part(path, start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
+
+
+def _size(part: Part) -> int:
+    return (part.path.stat().st_size if part.stop is None else part.stop) - part.start
+
+
+def _sums(parts: Sequence[Part]) -> list[str | OSError]:
+    with Hashing(parts) as hashing:
+        return hashing.results()
+
+
+def _required(result: str | OSError) -> str:
+    if isinstance(result, OSError):
+        raise result
+    return result
+
+
+def _damaged(part: Part, result: str | OSError) -> str:
+    if isinstance(result, OSError):
+        return (
+            f"{part.path} cannot be read ({result.strerror}); restore it from a copy, or prepare "
+            "the store again"
+        )
+    where = f" of bytes {part.start:,} to {part.stop:,}" if part.stop is not None else ""
+    return (
+        f"{part.path} is damaged: its SHA-256{where} differs from what was written; restore it "
+        "from a copy or prepare the store again, or use it as it is with --no-verify"
+    )

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command asks of store and checkpoints before it starts ranks: that they are undamaged.
+
+The store is compared with its sums here, once for all ranks and stages. Of a checkpoint sizes and
+index are; the ranks compare what is in its files while they read them (`recipes.verified`).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import nemo_run
+
+from data import verification
+from data.store import SPLITS, Manifest, SplitName
+from eval.results import stage_folder
+from longhaul.evaluation_job import require_trained
+from recipes.checkpoint_files import note, require_whole
+from recipes.finished import newest_checkpoint
+
+
+def require_undamaged(recipes: Sequence[nemo_run.Partial], verify: bool | None) -> list[str]:
+    """Raise ValueError for damage in the store of stages, or in the checkpoints that they have.
+
+    `verify` is True for every byte of the store, None for a sample, False for nothing of what files
+    hold. Returns what a user has to know of it, a sentence each.
+    """
+    notes = require_checkpoints(recipes, verify)
+    for store in dict.fromkeys(str(recipe.data.store) for recipe in recipes):
+        notes += _store(Manifest.load(store), verify, SPLITS)
+    return notes
+
+
+def require_checkpoints(recipes: Sequence[nemo_run.Partial], verify: bool | None) -> list[str]:
+    """Raise ValueError for a checkpoint that a stage would read and that is not whole.
+
+    Returns which of them are not verified, a sentence each.
+    """
+    checkpoints = [checkpoint for recipe in recipes if (checkpoint := _read_by(recipe)) is not None]
+    for checkpoint in checkpoints:
+        require_whole(checkpoint)
+    return _unverified(checkpoints, verify)
+
+
+def require_evaluable(
+    run: Path, stages: Sequence[str], manifest: Manifest, verify: bool | None
+) -> list[str]:
+    """Raise ValueError for stages that cannot be evaluated on the held-out split of a store.
+
+    Returns what a user has to know of what is compared, a sentence each.
+    """
+    require_trained(run, list(stages), manifest)
+    newest = (newest_checkpoint(stage_folder(run, name) / "checkpoints") for name in stages)
+    notes = _unverified([checkpoint for checkpoint in newest if checkpoint is not None], verify)
+    return [*notes, *_store(manifest, verify, ("heldout",))]
+
+
+def _unverified(checkpoints: Sequence[Path], verify: bool | None) -> list[str]:
+    notes = (note(checkpoint, verify is not False) for checkpoint in checkpoints)
+    return [sentence for sentence in notes if sentence is not None]
+
+
+def _read_by(recipe: nemo_run.Partial) -> Path | None:
+    """Return the checkpoint that a stage reads first, if it is there yet."""
+    own = newest_checkpoint(Path(recipe.resume.resume_from_directory))
+    if own is not None or recipe.resume.start is None:
+        return own
+    start = Path(recipe.resume.start)
+    of_nemo = start if (start / "weights").is_dir() else None
+    return newest_checkpoint(start) or of_nemo
+
+
+def _store(manifest: Manifest, verify: bool | None, splits: Sequence[SplitName]) -> Iterator[str]:
+    """Compare a store with its sums; yield what is not compared, or that all of it was."""
+    if verify is False:
+        yield f"the store {manifest.root} is not verified, as --no-verify asks"
+        return
+    read = verification.verify(manifest, whole=verify is True, splits=splits)
+    if verify is True:
+        yield f"{manifest.root}: {read / 1e6:,.1f} MB have the SHA-256 that was written"
+    elif not verification.is_sampled(manifest, splits=splits):
+        yield (
+            f"the tokens of {manifest.root} have no sums of blocks and are not verified; --verify "
+            "reads all of them, and a store that is prepared again has such sums"
+        )

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints read safely, and compared meanwhile with what was saved; torch.
+
+Every reader of a checkpoint goes through `verified`: training, evaluation, export and merging. Its
+block is the reading; the sums of the files are computed in threads at the same time, each file by
+one rank of the job, and all ranks learn the result. The cost is 0.7 s of a CPU core for 1 GB, of which
+reading hides what it leaves of the cores (benchmarks/reliability/verification.py).
+"""
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from custom_modules.checkpoint_index import CheckpointError, ForeignClassError
+from custom_modules.safe_checkpoints import is_of_all_ranks, read_safely, refusal, require_common
+from recipes.checkpoint_files import (
+    CONTEXT,
+    HUGGING_FACE,
+    Reading,
+    SavedFile,
+    described,
+    note,
+    require_index,
+    saved_files,
+    weights_of,
+)
+
+LOG = logging.getLogger("custom_modules.checkpoints")
+"""Below the logger whose messages the first rank of a training shows."""
+OF_RANK = re.compile(r"__(\d+)_\d+\.distcp$")
+
+
+@contextmanager
+def verified(
+    checkpoint: Path, *, verify: bool = True, but: tuple[str, ...] = (CONTEXT, HUGGING_FACE)
+) -> Iterator[None]:
+    """Read a checkpoint in the block; raise CheckpointError where it is not what was saved.
+
+    Where torch.distributed is initialised all ranks enter, and all raise. Files in the folders
+    `but` are not compared. With `verify` False nothing is compared, which is logged; a foreign
+    class is refused all the same.
+    """
+    read_safely()
+    require_index(checkpoint)  # torch would hide what is wrong with it
+    require_common(weights_of(checkpoint) / "common.pt")
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    why = note(checkpoint, verify)
+    if why is not None and rank == 0:
+        LOG.warning(why)
+    files = (saved_files(checkpoint, but=but) or {}) if verify else {}
+    with Reading(checkpoint, files, rank=rank, ranks=ranks) as reading:
+        try:
+            yield
+        except (Exception, CheckpointException) as error:
+            refused = refusal(error)
+            if refused is None and isinstance(error, ValueError):  # a mistake that is told already
+                raise
+            if not isinstance(refused, ForeignClassError):  # else a damaged file may explain it
+                _require_undamaged(reading, ranks if is_of_all_ranks(error) else 1)
+            if refused is None:
+                raise
+            raise refused from None
+        began = time.monotonic()
+        _require_undamaged(reading, ranks)
+        if files and rank == 0:
+            LOG.info(
+                "verified %s: %d files of %.1f MB, %.1f s after it was read",
+                checkpoint, len(files), reading.bytes / 1e6, time.monotonic() - began,
+            )  # fmt: skip
+
+
+def _require_undamaged(reading: Reading, ranks: int) -> None:
+    """Raise CheckpointError, on all ranks, for the first file that a rank found damaged."""
+    for damaged in _of_all(reading.damaged(), ranks):
+        for sentence in damaged:
+            raise CheckpointError(sentence)
+
+
+def described_by_ranks(checkpoint: Path) -> dict[str, SavedFile]:
+    """Return all files of a checkpoint that all ranks have just saved; every rank calls it.
+
+    A rank reads the data files that it wrote, which it may still have in memory, and the first one
+    everything else.
+    """
+    if not dist.is_initialized():
+        return described(checkpoint)
+    dist.barrier()  # all have written
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    names = [
+        path.relative_to(checkpoint).as_posix()
+        for path in checkpoint.rglob("*")
+        if path.is_file() and _writer(path.name, ranks) == rank
+    ]
+    began = time.monotonic()
+    parts = _of_all(described(checkpoint, names), ranks)
+    files = {name: file for part in parts for name, file in part.items()}
+    if rank == 0:
+        LOG.info(
+            "%s: SHA-256 of %.1f MB in %.1f s",
+            checkpoint, sum(file.bytes for file in files.values()) / 1e6, time.monotonic() - began,
+        )  # fmt: skip
+    return files
+
+
+def _writer(name: str, ranks: int) -> int:
+    """Return the rank that wrote a file of this name, 0 for a file that names none."""
+    match = OF_RANK.search(name)
+    rank = 0 if match is None else int(match[1])
+    return rank if rank < ranks else 0
+
+
+def _of_all(mine: Any, ranks: int) -> list[Any]:
+    """Return what each rank gives, on all of them."""
+    if ranks == 1:
+        return [mine]
+    gathered: list[Any] = [None] * ranks
+    dist.all_gather_object(gathered, mine)
+    return gathered

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint of torch's is read without running what it asks for."""
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from custom_modules.checkpoint_index import CheckpointError, ForeignClassError, outline
+from custom_modules.safe_checkpoints import is_of_all_ranks, read_safely, refusal, require_common
+
+DATA = "__0_0.distcp"
+
+
+class Touching:
+    """A state that touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch {self.path}",)
+
+
+def saved(folder: Path, state: object) -> Path:
+    """Write a checkpoint of a tensor and a state that is none."""
+    content = {"weight": torch.arange(6.0).reshape(2, 3), "state": state}
+    save(content, storage_writer=FileSystemWriter(folder), no_dist=True)
+    return folder
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    read_safely()
+    return saved(tmp_path / "checkpoint", {"lr": [1.0, None], "name": "adam"})
+
+
+def loaded(folder: Path) -> dict:
+    content = {"weight": torch.zeros(2, 3), "state": {"lr": [0.0, 0.0], "name": ""}}
+    load(content, storage_reader=FileSystemReader(folder), no_dist=True)
+    return content
+
+
+def told(folder: Path) -> CheckpointError:
+    """Return what is behind the error of loading."""
+    with pytest.raises((CheckpointException, CheckpointError)) as error:
+        loaded(folder)
+    found = refusal(error.value)
+    assert found is not None
+    return found
+
+
+def test_a_sound_checkpoint_is_read_as_by_torch_alone(checkpoint):
+    read_safely()  # again, which changes nothing
+    content = loaded(checkpoint)
+    assert torch.equal(content["weight"], torch.arange(6.0).reshape(2, 3))
+    assert content["state"] == {"lr": [1.0, None], "name": "adam"}
+    assert isinstance(FileSystemReader(checkpoint).read_metadata(), Metadata)
+    (name, least), *more = outline(checkpoint / ".metadata").items()
+    assert (name, more) == (DATA, [])
+    assert 0 < least <= (checkpoint / DATA).stat().st_size
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_foreign_class_in_the_index_is_refused_by_name_and_does_not_run(
+    checkpoint, tmp_path, protocol
+):
+    index = checkpoint / ".metadata"
+    index.write_bytes(pickle.dumps([1, Touching(tmp_path / "ran")], protocol))
+    for reading in (lambda: outline(index), FileSystemReader(checkpoint).read_metadata):
+        with pytest.raises(ForeignClassError, match=r"\.metadata asks for (posix|os)\.system"):
+            reading()
+    with pytest.raises(CheckpointException, match=r"asks for posix\.system"):
+        loaded(checkpoint)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_hides_below_an_admitted_class_is_refused_too(checkpoint):
+    # protocol 4 takes dotted names apart: this one leads from torch.Size to a module's globals
+    words = b"\x80\x04\x8c\x05torch\x8c\x19Size.__init__.__globals__\x93."
+    (checkpoint / ".metadata").write_bytes(words)
+    with pytest.raises(ForeignClassError, match=r"asks for torch\.Size\.__init__\.__globals__"):
+        FileSystemReader(checkpoint).read_metadata()
+
+
+def test_a_foreign_class_in_a_state_is_refused_with_its_file_and_does_not_run(tmp_path):
+    read_safely()
+    folder = saved(tmp_path / "checkpoint", Touching(tmp_path / "ran"))
+    with pytest.raises((CheckpointException, CheckpointError)) as error:
+        load({"state": None}, storage_reader=FileSystemReader(folder), no_dist=True)
+    found = refusal(error.value)
+    assert isinstance(found, ForeignClassError)
+    assert f"{folder / DATA} asks for posix.system in state" in str(found)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04garbage", pickle.dumps(7), pickle.dumps({})])
+def test_an_index_that_is_none_is_one_sentence(checkpoint, content):
+    index = checkpoint / ".metadata"
+    index.write_bytes(content)
+    for reading in (lambda: outline(index), FileSystemReader(checkpoint).read_metadata):
+        with pytest.raises(
+            CheckpointError, match="is not the whole index of a checkpoint"
+        ) as error:
+            reading()
+        assert str(error.value).startswith(str(index))
+        assert "\n" not in str(error.value)
+
+
+def test_an_index_cut_at_any_place_is_refused(checkpoint):
+    index = checkpoint / ".metadata"
+    content = index.read_bytes()
+    for length in range(0, len(content), 37):
+        index.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=r"\.metadata is not the whole index"):
+            outline(index)
+
+
+def test_an_index_may_not_name_files_of_other_folders(checkpoint):
+    index = checkpoint / ".metadata"
+    index.write_bytes(index.read_bytes().replace(b"\x0c__0_0.distcp", b"\x0c../x.distcp_"))
+    with pytest.raises(CheckpointError, match=r"names the file '\.\./x\.distcp_', outside of its"):
+        outline(index)
+
+
+def test_a_cut_data_file_is_named(checkpoint):
+    data = checkpoint / DATA
+    data.write_bytes(data.read_bytes()[:100])
+    assert str(told(checkpoint)).startswith(f"{data} cannot be read (")
+
+
+def test_a_missing_data_file_is_named(checkpoint):
+    (checkpoint / DATA).unlink()
+    assert str(told(checkpoint)).startswith(f"{checkpoint / DATA} cannot be read (FileNotFound")
+
+
+def test_a_common_state_that_would_run_code_or_is_cut_is_refused_by_name(tmp_path):
+    path = tmp_path / "common.pt"
+    torch.save({"content_metadata": {"singleton_local_shards": False}, "step": 3}, path)
+    require_common(path)
+    torch.save(Touching(tmp_path / "ran"), path)
+    with pytest.raises(ForeignClassError, match=r"common\.pt asks for posix\.system in its state"):
+        require_common(path)
+    assert not (tmp_path / "ran").exists()
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"common\.pt cannot be read \(RuntimeError"):
+        require_common(path)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"common\.pt cannot be read \(FileNotFound"):
+        require_common(path)
+
+
+def test_what_is_behind_an_error_of_all_ranks_is_found():
+    cause = CheckpointError("the file")
+    of_all = CheckpointException("read", {1: (cause, None)})
+    error = RuntimeError("as NeMo says it")
+    error.__context__ = of_all
+    assert refusal(error) is cause
+    assert is_of_all_ranks(error)
+    assert refusal(RuntimeError("another")) is None
+    assert not is_of_all_ranks(cause)
