@@ -30,7 +30,7 @@ def export(
     no_verify: NoVerify = False,
 ) -> None:
     """Export weights, config at the stage's length and rotation, and tokenizer."""
-    from recipes.checkpoint_files import note, require_whole
+    from recipes import checkpoint_files
     from recipes.hugging_face.appearing import require_free
     from recipes.hugging_face.trained import trained
 
@@ -40,8 +40,8 @@ def export(
     if not (max_shard_gib > 0 and math.isfinite(max_shard_gib)):
         raise ValueError(f"--max-shard-gib is {max_shard_gib:g}; it must be above 0 and finite")
     found = trained(source, like)
-    require_whole(found.checkpoint)
-    if (why := note(found.checkpoint, not no_verify)) is not None:
+    checkpoint_files.require_whole(found.checkpoint)
+    if (why := checkpoint_files.note(found.checkpoint, not no_verify)) is not None:
         note(f"note: {why}")
     with loading("Megatron-Core"):
         import torch

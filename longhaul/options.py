@@ -26,6 +26,7 @@ def print_json(content: Any) -> None:
 
     typer.echo(json.dumps(plain(content), indent=1, allow_nan=False, default=str))
 
+
 Verify = Annotated[
     bool | None,
     typer.Option(

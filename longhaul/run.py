@@ -91,8 +91,8 @@ def run(
         ladder_run.require_store(plan)
     with loading("NeMo and Megatron-Core"):
         from longhaul import chain
-        from recipes.check import tokens_per_batch
         from longhaul.undamaged import require_undamaged
+        from recipes.check import tokens_per_batch
         from slurm.launch import commands, run_in_order
 
         recipes = chain.recipes(plan, context.args, device)
