@@ -130,7 +130,7 @@ def _named(card: str, ladder: str, stage: str) -> tuple[ModelCard, Ladder, Stage
             raise ValueError(f"--{kind} is missing; {there_are(there, kind)}")
     model, climbed = named("card", card, CARDS), named("ladder", ladder, LADDERS)
     chosen = stage_of(climbed, stage)
-    refused = _other_heads(model, chosen)
+    refused = heads_refusal(model, chosen)
     if refused is not None:
         raise ValueError(f"ladder {climbed.name} cannot train {model.name}: {refused}")
     return model, climbed, chosen
@@ -185,7 +185,7 @@ def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
     rope, native = stage.rope, card.native_rope
     if rope == "native":
         return None
-    of_heads = _other_heads(card, stage)
+    of_heads = heads_refusal(card, stage)
     if of_heads is not None:
         return of_heads
     if native.method not in ("default", "llama3"):
@@ -201,7 +201,7 @@ def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
     return None
 
 
-def _other_heads(card: ModelCard, stage: Stage) -> str | None:
+def heads_refusal(card: ModelCard, stage: Stage) -> str | None:
     """Return why heads of the card cannot be turned by a stage's rotation at all, or None."""
     rope, native = stage.rope, card.native_rope
     if rope == "native":

@@ -134,6 +134,8 @@ class Log:
     failures: tuple[Failure, ...]
     empty: bool = False
     """Whether nothing at all stands in it."""
+    binary: bool = False
+    """Whether its beginning has bytes that no text has."""
 
 
 def read(path: Path) -> Log:
@@ -145,7 +147,7 @@ def read(path: Path) -> Log:
         if len(beginning) < BLOCK and not beginning.strip():
             return Log(failures=(), empty=True)
         file.seek(0)
-        return Log(failures=tuple(_by_kind(file)))
+        return Log(failures=tuple(_by_kind(file)), binary=b"\0" in beginning)
 
 
 def failures(text: str) -> list[Failure]:

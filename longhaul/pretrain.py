@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from data.writable import require_file
 from longhaul.console import loading, output_to
 from longhaul.options import CLUSTER, require_device
 from longhaul.progress import Watched, progress
+from longhaul.run_lock import in_use
 from recipes.nearest import named
 
 
@@ -53,6 +55,8 @@ def pretrain(
     require_device(device)
     if yaml is not None and not yaml.is_file():
         raise ValueError(f"--yaml {yaml} is not a file")
+    if to_yaml is not None:
+        require_file(to_yaml, "--to-yaml")
     made = None
     if factory:
         from recipes.collection import ROWS
@@ -64,6 +68,7 @@ def pretrain(
         made = choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
     with loading("NeMo and Megatron-Core"):
         from longhaul import stages
+        from longhaul.recipe_places import require_places
         from recipes import yaml_file
         from recipes.check import notes
         from slurm.launch import commands, run_in_order
@@ -83,6 +88,7 @@ def pretrain(
         typer.echo(to_yaml)
         return
     stages.absolute(recipe)
+    require_places(recipe)
     job = stages.training_job(recipe)
     folder = stages.folder_of(recipe)
     if dryrun:
@@ -95,10 +101,11 @@ def pretrain(
     stages.require_inputs(recipe)
     stages.require_start(recipe)
     stages.require_same(recipe)
-    stages.record(recipe, start=str(recipe.resume.start or "scratch"))
-    log = folder / "output.log"
-    watched = Watched(recipe.log.name, int(recipe.trainer.max_steps), folder / "metrics.jsonl")
-    typer.echo(f"the ranks write to {folder / 'launch'}", err=True)
-    with output_to(log) as console, progress(console, [watched]):
-        run_in_order(recipe.log.name, [job], folder / "launch", console.print)
+    with in_use(folder):
+        stages.record(recipe, start=str(recipe.resume.start or "scratch"))
+        log = folder / "output.log"
+        watched = Watched(recipe.log.name, int(recipe.trainer.max_steps), folder / "metrics.jsonl")
+        typer.echo(f"the ranks write to {folder / 'launch'}", err=True)
+        with output_to(log) as console, progress(console, [watched]):
+            run_in_order(recipe.log.name, [job], folder / "launch", console.print)
     typer.echo(folder)

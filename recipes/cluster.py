@@ -5,11 +5,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from recipes.nearest import hint
 from recipes.planner.efficiency import HOPPER, Efficiency
 from recipes.units import GiB
+from recipes.user_file import read_yaml
 
 FOLDER = Path(__file__).resolve().parents[1] / "slurm" / "clusters"
 WITHOUT = ("local", "template")
@@ -109,12 +108,12 @@ def path_of(name: str) -> Path:
 
 def content(path: Path) -> dict[str, Any]:
     """Return what a cluster file says; raise ValueError where it is no YAML mapping."""
-    try:
-        found = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+    found = read_yaml(path)
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is no mapping; see slurm/clusters/template.yaml")
+        kind = "empty" if found is None else f"a {type(found).__name__}"
+        raise ValueError(
+            f"{path} is {kind}, not a mapping; copy {FOLDER / 'template.yaml'} and fill it in"
+        )
     return found
 
 

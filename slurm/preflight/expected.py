@@ -64,6 +64,8 @@ class Expected:
     """Least size of /dev/shm."""
     run_folder: Path | None = None
     """Written by every node, and the same one on each."""
+    checkpoint_folder: Path | None = None
+    """Written by every node; it may be a link to another file system than the run folder's."""
     store: Path | None = None
     """Read by every node."""
     least_write_mbps: float = 0
