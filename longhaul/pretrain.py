@@ -11,6 +11,7 @@ from longhaul.console import loading, output_to
 from longhaul.options import CLUSTER, require_device
 from longhaul.progress import Watched, progress
 from longhaul.run_lock import in_use
+from recipes.collection import ROWS
 from recipes.nearest import named
 
 
@@ -59,8 +60,6 @@ def pretrain(
         require_file(to_yaml, "--to-yaml")
     made = None
     if factory:
-        from recipes.collection import ROWS
-
         named("recipe", factory, ROWS)
     elif combined:
         from longhaul.combination import choose
@@ -81,7 +80,9 @@ def pretrain(
             recipe = stages.with_rope(recipe, rope)
         recipe = stages.override(recipe, context.args)
         stages.on_device(recipe, device)
-    for note in (*(made.notes() if made else ()), *notes(recipe)):
+    shipped = ROWS[factory].layout.world_size if factory else 0
+    fewer = stages.fewer_ranks(recipe, shipped)
+    for note in (*(made.notes() if made else ()), *fewer, *notes(recipe)):
         typer.echo(f"note: {note}", err=True)
     if to_yaml is not None:
         yaml_file.write(recipe, to_yaml)

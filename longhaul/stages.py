@@ -8,7 +8,7 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -194,6 +194,16 @@ def require_device(recipe: nemo_run.Partial) -> None:
     config, fp32 = recipe.model.config, recipe.trainer.plugins.precision == "32"
     dtype = torch.float32 if fp32 else torch.bfloat16
     kernel_for(torch.device(device), dtype, config.kv_channels, config.attention_kernel)
+
+
+def fewer_ranks(recipe: nemo_run.Partial, shipped: int) -> Iterator[str]:
+    """Yield a sentence where a recipe for `shipped` GPUs was put on fewer, which hold more each."""
+    ranks = world_size(recipe)
+    if device_of(recipe) == "cuda" and ranks < shipped:
+        yield (
+            f"{recipe.log.name} is laid out for {shipped} GPUs and runs on {ranks}, each of which "
+            "holds more; `longhaul doctor oom` says whether it fits"
+        )
 
 
 def _require_gpus(recipe: nemo_run.Partial) -> None:

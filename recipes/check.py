@@ -24,8 +24,9 @@ from recipes.without_effect import MEGATRON_FSDP, without_effect
 
 def check(recipe: run.Partial) -> None:
     """Raise ValueError for a key that no target takes, and for numbers that break a law."""
-    problems = [*phantom_keys(recipe), *missing(recipe)] or [*wrong_types(recipe)]
+    problems = [*missing(recipe)] or [*wrong_types(recipe)]
     problems = problems or [*without_effect(recipe), *disagreements(recipe), *out_of_range(recipe)]
+    problems = [*phantom_keys(recipe), *problems]
     if not problems:
         config = recipe.model.config
         nouns = (config.rope, config.cp, config.recompute, config.tiling, config.offload)

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 import fiddle as fdl
 import nemo_run as run
@@ -35,6 +35,13 @@ LONGEST = 2**31 - 1
 """Steps that a schedule counts in 32 bits."""
 PRECISIONS = ("bf16-mixed", "32")
 TIME = re.compile(r"\d{1,4}:\d{2}:\d{2}:\d{2}")
+WHOLE = (
+    "trainer.max_steps", "data.seq_length", "data.global_batch_size", "data.micro_batch_size",
+    "data.num_workers", "log.ckpt.every_n_train_steps", "model.config.seq_length",
+    "model.config.num_layers", "model.config.hidden_size", "model.config.vocab_size",
+    "trainer.strategy.tensor_model_parallel_size", "trainer.strategy.context_parallel_size",
+    "trainer.strategy.pipeline_model_parallel_size",
+)  # fmt: skip
 AT_LEAST = {
     "log.ckpt.every_n_train_steps": 1,
     "data.num_workers": 0,
@@ -49,7 +56,7 @@ AT_LEAST = {
     "optim.config.clip_grad": 0,
     "optim.lr_scheduler.max_steps": 1,
 }
-_PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_PLAIN = {int: "a number", float: "a number", bool: "true or false", str: "text"}
 
 
 def missing(recipe: run.Partial) -> Iterator[str]:
@@ -93,46 +100,37 @@ def _annotations(target: Any) -> dict[str, Any]:
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
-    """Return the types of an annotation; empty where it has others than plain ones."""
+    """Return the types of an annotation; empty where it has others than plain ones.
+
+    Words of a `Literal` are checked by the noun that has them.
+    """
     union = get_origin(annotation) in (Union, UnionType)
     kinds = get_args(annotation) if union else (annotation,)
-    plain = (*_PLAIN, NoneType)
-    return kinds if all(one in plain or get_origin(one) is Literal for one in kinds) else ()
+    return kinds if all(one in (*_PLAIN, NoneType) for one in kinds) else ()
 
 
 def _fits(value: Any, annotation: Any) -> bool:
     kinds = _kinds(annotation)
-    if not kinds or isinstance(value, fdl.Buildable):
-        return True
-    if value is None:
-        return True  # nemo-run's and NeMo's defaults, whatever the annotation says
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            if value in get_args(kind):
-                return True
-        elif kind is float:
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                return True
-        elif kind is int:
-            if isinstance(value, int) and not isinstance(value, bool):
-                return True
-        elif isinstance(value, kind):
-            return True
-    return False
+    if not kinds or value is None or isinstance(value, fdl.Buildable):
+        return True  # None is what NeMo leaves unset, whatever its annotation says
+    if isinstance(value, bool):
+        return bool in kinds
+    number = isinstance(value, int | float)
+    if number and (int in kinds or float in kinds):
+        return True  # NeMo annotates init_method_std, 0.02, as int
+    return not number and isinstance(value, kinds)
 
 
 def _described(annotation: Any) -> str:
-    words: list[str] = []
-    for kind in _kinds(annotation):
-        if get_origin(kind) is Literal:
-            words.append(f"one of {', '.join(map(str, get_args(kind)))}")
-        elif kind in _PLAIN:
-            words.append(_PLAIN[kind])
-    return " or ".join(words)
+    words = [_PLAIN[kind] for kind in _kinds(annotation) if kind in _PLAIN]
+    return " or ".join(dict.fromkeys(words))
 
 
 def out_of_range(recipe: run.Partial) -> Iterator[str]:
     """Yield a sentence for each setting of trainer, loader and checkpoints that cannot be meant."""
+    for path in WHOLE:
+        if isinstance(value := _stated(recipe, path), float):
+            yield f"{path} is {value}; it is a whole number"
     for path, least in AT_LEAST.items():
         value = _stated(recipe, path)
         if isinstance(value, int | float) and value < least:

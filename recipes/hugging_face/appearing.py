@@ -15,7 +15,7 @@ def require_free(to: Path, room: float = 0) -> None:
 
     `room` is in bytes; 0 where it is not known.
     """
-    if to.is_symlink():
+    if os.path.islink(to):
         raise ValueError(f"--to {to} is a link; name a folder that is not there")
     if os.path.lexists(to):
         raise ValueError(f"--to {to} is there already; remove it, or name another folder")
