@@ -99,7 +99,9 @@ def prepare(
             nothing has been written and nothing replaced.
     """
     if not 0 < heldout_fraction < 1:
-        raise SourceError(f"the held-out fraction is {heldout_fraction}, not between 0 and 1")
+        raise SourceError(
+            f"the held-out fraction is {heldout_fraction}, not between 0 and 1; give one as 0.1"
+        )
     place = Path(out).absolute()
     _require_free(place, overwrite)
     require_folder(place, "the store", room=LEAST_SHARE * stored_bytes(source))
@@ -126,7 +128,10 @@ def _require_free(place: Path, overwrite: bool) -> None:
     if not any(place.iterdir()):
         return
     if not is_store(place):
-        raise StoreError(f"{place} exists and is no store; only a store is ever overwritten")
+        raise StoreError(
+            f"{place} exists and is no store; only a store is ever overwritten, so"
+            " name another place"
+        )
     if not overwrite:
         raise StoreError(f"{place} exists; `--overwrite` replaces it once the new store is whole")
 

@@ -158,7 +158,9 @@ def stage_of(ladder: Ladder, word: str) -> Stage:
         return ladder.stages[0]
     there = {length_shown(stage.seq_length): stage for stage in ladder.stages}
     if not word:
-        raise ValueError(f"--stage is missing; ladder {ladder.name} has {', '.join(there)}")
+        raise ValueError(
+            f"--stage is missing; name one of ladder {ladder.name}, which has {', '.join(there)}"
+        )
     shown = length_shown(length_from(word))
     if shown not in there:
         raise ValueError(f"ladder {ladder.name} has no stage of {shown}; it has {', '.join(there)}")

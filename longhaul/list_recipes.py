@@ -264,7 +264,7 @@ def _nothing(words: Sequence[str], rows: "Mapping[str, Row]", lines: Mapping[str
     commands = list(_combined(words)) or [
         "`longhaul pretrain --card CARD --ladder LADDER --stage LENGTH`"
     ]
-    return f"{said}. A card can be trained on any ladder: {' or '.join(commands)}"
+    return f"{said}. A card can be trained on any ladder; type {' or '.join(commands)}"
 
 
 def _where(word: str, names: Sequence[str]) -> str:

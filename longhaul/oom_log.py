@@ -141,7 +141,7 @@ class Log:
 def read(path: Path) -> Log:
     """Return what a log says; raise ValueError where there is none."""
     if not path.is_file():
-        raise ValueError(f"--log {path} is not a file")
+        raise ValueError(f"--log {path} is not a file; name what the ranks wrote, as output.log")
     with path.open("rb") as file:
         beginning = file.read(BLOCK)
         if len(beginning) < BLOCK and not beginning.strip():

@@ -50,12 +50,14 @@ def pretrain(
         )
     if not combined and (nodes is not None or cluster is not None):
         raise ValueError(
-            "--nodes and --cluster lay out --card; a recipe that has its layout takes "
-            "trainer.num_nodes=N"
+            "--nodes and --cluster lay out --card; a recipe that has its layout takes the "
+            "override trainer.num_nodes=N, so leave them out"
         )
     require_device(device)
     if yaml is not None and not yaml.is_file():
-        raise ValueError(f"--yaml {yaml} is not a file")
+        raise ValueError(
+            f"--yaml {yaml} is not a file; `longhaul show NAME --to-yaml FILE` writes one to change"
+        )
     if to_yaml is not None:
         require_file(to_yaml, "--to-yaml")
     made = None

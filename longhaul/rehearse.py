@@ -91,7 +91,9 @@ def rehearse(
 
         row = row_of(card, ladder, stage, nodes=nodes, cluster_name=cluster)
     elif nodes is not None or cluster is not None:
-        raise ValueError(f"--nodes and --cluster lay out --card; {name} has its layout")
+        raise ValueError(
+            f"--nodes and --cluster lay out --card; {name} has its layout, so leave them out"
+        )
     else:
         row = named("recipe", name, ROWS)
     name = row.name

@@ -79,7 +79,8 @@ def rope(
     target = asked or max(reach, subject.trained)
     if target > MAX_POSITION:
         raise ValueError(
-            f"--length is {target:,}; positions from 2^31 = {MAX_POSITION:,} on are not rotated"
+            f"--length is {target:,}; it is at most 2^31 = {MAX_POSITION:,}, since later positions "
+            "are not rotated"
         )
     with loading("torch"):
         from custom_modules.rope_range import stretch

@@ -50,7 +50,9 @@ def _rope(content: dict[str, Any]) -> RopeScaling:
             "writes, nor a config.json with rope_theta or rope_scaling"
         )
     if content["format"] != FORMAT:
-        raise ValueError(f"its format is {content['format']!r}; a rotation's is {FORMAT!r}")
+        raise ValueError(
+            f"its format is {content['format']!r}; that of a rotation must be {FORMAT!r}"
+        )
     if content.get("version") != VERSION:
         raise ValueError(f"its version is {content.get('version')!r}; this reads {VERSION}")
     if not isinstance(content.get("rope"), dict):

@@ -67,7 +67,8 @@ def missing(recipe: run.Partial) -> Iterator[str]:
             try:
                 node = getattr(node, name)
             except AttributeError:
-                yield f"the recipe has no {'.'.join(path.split('.')[: at + 1])}"
+                where = ".".join(path.split(".")[: at + 1])
+                yield f"the recipe has no {where}; `longhaul show NAME --to-yaml` writes a whole one"
                 return
 
 

@@ -31,9 +31,9 @@ def read_text(path: Path, most: int = LARGEST) -> str:
             content = file.read(most + 1)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ValueError(f"{path} cannot be read: {why}") from error
+        raise ValueError(f"{path} cannot be read: {why}; name a file that can") from error
     if len(content) > most:
-        raise ValueError(f"{path} has more than {most:,} bytes; it cannot be what is meant here")
+        raise ValueError(f"{path} has more than {most:,} bytes; name the file that is meant")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -89,11 +89,16 @@ def _problems(top: yaml.Node) -> Iterator[str]:
             above.discard(id(node))
             sizes[id(node)] = 1 + sum(sizes[id(child)] for child in _children(node))
             if sizes[id(node)] > MOST_VALUES:
-                yield f"line {_line(node)}: aliases stand for more than {MOST_VALUES:,} values"
+                yield (
+                    f"line {_line(node)}: aliases stand for more than {MOST_VALUES:,} values; "
+                    "leave them out"
+                )
                 return
             continue
         if id(node) in above:
-            yield f"line {_line(node)}: an alias stands for what it is itself a part of"
+            yield (
+                f"line {_line(node)}: an alias stands for what it is itself a part of; write it out"
+            )
             return
         if id(node) in sizes:
             continue
@@ -131,5 +136,5 @@ def _on_one_line(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None)
     if mark is None or not problem:
-        return " ".join(str(error).split())[:200]
+        return f"{' '.join(str(error).split())[:200]}; save it as plain text"
     return f"{problem} in line {mark.line + 1}, column {mark.column + 1}"

@@ -73,8 +73,8 @@ def _import(name: Any, where: str) -> Any:
     rooms = tuple(f"{room}." for room in TRUSTED)
     if not isinstance(name, str) or not name.startswith(rooms):
         raise ValueError(
-            f"{where}: _target_ {name!r} is not of a package that recipes are made of "
-            f"({', '.join(TRUSTED)})"
+            f"{where}: _target_ {name!r} is not of a package that recipes are made of; name one of "
+            f"{', '.join(TRUSTED)}"
         )
     module, _, attribute = name.rpartition(".")
     try:
@@ -83,5 +83,5 @@ def _import(name: Any, where: str) -> Any:
         raise ValueError(f"{where}: _target_ {name!r} cannot be imported: {error}") from error
     home = f"{getattr(target, '__module__', '')}."
     if not home.startswith(rooms):
-        raise ValueError(f"{where}: _target_ {name!r} is really of {home[:-1]}, which is not")
+        raise ValueError(f"{where}: _target_ {name!r} is really of {home[:-1]}; leave it out")
     return target

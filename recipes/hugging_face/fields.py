@@ -58,7 +58,7 @@ def _stated(content: Mapping[str, Any], key: str, default: Any) -> Any:
     value = content.get(key)
     value = default if value is None else value
     if value is None:
-        raise ValueError(f"{CONFIG} has no {key}")
+        raise ValueError(f"{CONFIG} has no {key}; download it again, or state it")
     return value
 
 

@@ -118,7 +118,8 @@ class Expected:
         nodes = nodes or -(-ranks // cluster.gpus_per_node)
         if ranks % nodes:
             raise ValueError(
-                f"the layout has {ranks} ranks, which do not divide evenly over {nodes} nodes"
+                f"the layout has {ranks} ranks, which do not divide evenly over {nodes} nodes; set "
+                "--nodes to a divisor of them, or dp in the layout"
             )
         of_layout = replace(
             machine,
