@@ -2,6 +2,7 @@
 """`longhaul run`: a whole ladder, from documents to the report."""
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +10,11 @@ from typing import Annotated
 import typer
 
 from data.writable import require_folder
+from longhaul import ladder_run
 from longhaul.console import loading, output_to
 from longhaul.options import CLUSTER, require_device
 from longhaul.progress import Watched, progress
-from longhaul.run_lock import in_use, require_unused
+from longhaul.run_lock import in_use
 
 
 def run(
@@ -59,14 +61,14 @@ def run(
 
     A run that was stopped goes on where it was. KEY=VALUE overrides apply to every stage.
     """
-    from longhaul import ladder_run
-
     chosen, model = ladder_run.choose(ladder, card)
     require_device(device)
     plan = ladder_run.plan(chosen, model, out, store)
     if executor == "slurm":
         from longhaul.run_on_cluster import run_on_cluster
 
+        if not dryrun:
+            require_folder(plan.run, "--out")
         # The jobs take no such lock: it is let go when they are submitted.
         with nullcontext() if dryrun else in_use(plan.run):
             run_on_cluster(
@@ -85,15 +87,22 @@ def run(
     if unused := [name for name, value in given.items() if value]:
         raise ValueError(f"{' and '.join(unused)} cannot go with --executor local")
     require_folder(plan.run, "--out")
+    with nullcontext() if dryrun else in_use(plan.run):
+        _run_here(plan, context.args, device, dryrun=dryrun)
+
+
+def _run_here(
+    plan: ladder_run.Plan, words: Sequence[str], device: str | None, *, dryrun: bool
+) -> None:
+    """Run what is left of the ladder on this machine, or print it."""
     if not dryrun:
-        require_unused(plan.run)
         ladder_run.require_store(plan)
     with loading("NeMo and Megatron-Core"):
         from longhaul import chain, stages
         from longhaul.recipe_places import require_places
         from slurm.launch import commands, run_in_order
 
-        recipes = chain.recipes(plan, context.args, device)
+        recipes = chain.recipes(plan, words, device)
         for recipe in recipes:
             require_places(recipe)
         chain.require(recipes, started=not dryrun)
@@ -105,7 +114,7 @@ def run(
             typer.echo(line)
         return
     with ExitStack() as held:
-        for folder in (plan.run, *map(stages.folder_of, recipes)):
+        for folder in map(stages.folder_of, recipes):
             held.enter_context(in_use(folder))
         jobs = chain.jobs(plan, recipes, record=True)
         watched = [

@@ -68,7 +68,7 @@ def missing(recipe: run.Partial) -> Iterator[str]:
                 node = getattr(node, name)
             except AttributeError:
                 where = ".".join(path.split(".")[: at + 1])
-                yield f"the recipe has no {where}; `longhaul show NAME --to-yaml` writes a whole one"
+                yield f"the recipe has no {where}; `longhaul show NAME --to-yaml` writes all"
                 return
 
 

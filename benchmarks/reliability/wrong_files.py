@@ -5,8 +5,9 @@ Of each name the bytes of the file, or None for an empty folder.
 """
 
 import json
+from collections.abc import Mapping
 
-Files = dict[str, bytes | None]
+Files = Mapping[str, bytes | None]
 
 CLUSTER_FILES: dict[str, tuple[bytes, str]] = {
     "latin1": (b"name: caf\xe9\n", "0xe9"),
