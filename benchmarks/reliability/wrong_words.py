@@ -18,7 +18,7 @@ OF_EVERY_COMMAND = (
     ("export --from x", "--to"),
     ("export --to x", "--from"),
     ("clusters check", "file"),
-    ("clusters chek", "chek"),
+    ("clusters verify", "verify"),
     ("doctor bogus", "bogus"),
     ("probe bogus", "bogus"),
     ("probe memory", "--factory"),
