@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from longhaul.messages import note
-from longhaul.options import Json, print_json
+from longhaul.options import K_IS, Json, length_of, print_json
 
 
 def batch(
-    seq: Annotated[str, typer.Option(help="Tokens of a sequence, as 64K.")] = "",
-    tokens_per_batch: Annotated[str, typer.Option(help="Tokens of a step, as 4M.")] = "",
+    seq: Annotated[str, typer.Option(help=f"Tokens of a sequence, as 64K ({K_IS}).")] = "",
+    tokens_per_batch: Annotated[str, typer.Option(help=f"Tokens of a step, as 4M ({K_IS}).")] = "",
     dp: Annotated[int | None, typer.Option(help="Data ranks.")] = None,
     accumulation: Annotated[
         int | None, typer.Option(help="Forwards of a step on each data rank.")
@@ -36,8 +36,8 @@ def batch(
     elif (tp, cp, pp) != (1, 1, 1):
         raise ValueError("--tp, --cp and --pp share out --gpus; name that too, or --dp alone")
     found = solve(
-        tokens=_tokens("--tokens-per-batch", tokens_per_batch),
-        seq_length=_tokens("--seq", seq),
+        tokens=length_of("--tokens-per-batch", tokens_per_batch) if tokens_per_batch else None,
+        seq_length=length_of("--seq", seq) if seq else None,
         dp=dp,
         accumulation=accumulation,
         micro_batch=micro,
@@ -65,14 +65,3 @@ def batch(
             f"note: accumulation is {found.accumulation:,}, above {MOST_ACCUMULATION}: forwards "
             "that wait for one another; more data ranks would shorten the step"
         )
-
-
-def _tokens(option: str, word: str) -> int | None:
-    from recipes.naming import length_from
-
-    if not word:
-        return None
-    try:
-        return length_from(word)
-    except ValueError as error:
-        raise ValueError(f"{option}: {error}") from None

@@ -136,7 +136,7 @@ def _named(card: str, ladder: str, stage: str) -> tuple[ModelCard, Ladder, Stage
 
 def require_heads(card: ModelCard, ladder: Ladder, stage: Stage) -> None:
     """Raise ValueError where heads of a card cannot be turned by a stage's rotation at all."""
-    refused = _other_heads(card, stage)
+    refused = heads_refusal(card, stage)
     if refused is not None:
         raise ValueError(f"ladder {ladder.name} cannot train {card.name}: {refused}")
 
@@ -163,7 +163,9 @@ def stage_of(ladder: Ladder, word: str) -> Stage:
         return ladder.stages[0]
     there = {length_shown(stage.seq_length): stage for stage in ladder.stages}
     if not word:
-        raise ValueError(f"--stage is missing; ladder {ladder.name} has {', '.join(there)}")
+        raise ValueError(
+            f"--stage is missing; name one of ladder {ladder.name}, which has {', '.join(there)}"
+        )
     shown = length_shown(length_from(word))
     if shown not in there:
         raise ValueError(f"ladder {ladder.name} has no stage of {shown}; it has {', '.join(there)}")
@@ -190,7 +192,7 @@ def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
     rope, native = stage.rope, card.native_rope
     if rope == "native":
         return None
-    of_heads = _other_heads(card, stage)
+    of_heads = heads_refusal(card, stage)
     if of_heads is not None:
         return of_heads
     if native.method not in ("default", "llama3"):
@@ -206,7 +208,7 @@ def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
     return None
 
 
-def _other_heads(card: ModelCard, stage: Stage) -> str | None:
+def heads_refusal(card: ModelCard, stage: Stage) -> str | None:
     """Return why heads of the card cannot be turned by a stage's rotation at all, or None."""
     rope, native = stage.rope, card.native_rope
     if rope == "native":

@@ -19,6 +19,7 @@ from longhaul.options import (
     print_json,
     require_device,
 )
+from longhaul.run_lock import in_use, require_unused
 
 
 def evaluate(
@@ -42,6 +43,7 @@ def evaluate(
 ) -> None:
     """Evaluate loss by position and passkey retrieval of a run's stages."""
     from data.store import Manifest
+    from data.writable import require_folder
     from eval.evaluations import other_evaluations
     from eval.results import read_evaluation, read_stage, stage_names
     from longhaul.evaluation_tables import show_evaluations
@@ -52,6 +54,8 @@ def evaluate(
             raise ValueError(f"{run} has no stage {name!r}; it has {', '.join(names)}")
     chosen = [name for name in names if not stage or name in stage]
     require_device(device)
+    require_folder(run / "eval", "the results' folder")
+    require_unused(run / "eval")
     records = [read_stage(run, name) for name in names]
     lengths = sorted({record.context for record in records if record is not None})
     with loading("NeMo and Megatron-Core"):
@@ -88,7 +92,11 @@ def evaluate(
     for words in notes:
         note(f"note: {words}")
     said = f"evaluating {', '.join(chosen)} on {ranks} ranks"
-    with output_to(run / "output.log") as console, busy(console, said):
+    with (
+        in_use(run / "eval"),
+        output_to(run / "output.log") as console,
+        busy(console, said),
+    ):
         run_in_order("evaluate", [job], run / "launch")
     found = [each for name in chosen if (each := read_evaluation(run, name)) is not None]
     others = [other for name in chosen for other in other_evaluations(run, name)]

@@ -12,6 +12,8 @@ from longhaul.messages import next_command, note
 from longhaul.options import NoVerify
 
 DTYPES = ("bfloat16", "float16", "float32")
+LEAST_SHARD_GIB = 2**-15
+"""A smaller one gives a file to nearly every tensor."""
 
 
 def export(
@@ -37,12 +39,16 @@ def export(
     require_free(to)
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"--dtype is {dtype!r}; it is one of {', '.join(DTYPES)}")
-    if not (max_shard_gib > 0 and math.isfinite(max_shard_gib)):
-        raise ValueError(f"--max-shard-gib is {max_shard_gib:g}; it must be above 0 and finite")
+    if not (max_shard_gib >= LEAST_SHARD_GIB and math.isfinite(max_shard_gib)):
+        raise ValueError(
+            f"--max-shard-gib is {max_shard_gib:g}; it is at least {LEAST_SHARD_GIB:g} (32 KiB), "
+            "and finite"
+        )
     found = trained(source, like)
     checkpoint_files.require_whole(found.checkpoint)
     if (why := checkpoint_files.note(found.checkpoint, not no_verify)) is not None:
         note(f"note: {why}")
+    require_free(to, room=found.card.parameters * (4 if dtype == "float32" else 2))
     with loading("Megatron-Core"):
         import torch
 

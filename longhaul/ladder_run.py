@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from data.store import Manifest
 from longhaul.combination import require_heads
 from recipes.collection import ROWS
 from recipes.ladders import LADDERS
@@ -100,8 +101,12 @@ def plan(
 
 
 def require_store(plan: Plan) -> None:
-    """Make the store of a card that is trained from scratch; for another, raise ValueError."""
+    """Make the store of a card that is trained from scratch; for another, raise ValueError.
+
+    A store that is there is looked at, so that one that cannot be used is refused at once.
+    """
     if plan.store.exists():
+        Manifest.load(plan.store)
         return
     if plan.card.hf_id is not None:
         raise ValueError(

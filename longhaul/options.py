@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+K_IS = "K is 1,024, M is 1,024 K"
+"""What help says of lengths and of the tokens of a step; budgets are in powers of ten."""
 CLUSTER = "dgx_h100"
 """The cluster that is meant where none is named."""
 
@@ -38,6 +40,16 @@ Verify = Annotated[
 NoVerify = Annotated[
     bool, typer.Option("--no-verify", help="Do not compare the checkpoint's SHA-256.")
 ]
+
+
+def length_of(option: str, word: str) -> int:
+    """Return the tokens that the value of an option means; raise ValueError with the option."""
+    from recipes.naming import length_from
+
+    try:
+        return length_from(word)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None
 
 
 def require_device(device: str | None) -> None:

@@ -11,7 +11,7 @@ from longhaul.doctor_job import Case, Recipe, on_one_line
 from longhaul.facts import of_other_cards
 from longhaul.messages import note
 from longhaul.next_commands import OnCluster
-from longhaul.options import CLUSTER, Json, print_json
+from longhaul.options import CLUSTER, K_IS, Json, length_of, print_json
 from longhaul.plan_page import as_json, bill, page
 from recipes import cluster as clusters
 from recipes.collection import ROWS
@@ -21,7 +21,7 @@ from recipes.layout import Fp8, Layout
 from recipes.layout_words import layout_from, words_of
 from recipes.model_card import ModelCard
 from recipes.models import CARDS
-from recipes.naming import budget_from, length_from, length_shown, recipe_name
+from recipes.naming import budget_from, length_shown, recipe_name
 from recipes.nearest import named
 from recipes.planner.plan import Plan
 from recipes.planner.plan import plan as plan_of
@@ -48,7 +48,7 @@ FP8 = ("tensorwise", "blockwise", "delayed", "mxfp8")
 
 def plan(
     card: Annotated[str, typer.Argument(help="A model card, as llama31_8b.")] = "",
-    seq: Annotated[str, typer.Option(help="Context, as 64K or 1M.")] = "",
+    seq: Annotated[str, typer.Option(help=f"Context, as 64K or 1M ({K_IS}).")] = "",
     ladder: Annotated[str, typer.Option(help="Plan every stage of a ladder, and the bill.")] = "",
     cluster: Annotated[str, typer.Option(help="Cluster file: a shipped name or a path.")] = CLUSTER,
     nodes: Annotated[
@@ -58,10 +58,10 @@ def plan(
         int | None, typer.Option(min=1, help="GPUs, where they are no whole nodes.")
     ] = None,
     tokens_per_batch: Annotated[
-        str, typer.Option(help="Tokens of an optimizer step.", show_default="about 4M")
+        str, typer.Option(help=f"Tokens of an optimizer step ({K_IS}).", show_default="about 4M")
     ] = "",
     tokens: Annotated[
-        str, typer.Option(help="Budget of the stage, as 5B.", show_default="1B")
+        str, typer.Option(help="Budget of the stage, as 5B (10^9).", show_default="1B")
     ] = "",
     fp8: Annotated[str, typer.Option(help=f"Linear layers in FP8: {', '.join(FP8)}.")] = "",
     layout: Annotated[
@@ -76,8 +76,10 @@ def plan(
     machine = clusters.load(cluster)
     if fp8 and fp8 not in FP8:
         raise ValueError(f"--fp8 is {fp8!r}; it is {', '.join(FP8)}")
-    if plot is not None and plot.suffix != ".png":
-        raise ValueError(f"--plot {plot} is not a .png file")
+    if plot is not None:
+        from data.writable import require_file
+
+        require_file(plot, "--plot", (".png",))
     precision = Fp8(recipe=fp8 or "none")  # type: ignore[arg-type]
     if precision.recipe != "none" and not machine.gpu.fp8_tflops:
         raise ValueError(f"--fp8 {fp8}: {machine.gpu.name} of {machine.name} has no FP8")
@@ -105,9 +107,9 @@ def plan(
     if layout:
         _refuse("--layout, which says fp8:RECIPE itself", {"--fp8": fp8})
         _refuse("--layout; a picture shows the planner's own", {"--plot": plot})
-    length = length_from(seq) if seq else K
+    length = length_of("--seq", seq) if seq else K
     if tokens_per_batch:
-        per_batch = length_from(tokens_per_batch)
+        per_batch = length_of("--tokens-per-batch", tokens_per_batch)
     else:
         per_batch = even_batch(BATCH, length, ranks)
     question = Question(

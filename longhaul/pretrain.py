@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data.writable import require_file
 from longhaul.console import held_back, loading, output_to
 from longhaul.messages import next_command, note, resumable
 from longhaul.next_commands import OnCluster
 from longhaul.options import CLUSTER, Verify, require_device
 from longhaul.progress import Watched, progress
+from longhaul.run_lock import in_use
+from recipes.collection import ROWS
 from recipes.nearest import named
 
 if TYPE_CHECKING:
@@ -56,16 +59,18 @@ def pretrain(
         )
     if not combined and (nodes is not None or cluster is not None):
         raise ValueError(
-            "--nodes and --cluster lay out --card; a recipe that has its layout takes "
-            "trainer.num_nodes=N"
+            "--nodes and --cluster lay out --card; a recipe that has its layout takes the "
+            "override trainer.num_nodes=N, so leave them out"
         )
     require_device(device)
     if yaml is not None and not yaml.is_file():
-        raise ValueError(f"--yaml {yaml} is not a file")
+        raise ValueError(
+            f"--yaml {yaml} is not a file; `longhaul show NAME --to-yaml FILE` writes one to change"
+        )
+    if to_yaml is not None:
+        require_file(to_yaml, "--to-yaml")
     made = None
     if factory:
-        from recipes.collection import ROWS
-
         named("recipe", factory, ROWS)
     elif combined:
         from longhaul.combination import choose
@@ -73,6 +78,7 @@ def pretrain(
         made = choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
     with loading("NeMo and Megatron-Core"):
         from longhaul import stages
+        from longhaul.recipe_places import require_places
         from longhaul.undamaged import require_undamaged
         from recipes import yaml_file
         from recipes.check import notes, tokens_per_batch
@@ -88,13 +94,16 @@ def pretrain(
             recipe.resume.verify = False
         recipe = stages.override(recipe, context.args)
         stages.on_device(recipe, device)
-    for words in (*(made.notes() if made else ()), *notes(recipe)):
+    shipped = ROWS[factory].layout.world_size if factory else 0
+    fewer = stages.fewer_ranks(recipe, shipped)
+    for words in (*(made.notes() if made else ()), *fewer, *notes(recipe)):
         note(f"note: {words}")
     if to_yaml is not None:
         yaml_file.write(recipe, to_yaml)
         typer.echo(to_yaml)
         return
     stages.absolute(recipe)
+    require_places(recipe)
     folder = stages.folder_of(recipe)
     several = _several_nodes(recipe, made)
     if dryrun:
@@ -118,17 +127,18 @@ def pretrain(
     stages.require_same(recipe)
     for words in require_undamaged([recipe], verify):
         note(f"note: {words}")
-    stages.record(recipe, start=str(recipe.resume.start or "scratch"))
-    log = folder / "output.log"
-    watched = Watched(
-        recipe.log.name,
-        int(recipe.trainer.max_steps),
-        folder / "metrics.jsonl",
-        tokens_per_batch(recipe),
-    )
-    note(f"the ranks write to {folder / 'launch'}")
-    with resumable(), output_to(log) as console, progress(console, [watched]):
-        run_in_order(recipe.log.name, [job], folder / "launch", console.print)
+    with in_use(folder):
+        stages.record(recipe, start=str(recipe.resume.start or "scratch"))
+        log = folder / "output.log"
+        watched = Watched(
+            recipe.log.name,
+            int(recipe.trainer.max_steps),
+            folder / "metrics.jsonl",
+            tokens_per_batch(recipe),
+        )
+        note(f"the ranks write to {folder / 'launch'}")
+        with resumable(), output_to(log) as console, progress(console, [watched]):
+            run_in_order(recipe.log.name, [job], folder / "launch", console.print)
     typer.echo(folder)
     if folder.parent.name == "stages":
         run = os.path.relpath(folder.parent.parent)

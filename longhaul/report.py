@@ -20,12 +20,14 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Build report.html from a run folder, and print the mean loss by range of positions."""
+    from data.writable import require_file
     from eval.evaluations import comparable
-    from eval.report import build
+    from eval.report import build, target_of
     from eval.results import load
     from longhaul.evaluation_tables import next_after, show_evaluations
     from longhaul.messages import next_command
 
+    require_file(target_of(run, out), "--out")
     path = build(run, out)
     stages, others = comparable(run, load(run)[1])
     evaluations = [stage.evaluation for stage in stages if stage.evaluation is not None]

@@ -10,6 +10,7 @@ import typer
 from longhaul.console import busy, loading, output_to
 from longhaul.messages import note
 from longhaul.options import (
+    K_IS,
     ContextParallel,
     Device,
     Json,
@@ -17,15 +18,17 @@ from longhaul.options import (
     Run,
     TensorParallel,
     Verify,
+    length_of,
     print_json,
     require_device,
 )
+from longhaul.run_lock import in_use, require_unused
 
 
 def search(
     run: Run,
     stage: Annotated[str, typer.Option(help="Trained stage to search for.")],
-    target: Annotated[int, typer.Option(help="Context in tokens to stretch to.")],
+    target: Annotated[str, typer.Option(help=f"Context to stretch to, as 64K ({K_IS}).")],
     out: Annotated[Path, typer.Option(help="File to write, .json; a Stage can use it.")],
     store: Annotated[
         Path | None, typer.Option(help="Token store; without it the one the stage trained on.")
@@ -54,21 +57,27 @@ def search(
 ) -> None:
     """Search, from YaRN's on, the divisors at which the stage reads TARGET tokens best."""
     from data.store import Manifest
-    from eval.results import read_stage
+    from data.writable import require_file, require_folder
+    from eval.results import read_stage, stage_names
+    from recipes.nearest import hint
 
     if score not in ("needle", "documents"):
         raise ValueError(f"--score is {score!r}; it is needle or documents")
     require_device(device)
-    if out.suffix != ".json":
-        raise ValueError(f"--out {out} is not a .json file")
-    record = read_stage(run, stage)
+    require_file(out, "--out", (".json",))
+    names = stage_names(run)
+    record = read_stage(run, stage) if stage in names else None
     if record is None:
-        raise ValueError(f"{run} has no stage {stage!r}: no stages/{stage}/stage.json")
-    if target <= record.context:
+        raise ValueError(f"{run} has no stage {stage!r}; {hint(stage, names)}")
+    length = length_of("--target", target)
+    if length <= record.context:
         raise ValueError(
-            f"--target is {target:,} tokens and {stage} was trained for {record.context:,}; "
+            f"--target is {length:,} tokens and {stage} was trained for {record.context:,}; "
             "a search stretches, so name a longer one"
         )
+    folder = run / "rope_search"
+    require_folder(folder, "the search's folder")
+    require_unused(folder)
     with loading("NeMo and Megatron-Core"):
         from eval.rope_search import Settings
         from longhaul.evaluation_job import recipe_of, require_layout
@@ -87,17 +96,16 @@ def search(
             ranks=ranks,
             tp=tensor_parallel,
             cp=context_parallel,
-            length=target,
+            length=length,
             device=device,
         )
-        folder = run / "rope_search"
-        progress = folder / f"{stage}_{target}.jsonl"
+        progress = folder / f"{stage}_{length}.jsonl"
         progress.unlink(missing_ok=True)
         job = search_job(
             run,
             stage,
             store=store,
-            target=target,
+            target=length,
             out=out,
             progress=progress,
             settings=Settings(population=population, iterations=iterations, seed=seed),
@@ -114,6 +122,7 @@ def search(
     for words in notes:
         note(f"note: {words}")
     with (
+        in_use(folder),
         output_to(folder / "output.log") as console,
         busy(console, f"searching; progress in {progress}"),
     ):

@@ -2,15 +2,20 @@
 """`longhaul run`: a whole ladder, from documents to the report."""
 
 import os
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from data.writable import require_folder
+from longhaul import ladder_run
 from longhaul.console import loading, output_to
 from longhaul.messages import note, resumable
 from longhaul.options import CLUSTER, Verify, require_device
 from longhaul.progress import Watched, progress
+from longhaul.run_lock import in_use
 
 
 def run(
@@ -61,7 +66,6 @@ def run(
 
     A run that was stopped goes on where it was. KEY=VALUE overrides apply to every stage.
     """
-    from longhaul import ladder_run
     from longhaul.combination import stage_of
 
     planned = executor == "slurm" and nodes is not None
@@ -72,11 +76,15 @@ def run(
     if executor == "slurm":
         from longhaul.run_on_cluster import run_on_cluster
 
-        run_on_cluster(
-            plan, context.args, cluster=cluster or CLUSTER, nodes=nodes, account=account,
-            partition=partition, source=source, tokenizer=tokenizer, export=export, gate=gate,
-            device=device, dryrun=dryrun,
-        )  # fmt: skip
+        if not dryrun:
+            require_folder(plan.run, "--out")
+        # The jobs take no such lock: it is let go when they are submitted.
+        with nullcontext() if dryrun else in_use(plan.run):
+            run_on_cluster(
+                plan, context.args, cluster=cluster or CLUSTER, nodes=nodes, account=account,
+                partition=partition, source=source, tokenizer=tokenizer, export=export, gate=gate,
+                device=device, dryrun=dryrun,
+            )  # fmt: skip
         return
     if executor != "local":
         raise ValueError(f"executor {executor!r} is unknown; there are local and slurm")
@@ -87,44 +95,59 @@ def run(
     }  # fmt: skip
     if unused := [name for name, value in given.items() if value]:
         raise ValueError(f"{' and '.join(unused)} cannot go with --executor local")
+    require_folder(plan.run, "--out")
+    with nullcontext() if dryrun else in_use(plan.run):
+        _run_here(plan, context.args, device, dryrun=dryrun)
+
+
+def _run_here(
+    plan: ladder_run.Plan, words: Sequence[str], device: str | None, *, dryrun: bool
+) -> None:
+    """Run what is left of the ladder on this machine, or print it."""
     if not dryrun:
         ladder_run.require_store(plan)
     with loading("NeMo and Megatron-Core"):
-        from longhaul import chain
+        from longhaul import chain, stages
+        from longhaul.recipe_places import require_places
         from longhaul.undamaged import require_undamaged
         from recipes.check import tokens_per_batch
         from slurm.launch import commands, run_in_order
 
-        recipes = chain.recipes(plan, context.args, device)
+        recipes = chain.recipes(plan, words, device)
+        for recipe in recipes:
+            require_places(recipe)
         chain.require(recipes, started=not dryrun)
-        notes = [] if dryrun else require_undamaged(recipes, verify)
-        jobs = chain.jobs(plan, recipes, record=not dryrun)
-        lines = commands(plan.name, jobs, plan.run / "launch") if dryrun and jobs else []
-    for words in notes:
-        note(f"note: {words}")
+        notes = [] if dryrun else require_undamaged(recipes, plan.verify)
+    for said in notes:
+        note(f"note: {said}")
     ladder_run.describe(plan, recipes)
     if dryrun:
+        jobs = chain.jobs(plan, recipes, record=False)
+        lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
         for line in lines or ["nothing is left to do"]:
             typer.echo(line)
         return
-    log = plan.run / "output.log"
-    watched = [
-        Watched(
-            recipe.log.name,
-            int(recipe.trainer.max_steps),
-            chain.metrics(recipe),
-            tokens_per_batch(recipe),
-        )
-        for recipe in recipes
-    ]
-    if jobs:
-        note(f"the ranks write to {plan.run / 'launch'}")
-        with (
-            resumable(),
-            output_to(log) as console,
-            progress(console, watched, after="evaluating"),
-        ):
-            run_in_order(plan.name, jobs, plan.run / "launch", console.print)
+    with ExitStack() as held:
+        for folder in map(stages.folder_of, recipes):
+            held.enter_context(in_use(folder))
+        jobs = chain.jobs(plan, recipes, record=True)
+        watched = [
+            Watched(
+                recipe.log.name,
+                int(recipe.trainer.max_steps),
+                chain.metrics(recipe),
+                tokens_per_batch(recipe),
+            )
+            for recipe in recipes
+        ]
+        if jobs:
+            note(f"the ranks write to {plan.run / 'launch'}")
+            with (
+                resumable(),
+                output_to(plan.run / "output.log") as console,
+                progress(console, watched, after="evaluating"),
+            ):
+                run_in_order(plan.name, jobs, plan.run / "launch", console.print)
     from longhaul.report import report
 
     report(run=Path(os.path.relpath(plan.run)))

@@ -50,6 +50,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from data.whole_files import folder_beside
+from data.writable import require_folder
 from recipes.checkpoint_files import FILES, HUGGING_FACE, described, for_marker, require_whole
 from recipes.finished import MARKER, checkpoint_facts
 from recipes.hugging_face.trained import RECIPE
@@ -74,6 +76,7 @@ def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
         raise ValueError(f"share is {share}; it is that of the second checkpoint, 0 to 1")
     if out.exists():
         raise ValueError(f"{out} is there already; merge into a folder that is not")
+    require_folder(out, "the mean's folder")
     facts = [checkpoint_facts(folder) for folder in (first, second)]
     for folder, found in zip((first, second), facts, strict=True):
         if found is None:
@@ -91,21 +94,19 @@ def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
         )
     for folder in (first, second):
         require_whole(folder)
-    part = out.with_name(out.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
     step = int(facts[1]["step"])
-    checkpoint = part if imported else part / "checkpoints" / f"step={step}"
-    with verified(first), verified(second):
+    with verified(first), verified(second), folder_beside(out) as part:
+        checkpoint = part if imported else part / "checkpoints" / f"step={step}"
         sources = _Source(first / "weights"), _Source(second / "weights")
         _require_same(*sources, names=(first, second))
         _write_weights(checkpoint / "weights", _Mean(*sources, share))
-    if imported:
-        shutil.copytree(second / HUGGING_FACE, part / HUGGING_FACE)
-    else:
-        _describe(stage, part, out.name, f"{1 - share:g} of {first} and {share:g} of {second}")
-    marker = {**facts[1], "max_steps": step, FILES: for_marker(described(checkpoint))}
-    (checkpoint / MARKER).write_text(json.dumps(marker, indent=1))
-    os.replace(part, out)
+        if imported:
+            shutil.copytree(second / HUGGING_FACE, part / HUGGING_FACE)
+        else:
+            _describe(stage, part, out.name, f"{1 - share:g} of {first} and {share:g} of {second}")
+        marker = {**facts[1], "max_steps": step, FILES: for_marker(described(checkpoint))}
+        (checkpoint / MARKER).write_text(json.dumps(marker, indent=1))
+        os.replace(part, out)
 
 
 def _write_weights(to: Path, planner: "_Mean") -> None:
