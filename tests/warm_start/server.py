@@ -13,6 +13,7 @@ that `FOLDER/owner` names, and kills what it has forked.
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -177,10 +178,8 @@ def become(forked: Forked, path: list[str], set_by_libraries: dict[str, str]) ->
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(
-            write_through=request["unbuffered"], line_buffering=os.isatty(stream.fileno())
-        )
+    sys.stdout = sys.__stdout__ = _stream(sys.stdout, unbuffered=request["unbuffered"])
+    sys.stderr = sys.__stderr__ = _stream(sys.stderr, unbuffered=request["unbuffered"])
     _take_rank(environment)
     _run(request["argv"], path, environment)
 
@@ -196,6 +195,22 @@ def _take_descriptors(forked: Forked) -> None:
     for here, there in zip(moved, forked.request["descriptors"], strict=True):
         os.dup2(here, there, inheritable=True)
         os.close(here)
+
+
+def _stream(before: io.TextIOWrapper, *, unbuffered: bool) -> io.TextIOWrapper:
+    """Return a stream to a descriptor as it is now; the one before knows the server's log file.
+
+    Handlers of libraries write to that one, which is made to keep nothing back.
+    """
+    before.reconfigure(write_through=True, line_buffering=True)
+    number = before.fileno()
+    return io.TextIOWrapper(
+        open(number, "wb", buffering=0 if unbuffered else -1, closefd=False),
+        encoding=before.encoding,
+        errors=before.errors,
+        line_buffering=os.isatty(number) or before.errors == "backslashreplace",  # stderr always
+        write_through=unbuffered,
+    )
 
 
 def _take_rank(environment: dict[str, str]) -> None:

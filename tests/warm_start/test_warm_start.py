@@ -108,6 +108,12 @@ def test_a_descriptor_that_is_handed_down_keeps_its_number(rank):
         assert file.read() == b"through"
 
 
+def test_a_stream_is_as_its_descriptor_is_now(rank):
+    """The server's own go to a file; that of a pipe cannot be sought."""
+    started = rank("import sys; sys.stdout.reconfigure(errors='replace'); print(sys.stdout.errors)")
+    assert started.communicate(timeout=60) == ("replace\n", "")
+
+
 def started_with(interrupt, rank) -> subprocess.Popen:
     """Start a program where an interrupt is handled so; a shell's background jobs ignore it."""
     here = signal.signal(signal.SIGINT, interrupt)
