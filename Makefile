@@ -62,15 +62,16 @@ golden: $(INSTALLED)  ## rewrite the golden files; read the diff before committi
 	@$(PY) -m tests.golden.rewrite
 
 # Without CUDA's packages, whose versions are the torch build's own, and without its local label (+cpu).
+# A lock is for every release of its Python: tests/house/test_tree.py says which line needs a newer one.
 lock: $(INSTALLED)  ## write the installed versions to the lock of this Python
 	@set -o pipefail; $(PIP) freeze --all --exclude pip --exclude-editable \
-	    | sed -E '/ @ |^cuda-/d; s/\+[a-z0-9.]+$$//' > $(LOCK).part
+	    | sed -E '/ @ |^cuda-|^triton=|^nvidia-(cu|nccl|nvjitlink|nvshmem|nvtx)/d; s/\+[a-z0-9.]+$$//' > $(LOCK).part
 	@mv $(LOCK).part $(LOCK)
 	@touch $(INSTALLED)
 
 clean:  ## remove what builds and tests leave behind; keep the environment, stores and runs
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
-	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	@find . -name __pycache__ -not -path './$(VENV)/*' -not -path './.pythons/*' -prune -exec rm -rf {} +
 
 # The stamp is written last. INSTALLING marks an environment whose first install has not ended; the next
 # one begins anew, since pip takes a package for installed when its metadata is there, whatever else is missing.

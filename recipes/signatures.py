@@ -18,12 +18,11 @@ from nemo.lightning.io.mixin import IOMixin
 class InitSignature:
     """A `__signature__` that each class below the one that holds it answers for itself."""
 
-    def __get__(self, instance: object, owner: type) -> inspect.Signature:
+    def __get__(self, instance: object, owner: Any) -> inspect.Signature:
         """Return what the class takes; an instance, where it can be called, has its own."""
         if instance is not None:
             raise AttributeError("__signature__")
-        of_init: Any = MethodType(owner.__init__, owner)  # bound: without self
-        return inspect.signature(of_init)
+        return inspect.signature(MethodType(owner.__init__, owner))  # bound: without self
 
 
 IOMixin.__signature__ = InitSignature()

@@ -43,6 +43,8 @@ class QuotedJobDetails(SlurmJobDetails):
 class QuotedTunnel(run.LocalTunnel):
     """nemo-run's commands on this machine; its folder is only ever a word of one."""
 
+    job_dir: str
+
     def _set_job_dir(self, experiment_id: str) -> None:
         super()._set_job_dir(experiment_id)
         self.job_dir = shlex.quote(self.job_dir)

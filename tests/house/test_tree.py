@@ -4,11 +4,14 @@
 import io
 import re
 import subprocess
+import sys
 import tokenize
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.house.rooms import TREE
 
@@ -105,3 +108,15 @@ def test_a_fault_is_found(name, content):
 )
 def test_a_sound_file_passes(name, content):
     assert list(faults(name, content)) == []
+
+
+def test_the_lock_holds_for_every_release_of_its_python():
+    lock = TREE / "constraints-py{}{}.txt".format(*sys.version_info[:2])
+    first = "{}.{}.0".format(*sys.version_info[:2])
+    newer = [
+        f"{one.name} {one.version} needs Python {one.metadata['Requires-Python']}"
+        for one in distributions()
+        if f"{one.name}=={one.version}" in lock.read_text().splitlines()
+        and not SpecifierSet(one.metadata["Requires-Python"] or "").contains(first)
+    ]
+    assert newer == []

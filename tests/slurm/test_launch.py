@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
+import sys
 from contextlib import nullcontext
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import nemo_run as run
@@ -39,6 +42,7 @@ def test_ranks_start_in_any_folder_and_import_nothing_of_it(tmp_path, monkeypatc
     folder.mkdir()
     (folder / "data.py").write_text("raise SystemExit('a file of the user was imported')")
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # torchrun
     executor = local_executor(1)
     executor.env_vars["PYTHONSAFEPATH"] = ""  # Python 3.10 does not know it
     task = run.Partial(import_module, "data.store")

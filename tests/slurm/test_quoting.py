@@ -3,6 +3,7 @@
 
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import nemo_run as run
@@ -11,8 +12,25 @@ import pytest
 from slurm.cluster_file import ClusterFile, Container, Slurm, Tunnel
 from slurm.executors import executor
 from slurm.launch import Job, scripts
+from tests.slurm.real_slurm import TREE
+from tests.warm_start import path_with
 
 SITE = {"name": "mine", "slurm": Slurm(account="me")}
+SUBMIT = """
+import shlex, subprocess, sys
+from pathlib import Path
+import nemo_run as run
+from slurm.cluster_file import ClusterFile, Slurm
+from slurm.launch import Job, submit
+from tests.slurm.test_quoting import made
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    slurm = Slurm(account="tests", partition="tests", time="00:30:00", ask_for_gpus="none",
+                  exclusive=False, mem=None)
+    executor = made(folder, slurm=slurm, python=sys.prefix)
+    task = run.Partial(subprocess.getoutput, f"pwd >{shlex.quote(str(folder / 'pwd'))}")
+    print(submit("ladder", [Job("stage", task, executor)], folder)["stage"])
+"""
 
 
 def made(folder: Path, **fields) -> run.SlurmExecutor:
@@ -31,6 +49,24 @@ def test_a_script_names_a_folder_with_blanks_as_one_word(tmp_path):
     for word in (words[words.index("--output") + 1], words[words.index("--chdir") + 1], words[-1]):
         assert Path(word).is_relative_to(folder / "experiments")
     assert f"LONGHAUL_OUTCOME={shlex.quote(str(folder / 'outcome'))}" in script
+
+
+@pytest.mark.slow
+def test_slurm_runs_a_job_in_such_a_folder(slurm, tmp_path):
+    folder = tmp_path / "the $runs of Jürgen's group"
+    folder.mkdir()
+    script = tmp_path / "submit.py"
+    script.write_text(SUBMIT)
+    shown = slurm.run(
+        sys.executable, script, folder, cwd=TREE, variables={"PYTHONPATH": path_with(TREE)}
+    )
+    job = int(shown.split()[-1])
+    slurm.wait(job)
+    logs = "".join(path.read_text() for path in folder.rglob("*.out"))
+    assert (folder / "pwd").is_file(), logs
+    ran_in = Path((folder / "pwd").read_text().rstrip("\n"))
+    assert ran_in.is_relative_to(folder / "experiments")
+    assert (ran_in / "pyproject.toml").is_file()
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
 export LONGHAUL_OUTCOME=/shared/me/run/launch/outcomes/evaluate_llama31_8b_ultralong_1m
 LONGHAUL_MOST_FAILURES=3
 LONGHAUL_EXCLUDED=''
+export TORCH_EXTENSIONS_DIR="${TORCH_EXTENSIONS_DIR:-$LONGHAUL_OUTCOME.extensions}"
 trap : TERM
 longhaul_without() {
     local bad="$LONGHAUL_OUTCOME.bad_nodes" without left
@@ -74,6 +75,7 @@ longhaul_again() {
 longhaul_ended() {
     local code=$? state="" said="" failures=0
     set +ex
+    rm -rf "$LONGHAUL_OUTCOME.extensions"
     [ -r "$LONGHAUL_OUTCOME" ] && read -r state said <"$LONGHAUL_OUTCOME"
     echo "longhaul: the ranks ended with $code; ${state:-failed} $said"
     [ "$state" = finished ] && exit 0
@@ -100,6 +102,7 @@ longhaul_ended() {
 trap longhaul_ended EXIT
 mkdir -p "$(dirname "$LONGHAUL_OUTCOME")"
 rm -f "$LONGHAUL_OUTCOME"
+rm -rf "$LONGHAUL_OUTCOME.extensions"  # what a killed attempt left: its lock would be waited for
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] && rm -f "$LONGHAUL_OUTCOME".{failures,bad_nodes,steps}
 
 

@@ -46,6 +46,7 @@ export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
 export LONGHAUL_OUTCOME=/shared/me/run/launch/outcomes/export
 LONGHAUL_MOST_FAILURES=3
 LONGHAUL_EXCLUDED=''
+export TORCH_EXTENSIONS_DIR="${TORCH_EXTENSIONS_DIR:-$LONGHAUL_OUTCOME.extensions}"
 trap : TERM
 longhaul_without() {
     local bad="$LONGHAUL_OUTCOME.bad_nodes" without left
@@ -73,6 +74,7 @@ longhaul_again() {
 longhaul_ended() {
     local code=$? state="" said="" failures=0
     set +ex
+    rm -rf "$LONGHAUL_OUTCOME.extensions"
     [ -r "$LONGHAUL_OUTCOME" ] && read -r state said <"$LONGHAUL_OUTCOME"
     echo "longhaul: the ranks ended with $code; ${state:-failed} $said"
     [ "$state" = finished ] && exit 0
@@ -99,6 +101,7 @@ longhaul_ended() {
 trap longhaul_ended EXIT
 mkdir -p "$(dirname "$LONGHAUL_OUTCOME")"
 rm -f "$LONGHAUL_OUTCOME"
+rm -rf "$LONGHAUL_OUTCOME.extensions"  # what a killed attempt left: its lock would be waited for
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] && rm -f "$LONGHAUL_OUTCOME".{failures,bad_nodes,steps}
 
 
