@@ -2,8 +2,8 @@
 """Checkpoints read safely, and compared meanwhile with what was saved; torch.
 
 Every reader of a checkpoint goes through `verified`: training, evaluation, export and merging. Its
-block is the reading; the sums of the files are computed in threads at the same time, each file by
-one rank of the job, and all ranks learn the result. The cost is 0.7 s of a CPU core for 1 GB, of which
+block is the reading; the sums of the files are computed in threads at the same time, each by one
+rank of the job, and all ranks learn the result. The cost is 0.7 s of a CPU core for 1 GB, of which
 reading hides what it leaves of the cores (benchmarks/reliability/verification.py).
 """
 

@@ -338,7 +338,7 @@ def test_verification_is_measured_beside_loading_and_saving(tmp_path):
     assert [row[0] for row in rows] == [
         *2 * ["checkpoint in two files"], *2 * ["checkpoint in one file"], *2 * ["token store"],
     ]  # fmt: skip
-    assert all(float(row[3]) > 0 for row in rows)
+    assert all(float(row[3]) > 0 for row in rows[:4])
 
 
 def _empty(path):

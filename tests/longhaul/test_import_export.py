@@ -268,7 +268,14 @@ def test_a_stage_that_has_no_words_in_hugging_face_is_not_exported(
 
 
 def test_a_checkpoint_of_another_format_is_refused(answer, stage):
-    (stage / "checkpoints" / "step=5" / "weights" / "metadata.json").unlink()
+    checkpoint = stage / "checkpoints" / "step=5"
+    (checkpoint / "weights" / "metadata.json").unlink()
+    for file in (checkpoint / "weights").iterdir():  # as Megatron FSDP leaves them
+        file.rename(checkpoint / file.name)
+    (checkpoint / "weights").rmdir()
+    marker = json.loads((checkpoint / "longhaul.json").read_text())
+    del marker["files"]
+    (checkpoint / "longhaul.json").write_text(json.dumps(marker))
     assert "torch_dist" in answer("export", "--from", stage, "--to", "x").error()
     assert not Path("x").exists()
 
