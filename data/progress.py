@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Progress on stderr: a bar where stderr is a terminal, now and then a plain line elsewhere."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,14 +21,16 @@ class Advance(Protocol):
 
 
 def say(text: str) -> None:
-    """Write one line on stderr."""
+    """Write one line on stderr, but where the command line is told to be quiet."""
+    if _is_quiet():
+        return
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress(title: str, total_bytes: int | None) -> Iterator[Advance]:
     """Give a function that shows the state; the total is None where it is not known."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=_is_quiet())
     if not console.is_terminal:
         yield _lines(title)
         return
@@ -44,6 +47,11 @@ def progress(title: str, total_bytes: int | None) -> Iterator[Advance]:
             bar.update(task, completed=done_bytes, state=_state(done_bytes, documents, tokens))
 
         yield advance
+
+
+def _is_quiet() -> bool:
+    """Return whether `longhaul --quiet` has set the level of its logger."""
+    return logging.getLogger("longhaul").level > logging.INFO
 
 
 def _lines(title: str) -> Advance:

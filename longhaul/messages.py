@@ -11,7 +11,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 import typer
@@ -83,7 +83,8 @@ def write_in_the_terminal_s_encoding() -> None:
     """Have stdout and stderr replace the characters that their encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=ENCODING_ERRORS)
+            with suppress(OSError):  # its descriptor has become another's since it was opened
+                stream.reconfigure(errors=ENCODING_ERRORS)
 
 
 def _replaced(error: UnicodeError) -> tuple[str, int]:

@@ -7,8 +7,9 @@ import json
 import pytest
 from rich.console import Console
 
+from longhaul.messages import resumable
 from longhaul.pace import last_lines
-from longhaul.progress import Watched, progress
+from longhaul.progress import Watched, progress, time_left, tokens_done
 from tests.conditions import until
 
 
@@ -50,3 +51,30 @@ def test_a_line_that_is_still_being_written_is_not_read(tmp_path):
 
 def test_no_file_is_no_line(tmp_path):
     assert last_lines(tmp_path / "none.jsonl") == []
+
+
+def test_a_line_says_tokens_and_the_time_left_of_the_stage_and_of_all(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"step": n, "loss": 2.5, "seconds": 30.0} for n in range(1, 5)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    jobs = [
+        Watched("tiny_512", 10, path, 1024),
+        Watched("tiny_2k", 10, tmp_path / "none.jsonl", 2048),
+    ]
+    found = [last_lines(job.metrics) for job in jobs]
+    assert tokens_done(jobs[0], 4) == "4.1K tokens"
+    assert time_left(jobs, found, 0) == "3 min left, about 13 min with all stages"
+    assert time_left(jobs[:1], found[:1], 0) == "3 min left"
+
+
+def test_a_stop_ends_with_the_command_that_resumes(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["longhaul", "run", "--ladder", "tiny", "--out", "my run"])
+    with pytest.raises(KeyboardInterrupt), resumable():
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err.endswith(": longhaul run --ladder tiny --out 'my run'\n")
+
+
+def test_a_mistake_says_nothing_of_resuming(capsys):
+    with pytest.raises(ValueError, match="no such stage"), resumable():
+        raise ValueError("no such stage")
+    assert capsys.readouterr().err == ""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands show on a terminal, in a narrow one, in one of ASCII, and loudly or quietly."""
 
+import json
 import os
 import pty
 import re
@@ -174,3 +175,23 @@ def test_tables_keep_to_the_columns_that_are_named(words):
     tables = [line for line in lines if not line.isascii() or words == ("clusters",)][:-1]
     assert tables
     assert max(map(len, tables)) <= 60
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (("batch", "--seq", "64K", "--tokens-per-batch", "4M", "--dp", "8"), {"tokens_per_batch"}),
+        (("clusters",), {"gpus_per_node", "gpu_memory_bytes"}),
+        (("clusters", "check", "dgx_h100"), {"lacking"}),
+        (("doctor", "oom", "--factory", "llama3_8b_nemo_64k"), {"memory_bytes", "remedies"}),
+        (("doctor", "slow", "--factory", "llama3_8b_nemo_64k"), {"predicted", "faster"}),
+        (("plan", "llama31_8b", "--seq", "64K"), {"plans", "command"}),
+        (("rope", "--card", "tiny", "--method", "linear:factor=4"), {"rotations", "length_tokens"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)  # fmt: skip
+def test_what_answers_with_facts_has_them_as_json(answer, words, keys):
+    code, out, err = answer(*words, "--json")
+    found = json.loads(out)
+    assert keys <= set(found[-1] if isinstance(found, list) else found)
+    assert (code, "FAIL" in err) == (1 if "lacking" in keys else 0, False)

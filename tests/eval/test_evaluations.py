@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluations with other settings are kept beside each other, and only like is compared."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from eval import report
+from eval.evaluations import (
+    Settings,
+    alike,
+    comparable,
+    other_evaluations,
+    write_evaluation,
+)
+from eval.results import Evaluation, RangeMean, evaluation_path, load, read_evaluation, write_json
+from tests.eval.test_report import NAMES, built, make_run, words
+
+LONG = Evaluation(
+    stage="tiny_8k", seq_length=8192, eval_length=8192, documents=24, tokens=24 * 8192,
+    ranges=(RangeMean(0, 512, 3.39, 24 * 512),), store="one",
+)  # fmt: skip
+SHORT = replace(LONG, documents=4, ranges=(RangeMean(0, 512, 3.18, 4 * 512),))
+
+
+def test_one_with_other_settings_is_kept_and_one_with_the_same_replaced(tmp_path):
+    for each in (LONG, SHORT, LONG, replace(LONG, seq_length=512)):
+        write_evaluation(tmp_path, each)
+    assert read_evaluation(tmp_path, "tiny_8k").seq_length == 512
+    assert [each.documents for each in other_evaluations(tmp_path, "tiny_8k")] == [4]
+
+
+def test_another_store_is_another_setting_and_one_that_is_not_said_is_none(tmp_path):
+    write_evaluation(tmp_path, replace(LONG, store=""))
+    write_evaluation(tmp_path, LONG)
+    assert other_evaluations(tmp_path, "tiny_8k") == []
+    write_evaluation(tmp_path, replace(LONG, store="two"))
+    assert [each.store for each in other_evaluations(tmp_path, "tiny_8k")] == ["one"]
+
+
+def test_a_file_from_before_settings_were_said_loads(tmp_path):
+    write_json(evaluation_path(tmp_path, "tiny_8k"), LONG)
+    content = json.loads(evaluation_path(tmp_path, "tiny_8k").read_text())
+    del content["store"]
+    write_json(evaluation_path(tmp_path, "tiny_8k"), content)
+    assert Settings.of(read_evaluation(tmp_path, "tiny_8k")).same_as(Settings.of(LONG))
+
+
+def test_a_broken_file_is_replaced(tmp_path):
+    evaluation_path(tmp_path, "tiny_8k").parent.mkdir()
+    evaluation_path(tmp_path, "tiny_8k").write_text("{")
+    write_evaluation(tmp_path, LONG)
+    assert read_evaluation(tmp_path, "tiny_8k") == LONG
+
+
+@pytest.fixture
+def reevaluated(tmp_path):
+    """Return a run of three stages, the last of which was evaluated again on four documents."""
+    run = make_run(tmp_path / "run")
+    before = read_evaluation(run, "tiny_8k")
+    write_evaluation(run, replace(before, documents=4, ranges=SHORT.ranges))
+    return run
+
+
+def test_stages_are_compared_by_the_settings_that_most_of_them_have(reevaluated):
+    stages, others = comparable(reevaluated, load(reevaluated)[1])
+    assert [stage.evaluation.documents for stage in stages] == [24, 24, 24]
+    assert [(each.stage, each.documents) for each in others] == [("tiny_8k", 4)]
+    assert alike([stage.evaluation for stage in stages])
+
+
+def test_the_report_lists_what_was_made_with_other_settings(reevaluated):
+    text = words(built(reevaluated))
+    assert "tiny_8k, 4 documents to 8,192 tokens, 4 trials: 3.18 at 0-512" in text
+    assert "bold and underlined." in text
+
+
+def test_what_cannot_be_compared_is_not_compared(reevaluated):
+    for kept in (reevaluated / "eval" / "other" / "tiny_8k").iterdir():
+        kept.unlink()
+    text = words(built(reevaluated))
+    assert "tiny_512 and tiny_8k were measured with different settings" in text
+    assert "tiny_8k (4 documents to 8,192 tokens, 4 trials)" in text
+    assert "not here, where settings differ" in text
+    assert report.verdict([]) != text
+    assert all(name in text for name in NAMES)
