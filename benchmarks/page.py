@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A result as a Markdown page: what was run, on what, and tables."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+
+from data.whole_files import write_text
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -22,10 +23,7 @@ def page(title: str, facts: Mapping[str, str], sections: Sequence[str]) -> str:
 
 def write(path: Path, text: str) -> None:
     """Write the file at once: readers find all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    temporary.write_text(text)
-    temporary.rename(path)
+    write_text(path, text)
 
 
 def milliseconds(seconds: float) -> str:

@@ -86,6 +86,18 @@ def source_name(source: str | None) -> str:
     return source if source is not None else f"python-stdlib-{platform.python_version()}"
 
 
+def stored_bytes(source: str | None) -> int:
+    """Return the bytes of the files that a source is read from; 0 for one that is not a file.
+
+    Compressed files count as they lie there, so the text is this large at least.
+    """
+    path = Path("" if source is None or source.startswith(HUB_PREFIX) else source)
+    if source is None or path == Path():
+        return 0
+    files = _files(path) if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file() and _reader(file))
+
+
 def documents(
     source: str | None,
     *,

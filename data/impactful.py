@@ -13,7 +13,6 @@ The result is a file of the store, `impactful_tokens.json`, and says what it was
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from data.store import Manifest, SplitName, StoreError
+from data.whole_files import write_text
 
 FILE = "impactful_tokens.json"
 
@@ -64,9 +64,7 @@ class ImpactfulTokens:
 
     def write(self, store: Path) -> None:
         """Write the file of the store, whole or not at all."""
-        temporary = store / (FILE + ".tmp")
-        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, store / FILE)
+        write_text(store / FILE, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, manifest: Manifest) -> "ImpactfulTokens":

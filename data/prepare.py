@@ -9,10 +9,8 @@ The store is built in a hidden folder beside its place and renamed when it is wh
 holds a whole store or nothing, whenever the run ends. Only a store is ever overwritten.
 """
 
-import contextlib
 import hashlib
 import heapq
-import secrets
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.documents import SourceError, documents, source_name
+from data.documents import SourceError, documents, source_name, stored_bytes
 from data.progress import progress, say
 from data.quiet import quiet_imports
 from data.store import (
@@ -35,6 +33,8 @@ from data.store import (
     is_store,
     length_buckets,
 )
+from data.whole_files import folder_beside
+from data.writable import require_folder
 
 if TYPE_CHECKING:
     from data.tokenizer import DocumentTokenizer
@@ -45,6 +45,9 @@ HELDOUT_FRACTION = 0.1
 
 TRAINING_SAMPLE_BYTES = 2**26
 """Text a tokenizer is trained on: the documents with the smallest hashes up to this many bytes."""
+
+LEAST_SHARE = 0.25
+"""Of the bytes of its documents, that a store takes at least: 2 bytes for a token of 8."""
 
 BATCH_CHARS = 2**21
 """Characters of documents tokenized together, from one update of the progress to the next."""
@@ -96,12 +99,15 @@ def prepare(
             nothing has been written and nothing replaced.
     """
     if not 0 < heldout_fraction < 1:
-        raise SourceError(f"the held-out fraction is {heldout_fraction}, not between 0 and 1")
+        raise SourceError(
+            f"the held-out fraction is {heldout_fraction}, not between 0 and 1; give one as 0.1"
+        )
     place = Path(out).absolute()
     _require_free(place, overwrite)
+    require_folder(place, "the store", room=LEAST_SHARE * stored_bytes(source))
     given = _Input(source, text_key, skip_broken, heldout_fraction, seed)
     chosen, total_bytes = _tokenizer(given, tokenizer, vocab_size)
-    with _folder_beside(place) as folder:
+    with folder_beside(place) as folder:
         manifest = _write(given, chosen, folder, total_bytes)
         _require_free(place, overwrite)
         _move(folder, place)
@@ -122,7 +128,10 @@ def _require_free(place: Path, overwrite: bool) -> None:
     if not any(place.iterdir()):
         return
     if not is_store(place):
-        raise StoreError(f"{place} exists and is no store; only a store is ever overwritten")
+        raise StoreError(
+            f"{place} exists and is no store; only a store is ever overwritten, so"
+            " name another place"
+        )
     if not overwrite:
         raise StoreError(f"{place} exists; `--overwrite` replaces it once the new store is whole")
 
@@ -257,30 +266,17 @@ class _SplitWriter:
         )
 
 
-@contextlib.contextmanager
-def _folder_beside(place: Path) -> Iterator[Path]:
-    """Give an empty folder on the same file system, removed at the end if it is still there."""
-    folder = place.with_name(f".{place.name}.partial-{secrets.token_hex(4)}")
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise StoreError(f"{place} cannot be written ({error.strerror})") from error
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _move(folder: Path, place: Path) -> None:
     """Put a whole store in its place; the old one is removed last."""
     if not place.exists():
         folder.rename(place)
         return
     old = folder.with_name(folder.name + "-old")
-    place.rename(old)
     try:
+        place.rename(old)
         folder.rename(place)
-    except OSError:
-        old.rename(place)
+    except BaseException:
+        if old.exists() and not place.exists():
+            old.rename(place)
         raise
     shutil.rmtree(old)

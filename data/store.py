@@ -122,7 +122,8 @@ class Manifest:
             content = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise StoreError(
-                f"{root} has no {MANIFEST}: it is no store, or one that was never finished"
+                f"{root} has no {MANIFEST}: it is no store, or one that was never finished; "
+                "`longhaul prepare` makes one"
             ) from None
         except (OSError, ValueError) as error:
             raise StoreError(f"{root / MANIFEST} cannot be read ({error})") from error

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 EOD = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257
 """One token for each byte, and `EOD`."""
+LARGEST_VOCABULARY = 2**20
+"""Four times the largest in use; the trainer allocates some 70 bytes for each before it begins."""
 
 BATCH_CHARS = 2**22
 """Characters tokenized at once; the backend holds some hundred bytes a token until it is done."""
@@ -85,11 +87,16 @@ class DocumentTokenizer:
 
 
 def require_vocab_size(vocab_size: int) -> None:
-    """Raise TokenizerError for a vocabulary that cannot hold every byte."""
+    """Raise TokenizerError for a vocabulary that cannot hold every byte, or that no trainer can."""
     if vocab_size < SMALLEST_VOCABULARY:
         raise TokenizerError(
             f"a vocabulary of {vocab_size} is too small: {SMALLEST_VOCABULARY} is the least, one"
             " token for each byte and one that ends a document"
+        )
+    if vocab_size > LARGEST_VOCABULARY:
+        raise TokenizerError(
+            f"a vocabulary of {vocab_size:,} is too large: {LARGEST_VOCABULARY:,} is the most; the"
+            " trainer takes memory for all of it at once"
         )
 
 

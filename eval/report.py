@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 
+from data.whole_files import write_bytes
 from eval import report_plots
 from eval.results import (
     Evaluation,
@@ -25,7 +26,6 @@ from eval.results import (
     load,
     range_bounds,
     range_rows,
-    write_bytes,
 )
 
 SAME_NATS = 0.005  # losses are shown with two decimals; closer ones read the same
@@ -69,9 +69,7 @@ def build(run: Path, out: Path | None = None) -> Path:
         out: The file to write, or a folder for it; `report.html` in the run folder if not given.
     """
     record, stages = load(run)
-    target = run / "report.html" if out is None else out
-    if target.is_dir():
-        target = target / "report.html"
+    target = target_of(run, out)
     evaluations = [stage.evaluation for stage in stages if stage.evaluation is not None]
     position = report_plots.by_position(stages)
     training = report_plots.training(stages)
@@ -100,6 +98,12 @@ def build(run: Path, out: Path | None = None) -> Path:
         write_bytes(target.parent / "by_position.svg", report_plots.standalone(position, "svg"))
         write_bytes(target.parent / "by_position.png", report_plots.standalone(position, "png"))
     return target
+
+
+def target_of(run: Path, out: Path | None) -> Path:
+    """Return the file that `build` writes for these arguments."""
+    target = run / "report.html" if out is None else out
+    return target / "report.html" if target.is_dir() else target
 
 
 def span(start: int, stop: int) -> str:

@@ -21,6 +21,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from data.whole_files import write_text
+
 T = TypeVar("T")
 
 
@@ -195,20 +197,9 @@ def evaluation_path(run: Path, stage: str) -> Path:
     return run / "eval" / f"{stage}.json"
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, then rename it, so that no reader sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_json(path: Path, obj: Any) -> None:
     """Write dataclasses, mappings and lists as JSON, atomically; NaN and infinity become null."""
-    write_bytes(path, (json.dumps(_plain(obj), indent=1, allow_nan=False) + "\n").encode())
+    write_text(path, json.dumps(_plain(obj), indent=1, allow_nan=False) + "\n")
 
 
 def append_step(path: Path, step: Step | dict[str, Any]) -> None:
@@ -282,6 +273,8 @@ def read_steps(path: Path) -> tuple[Step, ...]:
         cut = None
         last = step.step
         steps[last] = step
+    if cut is not None and not steps:
+        raise BrokenResultError(f"{path} has no line that is a step; line {cut} is not JSON")
     return tuple(steps[number] for number in sorted(steps))
 
 

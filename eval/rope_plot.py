@@ -2,7 +2,6 @@
 """Draw rotations beside a model's own: the wavelength of each pair, and what divides it."""
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from custom_modules.rope_range import Stretch
+from data.whole_files import replacing
 from eval.report_plots import PALETTE, SERIES
 
 
@@ -42,7 +42,5 @@ def draw(
     divided.set_ylabel("frequency divided by")
     waves.legend(frameon=False)
     figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    figure.savefig(temporary, format="png", dpi=150)
-    temporary.rename(path)
+    with replacing(path) as hidden:
+        figure.savefig(hidden, format="png", dpi=150)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The picture of `longhaul plan --plot`: memory and time by cause, against length."""
 
-import os
 from pathlib import Path
 
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from data.whole_files import replacing
 from eval.report_plots import PALETTE
 from recipes.naming import length_shown
 from recipes.planner.plan import Plan
@@ -23,10 +23,8 @@ def draw(path: Path, question: Question) -> None:
     Raises ValueError where none of them fits.
     """
     figure = picture(question)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    figure.savefig(temporary, format="png", dpi=150)
-    temporary.rename(path)
+    with replacing(path) as hidden:
+        figure.savefig(hidden, format="png", dpi=150)
 
 
 def picture(question: Question) -> Figure:

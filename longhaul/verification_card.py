@@ -4,7 +4,6 @@
 `docs/cards/<ladder>.yaml` is one a ladder. The dataclasses below are the schema.
 """
 
-import os
 import re
 import shlex
 import types
@@ -15,6 +14,9 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
+
+from data.whole_files import write_text
+from recipes.user_file import read_yaml
 
 LOSS_TOLERANCE = 0.02
 """Relative: the text and the seeds are the same everywhere, the order of sums is not."""
@@ -86,21 +88,12 @@ class VerificationCard:
 
 def write(card: VerificationCard, path: Path) -> None:
     """Write a card, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(yaml.safe_dump(asdict(card), sort_keys=False, width=100))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, yaml.safe_dump(asdict(card), sort_keys=False, width=100))
 
 
 def read(path: Path) -> VerificationCard:
     """Read a card; raises ValueError, with the place, where it does not fit the schema."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read as YAML: {error}") from error
+    content = read_yaml(path)
     card: VerificationCard = _decoded(VerificationCard, content, str(path))
     return card
 

@@ -50,6 +50,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from data.whole_files import folder_beside
+from data.writable import require_folder
 from recipes.finished import MARKER, checkpoint_facts
 from recipes.hugging_face.trained import HUGGING_FACE, RECIPE
 
@@ -71,6 +73,7 @@ def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
         raise ValueError(f"share is {share}; it is that of the second checkpoint, 0 to 1")
     if out.exists():
         raise ValueError(f"{out} is there already; merge into a folder that is not")
+    require_folder(out, "the mean's folder")
     facts = [checkpoint_facts(folder) for folder in (first, second)]
     for folder, found in zip((first, second), facts, strict=True):
         if found is None:
@@ -88,17 +91,16 @@ def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
         )
     sources = _Source(first / "weights"), _Source(second / "weights")
     _require_same(*sources, names=(first, second))
-    part = out.with_name(out.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
     step = int(facts[1]["step"])
-    checkpoint = part if imported else part / "checkpoints" / f"step={step}"
-    _write_weights(checkpoint / "weights", _Mean(*sources, share))
-    if imported:
-        shutil.copytree(second / HUGGING_FACE, part / HUGGING_FACE)
-    else:
-        _describe(stage, part, out.name, f"{1 - share:g} of {first} and {share:g} of {second}")
-    (checkpoint / MARKER).write_text(json.dumps({**facts[1], "max_steps": step}, indent=1))
-    os.replace(part, out)
+    with folder_beside(out) as part:
+        checkpoint = part if imported else part / "checkpoints" / f"step={step}"
+        _write_weights(checkpoint / "weights", _Mean(*sources, share))
+        if imported:
+            shutil.copytree(second / HUGGING_FACE, part / HUGGING_FACE)
+        else:
+            _describe(stage, part, out.name, f"{1 - share:g} of {first} and {share:g} of {second}")
+        (checkpoint / MARKER).write_text(json.dumps({**facts[1], "max_steps": step}, indent=1))
+        os.replace(part, out)
 
 
 def _write_weights(to: Path, planner: "_Mean") -> None:

@@ -9,7 +9,6 @@ the layer that they have there, so that tensor, pipeline and data ranks do not m
 """
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from megatron.core.dist_checkpointing.mapping import (
     apply_factories,
     is_main_replica,
 )
+
+from data.whole_files import write_text
 
 Sums = dict[str, list[float]]
 
@@ -46,10 +47,7 @@ class WeightSums(Callback):
         if not trainer.is_global_zero:
             return
         before = json.loads(self.path.read_text()) if self.path.exists() else {}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({**before, when: sums}, indent=1))
-        os.replace(temporary, self.path)
+        write_text(self.path, json.dumps({**before, when: sums}, indent=1))
 
 
 @torch.no_grad()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of a job ended, for the script that started them; light, standard library alone.
+"""How the ranks of a job ended, for the script that started them; light.
 
 Exit codes do not say it: srun reports the largest of all ranks', and a rank that is ended because
 another has ended has one of its own. So rank 0 leaves a word and a sentence in a file,
@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Literal, get_args
 
+from data.whole_files import write_text
+
 VARIABLE = "LONGHAUL_OUTCOME"
 """Environment variable with the path of the file; without it nothing is written."""
 State = Literal["finished", "continue", "refused", "failed"]
@@ -32,17 +34,10 @@ def _place(of: str = "") -> Path | None:
     return Path(f"{said}.{of}" if of else said) if said else None
 
 
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    temporary.rename(path)
-
-
 def leave(state: State, said: str) -> None:
     """Write how this job ended; a sentence on one line."""
     if (path := _place()) is not None:
-        _write(path, f"{state} {' '.join(said.split())}\n")
+        write_text(path, f"{state} {' '.join(said.split())}\n")
 
 
 def await_word(seconds: float = WORD_SECONDS) -> None:
@@ -66,7 +61,7 @@ def began(steps: int) -> None:
         return
     if at.exists() and at.read_text().strip() != str(steps):
         failures.unlink(missing_ok=True)
-    _write(at, f"{steps}\n")
+    write_text(at, f"{steps}\n")
 
 
 def blame(node: str) -> None:

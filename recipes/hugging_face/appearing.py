@@ -2,25 +2,24 @@
 """A folder that appears whole or not at all, and touches nothing that is there; light."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from data.whole_files import folder_beside
+from data.writable import require_folder
 
-def require_free(to: Path) -> None:
-    """Raise ValueError unless a folder can be made at `to`: nothing there, and no file above."""
-    try:
-        if to.is_symlink():
-            raise ValueError(f"{to} is a link; name a folder that is not there with --to")
-        if to.exists():
-            raise ValueError(f"{to} is there already; remove it, or name another folder with --to")
-        above = next(parent for parent in to.absolute().parents if os.path.lexists(parent))
-        if not above.is_dir():
-            raise ValueError(f"{to} cannot be made: {above} is no folder; name another with --to")
-    except OSError as error:
-        raise ValueError(f"{to} cannot be made ({error}); name another with --to") from error
+
+def require_free(to: Path, room: float = 0) -> None:
+    """Raise ValueError unless a folder can be made at `to`: nothing there, and room for it.
+
+    `room` is in bytes; 0 where it is not known.
+    """
+    if os.path.islink(to):
+        raise ValueError(f"--to {to} is a link; name a folder that is not there")
+    if os.path.lexists(to):
+        raise ValueError(f"--to {to} is there already; remove it, or name another folder")
+    require_folder(to, "--to", room)
 
 
 @contextmanager
@@ -31,23 +30,6 @@ def appearing(to: Path) -> Iterator[Path]:
     ValueError where `to` is there or cannot be made.
     """
     require_free(to)
-    made = [parent for parent in to.absolute().parents if not parent.exists()]
-    beside: Path | None = None
-    try:
-        try:
-            to.parent.mkdir(parents=True, exist_ok=True)
-            beside = Path(tempfile.mkdtemp(prefix=f".{to.name}.", dir=to.parent))
-            part = beside / to.name
-            part.mkdir()  # with the permissions of any folder; mkdtemp's are the owner's alone
-        except OSError as error:
-            raise ValueError(f"{to} cannot be made ({error}); name another with --to") from error
+    with folder_beside(to) as part:
         yield part
         os.replace(part, to)
-    except BaseException:
-        if beside is not None:
-            shutil.rmtree(beside, ignore_errors=True)
-        with suppress(OSError):  # what another has written into stays
-            for parent in made:
-                parent.rmdir()
-        raise
-    beside.rmdir()

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preflight as the first step of a job, on every rank, before the model is built."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.whole_files import write_text
 from slurm.preflight.check import Check, Group, PreflightError, as_json, failures
 from slurm.preflight.expected import Expected
 from slurm.preflight.gpus import gpus, visible_checks
@@ -80,10 +82,6 @@ def _of_job(expected: Expected, machine: Machine, rank: Rank, seconds: float) ->
 
 
 def _write(folder: Path, checks: list[Check]) -> None:
-    """Write the page whole or not at all; a folder that cannot be written to is on the page."""
-    part = folder / f"{RECORD}.part"
-    try:
-        part.write_text(as_json(checks) + "\n")
-        part.rename(folder / RECORD)
-    except OSError:
-        return
+    """Write the page; a folder that cannot be written to is on the page."""
+    with suppress(OSError):
+        write_text(folder / RECORD, as_json(checks) + "\n")

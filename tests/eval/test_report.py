@@ -14,8 +14,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from data.whole_files import write_bytes
 from eval import report, report_plots
-from eval.results import append_step, evaluation_path, load, stage_folder, write_bytes, write_json
+from eval.results import append_step, evaluation_path, load, stage_folder, write_json
 
 LENGTHS = (512, 2048, 8192)
 NAMES = ("tiny_512", "tiny_2k", "tiny_8k")

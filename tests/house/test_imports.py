@@ -14,7 +14,7 @@ from tests.house.rooms import ROOMS, TREE, imports, modules
 
 ROOMS_SEEN_FROM = {
     "longhaul": {"recipes", "custom_modules", "data", "slurm", "eval"},
-    "slurm": {"recipes", "custom_modules"},
+    "slurm": {"recipes", "custom_modules", "data"},
     "eval": {"recipes", "custom_modules", "data"},
     "recipes": {"custom_modules", "data"},
     "custom_modules": set(),
@@ -41,6 +41,7 @@ HEAVY_RECIPES = {
     "recipes.pretrain",
     "recipes.schedule",
     "recipes.strategy",
+    "recipes.tree_values",
     "recipes.train_short",
     "recipes.weight_sums",
     "recipes.without_effect",

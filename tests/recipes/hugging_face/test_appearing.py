@@ -48,9 +48,9 @@ def test_a_folder_of_the_user_with_a_name_like_it_stays(tmp_path):
     ("at", "said"),
     [
         ("there", "is there already"),
-        ("file/x/y", "file is no folder"),
+        ("file/x/y", "file is not a folder"),
         ("dangling", "dangling is a link"),
-        ("dangling/x", "dangling is no folder"),
+        ("dangling/x", "dangling is not a folder"),
         ("n" * 300, "too long"),
     ],
 )

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places that a command will write to, tried before the work begins; light.
+
+A place is tried by writing: a file without a name is opened, filled a little and closed in the
+folder that the place will be made in, so nothing is left and nothing is replaced. Permissions alone
+do not tell, since root has them all and a full disk has room for empty files.
+"""
+
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+TRIED = 2**16
+"""Bytes written to try a place; a full file system may take a few more, never so many."""
+GIB = 2**30
+
+
+def require_file(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
+    """Raise ValueError unless a file can be written at `path`; one that is there is replaced.
+
+    Args:
+        what: the option or key that named it, as `--out`; the sentence begins with it.
+        suffixes: how the name may end, as `.json`; empty: as it likes.
+    """
+    said = f"{what} {path}"
+    if suffixes and path.suffix not in suffixes:
+        raise ValueError(f"{said} is not a {' or '.join(suffixes)} file; name one")
+    mode = _mode(path, said)
+    if mode is not None and stat.S_ISDIR(mode):
+        raise ValueError(f"{said} is a folder; name a file, as {path / f'name{_first(suffixes)}'}")
+    if mode is not None and not stat.S_ISREG(mode):
+        raise ValueError(f"{said} is a device or a pipe; name a file")
+    _try(path.absolute().parent, said)
+
+
+def require_folder(path: Path, what: str, room: float = 0) -> None:
+    """Raise ValueError unless a folder can be made at `path`, or be written to if it is there.
+
+    Args:
+        what: as for `require_file`.
+        room: bytes that the file system must have free; 0: not known.
+    """
+    said = f"{what} {path}"
+    mode = _mode(path, said)
+    if mode is not None and not stat.S_ISDIR(mode):
+        raise ValueError(f"{said} is a file, and a folder is meant; name another")
+    _try(path.absolute(), said)
+    if room:
+        free = shutil.disk_usage(existing(path)).free
+        if free < room:
+            raise ValueError(
+                f"{said} needs about {_size(room)} and its file system has {_size(free)} free; "
+                "make room, or name a place on another"
+            )
+
+
+def existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that is there."""
+    path = path.absolute()
+    return next(above for above in (path, *path.parents) if above.exists())
+
+
+def reason(error: OSError) -> str:
+    """Return in a few words why a place cannot be used."""
+    if error.errno == errno.EROFS:
+        return "the file system is read-only"
+    if error.errno == errno.ENOSPC:
+        return "the file system is full"
+    if error.errno == errno.EDQUOT:
+        return "the quota is used up"
+    return (error.strerror or str(error)).lower()
+
+
+def _mode(path: Path, said: str) -> int | None:
+    """Return what is at a path, links followed; None where nothing is, or a link to nothing."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:  # too long a name, links in a circle, a folder that may not be entered
+        raise ValueError(f"{said} cannot be written ({reason(error)}); name another") from None
+
+
+def _try(folder: Path, said: str) -> None:
+    try:
+        above = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        if not above.is_dir():
+            raise ValueError(
+                f"{said} cannot be written ({above} is not a folder); name another place"
+            )
+        with tempfile.TemporaryFile(dir=above, prefix=".longhaul-") as file:
+            file.write(bytes(TRIED))
+            file.flush()
+    except OSError as error:
+        raise ValueError(
+            f"{said} cannot be written ({reason(error)}); name another place"
+        ) from None
+
+
+def _first(suffixes: Sequence[str]) -> str:
+    return suffixes[0] if suffixes else ""
+
+
+def _size(size: float) -> str:
+    return f"{size / GIB:,.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:,.1f} MiB"
