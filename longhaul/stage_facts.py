@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from custom_modules.rope_scaling import RopeScaling
 from data.store import Manifest, StoreError
 from eval.results import StageResults, stage_folder
 from recipes.finished import checkpoint_facts, newest_checkpoint
 from recipes.stages import Cosine
+from recipes.user_file import read_yaml
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,10 +101,7 @@ def _recipe(path: Path) -> dict[str, Any]:
     """Return the tree of a recipe's file; its targets are not imported."""
     if not path.is_file():
         return {}
-    try:
-        found = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+    found = read_yaml(path)
     return found if isinstance(found, dict) else {}
 
 

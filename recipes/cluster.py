@@ -5,11 +5,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from recipes.nearest import hint
 from recipes.planner.efficiency import HOPPER, Efficiency
 from recipes.units import GiB
+from recipes.user_file import read_yaml
 
 FOLDER = Path(__file__).resolve().parents[1] / "slurm" / "clusters"
 WITHOUT = ("local", "template")
@@ -109,12 +108,12 @@ def path_of(name: str) -> Path:
 
 def content(path: Path) -> dict[str, Any]:
     """Return what a cluster file says; raise ValueError where it is no YAML mapping."""
-    try:
-        found = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+    found = read_yaml(path)
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is no mapping; see slurm/clusters/template.yaml")
+        kind = "empty" if found is None else f"a {type(found).__name__}"
+        raise ValueError(
+            f"{path} is {kind}, not a mapping; copy {FOLDER / 'template.yaml'} and fill it in"
+        )
     return found
 
 
@@ -129,6 +128,7 @@ def load(name: str) -> Cluster:
         raise ValueError(f"{path} has no mapping `hardware`; see slurm/clusters/dgx_h100.yaml")
     hardware = dict(found["hardware"])
     where = f"{path}: hardware"
+    _require_known(Cluster, hardware, where)
     hardware["gpu"] = _made(Gpu, hardware.get("gpu"), f"{where}.gpu")
     if "efficiency" in hardware:
         shares = _made(Efficiency, hardware["efficiency"], f"{where}.efficiency")
@@ -136,14 +136,20 @@ def load(name: str) -> Cluster:
     return _made(Cluster, {"name": path.stem, **hardware}, where)
 
 
+def _require_known(kind: Any, given: dict[str, Any], where: str) -> None:
+    """Raise ValueError for a name that is not a field, with the nearest."""
+    known = [field.name for field in fields(kind)]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{where} has no field {name!r}; {hint(str(name), known)}")
+
+
 def _made(kind: Any, given: Any, where: str) -> Any:
     """Return the dataclass with the fields given; raise ValueError for wrong names and types."""
     if not isinstance(given, dict):
         raise ValueError(f"{where} is {given!r}; a mapping is needed")
+    _require_known(kind, given, where)
     known = {field.name: field for field in fields(kind)}
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{where} has no field {name!r}; {hint(str(name), known)}")
     values: dict[str, Any] = {}
     for name, value in given.items():
         wanted = known[name].type

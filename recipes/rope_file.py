@@ -8,13 +8,14 @@ is for people: nothing is computed from it. A config.json of Hugging Face is rea
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from custom_modules.rope_scaling import RopeScaling
+from data.whole_files import write_text
 from recipes.hugging_face.rope import RECORD, rope_of
+from recipes.user_file import read_json
 
 FORMAT, VERSION = "longhaul rope", 1
 _OF_HUGGING_FACE = ("rope_theta", "rope_scaling", "rope_parameters", RECORD)
@@ -23,14 +24,7 @@ _OF_HUGGING_FACE = ("rope_theta", "rope_scaling", "rope_parameters", RECORD)
 def write(path: Path, rope: RopeScaling, about: Mapping[str, Any]) -> None:
     """Write the rotation and where it is from, whole or not at all."""
     content = {"format": FORMAT, "version": VERSION, "rope": rope.to_dict(), "about": dict(about)}
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def read(path: Path) -> RopeScaling:
@@ -38,12 +32,7 @@ def read(path: Path) -> RopeScaling:
 
     Raises ValueError, with the path, where there is none or where it is not one that is known.
     """
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error})") from None
+    content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds {type(content).__name__}; a rotation is a JSON object")
     try:
@@ -61,7 +50,9 @@ def _rope(content: dict[str, Any]) -> RopeScaling:
             "writes, nor a config.json with rope_theta or rope_scaling"
         )
     if content["format"] != FORMAT:
-        raise ValueError(f"its format is {content['format']!r}; a rotation's is {FORMAT!r}")
+        raise ValueError(
+            f"its format is {content['format']!r}; that of a rotation must be {FORMAT!r}"
+        )
     if content.get("version") != VERSION:
         raise ValueError(f"its version is {content.get('version')!r}; this reads {VERSION}")
     if not isinstance(content.get("rope"), dict):

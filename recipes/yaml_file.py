@@ -7,14 +7,16 @@ imports what the file names, so only ours and the libraries that recipes are mad
 """
 
 import importlib
-import os
 from pathlib import Path
 from typing import Any
 
 import nemo_run as run
-import yaml
 from nemo.collections import llm
 from nemo_run.core.serialization.yaml import YamlSerializer
+
+from data.whole_files import write_text
+from recipes.tree_values import missing, wrong_types
+from recipes.user_file import read_yaml
 
 TRUSTED = ("recipes", "custom_modules", "data", "nemo", "megatron.core", "lightning.pytorch")
 
@@ -26,21 +28,21 @@ def dump(recipe: run.Partial) -> str:
 
 def write(recipe: run.Partial, path: Path) -> None:
     """Write the resolved recipe, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(dump(recipe))
-    os.replace(temporary, path)
+    write_text(path, dump(recipe))
 
 
 def read(path: Path) -> run.Partial:
     """Return the recipe in the file; raise ValueError where it is none or names what it may not."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read as YAML: {error}") from error
+    content = read_yaml(path)
     recipe = _node(content, str(path))
     if not isinstance(recipe, run.Partial) or recipe.__fn_or_cls__ is not llm.pretrain:
-        raise ValueError(f"{path} holds no recipe: its top is no partial of llm.pretrain")
+        raise ValueError(
+            f"{path} holds no recipe: its top is not a partial of llm.pretrain; `longhaul show "
+            "NAME --to-yaml FILE` writes one"
+        )
+    problems = [*missing(recipe)] or [*wrong_types(recipe)]
+    if problems:
+        raise ValueError(f"{path}: {'; '.join(problems)}")
     return recipe
 
 
@@ -71,8 +73,8 @@ def _import(name: Any, where: str) -> Any:
     rooms = tuple(f"{room}." for room in TRUSTED)
     if not isinstance(name, str) or not name.startswith(rooms):
         raise ValueError(
-            f"{where}: _target_ {name!r} is not of a package that recipes are made of "
-            f"({', '.join(TRUSTED)})"
+            f"{where}: _target_ {name!r} is not of a package that recipes are made of; name one of "
+            f"{', '.join(TRUSTED)}"
         )
     module, _, attribute = name.rpartition(".")
     try:
@@ -81,5 +83,5 @@ def _import(name: Any, where: str) -> Any:
         raise ValueError(f"{where}: _target_ {name!r} cannot be imported: {error}") from error
     home = f"{getattr(target, '__module__', '')}."
     if not home.startswith(rooms):
-        raise ValueError(f"{where}: _target_ {name!r} is really of {home[:-1]}, which is not")
+        raise ValueError(f"{where}: _target_ {name!r} is really of {home[:-1]}; leave it out")
     return target

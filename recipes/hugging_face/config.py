@@ -6,7 +6,6 @@ is either in the card or has the one value that our model computes with; any oth
 by name, since a field that is passed over makes another model.
 """
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,12 +19,16 @@ from recipes.hugging_face.names import pieces
 from recipes.hugging_face.rope import RECORD, head_dim_of, rope_fields, rope_of
 from recipes.hugging_face.shards import Stored
 from recipes.model_card import ModelCard
+from recipes.user_file import read_json
 
 OF_ROPE = (
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
     "max_position_embeddings", "original_max_position_embeddings", RECORD,
 )  # fmt: skip
 """Fields of config.json that a rotation and a length decide."""
+
+MOST_LAYERS, LARGEST = 10_000, 2**24
+"""Of layers or experts, and of the sides of a matrix: no model has a hundredth of either."""
 
 _OTHER_LENGTHS = ("max_sequence_length", "max_seq_len", "n_positions", "seq_length")
 """Fields that some configs have beside max_position_embeddings; vLLM serves the least of all."""
@@ -91,12 +94,9 @@ UNSTATED = {
 def read_config(folder: Path) -> dict[str, Any]:
     """Return config.json of a Hugging Face folder; raise ValueError where there is none."""
     file = folder / CONFIG
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{folder} has no {CONFIG}; name a folder of Hugging Face's") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read ({error})") from error
+    if not file.exists():
+        raise ValueError(f"{folder} has no {CONFIG}; name a folder of Hugging Face's")
+    content = read_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no JSON object")
     return content
@@ -126,13 +126,13 @@ def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> M
     return ModelCard(
         name=name,
         family=family.name,
-        layers=whole(config, "num_hidden_layers"),
-        hidden=whole(config, "hidden_size"),
-        ffn_hidden=whole(config, unstated.ffn),
+        layers=whole(config, "num_hidden_layers", most=MOST_LAYERS),
+        hidden=whole(config, "hidden_size", most=LARGEST),
+        ffn_hidden=whole(config, unstated.ffn, most=LARGEST),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim_of(config),
-        vocab=whole(config, "vocab_size"),
+        vocab=whole(config, "vocab_size", most=LARGEST),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         norm_epsilon=number(config, unstated.norm_epsilon),
         init_std=number(config, "initializer_range", unstated.init_std),

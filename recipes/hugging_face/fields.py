@@ -8,11 +8,15 @@ from typing import Any
 CONFIG = "config.json"
 
 
-def whole(content: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return a positive whole number; raise ValueError for anything else."""
+def whole(
+    content: Mapping[str, Any], key: str, default: int | None = None, most: int = 2**31
+) -> int:
+    """Return a whole number from 1 to `most`; raise ValueError for anything else."""
     value = _stated(content, key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{CONFIG} has {key} {value!r}; it is a whole number, at least 1")
+    if value > most:
+        raise ValueError(f"{CONFIG} has {key} {value:,}; no model has more than {most:,}")
     return value
 
 
@@ -54,7 +58,7 @@ def _stated(content: Mapping[str, Any], key: str, default: Any) -> Any:
     value = content.get(key)
     value = default if value is None else value
     if value is None:
-        raise ValueError(f"{CONFIG} has no {key}")
+        raise ValueError(f"{CONFIG} has no {key}; download it again, or state it")
     return value
 
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from custom_modules.rope_scaling import RopeScaling
 from recipes.families import FAMILIES
-from recipes.finished import checkpoint_facts, newest_checkpoint
+from recipes.finished import checkpoint_facts, checkpoints_in, newest_checkpoint
 from recipes.hugging_face.config import ROTATION, card_of, read_config, require_same
 from recipes.model_card import ModelCard
+from recipes.user_file import read_yaml
 
 HUGGING_FACE = "hugging_face"
 RECIPE = "config.yaml"
@@ -61,8 +60,7 @@ def trained(source: Path, like: Path | None = None) -> Trained:
     there is no complete checkpoint, where the way back to the import is cut off, and where the
     model that `like` is of has another shape (beside an import, another rotation as well).
     """
-    folder = source / "checkpoints" if (source / "checkpoints").is_dir() else source
-    checkpoint = newest_checkpoint(folder)
+    checkpoint = newest_checkpoint(checkpoints_in(source))
     if checkpoint is None:
         stages = sorted(path.name for path in (source / "stages").glob("*"))
         raise ValueError(
@@ -130,9 +128,9 @@ def _stage(checkpoint: Path) -> Path:
 
 def _recipe(stage: Path) -> dict[str, Any]:
     try:
-        recipe: dict[str, Any] = yaml.safe_load((stage / RECIPE).read_text())
+        recipe: dict[str, Any] = read_yaml(stage / RECIPE)
         recipe["model"]["config"], recipe["data"]["store"], recipe["resume"]["start"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{stage / RECIPE} is not the resolved recipe of a stage ({error!r}); export from the "
             "folder that the stage was trained in"

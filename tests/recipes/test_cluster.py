@@ -55,7 +55,7 @@ def test_a_mistaken_file_is_told(tmp_path, hardware, said):
 def test_a_file_that_is_no_cluster_is_told(tmp_path):
     path = tmp_path / "other.yaml"
     path.write_text("[1, 2]")
-    with pytest.raises(ValueError, match="is no mapping"):
+    with pytest.raises(ValueError, match="is a list, not a mapping; copy"):
         cluster.load(str(path))
 
 

@@ -98,5 +98,5 @@ def test_a_file_that_holds_no_rotation_is_refused_by_its_path(tmp_path, content,
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere\.json cannot be read: No such file"):
+    with pytest.raises(ValueError, match=r"nowhere\.json cannot be read: no such file"):
         rope_file.read(tmp_path / "nowhere.json")
