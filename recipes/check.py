@@ -18,12 +18,15 @@ from recipes.families import FAMILIES
 from recipes.hugging_face.config import UNSTATED
 from recipes.layout import Fp8, Sharding
 from recipes.position_laws import broken_positions
+from recipes.tree_values import missing, out_of_range, wrong_types
 from recipes.without_effect import MEGATRON_FSDP, without_effect
 
 
 def check(recipe: run.Partial) -> None:
     """Raise ValueError for a key that no target takes, and for numbers that break a law."""
-    problems = [*phantom_keys(recipe), *without_effect(recipe), *disagreements(recipe)]
+    problems = [*missing(recipe)] or [*wrong_types(recipe)]
+    problems = problems or [*without_effect(recipe), *disagreements(recipe), *out_of_range(recipe)]
+    problems = [*phantom_keys(recipe), *problems]
     if not problems:
         config = recipe.model.config
         nouns = (config.rope, config.cp, config.recompute, config.tiling, config.offload)

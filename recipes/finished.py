@@ -49,6 +49,12 @@ def is_finished(folder: Path, steps: int) -> bool:
     return steps_taken(folder) >= steps
 
 
+def checkpoints_in(folder: Path) -> Path:
+    """Return where the checkpoints of a stage's folder are; any other folder as it is."""
+    within = folder / "checkpoints"
+    return within if within.is_dir() and checkpoint_facts(folder) is None else folder
+
+
 def start_checkpoint(start: Path) -> Path:
     """Return the checkpoint that a stage begins from: one of ours, finished, or one of NeMo's.
 

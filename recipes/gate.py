@@ -10,6 +10,7 @@ Three judgements, each of which `None` leaves out:
 * `passkey`: the share of passkeys found, over the whole grid, is at least this.
 """
 
+import math
 from dataclasses import dataclass, fields, replace
 
 from recipes.nearest import hint
@@ -31,7 +32,7 @@ class Gate:
         """Refuse thresholds that judge nothing."""
         for name in ("rise", "forgotten"):
             value = getattr(self, name)
-            if value is not None and value < 0:
+            if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"gate {name} is {value:g} nats; it must be at least 0, or None")
         if self.passkey is not None and not 0 < self.passkey <= 1:
             raise ValueError(
@@ -43,7 +44,7 @@ def gate_from(words: str, own: Gate) -> Gate:
     """Return a gate with what `passkey=0.9,rise=none` says; raise ValueError for anything else."""
     known = [field.name for field in fields(Gate)]
     said: dict[str, float | None] = {}
-    for word in filter(None, words.split(",")):
+    for word in words.split(",") if words else ():
         name, _, value = word.partition("=")
         if name not in known:
             raise ValueError(f"a gate has no {name!r}; {hint(name, known)}")

@@ -101,12 +101,13 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
     if strategy.sequence_parallel != (strategy.tensor_model_parallel_size > 1):
         yield (
             f"trainer.strategy.sequence_parallel is {strategy.sequence_parallel} at tensor "
-            f"parallel size {strategy.tensor_model_parallel_size}; it goes with tensor parallelism"
+            f"parallel size {strategy.tensor_model_parallel_size}; it goes with tensor "
+            "parallelism, so leave it out"
         )
     if strategy.process_group_backend == "nccl" and recipe.trainer.plugins.precision == "32":
         yield "trainer.plugins.precision is 32, which has no CUDA attention kernel; use bf16-mixed"
     if not any(hasattr(node, "tokens_per_batch") for node in recipe.trainer.callbacks):
-        yield "trainer.callbacks has no StepLog, which asserts what each step consumes"
+        yield "trainer.callbacks has no StepLog, which asserts what each step consumes; leave it in"
 
 
 def _without_effect_on_precision(recipe: run.Partial) -> Iterator[str]:

@@ -115,7 +115,7 @@ def test_nemo_run_writes_the_same_yaml(name):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "cannot be read as YAML"),
+        ("{", "is not YAML"),
         ("seq_length: 8192\n", "holds no recipe"),
         ("_target_: os.system\n_partial_: true\n", "'os.system' is not of a package"),
         ("_target_: nemoesque.x\n_partial_: true\n", "is not of a package"),
