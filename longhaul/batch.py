@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from longhaul.options import K_IS, length_of
+
 
 def batch(
-    seq: Annotated[str, typer.Option(help="Tokens of a sequence, as 64K.")] = "",
-    tokens_per_batch: Annotated[str, typer.Option(help="Tokens of a step, as 4M.")] = "",
+    seq: Annotated[str, typer.Option(help=f"Tokens of a sequence, as 64K ({K_IS}).")] = "",
+    tokens_per_batch: Annotated[str, typer.Option(help=f"Tokens of a step, as 4M ({K_IS}).")] = "",
     dp: Annotated[int | None, typer.Option(help="Data ranks.")] = None,
     accumulation: Annotated[
         int | None, typer.Option(help="Forwards of a step on each data rank.")
@@ -32,8 +34,8 @@ def batch(
     elif (tp, cp, pp) != (1, 1, 1):
         raise ValueError("--tp, --cp and --pp share out --gpus; name that too, or --dp alone")
     found = solve(
-        tokens=_tokens("--tokens-per-batch", tokens_per_batch),
-        seq_length=_tokens("--seq", seq),
+        tokens=length_of("--tokens-per-batch", tokens_per_batch) if tokens_per_batch else None,
+        seq_length=length_of("--seq", seq) if seq else None,
         dp=dp,
         accumulation=accumulation,
         micro_batch=micro,
@@ -50,14 +52,3 @@ def batch(
             "that wait for one another; more data ranks would shorten the step",
             err=True,
         )
-
-
-def _tokens(option: str, word: str) -> int | None:
-    from recipes.naming import length_from
-
-    if not word:
-        return None
-    try:
-        return length_from(word)
-    except ValueError as error:
-        raise ValueError(f"{option}: {error}") from None

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+K_IS = "K is 1,024, M is 1,024 K"
+"""What help says of lengths and of the tokens of a step; budgets are in powers of ten."""
 CLUSTER = "dgx_h100"
 """The cluster that is meant where none is named."""
 
@@ -16,6 +18,16 @@ ContextParallel = Annotated[int, typer.Option(min=1, help="Ranks that share each
 Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; without it what the run trained on.")
 ]
+
+
+def length_of(option: str, word: str) -> int:
+    """Return the tokens that the value of an option means; raise ValueError with the option."""
+    from recipes.naming import length_from
+
+    try:
+        return length_from(word)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None
 
 
 def require_device(device: str | None) -> None:

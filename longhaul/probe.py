@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from longhaul.console import loading
-from longhaul.options import require_device
+from longhaul.options import K_IS, length_of, require_device
 from longhaul.probe_memory import memory
 from longhaul.ranks import results_of
 
@@ -33,7 +33,9 @@ app.command(context_settings={"allow_extra_args": True})(memory)
 @app.command("cp")
 def context_parallelism(
     ranks: Annotated[int, typer.Option(min=1, help="Ranks that share a sequence.")] = 4,
-    seq: Annotated[int, typer.Option(min=2, help="Tokens of the sequence, over all ranks.")] = 8192,
+    seq: Annotated[
+        str, typer.Option(help=f"Tokens of the sequence, over all ranks, as 8K ({K_IS}).")
+    ] = "8K",
     heads: Annotated[int, typer.Option(min=1, help="Query heads.")] = 8,
     kv_heads: Annotated[int, typer.Option(min=1, help="KV heads.")] = 4,
     head_dim: Annotated[int, typer.Option(min=2, help="Size of a head.")] = 32,
@@ -50,6 +52,7 @@ def context_parallelism(
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind.")] = 3,
 ) -> None:
     """Compare the kinds of context parallelism: parity, bytes sent, peak bytes and time."""
+    length = length_of("--seq", seq)
     with loading("torch"):
         import torch
 
@@ -57,24 +60,24 @@ def context_parallelism(
         from custom_modules.context_parallel_probe import TOLERANCE, Block
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    _require(device=device, ranks=ranks, seq=seq, heads=heads, kv_heads=kv_heads, dtype=dtype,
+    _require(device=device, ranks=ranks, seq=length, heads=heads, kv_heads=kv_heads, dtype=dtype,
              head_dim=head_dim, documents=documents, gpus=torch.cuda.device_count())  # fmt: skip
     chosen = getattr(torch, dtype or ("bfloat16" if device == "cuda" else "float32"))
     used = kernel_for(torch.device(device), chosen, head_dim, kernel)
     block = Block(
-        seq_length=seq,
+        seq_length=length,
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         hidden=hidden,
         dtype=chosen,
-        documents=_cut(seq, batch, documents) if documents > 1 else None,
+        documents=_cut(length, batch, documents) if documents > 1 else None,
         kernel=kernel,
     )
     measured = measure_on_ranks(ranks, block, device, repeats)
     typer.echo(
-        f"{ranks} ranks on {device}, {seq:,} tokens x {batch}, {heads}/{kv_heads} heads of "
+        f"{ranks} ranks on {device}, {length:,} tokens x {batch}, {heads}/{kv_heads} heads of "
         f"{head_dim}, {str(chosen).removeprefix('torch.')}, kernel {used.name}"
         + (f", {documents} documents" if documents > 1 else "")
     )

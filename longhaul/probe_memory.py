@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from longhaul.console import loading
-from longhaul.options import require_device
+from longhaul.options import K_IS, length_of, require_device
 from longhaul.ranks import results_of
+from recipes.collection import ROWS
+from recipes.nearest import named
 
 if TYPE_CHECKING:
     import nemo_run
@@ -27,7 +29,10 @@ MIB, GIB = 2**20, 2**30
 def memory(
     context: typer.Context,
     factory: Annotated[str, typer.Option(help="A shipped recipe, as tiny_8k.")],
-    seq: Annotated[int, typer.Option(min=0, help="Tokens of a sequence; 0: the recipe's.")] = 0,
+    seq: Annotated[
+        str,
+        typer.Option(help=f"Tokens of a sequence, as 4K ({K_IS}).", show_default="the recipe's"),
+    ] = "",
     layers: Annotated[int, typer.Option(min=0, help="Layers; 0: the recipe's.")] = 0,
     hidden: Annotated[
         int, typer.Option(min=0, help="Width; all others follow by the same factor. 0: its own.")
@@ -41,6 +46,8 @@ def memory(
 ) -> None:
     """Run one step and print live bytes by cause. Overrides follow as KEY=VALUE."""
     require_device(device)
+    named("recipe", factory, ROWS)
+    length = length_of("--seq", seq) if seq else 0
     with loading("NeMo and Megatron-Core"):
         import torch
 
@@ -53,7 +60,7 @@ def memory(
         if not device and by_recipe == "cuda" and not torch.cuda.is_available():
             device = "cpu"
         stages.on_device(recipe, device or None)
-    recipe = recipe_step.resized(recipe, shrunk=shrink, seq=seq, layers=layers, hidden=hidden)
+    recipe = recipe_step.resized(recipe, shrunk=shrink, seq=length, layers=layers, hidden=hidden)
     stages.require_device(recipe)
     ranks, where = world_size(recipe), stages.device_of(recipe)
     require_ranks(recipe, ranks, where)

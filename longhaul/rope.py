@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul rope`: rotations beside the model's own, pair by pair, as a table and a picture."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from data.writable import require_file
 from longhaul.console import loading
+from longhaul.options import K_IS, length_of
 from longhaul.rope_search import search
 from recipes.nearest import named
 
@@ -51,9 +52,12 @@ def rope(
         typer.Option(help=f"A rotation: {LIKE}; repeat it for another beside it."),
     ] = None,
     length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Context to look at; the longest that the methods reach."),
-    ] = None,
+        str,
+        typer.Option(
+            help=f"Context to look at, as 128K ({K_IS}).",
+            show_default="the longest that the methods reach",
+        ),
+    ] = "",
     plot: Annotated[Path | None, typer.Option(help="Draw it as well, to this PNG.")] = None,
 ) -> None:
     """Show the wavelength of each pair of dimensions, and what a method does to it."""
@@ -61,15 +65,23 @@ def rope(
         return
     if bool(card) == (model is not None):
         raise ValueError("name one model: --card NAME or --model FOLDER")
-    if plot is not None and plot.suffix != ".png":
-        raise ValueError(f"--plot {plot} is not a .png file")
+    if plot is not None:
+        require_file(plot, "--plot", (".png",))
+    asked = length_of("--length", length) if length else 0
+    from custom_modules.rope_scaling import MAX_POSITION
+
     subject = _of_card(card) if model is None else _of_folder(model)
     words, chosen = method or [], {"own": subject.rope}
     for found in _read(words, subject):
         alike = sum(name.partition(" ")[0] == found.method for name in chosen)
         chosen[f"{found.method} {alike + 1}" if alike else found.method] = found
     reach = max((found.reach or 0) for found in chosen.values())
-    target = length or max(reach, subject.trained)
+    target = asked or max(reach, subject.trained)
+    if target > MAX_POSITION:
+        raise ValueError(
+            f"--length is {target:,}; it is at most 2^31 = {MAX_POSITION:,}, since later positions "
+            "are not rotated"
+        )
     with loading("torch"):
         from custom_modules.rope_range import stretch
     shown = {
@@ -106,16 +118,15 @@ def _of_card(name: str) -> Subject:
 
 
 def _of_folder(folder: Path) -> Subject:
+    from recipes.hugging_face.config import read_config
     from recipes.hugging_face.rope import head_dim_of, rope_of
 
     path = folder / "config.json"
+    config = read_config(folder)
     try:
-        config = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"--model {folder} has no config.json") from None
+        found = rope_of(config)
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error})") from None
-    found = rope_of(config)
+        raise ValueError(f"{path}: {error}") from None
     by_factor = found.method in ("linear", "dynamic")
     trained = found.reach if by_factor else config.get("max_position_embeddings", found.reach)
     if trained is None:

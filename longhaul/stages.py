@@ -7,7 +7,8 @@ Everything here needs NeMo; the commands import it after they have said that the
 import difflib
 import inspect
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -30,7 +31,13 @@ from recipes.check import (
     world_size,
 )
 from recipes.factories import FACTORIES
-from recipes.finished import checkpoint_facts, newest_checkpoint, start_checkpoint
+from recipes.finished import (
+    checkpoint_facts,
+    checkpoints_in,
+    newest_checkpoint,
+    start_checkpoint,
+)
+from recipes.naming import length_from
 from recipes.nearest import named
 from recipes.pretrain import described as described_noun
 from recipes.pretrain import on_cpu
@@ -40,6 +47,11 @@ from slurm.launch import Job
 from slurm.local import local_executor
 from slurm.rank import train
 
+LENGTHS = (
+    "seq_length", "original_length", "target_length", "source_length", "tokens_per_batch",
+    "loss_tile", "mlp_tile",
+)  # fmt: skip
+"""Fields of a recipe that are counts of tokens, and may be written as lengths are."""
 CONFIG = "config.yaml"
 """A stage's resolved recipe, in its folder; what its ranks read."""
 
@@ -55,6 +67,7 @@ def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial
         if word.startswith("-") or "=" not in word:
             raise ValueError(f"{word!r} is no override; write KEY=VALUE, as trainer.max_steps=20")
     own = fdl.build(recipe.model.config.rope)
+    words = [_in_tokens(word) for word in words]
     try:
         recipe = parse_cli_args(recipe, list(words))
     except (CLIException, AttributeError, TypeError, IndexError) as error:
@@ -64,6 +77,14 @@ def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial
     check(recipe)
     _require_rotation(recipe, own)
     return recipe
+
+
+def _in_tokens(word: str) -> str:
+    """Return an override with a length such as 8K as a number, which is what nemo-run reads."""
+    key, _, value = word.partition("=")
+    if key.rpartition(".")[2] in LENGTHS and re.fullmatch(r"[\d,]+[KM]|\d+(,\d{3})+", value, re.I):
+        return f"{key}={length_from(value)}"
+    return word
 
 
 def _require_rotation(recipe: nemo_run.Partial, own: RopeScaling) -> None:
@@ -175,6 +196,16 @@ def require_device(recipe: nemo_run.Partial) -> None:
     kernel_for(torch.device(device), dtype, config.kv_channels, config.attention_kernel)
 
 
+def fewer_ranks(recipe: nemo_run.Partial, shipped: int) -> Iterator[str]:
+    """Yield a sentence where a recipe for `shipped` GPUs was put on fewer, which hold more each."""
+    ranks = world_size(recipe)
+    if device_of(recipe) == "cuda" and ranks < shipped:
+        yield (
+            f"{recipe.log.name} is laid out for {shipped} GPUs and runs on {ranks}, each of which "
+            "holds more; `longhaul doctor oom` says whether it fits"
+        )
+
+
 def _require_gpus(recipe: nemo_run.Partial) -> None:
     needed, found = int(recipe.trainer.devices), torch.cuda.device_count()
     if found < needed:
@@ -254,7 +285,7 @@ def absolute(recipe: nemo_run.Partial) -> None:
     recipe.log.tensorboard.save_dir = os.path.abspath(recipe.log.tensorboard.save_dir)
     recipe.resume.resume_from_directory = os.path.abspath(recipe.resume.resume_from_directory)
     if recipe.resume.start is not None:
-        recipe.resume.start = os.path.abspath(recipe.resume.start)
+        recipe.resume.start = str(checkpoints_in(Path(recipe.resume.start)).absolute())
 
 
 def evaluation_layout(recipe: nemo_run.Partial) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from recipes.units import K, M
 RUNS = Path("runs")
 STORES = Path("stores")
 MODELS = Path("models")
+BUDGET_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+"""Of tokens to train on, which papers count in tens; lengths and batches are in powers of two."""
 
 
 def family_name(card: ModelCard, ladder: Ladder) -> str:
@@ -49,7 +51,7 @@ def length_from(word: str) -> int:
 
     Raises ValueError for any other word, and for none at all.
     """
-    found = re.fullmatch(r"(\d+|\d{1,3}(?:,\d{3})+)([KM]?)", word.strip(), re.A | re.I)
+    found = re.fullmatch(r"(\d{1,15}|\d{1,3}(?:,\d{3}){1,4})([KM]?)", word.strip(), re.A | re.I)
     if found is None:
         raise ValueError(
             "a length is a number, with K or M for binary thousands and millions, as 64K; "
@@ -63,16 +65,16 @@ def length_from(word: str) -> int:
 
 
 def budget_from(word: str) -> int:
-    """Return the tokens of a budget: as lengths are said, or with B and T for 10^9 and 10^12."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([BT])", word.strip(), re.A | re.I)
-    if found is None:
-        try:
-            return length_from(word)
-        except ValueError:
-            raise ValueError(
-                f"a budget is a number of tokens, as 1B, 0.5T, 400M or 1,000,000; not {word}"
-            ) from None
-    tokens = round(float(found[1]) * {"B": 10**9, "T": 10**12}[found[2].upper()])
+    """Return the tokens of a budget: 5B, 0.5T, 400M or 1,000,000; K to T are powers of ten."""
+    found = re.fullmatch(
+        r"(\d{1,18}(?:\.\d{1,18})?|\d{1,3}(?:,\d{3}){1,5})([KMBT]?)", word.strip(), re.A | re.I
+    )
+    if found is None or ("." in word and not found[2]):
+        raise ValueError(
+            f"a budget is a number of tokens, as 1B, 0.5T, 400M or 1,000,000; not {word}"
+        )
+    number, power = found[1].replace(",", ""), BUDGET_UNITS[found[2].upper()]
+    tokens = round(float(number) * power) if "." in number else int(number) * power
     if not tokens:
         raise ValueError(f"a budget is at least one token; not {word}")
     return tokens

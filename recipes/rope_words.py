@@ -5,10 +5,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope_scaling import RopeMethod, RopeScaling
 from recipes import rope_file
+from recipes.naming import length_from
 
 _TAKES = ("factor=8", "original_length=8192", "base=1e6")
 
@@ -46,6 +47,10 @@ def rope_from(
     strange = [key for key in given if key not in known]
     if strange:
         raise ValueError(f"a rotation has no {strange[0]!r}; it has {', '.join(sorted(known))}")
+    if method in get_args(RopeMethod) and method != "default" and "factor" not in given:
+        raise ValueError(
+            f"{word!r} has no factor, by how much it stretches the context; write {method}:factor=8"
+        )
     inherited = {key: value for key, value in of_model.items() if key not in given}
     if method == "default" or "before" in given:
         inherited.pop("original_length", None)
@@ -60,8 +65,10 @@ def rope_from(
 
 
 def _value(key: str, text: str) -> Any:
-    """Return what the text says in JSON, which has numbers, true and false."""
+    """Return what the text says in JSON, which has numbers, true and false; or a length."""
+    if key == "original_length" and text[-1:].upper() in ("K", "M"):
+        return length_from(text)
     try:
         return json.loads(text.lower() if text.lower() in ("true", "false") else text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         raise ValueError(f"{key} is {text!r}; it takes a number, true or false") from None
