@@ -8,6 +8,7 @@ import typer
 
 from longhaul.console import loading, output_to
 from longhaul.options import ContextParallel, Device, Ranks, Run, TensorParallel, require_device
+from longhaul.run_lock import in_use, require_unused
 
 
 def evaluate(
@@ -29,6 +30,7 @@ def evaluate(
 ) -> None:
     """Evaluate loss by position and passkey retrieval of a run's stages."""
     from data.store import Manifest
+    from data.writable import require_folder
     from eval.results import read_stage, stage_names
 
     names = stage_names(run)
@@ -37,6 +39,8 @@ def evaluate(
             raise ValueError(f"{run} has no stage {name!r}; it has {', '.join(names)}")
     chosen = [name for name in names if not stage or name in stage]
     require_device(device)
+    require_folder(run / "eval", "the results' folder")
+    require_unused(run / "eval")
     records = [read_stage(run, name) for name in names]
     lengths = sorted({record.context for record in records if record is not None})
     with loading("NeMo and Megatron-Core"):
@@ -73,6 +77,10 @@ def evaluate(
             context_parallel=context_parallel,
             device=device,
         )
-    with output_to(run / "output.log") as console, console.status("evaluating"):
+    with (
+        in_use(run / "eval"),
+        output_to(run / "output.log") as console,
+        console.status("evaluating"),
+    ):
         run_in_order("evaluate", [job], run / "launch")
     typer.echo(run / "eval")

@@ -8,13 +8,23 @@ from typing import Annotated, Any
 import typer
 
 from longhaul.console import loading, output_to
-from longhaul.options import ContextParallel, Device, Ranks, Run, TensorParallel, require_device
+from longhaul.options import (
+    K_IS,
+    ContextParallel,
+    Device,
+    Ranks,
+    Run,
+    TensorParallel,
+    length_of,
+    require_device,
+)
+from longhaul.run_lock import in_use, require_unused
 
 
 def search(
     run: Run,
     stage: Annotated[str, typer.Option(help="Trained stage to search for.")],
-    target: Annotated[int, typer.Option(help="Context in tokens to stretch to.")],
+    target: Annotated[str, typer.Option(help=f"Context to stretch to, as 64K ({K_IS}).")],
     out: Annotated[Path, typer.Option(help="File to write, .json; a Stage can use it.")],
     store: Annotated[
         Path | None, typer.Option(help="Token store; without it the one the stage trained on.")
@@ -41,21 +51,27 @@ def search(
 ) -> None:
     """Search, from YaRN's on, the divisors at which the stage reads TARGET tokens best."""
     from data.store import Manifest
-    from eval.results import read_stage
+    from data.writable import require_file, require_folder
+    from eval.results import read_stage, stage_names
+    from recipes.nearest import hint
 
     if score not in ("needle", "documents"):
         raise ValueError(f"--score is {score!r}; it is needle or documents")
     require_device(device)
-    if out.suffix != ".json":
-        raise ValueError(f"--out {out} is not a .json file")
-    record = read_stage(run, stage)
+    require_file(out, "--out", (".json",))
+    names = stage_names(run)
+    record = read_stage(run, stage) if stage in names else None
     if record is None:
-        raise ValueError(f"{run} has no stage {stage!r}: no stages/{stage}/stage.json")
-    if target <= record.context:
+        raise ValueError(f"{run} has no stage {stage!r}; {hint(stage, names)}")
+    length = length_of("--target", target)
+    if length <= record.context:
         raise ValueError(
-            f"--target is {target:,} tokens and {stage} was trained for {record.context:,}; "
+            f"--target is {length:,} tokens and {stage} was trained for {record.context:,}; "
             "a search stretches, so name a longer one"
         )
+    folder = run / "rope_search"
+    require_folder(folder, "the search's folder")
+    require_unused(folder)
     with loading("NeMo and Megatron-Core"):
         from eval.rope_search import Settings
         from longhaul.evaluation_job import recipe_of, require_layout, require_trained
@@ -73,17 +89,16 @@ def search(
             ranks=ranks,
             tp=tensor_parallel,
             cp=context_parallel,
-            length=target,
+            length=length,
             device=device,
         )
-        folder = run / "rope_search"
-        progress = folder / f"{stage}_{target}.jsonl"
+        progress = folder / f"{stage}_{length}.jsonl"
         progress.unlink(missing_ok=True)
         job = search_job(
             run,
             stage,
             store=store,
-            target=target,
+            target=length,
             out=out,
             progress=progress,
             settings=Settings(population=population, iterations=iterations, seed=seed),
@@ -96,7 +111,7 @@ def search(
             context_parallel=context_parallel,
             device=device,
         )
-    with output_to(folder / "output.log") as console, console.status("searching"):
+    with in_use(folder), output_to(folder / "output.log") as console, console.status("searching"):
         run_in_order("rope-search", [job], folder / "launch")
     for line in summary(json.loads(out.read_text())["about"]):
         typer.echo(line)

@@ -2,14 +2,19 @@
 """`longhaul run`: a whole ladder, from documents to the report."""
 
 import os
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from data.writable import require_folder
+from longhaul import ladder_run
 from longhaul.console import loading, output_to
 from longhaul.options import CLUSTER, require_device
 from longhaul.progress import Watched, progress
+from longhaul.run_lock import in_use
 
 
 def run(
@@ -56,19 +61,21 @@ def run(
 
     A run that was stopped goes on where it was. KEY=VALUE overrides apply to every stage.
     """
-    from longhaul import ladder_run
-
     chosen, model = ladder_run.choose(ladder, card)
     require_device(device)
     plan = ladder_run.plan(chosen, model, out, store)
     if executor == "slurm":
         from longhaul.run_on_cluster import run_on_cluster
 
-        run_on_cluster(
-            plan, context.args, cluster=cluster or CLUSTER, nodes=nodes, account=account,
-            partition=partition, source=source, tokenizer=tokenizer, export=export, gate=gate,
-            device=device, dryrun=dryrun,
-        )  # fmt: skip
+        if not dryrun:
+            require_folder(plan.run, "--out")
+        # The jobs take no such lock: it is let go when they are submitted.
+        with nullcontext() if dryrun else in_use(plan.run):
+            run_on_cluster(
+                plan, context.args, cluster=cluster or CLUSTER, nodes=nodes, account=account,
+                partition=partition, source=source, tokenizer=tokenizer, export=export, gate=gate,
+                device=device, dryrun=dryrun,
+            )  # fmt: skip
         return
     if executor != "local":
         raise ValueError(f"executor {executor!r} is unknown; there are local and slurm")
@@ -79,30 +86,46 @@ def run(
     }  # fmt: skip
     if unused := [name for name, value in given.items() if value]:
         raise ValueError(f"{' and '.join(unused)} cannot go with --executor local")
+    require_folder(plan.run, "--out")
+    with nullcontext() if dryrun else in_use(plan.run):
+        _run_here(plan, context.args, device, dryrun=dryrun)
+
+
+def _run_here(
+    plan: ladder_run.Plan, words: Sequence[str], device: str | None, *, dryrun: bool
+) -> None:
+    """Run what is left of the ladder on this machine, or print it."""
     if not dryrun:
         ladder_run.require_store(plan)
     with loading("NeMo and Megatron-Core"):
-        from longhaul import chain
+        from longhaul import chain, stages
+        from longhaul.recipe_places import require_places
         from slurm.launch import commands, run_in_order
 
-        recipes = chain.recipes(plan, context.args, device)
+        recipes = chain.recipes(plan, words, device)
+        for recipe in recipes:
+            require_places(recipe)
         chain.require(recipes, started=not dryrun)
-        jobs = chain.jobs(plan, recipes, record=not dryrun)
-        lines = commands(plan.name, jobs, plan.run / "launch") if dryrun and jobs else []
     ladder_run.describe(plan, recipes)
     if dryrun:
+        jobs = chain.jobs(plan, recipes, record=False)
+        lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
         for line in lines or ["nothing is left to do"]:
             typer.echo(line)
         return
-    log = plan.run / "output.log"
-    watched = [
-        Watched(recipe.log.name, int(recipe.trainer.max_steps), chain.metrics(recipe))
-        for recipe in recipes
-    ]
-    if jobs:
-        typer.echo(f"the ranks write to {plan.run / 'launch'}", err=True)
-        with output_to(log) as console, progress(console, watched, after="evaluating"):
-            run_in_order(plan.name, jobs, plan.run / "launch", console.print)
+    with ExitStack() as held:
+        for folder in map(stages.folder_of, recipes):
+            held.enter_context(in_use(folder))
+        jobs = chain.jobs(plan, recipes, record=True)
+        watched = [
+            Watched(recipe.log.name, int(recipe.trainer.max_steps), chain.metrics(recipe))
+            for recipe in recipes
+        ]
+        if jobs:
+            typer.echo(f"the ranks write to {plan.run / 'launch'}", err=True)
+            log = plan.run / "output.log"
+            with output_to(log) as console, progress(console, watched, after="evaluating"):
+                run_in_order(plan.name, jobs, plan.run / "launch", console.print)
     from longhaul.report import report
 
     report(run=Path(os.path.relpath(plan.run)))

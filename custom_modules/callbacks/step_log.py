@@ -16,7 +16,9 @@ import fcntl
 import json
 import os
 import resource
+import socket
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +68,20 @@ class StepLog(Callback):
         if not trainer.is_global_zero:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.lock = self.path.with_suffix(".lock").open("w")  # held until this process ends
+        self.lock = self.path.with_suffix(".lock").open("a+")  # held until this process ends
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
+            self.lock.seek(0)
             raise RuntimeError(
-                f"another process is training into {self.path.parent}; wait for it or end it"
+                f"another process is training into {self.path.parent}; wait for it or end it: "
+                f"{' '.join(self.lock.read().split())}"
             ) from error
+        except OSError:
+            pass  # a file system without locks
+        self.lock.truncate(0)
+        self.lock.write(json.dumps(_this_rank()))
+        self.lock.flush()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop the lines of steps that a kill has undone."""
@@ -159,6 +168,17 @@ class StepLog(Callback):
         if consumed != [sample for sample in range(first, last + 1) for _ in range(copies)]:
             raise RuntimeError(f"step {step} consumed samples {consumed}, not {first} to {last}")
         return first, last
+
+
+def _this_rank() -> dict[str, Any]:
+    """Return who holds the lock, for people and for `longhaul.run_lock`."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "command": f"rank 0 of Slurm job {job}" if job else "rank 0 of a training",
+        "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process at a time writes into a folder; the second is told who the first is; light.
+
+The lock is the kernel's (`flock`) on a file in the folder, so it ends with the process that holds
+it, however that ends; on a network file system it holds between machines. The file says who holds
+it: host, process, command and start. Where a file system has no locks that record decides, for
+processes of this machine alone.
+
+A job of a scheduler does not take this lock: the ranks of a stage have one of their own
+(`metrics.lock` of `custom_modules.callbacks.step_log`), which is looked at here as well.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from data.whole_files import missing_folders, remove_empty
+
+FILE = "in_use.lock"
+OF_RANKS = "metrics.lock"
+TRIES, PAUSE = 5, 0.1
+"""Of a lock that is held: another process may only be looking who holds it. Seconds between."""
+
+
+class InUseError(ValueError):
+    """Report the process that writes into a folder already."""
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if it is not there.
+
+    Raises InUseError where another process holds it, or ranks still train into the folder. A
+    folder that is made and left empty is removed again.
+    """
+    require_unused(folder)
+    made = missing_folders(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    descriptor = _locked(path)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(_this_process(), indent=1).encode(), 0)
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+        remove_empty(made)
+
+
+def require_unused(folder: Path) -> None:
+    """Raise InUseError where another process writes into the folder; nothing is locked."""
+    for name in (FILE, OF_RANKS):
+        if (folder / name).is_file():
+            with suppress(FileNotFoundError):
+                os.close(_locked(folder / name, made=False))
+
+
+def _locked(path: Path, *, made: bool = True) -> int:
+    """Return the descriptor of a file that this process has locked."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if made else 0), 0o644)
+        try:
+            _lock(descriptor, path)
+            if _is_there(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its holder has ended, and removed it, since it was opened
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    for left in reversed(range(TRIES)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                _by_record(path)
+                return
+            if not left:
+                raise InUseError(_sentence(path)) from None
+        time.sleep(PAUSE)
+
+
+def _by_record(path: Path) -> None:
+    """Raise InUseError where the file names a process of this machine that runs."""
+    holder = _holder(path)
+    mine = holder.get("host") == socket.gethostname()
+    number = holder.get("process")
+    if mine and isinstance(number, int) and number != os.getpid() and psutil.pid_exists(number):
+        raise InUseError(_sentence(path))
+
+
+def _is_there(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _this_process() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "command": shlex.join(["longhaul", *sys.argv[1:]]),
+        "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _holder(path: Path) -> dict[str, Any]:
+    try:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def _sentence(path: Path) -> str:
+    holder = _holder(path)
+    if "process" not in holder:
+        return f"another process writes into {path.parent} ({path.name} is locked); wait for it"
+    return (
+        f"{path.parent} is in use by process {holder['process']} on {holder.get('host')} "
+        f"({holder.get('command')}, since {holder.get('since')}); wait for it, or end it there "
+        f"with `kill {holder['process']}`"
+    )
