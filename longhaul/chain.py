@@ -62,12 +62,16 @@ def overridden(
 
 
 def require(made: list[nemo_run.Partial], *, started: bool) -> None:
-    """Raise ValueError for what would fail once ranks run; the start of the first stage too."""
+    """Raise ValueError for what would fail once ranks run; the start of the first stage too.
+
+    Where nothing is `started`, only for a run folder that holds another run.
+    """
+    for recipe in made:
+        stages.require_same(recipe)
     if not started:
         return
     for recipe in made:
         stages.require_device(recipe)
-        stages.require_same(recipe)
     stages.require_start(made[0])
     require_store(made)
 

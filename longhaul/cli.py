@@ -103,7 +103,29 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return name, command and the words after it, with the command's module imported."""
         name, command, rest = super().resolve_command(ctx, args)
+        _refuse_empty(rest)
         return name, command and loaded(str(name)), rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the sub-command; say what an interrupt leaves, which typer says nothing of."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Exit(_say(error)) from error
+
+
+def _refuse_empty(words: list[str]) -> None:
+    """Raise ValueError for a value that is empty: a shell's variable that was not set."""
+    for at, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if word == "":
+            before = words[at - 1] if at else ""
+            what = before if before.startswith("--") else "a word of the command"
+        elif option.startswith("--") and equals and not value:
+            what = option
+        else:
+            continue
+        raise ValueError(f"{what} is empty (''); give it a value, or leave it out")
 
 
 def loaded(name: str) -> Any:
@@ -144,25 +166,32 @@ def longhaul(
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user ends as one sentence and exit code 2."""
+    """Run the command line; what a user can mend ends as one sentence and an exit code."""
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     # nemo-run starts torchrun by name; it is this environment's, activated or not.
     os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
     try:
-        app()
-    except (ValueError, FileNotFoundError) as error:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # a device that is full is met here at the latest
+    except SystemExit:  # typer has answered: an option that is not there, help, the end
+        raise
+    except BaseException as error:
         if os.environ.get("LONGHAUL_TRACEBACK"):
             raise
-        sys.exit(_say(error, 2))
-    except RuntimeError as error:
-        if type(error).__module__ != "slurm.launch":
-            raise
-        sys.exit(_say(error, 1))
+        sys.exit(_say(error))
 
 
-def _say(error: Exception, code: int) -> int:
-    typer.echo(f"error: {error}", err=True)
-    return code
+def _say(error: BaseException) -> int:
+    """Say what an error means to the user and return the exit code; raise one that is a fault."""
+    from longhaul.mistakes import answer
+
+    said = answer(error)
+    if said is None:
+        raise error
+    typer.echo(said.sentence, err=True)
+    return said.code
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def _named(card: str, ladder: str, stage: str) -> tuple[ModelCard, Ladder, Stage
             raise ValueError(f"--{kind} is missing; {there_are(there, kind)}")
     model, climbed = named("card", card, CARDS), named("ladder", ladder, LADDERS)
     chosen = stage_of(climbed, stage)
-    refused = _other_heads(model, chosen)
+    refused = heads_refusal(model, chosen)
     if refused is not None:
         raise ValueError(f"ladder {climbed.name} cannot train {model.name}: {refused}")
     return model, climbed, chosen
@@ -158,7 +158,9 @@ def stage_of(ladder: Ladder, word: str) -> Stage:
         return ladder.stages[0]
     there = {length_shown(stage.seq_length): stage for stage in ladder.stages}
     if not word:
-        raise ValueError(f"--stage is missing; ladder {ladder.name} has {', '.join(there)}")
+        raise ValueError(
+            f"--stage is missing; name one of ladder {ladder.name}, which has {', '.join(there)}"
+        )
     shown = length_shown(length_from(word))
     if shown not in there:
         raise ValueError(f"ladder {ladder.name} has no stage of {shown}; it has {', '.join(there)}")
@@ -185,7 +187,7 @@ def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
     rope, native = stage.rope, card.native_rope
     if rope == "native":
         return None
-    of_heads = _other_heads(card, stage)
+    of_heads = heads_refusal(card, stage)
     if of_heads is not None:
         return of_heads
     if native.method not in ("default", "llama3"):
@@ -201,7 +203,7 @@ def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
     return None
 
 
-def _other_heads(card: ModelCard, stage: Stage) -> str | None:
+def heads_refusal(card: ModelCard, stage: Stage) -> str | None:
     """Return why heads of the card cannot be turned by a stage's rotation at all, or None."""
     rope, native = stage.rope, card.native_rope
     if rope == "native":

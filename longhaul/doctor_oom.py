@@ -100,6 +100,8 @@ def said(found: Case, log: Log) -> Iterator[str]:
     """Yield what a log says, each failure with what it means."""
     if log.empty:
         yield "the log is empty; is it of the rank that failed first?"
+    elif not log.failures and log.binary:
+        yield "the log is not text; name what the ranks wrote, as output.log of the stage's folder"
     elif not log.failures:
         yield "no out-of-memory that is known here; is it of the rank that failed first?"
     for one in log.failures:

@@ -68,7 +68,8 @@ def _steps(run: Path, found: Case) -> tuple[Step, ...]:
     steps = read_steps(stage_folder(run, found.name) / "metrics.jsonl")
     if not steps:
         raise MissingResultError(
-            f"{run} has no step of {found.name}: no stages/{found.name}/metrics.jsonl"
+            f"{run} has no step of {found.name}: no stages/{found.name}/metrics.jsonl; name the "
+            "run folder that the stage was trained in"
         )
     return steps
 

@@ -48,7 +48,7 @@ def chosen(run: Path, name: str) -> tuple[StageFacts, StageFacts | None]:
         raise ValueError(f"{run} has no stage {name!r}; {hint(name, record.stages)}")
     trained = [one for one in stages if one.steps]
     if not trained:
-        raise MissingResultError(f"no stage of {run} has taken a step yet")
+        raise MissingResultError(f"no stage of {run} has taken a step yet; look again once one has")
     here = next((one for one in stages if one.name == name), trained[-1])
     if not here.steps:
         raise MissingResultError(

@@ -49,7 +49,9 @@ def _source(word: str | None) -> str | None:
         return word
     path = Path(word).resolve()
     if not path.exists():
-        raise ValueError(f"--source {word} is not there ({path})")
+        raise ValueError(
+            f"--source {word} is not there ({path}); name a file, a folder, or hf:NAME of the hub"
+        )
     return str(path)
 
 

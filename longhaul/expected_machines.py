@@ -32,6 +32,7 @@ def of_training(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> nemo
         ulysses=inner_degree(recipe.model.config.cp, cp),
         megatron_fsdp=bool(strategy.ddp.use_megatron_fsdp),
         host_bytes_per_rank=_host_bytes(plan, file, recipe),
+        checkpoint_folder=_path(Path(recipe.log.ckpt.dirpath)),
         store=_path(plan.store),
     )
     return expected

@@ -10,6 +10,8 @@ import typer
 from longhaul.console import loading
 
 DTYPES = ("bfloat16", "float16", "float32")
+LEAST_SHARD_GIB = 2**-15
+"""A smaller one gives a file to nearly every tensor."""
 
 
 def export(
@@ -33,9 +35,13 @@ def export(
     require_free(to)
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"--dtype is {dtype!r}; it is one of {', '.join(DTYPES)}")
-    if not (max_shard_gib > 0 and math.isfinite(max_shard_gib)):
-        raise ValueError(f"--max-shard-gib is {max_shard_gib:g}; it must be above 0 and finite")
+    if not (max_shard_gib >= LEAST_SHARD_GIB and math.isfinite(max_shard_gib)):
+        raise ValueError(
+            f"--max-shard-gib is {max_shard_gib:g}; it is at least {LEAST_SHARD_GIB:g} (32 KiB), "
+            "and finite"
+        )
     found = trained(source, like)
+    require_free(to, room=found.card.parameters * (4 if dtype == "float32" else 2))
     with loading("Megatron-Core"):
         import torch
 

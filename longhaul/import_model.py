@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul import`: a Hugging Face checkpoint becomes one that a stage starts from."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ def import_model(
     from recipes.hugging_face.appearing import require_free
     from recipes.hugging_face.config import card_of, read_config, require_same, require_weights
     from recipes.hugging_face.hub import local_folder
-    from recipes.hugging_face.shards import stored_tensors
+    from recipes.hugging_face.shards import BYTES, stored_tensors
     from recipes.models import CARDS
     from recipes.naming import MODELS
 
@@ -43,6 +44,7 @@ def import_model(
     folder = local_folder(source, revision, weights=True)
     stored = stored_tensors(folder)
     require_weights(found, stored)
+    require_free(to, room=sum(BYTES[one.dtype] * math.prod(one.shape) for one in stored.values()))
     with loading("Megatron-Core"):
         from recipes.hugging_face.importing import write_checkpoint
     typer.echo(f"importing {len(stored):,} tensors of a {found.family} model", err=True)

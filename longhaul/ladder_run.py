@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.store import Manifest
 from recipes.collection import ROWS
 from recipes.ladders import LADDERS
 from recipes.model_card import ModelCard
@@ -61,8 +62,12 @@ def plan(ladder: Ladder, card: ModelCard, run: Path | None, store: Path | None) 
 
 
 def require_store(plan: Plan) -> None:
-    """Make the store of a card that is trained from scratch; for another, raise ValueError."""
+    """Make the store of a card that is trained from scratch; for another, raise ValueError.
+
+    A store that is there is looked at, so that one that cannot be used is refused at once.
+    """
     if plan.store.exists():
+        Manifest.load(plan.store)
         return
     if plan.card.hf_id is not None:
         raise ValueError(

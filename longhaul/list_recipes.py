@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from recipes.stages import Ladder, Stage
 
 COLUMNS = ("name", "model", "length", "RoPE", "tokens", "GPUs", "source")
+SHOWN = 3
+"""Recipes that a sentence names."""
 OF_CARDS = ("card", "family", "weights", "native context", "ladders")
 
 
@@ -70,7 +72,7 @@ def matching(words: Sequence[str], rows: "Mapping[str, Row]") -> "list[Row]":
     wanted = [word.casefold() for word in words]
     found = [rows[name] for name, line in lines.items() if all(word in line for word in wanted)]
     if not found:
-        raise ValueError(_nothing(wanted, lines))
+        raise ValueError(_nothing(wanted, rows, lines))
     return found
 
 
@@ -243,16 +245,52 @@ def _sources(rows: "Sequence[Row]") -> "Table":
     return table
 
 
-def _nothing(words: Sequence[str], lines: Mapping[str, str]) -> str:
-    """Return why no recipe has the words, with names that are near."""
+def _nothing(words: Sequence[str], rows: "Mapping[str, Row]", lines: Mapping[str, str]) -> str:
+    """Return why no recipe has the words, with names that are near, or the command that would do.
+
+    Words that are each in some recipe may be a card and a length of a ladder, which are combined.
+    """
     strange = [word for word in words if not any(word in line for line in lines.values())]
-    if not strange:
-        counts = [
-            f"{word!r} is in {sum(word in line for line in lines.values())}" for word in words
-        ]
-        return f"no recipe has all of these words; {', '.join(counts)}"
-    there = {word for line in lines.values() for word in line.replace("_", " ").split()}
-    word = strange[0]
-    near = difflib.get_close_matches(word, [*lines, *sorted(there)], n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`longhaul recipes` lists them all"
-    return f"no recipe has {word!r}; {hint}"
+    if strange:
+        parts = {part for name in lines for part in name.split("_")}
+        names = [*lines, *(row.card.name for row in rows.values()), *sorted(parts)]
+        near = difflib.get_close_matches(strange[0], dict.fromkeys(names), n=3, cutoff=0.7)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`longhaul recipes` lists them all"
+        return f"no recipe has {strange[0]!r}; {hint}"
+    places = [
+        _where(word, [name for name, line in lines.items() if word in line]) for word in words
+    ]
+    said = f"no recipe has all of these words: {'; '.join(places)}"
+    commands = list(_combined(words)) or [
+        "`longhaul pretrain --card CARD --ladder LADDER --stage LENGTH`"
+    ]
+    return f"{said}. A card can be trained on any ladder; type {' or '.join(commands)}"
+
+
+def _where(word: str, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" * (len(names) > SHOWN))
+    return f"{word!r} is in {shown}"
+
+
+def _combined(words: Sequence[str]) -> Iterator[str]:
+    """Yield the commands of the stages that words name by a card, and by a length or a ladder.
+
+    Those whose rotation suits the card come first; `longhaul pretrain` says of the others why.
+    """
+    from longhaul.combination import heads_refusal, rotation_refusal
+    from recipes.ladders import LADDERS
+    from recipes.models import CARDS
+    from recipes.naming import length_shown
+
+    ladders = [ladder for name, ladder in LADDERS.items() if name in words] or LADDERS.values()
+    found = [
+        (rotation_refusal(card, stage) is not None, card.name, ladder.name, shown)
+        for name, card in CARDS.items()
+        for ladder in ladders
+        for stage in ladder.stages
+        if name in words
+        and {*words} - {name, ladder.name} <= {(shown := length_shown(stage.seq_length)).casefold()}
+        and heads_refusal(card, stage) is None
+    ]
+    for _, card_name, ladder_name, length in sorted(found, key=lambda one: one[0])[:SHOWN]:
+        yield f"`longhaul pretrain --card {card_name} --ladder {ladder_name} --stage {length}`"

@@ -134,18 +134,20 @@ class Log:
     failures: tuple[Failure, ...]
     empty: bool = False
     """Whether nothing at all stands in it."""
+    binary: bool = False
+    """Whether its beginning has bytes that no text has."""
 
 
 def read(path: Path) -> Log:
     """Return what a log says; raise ValueError where there is none."""
     if not path.is_file():
-        raise ValueError(f"--log {path} is not a file")
+        raise ValueError(f"--log {path} is not a file; name what the ranks wrote, as output.log")
     with path.open("rb") as file:
         beginning = file.read(BLOCK)
         if len(beginning) < BLOCK and not beginning.strip():
             return Log(failures=(), empty=True)
         file.seek(0)
-        return Log(failures=tuple(_by_kind(file)))
+        return Log(failures=tuple(_by_kind(file)), binary=b"\0" in beginning)
 
 
 def failures(text: str) -> list[Failure]:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from longhaul.options import CLUSTER
+from longhaul.facts import of_other_cards
+from longhaul.options import CLUSTER, K_IS, length_of
 from longhaul.plan_page import as_json, bill, page
 from recipes import cluster as clusters
 from recipes.ladders import LADDERS
@@ -16,7 +17,7 @@ from recipes.layout import Fp8, Layout
 from recipes.layout_words import layout_from, words_of
 from recipes.model_card import ModelCard
 from recipes.models import CARDS
-from recipes.naming import budget_from, length_from, length_shown
+from recipes.naming import budget_from, length_shown
 from recipes.nearest import named
 from recipes.planner.plan import Plan
 from recipes.planner.refusals import CUDA, before_planning
@@ -42,7 +43,7 @@ FP8 = ("tensorwise", "blockwise", "delayed", "mxfp8")
 
 def plan(
     card: Annotated[str, typer.Argument(help="A model card, as llama31_8b.")] = "",
-    seq: Annotated[str, typer.Option(help="Context, as 64K or 1M.")] = "",
+    seq: Annotated[str, typer.Option(help=f"Context, as 64K or 1M ({K_IS}).")] = "",
     ladder: Annotated[str, typer.Option(help="Plan every stage of a ladder, and the bill.")] = "",
     cluster: Annotated[str, typer.Option(help="Cluster file: a shipped name or a path.")] = CLUSTER,
     nodes: Annotated[
@@ -52,10 +53,10 @@ def plan(
         int | None, typer.Option(min=1, help="GPUs, where they are no whole nodes.")
     ] = None,
     tokens_per_batch: Annotated[
-        str, typer.Option(help="Tokens of an optimizer step.", show_default="about 4M")
+        str, typer.Option(help=f"Tokens of an optimizer step ({K_IS}).", show_default="about 4M")
     ] = "",
     tokens: Annotated[
-        str, typer.Option(help="Budget of the stage, as 5B.", show_default="1B")
+        str, typer.Option(help="Budget of the stage, as 5B (10^9).", show_default="1B")
     ] = "",
     fp8: Annotated[str, typer.Option(help=f"Linear layers in FP8: {', '.join(FP8)}.")] = "",
     layout: Annotated[
@@ -70,8 +71,10 @@ def plan(
     machine = clusters.load(cluster)
     if fp8 and fp8 not in FP8:
         raise ValueError(f"--fp8 is {fp8!r}; it is {', '.join(FP8)}")
-    if plot is not None and plot.suffix != ".png":
-        raise ValueError(f"--plot {plot} is not a .png file")
+    if plot is not None:
+        from data.writable import require_file
+
+        require_file(plot, "--plot", (".png",))
     precision = Fp8(recipe=fp8 or "none")  # type: ignore[arg-type]
     if precision.recipe != "none" and not machine.gpu.fp8_tflops:
         raise ValueError(f"--fp8 {fp8}: {machine.gpu.name} of {machine.name} has no FP8")
@@ -99,9 +102,9 @@ def plan(
     if layout:
         _refuse("--layout, which says fp8:RECIPE itself", {"--fp8": fp8})
         _refuse("--layout; a picture shows the planner's own", {"--plot": plot})
-    length = length_from(seq) if seq else K
+    length = length_of("--seq", seq) if seq else K
     if tokens_per_batch:
-        per_batch = length_from(tokens_per_batch)
+        per_batch = length_of("--tokens-per-batch", tokens_per_batch)
     else:
         per_batch = even_batch(BATCH, length, ranks)
     question = Question(
@@ -217,4 +220,6 @@ def whole_ladder(
         if not answer.plans:
             raise NoLayoutError(why_not(question, answer))
         plans.append((answer.plans[0], stage.tokens))
+    if other := of_other_cards(climbed, model):
+        typer.echo(f"note: {other}", err=True)
     bill(model, climbed, machine, plans, as_text=as_text)

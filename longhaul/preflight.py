@@ -63,7 +63,7 @@ def _expected(file: "ClusterFile | None", nodes: int, words: str) -> "Expected":
     from slurm.preflight.expected import Expected, thresholds
 
     if words and file is None:
-        raise ValueError("--layout needs --cluster, which says how many GPUs a node has")
+        raise ValueError("--layout needs --cluster, which says how many GPUs a node has; name one")
     layout = layout_from(words) if words else None
     if file is None or (layout is None and file.hardware is None):
         machine = Expected(nodes=nodes)

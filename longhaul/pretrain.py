@@ -6,9 +6,12 @@ from typing import Annotated
 
 import typer
 
+from data.writable import require_file
 from longhaul.console import loading, output_to
 from longhaul.options import CLUSTER, require_device
 from longhaul.progress import Watched, progress
+from longhaul.run_lock import in_use
+from recipes.collection import ROWS
 from recipes.nearest import named
 
 
@@ -47,16 +50,18 @@ def pretrain(
         )
     if not combined and (nodes is not None or cluster is not None):
         raise ValueError(
-            "--nodes and --cluster lay out --card; a recipe that has its layout takes "
-            "trainer.num_nodes=N"
+            "--nodes and --cluster lay out --card; a recipe that has its layout takes the "
+            "override trainer.num_nodes=N, so leave them out"
         )
     require_device(device)
     if yaml is not None and not yaml.is_file():
-        raise ValueError(f"--yaml {yaml} is not a file")
+        raise ValueError(
+            f"--yaml {yaml} is not a file; `longhaul show NAME --to-yaml FILE` writes one to change"
+        )
+    if to_yaml is not None:
+        require_file(to_yaml, "--to-yaml")
     made = None
     if factory:
-        from recipes.collection import ROWS
-
         named("recipe", factory, ROWS)
     elif combined:
         from longhaul.combination import choose
@@ -64,6 +69,7 @@ def pretrain(
         made = choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
     with loading("NeMo and Megatron-Core"):
         from longhaul import stages
+        from longhaul.recipe_places import require_places
         from recipes import yaml_file
         from recipes.check import notes
         from slurm.launch import commands, run_in_order
@@ -76,13 +82,16 @@ def pretrain(
             recipe = stages.with_rope(recipe, rope)
         recipe = stages.override(recipe, context.args)
         stages.on_device(recipe, device)
-    for note in (*(made.notes() if made else ()), *notes(recipe)):
+    shipped = ROWS[factory].layout.world_size if factory else 0
+    fewer = stages.fewer_ranks(recipe, shipped)
+    for note in (*(made.notes() if made else ()), *fewer, *notes(recipe)):
         typer.echo(f"note: {note}", err=True)
     if to_yaml is not None:
         yaml_file.write(recipe, to_yaml)
         typer.echo(to_yaml)
         return
     stages.absolute(recipe)
+    require_places(recipe)
     job = stages.training_job(recipe)
     folder = stages.folder_of(recipe)
     if dryrun:
@@ -95,10 +104,11 @@ def pretrain(
     stages.require_inputs(recipe)
     stages.require_start(recipe)
     stages.require_same(recipe)
-    stages.record(recipe, start=str(recipe.resume.start or "scratch"))
-    log = folder / "output.log"
-    watched = Watched(recipe.log.name, int(recipe.trainer.max_steps), folder / "metrics.jsonl")
-    typer.echo(f"the ranks write to {folder / 'launch'}", err=True)
-    with output_to(log) as console, progress(console, [watched]):
-        run_in_order(recipe.log.name, [job], folder / "launch", console.print)
+    with in_use(folder):
+        stages.record(recipe, start=str(recipe.resume.start or "scratch"))
+        log = folder / "output.log"
+        watched = Watched(recipe.log.name, int(recipe.trainer.max_steps), folder / "metrics.jsonl")
+        typer.echo(f"the ranks write to {folder / 'launch'}", err=True)
+        with output_to(log) as console, progress(console, [watched]):
+            run_in_order(recipe.log.name, [job], folder / "launch", console.print)
     typer.echo(folder)

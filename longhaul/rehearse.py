@@ -6,7 +6,8 @@ import platform
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -14,10 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data.writable import require_file, require_folder
+from longhaul import run_lock
 from longhaul import verification_card as cards
 from longhaul.console import loading
 from longhaul.options import CLUSTER, Ranks
 from longhaul.progress import Watched, progress
+from longhaul.run_lock import in_use, require_unused
 from longhaul.version import commit, versions
 from recipes.naming import RUNS, STORES
 from recipes.nearest import named
@@ -31,6 +35,8 @@ MOST_RANKS = 64
 """Processes of one machine; the kinds of parallelism that there are need 32."""
 RECORD = "rehearsal.json"
 """File that says a folder is a rehearsal's, which the next one of the name may replace."""
+PRELOADING = "preloading.log"
+"""What is printed while ranks import, before the rehearsal is accepted."""
 STORE = STORES / "rehearsal"
 
 
@@ -85,16 +91,21 @@ def rehearse(
 
         row = row_of(card, ladder, stage, nodes=nodes, cluster_name=cluster)
     elif nodes is not None or cluster is not None:
-        raise ValueError(f"--nodes and --cluster lay out --card; {name} has its layout")
+        raise ValueError(
+            f"--nodes and --cluster lay out --card; {name} has its layout, so leave them out"
+        )
     else:
         row = named("recipe", name, ROWS)
     name = row.name
     revision = "" if write_card is None else _commit()
     run = out or RUNS / "rehearsals" / name
     made = rehearsal(row, ranks=ranks, rows=ROWS, vocab=_vocabulary(store))
-    describe(made)
     require_free(run)
-    checks, planned = _run(made, overrides, run=run, store=store)
+    if write_card is not None:
+        require_file(write_card, "--write-card", (".yaml", ".yml"))
+    describe(made)
+    with in_use(run):
+        checks, planned = _run(made, overrides, run=run, store=store)
     for check in checks:
         typer.echo(f"{'ok  ' if check.holds else 'FAIL'}  {check.words}")
     seconds = time.monotonic() - started
@@ -121,11 +132,33 @@ def _options(**given: object) -> list[str]:
 
 
 def require_free(run: Path) -> None:
-    """Remove an earlier rehearsal; raise ValueError where the folder holds something else."""
-    if (run / RECORD).is_file():
-        shutil.rmtree(run)
-    elif run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise ValueError(f"{run} is there and no rehearsal; name another folder with --out")
+    """Raise ValueError unless a folder can be written to that is empty, or a rehearsal's."""
+    require_folder(run, "--out")
+    require_unused(run)
+    if run.exists() and not (run / RECORD).is_file() and any(run.iterdir()):
+        raise ValueError(f"{run} is there and not a rehearsal; name another folder with --out")
+
+
+def _emptied(run: Path) -> None:
+    """Remove what an earlier rehearsal left, but for the lock that this one holds."""
+    for path in run.iterdir():
+        if path.name in (run_lock.FILE, PRELOADING):
+            continue
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+@contextmanager
+def _undone_if_refused(run: Path) -> Iterator[None]:
+    """Remove what the preparation of a rehearsal has written where it is refused or interrupted."""
+    record = run / RECORD
+    earlier = record.stat().st_mtime_ns if record.is_file() else None
+    try:
+        yield
+    except BaseException:
+        (run / PRELOADING).unlink(missing_ok=True)
+        if not record.is_file() or record.stat().st_mtime_ns != earlier:
+            _emptied(run)
+        raise
 
 
 def describe(made: "Rehearsal") -> None:
@@ -165,19 +198,22 @@ def _run(
     from recipes.shrunk import VOCAB
 
     log = run / "output.log"
-    _record(run, made, [], 0.0)
     cores = os.cpu_count() or 1
     os.environ["OMP_NUM_THREADS"] = str(max(1, cores // made.ranks))  # of the ranks
-    preload(log)
-    with loading("NeMo and Megatron-Core"):
+    with _undone_if_refused(run), loading("NeMo and Megatron-Core"):
+        # What ranks are forked from imports meanwhile; a refusal removes its log.
+        preload(run / PRELOADING)
         place = store or STORE
+        from longhaul import chain, rehearsed
+
+        recipes = rehearsed.recipes(made, words, run=run, store=place)
         if store is None and not place.exists():
             from data.made_up import prepare_made_up
 
             prepare_made_up(place, vocab_size=VOCAB)
-        from longhaul import chain, rehearsed
-
-        recipes = rehearsed.recipes(made, words, run=run, store=place)
+        _emptied(run)
+        (run / PRELOADING).replace(log)
+        _record(run, made, [], 0.0)
         made_up = rehearsed.require_impactful(recipes, stand_in=store is None)
         jobs = rehearsed.jobs(made, recipes, run=run, store=place)
         planned = [rehearsed.planned(recipe) for recipe in recipes]

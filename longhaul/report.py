@@ -21,9 +21,11 @@ def report(
     from rich.table import Table
     from rich.text import Text
 
-    from eval.report import build, span
+    from data.writable import require_file
+    from eval.report import build, span, target_of
     from eval.results import range_bounds, range_rows, read_evaluations
 
+    require_file(target_of(run, out), "--out")
     path = build(run, out)
     evaluations = read_evaluations(run)
     console = Console()

@@ -43,6 +43,7 @@ def run_on_cluster(
     with loading("NeMo and Megatron-Core"):
         from longhaul import before_submission, chain, cluster_chain, stages
         from longhaul.planned_stage import require_time
+        from longhaul.recipe_places import require_places
         from slurm.launch import scripts, submit
 
         notes = before_submission.require(file, folders(plan, documents, export))
@@ -55,6 +56,8 @@ def run_on_cluster(
             chain.require_store(made)
         require_time(plan, made, file)
         if not dryrun:
+            for recipe in made:
+                require_places(recipe)
             before_submission.require_idle(plan, file)
             if made[0].resume.start is not None:
                 stages.require_start(made[0])

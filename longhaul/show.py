@@ -31,12 +31,13 @@ def show(
     ] = None,
 ) -> None:
     """Show a recipe: its model, ladder, stage, data and layout, and what to type next."""
-    from recipes.collection import ROWS
-
-    row = named("recipe", name, ROWS)
+    row = _named(name)
     if as_json and to_yaml is not None:
         raise ValueError("--json prints and --to-yaml writes; take one of them")
     if to_yaml is not None:
+        from data.writable import require_file
+
+        require_file(to_yaml, "--to-yaml")
         with loading("NeMo and Megatron-Core"):
             from longhaul import stages
             from recipes import yaml_file
@@ -47,6 +48,18 @@ def show(
         typer.echo(json.dumps(content(row), indent=2))
     else:
         _print(row)
+
+
+def _named(name: str) -> "Row":
+    """Return the recipe of a name; raise ValueError for another, a ladder's or a card's too."""
+    from recipes.collection import ROWS
+
+    of_ladder = [row.name for row in ROWS.values() if name in (row.ladder.name, row.card.name)]
+    if name not in ROWS and of_ladder:
+        raise ValueError(
+            f"{name!r} is a ladder or a card, not a recipe; its recipes are {', '.join(of_ladder)}"
+        )
+    return named("recipe", name, ROWS)
 
 
 def content(row: "Row") -> dict[str, Any]:

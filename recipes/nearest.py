@@ -24,7 +24,8 @@ def named(kind: str, name: str, there: Mapping[str, Named]) -> Named:
 def hint(name: str, there: Iterable[str], kind: str = "") -> str:
     """Return the names nearest to one, or what there is where none is near, to end a sentence."""
     names = list(there)
-    near = difflib.get_close_matches(name, names, n=SHOWN)
+    alike = {one.casefold(): one for one in names}
+    near = [alike[one] for one in difflib.get_close_matches(name.casefold(), alike, n=SHOWN)]
     if not near:
         if kind in LISTED_BY:
             return f"`{LISTED_BY[kind]}` lists the {len(names)} there are"

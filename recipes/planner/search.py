@@ -169,7 +169,7 @@ def _shapes(question: Question, ruled_out: Counter[str]) -> Iterator[Layout]:
     if rest or not sequences:
         raise ValueError(
             f"a batch of {question.tokens_per_batch:,} tokens is no whole number of sequences of "
-            f"{question.seq_length:,}"
+            f"{question.seq_length:,}; take a multiple of it"
         )
     for tp in _powers(min(cluster.linked_gpus, gpus)):
         if card.heads % tp or card.kv_heads % tp or card.vocab % tp:

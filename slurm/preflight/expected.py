@@ -64,6 +64,8 @@ class Expected:
     """Least size of /dev/shm."""
     run_folder: Path | None = None
     """Written by every node, and the same one on each."""
+    checkpoint_folder: Path | None = None
+    """Written by every node; it may be a link to another file system than the run folder's."""
     store: Path | None = None
     """Read by every node."""
     least_write_mbps: float = 0
@@ -116,7 +118,8 @@ class Expected:
         nodes = nodes or -(-ranks // cluster.gpus_per_node)
         if ranks % nodes:
             raise ValueError(
-                f"the layout has {ranks} ranks, which do not divide evenly over {nodes} nodes"
+                f"the layout has {ranks} ranks, which do not divide evenly over {nodes} nodes; set "
+                "--nodes to a divisor of them, or dp in the layout"
             )
         of_layout = replace(
             machine,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from data.writable import existing, reason, require_folder
 from recipes.units import GiB
 from slurm.preflight.check import Check, Group
 from slurm.preflight.expected import Expected
@@ -23,9 +24,11 @@ SECONDS = 5.0
 
 
 def folder_checks(expected: Expected, host: str, written: int = WRITTEN) -> Iterator[Check]:
-    """Yield the checks of the run folder and the store that are stated; `written` is in bytes."""
+    """Yield the checks of the run's folders and the store, where stated; `written` is in bytes."""
     if expected.run_folder is not None:
         yield from _run_folder(expected, expected.run_folder, host, written)
+    if expected.checkpoint_folder is not None:
+        yield from _checkpoint_folder(expected, expected.checkpoint_folder)
     if expected.store is not None:
         yield _readable(expected.store)
 
@@ -36,7 +39,7 @@ def _run_folder(expected: Expected, folder: Path, host: str, written: int) -> It
         speed = _speed(folder, host, written)
     except OSError as error:
         yield Check.failure(
-            Group.FILES, "run folder", f"{folder}: {_why(error)}", _remedy(error, folder)
+            Group.FILES, "run folder", f"{folder}: {reason(error)}", _remedy(error, folder)
         )
         return
     said = f"{folder}: {speed:,.0f} MB/s written and synced"
@@ -49,15 +52,35 @@ def _run_folder(expected: Expected, folder: Path, host: str, written: int) -> It
     else:
         yield Check.ok(Group.FILES, "run folder", said)
     if expected.free_gib:
-        free = shutil.disk_usage(folder).free / GiB
-        if free < expected.free_gib:
-            yield Check.failure(
-                Group.FILES, "free space",
-                f"{free:,.1f} GiB of {folder}; {expected.free_gib:,.1f} GiB needed",
-                "delete old checkpoints, or take another file system",
-            )  # fmt: skip
-        else:
-            yield Check.ok(Group.FILES, "free space", f"{free:,.1f} GiB")
+        yield _free_space(expected, folder)
+
+
+def _checkpoint_folder(expected: Expected, folder: Path) -> Iterator[Check]:
+    """Yield whether checkpoints can be written, and their room where it is another file system."""
+    try:
+        require_folder(folder, "checkpoints to")
+    except ValueError as error:
+        yield Check.failure(
+            Group.FILES, "checkpoint folder", str(error),
+            "let the job's user write there, or leave log.ckpt.dirpath in the run folder",
+        )  # fmt: skip
+        return
+    yield Check.ok(Group.FILES, "checkpoint folder", f"{folder}: can be written to")
+    of_run, there = expected.run_folder, existing(folder)
+    elsewhere = of_run is None or existing(of_run).stat().st_dev != there.stat().st_dev
+    if expected.free_gib and elsewhere:
+        yield _free_space(expected, there)
+
+
+def _free_space(expected: Expected, folder: Path) -> Check:
+    free = shutil.disk_usage(folder).free / GiB
+    if free < expected.free_gib:
+        return Check.failure(
+            Group.FILES, "free space",
+            f"{free:,.1f} GiB of {folder}; {expected.free_gib:,.1f} GiB needed",
+            "delete old checkpoints, or take another file system",
+        )  # fmt: skip
+    return Check.ok(Group.FILES, "free space", f"{free:,.1f} GiB")
 
 
 def _speed(folder: Path, host: str, written: int) -> float:
@@ -93,7 +116,7 @@ def _readable(folder: Path) -> Check:
                 file.read(4096)
     except OSError as error:
         return Check.failure(
-            Group.FILES, "store", f"{folder}: {_why(error)}",
+            Group.FILES, "store", f"{folder}: {reason(error)}",
             "mount it on every node (mounts of the cluster file), or prepare it",
         )  # fmt: skip
     if not inside:
@@ -101,12 +124,6 @@ def _readable(folder: Path) -> Check:
             Group.FILES, "store", f"{folder} is empty", "prepare it, as `longhaul prepare` does"
         )
     return Check.ok(Group.FILES, "store", f"{folder}: {len(inside)} entries")
-
-
-def _why(error: OSError) -> str:
-    if error.errno == errno.EROFS:
-        return "the file system is read-only"
-    return (error.strerror or str(error)).lower()
 
 
 def _remedy(error: OSError, folder: Path) -> str:
@@ -129,7 +146,7 @@ def awaited(path: Path, content: str, seconds: float) -> str | None:
                 return None
             why = "it has another content"
         except OSError as error:
-            why = _why(error)
+            why = reason(error)
         if time.monotonic() > deadline:
             return why
         time.sleep(0.1)

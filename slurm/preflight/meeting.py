@@ -9,8 +9,11 @@ All keys have a prefix of preflight's, so the job finds none of them.
 
 import itertools
 import json
+import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,6 +25,8 @@ from slurm.preflight.machine import Rank
 from slurm.preflight.network import port_failure, unreachable
 
 PREFIX = "longhaul_preflight"
+UNUSUAL_SECONDS = 10.0
+"""After which a rank says what it waits for."""
 _kept: list[TCPStore] = []
 """Servers of this process, which end with it."""
 _meetings = itertools.count()
@@ -68,7 +73,8 @@ def meet(rank: Rank, seconds: float) -> Meeting:
     """
     hosts_store = rank.rank == 0 and not rank.agent
     if not hosts_store:
-        why = unreachable(rank.address, rank.port, seconds)
+        with _said_later(f"rank {rank.rank} waits for {rank.address}:{rank.port}", seconds):
+            why = unreachable(rank.address, rank.port, seconds)
         if why is not None:
             raise PreflightError([port_failure(rank.address, rank.port, why, rank.host)])
     try:
@@ -88,6 +94,19 @@ def meet(rank: Rank, seconds: float) -> Meeting:
     meeting.say("place", {"host": rank.host, "world_size": rank.world_size})
     _wait_for_all(meeting)
     return meeting
+
+
+@contextmanager
+def _said_later(what: str, seconds: float) -> Iterator[None]:
+    """Say on stderr what is waited for, where it takes longer than ranks usually are apart."""
+    said = f"preflight: {what}, up to {seconds:g} s\n"
+    timer = threading.Timer(UNUSUAL_SECONDS, sys.stderr.write, (said,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _twice(rank: Rank) -> Check:

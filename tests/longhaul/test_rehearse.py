@@ -134,7 +134,7 @@ def test_overrides_apply_to_both_small_stages(rehearse, tmp_path):
         (("tiny_2k", "--store", "nowhere"), "there is no store at nowhere"),
         (("tiny_2k", "trainer.max_stpes=2"), "did you mean trainer.max_steps"),
         (("tiny_2k", "log.name=other"), "use --out and --store"),
-        (("tiny_2k", "--out", "stores"), "stores is there and no rehearsal"),
+        (("tiny_2k", "--out", "stores"), "stores is there and not a rehearsal"),
         ((), "name one recipe: a shipped one by its NAME, any other by --card, --ladder and"),
         (("tiny_2k", "--card", "card.yaml"), "name one recipe: a shipped one by its NAME"),
         (("tiny_2k", "--nodes", "2"), "--nodes and --cluster lay out --card; tiny_2k has its"),
@@ -148,6 +148,19 @@ def test_overrides_apply_to_both_small_stages(rehearse, tmp_path):
 )
 def test_what_cannot_be_rehearsed_is_one_sentence(rehearse, words, said):
     assert said in rehearse(*words).error()
+
+
+def test_a_refused_rehearsal_leaves_nothing_and_an_earlier_one_as_it_was(rehearse, tmp_path):
+    words = ("tiny_2k", "trainer.max_stpes=2")
+    assert "did you mean" in rehearse(*words).error()
+    assert not (tmp_path / "runs").exists()
+    earlier = tmp_path / "runs" / "rehearsals" / "tiny_2k"
+    earlier.mkdir(parents=True)
+    (earlier / "rehearsal.json").write_text("{}")
+    (earlier / "output.log").write_text("of before")
+    assert "did you mean" in rehearse(*words).error()
+    assert sorted(path.name for path in earlier.iterdir()) == ["output.log", "rehearsal.json"]
+    assert (earlier / "output.log").read_text() == "of before"
 
 
 @pytest.mark.parametrize("ranks", [0, -1])

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The places that a resolved recipe writes to, tried before anything is computed.
+
+Without this a folder that cannot be written to is met at the first checkpoint, hours into a stage.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import nemo_run
+
+from data.writable import require_file, require_folder
+
+
+def require_places(recipe: nemo_run.Partial) -> None:
+    """Raise ValueError, with the key, for a place of the recipe that cannot be written to.
+
+    A checkpoint folder that a resumed run would not look into is refused as well.
+    """
+    saves, resumes = recipe.log.ckpt.dirpath, recipe.resume.resume_from_directory
+    if Path(saves).absolute() != Path(resumes).absolute():
+        raise ValueError(
+            f"log.ckpt.dirpath is {saves} and resume.resume_from_directory is {resumes}; a run "
+            "resumes from the folder that it saves to, so set both, or neither"
+        )
+    tried = set[Path]()
+    for key, path, is_file in places(recipe):
+        if path not in tried:
+            (require_file if is_file else require_folder)(path, key)
+        tried.add(path)
+
+
+def places(recipe: nemo_run.Partial) -> Iterator[tuple[str, Path, bool]]:
+    """Yield the key, the path and whether it is a file, of each place that the recipe writes to."""
+    yield "log.ckpt.dirpath", Path(recipe.log.ckpt.dirpath), False
+    yield "log.explicit_log_dir", Path(recipe.log.explicit_log_dir), False
+    yield "log.tensorboard.save_dir", Path(recipe.log.tensorboard.save_dir), False
+    for at, callback in enumerate(recipe.trainer.callbacks):
+        for name in sorted({"path", "folder"} & set(callback.__arguments__)):
+            key = f"trainer.callbacks[{at}].{name}"
+            yield key, Path(getattr(callback, name)), name == "path"
