@@ -136,7 +136,7 @@ def test_the_planner_lays_out_all_gpus_of_the_nodes():
         ((*PROLONG[:-1], "prolon"), "no ladder is called 'prolon'; did you mean prolong?"),
         (PROLONG[:-2], "--ladder is missing; there are tiny, nemo"),
         (("pretrain", "--stage", "64K"), "--card is missing; there are tiny"),
-        (PROLONG, "--stage is missing; ladder prolong has 64K, 512K"),
+        (PROLONG, "--stage is missing; name one of ladder prolong, which has 64K, 512K"),
         ((*PROLONG, "--stage", "128K"), "has no stage of 128K; it has 64K, 512K"),
         ((*PROLONG, "--stage", "64X"), "as 64K; not 64X"),
         ((*PROLONG, "--stage", "64K", "--nodes", "0"), "--nodes is 0; it must be at least 1"),

@@ -87,7 +87,9 @@ def test_words_search_all_columns_and_all_must_be_there(words, names):
         (["tinny"], "no recipe has 'tinny'; did you mean tiny"),
         (["llama31_8b_nemo_63k"], f"did you mean {NAME}"),
         (["tiny", "zzzzzz"], "no recipe has 'zzzzzz'; `longhaul recipes` lists them all"),
-        (["tiny", "nemo"], "no recipe has all of these words; 'tiny' is in 3, 'nemo' is in"),
+        (["tiny", "nemo"], "all of these words: 'tiny' is in tiny_512, tiny_2k, tiny_8k; 'nemo'"),
+        (["llama31_8b", "512k"], "--card llama31_8b --ladder prolong --stage 512K"),
+        (["foo"], "no recipe has 'foo'; `longhaul recipes` lists them all"),
         (["--cards", "zzzzzz"], "no card has 'zzzzzz'; leave the words out"),
     ],
 )

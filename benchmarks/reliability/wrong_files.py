@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong files and places: what is typed, what the answer has to name, and what lies in the folder.
+
+Of each name the bytes of the file, or None for an empty folder.
+"""
+
+import json
+from collections.abc import Mapping
+
+Files = Mapping[str, bytes | None]
+
+CLUSTER_FILES: dict[str, tuple[bytes, str]] = {
+    "latin1": (b"name: caf\xe9\n", "0xe9"),
+    "utf16": ("name: x\n".encode("utf-16"), "0xff"),
+    "empty": (b"", "empty"),
+    "list": (b"[1, 2]\n", "a list"),
+    "text": (b"hello\n", "a str"),
+    "cut": (b"hardware: {gpu: [", "line"),
+    "nul": (b"a\0b: 1\n", "not YAML"),
+    "twice": (b"executor: slurm\nexecutor: local\n", "executor twice, in lines 1 and 2"),
+    "circle": (b"hardware: &a {gpu: *a}\n", "line 1"),
+    "object": (b"name: !!python/object/apply:os.system ['true']\n", "python/object"),
+    "deep": (b"[" * 5_000, "not YAML"),
+    "large": (b"- 1\n" * 1_000_000, "262,144 bytes"),
+    "laughs": (
+        b"a0: &a0 [1]\n"
+        + b"".join(
+            b"a%d: &a%d [%s]\n" % (at, at, b", ".join([b"*a%d" % (at - 1)] * 10))
+            for at in range(1, 9)
+        ),
+        "1,000,000 values",
+    ),
+    "field": (b"slurmm: {}\n", "slurmm"),
+    "executor": (b"executor: moon\n", "moon"),
+    "time": (b"slurm: {time: 4:00:00}\n", "time"),
+    "unit": (b"slurm: {time: 'x'}\n", "x"),
+    "seconds": (b"slurm: {save_seconds: 5}\n", "save_seconds"),
+    "port": (b"tunnel: {port: 0}\n", "port"),
+    "variable": (b"environment: {'a b': 1}\n", "a b"),
+    "hardware": (b"hardware: 3\n", "hardware"),
+    "gpu": (b"hardware: {gpu: 3}\n", "gpu"),
+    "gpus": (b"hardware: {gpus: 3}\n", "gpus"),
+}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2,
+    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 256, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+    "max_position_embeddings": 2048, "hidden_act": "silu",
+}  # fmt: skip
+"""A config.json that is taken; each row changes one thing."""
+
+
+def llama(**changed: object) -> bytes:
+    """Return the config with fields changed, those of None left out."""
+    fields = {**LLAMA, **changed}
+    return json.dumps({key: value for key, value in fields.items() if value is not None}).encode()
+
+
+CONFIGS: dict[str, tuple[bytes, str]] = {
+    "cut": (b'{"model_type": "lla', "not JSON"),
+    "list": (b"[]", "no JSON object"),
+    "latin1": (b'{"a": "\xe9"}', "0xe9"),
+    "deep": (b"[" * 100_000, "nested too deeply"),
+    "large": (b" " * (2**22 + 1), "4,194,304 bytes"),
+    "family": (llama(model_type="gpt9"), "gpt9"),
+    "layers": (llama(num_hidden_layers=10**9), "1,000,000,000"),
+    "no layers": (llama(num_hidden_layers=0), "num_hidden_layers 0"),
+    "words": (llama(num_hidden_layers="two"), "'two'"),
+    "hidden": (llama(hidden_size=10**12), "1,000,000,000,000"),
+    "vocabulary": (llama(vocab_size=-1), "vocab_size -1"),
+    "no vocabulary": (llama(vocab_size=None), "vocab_size"),
+    "epsilon": (llama(rms_norm_eps=0), "rms_norm_eps 0"),
+    "activation": (llama(hidden_act="gelu"), "gelu"),
+    "bias": (llama(attention_bias=True), "attention_bias"),
+    "rotation": (llama(rope_scaling={"rope_type": "spiral", "factor": 2.0}), "spiral"),
+    "factor": (llama(rope_scaling={"rope_type": "linear", "factor": 0.5}), "0.5"),
+    "quantized": (llama(quantization_config={"bits": 4}), "quantization_config"),
+}
+_RUN = json.dumps({"ladder": "tiny", "card": "tiny", "stages": ["tiny_512"]}).encode()
+_STAGE = b'{"name": "tiny_512", "seq_length": 512}'
+_JSON_LINES = b'{"text": "one"}\n'
+_SPIKE = "doctor spike --run r"
+
+SOURCES = (
+    ("prepare --source a.jsonl --out s", "a.jsonl:2", {"a.jsonl": _JSON_LINES + b'{"text": \n'}),
+    ("prepare --source a.jsonl --out s", "a.jsonl:1", {"a.jsonl": b"[1]\n"}),
+    ("prepare --source a.jsonl --out s", "'text'", {"a.jsonl": b'{"txt": "one"}\n'}),
+    ("prepare --source a.jsonl --out s --text-key body", "'body'", {"a.jsonl": _JSON_LINES}),
+    ("prepare --source a.jsonl --out s", "a.jsonl:1", {"a.jsonl": b'{"text": "caf\xe9"}\n'}),
+    ("prepare --source a.jsonl --out s", "a.jsonl:1", {"a.jsonl": b'{"text": 3}\n'}),
+    ("prepare --source a.jsonl --out s", "a.jsonl:1", {"a.jsonl": b"[" * 50_000}),
+    ("prepare --source a.jsonl --out s", "a.jsonl", {"a.jsonl": b""}),
+    ("prepare --source a.jsonl.gz --out s", "a.jsonl.gz", {"a.jsonl.gz": b"\x1f\x8bnot"}),
+    ("prepare --source a.docx --out s", "a.docx", {"a.docx": b"x"}),
+    ("prepare --source d --out s", "d", {"d": None}),
+    ("prepare --source d --out s", "d", {"d/a.png": b"x", "d/b.bin": b"y"}),
+    ("prepare --source d --out s", "d", {"d/a.txt": b"a\0b"}),
+    ("prepare --source a.jsonl --out s --vocab-size 300", "a.jsonl", {"a.jsonl": _JSON_LINES}),
+)  # fmt: skip
+PLACES = (
+    ("prepare --out f", "f", {"f": b"x"}),
+    ("prepare --out f/s", "f", {"f": b"x"}),
+    ("prepare --out d", "d", {"d/thesis.txt": b"x"}),
+    ("prepare --out d --overwrite", "d", {"d/thesis.txt": b"x"}),
+    ("plan llama31_8b --seq 64K --plot f/x.png", "f/x.png", {"f": b"x"}),
+    ("plan llama31_8b --seq 64K --plot d.png", "d.png", {"d.png": None}),
+    ("rope --card tiny --plot f/x.png", "f/x.png", {"f": b"x"}),
+    ("show tiny_8k --to-yaml f/x.yaml", "f/x.yaml", {"f": b"x"}),
+    ("show tiny_8k --to-yaml d", "--to-yaml d", {"d": None}),
+    ("pretrain --factory tiny_8k --to-yaml f/x.yaml", "f/x.yaml", {"f": b"x"}),
+    ("run --ladder tiny --out f", "--out f", {"f": b"x"}),
+    ("run --ladder tiny --out f/r", "f/r", {"f": b"x"}),
+    ("rehearse tiny_8k --out f", "--out f", {"f": b"x"}),
+    ("rehearse tiny_8k --out d", "d", {"d/thesis.txt": b"x"}),
+    ("rehearse tiny_8k --write-card d.yaml", "d.yaml", {"d.yaml": None}),
+    ("import --from m --to f", "--to f", {"f": b"x", "m": None}),
+    ("import --from m --to f/x", "f/x", {"f": b"x", "m": None}),
+    ("export --from m --to d", "--to d", {"d": None, "m": None}),
+    ("export --from m --to f/x", "f/x", {"f": b"x", "m": None}),
+    ("report --run r --out f/x.html", "f/x.html", {"f": b"x", "r/run.json": _RUN}),
+)  # fmt: skip
+RUNS = (
+    ("report --run r", "r/run.json", {"r/run.json": b'{"ladder"'}),
+    ("report --run r", "r/run.json", {"r/run.json": b"[]"}),
+    ("report --run r", "'stages'", {"r/run.json": b'{"ladder": "a", "card": "b"}'}),
+    ("report --run r", "stages", {"r/run.json": b'{"ladder": "a", "card": "b", "stages": 3}'}),
+    ("report --run r", "'a/b'", {"r/run.json": _RUN.replace(b"tiny_512", b"a/b")}),
+    ("report --run r", "stage.json",
+     {"r/run.json": _RUN, "r/stages/tiny_512/stage.json": b'{"name": 3}'}),
+    ("report --run r", "metrics.jsonl",
+     {"r/run.json": _RUN, "r/stages/tiny_512/metrics.jsonl": b'{"step": "x"}\n'}),
+    ("report --run r", "tiny_512.json", {"r/run.json": _RUN, "r/eval/tiny_512.json": b"{"}),
+    ("report --run f", "f", {"f": b"x"}),
+    ("evaluate --run r --stage tiny_2k", "tiny_2k", {"r/run.json": _RUN}),
+    ("evaluate --run r --device tpu", "tpu", {"r/run.json": _RUN}),
+    ("evaluate --run r", "r/run.json", {"r/run.json": b"\xff\xfe"}),
+    (_SPIKE, "r", {"r/run.json": _RUN}),
+    (f"{_SPIKE} --stage tiny_2k", "tiny_2k", {"r/run.json": _RUN}),
+    (_SPIKE, "metrics.jsonl",
+     {"r/run.json": _RUN, "r/stages/tiny_512/metrics.jsonl": b"\0\0\0\xff garbage"}),
+    ("doctor slow --factory llama31_8b_nemo_64k --run r", "metrics.jsonl", {"r/run.json": _RUN}),
+    ("rope search --run r --stage tiny_2k --target 8K --out o.json", "tiny_2k",
+     {"r/run.json": _RUN, "r/stages/tiny_512/stage.json": _STAGE}),
+    ("rope search --run r --stage tiny_512 --target 512 --out o.json", "512",
+     {"r/run.json": _RUN, "r/stages/tiny_512/stage.json": _STAGE}),
+    ("rope search --run r --stage tiny_512 --target 2K --out f/o.json", "f/o.json",
+     {"r/run.json": _RUN, "r/stages/tiny_512/stage.json": _STAGE, "f": b"x"}),
+    ("export --from r --to x", "r/stages/tiny_512", {"r/stages/tiny_512/stage.json": _STAGE}),
+    ("export --from r --to x", "r", {"r": None}),
+    ("rehearse tiny_8k --store s", "s/manifest.json", {"s/manifest.json": b"{"}),
+    ("rehearse tiny_8k --store s", "manifest.json", {"s": None}),
+    ("run --ladder tiny --store f", "f", {"f": b"x"}),
+)  # fmt: skip
+ROTATIONS = (
+    ("rope --card tiny --method r.json", "r.json", {"r.json": b"{"}),
+    ("rope --card tiny --method r.json", "r.json", {"r.json": b"[]"}),
+    ("rope --card tiny --method r.json", "r.json", {"r.json": b"{}"}),
+    ("rope --card tiny --method r.json", "'x'", {"r.json": b'{"format": "x"}'}),
+    ("rope --card tiny --method r.json", "9",
+     {"r.json": b'{"format": "longhaul rope", "version": 9}'}),
+    ("rope --card tiny --method r.json", "0xe9", {"r.json": b'{"format": "\xe9"}'}),
+)  # fmt: skip
+TABLES: tuple[tuple[tuple[str, str, Files], ...], ...] = (
+    tuple(
+        (f"{command} c.yaml", named, {"c.yaml": content})
+        for content, named in CLUSTER_FILES.values()
+        for command in ("clusters check", "plan llama31_8b --seq 64K --cluster")
+        if command.startswith("clusters") or b"hardware" in content or b":" not in content
+    ),
+    tuple(
+        (f"{command} m", named, {"m/config.json": content})
+        for content, named in CONFIGS.values()
+        for command in ("import --to x --from", "rope --model")
+        if command.startswith("import") or named.startswith(("not", "no JSON", "0x", "nest"))
+    ),
+    SOURCES,
+    PLACES,
+    RUNS,
+    ROTATIONS,
+)
