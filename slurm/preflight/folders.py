@@ -58,11 +58,11 @@ def _run_folder(expected: Expected, folder: Path, host: str, written: int) -> It
 def _checkpoint_folder(expected: Expected, folder: Path) -> Iterator[Check]:
     """Yield whether checkpoints can be written, and their room where it is another file system."""
     try:
-        require_folder(folder, "checkpoints to")
+        require_folder(folder, "log.ckpt.dirpath")
     except ValueError as error:
         yield Check.failure(
             Group.FILES, "checkpoint folder", str(error),
-            "let the job's user write there, or leave log.ckpt.dirpath in the run folder",
+            "let the job's user write there, or leave it in the run folder",
         )  # fmt: skip
         return
     yield Check.ok(Group.FILES, "checkpoint folder", f"{folder}: can be written to")

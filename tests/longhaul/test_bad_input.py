@@ -63,6 +63,33 @@ def test_a_stage_whose_predecessor_stopped_early_is_refused(answer, small_store,
     assert "at step 10 of 20" in said
 
 
+def test_a_start_may_be_the_folder_of_a_stage(answer, small_store, tmp_path):
+    stage = tmp_path / "stages" / "tiny_2k"
+    _write_checkpoint(stage / "checkpoints" / "step=10", small_store, step=10, max_steps=20)
+    said = answer(*PRETRAIN, f"data.store={small_store}", f"resume.start={stage}").error()
+    assert "at step 10 of 20" in said
+
+
+def test_a_length_in_an_override_is_written_as_lengths_are(answer):
+    words = (
+        "data.seq_length=4K",
+        "model.config.seq_length=4K",
+        "trainer.callbacks[0].seq_length=4K",
+    )
+    code, shown, _ = answer(
+        *PRETRAIN, *words, "trainer.callbacks[0].tokens_per_batch=4K", "--dryrun"
+    )
+    assert code == 0
+    assert shown.count("seq_length: 4096") == 3
+
+
+def test_fewer_gpus_than_a_recipe_is_laid_out_for_are_noted(answer):
+    words = ("pretrain", "--factory", "llama3_8b_prolong_512k", "trainer.num_nodes=1")
+    code, _, said = answer(*words, "--to-yaml", "x.yaml")
+    assert code == 0
+    assert "is laid out for 32 GPUs and runs on 8" in said
+
+
 def test_a_store_made_with_another_tokenizer_than_the_checkpoint_is_refused(
     answer, small_store, tmp_path
 ):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from recipes.naming import length_from, length_shown, length_word
+from recipes.naming import budget_from, length_from, length_shown, length_word
 from recipes.units import K, M
 
 LENGTHS = [(512, "512"), (1536, "1,536"), (38_400, "38,400"), (64 * K, "64K"), (4 * M, "4M")]
@@ -38,3 +38,24 @@ def test_what_is_no_length_is_told_how_one_is_written(word):
 def test_a_length_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one token; not 0K"):
         length_from("0K")
+
+
+@pytest.mark.parametrize(
+    ("word", "tokens"),
+    [
+        ("400M", 400_000_000),
+        ("5B", 5 * 10**9),
+        ("0.5T", 5 * 10**11),
+        ("2.1b", 2_100_000_000),
+        ("1,000,000", 1_000_000),
+        ("512", 512),
+    ],
+)
+def test_a_budget_is_in_powers_of_ten(word, tokens):
+    assert budget_from(word) == tokens
+
+
+@pytest.mark.parametrize("word", ["1G", "", "-5B", "1.5", "B", "1e9", "nan", "1,00B"])
+def test_what_is_no_budget_is_told_how_one_is_written(word):
+    with pytest.raises(ValueError, match=r"as 1B, 0\.5T, 400M or 1,000,000; not"):
+        budget_from(word)

@@ -136,6 +136,18 @@ def test_folders_are_tried_and_left_as_they_were(tmp_path):
     assert list(run.iterdir()) == []
 
 
+def test_a_checkpoint_folder_apart_from_the_run_s_is_tried_as_well(tmp_path):
+    (tmp_path / "file").touch()
+    apart, free = tmp_path / "file" / "checkpoints", 2**40
+    checks = failed(folder_checks(Expected(checkpoint_folder=apart), "n1"))
+    assert f"log.ckpt.dirpath {apart} cannot be written" in checks["checkpoint folder"]
+    made = Expected(checkpoint_folder=tmp_path / "new" / "checkpoints", free_gib=free)
+    assert "GiB needed" in failed(folder_checks(made, "n1"))["free space"]
+    within = Expected(run_folder=tmp_path, checkpoint_folder=tmp_path / "new")
+    assert failed(folder_checks(within, "n1", written=1000)) == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize(("made", "said"), [(True, "is empty"), (False, "no such file")])
 def test_a_store_that_cannot_be_trained_on_fails(tmp_path, made, said):
     store = tmp_path / "store"
