@@ -1,27 +1,35 @@
 # One entry for people and CI. `make help` lists the targets.
-PYTHON ?= python3
 SHELL := bash
+
+# PYTHON=... names the interpreter; else the first of these that pyproject.toml admits.
+ADMITTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
+ifeq ($(origin PYTHON),undefined)
+    PYTHON := $(or $(shell for py in python3 python3.12 python3.11 python3.10; do \
+        $$py -c '$(ADMITTED)' 2>/dev/null && echo $$py && break; done),python3)
+endif
 
 VENV := .venv
 PY := $(VENV)/bin/python
+# The pip of Debian 12 (23.0.1) takes minutes to see that the lock leaves it no choice.
+PIP_RELEASE := pip>=24.1,<27
 PIP := $(PY) -m pip --quiet --quiet --disable-pip-version-check --no-input
 WORKERS ?= 3
 TEST_OPTIONS = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BUDGET_MINUTES = $(if $(ONLY),6,25)
 TORCH := $(shell sed -nE 's/^ *"(torch==[^"]+)".*/\1/p' pyproject.toml)
-PYTAG := $(shell for py in $(PY) $(PYTHON); do \
-    $$py -c 'import sys; print("py%d%d" % sys.version_info[:2])' 2>/dev/null && break; done)
+PYTAG := $(shell for py in "$(PY)" "$(PYTHON)"; do \
+    "$$py" -c 'import sys; print("py%d%d" % sys.version_info[:2])' 2>/dev/null && break; done)
 # A lock holds for the Python it was resolved for; another one gets the ranges of pyproject.toml.
 LOCK := constraints-$(PYTAG).txt
 CONSTRAINTS := $(wildcard $(LOCK))
 INSTALLED := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 
-.PHONY: help demo test durations rehearsals lint golden lock clean
+.PHONY: help demo test test-pythons durations rehearsals lint golden lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
 
 demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and write its report
 	@$(VENV)/bin/longhaul run --ladder tiny --executor local --out runs/tiny
@@ -30,6 +38,10 @@ demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and wr
 # computes while the one with the Slurm tests waits.
 test: $(INSTALLED)  ## run every test, on WORKERS=3 processes; ONLY='not slow' for a quarter of the time
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --budget-minutes $(BUDGET_MINUTES) $(if $(ONLY),-m '$(ONLY)')
+
+# Not of the suite: an environment of 3 to 7 GB for each Python, kept in .pythons for the next time.
+test-pythons:  ## dry run, training and fast tests on each Python of this machine, or on PYTHONS='A B'
+	@$(PYTHON) -m tests.every_python $(PYTHONS)
 
 durations: $(INSTALLED)  ## run every test and record the seconds of each file in tests/durations.json
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --write-durations
@@ -65,11 +77,16 @@ clean:  ## remove what builds and tests leave behind; keep the environment, stor
 # pip compiles on one core, compileall on all; files that are not valid Python 3 make it return 1.
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@if [ -e $(INSTALLING) ] || ! [ -x $(VENV)/bin/pip ]; then \
-	    $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || { \
-	        echo "Longhaul needs Python 3.10, 3.11 or 3.12; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	    "$(PYTHON)" -c '$(ADMITTED)' || { \
+	        echo "Longhaul needs Python 3.10, 3.11 or 3.12; $(PYTHON) is $$("$(PYTHON)" --version 2>&1)." \
 	            "Name one, as in: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }; \
+	    "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+	        version=$$("$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	        echo "$(PYTHON) (Python $$version) cannot make virtual environments: its package venv is" \
+	            "not installed; on Debian and Ubuntu: sudo apt install python$$version-venv" >&2; exit 1; }; \
 	    echo "Installing into $(VENV): about 3 minutes and 3 GB (more where torch comes with CUDA) ..."; \
-	    $(PYTHON) -m venv --clear $(VENV) && touch $(INSTALLING); \
+	    mkdir -p "$$(dirname $(VENV))" && "$(PYTHON)" -m venv --clear $(VENV) && touch $(INSTALLING) && \
+	    $(PIP) install --upgrade '$(PIP_RELEASE)' || exit 1; \
 	else echo "Bringing $(VENV) up to date with pyproject.toml ..."; fi
 	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) $(TORCH)
 	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) -e '.[dev]'

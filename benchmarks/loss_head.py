@@ -158,9 +158,7 @@ def contestants(tile: int) -> list[Contestant]:
     try:
         found.append(Contestant("DeepSpeed", _deepspeed(tile)))
     except ModuleNotFoundError:
-        found.append(
-            Contestant("DeepSpeed", plain.run, "not installed: pip install longhaul[bench]")
-        )
+        found.append(Contestant("DeepSpeed", plain.run, "not installed: pip install -e '.[bench]'"))
     return found
 
 

@@ -90,7 +90,7 @@ class Steps:
             try:
                 self._found[key] = step(self.shape, stack, seq, warm_up=True)
             except ModuleNotFoundError:
-                self._found[key] = Found(reason=NOT_INSTALLED.format("longhaul[bench]"))
+                self._found[key] = Found(reason=NOT_INSTALLED.format("-e '.[bench]'"))
             except MemoryError as raised:  # of the host
                 self._found[key] = Found(reason=str(raised))
         return self._found[key]

@@ -93,7 +93,7 @@ def measured(shape: Shape, given: Sequence[Stack], lengths: tuple[int, int]) -> 
         try:
             pair = step(shape, stack, lengths[0]), step(shape, stack, lengths[1])
         except ModuleNotFoundError:
-            missing = Found(reason="not installed: pip install longhaul[bench]")
+            missing = Found(reason="not installed: pip install -e '.[bench]'")
             found[stack.name] = missing, missing
             continue
         right = next(iter(found.values()), pair)

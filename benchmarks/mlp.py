@@ -166,7 +166,7 @@ def contestants(mlp: Mlp, tile: int) -> list[Contestant]:
     try:
         found.append(Contestant("DeepSpeed", _deepspeed(mlp, tile), _rebuilt_by_torch))
     except ModuleNotFoundError:
-        missing = "not installed: pip install longhaul[bench]"
+        missing = "not installed: pip install -e '.[bench]'"
         found.append(Contestant("DeepSpeed", mlp, _rebuilt_by_torch, missing))
     return found
 

@@ -52,7 +52,7 @@ class Peer:
     def missing(self) -> str:
         """Why it cannot be made here; empty where it can."""
         if version(self.package) is None:
-            return "not installed: pip install longhaul[bench]"
+            return "not installed: pip install -e '.[bench]'"
         return ""
 
 

@@ -13,6 +13,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from longhaul.own_packages import require_own_files, require_own_packages
+
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": False}
 
 
@@ -149,7 +151,8 @@ def main() -> None:
     # nemo-run starts torchrun by name; it is this environment's, activated or not.
     os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
     try:
-        app()
+        require_own_packages()
+        _run()
     except (ValueError, FileNotFoundError) as error:
         if os.environ.get("LONGHAUL_TRACEBACK"):
             raise
@@ -158,6 +161,14 @@ def main() -> None:
         if type(error).__module__ != "slurm.launch":
             raise
         sys.exit(_say(error, 1))
+
+
+def _run() -> None:
+    try:
+        app()
+    except ImportError:
+        require_own_files()
+        raise
 
 
 def _say(error: Exception, code: int) -> int:

@@ -69,15 +69,19 @@ def output_to(path: Path) -> Iterator[Console]:
 @contextmanager
 def loading(what: str) -> Iterator[None]:
     """Say what is being loaded, and hold back what it prints meanwhile unless it fails."""
+    from slurm.extensions import name_architecture
+
     with tempfile.TemporaryDirectory() as folder:
         held = Path(folder) / "output"
         try:
             with output_to(held) as console:
                 if console.is_terminal:
                     with console.status(f"loading {what}"):
+                        name_architecture()
                         yield
                 else:
                     console.print(f"loading {what}")
+                    name_architecture()
                     yield
         except ImportError:
             sys.stderr.write(held.read_text())

@@ -6,6 +6,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+DISTRIBUTION = "longhaul-recipes"
 LIBRARIES = ("torch", "nemo_toolkit", "megatron-core", "nemo_run", "transformers")
 TREE = Path(__file__).resolve().parents[1]
 
@@ -37,7 +38,7 @@ def commit(tree: Path = TREE) -> str:
 def page() -> str:
     """Return a line for Longhaul, with its commit in a checkout, and one for each library."""
     try:
-        own = version("longhaul")
+        own = version(DISTRIBUTION)
     except PackageNotFoundError:
         own = "not installed"
     revision = commit()

@@ -16,6 +16,8 @@ import yaml
 from nemo.collections import llm
 from nemo_run.core.serialization.yaml import YamlSerializer
 
+import recipes.signatures  # noqa: F401  # before the first config of a class of NeMo's
+
 TRUSTED = ("recipes", "custom_modules", "data", "nemo", "megatron.core", "lightning.pytorch")
 
 

@@ -11,6 +11,8 @@ is not told, so it asks. So does one that cannot write down that it failed.
 import shlex
 from pathlib import Path
 
+from slurm.extensions import FOLDER
+
 _TRAP = """
 trap : TERM
 longhaul_without() {
@@ -40,6 +42,7 @@ longhaul_again() {
 longhaul_ended() {
     local code=$? state="" said="" failures=0
     set +ex
+    rm -rf "$LONGHAUL_OUTCOME.extensions"
     [ -r "$LONGHAUL_OUTCOME" ] && read -r state said <"$LONGHAUL_OUTCOME"
     echo "longhaul: the ranks ended with $code; ${state:-failed} $said"
     [ "$state" = finished ] && exit 0
@@ -66,6 +69,7 @@ longhaul_ended() {
 trap longhaul_ended EXIT
 mkdir -p "$(dirname "$LONGHAUL_OUTCOME")"
 rm -f "$LONGHAUL_OUTCOME"
+rm -rf "$LONGHAUL_OUTCOME.extensions"  # what a killed attempt left: its lock would be waited for
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] && rm -f "$LONGHAUL_OUTCOME".{failures,bad_nodes,steps}
 """
 
@@ -81,6 +85,7 @@ def setup_lines(
         f"export LONGHAUL_OUTCOME={shlex.quote(str(outcome))}",
         f"LONGHAUL_MOST_FAILURES={most_failures}",
         f"LONGHAUL_EXCLUDED={shlex.quote(excluded or '')}",
+        f'export {FOLDER}="${{{FOLDER}:-$LONGHAUL_OUTCOME.extensions}}"',
     ]
     if python is not None:
         said.append(f'export PATH={shlex.quote(python + "/bin")}:"$PATH"')

@@ -13,6 +13,7 @@ from recipes.nearest import hint
 from slurm.batch_script import setup_lines
 from slurm.cluster_file import PLACEHOLDER, ClusterFile
 from slurm.local import ALLOCATOR, OF_EVERY_RANK, allocator_settings, local_executor
+from slurm.quoting import QuotedJobDetails, QuotedTunnel, require_nameable
 
 PREFIX = "longhaul."
 REACHED_SECONDS = 10.0
@@ -93,6 +94,9 @@ def _slurm(
             f"cluster {file.name} names no account; set slurm.account in the file, or --account"
         )
     container = file.container
+    require_nameable(
+        folder, in_container=container is not None, through_ssh=file.tunnel.kind == "ssh"
+    )
     return run.SlurmExecutor(
         account=chosen.account,
         partition=chosen.partition,
@@ -129,6 +133,7 @@ def _slurm(
             excluded=chosen.exclude,
         ),
         packager=run.GitArchivePackager(include_submodules=False),
+        job_details=QuotedJobDetails(),
         tunnel=_tunnel(file, folder),
         poll_estimated_start_time=False,
     )
@@ -137,7 +142,7 @@ def _slurm(
 def _tunnel(file: ClusterFile, folder: Path) -> Any:
     tunnel = file.tunnel
     if tunnel.kind == "local":
-        return run.LocalTunnel(job_dir=str(folder / "experiments"))  # where nemo-run writes too
+        return QuotedTunnel(job_dir=str(folder / "experiments"))  # where nemo-run writes too
     missing = [name for name in ("host", "user", "folder") if getattr(tunnel, name) is None]
     if missing:
         raise ValueError(

@@ -16,8 +16,9 @@ from typing import Any
 import nemo_run as run
 from torchx.specs import AppState
 
-from slurm.local import stop_ranks
+from slurm.local import started_without_shell, stop_ranks
 from slurm.outcome import VARIABLE, outcome
+from slurm.quoting import pack
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,14 @@ class Chain(run.Experiment):
     tell: Callable[[str], Any] = print
     words: Mapping[str, Path] = MappingProxyType({})
     """Where jobs leave how they ended: one that was told to stop ends well, but is not finished."""
+
+    def _prepare(self, exist_ok: bool = False) -> None:
+        super()._prepare(exist_ok=exist_ok)
+        for job in self.jobs:
+            if isinstance(job.executor, run.LocalExecutor):
+                for role in job._executable.roles:
+                    started_without_shell(role, Path(job.executor.job_dir))
+        pack([job.executor for job in self.jobs if isinstance(job.executor, run.SlurmExecutor)])
 
     def _wait_for_jobs(self, jobs: list[Any]) -> None:
         def stop(signum: int, frame: Any) -> None:

@@ -2,17 +2,23 @@
 """This machine as a place to run: nemo-run's local executor with torchrun."""
 
 import os
+import shlex
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import nemo_run as run
 import psutil
+from nemo_run.core.runners import fdl_runner
+from torchx.specs import Role
 
 from recipes.planner import limits
+from slurm.extensions import FOLDER as EXTENSIONS
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+TREE = Path(__file__).resolve().parents[1]
 OF_EVERY_RANK = {
     "HF_HUB_OFFLINE": "1",  # a run reads the tokenizer of its store, never the hub
     "TOKENIZERS_PARALLELISM": "false",
@@ -31,9 +37,41 @@ def local_executor(ranks: int) -> run.LocalExecutor:
         env_vars={
             "OMP_NUM_THREADS": str(threads),
             ALLOCATOR: allocator_settings(said),
+            **_python_path(),
             **OF_EVERY_RANK,
         },
     )
+
+
+def _python_path() -> dict[str, str]:
+    """Return the variables by which ranks import the packages that this process does.
+
+    A file of the user's that has the name of one is not imported for it: neither the working
+    folder nor that of the script comes first.
+    """
+    found = {"PYTHONSAFEPATH": "1"}  # from Python 3.11 on, for what ranks start with -c or -m too
+    if (TREE / "pyproject.toml").is_file():  # in a clone, which need not be the one installed
+        before = os.environ.get("PYTHONPATH")
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TREE), before)))
+    return found
+
+
+def started_without_shell(role: Role, job_folder: Path) -> None:
+    """Change what nemo-run has made of a local job into what torchx starts as it is meant.
+
+    nemo-run quotes the words for a shell and torchx starts torchrun without one, so that a path
+    with a blank or an umlaut kept its quotes; what torchx does look for is `$`. The ranks run the
+    file of nemo-run's runner instead of `-m` and its name, which would put the working folder first
+    on Python's path.
+    """
+    if role.entrypoint != "torchrun":
+        return
+    words = ["".join(shlex.split(word)) for word in role.args]
+    at = words.index("-m")
+    words[at : at + 2] = [str(fdl_runner.__file__)]
+    role.args = [word.replace("$", "$$") for word in words]
+    if EXTENSIONS not in os.environ:
+        role.env.setdefault(EXTENSIONS, str(job_folder / "extensions").replace("$", "$$"))
 
 
 def allocator_settings(said: str) -> str:

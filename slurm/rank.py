@@ -15,6 +15,7 @@ from typing import Any
 
 from recipes.finished import steps_taken
 from recipes.gate import GateShutError
+from slurm.extensions import name_architecture
 from slurm.outcome import State, await_word, began, blame, leave
 from slurm.preflight.check import PreflightError, blamed
 from slurm.preflight.expected import Expected
@@ -74,6 +75,7 @@ def run(task: Callable[[], Any], expected: Expected | None = None, seconds: floa
     join()
     if expected is not None:
         _look(expected, seconds)
+    name_architecture()
     try:
         task()
     except GateShutError as error:
@@ -93,6 +95,7 @@ def train(config: str, expected: Expected | None = None, seconds: float = SECOND
     join(blocked=True)
     if expected is not None:
         _look(expected, seconds)
+    name_architecture()
     import fiddle as fdl
 
     from custom_modules.callbacks.loss_guard import LossBrokeError

@@ -36,21 +36,26 @@ class Scheduling(LoadFileScheduling):
     """Give a worker a whole file at a time, and one worker all files that need Slurm."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return scope(nodeid.split("::", 1)[0])
+        return scope(file_of(nodeid))
 
 
 def longest_first(items: list[pytest.Item], recorded: dict[str, float]) -> None:
     """Sort tests by the recorded seconds of what shares their worker; slow ones without first."""
-    slow = {file_of(item) for item in items if item.get_closest_marker("slow")}
+    slow = {file_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
     seconds: dict[str, float] = defaultdict(float)
-    for file in {file_of(item) for item in items}:
+    for file in {file_of(item.nodeid) for item in items}:
         seconds[scope(file)] += recorded.get(file, 100.0 if file in slow else 0.0)
-    items.sort(key=lambda item: (-seconds[scope(file_of(item))], -recorded.get(file_of(item), 0.0)))
+
+    def order(item: pytest.Item) -> tuple[float, float]:
+        file = file_of(item.nodeid)
+        return -seconds[scope(file)], -recorded.get(file, 0.0)
+
+    items.sort(key=order)
 
 
-def file_of(item: pytest.Item) -> str:
+def file_of(nodeid: str) -> str:
     """Return a test's file as its name has it."""
-    return item.nodeid.split("::", 1)[0]
+    return nodeid.split("::", 1)[0]
 
 
 def read() -> dict[str, float]:
@@ -63,7 +68,7 @@ def by_file(reports: Iterable[Any]) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for report in reports:
         if hasattr(report, "duration"):
-            seconds[report.nodeid.split("::", 1)[0]] += report.duration
+            seconds[file_of(report.nodeid)] += report.duration
     return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
 
 

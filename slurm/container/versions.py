@@ -129,7 +129,7 @@ def installed_faults(before: list[str]) -> Iterator[str]:
     after = kept()
     yield from (f"{line} was the image's and is gone" for line in sorted({*before} - {*after}))
     yield from (f"{line} came on top of the image's" for line in sorted({*after} - {*before}))
-    yield from unmet("longhaul", EXTRAS)
+    yield from unmet("longhaul-recipes", EXTRAS)
     yield from shadowed()
 
 
@@ -137,7 +137,7 @@ def health_faults() -> Iterator[str]:
     """Yield why a container would not do its work; needs no GPU and imports no torch."""
     if not found("torch"):
         yield "torch is not installed"
-    yield from unmet("longhaul", EXTRAS)
+    yield from unmet("longhaul-recipes", EXTRAS)
     command = [sys.executable, "-c", "from longhaul.cli import main; main()", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     if done.returncode:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installed versions against our own pins, as the metadata of `longhaul` has them; light."""
+"""Installed versions against the pins in the metadata of `longhaul-recipes`; light."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -20,11 +20,11 @@ PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 def pins() -> dict[str, str]:
     """Return the ranges of our requirements by name, as `{"torch": "==2.13.0"}`.
 
-    From the metadata of the installed `longhaul`, else, as in a tree that nemo-run has unpacked,
-    from its pyproject.toml.
+    From the metadata of the installed `longhaul-recipes`, else, as in a tree that nemo-run has
+    unpacked, from its pyproject.toml.
     """
     try:
-        lines = requires("longhaul") or []
+        lines = requires("longhaul-recipes") or []
     except PackageNotFoundError:
         text = PYPROJECT.read_text() if PYPROJECT.is_file() else ""
         lines = re.findall(r'"([\w.-]+(?:\[[\w,-]+\])?[<>=!][^"]*)"', text)
@@ -62,7 +62,7 @@ def version_checks(
         if pin is None:
             yield Check.warning(
                 Group.VERSIONS, name, f"{found or 'not installed'}; our pin is unknown",
-                "install longhaul, or run in its tree",
+                "install longhaul-recipes (`make` in its clone), or run in its tree",
             )  # fmt: skip
         elif found is None:
             yield Check.failure(

@@ -21,7 +21,7 @@ from tests.house.rooms import TREE
 
 pytestmark = pytest.mark.slow
 
-NOT_INSTALLED = "not installed: pip install longhaul[bench]"
+NOT_INSTALLED = "not installed: pip install -e '.[bench]'"
 
 
 def page_of(module, *arguments, out, status=0, error=""):

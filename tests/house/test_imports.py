@@ -40,6 +40,7 @@ HEAVY_RECIPES = {
     "recipes.one_step",
     "recipes.pretrain",
     "recipes.schedule",
+    "recipes.signatures",
     "recipes.strategy",
     "recipes.train_short",
     "recipes.verified",
@@ -120,7 +121,7 @@ def normal(distribution: str) -> str:
 
 def declared_distributions() -> set[str]:
     """Return the names of the dependencies and extras of the installed distribution."""
-    return {normal(re.match(r"[\w.-]+", text)[0]) for text in requires("longhaul")}
+    return {normal(re.match(r"[\w.-]+", text)[0]) for text in requires("longhaul-recipes")}
 
 
 def plant(tree: Path, module: str, source: str) -> None:

@@ -46,7 +46,7 @@ def test_every_file_of_a_room_is_in_the_wheel(installed):
 
 
 def test_the_licence_is_in_the_wheel(installed):
-    (licence,) = installed.glob("longhaul-*.dist-info/licenses/LICENSE")
+    (licence,) = installed.glob("longhaul_recipes-*.dist-info/licenses/LICENSE")
     assert licence.read_text() == (TREE / "LICENSE").read_text()
 
 

@@ -48,7 +48,7 @@ def test_the_list_has_the_first_line_of_a_command_s_help(name):
 
 def test_help_imports_no_command():
     shown, ours = imported("--help")
-    assert ours == {"longhaul", "longhaul.cli"}
+    assert ours == {"longhaul", "longhaul.cli", "longhaul.own_packages"}
     for name, command in cli.COMMANDS.items():
         assert name in shown
         assert command.summary.split()[0] in shown
@@ -78,7 +78,7 @@ def test_the_version_has_the_commit_and_the_libraries(answer):
     code, shown, _ = answer("--version")
     assert code == 0
     lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
-    assert lines["longhaul"] == f"{version('longhaul')} ({commit(TREE)})"
+    assert lines["longhaul"] == f"{version('longhaul-recipes')} ({commit(TREE)})"
     for name in ("nemo_toolkit", "megatron-core", "torch"):
         assert lines[name] == version(name)
 

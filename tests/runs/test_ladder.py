@@ -2,6 +2,7 @@
 """The whole ladder by one command: every stage from the last one, resumable, to the report."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -23,15 +24,23 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, small_store):
-    """Return the folder of a short run of the tiny ladder, killed once in its second stage."""
-    folder = tmp_path_factory.mktemp("ladder")
-    run = folder / "run"
+    """Return the folder of a short run of the tiny ladder, killed once in its second stage.
+
+    Blanks and an umlaut are in every path, and in the working folder lie files of the user's own
+    that have the names of our packages.
+    """
+    folder = tmp_path_factory.mktemp("the ladder of Jürgen")
+    run, store = folder / "a run", folder / "a store"
+    shutil.copytree(small_store, store)
+    for name in ("data.py", "eval.py", "recipes/__init__.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("raise SystemExit('a file of the user was imported')\n")
     command = [
         LONGHAUL, "run", "--ladder", "tiny", "--executor", "local",
-        "--out", run, "--store", small_store,
+        "--out", run, "--store", store,
         f"trainer.max_steps={STEPS}", "trainer.val_check_interval=3",
     ]  # fmt: skip
-    first = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    first = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, cwd=folder)
     deadline = time.monotonic() + 600
     try:
         while not _steps(run, "tiny_2k"):
@@ -42,7 +51,7 @@ def finished(tmp_path_factory, small_store):
         kill_tree(first.pid)
         first.wait()
     before = (run / "stages" / "tiny_512" / "metrics.jsonl").read_text()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (run / "stages" / "tiny_512" / "metrics.jsonl").read_text() == before
     return run, done

@@ -27,7 +27,6 @@ class Chain:
         self.slurm, self.run = slurm, folder / "run"
         site = folder / "site.yaml"
         site.write_text(yaml.safe_dump(_site(**limits)))
-        # A clone, since the packager unpacks its archive beside the files that it packs.
         subprocess.run(["git", "clone", "--quiet", "--shared", TREE, folder / "tree"], check=True)
         slurm.run(
             sys.executable, "-m", "longhaul.cli", "run", "--ladder", "tiny", "--executor", "slurm",
@@ -83,8 +82,11 @@ def store(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(slurm, store, tmp_path_factory):
-    """Return a chain that ended, its second stage told to stop on the way."""
-    folder = tmp_path_factory.mktemp("whole")
+    """Return a chain that ended, its second stage told to stop on the way.
+
+    Its clone, run folder and scripts have blanks and an umlaut in their paths.
+    """
+    folder = tmp_path_factory.mktemp("the chain of Jürgen")
     chain = Chain(slurm, folder, "--export", str(folder / "exported"), steps=12, store=store)
     chain.until_step("tiny_2k", 4)
     slurm.signal(chain.number("tiny_2k"), "TERM")

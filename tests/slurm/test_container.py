@@ -128,7 +128,7 @@ def test_the_build_gets_what_the_package_is_built_from_and_nothing_else():
 
 def ours() -> list[Requirement]:
     """Return what pyproject.toml requires of the container, NVIDIA's torch apart."""
-    wanted = [Requirement(text) for text in requires("longhaul")]
+    wanted = [Requirement(text) for text in requires("longhaul-recipes")]
     applying = [one for one in wanted if versions.applies(one, versions.EXTRAS)]
     assert len(applying) > 15
     return [one for one in applying if not versions.stays(one.name)]
@@ -222,7 +222,7 @@ def test_a_checkout_that_python_would_import_before_our_pin_is_noticed(tmp_path,
 
 
 def test_the_environment_of_the_tests_is_healthy():
-    monkey = list(versions.unmet("longhaul"))
+    monkey = list(versions.unmet("longhaul-recipes"))
     assert monkey == []
 
 

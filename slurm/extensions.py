@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where and for what Megatron-Core compiles its CUDA extension, which it does when imported; light.
+
+torch asks the devices what to compile for, and without one ends in an IndexError where a CUDA
+toolkit is installed: on a login node, or in a job that asked for no GPU. A process that is killed
+while it compiles leaves torch's lock behind, for which every later one waits without end.
+"""
+
+import os
+
+FOLDER = "TORCH_EXTENSIONS_DIR"
+"""Environment variable: where torch compiles; a job has a folder of its own, so no old lock."""
+ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
+"""Environment variable: the devices that torch compiles for."""
+WITHOUT_DEVICE = "9.0"
+"""An architecture that every CUDA toolkit since 11.8 knows; nothing is run on it."""
+
+
+def name_architecture() -> None:
+    """Set an architecture where no device answers and the user names none. Imports torch."""
+    import torch
+
+    named = os.environ.get(ARCHITECTURES, "")
+    if named in ("", "native") and torch.cuda.device_count() == 0:  # torch would ask the devices
+        os.environ[ARCHITECTURES] = WITHOUT_DEVICE

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders with blanks in what nemo-run hands to Slurm, and to a shell on the way there.
+
+nemo-run writes paths into its commands and scripts as they are. Here the folder of the jobs is a
+word of the shell wherever it is written, and the code of a job is unpacked without a shell. What
+Slurm or a container cannot name at all is refused.
+"""
+
+import logging
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import nemo_run as run
+from nemo_run.core.execution import slurm
+from nemo_run.core.execution.slurm import SlurmJobDetails, get_packaging_job_key
+from nemo_run.core.tunnel.client import PackagingJob
+
+PATTERN = "%\\\n"
+"""Characters that Slurm reads as more than themselves in the name of a log."""
+BETWEEN_MOUNTS = " \t,:"
+"""Characters that end a path where pyxis reads mounts."""
+
+
+@dataclass(kw_only=True)
+class QuotedJobDetails(SlurmJobDetails):
+    """nemo-run's places of a job's logs, those of the ranks as words of the script."""
+
+    @property
+    def srun_stdout(self) -> Path:
+        """Return the log of the ranks; its variable is the script's."""
+        return Path(shlex.quote(str(self.folder)), super().srun_stdout.name)
+
+    @property
+    def ls_term(self) -> str:
+        """Return the pattern of all logs."""
+        return f"{shlex.quote(str(self.folder))}/log*"
+
+
+@dataclass(kw_only=True)
+class QuotedTunnel(run.LocalTunnel):
+    """nemo-run's commands on this machine; its folder is only ever a word of one."""
+
+    def _set_job_dir(self, experiment_id: str) -> None:
+        super()._set_job_dir(experiment_id)
+        self.job_dir = shlex.quote(self.job_dir)
+
+
+def require_nameable(folder: Path, *, in_container: bool, through_ssh: bool) -> None:
+    """Raise ValueError where Slurm, or what a job needs besides, could not name a run's folder."""
+    path, why = str(folder.absolute()), "Slurm"
+    refused = {*PATTERN} & {*path}
+    if not refused and in_container:
+        refused, why = {*BETWEEN_MOUNTS} & {*path}, "pyxis, which mounts it into the container,"
+    if not refused and through_ssh:
+        refused = {one for one in path if shlex.quote(one) != one}
+        why = "nemo-run, which copies it through the SSH tunnel,"
+    if refused:
+        shown = " and ".join(map(repr, sorted(refused)))
+        raise ValueError(
+            f"{why} cannot name {path!r}, which has {shown} in it; choose another --out"
+        )
+
+
+def pack(executors: Sequence[run.SlurmExecutor]) -> None:
+    """Unpack the committed tree into the folder of each job, where its ranks run.
+
+    nemo-run then does not, which would hand the paths to a shell and work in the tree itself.
+    """
+    logging.getLogger(slurm.__name__).setLevel(logging.WARNING)  # it says that it packs nothing
+    packed = {}
+    for one in executors:
+        folder = Path(one.job_dir)
+        if not (folder / "code").exists():
+            (folder / "code").mkdir(parents=True)
+            archive = subprocess.run(
+                ["git", "-C", _top(), "archive", "--format=tar", "HEAD"],
+                check=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+            command = ["tar", "-x", "-C", str(folder / "code")]
+            subprocess.run(command, check=True, input=archive.stdout)
+        packed[get_packaging_job_key(one.experiment_id, folder.name)] = PackagingJob(symlink=False)
+        if isinstance(one.tunnel, QuotedTunnel):
+            one.job_details.folder = one.job_dir
+    for one in executors:
+        one.tunnel.packaging_jobs.update(packed)
+
+
+def _top() -> str:
+    found = subprocess.run(
+        ["git", "rev-parse", "--show-toplevel"], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return found.stdout.removesuffix("\n")

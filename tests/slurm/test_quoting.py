@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch scripts of folders that a shell would split, and folders that no script can name."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import nemo_run as run
+import pytest
+
+from slurm.cluster_file import ClusterFile, Container, Slurm, Tunnel
+from slurm.executors import executor
+from slurm.launch import Job, scripts
+
+SITE = {"name": "mine", "slurm": Slurm(account="me")}
+
+
+def made(folder: Path, **fields) -> run.SlurmExecutor:
+    site = ClusterFile(**(SITE | fields))
+    return executor(site, nodes=1, ranks_per_node=1, folder=folder, outcome=folder / "outcome")
+
+
+def test_a_script_names_a_folder_with_blanks_as_one_word(tmp_path):
+    folder = tmp_path / "the $runs of Jürgen's group"
+    job = Job("stage", run.Partial(subprocess.getoutput, "true"), made(folder))
+    script = scripts("ladder", [job], folder)["stage"]
+    (output,) = (line for line in script.splitlines() if line.startswith("#SBATCH --output="))
+    assert Path(shlex.split(output)[1].removeprefix("--output=")).is_relative_to(folder)
+    (srun,) = (line for line in script.splitlines() if "fdl_runner" in line)
+    words = shlex.split(srun)
+    for word in (words[words.index("--output") + 1], words[words.index("--chdir") + 1], words[-1]):
+        assert Path(word).is_relative_to(folder / "experiments")
+    assert f"LONGHAUL_OUTCOME={shlex.quote(str(folder / 'outcome'))}" in script
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "why"),
+    [
+        ("100%", {}, "Slurm cannot name .*, which has '%' in it"),
+        ("a b", {"container": Container(image="/x.sqsh")}, "pyxis, .* cannot name .*' '"),
+        ("a:b", {"container": Container(image="/x.sqsh")}, "pyxis, .* cannot name .*':'"),
+        ("a b", {"tunnel": Tunnel(kind="ssh", host="h", user="me", folder="/x")}, "SSH tunnel"),
+    ],
+)
+def test_a_folder_that_no_script_can_name_is_refused(name, fields, why):
+    with pytest.raises(ValueError, match=why + ".*; choose another --out"):
+        made(Path("/shared") / name, **fields)
+    made(Path("/shared/ab"), **fields)
