@@ -3,8 +3,8 @@
 
 Every reader of a checkpoint goes through `verified`: training, evaluation, export and merging. Its
 block is the reading; the sums of the files are computed in threads at the same time, each by one
-rank of the job, and all ranks learn the result. The cost is 0.7 s of a CPU core for 1 GB, of which
-reading hides what it leaves of the cores (benchmarks/reliability/verification.py).
+rank of the job, and all ranks learn the result. The cost is 0.7 s of a CPU core for 1 GB; where
+cores are idle, hashing overlaps with reading (benchmarks/reliability/verification.py).
 """
 
 import logging
