@@ -99,6 +99,17 @@ def test_verbose_shows_it_all():
     assert {"loading libraries", "of a C library", "of a child", "the result"} <= set(lines)
 
 
+def test_verbose_shows_what_ranks_write_and_keeps_it_in_their_log(tmp_path):
+    log = tmp_path / "output.log"
+    code, lines = noisy(
+        "pass", f"(__import__('longhaul.messages').messages.set_verbosity('verbose') or "
+        f"__import__('longhaul.console').console.output_to(__import__('pathlib').Path({str(log)!r})))",
+    )  # fmt: skip
+    assert code == 0
+    assert {"on stdout", "of a C library", "of a child"} <= set(log.read_text().splitlines())
+    assert {"on stdout", "of a C library", "of a child", "the result"} <= set(lines)
+
+
 @pytest.mark.slow
 def test_a_misspelled_override_is_answered_in_three_lines_on_a_terminal():
     code, lines = on_terminal(*CLI, "pretrain", "--factory", "tiny_8k", "trainer.max_stepz=1")
