@@ -143,9 +143,9 @@ def _edited(stage: Path, *path: str, to: object) -> None:
         (("--from", "PUBLISHED", "--card", "llama31_8"), "did you mean llama31_8b"),
         (("--from", "PUBLISHED", "--card", "llama31_8b"), "layers is 2 where llama31_8b has 32"),
         (("--from", "PUBLISHED", "--to", "."), "is there already"),
-        (("--from", "PUBLISHED", "--to", "file/x"), "file is no folder"),
+        (("--from", "PUBLISHED", "--to", "file/x"), "file is not a folder"),
         (("--from", "PUBLISHED", "--to", "dangling"), "dangling is a link"),
-        (("--from", "PUBLISHED", "--to", "n" * 300), "File name too long"),
+        (("--from", "PUBLISHED", "--to", "n" * 300), "file name too long"),
         (("--from", "PUBLISHED", "--revision", "main"), "is a folder"),
     ],
 )
