@@ -13,6 +13,7 @@ import pytest
 
 from tests import warm_start
 from tests.conditions import until
+from tests.ranks import kill_tree
 from tests.slurm.processes import running
 
 SEES = """
@@ -74,6 +75,11 @@ def forked_for(folder: Path, process: subprocess.Popen) -> int:
     place = folder / f"{process.pid}.forked"
     until(place.exists)
     return int(until(place.read_text))
+
+
+def parent(process: int) -> int:
+    """Return the process that started another, or took it over."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_program_sees_what_it_was_started_with(rank, tmp_path):
@@ -183,13 +189,25 @@ def test_other_programs_start_by_themselves():
     assert done.stdout == "True False\n"
 
 
+def test_the_server_is_not_below_the_process_that_started_it(rank):
+    folder = warm_start.make_folder(["wave"])
+    try:
+        started = rank(WAITS, folder=folder)
+        serving = parent(forked_for(folder, started))
+        kill_tree(started.pid)
+        assert parent(serving) != started.pid
+        assert running(serving)
+        os.kill(serving, signal.SIGKILL)
+    finally:
+        shutil.rmtree(folder)
+
+
 def test_a_server_that_dies_ends_what_it_forked_and_is_not_waited_for(rank):
     folder = warm_start.make_folder(["wave"])
     try:
         started = rank(WAITS, folder=folder)
         forked = forked_for(folder, started)
-        serving = Path(f"/proc/{forked}/stat").read_text().rpartition(")")[2].split()[1]
-        os.kill(int(serving), signal.SIGKILL)
+        os.kill(parent(forked), signal.SIGKILL)
         assert "warm-start server of the tests has ended" in started.communicate(timeout=60)[1]
         assert started.returncode == 70
         until(lambda: not running(forked))

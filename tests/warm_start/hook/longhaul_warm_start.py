@@ -155,12 +155,19 @@ def _start(folder: str, address: str) -> None:
         listener.bind(address)
         listener.listen(64)
         del environment[FOLDER]
-        subprocess.Popen(
-            [sys.executable, os.path.join(os.path.dirname(os.path.dirname(__file__)), "server.py"),
-             folder, str(listener.fileno())],
-            env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            pass_fds=[listener.fileno()], start_new_session=True,
-        )  # fmt: skip
+        program = os.path.join(os.path.dirname(os.path.dirname(__file__)), "server.py")
+        # By a child that ends: who kills this process and all below it does not mean the server.
+        if between := os.fork():
+            os.waitpid(between, 0)
+            return
+        try:
+            subprocess.Popen(
+                [sys.executable, program, folder, str(listener.fileno())],
+                env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                pass_fds=[listener.fileno()], start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os._exit(0)
 
 
 def _is_open(descriptor: int) -> bool:
