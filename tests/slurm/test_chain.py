@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -112,12 +113,12 @@ def test_the_ladder_runs_to_an_exported_model_with_every_gate_passed(whole, slur
 
 def test_a_stage_that_was_told_to_stop_ends_as_one_that_was_not(whole, slurm, tmp_path):
     assert slurm.restarts(whole.number("tiny_2k")) == 1
-    text = (whole.run / "stages" / "tiny_2k" / "config.yaml").read_text()
+    here = whole.run / "stages" / "tiny_2k"
     config = tmp_path / "stages" / "tiny_2k" / "config.yaml"
     config.parent.mkdir(parents=True)
-    here = str(whole.run / "stages" / "tiny_2k")
-    config.write_text(text.replace(here, str(config.parent)).replace("num_nodes: 2", "num_nodes: 1")
-                      .replace("devices: 1", "devices: 2"))  # fmt: skip
+    recipe = moved(yaml.safe_load((here / "config.yaml").read_text()), str(here), str(config.parent))
+    recipe["trainer"] |= {"num_nodes": 1, "devices": 2}
+    config.write_text(yaml.safe_dump(recipe))
     train = f"from slurm.rank import train; train({str(config)!r})"
     ranks = tmp_path / "ranks.py"
     ranks.write_text(f"if __name__ == '__main__':\n    {train}\n")
@@ -130,6 +131,15 @@ def test_a_stage_that_was_told_to_stop_ends_as_one_that_was_not(whole, slurm, tm
     assert [one["step"] for one in stopped] == list(range(1, 13))
     assert [one["samples"] for one in stopped] == [one["samples"] for one in alone]
     assert [one["loss"] for one in stopped] == [one["loss"] for one in alone]
+
+
+def moved(node: Any, here: str, there: str) -> Any:
+    """Return a recipe's tree with one folder in the place of another."""
+    if isinstance(node, dict):
+        return {key: moved(value, here, there) for key, value in node.items()}
+    if isinstance(node, list):
+        return [moved(value, here, there) for value in node]
+    return node.replace(here, there) if isinstance(node, str) else node
 
 
 def slurm_environment(slurm) -> dict[str, str]:

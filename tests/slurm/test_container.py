@@ -321,7 +321,7 @@ def test_a_build_names_the_commit_and_hides_the_credentials_of_its_remote(tmp_pa
     revision = run("git", "-C", tree, "rev-parse", "HEAD").stdout.strip()
     given = done.stdout.split()
     assert f"REVISION={revision}" in given
-    assert f"VERSION={version('longhaul')}" in given
+    assert f"VERSION={version('longhaul-recipes')}" in given
     assert "USER_ID=2000" in given
     assert "SOURCE=https://example.org/longhaul.git" in given
     assert re.search(r"SOURCE_DATE_EPOCH=\d{9,}", done.stdout)
