@@ -116,7 +116,9 @@ def test_a_stage_that_was_told_to_stop_ends_as_one_that_was_not(whole, slurm, tm
     here = whole.run / "stages" / "tiny_2k"
     config = tmp_path / "stages" / "tiny_2k" / "config.yaml"
     config.parent.mkdir(parents=True)
-    recipe = moved(yaml.safe_load((here / "config.yaml").read_text()), str(here), str(config.parent))
+    recipe = moved(
+        yaml.safe_load((here / "config.yaml").read_text()), str(here), str(config.parent)
+    )
     recipe["trainer"] |= {"num_nodes": 1, "devices": 2}
     config.write_text(yaml.safe_dump(recipe))
     train = f"from slurm.rank import train; train({str(config)!r})"
