@@ -82,7 +82,7 @@ def test_a_later_stage_starts_from_the_weights_of_the_one_before(finished):
 def test_the_report_and_the_figures_by_range_come_out(finished):
     run, done = finished
     assert (run / "report.html").stat().st_size > 10_000
-    assert "2,048-8,192" in done.stdout
+    assert "2K-8K" in done.stdout
     assert done.stdout.rstrip().endswith("report.html")
 
 
