@@ -15,7 +15,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from longhaul.messages import Verbosity, set_verbosity, write_in_the_terminal_s_encoding
-from longhaul.own_packages import require_own_files, require_own_packages
+from longhaul.own_packages import (
+    HiddenPackageError,
+    require_own_files,
+    require_own_packages,
+)
 
 HELP = {"help_option_names": ["-h", "--help"]}
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": False}
@@ -213,7 +217,9 @@ def main() -> None:
     write_in_the_terminal_s_encoding()
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     # nemo-run starts torchrun by name; it is this environment's, activated or not.
-    os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
+    ours, before = os.path.dirname(sys.executable), os.environ["PATH"]
+    if before.split(os.pathsep)[0] != ours:
+        os.environ["PATH"] = os.pathsep.join((ours, before))
     try:
         require_own_packages()
         try:
@@ -238,6 +244,9 @@ def _run() -> None:
 
 def _say(error: BaseException) -> int:
     """Say what an error means to the user and return the exit code; raise one that is a fault."""
+    if isinstance(error, HiddenPackageError):  # `mistakes` imports what may be hidden
+        typer.echo(f"error: {error}", err=True)
+        return 2
     from longhaul.mistakes import answer
 
     said = answer(error)

@@ -72,7 +72,7 @@ def run_state(run: Path) -> RunState:
     Raises ValueError where there is no such folder. What is broken in it is said, not raised.
     """
     if not run.is_dir():
-        raise ValueError(f"there is no run folder at {run}")
+        raise ValueError(f"there is no run folder at {run}; `longhaul run` makes one, at --out")
     trouble, jobs, card, ladder = "", [], "", ""
     try:
         jobs = submitted(run)

@@ -245,6 +245,12 @@ EVALUATE_AND_REPORT = (
     ("report --run ''", "--run"),
     ("report --run .", "run.json"),
     ("report --run nowhere --out ''", "--out"),
+    ("status nowhere", "nowhere"),
+    ("status ''", "''"),
+    ("status . --bogus", "--bogus"),
+    ("status nowhere elsewhere", "elsewhere"),
+    ("status nowhere --json", "nowhere"),
+    ("status /dev/null", "/dev/null"),
 )
 IMPORT_AND_EXPORT = (
     ("import --from nowhere/there/x", "nowhere"),

@@ -26,6 +26,8 @@ class Answered(NamedTuple):
 def answer(monkeypatch, capfd, tmp_path) -> Callable[..., Answered]:
     """Return a function that runs the command line in this process, in a folder of the test's."""
     monkeypatch.chdir(tmp_path)
+    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):  # the pipe is no terminal
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the command sets it for its ranks
 
     def run(*words: object) -> Answered:

@@ -70,7 +70,7 @@ def test_a_rotation_is_the_same_after_every_hand_over(rope, tmp_path):
 
     checkpoint = Path(made.resume.resume_from_directory) / "step=1"
     checkpoint.mkdir(parents=True)
-    checkpoints._write_marker(checkpoint, _trainer(made, of_recipe), 1)
+    checkpoints._write_marker(checkpoint, _trainer(made, of_recipe), 1, {})
     stages.require_same(read)  # a resume
     facts = checkpoint_facts(checkpoint)
     assert facts is not None
