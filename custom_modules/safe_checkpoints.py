@@ -5,7 +5,7 @@ Two places of torch 2.13 unpickle whatever a checkpoint holds:
 
     filesystem.py       FileSystemReader.read_metadata      pickle.load of `.metadata`
     default_planner.py  DefaultLoadPlanner.load_bytes       torch.load(..., weights_only=False) of
-                                                            the states that are no tensors
+                                                            states other than tensors
 
 `read_safely` puts `custom_modules.checkpoint_index.read` in the place of the first, for every
 reader below torch's, and in the place of the second a load with `weights_only=True`, whose
@@ -18,7 +18,7 @@ when a module loads its extra state.
 """
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from io import BytesIO
@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import default_planner, filesystem
 from torch.distributed.checkpoint._traverse import set_element
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
 from custom_modules.checkpoint_index import CheckpointError, ForeignClassError, read
@@ -55,34 +54,6 @@ def require_common(path: Path) -> None:
         raise ForeignClassError(f"{path} {_foreign(path, 'its state')}") from error
     except (EOFError, OSError, RuntimeError) as error:
         raise CheckpointError(_unreadable(path, error)) from error
-
-
-def refusal(error: BaseException) -> CheckpointError | None:
-    """Return the CheckpointError that an exception is, or that is behind it; None where none is.
-
-    Torch collects what ranks raise in an exception of its own, and NeMo makes another one of that.
-    """
-    for each in behind(error):
-        if isinstance(each, CheckpointError):
-            return each
-        if isinstance(each, CheckpointException):
-            for _, (failure, _) in sorted(each.failures.items()):
-                if isinstance(failure, CheckpointError):
-                    return failure
-    return None
-
-
-def is_of_all_ranks(error: BaseException) -> bool:
-    """Whether torch has raised an error on every rank, or what is behind it."""
-    return any(isinstance(each, CheckpointException) for each in behind(error))
-
-
-def behind(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it comes from."""
-    at: BaseException | None = error
-    while at is not None:
-        yield at
-        at = at.__cause__ or at.__context__
 
 
 class _ForeignStateError(ForeignClassError):
@@ -118,7 +89,7 @@ def _naming_files(read_data: Callable[..., Any]) -> Callable[..., Any]:
 def _load_bytes(
     self: default_planner.DefaultLoadPlanner, read_item: ReadItem, value: BytesIO
 ) -> None:
-    """Put a state that is no tensor in its place, as torch's own method does, read safely."""
+    """Read a state other than a tensor safely, and put it where torch's own method does."""
     name = read_item.dest_index.fqn
     try:
         state = torch.load(value, weights_only=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SHA-256 of files and of parts of them, computed in threads; standard library only.
 
-hashlib leaves the interpreter while it computes, so threads read and hash at once, and other work
-goes on meanwhile.
+hashlib releases the interpreter's lock while it computes, so several threads hash at the same time
+as other code runs.
 """
 
 import hashlib

@@ -36,10 +36,10 @@ DRAWN = 4
 
 def write_blocks(folder: Path, names: Sequence[str]) -> StoredFile:
     """Write the sums of the blocks of token files in a folder; return the file they are in."""
-    parts = [part for name in names for part in _parts(folder / name)]
-    with Hashing(parts) as hashing:
-        sums = dict(zip(parts, map(_required, hashing.results()), strict=True))
-    by_file = {name: [sums[part] for part in _parts(folder / name)] for name in names}
+    parts = {name: _parts(folder / name) for name in names}
+    with Hashing([part for of_file in parts.values() for part in of_file]) as hashing:
+        sums = map(_required, hashing.results())
+        by_file = {name: [next(sums) for _ in of_file] for name, of_file in parts.items()}
     content = {"block_bytes": BLOCK, "sha256": by_file}
     (folder / BLOCKS).write_text(json.dumps(content) + "\n", encoding="utf-8")
     return StoredFile.of(folder, BLOCKS)
@@ -48,8 +48,8 @@ def write_blocks(folder: Path, names: Sequence[str]) -> StoredFile:
 def verify(manifest: Manifest, *, whole: bool = False, splits: Sequence[SplitName] = SPLITS) -> int:
     """Compare the files of splits, and the tokenizer, with what was written; return bytes read.
 
-    Index files are read whole; token files in a sample of blocks unless `whole`. A store from
-    before there were blocks has its token files read where they are no longer than a sample.
+    Index files are read whole; of token files a sample of blocks, or all with `whole`. An older
+    store has no sums of blocks: its token files are read only where a sample would be all of them.
 
     Raises:
         StoreError: for the first file that is damaged, or that cannot be read.
@@ -80,7 +80,8 @@ def _blocks(manifest: Manifest) -> dict[str, list[str]]:
     if manifest.blocks is None:
         return {}
     path = manifest.root / manifest.blocks.path
-    (result,) = _sums([Part(path)])
+    with Hashing([Part(path)]) as hashing:
+        (result,) = hashing.results()
     if result != manifest.blocks.sha256:
         raise StoreError(_damaged(Part(path), result))
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -119,11 +120,6 @@ def _parts(path: Path) -> list[Part]:
 
 def _size(part: Part) -> int:
     return (part.path.stat().st_size if part.stop is None else part.stop) - part.start
-
-
-def _sums(parts: Sequence[Part]) -> list[str | OSError]:
-    with Hashing(parts) as hashing:
-        return hashing.results()
 
 
 def _required(result: str | OSError) -> str:

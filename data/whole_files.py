@@ -134,5 +134,5 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         yield link
         collected = getattr(link, "failures", None)
         if isinstance(collected, dict):
-            waiting += [one[0] for one in collected.values() if isinstance(one, tuple)]
+            waiting += [one[0] for _, one in sorted(collected.items()) if isinstance(one, tuple)]
         waiting += [one for one in (link.__cause__, link.__context__) if one is not None]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TRIED = 2**16
-"""Bytes written to try a place; a full file system may take a few more, never so many."""
+"""Bytes written to try a place: more than a full file system still takes."""
 GIB = 2**30
 
 

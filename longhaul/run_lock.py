@@ -24,12 +24,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from data.whole_files import missing_folders, remove_empty
 
 FILE = "in_use.lock"
 OF_RANKS = "metrics.lock"
+"""In a stage's folder; the rank that trains it holds it."""
 TRIES, PAUSE = 5, 0.1
 """Of a lock that is held: another process may only be looking who holds it. Seconds between."""
 
@@ -99,6 +98,8 @@ def _lock(descriptor: int, path: Path) -> None:
 
 def _by_record(path: Path) -> None:
     """Raise InUseError where the file names a process of this machine that runs."""
+    import psutil
+
     holder = _holder(path)
     mine = holder.get("host") == socket.gethostname()
     number = holder.get("process")

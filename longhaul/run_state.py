@@ -19,13 +19,12 @@ from eval.results import (
     stage_names,
 )
 from longhaul.pace import Pace, Part, ladder_left, last_lines
+from longhaul.run_lock import OF_RANKS
 from longhaul.slurm_jobs import SlurmJob, submitted
 from recipes.finished import checkpoint_facts, newest_checkpoint
 from slurm.outcome import outcome
 
 State = Literal["done", "running", "queued", "stopped", "failed", "waiting", "broken"]
-LOCK = "metrics.lock"
-"""File in a stage's folder that the process that trains it holds locked."""
 LOCKS = Path("/proc/locks")
 
 
@@ -143,7 +142,7 @@ def _state(
     folder: Path, run: Path, job: SlurmJob | None, *, done: bool, step: int
 ) -> tuple[State, str]:
     """Return the state of a stage, and why it stopped or failed."""
-    if is_locked(folder / LOCK):
+    if is_locked(folder / OF_RANKS):
         return "running", ""
     if job is not None and job.is_live:
         return ("running", "") if job.state == "RUNNING" else ("queued", "")

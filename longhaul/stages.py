@@ -10,8 +10,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 import fiddle as fdl
 import nemo_run
@@ -43,6 +43,7 @@ from recipes.pretrain import described as described_noun
 from recipes.pretrain import on_cpu
 from recipes.rope_words import rope_from
 from recipes.strategy import CpuStrategy
+from recipes.tree_values import alternatives
 from slurm.launch import Job
 from slurm.local import local_executor
 from slurm.rank import train
@@ -142,9 +143,7 @@ def _takes(node: Any, name: str) -> str:
     # Not get_type_hints: NeMo's classes quote names that they import for type checkers alone.
     parameter = inspect.signature(node.__fn_or_cls__).parameters.get(name)
     annotation = parameter and parameter.annotation
-    union = get_origin(annotation) in (Union, UnionType)
-    kinds = get_args(annotation) if union else (annotation,)
-    kinds = tuple(kind for kind in kinds if kind is not NoneType)
+    kinds = tuple(kind for kind in alternatives(annotation) if kind is not NoneType)
     if all(kind in (int, float) for kind in kinds):
         return "; it takes a number"
     if all(get_origin(kind) is Literal for kind in kinds):

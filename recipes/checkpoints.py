@@ -8,7 +8,6 @@ It has the SHA-256 of every file (`recipes.checkpoint_files`).
 """
 
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from nemo import lightning as nl
 from nemo.lightning.ckpt_utils import ckpt_to_dir
 
+from data.whole_files import write_text
 from recipes.checkpoint_files import FILES, SavedFile, for_marker
 from recipes.finished import (
     MARKER,
@@ -93,9 +93,7 @@ def _write_marker(folder: Path, trainer: Trainer, step: int, files: dict[str, Sa
         "tokenizer": trainer.datamodule.manifest.tokenizer.fingerprint,
         FILES: for_marker(files),
     }
-    temporary = folder / (MARKER + ".tmp")
-    temporary.write_text(json.dumps(marker, indent=1))
-    os.replace(temporary, folder / MARKER)
+    write_text(folder / MARKER, json.dumps(marker, indent=1))
 
 
 def _remove_others(newest: Path) -> None:

@@ -100,13 +100,18 @@ def _annotations(target: Any) -> dict[str, Any]:
     return {one.name: one.annotation for one in parameters}
 
 
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """Return the types that an annotation admits: those of a union, else itself."""
+    union = get_origin(annotation) in (Union, UnionType)
+    return get_args(annotation) if union else (annotation,)
+
+
 def _kinds(annotation: Any) -> tuple[Any, ...]:
     """Return the types of an annotation; empty where it has others than plain ones.
 
     Words of a `Literal` are checked by the noun that has them.
     """
-    union = get_origin(annotation) in (Union, UnionType)
-    kinds = get_args(annotation) if union else (annotation,)
+    kinds = alternatives(annotation)
     return kinds if all(one in (*_PLAIN, NoneType) for one in kinds) else ()
 
 

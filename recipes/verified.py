@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from custom_modules.checkpoint_index import CheckpointError, ForeignClassError
-from custom_modules.safe_checkpoints import is_of_all_ranks, read_safely, refusal, require_common
+from custom_modules.safe_checkpoints import read_safely, require_common
+from data.whole_files import chain
 from recipes.checkpoint_files import (
     CONTEXT,
     HUGGING_FACE,
@@ -74,6 +75,33 @@ def verified(
                 "verified %s: %d files of %.1f MB, %.1f s after it was read",
                 checkpoint, len(files), reading.bytes / 1e6, time.monotonic() - began,
             )  # fmt: skip
+
+
+def refusal(error: BaseException) -> CheckpointError | None:
+    """Return the CheckpointError that an exception is, or that is behind it; None where none is.
+
+    Torch collects what ranks raise in an exception of its own, and NeMo makes another one of that.
+    """
+    return next((link for link in chain(error) if isinstance(link, CheckpointError)), None)
+
+
+def is_of_all_ranks(error: BaseException) -> bool:
+    """Whether torch has raised an error on every rank, or what is behind it."""
+    return any(isinstance(link, CheckpointException) for link in chain(error))
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """Give torch's checkpoint reader the process group it asks for, of this process alone."""
+    if dist.is_initialized():
+        yield
+        return
+    store = dist.HashStore()  # type: ignore[attr-defined]  # public, and missing in torch's stubs
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def _require_undamaged(reading: Reading, ranks: int) -> None:

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from typing import Any
 import nemo_run as run
 from torchx.specs import AppState
 
+from data.whole_files import missing_folders, remove_empty
 from slurm.local import started_without_shell, stop_ranks
 from slurm.outcome import VARIABLE, outcome, record_failure
 from slurm.quoting import pack
@@ -182,14 +183,13 @@ def _require_taken(job: Job, script: str) -> None:
 
 def commands(title: str, jobs: Sequence[Job], folder: Path) -> list[str]:
     """Return the command line of each job; nothing is started and nothing stays on disk."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    made = missing_folders(folder)
     with _chain(title, jobs, folder) as chain:
         _add(chain, jobs)
         chain.dryrun(log=False)
         requests = [job._dryrun_info.request for job in chain.jobs]
-    with suppress(OSError):  # not empty: an earlier run's records are there
-        for path in (folder / "experiments" / title, folder / "experiments", *made):
-            path.rmdir()
+    experiments = folder / "experiments"  # not empty where an earlier run's records are there
+    remove_empty([experiments / title, experiments, *made])
     return [
         shlex.join(replica.args)
         for request in requests

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs, and what it takes, that nothing damaged and nothing mistaken is used."""
+"""What verification costs, and how wrong inputs are answered."""

@@ -4,15 +4,14 @@
     python -m benchmarks.reliability.verification
     python -m benchmarks.reliability.verification --mb 200 --rounds 5
 
-A checkpoint of so many MB, in two files as a rank of Megatron's writes it and in one as an import,
-is loaded by Megatron with and without its SHA-256 compared, in turn in one process; and saved, with
-what taking the sums adds. A token store of as many MB is opened, and verified by a sample and
-whole. Files are in the page cache: from a slow disk loading takes longer and hashing waits for the
-same bytes.
+Megatron loads a checkpoint of the given size with and without comparing its SHA-256, in turn in one
+process: once in two files, as a rank of Megatron writes it, and once in one file, as an import
+does. It is saved too, and computing the sums is timed. A token store of the same size is opened,
+verified by a sample, and verified whole. All files are in the page cache: from a slow disk loading
+takes longer, and hashing waits for the same bytes.
 """
 
 import argparse
-import contextlib
 import json
 import logging
 import os
@@ -21,12 +20,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
@@ -46,7 +44,7 @@ from data.store import (
     tokenizer_fingerprint,
 )
 from recipes.checkpoint_files import described, for_marker
-from recipes.verified import verified
+from recipes.verified import one_rank, verified
 
 TENSORS = 32
 HEAD = ["what", "how", "without, s", "verified, s", "added, s", "added, CPU s", "rounds, s"]
@@ -142,17 +140,6 @@ def row(what: str, how: str, times: Sequence[Sequence[Seconds]]) -> list[str]:
     shown = "; ".join(" ".join(f"{seconds:.2f}" for seconds, _ in of) for of in times)
     figures = (without[0], compared[0], compared[0] - without[0], compared[1] - without[1])
     return [what, how, *(f"{figure:.2f}" for figure in figures), shown]
-
-
-@contextlib.contextmanager
-def one_rank() -> Iterator[None]:
-    """Give Megatron's loading the process group that it asks for."""
-    keys = dist.HashStore()  # type: ignore[attr-defined]  # public, and missing in torch's stubs
-    dist.init_process_group("gloo", store=keys, rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def measured(folder: Path, megabytes: int, rounds: int) -> list[list[str]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong words of the command line, by command: what is typed, and what the answer has to name.
 
-A shell's quotes hold here. What is needed beside the words is in `wrong_files`.
+Words are split and unquoted as a shell does it. Cases that need files are in `wrong_files`.
 """
 
 OF_EVERY_COMMAND = (

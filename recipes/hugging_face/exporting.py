@@ -14,13 +14,11 @@ not the optimizer's fp32 copies).
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from torch import Tensor
@@ -41,7 +39,7 @@ from recipes.hugging_face.names import PREFIX, Piece, pieces
 from recipes.hugging_face.shards import Shards
 from recipes.hugging_face.trained import Trained, trained
 from recipes.hugging_face.weights import DTYPES, WORDS, content, to_hugging_face
-from recipes.verified import verified
+from recipes.verified import one_rank, verified
 
 Described = Mapping[str, ShardedTensor]
 
@@ -70,7 +68,7 @@ def export(
             "name a Hugging Face folder that has its own with --like"
         )
     reading = verified(source.checkpoint, verify=verify)
-    with appearing(to) as part, _one_rank(), reading, warnings.catch_warnings():
+    with appearing(to) as part, one_rank(), reading, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # Megatron's, of how it calls torch
         stored = _stored(weights)
         require_pieces(source, stored)
@@ -191,17 +189,3 @@ def _stored(weights: Path) -> Described:
         )
     described: Described = dist_checkpointing.load_tensors_metadata(str(weights))
     return described
-
-
-@contextmanager
-def _one_rank() -> Iterator[None]:
-    """Give torch's checkpoint reader the process group it asks for, of this process alone."""
-    if dist.is_initialized():
-        yield
-        return
-    store = dist.HashStore()  # type: ignore[attr-defined]  # public, and missing in torch's stubs
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

@@ -12,7 +12,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -100,7 +100,14 @@ def meet(rank: Rank, seconds: float) -> Meeting:
 def _said_later(what: str, seconds: float) -> Iterator[None]:
     """Say on stderr what is waited for, where it takes longer than ranks usually are apart."""
     said = f"preflight: {what}, up to {seconds:g} s\n"
-    timer = threading.Timer(UNUSUAL_SECONDS, sys.stderr.write, (said,))
+    with unless_done(UNUSUAL_SECONDS, lambda: sys.stderr.write(said)):
+        yield
+
+
+@contextmanager
+def unless_done(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Call a function, in a thread of its own, if the block takes longer than so many seconds."""
+    timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
     try:

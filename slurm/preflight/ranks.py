@@ -3,7 +3,6 @@
 
 import os
 import sys
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from slurm.preflight.expected import Expected
 from slurm.preflight.folders import awaited, content_checks
 from slurm.preflight.machine import Machine
 from slurm.preflight.measure import ON_CPU, ON_GPU, Bench, Sizes
-from slurm.preflight.meeting import Meeting
+from slurm.preflight.meeting import Meeting, unless_done
 from slurm.preflight.places import Place, leaders, place_checks, place_of
 from slurm.preflight.speed import speed_checks
 
@@ -233,10 +232,5 @@ def _ended(rank: int, host: str, limit: float) -> Iterator[None]:
         sys.stderr.flush()
         os._exit(Group.SPEED)
 
-    timer = threading.Timer(limit + 30, end)  # after torch's own limit, which says more
-    timer.daemon = True
-    timer.start()
-    try:
+    with unless_done(limit + 30, end):  # after torch's own limit, which says more
         yield
-    finally:
-        timer.cancel()

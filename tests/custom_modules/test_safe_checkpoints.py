@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from custom_modules.checkpoint_index import CheckpointError, ForeignClassError, outline
-from custom_modules.safe_checkpoints import is_of_all_ranks, read_safely, refusal, require_common
+from custom_modules.safe_checkpoints import read_safely, require_common
+from recipes.verified import is_of_all_ranks, refusal
 
 DATA = "__0_0.distcp"
 
