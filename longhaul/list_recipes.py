@@ -276,7 +276,7 @@ def _where(word: str, names: Sequence[str]) -> str:
 def _combined(words: Sequence[str]) -> Iterator[str]:
     """Yield the commands of the stages that words name by a card, and by a length or a ladder.
 
-    Those whose rotation suits the card come first; `longhaul pretrain` says of the others why.
+    Those whose rotation suits the card come first, the others with the reason why it does not.
     """
     from longhaul.combination import heads_refusal, rotation_refusal
     from recipes.ladders import LADDERS
@@ -285,7 +285,7 @@ def _combined(words: Sequence[str]) -> Iterator[str]:
 
     ladders = [ladder for name, ladder in LADDERS.items() if name in words] or LADDERS.values()
     found = [
-        (rotation_refusal(card, stage) is not None, card.name, ladder.name, shown)
+        (rotation_refusal(card, stage) or "", card.name, ladder.name, shown)
         for name, card in CARDS.items()
         for ladder in ladders
         for stage in ladder.stages
@@ -293,5 +293,6 @@ def _combined(words: Sequence[str]) -> Iterator[str]:
         and {*words} - {name, ladder.name} <= {(shown := length_shown(stage.seq_length)).casefold()}
         and heads_refusal(card, stage) is None
     ]
-    for _, card_name, ladder_name, length in sorted(found, key=lambda one: one[0])[:SHOWN]:
-        yield f"`longhaul pretrain --card {card_name} --ladder {ladder_name} --stage {length}`"
+    for unsuited, card_name, ladder_name, length in sorted(found, key=lambda s: bool(s[0]))[:SHOWN]:
+        command = f"`longhaul pretrain --card {card_name} --ladder {ladder_name} --stage {length}`"
+        yield f"{command} (where {unsuited})" if unsuited else command

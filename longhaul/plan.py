@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from longhaul.combination import rotation_refusal
+from longhaul.combination import heads_refusal, rotation_refusal
 from longhaul.doctor_job import Case, Recipe, on_one_line
 from longhaul.facts import of_other_cards
 from longhaul.messages import note
@@ -136,8 +136,8 @@ def plan(
             typer.echo(f"train it, as a stage of a ladder:\n  {trained}")
         else:
             typer.echo(
-                f"no ladder whose rotation suits {model.name} has a stage of "
-                f"{length_shown(question.seq_length)} that this layout trains; "
+                f"no ladder has a stage of {length_shown(question.seq_length)} that this layout "
+                f"trains for {model.name}; "
                 f"`longhaul recipes --cards {model.name}` lists the ladders of the card"
             )
         if max_seq:
@@ -153,26 +153,27 @@ def plan(
 def training_command(question: Question, layout: Layout, cluster: str) -> str | None:
     """Return the command that trains a layout as a stage that a ladder has for the card.
 
-    The batch is then that of the stage. Ladders of other cards are taken where their rotations can
-    be the card's, with a comment. None where no ladder has one that the layout can train.
+    The batch is then that of the stage. Ladders of other cards come after the card's own, and
+    last those whose rotations do not suit it, each with a comment that says so. None where no
+    ladder has a stage that the layout can train.
     """
     card = question.card
-    own = [ladder for ladder in LADDERS.values() if card.name in ladder.cards]
-    others = [ladder for ladder in LADDERS.values() if ladder not in own]
-    for ladder in (*own, *others):
-        for stage in ladder.stages:
-            if stage.seq_length != question.seq_length:
-                continue
-            if ladder in others and rotation_refusal(card, stage) is not None:
-                continue
-            row = ROWS.get(recipe_name(card, ladder, stage))
-            shipped = row.layout if row is not None and row.cluster == cluster else None
-            recipe = Recipe(card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped)
-            job = recipe.job(layout, question.cluster)
-            if next(refusals(job, question.cluster), None) is None:
-                case = Case(recipe=recipe, plan=plan_of(job, question.cluster))
-                other = of_other_cards(ladder, card)
-                return case.command(job) + (f"\n    # {other}" if other else "")
+    stages = [
+        (card.name not in ladder.cards, rotation_refusal(card, stage) or "", ladder, stage)
+        for ladder in LADDERS.values()
+        for stage in ladder.stages
+        if stage.seq_length == question.seq_length and heads_refusal(card, stage) is None
+    ]
+    for of_others, unsuited, ladder, stage in sorted(stages, key=lambda s: (s[0], bool(s[1]))):
+        row = ROWS.get(recipe_name(card, ladder, stage))
+        shipped = row.layout if row is not None and row.cluster == cluster else None
+        recipe = Recipe(card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped)
+        job = recipe.job(layout, question.cluster)
+        if next(refusals(job, question.cluster), None) is None:
+            case = Case(recipe=recipe, plan=plan_of(job, question.cluster))
+            other = of_other_cards(ladder, card) if of_others else ""
+            comment = ": ".join(filter(None, [other, of_others * unsuited]))
+            return case.command(job) + (f"\n    # {comment}" if comment else "")
     return None
 
 

@@ -93,6 +93,17 @@ def test_what_plan_and_doctor_print_is_parsed(answer, words):
         assert name != "pretrain" or (on_one and "trainer.num_nodes=2" not in options)
 
 
+@pytest.mark.parametrize(
+    ("card", "why"), [("llama31_8b", "takes away the scaling"), ("qwen25_7b", "")]
+)
+def test_the_plan_and_the_list_name_the_same_ladder_for_a_length(answer, card, why):
+    command = f"longhaul pretrain --card {card} --ladder prolong --stage 512K"
+    plan = answer("plan", card, "--seq", "512K").out
+    listed = answer("recipes", card, "512k").error()
+    assert command in plan and command in listed
+    assert why in plan.splitlines()[-1] and why in listed
+
+
 def test_a_plan_of_one_gpu_leads_to_a_recipe_of_one_gpu(answer):
     (words,) = words_of(answer("plan", "llama32_1b", "--seq", "64K", "--gpus", "1").out)
     code, out, err = answer(*words[1:], "--dryrun")
