@@ -100,8 +100,8 @@ def test_the_plan_and_the_list_name_the_same_ladder_for_a_length(answer, card, w
     command = f"longhaul pretrain --card {card} --ladder prolong --stage 512K"
     plan = answer("plan", card, "--seq", "512K").out
     listed = answer("recipes", card, "512k").error()
-    assert command in plan and command in listed
-    assert why in plan.splitlines()[-1] and why in listed
+    assert (command in plan, command in listed) == (True, True)
+    assert (why in plan.splitlines()[-1], why in listed) == (True, True)
 
 
 def test_a_plan_of_one_gpu_leads_to_a_recipe_of_one_gpu(answer):
