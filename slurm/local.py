@@ -14,8 +14,8 @@ import psutil
 from nemo_run.core.runners import fdl_runner
 from torchx.specs import Role
 
+from data.cuda_extension import FOLDER as EXTENSIONS
 from recipes.planner import limits
-from slurm.extensions import FOLDER as EXTENSIONS
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 TREE = Path(__file__).resolve().parents[1]

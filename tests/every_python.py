@@ -27,7 +27,7 @@ TESTS = (
     "tests/recipes/test_signatures.py", "tests/recipes/test_check.py",
     "tests/recipes/test_ladder_recipes.py", "tests/longhaul/test_light_commands.py",
     "tests/longhaul/test_own_packages.py", "tests/slurm/test_launch.py",
-    "tests/slurm/test_extensions.py", "tests/house/test_wheel.py",
+    "tests/data/test_cuda_extension.py", "tests/house/test_wheel.py",
 )  # fmt: skip
 TRAIN = (
     "pretrain", "--factory", "tiny_512", "data.store=the store", "trainer.max_steps=2",

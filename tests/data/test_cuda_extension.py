@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from slurm.extensions import ARCHITECTURES, WITHOUT_DEVICE, name_architecture
+from data.cuda_extension import ARCHITECTURES, WITHOUT_DEVICE, architecture_named, name_architecture
 
 
 @pytest.fixture
@@ -36,4 +36,10 @@ def test_what_the_user_names_stays(variables):
 def test_where_a_device_answers_torch_asks_it(variables, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     name_architecture()
+    assert ARCHITECTURES not in os.environ
+
+
+def test_the_name_is_taken_back(variables):
+    with architecture_named():
+        assert os.environ[ARCHITECTURES] == WITHOUT_DEVICE
     assert ARCHITECTURES not in os.environ
