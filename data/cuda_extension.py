@@ -4,8 +4,9 @@
 torch asks the devices what to compile for, and without one ends in an IndexError where a CUDA
 toolkit is installed: on a login node, or in a job that asked for no GPU. A process that is killed
 while it compiles leaves torch's lock behind, for which every later one waits without end. A command
-and the ranks that it starts have the variables from here; those of a batch job, whose task imports
-Megatron-Core before any line of ours, from its script (`slurm.batch_script`).
+has the variables while it imports, and the ranks that it starts here have them; those of a batch
+job, whose task imports Megatron-Core before any line of ours, get them from its script
+(`slurm.batch_script`).
 """
 
 import os

@@ -15,6 +15,7 @@ from nemo_run.core.runners import fdl_runner
 from torchx.specs import Role
 
 from data.cuda_extension import FOLDER as EXTENSIONS
+from data.cuda_extension import architecture
 from recipes.planner import limits
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
@@ -38,6 +39,7 @@ def local_executor(ranks: int) -> run.LocalExecutor:
             "OMP_NUM_THREADS": str(threads),
             ALLOCATOR: allocator_settings(said),
             **_python_path(),
+            **architecture(),
             **OF_EVERY_RANK,
         },
     )

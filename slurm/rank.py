@@ -75,6 +75,7 @@ def run(task: Callable[[], Any], expected: Expected | None = None, seconds: floa
     join()
     if expected is not None:
         _look(expected, seconds)
+    name_architecture()
     try:
         task()
     except GateShutError as error:
