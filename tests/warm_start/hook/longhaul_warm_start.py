@@ -152,7 +152,10 @@ def _start(folder: str, address: str) -> None:
     import subprocess
 
     plain = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    kept = ("HOME", "PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONDONTWRITEBYTECODE")
+    kept = (
+        "HOME", "PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONDONTWRITEBYTECODE",
+        "TORCH_CUDA_ARCH_LIST",  # the server imports Megatron-Core too (data.cuda_extension)
+    )  # fmt: skip
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     environment |= {**plain, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     program = os.path.join(os.path.dirname(os.path.dirname(__file__)), "server.py")
