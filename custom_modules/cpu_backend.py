@@ -166,6 +166,7 @@ _TORCH_CUDA: dict[str, Any] = {
     "get_rng_state": lambda *args: torch.get_rng_state(),
     "set_rng_state": lambda state, *args: torch.set_rng_state(state),
     "manual_seed": _manual_seed,
+    "is_available": _answering(False),  # a CUDA build asks device_count, where Lightning has it so
     "is_initialized": _answering(True),
     "device_count": _answering(1),  # NeMo seeds Megatron's generators where there is a device
     **{

@@ -53,6 +53,16 @@ def test_nothing_stays_changed_after_an_exception_inside():
     assert torch.zeros(1).type() == "torch.FloatTensor"
 
 
+def test_a_cuda_build_of_torch_finds_no_device_to_ask(monkeypatch):
+    """As Lightning has it asked: by NVML, which is `device_count`, and Adam asks at each step."""
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    with cpu_backend(force=True):
+        assert torch.cuda.device_count() == 1
+        assert not torch.cuda.is_available()
+
+
 def test_what_megatron_compiles_for_a_gpu_runs_as_written():
     with cpu_backend(force=True):
         out = squared_relu(torch.tensor([-2.0, 3.0], dtype=torch.float64))
