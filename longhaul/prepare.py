@@ -65,7 +65,7 @@ def prepare(
         typer.echo(line)
     next_command(
         ["longhaul", "pretrain", "--factory", "NAME", f"data.store={out}"],
-        "a recipe that `longhaul recipes` lists",
+        "train on it; NAME is a recipe that `longhaul recipes` lists",
     )
 
 
