@@ -64,7 +64,7 @@ def run(
 ) -> None:
     """Train every stage of a ladder in order, evaluate them all, and build the report.
 
-    A run that was stopped goes on where it was. KEY=VALUE overrides apply to every stage.
+    An interrupted run resumes from its last checkpoint. KEY=VALUE overrides apply to every stage.
     """
     from longhaul.combination import stage_of
 
