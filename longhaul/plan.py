@@ -83,7 +83,10 @@ def plan(
         require_file(plot, "--plot", (".png",))
     precision = Fp8(recipe=fp8 or "none")  # type: ignore[arg-type]
     if precision.recipe != "none" and not machine.gpu.fp8_tflops:
-        raise ValueError(f"--fp8 {fp8}: {machine.gpu.name} of {machine.name} has no FP8")
+        raise ValueError(
+            f"--fp8 {fp8}: {machine.gpu.name} of {machine.name} has no FP8; leave --fp8 out, or "
+            "name another --cluster"
+        )
     refused = fp8_refusal(precision.recipe, machine.gpu.capability, CUDA)
     if refused is not None:
         raise ValueError(f"--fp8 {fp8} on {machine.name}: {refused}")

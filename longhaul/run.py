@@ -94,7 +94,10 @@ def run(
         "--gate": gate,
     }  # fmt: skip
     if unused := [name for name, value in given.items() if value]:
-        raise ValueError(f"{' and '.join(unused)} cannot go with --executor local")
+        raise ValueError(
+            f"{' and '.join(unused)} cannot go with --executor local; add --executor slurm, or "
+            "leave it out"
+        )
     require_folder(plan.run, "--out")
     with nullcontext() if dryrun else in_use(plan.run):
         _run_here(plan, context.args, device, dryrun=dryrun)

@@ -99,7 +99,7 @@ def _require_rotation(recipe: nemo_run.Partial, own: RopeScaling) -> None:
     if (chosen.original_length or 0) > context:
         raise ValueError(
             f"the rotation's original_length is {chosen.original_length:,}, above the {context:,} "
-            "tokens that the stage is for; it is the context before extension"
+            "tokens that the stage is for; write the context before extension"
         )
 
 

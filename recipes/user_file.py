@@ -55,7 +55,9 @@ def read_json(path: Path) -> Any:
     except ValueError as error:  # a number of more digits than Python reads is no JSONDecodeError
         raise ValueError(f"{path} is not JSON ({error})") from None
     except RecursionError:
-        raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply") from None
+        raise ValueError(
+            f"{path} is not JSON that can be read (nested too deeply); name the file that is meant"
+        ) from None
 
 
 def read_yaml(path: Path) -> Any:
@@ -79,7 +81,9 @@ def read_yaml(path: Path) -> Any:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {_on_one_line(error)}") from None
     except RecursionError:
-        raise ValueError(f"{path} is not YAML that can be read: it is nested too deeply") from None
+        raise ValueError(
+            f"{path} is not YAML that can be read (nested too deeply); name the file that is meant"
+        ) from None
 
 
 def _value(loader: Any, top: yaml.Node, path: Path) -> Any:

@@ -22,7 +22,10 @@ def local_folder(name: str, revision: str | None, *, weights: bool) -> Path:
             raise ValueError(f"--revision {revision} is of a name on the hub; {name} is a folder")
         return Path(name)
     if not _NAME.fullmatch(name):
-        raise ValueError(f"there is no folder {name}, and it is no name on the Hugging Face hub")
+        raise ValueError(
+            f"there is no folder {name}, and it is not a name on the Hugging Face hub, as "
+            "meta-llama/Llama-3.1-8B is"
+        )
     from huggingface_hub import snapshot_download
 
     patterns = [*SIDE_FILES, *(_WEIGHTS if weights else ())]
