@@ -81,8 +81,8 @@ def bill(
             {"stage": name, **_numbers(plan, tokens)}
             for name, (plan, tokens) in zip(names, plans, strict=True)
         ]
-        for stage, line in zip(stages, of_stages, strict=False):
-            stage["command"] = line
+        for stage, own in zip(stages, of_stages, strict=False):
+            stage["command"] = own
         whole_bill = {"gpu_hours": sum(hours), "cost": sum(cost)}
         print_json({"stages": stages, **whole_bill, "command": command})
         return
