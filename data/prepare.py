@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.cuda_extension import architecture_named
 from data.documents import SourceError, documents, source_name, stored_bytes
 from data.progress import progress, say
 from data.quiet import quiet_imports
@@ -240,7 +241,7 @@ class _SplitWriter:
     """Write the documents of one split with Megatron's builder."""
 
     def __init__(self, folder: Path, split: SplitName, vocab_size: int) -> None:
-        with quiet_imports():
+        with quiet_imports(), architecture_named():
             from megatron.core.datasets import indexed_dataset as megatron
         self.folder = folder
         self.split = split

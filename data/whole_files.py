@@ -4,7 +4,8 @@
 Each is filled under a hidden name in the folder where it will be, and renamed once it is complete.
 Where filling it fails for any reason (an interrupt, a full disk), the hidden file or folder is
 removed, and so are the folders that were made for it. An OSError of a full or a read-only file
-system names the path that was to be written: the one that Python raises has no path at all.
+system names the path that was to be written: the one that Python raises has no path at all. A file
+that is a symbolic link stays one: what it points to is written.
 """
 
 import errno
@@ -18,8 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-OF_THE_PLACE = (*NO_ROOM, errno.EROFS, errno.EIO, errno.EFBIG)
-"""Errors of a file system, not of a name: `write` raises them without a path."""
+OF_WRITING = (*NO_ROOM, errno.EROFS, errno.EFBIG)
+"""Errors of a file system, not of a name, that reading does not bring: `write` names no path."""
+OF_THE_PLACE = (*OF_WRITING, errno.EIO)
+"""The same, and an error of the disk, which `read` raises without a path too."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -39,18 +42,24 @@ def replacing(path: Path) -> Iterator[Path]:
 
     A file that is at `path` is replaced at that moment. If the block raises, nothing has changed.
     """
-    hidden = path.with_name(f".{path.name[:50]}.{os.getpid()}.tmp")
-    made = missing_folders(path.parent)
+    place = link_target(path)
+    hidden = place.with_name(f".{place.name[:50]}.{os.getpid()}.tmp")
+    made = missing_folders(place.parent)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         yield hidden
-        hidden.replace(path)
+        hidden.replace(place)
     except BaseException as error:
         with suppress(OSError):
             hidden.unlink(missing_ok=True)
         remove_empty(made)
         name_place(error, path, hidden)
         raise
+
+
+def link_target(path: Path) -> Path:
+    """Return what a symbolic link points to in the end, there or not; any other path as it is."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else path
 
 
 @contextmanager
@@ -116,7 +125,7 @@ def name_place(error: BaseException, place: Path, hidden: Path) -> None:
             continue
         named = str(link.filename or "")
         beneath = named == str(hidden) or named.startswith(f"{hidden}{os.sep}")
-        if beneath or (not named and link.errno in OF_THE_PLACE):
+        if beneath or (not named and link.errno in OF_WRITING):
             link.filename, link.filename2 = str(place), None
 
 

@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from data.whole_files import link_target
+
 TRIED = 2**16
 """Bytes written to try a place: more than a full file system still takes."""
 GIB = 2**30
@@ -21,6 +23,8 @@ GIB = 2**30
 
 def require_file(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
     """Raise ValueError unless a file can be written at `path`; one that is there is replaced.
+
+    Of a symbolic link, what it points to is tried: `data.whole_files.replacing` writes that.
 
     Args:
         what: the option or key that named it, as `--out`; the sentence begins with it.
@@ -34,7 +38,7 @@ def require_file(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
         raise ValueError(f"{said} is a folder; name a file, as {path / f'name{_first(suffixes)}'}")
     if mode is not None and not stat.S_ISREG(mode):
         raise ValueError(f"{said} is a device or a pipe; name a file")
-    _try(path.absolute().parent, said)
+    _try(link_target(path).absolute().parent, said)
 
 
 def require_folder(path: Path, what: str, room: float = 0) -> None:

@@ -162,10 +162,9 @@ def busy(console: Console, what: str) -> Iterator[None]:
 @contextmanager
 def loading(what: str) -> Iterator[None]:
     """Say what is being loaded, and hold back what it prints meanwhile unless it fails."""
-    from slurm.extensions import name_architecture
+    from data.cuda_extension import architecture_named
 
-    with held_back(f"loading {what}"):
-        name_architecture()
+    with held_back(f"loading {what}"), architecture_named():
         yield
 
 

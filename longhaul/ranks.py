@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from data.cuda_extension import architecture_named
 from longhaul.console import output_to
 
 
@@ -37,7 +38,7 @@ def results_of(
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            with output_to(log) if log else nullcontext():
+            with output_to(log) if log else nullcontext(), architecture_named():
                 start_processes(
                     rank, (ranks, folder, *args, results), nprocs=ranks, start_method=method
                 )

@@ -137,6 +137,7 @@ def require_free(run: Path) -> None:
     """Raise ValueError unless a folder can be written to that is empty, or a rehearsal's."""
     require_folder(run, "--out")
     require_unused(run)
+    require_unused(run / "eval")
     if run.exists() and not (run / RECORD).is_file() and any(run.iterdir()):
         raise ValueError(f"{run} is there and not a rehearsal; name another folder with --out")
 
@@ -226,6 +227,7 @@ def _run(
     note(f"the ranks write to {log}")
     with (  # while the ranks run, 1 and 2 are the log
         os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=ENCODING_ERRORS) as shown,
+        in_use(run / "eval"),
         progress(Console(file=shown), watched, after="evaluating"),
     ):
         run_forked(jobs, log)

@@ -100,7 +100,6 @@ def search(
             device=device,
         )
         progress = folder / f"{stage}_{length}.jsonl"
-        progress.unlink(missing_ok=True)
         job = search_job(
             run,
             stage,
@@ -126,6 +125,7 @@ def search(
         output_to(folder / "output.log") as console,
         busy(console, f"searching; progress in {progress}"),
     ):
+        progress.unlink(missing_ok=True)
         run_in_order("rope-search", [job], folder / "launch")
     if as_json:
         print_json({"out": out, **json.loads(out.read_text())["about"]})

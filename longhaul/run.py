@@ -15,7 +15,7 @@ from longhaul.console import loading, output_to
 from longhaul.messages import note, resumable
 from longhaul.options import CLUSTER, Verify, require_device
 from longhaul.progress import Watched, progress
-from longhaul.run_lock import in_use
+from longhaul.run_lock import in_use, require_unused
 
 
 def run(
@@ -108,6 +108,7 @@ def _run_here(
 ) -> None:
     """Run what is left of the ladder on this machine, or print it."""
     if not dryrun:
+        require_unused(plan.run / "eval")
         ladder_run.require_store(plan)
     with loading("NeMo and Megatron-Core"):
         from longhaul import chain, stages
@@ -131,7 +132,8 @@ def _run_here(
             typer.echo(line)
         return
     with ExitStack() as held:
-        for folder in map(stages.folder_of, recipes):
+        # The evaluation at the end writes where `longhaul evaluate` does.
+        for folder in (*map(stages.folder_of, recipes), plan.run / "eval"):
             held.enter_context(in_use(folder))
         jobs = chain.jobs(plan, recipes, record=True)
         watched = [

@@ -3,8 +3,8 @@
 
 The lock is the kernel's (`flock`) on a file in the folder, so it ends with the process that holds
 it, however that ends; on a network file system it holds between machines. The file says who holds
-it: host, process, command and start. Where a file system has no locks that record decides, for
-processes of this machine alone.
+it: host, process, command and start. Where a file system has no locks, the process that made the
+file holds the folder as long as it runs; only processes of this machine are told apart there.
 
 A job of a scheduler does not take this lock: the ranks of a stage have one of their own
 (`metrics.lock` of `custom_modules.callbacks.step_log`), which is looked at here as well.
@@ -46,9 +46,13 @@ def in_use(folder: Path) -> Iterator[None]:
     """
     require_unused(folder)
     made = missing_folders(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
-    descriptor = _locked(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _locked(path)
+    except BaseException:
+        remove_empty(made)
+        raise
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(_this_process(), indent=1).encode(), 0)
@@ -71,36 +75,62 @@ def require_unused(folder: Path) -> None:
 def _locked(path: Path, *, made: bool = True) -> int:
     """Return the descriptor of a file that this process has locked."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if made else 0), 0o644)
+        descriptor, new = _opened(path, made=made)
         try:
-            _lock(descriptor, path)
-            if _is_there(descriptor, path):
+            if _lock(descriptor, path):
+                if _is_there(descriptor, path):
+                    return descriptor
+            elif new:
                 return descriptor
+            else:
+                _require_ended(path)
+                if not made:
+                    return descriptor
+                if _is_there(descriptor, path):
+                    path.unlink(missing_ok=True)
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its holder has ended, and removed it, since it was opened
+        os.close(descriptor)  # its holder has ended, and it was removed
 
 
-def _lock(descriptor: int, path: Path) -> None:
-    for left in reversed(range(TRIES)):
+def _opened(path: Path, *, made: bool) -> tuple[int, bool]:
+    """Return a descriptor of a file, and whether this process has made it."""
+    if not made:
+        return os.open(path, os.O_RDWR), False
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
+    except FileExistsError:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644), False
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    """Lock a file and return True; False where its file system has no locks."""
+    left = TRIES
+    while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return True
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                _by_record(path)
-                return
+                return False
+            left -= 1
             if not left:
                 raise InUseError(_sentence(path)) from None
         time.sleep(PAUSE)
 
 
-def _by_record(path: Path) -> None:
-    """Raise InUseError where the file names a process of this machine that runs."""
+def _require_ended(path: Path) -> None:
+    """Raise InUseError where the file names a process of this machine that runs.
+
+    One that has made the file writes its record next, so that is waited for a little.
+    """
     import psutil
 
-    holder = _holder(path)
+    for _ in range(TRIES):
+        if holder := _holder(path):
+            break
+        time.sleep(PAUSE)
     mine = holder.get("host") == socket.gethostname()
     number = holder.get("process")
     if mine and isinstance(number, int) and number != os.getpid() and psutil.pid_exists(number):

@@ -11,7 +11,7 @@ is not told, so it asks. So does one that cannot write down that it failed.
 import shlex
 from pathlib import Path
 
-from slurm.extensions import ARCHITECTURES, FOLDER, WITHOUT_DEVICE
+from data.cuda_extension import ARCHITECTURES, FOLDER, WITHOUT_DEVICE
 
 _TRAP = """
 trap : TERM

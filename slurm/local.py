@@ -14,8 +14,9 @@ import psutil
 from nemo_run.core.runners import fdl_runner
 from torchx.specs import Role
 
+from data.cuda_extension import FOLDER as EXTENSIONS
+from data.cuda_extension import architecture
 from recipes.planner import limits
-from slurm.extensions import FOLDER as EXTENSIONS
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 TREE = Path(__file__).resolve().parents[1]
@@ -38,6 +39,7 @@ def local_executor(ranks: int) -> run.LocalExecutor:
             "OMP_NUM_THREADS": str(threads),
             ALLOCATOR: allocator_settings(said),
             **_python_path(),
+            **architecture(),
             **OF_EVERY_RANK,
         },
     )

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from data.cuda_extension import name_architecture
 from recipes.finished import steps_taken
 from recipes.gate import GateShutError
-from slurm.extensions import name_architecture
 from slurm.outcome import State, await_word, began, blame, leave
 from slurm.preflight.check import PreflightError, blamed
 from slurm.preflight.expected import Expected
@@ -75,6 +75,7 @@ def run(task: Callable[[], Any], expected: Expected | None = None, seconds: floa
     join()
     if expected is not None:
         _look(expected, seconds)
+    name_architecture()
     try:
         task()
     except GateShutError as error:

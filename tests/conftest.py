@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from data.cuda_extension import name_architecture
 from tests import suite_time, warm_start
 from tests.ranks import one_rank
 
@@ -21,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Let processes that import NeMo be forked; workers inherit what the first process sets."""
     if not hasattr(config, "workerinput"):
+        name_architecture()  # tests import Megatron-Core without a command
         warm_start.set_up()
 
 

@@ -5,8 +5,9 @@
 
 For each interpreter that pyproject.toml admits, or each that is named: an environment in
 `.pythons`, made by the Makefile and kept for the next time; then, in a clone whose path has blanks
-and an umlaut, the fast tests of what a Python's version changes, a dry run, and two steps of
-training, in a pipe and on a pseudo-terminal. Needs the standard library alone.
+and an umlaut, the fast tests of what a Python's version changes, a dry run, two steps of training,
+and every block of the pages, the last two in a pipe and on a pseudo-terminal. Needs the standard
+library alone.
 """
 
 import os
@@ -26,13 +27,16 @@ TESTS = (
     "tests/recipes/test_signatures.py", "tests/recipes/test_check.py",
     "tests/recipes/test_ladder_recipes.py", "tests/longhaul/test_light_commands.py",
     "tests/longhaul/test_own_packages.py", "tests/slurm/test_launch.py",
-    "tests/slurm/test_extensions.py", "tests/house/test_wheel.py",
+    "tests/data/test_cuda_extension.py", "tests/house/test_wheel.py",
 )  # fmt: skip
 TRAIN = (
     "pretrain", "--factory", "tiny_512", "data.store=the store", "trainer.max_steps=2",
     "trainer.val_check_interval=2",
 )  # fmt: skip
 PTY_COLUMNS = "100"
+PAGES = "tests/house/test_readme.py"
+TYPED_ON, TERMINAL = "PAGES_TYPED_ON", "terminal"
+"""The variable that says where the blocks of the pages are typed, and its value for a pty."""
 
 
 def interpreters() -> Iterator[Path]:
@@ -86,8 +90,8 @@ class Newcomer:
     def work(self) -> None:
         """Take every step, each in a folder of its own."""
         longhaul = str(self.environment / "bin" / "longhaul")
-        tests = [str(self.environment / "bin" / "python"), "-m", "pytest", "--quiet", "-x", *TESTS]
-        self.step("fast tests", tests, self.clone)
+        pytest = [str(self.environment / "bin" / "python"), "-m", "pytest", "--quiet"]
+        self.step("fast tests", [*pytest, "-x", *TESTS], self.clone)
         folder = self.place / "books in a pipe"
         folder.mkdir()
         dry = [longhaul, "pretrain", "--factory", "tiny_512", "--dryrun"]
@@ -101,6 +105,9 @@ class Newcomer:
         other.mkdir()
         shutil.copytree(folder / "the store", other / "the store")
         self.step("2 steps on a terminal", [longhaul, *TRAIN], other, terminal=True)
+        self.step("pages in a pipe", [*pytest, PAGES], self.clone)
+        on_terminal = ["env", f"{TYPED_ON}={TERMINAL}", *pytest, PAGES]
+        self.step("pages on a terminal", on_terminal, self.clone)
 
     def step(self, name: str, words: Sequence[str], folder: Path, terminal: bool = False) -> bool:
         """Take one step, print how it ended and what it took; return whether it ended well."""

@@ -20,7 +20,7 @@ import socket
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from megatron.core import parallel_state
 from torch import Tensor
+
+TRIES, PAUSE = 5, 0.1
+"""Of the folder's lock: a command that asks who trains holds it for an instant. Seconds between."""
 
 
 class Tally:
@@ -69,16 +72,16 @@ class StepLog(Callback):
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.lock = self.path.with_suffix(".lock").open("a+")  # held until this process ends
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self.lock.seek(0)
-            raise RuntimeError(
-                f"another process is training into {self.path.parent}; wait for it or end it: "
-                f"{' '.join(self.lock.read().split())}"
-            ) from error
-        except OSError:
-            pass  # a file system without locks
+        left = TRIES
+        while not _is_free(self.lock):
+            left -= 1
+            if not left:
+                self.lock.seek(0)
+                raise RuntimeError(
+                    f"another process is training into {self.path.parent}; wait for it or end it: "
+                    f"{' '.join(self.lock.read().split())}"
+                )
+            time.sleep(PAUSE)
         self.lock.truncate(0)
         self.lock.write(json.dumps(_this_rank()))
         self.lock.flush()
@@ -168,6 +171,17 @@ class StepLog(Callback):
         if consumed != [sample for sample in range(first, last + 1) for _ in range(copies)]:
             raise RuntimeError(f"step {step} consumed samples {consumed}, not {first} to {last}")
         return first, last
+
+
+def _is_free(file: IO[str]) -> bool:
+    """Lock a file; return False where another process has it locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks
+    return True
 
 
 def _this_rank() -> dict[str, Any]:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
+import fcntl
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from custom_modules.callbacks import step_log
 from custom_modules.callbacks.step_log import StepLog, Tally
 
 SEQ_LENGTH, SEQUENCES = 8, 4
@@ -158,3 +161,12 @@ def test_a_second_run_into_the_same_folder_is_refused(log, path):
     )
     with pytest.raises(RuntimeError, match="another process is training into"):
         second.setup(trainer_at(0), None, "fit")
+
+
+def test_a_command_that_only_asks_who_trains_does_not_end_a_training(log, path, monkeypatch):
+    path.parent.mkdir()
+    with path.with_suffix(".lock").open("w") as asking:
+        fcntl.flock(asking, fcntl.LOCK_EX)
+        monkeypatch.setattr(step_log.time, "sleep", lambda _: asking.close())
+        log.setup(trainer_at(0), None, "fit")
+    assert json.loads(path.with_suffix(".lock").read_text())["process"] == os.getpid()

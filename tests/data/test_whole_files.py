@@ -47,6 +47,24 @@ def test_a_file_is_replaced_at_once_and_its_folders_are_made(tmp_path):
     assert everything(tmp_path) == ["a", "a/b", "a/b/page.html"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_symbolic_link_stays_and_what_it_points_to_is_written(tmp_path, there):
+    page, link = tmp_path / "other" / "page.html", tmp_path / "link.html"
+    link.symlink_to("other/page.html")
+    if there:
+        page.parent.mkdir()
+        page.write_text("one")
+    with pytest.raises(KeyboardInterrupt), replacing(link) as hidden:  # noqa: PT012
+        hidden.write_text("half")
+        raise KeyboardInterrupt
+    kept = ["link.html", "other", "other/page.html"] if there else ["link.html"]
+    assert everything(tmp_path) == kept
+    write_text(link, "two")
+    assert everything(tmp_path) == ["link.html", "other", "other/page.html"]
+    assert link.is_symlink()
+    assert page.read_text() == "two"
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path, error):
     def fail() -> None:
@@ -115,6 +133,12 @@ def test_an_error_of_another_file_keeps_its_name(tmp_path):
     with pytest.raises(FileNotFoundError) as missing, replacing(tmp_path / "page.html"):
         (tmp_path / "source").read_text()
     assert missing.value.filename == str(tmp_path / "source")
+
+
+def test_a_disk_that_cannot_be_read_is_not_taken_for_the_place(tmp_path):
+    with pytest.raises(OSError, match="rror") as failed, replacing(tmp_path / "page.html"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))  # as `read` raises it
+    assert failed.value.filename is None
 
 
 def test_a_process_that_is_told_to_end_removes_its_folder(tmp_path):

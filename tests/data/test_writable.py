@@ -52,6 +52,12 @@ def test_a_file_that_cannot_be_written_is_refused_by_its_option(places, at, said
     assert everything(places) == before
 
 
+def test_a_link_is_tried_where_it_points_to(places):
+    (places / "link.json").symlink_to("/proc/new.json")
+    with pytest.raises(ValueError, match=r"--out .*/link.json cannot be written"):
+        require_file(places / "link.json", "--out")
+
+
 def test_a_folder_is_taken_where_it_is_or_can_be_made(places):
     before = everything(places)
     for at in ("folder", "folder/a/b", "new"):

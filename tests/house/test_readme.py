@@ -2,18 +2,20 @@
 """The documents' code blocks run.
 
 Every block fenced as `sh` or `python` runs in the root of the tree, in the order of its page,
-unless the line before it says why not: `<!-- not run: reason -->`.
+unless the line before it says why not: `<!-- not run: reason -->`. `PAGES_TYPED_ON=terminal` runs
+them on a pseudo-terminal, as `make test-pythons` does on each Python.
 """
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from data.cuda_extension import ARCHITECTURES
+from tests.every_python import TERMINAL, TYPED_ON, in_a_pipe, on_a_terminal
 from tests.house.rooms import TREE
 
 BLOCK = re.compile(
@@ -43,16 +45,11 @@ def failure(block: Block) -> str:
     """Run a block and return what went wrong, or nothing."""
     command = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
     scripts = Path(sys.executable).parent
-    done = subprocess.run(
-        [*command[block.language], block.code],
-        cwd=TREE,
-        env=os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return f"{block.code}{done.stdout}{done.stderr}" if done.returncode else ""
+    variables = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    variables.pop(ARCHITECTURES, None)  # what the tests set for themselves
+    run = on_a_terminal if os.environ.get(TYPED_ON) == TERMINAL else in_a_pipe
+    code, shown = run([*command[block.language], block.code], TREE, variables)
+    return f"{block.code}{shown}" if code else ""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(TREE).as_posix())

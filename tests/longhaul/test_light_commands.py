@@ -54,6 +54,7 @@ def test_a_light_command_loads_nothing_heavy(words):
         ("pretrain", "--factory", "tiny_9k"),
         ("pretrain", "--card", "tinny", "--ladder", "tiny"),
         ("pretrain", "--card", "tiny", "--ladder", "tiny", "--stage", "64X"),
+        ("prepare", "--source", "nowhere", "--out", "store"),
     ],
     ids=" ".join,
 )

@@ -17,6 +17,7 @@ from custom_modules.rope import Rotation, inverse_frequencies
 from custom_modules.rope_scaling import RopeScaling
 from eval.results import write_json
 from longhaul import rope_search
+from longhaul.run_lock import InUseError, in_use
 from recipes import rope_file
 from recipes.stages import Cosine, Stage
 from tests.longhaul.json_units import not_numbers
@@ -143,6 +144,29 @@ def test_the_scores_are_those_of_a_forward_pass_that_forms_all_logits(
             surprise = -logits.double().log_softmax(-1)
             nats += [surprise[at - 1, tokens[at]] for at in text.scored.nonzero()[0]]
         assert about[told] == pytest.approx(float(sum(nats) / len(nats)), rel=1e-5)  # fp32
+
+
+@slow
+def test_a_search_that_is_refused_leaves_the_progress_of_the_one_that_runs(
+    trained, tmp_path, monkeypatch
+):
+    folder = trained / "rope_search"
+    monkeypatch.setattr(rope_search, "require_unused", lambda _: None)  # the other begins after it
+    with in_use(folder):
+        progress = folder / f"{STAGE}_{TARGET}.jsonl"
+        progress.write_text("of the other")
+        app = typer.Typer()
+        app.command()(rope_search.search)
+        words = {
+            "--run": trained,
+            "--stage": STAGE,
+            "--target": TARGET,
+            "--out": tmp_path / "a.json",
+        }
+        result = CliRunner().invoke(app, [str(word) for pair in words.items() for word in pair])
+        assert isinstance(result.exception, InUseError), result.exception
+        assert progress.read_text() == "of the other"
+        progress.unlink()
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process at a time writes into a run folder; the second is told who the first is."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from longhaul import run_lock
 from longhaul.run_lock import FILE, OF_RANKS, InUseError, in_use, require_unused
 
 HOLDS = """
@@ -18,6 +21,12 @@ sys.argv[1:] = ["run", "--ladder", "a ladder"]
 with in_use(Path({folder!r})):
     print("held", flush=True)
     sys.stdin.read()
+"""
+WITHOUT_LOCKS = """
+import errno, fcntl
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, "no locks")
+fcntl.flock = no_locks
 """
 RANK = """
 import fcntl, sys
@@ -85,6 +94,14 @@ def test_ranks_that_still_train_into_a_folder_are_named(tmp_path, holder):
     assert [path.name for path in tmp_path.iterdir()] == [OF_RANKS]
 
 
+def test_a_run_is_refused_where_it_would_evaluate_beside_another_command(holder, tmp_path, answer):
+    first = holder(HOLDS.format(folder=str(tmp_path / "run" / "eval")))
+    said = answer("run", "--ladder", "tiny", "--out", "run").error()
+    assert f"run/eval is in use by process {first.pid} on " in said
+    first.communicate()
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_was_written_meanwhile_stays(tmp_path):
     with in_use(tmp_path / "run"):
         (tmp_path / "run" / "result").touch()
@@ -94,3 +111,61 @@ def test_what_was_written_meanwhile_stays(tmp_path):
 def test_a_folder_of_another_is_locked_apart(tmp_path):
     with in_use(tmp_path / "run"), in_use(tmp_path / "run" / "stages" / "tiny_512"):
         require_unused(tmp_path / "run" / "stages" / "tiny_2k")
+
+
+@pytest.fixture
+def without_locks(monkeypatch):
+    """Have every file system refuse to lock, in this process."""
+    monkeypatch.setattr(run_lock.fcntl, "flock", no_locks)
+
+
+def no_locks(*_) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_without_locks_the_process_that_made_the_file_holds_the_folder(tmp_path, holder):
+    run = tmp_path / "run"
+    first = holder(WITHOUT_LOCKS + HOLDS.format(folder=str(run)))
+    for refused in (lambda: require_unused(run), lambda: in_use(run).__enter__()):
+        with pytest.raises(InUseError, match=f"is in use by process {first.pid} "):
+            refused()
+    first.kill()
+    first.communicate()
+    require_unused(run)
+    with in_use(run):
+        assert json.loads((run / FILE).read_text())["process"] == os.getpid()
+    assert list(run.iterdir()) == []
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_without_locks_the_second_of_two_that_start_together_is_refused(
+    tmp_path, holder, monkeypatch
+):
+    running = holder("print('held', flush=True); import sys; sys.stdin.read()")
+    record = {"host": os.uname().nodename, "process": running.pid}
+    (tmp_path / FILE).touch()  # as the first has just made it
+    monkeypatch.setattr(
+        run_lock.time, "sleep", lambda _: (tmp_path / FILE).write_text(json.dumps(record))
+    )
+    with pytest.raises(InUseError, match=f"is in use by process {running.pid} "):
+        in_use(tmp_path).__enter__()
+
+
+@pytest.mark.usefixtures("without_locks")
+@pytest.mark.parametrize("record", ["", '{"host": "another", "process": 1}'])
+def test_without_locks_a_record_of_no_process_of_this_machine_is_taken_over(tmp_path, record):
+    (tmp_path / FILE).write_text(record)
+    with in_use(tmp_path):
+        assert json.loads((tmp_path / FILE).read_text())["process"] == os.getpid()
+
+
+def test_folders_that_were_made_are_removed_where_the_lock_cannot_be(tmp_path, monkeypatch):
+    def full(path: Path) -> None:
+        assert path.parent.is_dir()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(run_lock, "_locked", full)
+    with pytest.raises(OSError, match="No space"):
+        in_use(tmp_path / "a" / "run").__enter__()
+    assert list(tmp_path.iterdir()) == []

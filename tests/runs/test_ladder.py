@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from longhaul.run_lock import InUseError, require_unused
 from recipes.ladders import TINY_LADDER
 from tests.ranks import kill_tree
 from tests.warm_start import cold
@@ -47,6 +48,8 @@ def finished(tmp_path_factory, small_store):
             assert first.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)
+        with pytest.raises(InUseError):  # so `longhaul evaluate` is refused meanwhile
+            require_unused(run / "eval")
     finally:
         kill_tree(first.pid)
         first.wait()

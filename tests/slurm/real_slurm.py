@@ -39,7 +39,9 @@ CPUS_PER_NODE = 4
 ENDED = frozenset(
     ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE")
 )
-FREE_PORTS = range(10_000, 32_000)  # below those that Linux gives to outgoing connections
+FREE_PORTS = range(10_000, 20_000)  # below those of the jobs' ranks (slurm.executors)
+FIRST_JOBS = range(1, 1_000_000)
+"""A job's number says which port its ranks meet on: another Slurm of this machine has others."""
 
 SLURM_CONF = """\
 ClusterName=tests
@@ -58,6 +60,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 JobRequeue=1
+FirstJobId={first_job}
 KillWait=5
 SlurmdTimeout=10
 ReturnToService=2
@@ -249,6 +252,7 @@ class RealSlurm:
         """Start the daemons, each when those that it needs answer."""
         ports = dict(zip(("slurmctld", "slurmdbd", *NODES), free_ports(4), strict=True))
         facts = {"folder": self.folder, "host": short_hostname(), "cpus": CPUS_PER_NODE, **ports}
+        facts["first_job"] = random.choice(FIRST_JOBS)
         for name in ("jobs", "state", *NODES):
             (self.folder / name).mkdir()
         self._write("munge.key", secrets.token_bytes(64))

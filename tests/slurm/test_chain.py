@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 LONG = 900
 """Seconds that a chain may take on two busy cores."""
+ENDLESS = 100_000
+"""Steps of a stage that no machine takes before the chain is cancelled, and an index holds."""
 
 
 class Chain:
@@ -167,7 +169,7 @@ def test_a_shut_gate_ends_the_chain_and_says_why(slurm, whole, store, tmp_path):
 
 
 def test_a_stage_outlives_its_time_limit_and_a_lost_node(slurm, whole, store, tmp_path):
-    chain = Chain(slurm, tmp_path, steps=400, store=store, time="00:02:00", save_seconds=15)
+    chain = Chain(slurm, tmp_path, steps=ENDLESS, store=store, time="00:02:00", save_seconds=15)
     stage, number = "tiny_512", chain.number("tiny_512")
     try:
         chain.until_step(stage, 5)
@@ -176,7 +178,6 @@ def test_a_stage_outlives_its_time_limit_and_a_lost_node(slurm, whole, store, tm
             assert time.monotonic() < end, slurm.log(number)
             time.sleep(1)
         before = chain.steps(stage)[-1]["step"]
-        assert before < 400
         chain.until_step(stage, before + 3)
         slurm.kill_node("n2")
         while slurm.restarts(number) < 2:

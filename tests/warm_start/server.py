@@ -74,14 +74,21 @@ class Server:
             return None
         if threads := sorted(_threads() - FORKED_THREADS):
             raise RuntimeError(f"threads that a fork does not have: {', '.join(threads)}")
-        process = os.fork()
+        reads, writes = os.pipe()
+        server, process = os.getpid(), os.fork()
         if process == 0:
             os.setsid()
-            _die_with_the_server()
+            _die_with(server)
+            os.write(writes, b"1")
+            os.close(reads)
+            os.close(writes)
             self._close(connection)
             return Forked(request, folder, descriptors)
-        for descriptor in (folder, *descriptors):
+        for descriptor in (writes, folder, *descriptors):
             os.close(descriptor)
+        # The client is told of a process whose group is there to be signalled, and so is `_end`.
+        os.read(reads, 1)
+        os.close(reads)
         ended = os.pidfd_open(process)
         self._running[process] = ended, connection, request
         self._place(request).write_text(str(process))
@@ -131,10 +138,10 @@ class Server:
             self._end(process, killed=True)
 
 
-def _die_with_the_server() -> None:
+def _die_with(server: int) -> None:
     """Have the kernel kill this forked process when the server ends: it would hold pipes open."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() == 1:
+    if os.getppid() != server:  # it has ended meanwhile
         os._exit(1)
 
 
@@ -155,19 +162,26 @@ def _taken_below(number: int) -> list[int]:
 def _received(connection: socket.socket) -> tuple[dict, int, list[int]]:
     """Return a client's request, its working folder and its descriptors."""
     size, received, _, _ = socket.recv_fds(connection, 8, 250)
-    if not received:
-        raise EOFError
-    left, pieces = int.from_bytes(size, "big"), []
-    while left:
-        pieces.append(connection.recv(min(left, PIECE)))
-        if not pieces[-1]:
-            raise EOFError
-        left -= len(pieces[-1])
-    return json.loads(b"".join(pieces)), received[0], received[1:]
+    try:
+        folder, *descriptors = received
+        left, pieces = int.from_bytes(size, "big"), []
+        while left:
+            pieces.append(connection.recv(min(left, PIECE)))
+            if not pieces[-1]:
+                raise EOFError
+            left -= len(pieces[-1])
+        return json.loads(b"".join(pieces)), folder, descriptors
+    except BaseException:
+        for descriptor in received:
+            os.close(descriptor)
+        raise
 
 
 def become(forked: Forked, path: list[str], set_by_libraries: dict[str, str]) -> None:
-    """Make this process the client's and run its program to the end."""
+    """Make this process the client's and run its program to the end.
+
+    A signal that was forwarded meanwhile waits until the handlers and the streams are the client's.
+    """
     request, environment = forked.request, forked.request["environment"]
     _take_descriptors(forked)
     os.environ.clear()
@@ -177,10 +191,10 @@ def become(forked: Forked, path: list[str], set_by_libraries: dict[str, str]) ->
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
     sys.stdout = sys.__stdout__ = _stream(sys.stdout, unbuffered=request["unbuffered"])
     sys.stderr = sys.__stderr__ = _stream(sys.stderr, unbuffered=request["unbuffered"])
     _take_rank(environment)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
     _run(request["argv"], path, environment)
 
 
@@ -256,7 +270,8 @@ def main() -> None:
     folder, listener = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     path = [part for part in sys.path if part != str(Path(__file__).parent)]
     sys.path[:] = path
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A forked process inherits it: what is forwarded before it has its handlers is kept for them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     before = dict(os.environ)
     low = _taken_below(CLIENTS)  # a library that opens a file gets a number that no client has
     for name in (folder / "modules").read_text().split():

@@ -5,8 +5,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,14 +38,60 @@ print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN, flush=True)
 while True:
     time.sleep(0.1)
 """
+SLOW = """
+import os, runpy, sys, time
+begins = os.setsid
+os.setsid = lambda: (time.sleep(1), begins())
+sys.argv[:] = [{program!r}, *sys.argv[1:]]
+sys.path[0] = os.path.dirname({program!r})
+runpy.run_path({program!r}, run_name="__main__")
+"""
+"""A server whose forked processes take a second to begin a session."""
+STARTS = """
+import os, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+import longhaul_warm_start
+def fail(*_, **__):
+    {then}
+subprocess.Popen = fail
+longhaul_warm_start._connect(sys.argv[2])
+"""
+"""A process that would start the server and does not come to it."""
+KILLED = "[os.kill(process, 9) for process in (os.getppid(), os.getpid())]"
+NO_MEMORY = "raise OSError(12, 'no memory')"
+
+
+@contextmanager
+def a_folder(*modules: str):
+    """Yield the folder of a server of the test's own, which may still write there at the end."""
+    folder = warm_start.make_folder(modules or ["wave"])
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
 def server():
     """Return the folder of a server that has imported a module nobody else does."""
-    folder = warm_start.make_folder(["wave"])
-    yield folder
-    shutil.rmtree(folder)
+    with a_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def slow_server():
+    """Return the folder of a server whose forked processes begin late."""
+    program = str(Path(warm_start.__file__).with_name("server.py"))
+    with a_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+        serving = subprocess.Popen(
+            [sys.executable, "-c", SLOW.format(program=program), folder, str(listener.fileno())],
+            env=warm_start.cold(), pass_fds=[listener.fileno()],
+        )  # fmt: skip
+        yield folder
+        serving.kill()
+        serving.wait()
 
 
 @pytest.fixture
@@ -52,7 +100,7 @@ def rank(server, tmp_path):
     started = []
 
     def start(code: str, *words: str, folder: Path = server, **given) -> subprocess.Popen:
-        script = tmp_path / "script.py"
+        script = tmp_path / f"script{len(started) or ''}.py"
         script.write_text(code)
         variables = given.pop("variables", {})
         started.append(
@@ -190,21 +238,17 @@ def test_other_programs_start_by_themselves():
 
 
 def test_the_server_is_not_below_the_process_that_started_it(rank):
-    folder = warm_start.make_folder(["wave"])
-    try:
+    with a_folder() as folder:
         started = rank(WAITS, folder=folder)
         serving = parent(forked_for(folder, started))
         kill_tree(started.pid)
         assert parent(serving) != started.pid
         assert running(serving)
         os.kill(serving, signal.SIGKILL)
-    finally:
-        shutil.rmtree(folder)
 
 
 def test_a_server_that_dies_ends_what_it_forked_and_is_not_waited_for(rank):
-    folder = warm_start.make_folder(["wave"])
-    try:
+    with a_folder() as folder:
         started = rank(WAITS, folder=folder)
         forked = forked_for(folder, started)
         os.kill(parent(forked), signal.SIGKILL)
@@ -214,18 +258,66 @@ def test_a_server_that_dies_ends_what_it_forked_and_is_not_waited_for(rank):
         again = rank(WAITS, folder=folder)
         assert "warm-start server of the tests has ended" in again.communicate(timeout=60)[1]
         assert again.returncode == 70
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(
     ("module", "said"), [("no_such_module", "No module named"), ("eval", "would be this server's")]
 )
 def test_a_server_that_cannot_begin_says_why(rank, module, said):
-    folder = warm_start.make_folder([module])
-    try:
+    with a_folder(module) as folder:
         started = rank(WAITS, folder=folder, variables={"PYTHONPATH": warm_start.path_with()})
         assert said in started.communicate(timeout=60)[1]
         assert started.returncode == 70
-    finally:
-        shutil.rmtree(folder)
+
+
+def test_a_start_that_was_killed_on_the_way_is_begun_anew(rank):
+    with a_folder() as folder:
+        killed = [sys.executable, "-c", STARTS.format(then=KILLED), warm_start.HOOK, folder]
+        done = subprocess.run(killed, check=False)
+        assert done.returncode == -signal.SIGKILL
+        assert rank("print('served')", folder=folder).communicate(timeout=60) == ("served\n", "")
+
+
+def test_a_server_that_cannot_be_started_is_told_and_tried_again(rank):
+    with a_folder() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", STARTS.format(then=NO_MEMORY), warm_start.HOOK, folder],
+            stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 70
+        assert "it did not start: OSError: [Errno 12] no memory" in done.stderr
+        assert rank("print('served')", folder=folder).communicate(timeout=60) == ("served\n", "")
+
+
+def test_a_client_that_dies_while_it_asks_leaves_nothing_open(rank):
+    with a_folder() as folder:
+        opened = Path(f"/proc/{parent(forked_for(folder, rank(WAITS, folder=folder)))}/fd")
+        before = len(os.listdir(opened))
+        with open(os.devnull) as nothing, socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(folder / "socket"))
+            socket.send_fds(client, [(100).to_bytes(8, "big")], [nothing.fileno()] * 3)
+        served = rank("print('served after it')", folder=folder)
+        assert served.communicate(timeout=60)[0] == "served after it\n"
+        until(lambda: len(os.listdir(opened)) == before, timeout_seconds=30)
+
+
+def test_a_client_that_is_killed_at_once_is_not_waited_for(rank, slow_server):
+    started = rank(WAITS, folder=slow_server, variables={"SLURM_STEP_ID": "0"})
+    forked = forked_for(slow_server, started)
+    started.kill()
+    served = rank("print('served')", folder=slow_server)
+    assert served.communicate(timeout=60) == ("served\n", "")
+    until(lambda: not running(forked))
+
+
+@pytest.mark.parametrize("variables", [{}, {"SLURM_STEP_ID": "0"}], ids=["alone", "in a step"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_at_once_is_not_lost(rank, slow_server, number, variables):
+    def start(_: str) -> subprocess.Popen:
+        return rank("import time; time.sleep(600)", folder=slow_server, variables=variables)
+
+    started = started_with(signal.default_int_handler, start)
+    forked_for(slow_server, started)
+    started.send_signal(number)
+    started.communicate(timeout=60)
+    assert started.returncode == -number

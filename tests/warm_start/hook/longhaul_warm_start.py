@@ -143,31 +143,46 @@ def _connect(folder: str):
 
 
 def _start(folder: str, address: str) -> None:
-    """Start the server, which takes over a socket that already listens."""
+    """Start the server, which takes over a socket that already listens.
+
+    The socket gets its address when the server runs: a start that was killed is begun anew.
+    """
+    import contextlib
     import socket
     import subprocess
 
     plain = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    kept = ("HOME", "PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONDONTWRITEBYTECODE", FOLDER)
+    kept = (
+        "HOME", "PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONDONTWRITEBYTECODE",
+        "TORCH_CUDA_ARCH_LIST",  # the server imports Megatron-Core too (data.cuda_extension)
+    )  # fmt: skip
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     environment |= {**plain, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    program = os.path.join(os.path.dirname(os.path.dirname(__file__)), "server.py")
+    part = f"{address}.part"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(part)
     with socket.socket(socket.AF_UNIX) as listener, open(os.path.join(folder, "log"), "wb") as log:
-        listener.bind(address)
+        listener.bind(part)
         listener.listen(64)
-        del environment[FOLDER]
-        program = os.path.join(os.path.dirname(os.path.dirname(__file__)), "server.py")
         # By a child that ends: who kills this process and all below it does not mean the server.
-        if between := os.fork():
-            os.waitpid(between, 0)
-            return
-        try:
-            subprocess.Popen(
-                [sys.executable, program, folder, str(listener.fileno())],
-                env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                pass_fds=[listener.fileno()], start_new_session=True,
-            )  # fmt: skip
-        finally:
+        # It has the lock too, and holds it to its end.
+        between = os.fork()
+        if between == 0:
+            try:
+                subprocess.Popen(
+                    [sys.executable, program, folder, str(listener.fileno())],
+                    env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    pass_fds=[listener.fileno()], start_new_session=True,
+                )  # fmt: skip
+                os.rename(part, address)
+            except BaseException as error:
+                log.write(f"it did not start: {type(error).__name__}: {error}\n".encode())
+                log.flush()
+                os._exit(1)
             os._exit(0)
+        if os.waitpid(between, 0)[1] != 0:
+            _no_server(folder)
 
 
 def _is_open(descriptor: int) -> bool:
