@@ -56,6 +56,15 @@ PARQUET_ROWS = 256
 SkipReason = Literal["broken", "undecodable", "empty", "other_ending"]
 
 
+LEFT_OUT: dict[str, str] = {
+    "broken": "broken",
+    "undecodable": "not UTF-8 text",
+    "empty": "empty",
+    "other_ending": "with an ending that is not known",
+}
+"""What a reason says of a record, in words."""
+
+
 class SourceError(ValueError):
     """A source that cannot be read; the message says where and why in one sentence."""
 
@@ -123,12 +132,17 @@ def documents(
             yield Document(judged, origin)
             continue
         if judged.reason == "broken" and not skip_broken:
-            raise SourceError(f"{origin}: {judged.problem}")
+            raise SourceError(
+                f"{origin}: {judged.problem}; mend it, or pass such records over with --skip-broken"
+            )
         counts[judged.reason] += 1
     if not found:
-        left_out = ", ".join(f"{number} {reason}" for reason, number in sorted(counts.items()))
+        left_out = ", ".join(f"{number} {LEFT_OUT[why]}" for why, number in sorted(counts.items()))
         detail = f" (left out: {left_out})" if left_out else ""
-        raise SourceError(f"the source {source_name(source)} holds no document{detail}")
+        raise SourceError(
+            f"the source {source_name(source)} holds no document{detail}; name a file or a folder"
+            " with text"
+        )
 
 
 def _judge(content: str | _Unusable) -> str | _Unusable:
@@ -169,7 +183,7 @@ def _records(source: str | None, text_key: str) -> Iterator[_Record]:
                 yield from reader(file, text_key)
         return
     if not path.is_file():
-        raise SourceError(f"the source {source} does not exist")
+        raise SourceError(f"the source {source} does not exist; look at how it is spelled")
     reader = _reader(path)
     if reader is None:
         known = ", ".join((*JSONL_ENDINGS, PARQUET_ENDING, ".txt and other text"))

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from data.hub import TOKENIZER_FILES, HubError, local_folder
 from data.pieces import PIECE_CHARS, pieces
 from data.quiet import quiet_imports
 from data.store import tokenizer_fingerprint
@@ -125,12 +126,16 @@ def train(texts: Iterable[str], vocab_size: int) -> DocumentTokenizer:
 
 def load(name_or_path: str) -> DocumentTokenizer:
     """Return a Hugging Face tokenizer, from a local folder or by its name on the hub."""
+    try:
+        folder = local_folder(name_or_path, ("config.json", *TOKENIZER_FILES))
+    except HubError as error:
+        raise TokenizerError(f"the tokenizer cannot be loaded: {error}") from error
     with quiet_imports():
         from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
-    except Exception as error:  # the hub's client raises errors of several unrelated libraries
+        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of several unrelated parsers
         reason = " ".join(str(error).split())[:300]
         raise TokenizerError(f"the tokenizer {name_or_path} cannot be loaded ({reason})") from error
     if not loaded.is_fast:

@@ -13,9 +13,11 @@ from eval.results import evaluation_path, write_json
 from longhaul import stages
 from longhaul.evaluation_job import evaluation_job
 from longhaul.ladder_run import Plan
+from longhaul.next_commands import OnCluster
 from longhaul.prepare_job import require_heldout
 from longhaul.version import versions
 from recipes.check import trained_length
+from recipes.collection import ROWS
 from recipes.finished import is_finished
 from recipes.pretrain import place
 from recipes.stages import Stage
@@ -102,10 +104,13 @@ def jobs(
 
     With `record` the run folder receives the facts of the run and the resolved recipes.
     """
+    unfinished = [recipe for recipe in made if not is_done(recipe)]
+    for recipe in unfinished:
+        _require_this_machine(plan, recipe)
     if record:
         write_records(plan, made)
     names = [recipe.log.name for recipe in made]
-    left = [stages.training_job(recipe) for recipe in made if not is_done(recipe)]
+    left = [stages.training_job(recipe) for recipe in unfinished]
     evaluated = all(evaluation_path(plan.run, name).is_file() for name in names)
     if left or not evaluated:
         left.append(
@@ -121,6 +126,26 @@ def jobs(
             )
         )
     return left
+
+
+def _require_this_machine(plan: Plan, recipe: nemo_run.Partial) -> None:
+    """Raise ValueError, with what submits the ladder, for a stage laid out on several nodes."""
+    nodes = int(recipe.trainer.num_nodes)
+    if nodes == 1:
+        return
+    row = ROWS[recipe.log.name]
+    submitted = OnCluster(
+        card=plan.card,
+        ladder=plan.ladder,
+        cluster=row.cluster,
+        stage=plan.only,
+        nodes=None if nodes == row.nodes else nodes,
+    )
+    explained = f" ({submitted.explained})" if submitted.explained else ""
+    raise ValueError(
+        f"{recipe.log.name} is laid out on {nodes} nodes and this machine is one; submit the "
+        f"ladder to a cluster: {submitted.command}{explained}"
+    )
 
 
 def metrics(recipe: nemo_run.Partial) -> Path:

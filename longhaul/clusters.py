@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from longhaul.cluster_checks import lacking
-from longhaul.options import Json, print_json
+from longhaul.options import Json, print_json, require_no_json
 from recipes import cluster
 from recipes.units import GiB
 from slurm.cluster_file import ClusterFile, load
@@ -22,6 +22,7 @@ app = typer.Typer(
 def clusters(context: typer.Context, as_json: Json = False) -> None:
     """List the shipped cluster files."""
     if context.invoked_subcommand is not None:
+        require_no_json(context, as_json)
         return
     names = ["local", *cluster.names()]
     if as_json:

@@ -119,7 +119,7 @@ def row_of(
         if model is TINY:
             return choose(card, ladder, stage, device="cpu").row
     if nodes is None:
-        nodes = _fewest_nodes(model, chosen, cluster_name or CLUSTER)
+        nodes = fewest_nodes(model, chosen, cluster_name or CLUSTER)
     return choose(card, ladder, stage, nodes=nodes, cluster_name=cluster_name).row
 
 
@@ -141,7 +141,7 @@ def require_heads(card: ModelCard, ladder: Ladder, stage: Stage) -> None:
         raise ValueError(f"ladder {ladder.name} cannot train {card.name}: {refused}")
 
 
-def _fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int:
+def fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int | None:
     """Return the fewest nodes, of those that `recipes.lay_out` tries, on which any layout fits."""
     from recipes.lay_out import MOST_NODES, ODD_NODES
     from recipes.layout import Fp8
@@ -149,12 +149,12 @@ def _fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int:
 
     machines = cluster.load(cluster_name)
     nodes = ODD_NODES.get(card.name, 1)
-    while 2 * nodes <= MOST_NODES:
+    while nodes <= MOST_NODES:
         gpus = nodes * machines.gpus_per_node
         if fits_somehow(of_stage(card, stage, machines, gpus=gpus, fp8=Fp8())):
-            break
+            return nodes
         nodes *= 2
-    return nodes
+    return None
 
 
 def stage_of(ladder: Ladder, word: str) -> Stage:

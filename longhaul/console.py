@@ -51,8 +51,19 @@ def fitted(
 def show(table: Callable[[Sequence[str]], Table], expendable: Sequence[str] = ()) -> Sequence[str]:
     """Print a table that is `fitted`, and return the columns left out."""
     console, made, left_out = fitted(table, expendable)
-    console.print(made)
+    print_table(console, made)
     return left_out
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table; in a pipe, where lines are searched and kept, without blanks at line ends."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        console.out(line.rstrip(), highlight=False)
 
 
 def _width(console: Console, table: Table) -> int:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the doctor looks at: a stage on a cluster, under the layout that ran."""
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from longhaul.combination import layout_for, stage_of
+from longhaul.facts import counted
 from longhaul.next_commands import OnCluster
 from longhaul.options import CLUSTER
 from recipes import cluster as clusters
@@ -84,18 +84,26 @@ class Recipe:
             f"--cluster {shlex.quote(self.cluster)} --nodes {nodes}"
         )
 
+    def looked_at(self, nodes: int) -> str:
+        """Return the options of a command of the doctor, which takes another cluster as well."""
+        asked = self.asked(nodes)
+        other = self.shipped is not None and self.cluster != ROWS[self.name].cluster
+        return f"{asked} --cluster {shlex.quote(self.cluster)}" if other else asked
+
     def trained_by(self, nodes: int, words: Sequence[str]) -> str:
-        """Return the command that trains it on so many nodes with some overrides."""
+        """Return the command that trains it on so many nodes with some overrides.
+
+        What there is to say of it is a comment on a line of its own before it.
+        """
         if nodes == 1:
             shipped = self.shipped is not None and not words
             command = folded([f"longhaul pretrain {self.asked(nodes)}", *words])
-            return f"{command}  # the recipe as shipped" if shipped else command
+            return after_comments(command, "the recipe as shipped" if shipped else "")
         submitted = OnCluster(
             card=self.card, ladder=self.ladder, stage=self.stage, cluster=self.cluster,
             nodes=nodes if self.shipped is None else None,
         )  # fmt: skip
-        explained = f"\n    # {submitted.explained}" if submitted.explained else ""
-        return folded([*submitted.words, *words]) + explained
+        return after_comments(folded([*submitted.words, *words]), submitted.explained)
 
     def laid_out(self, nodes: int) -> Layout:
         """Return the layout that `longhaul pretrain` begins from; raise ValueError for none."""
@@ -121,6 +129,11 @@ class Case:
         """The options that name the recipe."""
         return self.recipe.asked(self._nodes(self.plan.job))
 
+    @property
+    def looked_at(self) -> str:
+        """The options that have the doctor look at the recipe on the same cluster."""
+        return self.recipe.looked_at(self._nodes(self.plan.job))
+
     def _nodes(self, job: Job) -> int:
         return -(-job.layout.world_size // self.plan.cluster.gpus_per_node)
 
@@ -145,8 +158,8 @@ class Case:
             f"{self.plan.gpus} GPUs of {machine.name} ({machine.gpu.name})"
         )
         yield (
-            f"layout: {words_of(job.layout)}; {job.micro_batches:,} micro-batches of "
-            f"{job.layout.micro_batch} on each data rank"
+            f"layout: {words_of(job.layout)}; {counted(job.micro_batches, 'micro-batch')} of "
+            f"{_sequences(job.layout.micro_batch)} on each data rank"
         )
 
     def content(self) -> dict[str, Any]:
@@ -201,10 +214,18 @@ def folded(words: list[str]) -> str:
     return " \\\n".join(lines)
 
 
+def after_comments(command: str, *comments: str) -> str:
+    """Return a command to be printed two columns in, below its comments.
+
+    A comment behind it would be handed on to it by a shell that takes none, as zsh does.
+    """
+    return "\n  ".join([*(f"# {comment}" for comment in comments if comment), command])
+
+
 def on_one_line(command: str) -> str:
     """Return a folded command without its folds and comments, for programs."""
-    lines = (re.split(r"\s+# ", line)[0] for line in command.replace(" \\\n    ", " ").splitlines())
-    return " ".join(filter(None, lines))
+    lines = (line.strip() for line in command.replace(" \\\n    ", " ").splitlines())
+    return " ".join(line for line in lines if not line.startswith("# "))
 
 
 def case(
@@ -280,6 +301,10 @@ def _layout(recipe: Recipe, machine: Cluster, nodes: int | None, words: str) -> 
             f"{machine.gpus_per_node} do not hold a whole number of them"
         )
     return replace(chosen, dp=gpus // model_ranks)
+
+
+def _sequences(micro_batch: int) -> str:
+    return counted(micro_batch, "sequence")
 
 
 def gib(size: float) -> str:

@@ -212,8 +212,8 @@ def _device(found: Case, one: Failure) -> Iterator[str]:
             probe += f" {found.asked}"
         yield (
             f"PyTorch needed {gib(one.needed)} and {gib(foreseen)} were predicted: measure it with "
-            f"`{probe}`, by cause; below, the {gib(one.needed - foreseen)} between them count as "
-            "there to stay"
+            f"`{probe}`, by cause; below, the {gib(one.needed - foreseen)} between them are "
+            "treated as permanently allocated"
         )
 
 
@@ -281,7 +281,7 @@ def first_of_all(plan: Plan, seen: Sequence[Failure], beyond: float) -> Iterator
         yield f"set the allocator first ({SET_ALLOCATOR}); if it still fails:"
     if beyond > 0:
         yield (
-            f"beside the prediction {gib(beyond)} count as there to stay"
+            f"{gib(beyond)} more than predicted are treated as permanently allocated"
             + (f": it ran out, so the {gib(-plan.short)} to spare were in use" if plan.fits else "")
         )
 

@@ -270,7 +270,7 @@ def faster(found: Case) -> Iterator[str]:
         yield "the planner knows no layout of these GPUs that is 2% faster"
         if not plan.fits:
             yield (
-                f"this one does not fit: `longhaul doctor oom {found.asked} --layout "
+                f"this one does not fit: `longhaul doctor oom {found.looked_at} --layout "
                 f"'{words_of(plan.job.layout)}'`"
             )
         return

@@ -62,4 +62,4 @@ def export(
         verify=not no_verify,
     )
     typer.echo(to)
-    next_command(["vllm", "serve", to], "or any program that reads Hugging Face folders")
+    next_command(["vllm", "serve", to], "serve it; other programs read the folder too")

@@ -147,8 +147,8 @@ def layout(row: Row) -> Iterator[str]:
     if plan.cp.size > 1 or plan.cp.how.kind == "head_chunked":
         shared["CP"] = f"CP {plan.cp.size} ({_sharing(plan.cp)})"
     split = [shared[kind] for kind in kinds if kind in shared]
-    ranks = _counted(plan.world_size, "GPU" if plan.device == "cuda" else "CPU rank")
-    nodes = _counted(row.nodes, f"{row.cluster} node")
+    ranks = counted(plan.world_size, "GPU" if plan.device == "cuda" else "CPU rank")
+    nodes = counted(row.nodes, f"{row.cluster} node")
     yield f"{ranks} on {nodes}: {' x '.join(split) or 'no parallelism'}"
     forwards = stage.sequences_per_batch // (plan.micro_batch * plan.dp)
     yield f"micro-batch {plan.micro_batch}, accumulation {forwards}, {_precision(plan)}"
@@ -171,8 +171,10 @@ def _on_the_host(plan: Layout) -> str:
     return "; ".join(words)
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number > 1)}"
+def counted(number: int, what: str) -> str:
+    """Return how many there are of something: `1 GPU`, `2 micro-batches`."""
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{number:,} {what}{plural if number != 1 else ''}"
 
 
 def _sharing(cp: ContextParallel) -> str:

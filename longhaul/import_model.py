@@ -52,4 +52,4 @@ def import_model(
     write_checkpoint(to, folder, found, stored)
     typer.echo(to)
     if card is not None:
-        next_command(["longhaul", "recipes", "--cards", card], "the ladders that it is for")
+        next_command(["longhaul", "recipes", "--cards", card], "list the ladders that it is for")

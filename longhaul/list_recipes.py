@@ -48,8 +48,11 @@ def recipes(
     try:
         found = matching(words or [], ROWS)
     except ValueError:
-        if not others or as_json:
+        if not others:
             raise
+        if as_json:
+            print_json([one.described for one in others])
+            return
         for one in others:
             typer.echo(one.sentence)
         return
@@ -65,7 +68,7 @@ def recipes(
         typer.echo()
         show(lambda _: _sources(found))
     if "RoPE" in left_out:
-        note("\nnote: RoPE is left out for want of columns; `longhaul show NAME` has it")
+        note("\nnote: the terminal is too narrow for RoPE; `longhaul show NAME` has it")
 
 
 def matching(words: Sequence[str], rows: "Mapping[str, Row]") -> "list[Row]":
@@ -87,15 +90,33 @@ class Unlisted:
     stage: "Stage"
 
     @property
+    def command(self) -> str | None:
+        """The command that trains it; None where no cluster that is tried holds it."""
+        from longhaul.next_commands import training
+
+        return training(self.card, self.ladder, self.stage)
+
+    @property
     def sentence(self) -> str:
         """What can be done with it."""
+        on_ladder = f"card {self.card.name} is on ladder {self.ladder.name}"
+        command = self.command
+        if command is None:
+            return f"{on_ladder}: {_too_large(self.card, self.ladder)}"
+        return f"{on_ladder}: {command}"
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The same for JSON."""
         from recipes.naming import length_shown
 
-        return (
-            f"card {self.card.name} is on ladder {self.ladder.name}: longhaul pretrain --card "
-            f"{self.card.name} --ladder {self.ladder.name} --stage "
-            f"{length_shown(self.stage.seq_length)}"
-        )
+        return {
+            "card": self.card.name,
+            "ladder": self.ladder.name,
+            "stage": length_shown(self.stage.seq_length),
+            "seq_length": self.stage.seq_length,
+            "command": self.command,
+        }
 
 
 def unlisted(words: Sequence[str]) -> Iterator[Unlisted]:
@@ -262,10 +283,7 @@ def _nothing(words: Sequence[str], rows: "Mapping[str, Row]", lines: Mapping[str
         _where(word, [name for name, line in lines.items() if word in line]) for word in words
     ]
     said = f"no recipe has all of these words: {'; '.join(places)}"
-    commands = list(_combined(words)) or [
-        "`longhaul pretrain --card CARD --ladder LADDER --stage LENGTH`"
-    ]
-    return f"{said}. A card can be trained on any ladder; type {' or '.join(commands)}"
+    return f"{said}. A card can be trained on any ladder; {_combined(words)}"
 
 
 def _where(word: str, names: Sequence[str]) -> str:
@@ -273,26 +291,50 @@ def _where(word: str, names: Sequence[str]) -> str:
     return f"{word!r} is in {shown}"
 
 
-def _combined(words: Sequence[str]) -> Iterator[str]:
-    """Yield the commands of the stages that words name by a card, and by a length or a ladder.
+def _combined(words: Sequence[str]) -> str:
+    """Return the commands of the stages that words name by a card, and by a length or a ladder.
 
     Those whose rotation suits the card come first, the others with the reason why it does not.
     """
     from longhaul.combination import heads_refusal, rotation_refusal
+    from longhaul.next_commands import YOUR_CLUSTER, training
     from recipes.ladders import LADDERS
     from recipes.models import CARDS
     from recipes.naming import length_shown
 
     ladders = [ladder for name, ladder in LADDERS.items() if name in words] or LADDERS.values()
     found = [
-        (rotation_refusal(card, stage) or "", card.name, ladder.name, shown)
+        (rotation_refusal(card, stage) or "", card, ladder, stage)
         for name, card in CARDS.items()
         for ladder in ladders
         for stage in ladder.stages
         if name in words
-        and {*words} - {name, ladder.name} <= {(shown := length_shown(stage.seq_length)).casefold()}
+        and {*words} - {name, ladder.name} <= {length_shown(stage.seq_length).casefold()}
         and heads_refusal(card, stage) is None
     ]
-    for unsuited, card_name, ladder_name, length in sorted(found, key=lambda s: bool(s[0]))[:SHOWN]:
-        command = f"`longhaul pretrain --card {card_name} --ladder {ladder_name} --stage {length}`"
-        yield f"{command} (where {unsuited})" if unsuited else command
+    commands = []
+    for unsuited, card, ladder, stage in sorted(found, key=lambda one: bool(one[0])):
+        command = training(card, ladder, stage)
+        if command is not None:
+            commands.append(f"`{command}`" + (f" (but {unsuited})" if unsuited else ""))
+        if len(commands) == SHOWN:
+            break
+    if commands:
+        shown = f"type {' or '.join(commands)}"
+        if YOUR_CLUSTER in shown:
+            shown += f", with {YOUR_CLUSTER} a copy of a file that `longhaul clusters` lists"
+        return shown
+    if found:
+        _, card, ladder, _ = found[0]
+        return _too_large(card, ladder)
+    return "type `longhaul pretrain --card CARD --ladder LADDER --stage LENGTH`"
+
+
+def _too_large(card: "ModelCard", ladder: "Ladder") -> str:
+    from longhaul.options import CLUSTER
+    from recipes.lay_out import MOST_NODES
+
+    return (
+        f"no layout of {card.name} fits up to {MOST_NODES} nodes of {CLUSTER}; `longhaul plan "
+        f"{card.name} --ladder {ladder.name} --nodes {MOST_NODES}` says what is short"
+    )

@@ -60,9 +60,9 @@ def detail(text: object) -> None:
 
 
 def next_command(words: Sequence[object] | str, what_for: str) -> None:
-    """Say which command to type next; the line can be copied whole."""
+    """Say which command to type next, on a line of its own that can be copied whole."""
     line = words if isinstance(words, str) else shlex.join(map(str, words))
-    note(f"next: {line}  # {what_for}")
+    note(f"next: {what_for}\n  {line}")
 
 
 @contextmanager

@@ -39,7 +39,7 @@ _OF_MACHINES = {
 }
 
 
-_INTERRUPTED = "interrupted; nothing of this command runs on"
+_INTERRUPTED = "interrupted; nothing of this command is still running"
 _PRINTING = ("longhaul.cli", "__main__")
 """Modules of ours that print by themselves."""
 

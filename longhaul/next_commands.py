@@ -7,6 +7,7 @@
 import shlex
 from dataclasses import dataclass
 
+from longhaul.options import CLUSTER
 from recipes import cluster
 from recipes.model_card import ModelCard
 from recipes.naming import length_shown
@@ -34,7 +35,7 @@ class OnCluster:
         """The parts of the command, in which a shipped cluster file is the user's copy of it."""
         words = ["longhaul run", f"--ladder {self.ladder.name}", f"--card {self.card.name}"]
         if self.stage is not None and len(self.ladder.stages) > 1:
-            words.append(f"--stage {length_shown(self.stage.seq_length).replace(',', '')}")
+            words.append(f"--stage {_length(self.stage)}")
         words += ["--executor slurm", f"--cluster {shlex.quote(self._file)}"]
         if self.nodes is not None:
             words.append(f"--nodes {self.nodes}")
@@ -58,3 +59,26 @@ class OnCluster:
     @property
     def _file(self) -> str:
         return YOUR_CLUSTER if self.cluster in cluster.names() else self.cluster
+
+
+def training(card: ModelCard, ladder: Ladder, stage: Stage) -> str | None:
+    """Return the command that trains a stage on the fewest nodes that hold it; None for none.
+
+    Of the model that is trained on CPU ranks, it is for those.
+    """
+    from longhaul.combination import fewest_nodes
+    from recipes.models import TINY
+
+    alone = f"longhaul pretrain --card {card.name} --ladder {ladder.name} --stage {_length(stage)}"
+    if card is TINY:
+        return f"{alone} --device cpu"
+    nodes = fewest_nodes(card, stage, CLUSTER)
+    if nodes is None:
+        return None
+    if nodes == 1:
+        return alone
+    return OnCluster(card=card, ladder=ladder, stage=stage, cluster=CLUSTER, nodes=nodes).command
+
+
+def _length(stage: Stage) -> str:
+    return length_shown(stage.seq_length).replace(",", "")

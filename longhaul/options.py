@@ -29,6 +29,15 @@ def print_json(content: Any) -> None:
     typer.echo(json.dumps(plain(content), indent=1, allow_nan=False, default=str))
 
 
+def require_no_json(context: typer.Context, as_json: bool) -> None:
+    """Raise ValueError where --json stands before a sub-command, which takes it behind its name."""
+    if as_json:
+        raise ValueError(
+            f"--json before {context.invoked_subcommand} has no effect; write it after "
+            f"{context.invoked_subcommand}"
+        )
+
+
 Verify = Annotated[
     bool | None,
     typer.Option(

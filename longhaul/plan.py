@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from longhaul.combination import heads_refusal, rotation_refusal
-from longhaul.doctor_job import Case, Recipe, on_one_line
-from longhaul.facts import of_other_cards
+from longhaul.doctor_job import Case, Recipe, after_comments, on_one_line
+from longhaul.facts import amount, of_other_cards
 from longhaul.messages import note
 from longhaul.next_commands import OnCluster
 from longhaul.options import CLUSTER, K_IS, Json, length_of, print_json
@@ -39,6 +39,7 @@ from recipes.planner.search import (
     search,
     why_not,
 )
+from recipes.stages import Ladder, Stage
 from recipes.units import K, M
 
 BATCH, BUDGET = 4 * M, 1_000_000_000
@@ -82,7 +83,10 @@ def plan(
         require_file(plot, "--plot", (".png",))
     precision = Fp8(recipe=fp8 or "none")  # type: ignore[arg-type]
     if precision.recipe != "none" and not machine.gpu.fp8_tflops:
-        raise ValueError(f"--fp8 {fp8}: {machine.gpu.name} of {machine.name} has no FP8")
+        raise ValueError(
+            f"--fp8 {fp8}: {machine.gpu.name} of {machine.name} has no FP8; leave --fp8 out, or "
+            "name another --cluster"
+        )
     refused = fp8_refusal(precision.recipe, machine.gpu.capability, CUDA)
     if refused is not None:
         raise ValueError(f"--fp8 {fp8} on {machine.name}: {refused}")
@@ -126,7 +130,11 @@ def plan(
     if not answer.plans:
         raise NoLayoutError(why_not(question, answer))
     budget = budget_from(tokens) if tokens else BUDGET
-    trained = training_command(question, answer.plans[0].job.layout, cluster)
+    trained = training_command(
+        question, answer.plans[0].job.layout, cluster,
+        batch=question.tokens_per_batch if tokens_per_batch else None,
+        budget=budget if tokens else None,
+    )  # fmt: skip
     if as_text:
         content = as_json(question, answer, budget) | {"command": trained and on_one_line(trained)}
         print_json(content)
@@ -150,12 +158,20 @@ def plan(
         typer.echo(plot, err=as_text)
 
 
-def training_command(question: Question, layout: Layout, cluster: str) -> str | None:
+def training_command(
+    question: Question,
+    layout: Layout,
+    cluster: str,
+    *,
+    batch: int | None = None,
+    budget: int | None = None,
+) -> str | None:
     """Return the command that trains a layout as a stage that a ladder has for the card.
 
-    The batch is then that of the stage. Ladders of other cards come after the card's own, and
-    last those whose rotations do not suit it, each with a comment that says so. None where no
-    ladder has a stage that the layout can train.
+    The batch and the budget are then those of the stage, which a comment says where others were
+    asked for. Ladders of other cards come after the card's own, and last those whose rotations do
+    not suit it, each with a comment that says so. None where no ladder has a stage that the layout
+    can train.
     """
     card = question.card
     stages = [
@@ -165,16 +181,42 @@ def training_command(question: Question, layout: Layout, cluster: str) -> str | 
         if stage.seq_length == question.seq_length and heads_refusal(card, stage) is None
     ]
     for of_others, unsuited, ladder, stage in sorted(stages, key=lambda s: (s[0], bool(s[1]))):
-        row = ROWS.get(recipe_name(card, ladder, stage))
-        shipped = row.layout if row is not None and row.cluster == cluster else None
-        recipe = Recipe(card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped)
-        job = recipe.job(layout, question.cluster)
-        if next(refusals(job, question.cluster), None) is None:
-            case = Case(recipe=recipe, plan=plan_of(job, question.cluster))
+        command = stage_command(question, layout, cluster, ladder, stage)
+        if command is not None:
             other = of_other_cards(ladder, card) if of_others else ""
             comment = ": ".join(filter(None, [other, of_others * unsuited]))
-            return case.command(job) + (f"\n    # {comment}" if comment else "")
+            return after_comments(command, comment, _of_the_stage(stage, batch, budget))
     return None
+
+
+def _of_the_stage(stage: Stage, batch: int | None, budget: int | None) -> str:
+    """Return in a sentence that a stage trains its own tokens; empty where no others are asked."""
+    asked = {
+        "--tokens-per-batch": batch not in (None, stage.tokens_per_batch),
+        "--tokens": budget not in (None, stage.tokens),
+    }
+    ignored = " and ".join(option for option, other in asked.items() if other)
+    if not ignored:
+        return ""
+    return (
+        f"it trains the stage's own batch of {stage.tokens_per_batch:,} tokens and its budget of "
+        f"{amount(stage.tokens)}, not those of {ignored}"
+    )
+
+
+def stage_command(
+    question: Question, layout: Layout, cluster: str, ladder: Ladder, stage: Stage
+) -> str | None:
+    """Return the command that trains a layout as a stage of a ladder; None where none does."""
+    card = question.card
+    row = ROWS.get(recipe_name(card, ladder, stage))
+    shipped = row.layout if row is not None and row.cluster == cluster else None
+    recipe = Recipe(card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped)
+    job = recipe.job(layout, question.cluster)
+    if next(refusals(job, question.cluster), None) is not None:
+        return None
+    command = Case(recipe=recipe, plan=plan_of(job, question.cluster)).command(job)
+    return None if command.startswith("longhaul plan") else command
 
 
 def _refuse(beside: str, options: dict[str, object]) -> None:
@@ -254,19 +296,48 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
         )
     model: ModelCard = named("model card", card or climbed.cards[0], CARDS)
     plans: list[tuple[Plan, int]] = []
+    alone: list[str] = []
     for stage in climbed.stages:
         question = of_stage(model, stage, machine, gpus=gpus, fp8=fp8)
         answer = search(question)
         if not answer.plans:
             raise NoLayoutError(why_not(question, answer))
         plans.append((answer.plans[0], stage.tokens))
-    trained = OnCluster(
-        card=model, ladder=climbed, cluster=cluster, nodes=-(-gpus // machine.gpus_per_node)
-    )
-    bill(model, climbed, machine, plans, as_text=as_text, command=trained.command)
+        layout = answer.plans[0].job.layout
+        alone.append(
+            stage_command(question, layout, cluster, climbed, stage)
+            or f"# no command trains {recipe_name(model, climbed, stage)} as it is planned"
+        )
+    whole = _trains_all(model, climbed, cluster, gpus, fp8)
+    if whole is not None:
+        bill(model, climbed, machine, plans, as_text=as_text, command=whole.command)
+    else:
+        of_stages = [on_one_line(command) or None for command in alone]
+        bill(model, climbed, machine, plans, as_text=as_text, command=None, of_stages=of_stages)
     if other := of_other_cards(climbed, model):
         note(f"note: {other}")
-    if not as_text:
-        typer.echo(f"train it:\n  {trained.command}")
-        if trained.explained:
-            typer.echo(f"    # {trained.explained}")
+    if as_text:
+        return
+    if whole is not None:
+        typer.echo(f"train it:\n  {after_comments(whole.command, whole.explained)}")
+        return
+    typer.echo("train it, one stage after another:")
+    lines = [line for command in alone for line in f"  {command}".splitlines()]
+    comments = dict.fromkeys(line for line in lines if line.startswith("  # "))
+    for line in (*comments, *(line for line in lines if line not in comments)):
+        typer.echo(line)
+
+
+def _trains_all(
+    card: ModelCard, ladder: Ladder, cluster: str, gpus: int, fp8: Fp8
+) -> OnCluster | None:
+    """Return what trains all stages as they were planned; None where no single command does.
+
+    `longhaul run` lays stages out on whole nodes, in bf16, and those for CPU ranks on such.
+    """
+    nodes, rest = divmod(gpus, clusters.load(cluster).gpus_per_node)
+    rows = [ROWS.get(recipe_name(card, ladder, stage)) for stage in ladder.stages]
+    on_cpu = any(row is not None and row.layout.device == "cpu" for row in rows)
+    if rest or on_cpu or fp8.recipe != "none":
+        return None
+    return OnCluster(card=card, ladder=ladder, cluster=cluster, nodes=nodes)

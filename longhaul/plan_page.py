@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from longhaul.console import show
+from longhaul.facts import counted
 from longhaul.options import print_json
 from recipes.cluster import Cluster
 from recipes.layout_words import words_of
@@ -33,13 +34,13 @@ def page(
     plan = answer.plans[0]
     typer.echo(
         f"{question.card.name} at {length_shown(question.seq_length)} tokens on "
-        f"{_many(question.gpus, 'GPU')} of {question.cluster.name} ({question.cluster.gpu.name})"
+        f"{counted(question.gpus, 'GPU')} of {question.cluster.name} ({question.cluster.gpu.name})"
     )
     typer.echo(f"layout: {words_of(plan.job.layout)}")
     typer.echo(
         f"batch: {question.tokens_per_batch:,} tokens, "
-        f"{_many(question.tokens_per_batch // question.seq_length, 'sequence')}, "
-        f"{_many(plan.job.micro_batches, 'micro-batch')} on each data rank"
+        f"{counted(question.tokens_per_batch // question.seq_length, 'sequence')}, "
+        f"{counted(plan.job.micro_batches, 'micro-batch')} on each data rank"
     )
     show(lambda without: _memory(plan, without), [SHARES])
     show(lambda without: _time(plan, without), ["share"])
@@ -65,9 +66,13 @@ def bill(
     plans: Sequence[tuple[Plan, int]],
     *,
     as_text: bool,
-    command: str,
+    command: str | None,
+    of_stages: Sequence[str | None] = (),
 ) -> None:
-    """Print a line a stage, and what the ladder takes in all."""
+    """Print a line a stage, and what the ladder takes in all.
+
+    JSON has the command that trains all of it as planned; where there is none, those of the stages.
+    """
     hours = [plan.gpu_hours(tokens) for plan, tokens in plans]
     cost = [plan.cost(tokens) for plan, tokens in plans]
     names = [recipe_name(card, ladder, stage) for stage in ladder.stages]
@@ -76,6 +81,8 @@ def bill(
             {"stage": name, **_numbers(plan, tokens)}
             for name, (plan, tokens) in zip(names, plans, strict=True)
         ]
+        for stage, own in zip(stages, of_stages, strict=False):
+            stage["command"] = own
         whole_bill = {"gpu_hours": sum(hours), "cost": sum(cost)}
         print_json({"stages": stages, **whole_bill, "command": command})
         return
@@ -102,7 +109,7 @@ def bill(
 
     def table(without: Sequence[str]) -> Table:
         made = Table(
-            title=f"{card.name} on ladder {ladder.name}, {_many(gpus, 'GPU')} of {cluster.name}"
+            title=f"{card.name} on ladder {ladder.name}, {counted(gpus, 'GPU')} of {cluster.name}"
         )
         titles = [title for title in lines[0] if title not in without]
         for title in titles:
@@ -193,11 +200,6 @@ def _bar(share: float) -> str:
     return f"{'█' * round(BAR * min(share, 1)):<{BAR}} {share:6.1%}"
 
 
-def _many(count: int, what: str) -> str:
-    plural = "es" if what.endswith("ch") else "s"
-    return f"{count:,} {what}{plural if count != 1 else ''}"
-
-
 def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
     hours = plan.gpu_hours(budget)
     price = plan.cost(budget)
@@ -213,9 +215,9 @@ def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
 def _limits(plan: Plan) -> str:
     found = limits(plan)
     return (
-        f"a rank hangs that waits {found.collective:,.0f} s in a collective, or ends no step in "
-        f"{found.heartbeat:,.0f} s (the first: {found.first_heartbeat:,.0f} s); "
-        f"PYTORCH_CUDA_ALLOC_CONF={found.allocator}"
+        f"a rank is considered hung after {found.collective:,.0f} s in one collective, or "
+        f"{found.heartbeat:,.0f} s without the end of a step ({found.first_heartbeat:,.0f} s for "
+        f"the first); PYTORCH_CUDA_ALLOC_CONF={found.allocator}"
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data.documents import LEFT_OUT
 from data.prepare import HELDOUT_FRACTION, VOCAB_SIZE
 from longhaul.messages import next_command
 
@@ -65,7 +66,7 @@ def prepare(
         typer.echo(line)
     next_command(
         ["longhaul", "pretrain", "--factory", "NAME", f"data.store={out}"],
-        "a recipe that `longhaul recipes` lists",
+        "train on it; NAME is a recipe that `longhaul recipes` lists",
     )
 
 
@@ -100,7 +101,7 @@ def _summary(manifest: "Manifest") -> list[str]:
     ]
     lines.append(f"tokenizer: {facts.name}, {facts.vocab_size:,} tokens")
     if manifest.skipped:
-        counts = ", ".join(f"{count:,} {reason}" for reason, count in manifest.skipped.items())
+        counts = ", ".join(f"{n:,} {LEFT_OUT.get(why, why)}" for why, n in manifest.skipped.items())
         lines.append(f"left out: {counts}")
     lines.append(f"store: {manifest.root}")
     return lines

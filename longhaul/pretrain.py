@@ -105,7 +105,7 @@ def pretrain(
     stages.absolute(recipe)
     require_places(recipe)
     folder = stages.folder_of(recipe)
-    several = _several_nodes(recipe, made)
+    several = _several_nodes(recipe, made, from_file=yaml is not None)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
         typer.echo(f"# {stages.described(recipe)}")
@@ -143,22 +143,23 @@ def pretrain(
     if folder.parent.name == "stages":
         run = os.path.relpath(folder.parent.parent)
         words = ["longhaul", "evaluate", "--run", run, "--stage", folder.name]
-        next_command(words, "loss by position and passkeys of its last checkpoint")
+        next_command(words, "evaluate loss by position and passkeys of its last checkpoint")
 
 
-def _several_nodes(recipe: "nemo_run.Partial", made: "Combination | None") -> str:
+def _several_nodes(
+    recipe: "nemo_run.Partial", made: "Combination | None", *, from_file: bool
+) -> str:
     """Return how a recipe that is laid out on several nodes is run; empty for one on this machine.
 
-    Overrides of this command are left to the user: some are of the layout on these nodes.
+    Overrides of this command are left to the user: some are of the layout on these nodes. So is
+    what a file changes: only ladders are submitted to a cluster.
     """
-    from recipes.collection import ROWS
-
     nodes = int(recipe.trainer.num_nodes)
     if nodes == 1:
         return ""
     said = (
         f"{recipe.log.name} is laid out on {nodes} nodes of {recipe.trainer.devices} and this "
-        "machine is one; on a cluster: "
+        "machine is one; "
     )
     row = ROWS.get(recipe.log.name)
     if made is not None:
@@ -172,6 +173,10 @@ def _several_nodes(recipe: "nemo_run.Partial", made: "Combination | None") -> st
             nodes=None if nodes == row.nodes else nodes,
         )  # fmt: skip
     else:
-        return f"{said}longhaul run --executor slurm --cluster FILE"
+        return (
+            f"{said}a recipe file cannot be submitted to a cluster, only the ladders that "
+            "`longhaul recipes` lists and their cards can"
+        )
     explained = f" ({command.explained})" if command.explained else ""
-    return f"{said}{command.command}{explained}"
+    file = "a recipe file cannot be submitted; as shipped, on a cluster: "
+    return f"{said}{file if from_file else 'on a cluster: '}{command.command}{explained}"

@@ -10,11 +10,13 @@ import typer
 from rich.table import Table
 
 from longhaul.console import loading, show
+from longhaul.messages import is_quiet, note
 from longhaul.options import K_IS, Json, length_of, print_json, require_device
 from longhaul.probe_memory import memory
 from longhaul.ranks import results_of
 
 if TYPE_CHECKING:
+    from custom_modules.context_parallel_kind import ContextParallelKind
     from custom_modules.context_parallel_probe import Block, Measured
     from custom_modules.documents import Documents
 
@@ -83,7 +85,7 @@ def context_parallelism(
             {
                 "ranks": ranks,
                 "device": device,
-                "seq_length_tokens": seq,
+                "seq_length_tokens": length,
                 "dtype": str(chosen).removeprefix("torch."),
                 "kernel": used.name,
                 "kinds": [_content(one, TOLERANCE[chosen]) for one in measured],
@@ -106,14 +108,22 @@ def measure_on_ranks(ranks: int, block: "Block", device: str, repeats: int) -> "
 
     A rank that fails ends the command: its error in one line, exit code 1.
     """
-    measured: list[Measured] = results_of(_rank, ranks, block, device, repeats)[0]
+    quiet = is_quiet()
+    measured: list[Measured] = results_of(_rank, ranks, block, device, repeats, quiet)[0]
     return measured
 
 
 def _rank(
-    rank: int, ranks: int, folder: str, block: "Block", device: str, repeats: int, results: Any
+    rank: int,
+    ranks: int,
+    folder: str,
+    block: "Block",
+    device: str,
+    repeats: int,
+    quiet: bool,
+    results: Any,
 ) -> None:
-    """Measure every kind on this rank."""
+    """Measure every kind on this rank; the first one says which unless it is to be quiet."""
     import torch
     import torch.distributed as dist
 
@@ -132,10 +142,21 @@ def _rank(
     assert group is not None
     probe = Probe(block, group, where)
     kinds = kinds_for(ranks, block.heads, block.kv_heads)
-    measured = [probe.measure(kind, repeats) for kind in kinds]
+    measured = []
+    for number, kind in enumerate(kinds, start=1):
+        if rank == 0 and not quiet:
+            note(f"measuring {number} of {len(kinds)}: {_described(kind)}")
+        measured.append(probe.measure(kind, repeats))
     if rank == 0:
         results.put(measured)
     dist.destroy_process_group()
+
+
+def _described(kind: "ContextParallelKind") -> str:
+    """Return a kind with the sizes that it states."""
+    inner = "" if kind.ulysses is None else f", all-to-all {kind.ulysses}"
+    heads = "" if kind.heads_per_stage is None else f", {kind.heads_per_stage} heads a stage"
+    return f"{kind.kind}{inner}{heads}"
 
 
 def _require(

@@ -37,4 +37,4 @@ def report(
     show_evaluations(evaluations, others)
     typer.echo(path)
     if words := next_after(run):
-        next_command(words, "its last stage as a Hugging Face folder")
+        next_command(words, "export its last stage as a Hugging Face folder")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from data.writable import require_file
 from longhaul.console import loading, show
-from longhaul.options import K_IS, Json, length_of, print_json
+from longhaul.options import K_IS, Json, length_of, print_json, require_no_json
 from longhaul.rope_search import search
 from recipes.nearest import named
 
@@ -62,6 +62,14 @@ def rope(
 ) -> None:
     """Show the wavelength of each pair of dimensions, and what a method does to it."""
     if context.invoked_subcommand is not None:
+        options = {"--card": card, "--model": model, "--method": method, "--length": length}
+        given = [name for name, value in {**options, "--plot": plot}.items() if value]
+        if given:
+            raise ValueError(
+                f"{' and '.join(given)} cannot go with rope {context.invoked_subcommand}, which "
+                "has options of its own; leave them out"
+            )
+        require_no_json(context, as_json)
         return
     if bool(card) == (model is not None):
         raise ValueError("name one model: --card NAME or --model FOLDER")

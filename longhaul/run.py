@@ -64,7 +64,7 @@ def run(
 ) -> None:
     """Train every stage of a ladder in order, evaluate them all, and build the report.
 
-    A run that was stopped goes on where it was. KEY=VALUE overrides apply to every stage.
+    An interrupted run resumes from its last checkpoint. KEY=VALUE overrides apply to every stage.
     """
     from longhaul.combination import stage_of
 
@@ -94,7 +94,10 @@ def run(
         "--gate": gate,
     }  # fmt: skip
     if unused := [name for name, value in given.items() if value]:
-        raise ValueError(f"{' and '.join(unused)} cannot go with --executor local")
+        raise ValueError(
+            f"{' and '.join(unused)} cannot go with --executor local; add --executor slurm, or "
+            "leave it out"
+        )
     require_folder(plan.run, "--out")
     with nullcontext() if dryrun else in_use(plan.run):
         _run_here(plan, context.args, device, dryrun=dryrun)

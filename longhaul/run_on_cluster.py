@@ -84,7 +84,7 @@ def run_on_cluster(
     write_json(plan.run / "launch" / "jobs.json", numbers)
     for name, number in numbers.items():
         typer.echo(f"{number}  {name}")
-    next_command(["longhaul", "status", plan.run], "how far it is")
+    next_command(["longhaul", "status", plan.run], "look how far it is")
 
 
 def _with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:

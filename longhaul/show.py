@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longhaul.console import fitted, loading
+from longhaul.console import fitted, loading, print_table
 from longhaul.options import Json, print_json
 from recipes.nearest import named
 
@@ -194,12 +194,12 @@ def _print(row: "Row") -> None:
         page.add_row(title, "\n".join(words))
     place = f"stage {row.ladder.stages.index(row.stage) + 1} of {len(row.ladder.stages)}"
     typer.echo(f"{row.name}: {row.card.name} at {facts.length(row.stage)}, {place}\n")
-    console.print(page)
+    print_table(console, page)
     typer.echo()
-    console.print(stages)
+    print_table(console, stages)
     typer.echo("\nnext")
-    for line, what_for in commands(row):  # unwrapped: lines to copy
-        typer.echo(f"  {line}  # {what_for}")
+    for line, what_for in commands(row):  # unwrapped, and nothing behind it: a line to copy
+        typer.echo(f"  {what_for}:\n    {line}")
 
 
 def _parts(row: "Row", said: Sequence[str]) -> "Iterator[tuple[str, Iterable[str]]]":

@@ -13,6 +13,7 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from eval.results import Step
+from longhaul.facts import counted
 from longhaul.stage_facts import StageFacts
 
 Level = Literal["ok", "warning", "failure"]
@@ -43,6 +44,7 @@ class Check:
 def checks(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
     """Yield every check of a stage, with the stage before it where there is one."""
     steps = stage.results.steps
+    yield from lines(stage)
     yield from finite(steps)
     if all(math.isfinite(step.loss) for step in steps):
         yield from jump(stage, before)
@@ -54,6 +56,17 @@ def checks(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
     yield from rotation(stage)
     yield from data(stage, before)
     yield from positions(stage, before)
+
+
+def lines(stage: StageFacts) -> Iterator[Check]:
+    """Check that metrics.jsonl has no bytes that a run does not write."""
+    if stage.garbled:
+        yield Check(
+            level="warning",
+            words="metrics.jsonl has NULs or bytes that are not UTF-8 in "
+            f"{counted(len(stage.garbled), 'line')}, first in line {stage.garbled[0]}; not read",
+            do="a node that loses power leaves such bytes; a resumed run writes the steps again",
+        )
 
 
 def finite(steps: Sequence[Step]) -> Iterator[Check]:

@@ -2,6 +2,7 @@
 """What the folder of a stage says without NeMo: its recipe's numbers, its marker, its samples."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ class StageFacts:
     """The marker of the checkpoint that it began from."""
     samples: tuple[tuple[int, int, int], ...] = ()
     """Step, first and last sample, in the order they were written."""
+    garbled: tuple[int, ...] = ()
+    """Numbers of the lines of metrics.jsonl with NULs or bytes that are not UTF-8."""
 
     @property
     def name(self) -> str:
@@ -94,6 +97,7 @@ def stage_facts(run: Path, results: StageResults) -> StageFacts:
         marker=_marker(folder / "checkpoints"),
         start=None if not begun else _marker(Path(begun)),
         samples=_samples(folder / "metrics.jsonl"),
+        garbled=tuple(_garbled(folder / "metrics.jsonl")),
     )
 
 
@@ -131,3 +135,14 @@ def _samples(path: Path) -> tuple[tuple[int, int, int], ...]:
         except (ValueError, TypeError, KeyError):
             continue  # a line cut short, or one that does not say
     return tuple(found)
+
+
+def _garbled(path: Path) -> Iterator[int]:
+    for number, line in enumerate(path.read_bytes().split(b"\n") if path.is_file() else (), 1):
+        try:
+            line.decode()
+        except UnicodeDecodeError:
+            yield number
+        else:
+            if b"\0" in line:
+                yield number

@@ -66,7 +66,9 @@ def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial
     """Return the recipe with nemo-run's `key=value` words applied, held to the laws again."""
     for word in words:
         if word.startswith("-") or "=" not in word:
-            raise ValueError(f"{word!r} is no override; write KEY=VALUE, as trainer.max_steps=20")
+            raise ValueError(
+                f"{word!r} is not an override; expected KEY=VALUE, for example trainer.max_steps=20"
+            )
     own = fdl.build(recipe.model.config.rope)
     words = [_in_tokens(word) for word in words]
     try:
@@ -97,7 +99,7 @@ def _require_rotation(recipe: nemo_run.Partial, own: RopeScaling) -> None:
     if (chosen.original_length or 0) > context:
         raise ValueError(
             f"the rotation's original_length is {chosen.original_length:,}, above the {context:,} "
-            "tokens that the stage is for; it is the context before extension"
+            "tokens that the stage is for; write the context before extension"
         )
 
 
@@ -308,11 +310,6 @@ def evaluation_layout(recipe: nemo_run.Partial) -> dict[str, Any]:
 
 def training_job(recipe: nemo_run.Partial) -> Job:
     """Return the job that trains the stage on this machine, once its recipe is recorded."""
-    if int(recipe.trainer.num_nodes) != 1:
-        raise ValueError(
-            f"{recipe.log.name} is laid out on {recipe.trainer.num_nodes} nodes and this machine "
-            "is one; submit it to a cluster: longhaul run --executor slurm --cluster FILE"
-        )
     task = nemo_run.Partial(train, config=str(folder_of(recipe) / CONFIG))
     return Job(recipe.log.name, task, local_executor(world_size(recipe)))
 

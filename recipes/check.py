@@ -113,7 +113,7 @@ def world_size(recipe: run.Partial) -> int:
     for name in ("devices", "num_nodes"):
         value = getattr(recipe.trainer, name)
         if not isinstance(value, int):
-            raise ValueError(f"trainer.{name} is {value!r}; a recipe states it as a number")
+            raise ValueError(f"trainer.{name} is {value!r}; write a number")
         ranks *= value
     return ranks
 

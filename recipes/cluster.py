@@ -101,7 +101,11 @@ def names() -> list[str]:
 def path_of(name: str) -> Path:
     """Return the file of a shipped name, or the path given; raise ValueError for neither."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if not path.is_file() or name == "template":
+    if name == "template":
+        raise ValueError(
+            f"template is not a cluster; copy {path}, fill it in and name your copy by its path"
+        )
+    if not path.is_file():
         raise ValueError(f"no cluster is called {name!r}; {hint(name, names())}")
     return path
 

@@ -36,7 +36,7 @@ def layout_from(line: str) -> Layout:
     for word in line.split() if line.strip() != ONE_RANK else ():
         meant = _meant(word, fields)
         if again := (meant.keys() & fields.keys()) - {"tiling"}:
-            raise ValueError(f"{word!r} says {again.pop()} again; a layout says each thing once")
+            raise ValueError(f"{word!r} says {again.pop()} again; leave one of them out")
         fields |= meant
     return Layout(**fields)
 

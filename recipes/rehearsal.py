@@ -320,4 +320,4 @@ def _left_out(made: Rehearsal, whole: Part, small: Part) -> Iterator[str]:
     if lost:
         words = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))
         needed = prod(2 for size in share.ranks.values() if size > 1)
-        yield f"{words} left out for want of ranks; --ranks {needed} has room for every kind"
+        yield f"{words} skipped: not enough ranks; --ranks {needed} has room for every kind"

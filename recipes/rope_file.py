@@ -54,7 +54,10 @@ def _rope(content: dict[str, Any]) -> RopeScaling:
             f"its format is {content['format']!r}; that of a rotation must be {FORMAT!r}"
         )
     if content.get("version") != VERSION:
-        raise ValueError(f"its version is {content.get('version')!r}; this reads {VERSION}")
+        raise ValueError(
+            f"its version is {content.get('version')!r} and this Longhaul reads {VERSION}; run "
+            "`longhaul rope search` again"
+        )
     if not isinstance(content.get("rope"), dict):
         raise ValueError("it has no rope, the description of the rotation")
     return RopeScaling.from_dict(content["rope"])

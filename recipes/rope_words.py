@@ -36,7 +36,7 @@ def rope_from(
         if not equals:
             raise ValueError(f"{pair!r} of {word!r} is not KEY=VALUE, as {', '.join(_TAKES)}")
         if key in given:
-            raise ValueError(f"{word!r} states {key} twice")
+            raise ValueError(f"{word!r} states {key} twice; leave one of them out")
         if key == "before":
             if value != "own" or own is None:
                 raise ValueError(f"before is {value!r}; it is own, the model's own rotation")

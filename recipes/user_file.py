@@ -18,6 +18,10 @@ LARGEST_JSON = 2**22
 """Bytes of a config; quantized models list their modules in it."""
 MOST_VALUES = 1_000_000
 """That the aliases of a file may stand for, all written out."""
+LONGEST_SHOWN = 60
+"""Characters of a value that an error repeats."""
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What PyYAML raises for a value that its type cannot be, as month 13 of a date."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's where PyYAML was built with it; both make plain values alone, never objects."""
 
@@ -48,10 +52,12 @@ def read_json(path: Path) -> Any:
     text = read_text(path, LARGEST_JSON)
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # a number of more digits than Python reads is no JSONDecodeError
         raise ValueError(f"{path} is not JSON ({error})") from None
     except RecursionError:
-        raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply") from None
+        raise ValueError(
+            f"{path} is not JSON that can be read (nested too deeply); name the file that is meant"
+        ) from None
 
 
 def read_yaml(path: Path) -> Any:
@@ -69,13 +75,46 @@ def read_yaml(path: Path) -> Any:
                 return None
             for problem in _problems(node):
                 raise ValueError(f"{path} {problem}")
-            return loader.construct_document(node)
+            return _value(loader, node, path)
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {_on_one_line(error)}") from None
     except RecursionError:
-        raise ValueError(f"{path} is not YAML that can be read: it is nested too deeply") from None
+        raise ValueError(
+            f"{path} is not YAML that can be read (nested too deeply); name the file that is meant"
+        ) from None
+
+
+def _value(loader: Any, top: yaml.Node, path: Path) -> Any:
+    """Return the value of a tree of nodes; raise ValueError for a word that its type cannot be."""
+    try:
+        return loader.construct_document(top)
+    except UNREADABLE:
+        for node in _scalars(top):
+            try:
+                LOADER("").construct_object(node)
+            except UNREADABLE:
+                word, kind = str(node.value)[:LONGEST_SHOWN], node.tag.rpartition(":")[2]
+                raise ValueError(
+                    f"{path} has a value that is not YAML in line {_line(node)}: {word!r} cannot "
+                    f"be read as {kind}; write one, or text in quotes"
+                ) from None
+        raise
+
+
+def _scalars(top: yaml.Node) -> Iterator[yaml.ScalarNode]:
+    """Yield the words and numbers of a tree of nodes in order, each once."""
+    seen: set[int] = set()
+    waiting = [top]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.ScalarNode):
+            yield node
+        waiting += reversed(_children(node))
 
 
 def _problems(top: yaml.Node) -> Iterator[str]:

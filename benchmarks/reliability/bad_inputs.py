@@ -30,18 +30,32 @@ from benchmarks.machine import facts
 from benchmarks.page import page, table, write
 from benchmarks.reliability import wrong_files, wrong_recipes, wrong_words
 
-REMEDY = re.compile(
-    r"did you mean|there are|; it (?:is|has|takes|should be) |its \w+ are|\bas \S|line \d|; nearest"
-    r"|lists (?:the|them)|at least|at most|\bmust\b|would do|too (?:long|deep)|not in the range"
-    r"|is not a valid|requires an argument|Missing (?:option|argument)|No such (?:command|option)"
-    r"|unexpected extra argument|\b(?:name|write|take|choose|give|make|set|leave|run|save|remove"
-    r"|raise|copy|see|look|download|convert|prepare|train|use|put|mount|add|ask|quote|type|lower)\b"
-    r"|cannot go with|there is no (?:run|store)|known(?: here)?[: ]|its field|a mapping is needed"
-    r"|is the (?:least|most)|says \w+ again|states \w+ twice|trained here has|has more than"
-    r"|measures a step|\bhas no (?:FP8|stage)|this reads|holds",
-    re.I,
+_VERBS = (
+    "add|ask|choose|copy|download|give|leave|look|make|mend|mount|name|prepare|put|quote|raise"
+    "|remove|run|save|see|set|state|take|train|type|use|write"
 )
-"""Words by which a sentence says what would be right, or what there is."""
+REMEDIES = (
+    rf"(?:^error: |[;:,(] (?:or |then |and |so )?)(?:{_VERBS}) ",
+    r"did you mean|there are [\w'`-]+(?:,| and)|would do|; nearest: ",
+    r"at (?:least|most) |\bis the (?:least|most)\b|no model has more than",
+    r"must (?:be|lie) |it should be |it is from \d|may be \d|it (?:has|takes|is one of) ",
+    r"its (?:\w+ are|field )",
+    r"it is (?:an? |[\w, ]+ or |\w+, \w+)|a \w+ is (?:needed|a |of )|\bnot an? [\w ]+ but ",
+    r"trained here has|known(?: here)?(?::| are)|has no '\w+'",
+    r"(?:, as|for example) \S|\bas (?:\d|--|`)|`longhaul [a-z]|any three of|; \w+ measures",
+    r"line \d|byte \d",
+    r"there is no run folder",
+)
+REMEDY = re.compile("|".join(REMEDIES), re.I)
+"""How a sentence says what would be right, what there is, or where in a file the fault lies."""
+OF_CLICK = re.compile(
+    r"not in the range|is not a valid|requires an argument|Missing (?:option|argument)"
+    r"|No such (?:command|option)|unexpected extra argument"
+)
+"""The sentences of click, each under the line of usage and how to get help."""
+USAGE = re.compile(r"Usage: .*? Try '[^']*' for help\. ")
+SHORTEST = 3
+"""Characters of what an answer has to name: fewer are found in any sentence."""
 FRAME = str.maketrans(dict.fromkeys("╭╮╰╯─│", " "))
 
 
@@ -54,7 +68,7 @@ class Case(NamedTuple):
     words: str
     """Of the command line, as in a shell."""
     named: str
-    """What the answer has to hold: the wrong value, or the file."""
+    """What the answer has to say, as words: the wrong value, or the file."""
     files: wrong_files.Files = NO_FILES
 
     @property
@@ -121,18 +135,26 @@ def _files(folder: Path) -> dict[str, bytes]:
     }
 
 
+def sentence(said: str) -> str:
+    """Return what an answer says is wrong, without click's usage and frame."""
+    ours = [line for line in said.splitlines() if line.startswith("error: ")]
+    if len(ours) == 1:
+        return ours[0]
+    return USAGE.sub("", " ".join(said.translate(FRAME).split()))
+
+
 def problems(case: Case, end: Answered) -> Iterator[str]:
     """Yield what is wrong with an answer: one word each, by which they are counted."""
-    said = " ".join(end.said.translate(FRAME).split())
-    if end.raised or "Traceback" in said:
+    said = sentence(end.said)
+    if end.raised or "Traceback" in end.said:
         yield "traceback"
     elif end.code != 2:
         yield "exit code"
     if end.changed:
         yield "leftover"
-    if case.named not in said:
+    if not re.search(rf"(?<!\w){re.escape(case.named)}(?!\w)", said):
         yield "not named"
-    if REMEDY.search(said) is None:
+    if not (REMEDY if said.startswith("error: ") else OF_CLICK).search(said):
         yield "no remedy"
 
 

@@ -67,7 +67,10 @@ VALUES: tuple[Row, ...] = (
     (f"{TINY} model.config.attention_kernel=flash", "it is one of auto, cpu_flash"),
     (f"{TINY} data.documents=Within", "it is one of across, within"),
     (f"{TINY} data.num_workers=-1", "data.num_workers is -1"),
-    (f"{TINY} trainer.max_steps=99999999999999999999999", "trainer.max_steps is 9999"),
+    (
+        f"{TINY} trainer.max_steps=99999999999999999999999",
+        "trainer.max_steps is 99999999999999999999999",
+    ),
     (f"{TINY} trainer.max_steps=0", "max_steps is 0"),
     (f"{TINY} trainer.max_time=abc", "trainer.max_time is 'abc'"),
     (f"{TINY} trainer.val_check_interval=0", "trainer.val_check_interval is 0"),

@@ -98,7 +98,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} has no {CONFIG}; name a folder of Hugging Face's")
     content = read_json(file)
     if not isinstance(content, dict):
-        raise ValueError(f"{file} holds no JSON object")
+        raise ValueError(f"{file} holds no JSON object; name the folder of a Hugging Face model")
     return content
 
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SIDE_FILES = (
-    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json",
-    "added_tokens.json", "vocab.*", "merges.txt", "*.model", "chat_template.*",
-)  # fmt: skip
+from data.hub import TOKENIZER_FILES
+
+SIDE_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 """By pattern: what is kept of a model that comes in, and given back as it came."""
 
 TOKENIZER = "tokenizer.json"

@@ -8,6 +8,7 @@ is taken. Left to the user, in words: recompute that differs from layer to layer
 ZeRO-2, and pipelines whose stages differ.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ UNEVEN_SEQUENCE = "2 x CP x TP does not divide a sequence of {:,} tokens"
 UNEVEN_BATCH = "DP does not divide a batch of {:,} sequences"
 MOST_GPUS = 64
 """Times the GPUs asked for, among which it is looked for what would do."""
+LARGEST_CLUSTER = 2**20
+"""GPUs, above which nothing is planned."""
 MICRO_BATCH_BELOW = 16 * K
 """Tokens of a rank below which more sequences at a time are tried."""
 KEPT, FULL = Recompute(kind="kept_attention"), Recompute(kind="full")
@@ -157,7 +160,8 @@ def _powers(most: int) -> list[int]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
 
 
 def _shapes(question: Question, ruled_out: Counter[str]) -> Iterator[Layout]:
@@ -165,6 +169,8 @@ def _shapes(question: Question, ruled_out: Counter[str]) -> Iterator[Layout]:
     card, cluster, gpus = question.card, question.cluster, question.gpus
     if gpus < 1:
         raise ValueError(f"{gpus} GPUs; there must be at least 1")
+    if gpus > LARGEST_CLUSTER:
+        raise ValueError(f"{gpus:,} GPUs; layouts are planned for at most {LARGEST_CLUSTER:,}")
     sequences, rest = divmod(question.tokens_per_batch, question.seq_length)
     if rest or not sequences:
         raise ValueError(
@@ -341,7 +347,7 @@ def _cheapest_change(question: Question) -> str:
     """Return the smallest change among GPUs and length that makes it fit, in words."""
     found = []
     gpus = question.gpus
-    while gpus < MOST_GPUS * question.gpus:
+    while 2 * gpus <= min(MOST_GPUS * question.gpus, LARGEST_CLUSTER):
         gpus *= 2
         if fits_somehow(replace(question, gpus=gpus)):
             found.append(f"{gpus} GPUs would do")

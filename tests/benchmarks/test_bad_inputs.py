@@ -5,7 +5,15 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.reliability.bad_inputs import Answered, Case, light, outcomes, problems
+from benchmarks.reliability.bad_inputs import (
+    SHORTEST,
+    Answered,
+    Case,
+    light,
+    outcomes,
+    problems,
+    with_nemo,
+)
 from longhaul import cli
 
 
@@ -21,16 +29,35 @@ def test_every_command_has_wrong_inputs():
     assert {name for name in cli.COMMANDS if counts[name] < 5} == set()
 
 
+def test_what_an_answer_has_to_name_is_long_enough_to_be_found_by_its_name_alone():
+    cases = [*light(), *with_nemo()]
+    assert [case for case in cases if len(case.named) < SHORTEST] == []
+
+
+USAGE = (
+    "Usage: longhaul run [OPTIONS]\nTry 'longhaul run -h' for help.\n"
+    "\N{BOX DRAWINGS LIGHT HORIZONTAL} Error \N{BOX DRAWINGS LIGHT HORIZONTAL}\n{said}\n"
+)
+
+
 @pytest.mark.parametrize(
     ("end", "problem"),
     [
-        (Answered(2, "error: x is 3; it is at least 4", "", []), None),
-        (Answered(1, "", "Traceback: x is 3; it is at least 4", []), "traceback"),
-        (Answered(0, "x is 3; it is at least 4", "", []), "exit code"),
-        (Answered(2, "x is 3; it is at least 4", "", ["x.tmp"]), "leftover"),
-        (Answered(2, "it is at least 4", "", []), "not named"),
-        (Answered(2, "error: 3", "", []), "no remedy"),
+        (Answered(2, "error: seq is 300; it is at least 4", "", []), None),
+        (Answered(2, "note: one rank\nerror: seq is 300; name another", "", []), None),
+        (Answered(2, USAGE.format(said="'--seq': 300 is not in the range x>=512."), "", []), None),
+        (Answered(1, "", "Traceback: seq is 300; it is at least 4", []), "traceback"),
+        (Answered(0, "error: seq is 300; it is at least 4", "", []), "exit code"),
+        (Answered(2, "error: seq is 300; it is at least 4", "", ["x.tmp"]), "leftover"),
+        (Answered(2, "error: it is at least 4", "", []), "not named"),
+        (Answered(2, "error: seq is 3000; it is at least 4", "", []), "not named"),
+        (Answered(2, "seq is 300\nerror: it is at least 4", "", []), "not named"),
+        (Answered(2, USAGE.replace("run", "seq300 300").format(said="No such command"), "", []),
+         "not named"),
+        (Answered(2, "error: 300 must not run with use of the name that is set", "", []),
+         "no remedy"),
+        (Answered(2, USAGE.format(said="300 is wrong"), "", []), "no remedy"),
     ],
-)
+)  # fmt: skip
 def test_an_answer_is_judged(end, problem):
-    assert [*problems(Case("batch --seq 3", "3"), end)][:1] == ([problem] if problem else [])
+    assert [*problems(Case("batch --seq 300", "300"), end)][:1] == ([problem] if problem else [])

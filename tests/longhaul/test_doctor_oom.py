@@ -39,7 +39,7 @@ def test_a_job_that_ran_out_of_memory_has_something_to_change(answer, tmp_path, 
     assert "nothing has to change" not in said.out
     assert "shows less than it foresees" not in said.out
     assert "what fits: " in said.out
-    assert "count as there to stay: it ran out" in said.out
+    assert "are treated as permanently allocated: it ran out" in said.out
 
 
 def test_without_sizes_what_was_to_spare_counts_as_used_and_a_minimum_beyond():

@@ -78,4 +78,4 @@ def test_an_interrupt_is_one_line():
         [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "interrupted; nothing of this command runs on\n"
+    assert done.stderr == "interrupted; nothing of this command is still running\n"

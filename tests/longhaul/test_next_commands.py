@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands that pages tell a user to type next are accepted when they are typed."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from longhaul import show
+from longhaul import combination, ladder_run, show
 from longhaul.cli import COMMANDS, loaded
 from longhaul.next_commands import YOUR_CLUSTER, OnCluster
 from recipes import cluster
@@ -66,31 +67,117 @@ def test_light_commands_of_pages_answer_when_they_are_typed(answer, name):
         assert out
 
 
+def recipes_of(words: list[str]) -> list:
+    """Return the recipes that a printed command trains, its overrides applied; needs NeMo."""
+    from longhaul import chain, run_on_cluster, stages
+
+    _, name, *options = words
+    context = loaded(name).make_context(name, list(options))
+    given, overrides = context.params, context.args
+    if name == "pretrain":
+        if given["factory"]:
+            recipe = stages.factory(given["factory"])
+        else:
+            names = (given[kind] for kind in ("card", "ladder", "stage"))
+            sizes = {"nodes": given["nodes"], "cluster_name": given["cluster"]}
+            recipe = combination.choose(*names, **sizes, device=given["device"]).recipe()
+        return [stages.override(recipe, overrides)]
+    assert (name, given["executor"]) == ("run", "slurm")
+    planned = given["nodes"] is not None
+    ladder, card = ladder_run.choose(given["ladder"], given["card"], planned=planned)
+    only = combination.stage_of(ladder, given["stage"]) if given["stage"] else None
+    plan = ladder_run.plan(ladder, card, None, None, only=only)
+    assert given["cluster"] == YOUR_CLUSTER
+    if planned:
+        return run_on_cluster._laid_out(plan, overrides, "dgx_h100", given["nodes"], None)
+    return chain.recipes(plan, overrides, None)
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("words", "gpus"),
     [
-        ("plan", "llama31_8b", "--seq", "64K"),
-        ("plan", "llama32_1b", "--seq", "64K", "--gpus", "1"),
-        ("plan", "llama3_8b", "--seq", "512K", "--nodes", "4"),
-        ("plan", "llama3_8b", "--ladder", "prolong", "--nodes", "4"),
-        ("doctor", "oom", "--factory", "llama3_8b_nemo_64k", "--layout", "tp2 dp4"),
-        ("doctor", "oom", "--card", "llama31_8b", "--ladder", "prolong", "--stage", "512K",
-         "--cluster", "dgx_h200", "--nodes", "2", "--layout", "tp2 ulysses4 dp2"),
-        ("doctor", "slow", "--factory", "llama3_8b_nemo_64k", "--layout", "tp8 full"),
+        ("plan llama31_8b --seq 64K", 8),
+        ("plan llama32_1b --seq 64K --gpus 1", 1),
+        ("plan llama3_8b --seq 512K --nodes 4", 32),
+        ("plan llama3_8b --ladder prolong --nodes 4", 32),
+        ("plan llama32_1b --ladder nemo --gpus 1", 1),
+        ("plan llama32_1b --ladder nemo --gpus 2 --fp8 tensorwise", 2),
+        ("plan llama32_1b --ladder nemo --nodes 2 --fp8 tensorwise", 16),
+        ("plan tiny --ladder tiny", 8),
+        ("doctor oom --factory llama3_8b_nemo_64k --layout 'tp2 dp4'", 8),
+        ("doctor oom --card llama31_8b --ladder prolong --stage 512K --cluster dgx_h100 --nodes 2"
+         " --layout 'tp2 ulysses4 dp2'", 16),
+        ("doctor slow --factory llama3_8b_nemo_64k --layout 'tp8 full'", 8),
+        ("recipes llama31_405b 512k", 28 * 8),
+        ("recipes qwen3", 8),
     ],
-    ids=" ".join,
+    ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_plan_and_doctor_print_is_parsed(answer, words):
-    code, out, err = answer(*words)
-    assert code == 0, err
-    commands = words_of(out)
+def test_what_commands_print_is_accepted_with_its_overrides(answer, words, gpus):
+    from recipes.check import world_size
+
+    code, out, err = answer(*shlex.split(words))
+    assert code == 0 or "type `longhaul" in err, err
+    apart = re.sub(r"`(longhaul [^`]*)`", r"\n\1\n", out or err).replace(
+        ": longhaul", ":\nlonghaul"
+    )
+    commands = [command for command in words_of(apart) if command[1] in ("pretrain", "run")]
     assert commands
-    for _, name, *options in commands:
-        command = loaded(name)
-        context = command.make_context(name, list(options))
-        assert context.params or context.args
-        on_one = context.params.get("nodes") in (None, 1)
-        assert name != "pretrain" or (on_one and "trainer.num_nodes=2" not in options)
+    for command in commands:
+        for recipe in recipes_of(command):
+            assert world_size(recipe) == gpus, command
+
+
+def test_a_printed_command_with_a_key_that_is_not_there_is_noticed():
+    words = "longhaul pretrain --factory llama3_8b_nemo_64k trainer.device=1"
+    with pytest.raises(ValueError, match="did you mean"):
+        recipes_of(shlex.split(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "stages"),
+    [
+        ("--nodes 4", None),
+        ("--gpus 1", "trainer.devices=1"),
+        ("--gpus 16 --fp8 tensorwise", "trainer.plugins.fp8_recipe=tensorwise"),
+    ],
+    ids=["whole nodes", "a part of one", "FP8"],
+)
+def test_a_bill_s_json_has_the_commands_of_its_own_plan(answer, words, stages):
+    asked = ("plan", "llama32_1b", "--ladder", "nemo", *words.split())
+    found, page = json.loads(answer(*asked, "--json").out), answer(*asked).out
+    if stages is None:
+        assert found["command"] in page
+        assert not [stage for stage in found["stages"] if "command" in stage]
+        return
+    assert found["command"] is None
+    printed = [shlex.join(line) for line in words_of(page)]
+    assert [stage["command"] for stage in found["stages"]] == printed
+    assert all(stages in line for line in printed)
+
+
+def test_a_stage_s_own_batch_and_budget_are_said_where_others_were_asked_for(answer):
+    asked = ("plan", "llama31_8b", "--seq", "64K")
+    said = "its budget of 2.1B, not those of --tokens"
+    assert said in answer(*asked, "--tokens", "5B").out
+    assert (
+        f"{said}-per-batch and --tokens"
+        in answer(*asked, "--tokens", "5B", "--tokens-per-batch", "8M").out
+    )
+    of_stage = ("--tokens", LADDERS["nemo"].stages[1].tokens, "--tokens-per-batch", "4M")
+    for same in ((), of_stage):
+        assert "not those of" not in answer(*asked, *same).out
+
+
+def test_the_doctor_s_command_keeps_the_cluster(answer):
+    asked = ("--factory", "llama31_8b_nemo_128k", "--layout", "dp8")
+    out = answer("doctor", "slow", *asked, "--cluster", "dgx_a100").out
+    (line,) = re.findall(r"`(longhaul doctor oom [^`]*)`", out)
+    assert "--cluster dgx_a100" in line
+    again = answer(*shlex.split(line)[1:])
+    assert again.code == 0
+    assert "GPUs of dgx_a100" in again.out
+    assert "--cluster" not in answer("doctor", "slow", *asked, "--cluster", "dgx_h100").out
 
 
 @pytest.mark.parametrize(
@@ -100,8 +187,10 @@ def test_the_plan_and_the_list_name_the_same_ladder_for_a_length(answer, card, w
     command = f"longhaul pretrain --card {card} --ladder prolong --stage 512K"
     plan = answer("plan", card, "--seq", "512K").out
     listed = answer("recipes", card, "512k").error()
-    assert (command in plan, command in listed) == (True, True)
-    assert (why in plan.splitlines()[-1], why in listed) == (True, True)
+    assert command in plan
+    assert command in listed
+    assert why in plan.splitlines()[-2]
+    assert why in listed
 
 
 def test_a_plan_of_one_gpu_leads_to_a_recipe_of_one_gpu(answer):
@@ -135,6 +224,21 @@ def test_a_local_ladder_of_several_nodes_is_not_cut_down_to_one(answer, small_st
     ).error()
     assert "is laid out on 4 nodes and this machine is one" in said
     assert "num_nodes=1" not in said
+    submitted = OnCluster(card=CARDS["llama3_8b"], ladder=LADDERS["prolong"], cluster="dgx_h100")
+    assert f"submit the ladder to a cluster: {submitted.command} (" in said
+
+
+def test_a_recipe_file_of_several_nodes_is_told_that_ladders_are_submitted(answer):
+    code, _, err = answer("show", SEVERAL, "--to-yaml", "recipe.yaml")
+    assert code == 0, err
+    said = answer("pretrain", "--yaml", "recipe.yaml").error()
+    assert "a recipe file cannot be submitted; as shipped, on a cluster: longhaul run " in said
+    path = Path("recipe.yaml")
+    path.write_text(path.read_text().replace(f"name: {SEVERAL}", "name: mine"))
+    said = answer("pretrain", "--yaml", "recipe.yaml").error()
+    assert said.startswith("error: mine is laid out on 4 nodes")
+    assert "only the ladders that `longhaul recipes` lists" in said
+    assert "longhaul run" not in said
 
 
 @pytest.mark.parametrize(

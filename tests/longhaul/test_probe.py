@@ -38,6 +38,15 @@ def test_every_kind_is_in_the_table_and_sends_what_theory_says(answer, monkeypat
     for one in measured:
         assert one.sent_bytes == one.sent_formula > 0, one.degrees
     assert "WRONG" not in shown
+    progress = [line for line in said.splitlines() if line.startswith("measuring ")]
+    assert len(progress) == len(kinds)
+    assert progress[0] == f"measuring 1 of {len(kinds)}: ring"
+
+
+def test_a_quiet_probe_says_nothing_of_its_progress(answer):
+    code, shown, said = answer("-q", *CP, "--heads", 2, "--kv-heads", 1)
+    assert (code, said) == (0, "")
+    assert "ring" in shown
 
 
 @pytest.mark.parametrize("error", [float("nan"), 1.0])

@@ -28,6 +28,20 @@ def test_a_card_without_a_row_is_found_with_the_command_that_trains_it(answer):
     assert longer.endswith("--stage 128K")
 
 
+def test_a_card_without_a_row_is_found_as_json(answer):
+    found = json.loads("\n".join(lines_of(answer, "recipes", "qwen3", "--json")))
+    assert [one["card"] for one in found] == [name for name in CARDS if name.startswith("qwen3")]
+    assert found[3] == {
+        "card": "qwen3_8b", "ladder": "qwen25_1m", "stage": "64K", "seq_length": 64 * K,
+        "command": "longhaul pretrain --card qwen3_8b --ladder qwen25_1m --stage 64K",
+    }  # fmt: skip
+
+
+def test_a_model_that_no_cluster_holds_is_told_what_says_why(answer):
+    said = answer("recipes", "llama31_405b", "fifteen_million").error()
+    assert "no layout of llama31_405b fits up to 256 nodes of dgx_h100; `longhaul plan" in said
+
+
 def test_cards_on_a_ladder_that_have_no_row_are_named_beside_those_that_have(answer):
     code, out, err = answer("recipes", "qwen25_1m", "256k")
     assert code == 0

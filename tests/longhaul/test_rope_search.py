@@ -20,6 +20,7 @@ from longhaul import rope_search
 from longhaul.run_lock import InUseError, in_use
 from recipes import rope_file
 from recipes.stages import Cosine, Stage
+from tests.longhaul.json_units import not_numbers
 from tests.ranks import TREE, Ranks, Server
 from tests.runs.train import recipe, train_on_forked_rank
 from tests.warm_start import path_with
@@ -95,6 +96,7 @@ def test_the_factors_found_beat_yarns_on_what_was_searched(searched):
     assert about["history"][-1] == about["score"]
     assert f"{about['start_score']:.4f}  {about['score']:8.4f}" in done.stdout
     assert done.stdout.splitlines()[-1] == str(out)
+    assert [*not_numbers(about)] == []
 
 
 @slow

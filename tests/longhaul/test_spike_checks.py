@@ -128,6 +128,21 @@ def test_ranges_that_got_worse_are_a_warning(answer, tmp_path):
     assert "positions 0 to 512 is 0.40 nats worse" in said.out
 
 
+@pytest.mark.parametrize(
+    "left", [b"\0" * 64, b"\xff\xfe\n", b'{"step": 81, "lo\0\0\0'], ids=["NULs", "bytes", "cut"]
+)
+def test_bytes_that_no_run_writes_are_a_warning_with_their_line(answer, tmp_path, left):
+    run = a_run(tmp_path / "run")
+    with (run / "stages" / "long" / "metrics.jsonl").open("ab") as file:
+        file.write(left)
+    said = answer("doctor", "spike", "--run", run)
+    assert said.code == 0, said.out + said.err
+    assert (
+        "warning  metrics.jsonl has NULs or bytes that are not UTF-8 in 1 line, first in line 81"
+        in said.out
+    )
+
+
 def test_the_stage_asked_for_is_looked_at(answer, tmp_path):
     said = answer("doctor", "spike", "--run", a_run(tmp_path / "run"), "--stage", "short")
     assert said.out.startswith("short, 8,192 tokens: 80 steps\n")

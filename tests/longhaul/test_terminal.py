@@ -155,6 +155,16 @@ def piped(*words: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize(
+    "words", [("recipes",), ("show", "tiny_8k"), ("plan", "llama31_8b", "--seq", "64K"),
+              ("doctor", "oom", "--factory", "llama3_8b_nemo_64k")], ids=lambda words: words[0]
+)  # fmt: skip
+def test_lines_of_tables_end_without_blanks_in_a_pipe(answer, words):
+    lines = answer(*words).out.splitlines()
+    assert len(lines) > 10
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
 def test_a_terminal_of_ascii_gets_ascii():
     shown = piped("plan", "llama31_8b", "--seq", "64K", PYTHONIOENCODING="ascii")
     assert "| matmul" in shown

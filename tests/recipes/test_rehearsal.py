@@ -177,7 +177,7 @@ def test_too_few_ranks_leave_out_kinds_in_their_order_and_say_so():
     assert list(fewer_ranks(KINDS, 4).values()) == [2, 2, 1, 1, 1]
     assert list(fewer_ranks(KINDS, 8).values()) == [2, 2, 2, 1, 1]
     made = of("everything", 4)
-    said = "TP, PP and DP left out for want of ranks; --ranks 32 has room for every kind"
+    said = "TP, PP and DP skipped: not enough ranks; --ranks 32 has room for every kind"
     assert said in made.notes()
 
 

@@ -82,7 +82,7 @@ def test_a_config_of_hugging_face_turns_heads_as_transformers_does(tmp_path):
         ({"hidden_size": 128}, "neither a file of format 'longhaul rope'"),
         ({"rope_theta": 1e4, "rope_scaling": {"rope_type": "moon"}}, "'moon'"),
         (_ours(format="another"), "its format is 'another'"),
-        (_ours(version=2), "its version is 2; this reads 1"),
+        (_ours(version=2), "its version is 2 and this Longhaul reads 1"),
         (_ours(rope=None), "has no rope"),
         (_ours(rope={**FOUND.to_dict(), "factr": 4}), "has no 'factr'"),
         (_ours(rope={**FOUND.to_dict(), "factor": "four"}), "factor is 'four'; it takes a number"),

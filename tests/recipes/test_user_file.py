@@ -36,6 +36,14 @@ def test_a_byte_order_mark_is_passed_over(tmp_path, read):
         (b"a: !!python/object/apply:os.system [true]\n", "could not determine a constructor"),
         (b"[" * 20_000, "is not YAML"),
         (b"a\0b: 1", "is not YAML"),
+        (b"a: 1\nb: 2026-13-45\n", "in line 2: '2026-13-45' cannot be read as timestamp"),
+        (b"2026-13-45: 1\n", "in line 1: '2026-13-45' cannot be read as timestamp"),
+        (b"a: 2026-01-01T00:00:00+99:00\n", "cannot be read as timestamp"),
+        (b"a: !!timestamp noon\n", "in line 1: 'noon' cannot be read as timestamp"),
+        (b"a: &x !!bool no\nb: [*x, {c: !!bool maybe}]\n", "in line 2: 'maybe' cannot be read"),
+        (b"a: !!int eight\n", "'eight' cannot be read as int; write one, or text in quotes"),
+        (b"a: !!int ''\n", "'' cannot be read as int"),
+        (b"a: " + b"1" * 5_000, f"'{'1' * 60}' cannot be read as int"),
         (b"#" * (LARGEST + 1), f"has more than {LARGEST:,} bytes"),
     ],
 )
@@ -54,6 +62,7 @@ def test_a_file_that_is_not_plain_yaml_is_refused_by_its_path(tmp_path, content,
     [
         (b'{"a": 1', "is not JSON"),
         (b"[" * 100_000, "nested too deeply"),
+        (b'{"a": ' + b"1" * 5_000 + b"}", "is not JSON .*digits"),
         (b'{"a": "caf\xe9"}', "is not UTF-8 text"),
     ],
 )

@@ -13,8 +13,10 @@ from recipes.planner.plan import HEADROOM, plan
 from recipes.planner.rank_map import rank_map
 from recipes.planner.refusals import refusals
 from recipes.planner.search import (
+    LARGEST_CLUSTER,
     NoLayoutError,
     Question,
+    _divisors,
     best,
     even_batch,
     max_length,
@@ -136,6 +138,19 @@ def test_the_longest_length_fits_and_an_eighth_more_does_not():
 def test_a_batch_of_no_whole_number_of_sequences_is_refused():
     with pytest.raises(ValueError, match="no whole number of sequences"):
         search(question(tokens_per_batch=M + K))
+
+
+@pytest.mark.parametrize("number", [1, 12, 97, 1024, 5040])
+def test_divisors_are_those_that_leave_no_rest(number):
+    assert _divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
+
+
+def test_more_gpus_than_any_cluster_has_are_refused_and_never_offered():
+    with pytest.raises(ValueError, match="1,048,577 GPUs; layouts are planned for at most"):
+        search(question(gpus=LARGEST_CLUSTER + 1))
+    asked = question(card=CARDS["llama31_405b"], seq_length=512 * M, gpus=LARGEST_CLUSTER // 2,
+                     tokens_per_batch=512 * M)  # fmt: skip
+    assert why_not(asked, search(asked)).startswith("no layout of llama31_405b")
 
 
 PLANNED = [name for name, row in ROWS.items() if row.planned]
