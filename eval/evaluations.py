@@ -21,7 +21,7 @@ from eval.results import (
     evaluation_at,
     evaluation_path,
     read_evaluation,
-    read_run,
+    stage_names,
     write_json,
 )
 
@@ -170,5 +170,5 @@ def range_table(run: Path) -> list[RangeRow]:
 
 def read_evaluations(run: Path) -> list[Evaluation]:
     """Read the latest evaluations a run has, in the order of the ladder."""
-    found = (read_evaluation(run, name) for name in read_run(run).stages)
+    found = (read_evaluation(run, name) for name in stage_names(run))
     return [each for each in found if each is not None]
