@@ -160,6 +160,8 @@ class Evaluation:
     passkey: Passkey | None = None
     store: str = ""
     """The token store of the documents; empty in files that do not say it."""
+    step: int | None = None
+    """The step of the checkpoint that was evaluated; None in files that do not say it."""
 
 
 @dataclass(frozen=True)
