@@ -59,7 +59,7 @@ class Settings:
         trials = (
             f"{self.trials:,} trial{'s' * (self.trials != 1)}" if self.trials else "no passkeys"
         )
-        of_store = f", of {self.store or 'a store that is not said'}" if with_store else ""
+        of_store = f" of {self.store or 'a store that is not said'}" if with_store else ""
         return f"{documents}{of_store} to {self.eval_length:,} tokens, {trials}"
 
     @property
