@@ -196,6 +196,17 @@ def test_a_terminal_of_ascii_gets_ascii():
     assert re.search(r"\| weights +\| +[0-9.]+ \| #+ ", shown)
 
 
+def test_a_home_that_cannot_be_written_to_is_no_warning_of_a_plot(tmp_path):
+    done = subprocess.run(
+        (*CLI, "plan", "llama31_8b", "--seq", "64K", "--plot", tmp_path / "plan.png"),
+        capture_output=True, text=True, check=False, env={**os.environ, "HOME": "/dev/null",
+        "MPLCONFIGDIR": "", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plan.png").stat().st_size
+    assert "atplotlib" not in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "pattern"),
     [
