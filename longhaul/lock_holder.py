@@ -6,15 +6,13 @@ still runs. Of another machine's process only the file is seen: it is removed wh
 by itself, and left behind where that was killed.
 """
 
-import json
 import os
 import socket
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from longhaul.run_lock import FILE
+from longhaul.run_lock import FILE, record_of
 
 LOCKS = Path("/proc/locks")
 CLOCK_SECONDS = 5.0
@@ -46,14 +44,9 @@ def holder_of(folder: Path) -> Holder | None:
     One of another machine that was killed is taken to hold it.
     """
     path = folder / FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.is_file():
         return None
-    except (OSError, ValueError):  # it is being written
-        content = {}
-    said: dict[str, Any] = content if isinstance(content, dict) else {}
-    here = socket.gethostname()
+    said, here = record_of(path), socket.gethostname()
     process = said.get("process")
     holder = Holder(
         host=str(said.get("host", here)),
