@@ -31,6 +31,7 @@ from eval.results import (
     read_stage,
     stage_folder,
 )
+from recipes.finished import steps_taken
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -66,6 +67,7 @@ def evaluate(
             )
         for name in stages:
             folder = stage_folder(Path(run), name)
+            step = steps_taken(folder / "checkpoints")
             model = checkpoint_model.load(
                 folder, seq_length=longest, bf16=device == "cuda", verify=verify
             )
@@ -76,7 +78,7 @@ def evaluate(
                 if record is None:
                     raise ValueError(f"{folder} has no stage.json, which says what was trained")
                 found = evaluation(name, record.context, losses, count, lengths, grid)
-                write_evaluation(Path(run), replace(found, store=store))
+                write_evaluation(Path(run), replace(found, store=store, step=step))
 
 
 def evaluation(

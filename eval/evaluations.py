@@ -4,7 +4,9 @@
     RUN/eval/<stage>.json                    the latest evaluation of a stage
     RUN/eval/other/<stage>/<settings>.json   those before it that were made with other settings
 
-Evaluations with the same settings replace each other; nothing else is overwritten.
+Evaluations with the same settings replace each other; nothing else is overwritten. One of an
+earlier checkpoint than the stage's newest is not chosen where there is one of the newest, and is
+marked wherever it is shown.
 """
 
 import math
@@ -21,9 +23,11 @@ from eval.results import (
     evaluation_at,
     evaluation_path,
     read_evaluation,
-    read_run,
+    stage_folder,
+    stage_names,
     write_json,
 )
+from recipes.finished import steps_taken
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,14 @@ class Settings:
             return False
         return replace(self, store="") == replace(other, store="")
 
-    @property
-    def words(self) -> str:
-        """The settings but the store, as they are read."""
+    def described(self, *, with_store: bool) -> str:
+        """Return the settings as they are read, the store among them if it is asked for."""
         documents = f"{self.documents:,} document{'s' * (self.documents != 1)}"
         trials = (
             f"{self.trials:,} trial{'s' * (self.trials != 1)}" if self.trials else "no passkeys"
         )
-        return f"{documents} to {self.eval_length:,} tokens, {trials}"
+        of_store = f" of {self.store or 'a store that is not said'}" if with_store else ""
+        return f"{documents}{of_store} to {self.eval_length:,} tokens, {trials}"
 
     @property
     def file_name(self) -> str:
@@ -99,15 +103,19 @@ class Chosen(NamedTuple):
 
     stages: list[StageResults]
     others: list[Evaluation]
+    outdated: list[str]
+    """A sentence for each of the stages whose evaluation is of an earlier checkpoint."""
 
 
 def comparable(run: Path, stages: Sequence[StageResults]) -> Chosen:
     """Choose for each stage the evaluation with the settings that most stages have.
 
-    Of settings that equally many have those of the later stages' latest evaluations; a stage
-    without an evaluation of the chosen settings has its latest.
+    Only those of its newest checkpoint are chosen from, where it has one. Of settings that equally
+    many have those of the later stages' latest evaluations; a stage without an evaluation of the
+    chosen settings has its latest.
     """
-    there = {
+    newest = {stage.name: _newest_step(run, stage) for stage in stages}
+    every_one = {
         stage.name: [
             each
             for each in (stage.evaluation, *other_evaluations(run, stage.name))
@@ -115,9 +123,13 @@ def comparable(run: Path, stages: Sequence[StageResults]) -> Chosen:
         ]
         for stage in stages
     }
+    there = {
+        name: [each for each in found if each.step in (None, newest[name])] or found
+        for name, found in every_one.items()
+    }
     every = [Settings.of(each) for stage in reversed(stages) for each in there[stage.name]]
     if not every:
-        return Chosen(list(stages), [])
+        return Chosen(list(stages), [], [])
 
     def of_stages(settings: Settings) -> int:
         return sum(
@@ -126,19 +138,36 @@ def comparable(run: Path, stages: Sequence[StageResults]) -> Chosen:
         )
 
     wanted = max(every, key=of_stages)
-    chosen, others = [], []
+    chosen, others, outdated = [], [], []
     for stage in stages:
         fitting = [each for each in there[stage.name] if Settings.of(each).same_as(wanted)]
         shown = next(iter([*fitting, *there[stage.name]]), None)
         chosen.append(replace(stage, evaluation=shown))
-        others += [each for each in there[stage.name] if each is not shown]
-    return Chosen(chosen, others)
+        others += [each for each in every_one[stage.name] if each is not shown]
+        if shown is not None and shown.step not in (None, newest[stage.name]):
+            outdated.append(
+                f"{stage.name} was evaluated at step {shown.step:,} and its newest checkpoint is "
+                f"of step {newest[stage.name]:,}: evaluate it again"
+            )
+    return Chosen(chosen, others, outdated)
+
+
+def _newest_step(run: Path, stage: StageResults) -> int | None:
+    """Return the step of a stage's newest checkpoint; where it has none, of its evaluation."""
+    taken = steps_taken(stage_folder(run, stage.name) / "checkpoints")
+    return taken or (None if stage.evaluation is None else stage.evaluation.step)
 
 
 def alike(evaluations: Sequence[Evaluation]) -> bool:
     """Whether all were made with the same settings."""
     settings = [Settings.of(each) for each in evaluations]
     return all(each.same_as(settings[0]) for each in settings[1:])
+
+
+def in_words(evaluation: Evaluation, among: Iterable[Evaluation] = ()) -> str:
+    """Return the settings of an evaluation, with its store where that of others is another."""
+    stores = {each.store for each in (evaluation, *among)}
+    return Settings.of(evaluation).described(with_store=len(stores - {""}) > 1)
 
 
 class RangeRow(NamedTuple):
@@ -170,5 +199,5 @@ def range_table(run: Path) -> list[RangeRow]:
 
 def read_evaluations(run: Path) -> list[Evaluation]:
     """Read the latest evaluations a run has, in the order of the ladder."""
-    found = (read_evaluation(run, name) for name in read_run(run).stages)
+    found = (read_evaluation(run, name) for name in stage_names(run))
     return [each for each in found if each is not None]

@@ -7,7 +7,7 @@ longer context that does not help is reported as such. A part that is missing le
 
 import importlib.resources
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,7 +17,7 @@ import jinja2
 
 from data.whole_files import write_bytes
 from eval import report_plots
-from eval.evaluations import RangeRow, Settings, alike, comparable, range_bounds, range_rows
+from eval.evaluations import RangeRow, alike, comparable, in_words, range_bounds, range_rows
 from eval.results import (
     Evaluation,
     Passkey,
@@ -68,7 +68,7 @@ def build(run: Path, out: Path | None = None) -> Path:
     """
     record, stages = load(run)
     target = target_of(run, out)
-    stages, others = comparable(run, stages)
+    stages, others, outdated = comparable(run, stages)
     evaluations = [stage.evaluation for stage in stages if stage.evaluation is not None]
     position = report_plots.by_position(stages)
     training = report_plots.training(stages)
@@ -77,13 +77,14 @@ def build(run: Path, out: Path | None = None) -> Path:
         record=record,
         stages=stages,
         verdict=verdict(evaluations),
+        outdated=outdated,
         trends=trends(evaluations),
         position_svg=position and report_plots.inline_svg(position, "Loss by position"),
         training_svg=training and report_plots.inline_svg(training, "Loss by tokens seen"),
-        held_out=_held_out(evaluations),
+        held_out=_held_out(evaluations, others),
         bounds=[span(*bound) for bound in range_bounds(evaluations)],
         means=_means(evaluations, stages),
-        others=[other_settings(each) for each in others],
+        others=[other_settings(each, among=(*evaluations, *others)) for each in others],
         unevaluated=[stage.name for stage in stages if stage.evaluation is None],
         grids=[_grid(each, each.passkey) for each in evaluations if each.passkey is not None],
         without_grid=[each.stage for each in evaluations if each.passkey is None],
@@ -121,8 +122,9 @@ def verdict(evaluations: Sequence[Evaluation]) -> str:
             f"Only {evaluations[0].stage} has been evaluated so far: "
             "there is nothing to compare it with."
         )
-    if not alike([evaluations[0], evaluations[-1]]):
-        ways = "; ".join(Settings.of(each).words for each in (evaluations[0], evaluations[-1]))
+    ends = (evaluations[0], evaluations[-1])
+    if not alike(ends):
+        ways = "; ".join(in_words(each, among=ends) for each in ends)
         return (
             f"{rows[0].stage} and {rows[-1].stage} were measured with different settings ({ways}), "
             "so they are not compared."
@@ -148,13 +150,15 @@ def _compared(where: str, first: str, before: float, last: str, after: float) ->
     )
 
 
-def other_settings(evaluation: Evaluation) -> str:
-    """Say in one line what an evaluation with other settings found."""
+def other_settings(evaluation: Evaluation, among: Iterable[Evaluation] = ()) -> str:
+    """Say in one line what an evaluation with other settings, or at another step, found."""
+    where = "" if evaluation.step is None else f" at step {evaluation.step:,}"
     means = ", ".join(
         f"{_number(mean.loss, '{:.2f}')} at {span(mean.start, mean.stop)}"
         for mean in evaluation.ranges
     )
-    return f"{evaluation.stage}, {Settings.of(evaluation).words}: {means or 'no ranges'}"
+    settings = in_words(evaluation, among)
+    return f"{evaluation.stage}{where}, {settings}: {means or 'no ranges'}"
 
 
 def trends(evaluations: Sequence[Evaluation]) -> list[str]:
@@ -204,11 +208,17 @@ def _template() -> jinja2.Template:
     return environment.from_string(text)
 
 
-def _held_out(evaluations: Sequence[Evaluation]) -> list[str]:
-    measured = {(each.documents, each.tokens, each.eval_length) for each in evaluations}
+def _held_out(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -> list[str]:
+    """Say on what was measured, with the stores where there are several."""
+    several = len({each.store for each in (*evaluations, *others)} - {""}) > 1
+    measured = {
+        (each.documents, each.tokens, each.eval_length, each.store if several else "")
+        for each in evaluations
+    }
     return [
-        f"{documents:,} held-out documents, {tokens:,} tokens, read to position {length:,}"
-        for documents, tokens, length in sorted(measured)
+        f"{documents:,} held-out documents{f' of {store}' if store else ''}, {tokens:,} tokens, "
+        f"read to position {length:,}"
+        for documents, tokens, length, store in sorted(measured)
     ]
 
 
@@ -216,7 +226,10 @@ def _means(evaluations: Sequence[Evaluation], stages: Sequence[StageResults]) ->
     """Tabulate mean losses; where settings differ rows say theirs and none is marked as lowest."""
     rows: list[RangeRow] = range_rows(evaluations)
     same = alike(evaluations)
-    notes = {each.stage: "" if same else f" ({Settings.of(each).words})" for each in evaluations}
+    notes = {
+        each.stage: "" if same else f" ({in_words(each, among=evaluations)})"
+        for each in evaluations
+    }
     columns = list(zip(*(row.means for row in rows), strict=True))
     best = [
         min((mean for mean in column if math.isfinite(mean)), default=0.0) for column in columns

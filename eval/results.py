@@ -9,15 +9,16 @@
     RUN/eval/other/<stage>/*.json     the same by other settings (`eval.evaluations`)
 
 The dataclasses below are the schema: a field without a default must be in the file, keys not named
-here are ignored, and `null` for a number reads as NaN. Losses are in nats per token. Only run.json
-is required: a stage that has not been trained or evaluated yet has None in place of its record.
+here are ignored, and `null` for a number reads as NaN. Losses are in nats per token. Required is
+run.json, or the stage.json of a stage that `longhaul pretrain` trained: a stage that has not been
+trained or evaluated yet has None in place of its record.
 """
 
 import itertools
 import json
 import math
 import os
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -36,7 +37,7 @@ class BrokenResultError(ValueError):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Hold what `run.json` states."""
+    """Hold what `run.json` states; ladder and card are empty where stages were trained apart."""
 
     ladder: str
     card: str
@@ -159,6 +160,8 @@ class Evaluation:
     passkey: Passkey | None = None
     store: str = ""
     """The token store of the documents; empty in files that do not say it."""
+    step: int | None = None
+    """The step of the checkpoint that was evaluated; None in files that do not say it."""
 
 
 @dataclass(frozen=True)
@@ -279,8 +282,10 @@ def read_steps(path: Path) -> tuple[Step, ...]:
 
 
 def load(run: Path) -> tuple[RunRecord, list[StageResults]]:
-    """Read a whole run folder, stages in the order of the ladder."""
-    record = read_run(run)
+    """Read a whole run folder, its stages in the order of `stage_names`."""
+    names = tuple(stage_names(run))
+    apart = RunRecord(ladder="", card="", stages=())
+    record = replace(read_run(run) if run_path(run).is_file() else apart, stages=names)
     stages = []
     for name in record.stages:
         folder = stage_folder(run, name)

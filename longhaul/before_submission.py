@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a chain of jobs is refused for before one of them is submitted; imports nemo-run."""
 
-import json
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 from longhaul.cluster_checks import Folder, lacking
 from longhaul.ladder_run import Plan
-from longhaul.slurm_jobs import OVER
+from longhaul.slurm_jobs import FORGOTTEN, OVER, job_numbers
 from slurm.cluster_file import ClusterFile
 from slurm.executors import executor, require_reached
 from slurm.launch import nothing_to_read
@@ -43,12 +42,19 @@ def require(file: ClusterFile, used: Sequence[Folder]) -> list[str]:
 
 def _uncommitted() -> list[str]:
     """Return what of the tree jobs do not get: nemo-run packs what is committed, nothing else."""
-    said = subprocess.run(
-        ["git", "status", "--porcelain", "--untracked-files=all"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    try:
+        said = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=all"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise ValueError("jobs get a git tree, and git is not installed here; install it") from None
     if said.returncode:
-        raise ValueError("jobs get the git tree that they are submitted from, and this is none")
+        reason = " ".join(said.stderr.split()).removeprefix("fatal: ")
+        raise ValueError(
+            "jobs get the git tree of the folder that they are submitted from, and git refuses "
+            f"{Path.cwd()} ({reason}); run the command in a clone of Longhaul"
+        )
     lines = said.stdout.splitlines()
     changed = sum(not line.startswith("?? ") for line in lines)
     new = [line[3:] for line in lines if line.startswith("?? ") and _is_ours(line[3:])]
@@ -67,18 +73,17 @@ def _is_ours(path: str) -> bool:
 
 def require_idle(plan: Plan, file: ClusterFile) -> None:
     """Raise ValueError while jobs that were submitted into this run folder are not over."""
-    path = plan.run / "launch" / "jobs.json"
-    if not path.is_file():
+    names = {number: name for name, number in job_numbers(plan.run).items()}
+    if not names:
         return
-    names = {number: name for name, number in json.loads(path.read_text()).items()}
     command = f"{PLAIN} squeue --noheader --format='%i %T' --jobs={','.join(names)}"
     with nothing_to_read():
         said = _executor(plan, file).slurm.run(command, warn=True, hide=True)
     if said.return_code:
         words = " ".join((said.stderr or said.stdout).split())
-        if "Invalid job id" in words:  # of a single job that Slurm has forgotten
+        if FORGOTTEN in words:
             return
-        raise ValueError(f"squeue does not say whether the jobs of {path} are over: {words}")
+        raise ValueError(f"squeue does not say whether the jobs of {plan.run} are over: {words}")
     rows = (line.split() for line in said.stdout.splitlines())
     live = {row[0]: row[1] for row in rows if row and row[0] in names and row[1] not in OVER}
     if live:

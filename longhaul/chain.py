@@ -18,7 +18,7 @@ from longhaul.prepare_job import require_heldout
 from longhaul.version import versions
 from recipes.check import trained_length
 from recipes.collection import ROWS
-from recipes.finished import is_finished
+from recipes.finished import is_finished, steps_taken
 from recipes.pretrain import place
 from recipes.stages import Stage
 from slurm.launch import Job
@@ -156,6 +156,19 @@ def metrics(recipe: nemo_run.Partial) -> Path:
 def is_done(recipe: nemo_run.Partial) -> bool:
     """Return whether a stage has all its steps."""
     return is_finished(Path(recipe.resume.resume_from_directory), recipe.trainer.max_steps)
+
+
+def standing(made: Sequence[nemo_run.Partial]) -> list[str]:
+    """Return a sentence for each stage that has checkpoints: where it resumes, or that it ended."""
+    sentences = []
+    for recipe in made:
+        taken = steps_taken(Path(recipe.resume.resume_from_directory))
+        name, steps = recipe.log.name, int(recipe.trainer.max_steps)
+        if taken >= steps:
+            sentences.append(f"{name} has all its {steps:,} steps and is not trained again")
+        elif taken:
+            sentences.append(f"{name} resumes from step {taken:,} of {steps:,}")
+    return sentences
 
 
 def write_records(plan: Plan, made: list[nemo_run.Partial]) -> None:

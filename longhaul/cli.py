@@ -6,6 +6,7 @@ one line each, which are written here.
 """
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -216,6 +217,8 @@ def main() -> None:
     """Run the command line; what a user can mend ends as one sentence and an exit code."""
     write_in_the_terminal_s_encoding()
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    # Where HOME cannot be written, matplotlib takes a temporary folder and warns in two lines.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     # nemo-run starts torchrun by name; it is this environment's, activated or not.
     ours, before = os.path.dirname(sys.executable), os.environ["PATH"]
     if before.split(os.pathsep)[0] != ours:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import IO, Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.live import Live
 from rich.measure import Measurement
 from rich.spinner import Spinner
 from rich.table import Column, Table
+from rich.text import Text
 
 from longhaul.messages import ENCODING_ERRORS, is_quiet, is_verbose, note
 
@@ -22,6 +24,11 @@ IN_A_PIPE = 120
 """Columns of text where no terminal says how many there are."""
 TEE_SECONDS = 5.0
 """How long the last lines of a verbose command may take to be shown."""
+
+
+def plain_console(file: IO[str] | None = None, **given: Any) -> Console:
+    """Return a console that shows text as it is: `[old]` in a path is not a style of rich's."""
+    return Console(file=file, markup=False, highlight=False, emoji=False, **given)
 
 
 def fitted(
@@ -35,13 +42,13 @@ def fitted(
     Words are never cut: where the narrowest table is too wide, its lines are longer than those of
     the terminal.
     """
-    console = Console(markup=False, highlight=False, emoji=False)
+    console = plain_console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         whole = table(())
-        console.width = max(IN_A_PIPE, _width(console, whole))
+        console.width = max(IN_A_PIPE, width_of(console, whole))
         return console, whole, ()
     tried = [(table(expendable[:count]), count) for count in range(len(expendable) + 1)]
-    fitting = [made for made in tried if _width(console, made[0]) <= console.width]
+    fitting = [made for made in tried if width_of(console, made[0]) <= console.width]
     found, count = (fitting or tried[-1:])[0]
     if not fitting:
         console.width = max(console.width, _least(console, found))
@@ -66,7 +73,7 @@ def print_table(console: Console, table: Table) -> None:
         console.out(line.rstrip(), highlight=False)
 
 
-def _width(console: Console, table: Table) -> int:
+def width_of(console: Console, table: Table) -> int:
     """Return the columns of text that a table takes where nothing limits it."""
     return Measurement.get(console, console.options.update(max_width=1_000), table).maximum
 
@@ -76,7 +83,9 @@ def _least(console: Console, table: Table) -> int:
 
     The table's columns are held to it.
     """
-    between = _width(console, table) - sum(_longest(column, whole=True) for column in table.columns)
+    between = width_of(console, table) - sum(
+        _longest(column, whole=True) for column in table.columns
+    )
     for column in table.columns:
         column.min_width = _longest(column, whole=bool(column.no_wrap))
     return between + sum(column.min_width or 0 for column in table.columns)
@@ -108,7 +117,7 @@ def output_to(path: Path) -> Iterator[Console]:
             os.dup(kept[1]), "w", encoding=sys.stderr.encoding, errors=ENCODING_ERRORS
         )
         with shown:
-            yield Console(file=shown)
+            yield plain_console(shown)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -148,11 +157,11 @@ def busy(console: Console, what: str) -> Iterator[None]:
     if is_quiet():
         yield
     elif is_verbose() or not console.is_terminal:
-        console.print(what, markup=False, highlight=False, soft_wrap=True)
+        console.print(Text(what), soft_wrap=True)
         yield
     else:
         # What libraries print is held back by descriptor: rich must not replace sys.stderr.
-        spinner = Spinner("line", what)
+        spinner = Spinner("line", Text(what))
         with Live(
             spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
         ):

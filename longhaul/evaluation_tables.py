@@ -8,30 +8,47 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from eval.evaluations import Settings, alike, range_bounds, range_rows
+from eval.evaluations import alike, in_words, range_bounds, range_rows
 from eval.report import other_settings, passkey_sentence
 from eval.results import Evaluation
 from longhaul.console import show
+from longhaul.messages import note
 from recipes.naming import length_shown
 
 SETTINGS = "settings"
 
 
-def show_evaluations(evaluations: Sequence[Evaluation], others: Sequence[Evaluation] = ()) -> None:
-    """Print the tables of some stages, and a line for each evaluation with other settings."""
+def show_evaluations(
+    evaluations: Sequence[Evaluation],
+    others: Sequence[Evaluation] = (),
+    outdated: Sequence[str] = (),
+) -> None:
+    """Print the tables of some stages, and a line for each evaluation with other settings.
+
+    What is `outdated` of them is said on stderr.
+    """
     if not evaluations:
         typer.echo("No stage of this run has been evaluated yet.")
         return
     same = alike(evaluations)
-    left_out = show(lambda without: _means(evaluations, (*without, *[SETTINGS] * same)), [SETTINGS])
+    every = (*evaluations, *others)
+    words = [in_words(each, among=every) for each in evaluations]
+
+    def table(without: Sequence[str]) -> Table:
+        return _means(evaluations, [] if same or SETTINGS in without else words)
+
+    left_out = show(table, [SETTINGS])
     if same:
-        typer.echo(Settings.of(evaluations[0]).words)
+        typer.echo(words[0])
     elif left_out:
-        for each in evaluations:
-            typer.echo(f"{each.stage}: {Settings.of(each).words}")
+        for each, settings in zip(evaluations, words, strict=True):
+            typer.echo(f"{each.stage}: {settings}")
     show_passkeys(evaluations)
     for other in others:
-        typer.echo(f"with other settings: {other_settings(other)}")
+        said = other_settings(other, among=every)
+        typer.echo(f"with other settings or of an earlier checkpoint: {said}")
+    for sentence in outdated:
+        note(f"note: {sentence}")
 
 
 def show_passkeys(evaluations: Sequence[Evaluation]) -> None:
@@ -66,18 +83,17 @@ def show_passkeys(evaluations: Sequence[Evaluation]) -> None:
         typer.echo(f"{each.stage}: {passkey_sentence(each.passkey)}")
 
 
-def _means(evaluations: Sequence[Evaluation], without: Sequence[str]) -> Table:
+def _means(evaluations: Sequence[Evaluation], settings: Sequence[str]) -> Table:
     table = Table(title="Mean loss by position, nats per token", title_justify="left")
     table.add_column("stage", no_wrap=True)
-    if SETTINGS not in without:
+    if settings:
         table.add_column(SETTINGS, no_wrap=True)
     for start, stop in range_bounds(evaluations):
         shown = f"{length_shown(start) if start else 0}-{length_shown(stop)}"
         table.add_column(shown, justify="right", no_wrap=True)
-    for each, row in zip(evaluations, range_rows(evaluations), strict=True):
-        words = [Settings.of(each).words] if SETTINGS not in without else []
+    for at, row in enumerate(range_rows(evaluations)):
         means = (f"{mean:.2f}" if math.isfinite(mean) else "-" for mean in row.means)
-        table.add_row(row.stage, *words, *means)
+        table.add_row(row.stage, *settings[at : at + 1], *means)
     return table
 
 

@@ -19,7 +19,7 @@ import typer
 from data.writable import require_file, require_folder
 from longhaul import run_lock
 from longhaul import verification_card as cards
-from longhaul.console import loading, show
+from longhaul.console import loading, plain_console, show
 from longhaul.messages import ENCODING_ERRORS, note
 from longhaul.options import CLUSTER, Ranks
 from longhaul.progress import Watched, progress
@@ -192,8 +192,6 @@ def _run(
     made: "Rehearsal", words: Sequence[str], *, run: Path, store: Path | None
 ) -> "tuple[list[Check], list[Planned]]":
     """Train both stages and evaluate them; return what was checked and what had been planned."""
-    from rich.console import Console
-
     from longhaul.forked import preload, run_forked
     from longhaul.verdict import verdict
     from recipes.shrunk import VOCAB
@@ -226,9 +224,9 @@ def _run(
     ]
     note(f"the ranks write to {log}")
     with (  # while the ranks run, 1 and 2 are the log
-        os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=ENCODING_ERRORS) as shown,
+        os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors=ENCODING_ERRORS) as shown,
         in_use(run / "eval"),
-        progress(Console(file=shown), watched, after="evaluating"),
+        progress(plain_console(shown), watched, after="evaluating"),
     ):
         run_forked(jobs, log)
     return verdict(run, planned), planned

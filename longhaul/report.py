@@ -29,12 +29,19 @@ def report(
 
     require_file(target_of(run, out), "--out")
     path = build(run, out)
-    stages, others = comparable(run, load(run)[1])
+    stages, others, outdated = comparable(run, load(run)[1])
     evaluations = [stage.evaluation for stage in stages if stage.evaluation is not None]
     if as_json:
-        print_json({"report": path, "evaluations": evaluations, "other_settings": others})
+        print_json(
+            {
+                "report": path,
+                "evaluations": evaluations,
+                "other_settings": others,
+                "outdated": outdated,
+            }
+        )
         return
-    show_evaluations(evaluations, others)
+    show_evaluations(evaluations, others, outdated)
     typer.echo(path)
     if words := next_after(run):
         next_command(words, "export its last stage as a Hugging Face folder")

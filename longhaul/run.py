@@ -122,10 +122,13 @@ def _run_here(
             require_places(recipe)
         chain.require(recipes, started=not dryrun)
         notes = [] if dryrun else require_undamaged(recipes, plan.verify)
-    for said in notes:
+        standing = chain.standing(recipes)
+    for said in notes if dryrun else (*notes, *standing):
         note(f"note: {said}")
     ladder_run.describe(plan, recipes)
     if dryrun:
+        for said in standing:
+            typer.echo(f"# {said}")
         jobs = chain.jobs(plan, recipes, record=False)
         lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
         for line in lines or ["nothing is left to do"]:

@@ -128,7 +128,7 @@ def _require_ended(path: Path) -> None:
     import psutil
 
     for _ in range(TRIES):
-        if holder := _holder(path):
+        if holder := record_of(path):
             break
         time.sleep(PAUSE)
     mine = holder.get("host") == socket.gethostname()
@@ -153,7 +153,8 @@ def _this_process() -> dict[str, Any]:
     }
 
 
-def _holder(path: Path) -> dict[str, Any]:
+def record_of(path: Path) -> dict[str, Any]:
+    """Return what a lock's file says of its holder, empty where that cannot be read."""
     try:
         holder = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -162,7 +163,7 @@ def _holder(path: Path) -> dict[str, Any]:
 
 
 def _sentence(path: Path) -> str:
-    holder = _holder(path)
+    holder = record_of(path)
     if "process" not in holder:
         return f"another process writes into {path.parent} ({path.name} is locked); wait for it"
     return (

@@ -57,21 +57,25 @@ def run_on_cluster(
         if documents is None:
             chain.require_store(made)
         require_time(plan, made, file)
+        for recipe in made:
+            stages.require_same(recipe)
+        standing = chain.standing(made)
         if not dryrun:
             for recipe in made:
                 require_places(recipe)
             before_submission.require_idle(plan, file)
             if made[0].resume.start is not None:
                 stages.require_start(made[0])
-            for recipe in made:
-                stages.require_same(recipe)
             notes = [*notes, *require_checkpoints(made, plan.verify)]
             chain.write_records(plan, made)
             before_submission.require_shared(plan, file)
         jobs = cluster_chain.jobs(plan, made, file, documents=documents, export=export)
-    for words_ in notes:
+    for words_ in notes if dryrun else (*notes, *standing):
         note(f"note: {words_}")
     ladder_run.describe(plan, made)
+    if dryrun:
+        for words_ in standing:
+            typer.echo(f"# {words_}")
     if not jobs:
         typer.echo("nothing is left to do")
         return

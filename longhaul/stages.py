@@ -21,7 +21,7 @@ from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 from custom_modules.attention_kernels import kernel_for
 from custom_modules.rope_scaling import RopeScaling
 from data.store import Manifest, require_tokenizer
-from eval.results import write_json
+from eval.results import BrokenResultError, read_stage, write_json
 from recipes import yaml_file
 from recipes.check import (
     check,
@@ -250,9 +250,15 @@ def require_start(recipe: nemo_run.Partial) -> None:
 def require_same(recipe: nemo_run.Partial) -> None:
     """Raise ValueError where the stage's folder holds checkpoints of another recipe.
 
-    Steps count too: Megatron shuffles the samples for the number that a run will take.
+    So it does where what the stage has recorded there cannot be read. Steps count too: Megatron
+    shuffles the samples for the number that a run will take.
     """
-    saved = folder_of(recipe) / CONFIG
+    folder = folder_of(recipe)
+    try:
+        read_stage(folder.parents[1], folder.name)
+    except BrokenResultError as error:
+        raise ValueError(f"{error}; remove the file, and it is written again") from None
+    saved = folder / CONFIG
     if newest_checkpoint(Path(recipe.resume.resume_from_directory)) is None or not saved.is_file():
         return
     before = yaml_file.read(saved)
@@ -265,7 +271,7 @@ def require_same(recipe: nemo_run.Partial) -> None:
         differing.append("trainer.max_steps")
     if differing:
         raise ValueError(
-            f"{folder_of(recipe)} holds checkpoints of a recipe with another "
+            f"{folder} holds checkpoints of a recipe with another "
             f"{' and '.join(differing)}; run into another folder, or remove this one"
         )
 

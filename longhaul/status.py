@@ -18,6 +18,8 @@ from longhaul.pace import duration
 from longhaul.run_state import RunState, StageState, run_state
 
 COLUMNS = ("stage", "state", "step", "tokens", "left", "checkpoint", "evaluated", "job")
+EXPENDABLE = ("evaluated", "tokens", "checkpoint", "left", "job")
+"""Columns that a narrow terminal has as lines below the table, from the first on."""
 
 
 def status(
@@ -31,6 +33,8 @@ def status(
         return
     if found.trouble:
         typer.echo(f"broken: {found.trouble}")
+    for holder in found.holders:
+        typer.echo(holder.words)
     if not found.stages:
         typer.echo(f"{run}: no stage has been started here")
         return
@@ -48,10 +52,11 @@ def status(
         return made
 
     empty = [title for title in ("job",) if not any(line[title] for line in lines)]
-    show(
-        lambda without: table((*without, *empty)),
-        ("evaluated", "tokens", "checkpoint", "left", "job"),
-    )
+    left_out = show(lambda without: table((*without, *empty)), EXPENDABLE)
+    for line in lines:
+        words = [f"{title} {line[title]}" for title in COLUMNS if title in left_out and line[title]]
+        if words:
+            typer.echo(f"{line['stage']}: {', '.join(words)}")
     for stage in found.stages:
         if stage.reason:
             typer.echo(f"{stage.name}: {stage.reason}")
@@ -61,7 +66,7 @@ def status(
     for job in others:
         if job.state not in ("", "COMPLETED"):
             typer.echo(f"job {job.number} {job.name}: {job.state.lower()}")
-    if any(stage.state in ("stopped", "failed") for stage in found.stages):
+    if any(stage.is_resumable for stage in found.stages):
         note("the command that started it resumes it from the last checkpoint")
     if all(stage.state == "done" for stage in found.stages):
         typer.echo("all stages are done")
@@ -78,14 +83,22 @@ def _line(stage: StageState) -> dict[str, str]:
     job = stage.job
     return {
         "stage": stage.name,
-        "state": stage.state,
+        "state": f"{stage.state} on {stage.host}" if stage.host else stage.state,
         "step": f"{stage.step:,}/{steps}",
         "tokens": f"{_tokens(stage.tokens)}/{_tokens(stage.tokens_planned)}",
         "left": duration(left) if math.isfinite(left) and left > 0 else "",
         "checkpoint": "" if stage.checkpoint_step is None else f"step {stage.checkpoint_step:,}",
-        "evaluated": "yes" if stage.evaluated else "no",
-        "job": "" if job is None else f"{job.number} {job.state.lower() or 'not known to Slurm'}",
+        "evaluated": _evaluated(stage),
+        "job": "" if job is None else f"{job.number} {job.words}",
     }
+
+
+def _evaluated(stage: StageState) -> str:
+    """Return whether a stage was evaluated; the step where its newest checkpoint is a later one."""
+    saved = stage.checkpoint_step
+    if stage.evaluated_step is not None and saved not in (None, stage.evaluated_step):
+        return f"at step {stage.evaluated_step:,}"
+    return "yes" if stage.evaluated else "no"
 
 
 def _tokens(count: float) -> str:

@@ -66,7 +66,7 @@ def missing(recipe: run.Partial) -> Iterator[str]:
         for at, name in enumerate(path.split(".")):
             try:
                 node = getattr(node, name)
-            except AttributeError:
+            except (AttributeError, ValueError):  # fiddle's, for a default that is made by a call
                 where = ".".join(path.split(".")[: at + 1])
                 yield f"the recipe has no {where}; `longhaul show NAME --to-yaml` writes all"
                 return

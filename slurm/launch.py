@@ -21,6 +21,9 @@ from slurm.local import started_without_shell, stop_ranks
 from slurm.outcome import VARIABLE, outcome, record_failure
 from slurm.quoting import pack
 
+LAST_LINES, LAST_CHARACTERS = 3, 200
+"""Of what a rank wrote, and of each line, that are shown where it raised nothing."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -86,16 +89,36 @@ class Chain(run.Experiment):
 
 
 def _first_error(folder: Path) -> tuple[Path | None, str]:
-    """Return the newest combined output beneath a folder and the first exception a rank raised."""
+    """Return the newest combined output beneath a folder and the first exception a rank raised.
+
+    Where none did, how the rank that failed first ended, and what it wrote last.
+    """
     logs = sorted(folder.rglob("combined.log"), key=lambda path: path.stat().st_mtime)
     if not logs:
         return None, ""
+    text = logs[-1].read_text(errors="replace")
     found = re.search(
-        r"^(?:\[[^\]]*\]:?\s*)*([A-Za-z_.]*(?:Error|Exception): .+)$",
-        logs[-1].read_text(errors="replace"),
+        r"^(?:\[[^\]]*\]:?\s*)*([A-Za-z_.]*(?:Error|Exception)(?:: .+)?)$",
+        text,
         flags=re.MULTILINE,
     )
-    return logs[-1], found[1] if found else ""
+    return logs[-1], found[1] if found else _last_words(text)
+
+
+def _last_words(text: str) -> str:
+    """Return how a rank ended that raised nothing, and the lines that it wrote last."""
+    ended = re.search(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)
+    if ended is None:
+        return ""
+    code, rank = int(ended[1]), ended[2]
+    how = f"ended with exit code {code}"
+    if code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
+    if -code == signal.SIGKILL:
+        how += ", which the kernel sends where memory runs out"
+    lines = re.findall(rf"^\[[a-z]*{rank}\]:(.*\S)", text, flags=re.MULTILINE)
+    last = " / ".join(line.strip()[:LAST_CHARACTERS] for line in lines[-LAST_LINES:])
+    return f"rank {rank} {how}" + (f"; it wrote last: {last}" if last else "")
 
 
 def run_in_order(

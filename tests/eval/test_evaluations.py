@@ -14,7 +14,16 @@ from eval.evaluations import (
     other_evaluations,
     write_evaluation,
 )
-from eval.results import Evaluation, RangeMean, evaluation_path, load, read_evaluation, write_json
+from eval.results import (
+    Evaluation,
+    RangeMean,
+    evaluation_path,
+    load,
+    read_evaluation,
+    stage_folder,
+    write_json,
+)
+from longhaul.report import report as show_report
 from tests.eval.test_report import NAMES, built, make_run, words
 
 LONG = Evaluation(
@@ -42,8 +51,9 @@ def test_another_store_is_another_setting_and_one_that_is_not_said_is_none(tmp_p
 def test_a_file_from_before_settings_were_said_loads(tmp_path):
     write_json(evaluation_path(tmp_path, "tiny_8k"), LONG)
     content = json.loads(evaluation_path(tmp_path, "tiny_8k").read_text())
-    del content["store"]
+    del content["store"], content["step"]
     write_json(evaluation_path(tmp_path, "tiny_8k"), content)
+    assert read_evaluation(tmp_path, "tiny_8k").step is None
     assert Settings.of(read_evaluation(tmp_path, "tiny_8k")).same_as(Settings.of(LONG))
 
 
@@ -64,10 +74,67 @@ def reevaluated(tmp_path):
 
 
 def test_stages_are_compared_by_the_settings_that_most_of_them_have(reevaluated):
-    stages, others = comparable(reevaluated, load(reevaluated)[1])
+    stages, others, _ = comparable(reevaluated, load(reevaluated)[1])
     assert [stage.evaluation.documents for stage in stages] == [24, 24, 24]
     assert [(each.stage, each.documents) for each in others] == [("tiny_8k", 4)]
     assert alike([stage.evaluation for stage in stages])
+
+
+def save_checkpoint(run, step):
+    """Write the marker of a whole checkpoint of tiny_8k."""
+    folder = stage_folder(run, "tiny_8k") / "checkpoints" / f"step={step}"
+    write_json(folder / "longhaul.json", {"step": step, "max_steps": 60, "tokenizer": "x"})
+
+
+def test_what_was_measured_of_an_earlier_checkpoint_is_marked_and_not_chosen(tmp_path):
+    run = make_run(tmp_path / "run")
+    before = read_evaluation(run, "tiny_8k")
+    write_evaluation(run, replace(before, step=20))
+    write_evaluation(run, replace(before, step=60, documents=4, ranges=SHORT.ranges))
+    stages, others, outdated = comparable(run, load(run)[1])
+    assert [stage.evaluation.documents for stage in stages] == [24, 24, 4]
+    assert [(each.step, each.documents) for each in others] == [(20, 24)]
+    assert outdated == []
+    assert "tiny_8k at step 20, 24 documents to 8,192 tokens" in words(built(run))
+
+
+def test_an_evaluation_of_an_earlier_checkpoint_than_the_newest_is_said_to_be(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    write_evaluation(run, replace(read_evaluation(run, "tiny_8k"), step=20))
+    save_checkpoint(run, 20)
+    assert comparable(run, load(run)[1]).outdated == []
+    save_checkpoint(run, 40)
+    said = (
+        "tiny_8k was evaluated at step 20 and its newest checkpoint is of step 40: evaluate it "
+        "again"
+    )
+    assert f"{said}." in words(built(run))
+    show_report(run)
+    assert f"note: {said}\n" in capsys.readouterr().err
+
+
+def test_the_store_is_named_wherever_stores_differ(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    for name in NAMES:
+        write_evaluation(run, replace(read_evaluation(run, name), store="stores/one"))
+    assert "stores/one" not in words(built(run))
+    write_evaluation(run, replace(read_evaluation(run, "tiny_8k"), store="stores/two"))
+    text = words(built(run))
+    assert "tiny_8k, 24 documents of stores/two to 8,192 tokens, 4 trials: " in text
+    assert "24 held-out documents of stores/one, " in text
+    show_report(run)
+    shown = capsys.readouterr().out
+    assert "24 documents of stores/one to 8,192 tokens, 4 trials\n" in shown
+    assert "tiny_8k, 24 documents of stores/two to " in shown
+    kept = next((run / "eval" / "other" / "tiny_8k").iterdir())
+    kept.unlink()
+    text = words(built(run))
+    assert (
+        "(24 documents of stores/one to 8,192 tokens, 4 trials; 24 documents of stores/two" in text
+    )
+    assert "tiny_8k (24 documents of stores/two to" in text
+    show_report(run)
+    assert "documents of stores/two to" in capsys.readouterr().out
 
 
 def test_the_report_lists_what_was_made_with_other_settings(reevaluated):

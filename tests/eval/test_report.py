@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import importlib
 import itertools
+import json
 import math
 import re
 import shutil
@@ -353,6 +354,24 @@ def test_command_prints_the_means_and_ends_with_the_path(tmp_path):
     assert "2K-8K" in done.output
     assert "tiny_8k" in done.output
     assert done.output.splitlines()[-1] == str(run / "report.html")
+
+
+def test_stages_that_were_trained_one_at_a_time_have_a_report(tmp_path):
+    run = make_run(tmp_path)
+    (run / "run.json").unlink()
+    text = words(built(run))
+    assert "Stages trained one at a time: tiny_512, tiny_2k, tiny_8k" in text
+    assert "At positions 2,048-8,192 the loss of the last stage, tiny_8k" in text
+    assert "Model card" not in text
+
+
+def test_a_stage_trained_apart_is_in_the_report_of_the_ladder(tmp_path):
+    run = make_run(tmp_path)
+    listed = json.loads((run / "run.json").read_text())
+    write_json(run / "run.json", {**listed, "stages": NAMES[:2]})
+    assert "Model card tiny, ladder tiny: tiny_512 \u2192 tiny_2k \u2192 tiny_8k" in words(
+        built(run)
+    )
 
 
 def test_report_needs_neither_torch_nor_nemo():

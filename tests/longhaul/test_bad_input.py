@@ -42,6 +42,32 @@ def test_a_run_folder_keeps_to_the_recipe_of_its_checkpoints(answer, small_store
     assert "another trainer.max_steps" in said
 
 
+def test_a_dry_run_over_an_existing_run_says_what_is_not_trained_again(
+    answer, small_store, tmp_path
+):
+    run = _recorded(tmp_path, small_store, {"tiny_512": "whole", "tiny_2k": "half"})
+    words = ("run", "--ladder", "tiny", "--store", small_store, "--dryrun")
+    code, shown, err = answer(*words)
+    assert code == 0, err
+    lines = [line for line in shown.splitlines() if line.startswith("# ")]
+    steps = {name: _steps(run, name) for name in ("tiny_512", "tiny_2k")}
+    assert lines == [
+        f"# tiny_512 has all its {steps['tiny_512']} steps and is not trained again",
+        f"# tiny_2k resumes from step {steps['tiny_2k'] // 2} of {steps['tiny_2k']}",
+    ]
+    assert "tiny_512/config.yaml" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "end"), [("stage.json", "tokens"), ("config.yaml", "rope:"), ("config.yaml", "base: ")]
+)
+def test_a_dry_run_refuses_a_record_that_is_cut(answer, small_store, tmp_path, name, end):
+    path = _recorded(tmp_path, small_store, {"tiny_512": "whole"}) / "stages" / "tiny_512" / name
+    path.write_text(path.read_text().partition(end)[0])
+    words = ("run", "--ladder", "tiny", "--store", small_store, "--dryrun")
+    assert f"error: {path}" in answer(*words).error()
+
+
 def test_a_truncated_store_is_refused(answer, small_store, tmp_path):
     store = tmp_path / "store"
     shutil.copytree(small_store, store)
@@ -119,6 +145,30 @@ def test_a_broken_line_is_named_with_its_file_and_number(answer, tmp_path):
     said = answer("prepare", "--source", lines, "--out", tmp_path / "out").error()
     assert "documents.jsonl" in said
     assert "2" in said
+
+
+def _recorded(folder, store, stages):
+    """Record stages of the tiny ladder as `longhaul run` does; they are `whole` or `half` done."""
+    from longhaul import chain, ladder_run
+    from recipes.ladders import LADDERS
+    from recipes.models import CARDS
+
+    plan = ladder_run.plan(LADDERS["tiny"], CARDS["tiny"], folder / "runs" / "tiny", store)
+    made = chain.recipes(plan, (), None)
+    chain.write_records(plan, made)
+    for recipe in made:
+        if recipe.log.name in stages:
+            steps = int(recipe.trainer.max_steps)
+            step = steps if stages[recipe.log.name] == "whole" else steps // 2
+            at = plan.run / "stages" / recipe.log.name / "checkpoints" / f"step={step}"
+            _write_checkpoint(at, store, step=step, max_steps=steps)
+    return plan.run
+
+
+def _steps(run, name):
+    """Return the steps of a stage by its record."""
+    facts = json.loads((run / "stages" / name / "stage.json").read_text())
+    return facts["tokens"] // facts["tokens_per_batch"]
 
 
 def _write_checkpoint(folder, store, *, step=20, max_steps=20, tokenizer=None):

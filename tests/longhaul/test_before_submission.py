@@ -73,6 +73,29 @@ def test_a_run_folder_without_jobs_asks_nobody(submitted):
     before_submission.require_idle(submitted, SITE)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [('{"tiny', "is not JSON"), ('["11"]', "does not list jobs"), ('{"a": null}', "does not list")],
+)
+def test_a_broken_record_of_jobs_is_named(submitted, content, said):
+    path = submitted.run / "launch" / "jobs.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"{path} {said}"):
+        before_submission.require_idle(submitted, SITE)
+
+
+def test_a_folder_outside_git_is_told_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"git refuses .* \(not a git repository .*\); run"
+    ) as told:
+        before_submission._uncommitted()
+    assert str(told.value).endswith("run the command in a clone of Longhaul")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="git is not installed here"):
+        before_submission._uncommitted()
+
+
 @pytest.mark.parametrize("slurm", [{"array": "0-3"}, {"sbatch": {"array": "0-3"}}], ids=str)
 def test_an_array_is_refused_for_a_chain(slurm, tmp_path):
     file = SITE.model_copy(update={"slurm": Slurm(account="me", **slurm)})

@@ -220,7 +220,7 @@ def test_ranks_refuse_an_index_that_would_run_code(trained, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_ranks_that_evaluate_compare_the_checkpoint_unless_told_not_to(trained, tmp_path):
+def test_ranks_that_evaluate_compare_the_checkpoint_unless_told_not_to(trained, tmp_path, answer):
     options = {
         "run": str(trained.run), "stages": [STAGE], "store": str(trained.store),
         "lengths": [LENGTH], "documents": 1, "trials": 0,
@@ -236,6 +236,9 @@ def test_ranks_that_evaluate_compare_the_checkpoint_unless_told_not_to(trained, 
         with Ranks(evaluate_on_forked_rank, 2, unverified, log, server=NEMO) as ranks:
             ranks.results(300)
     assert (trained.run / "eval" / f"{STAGE}.json").is_file()
+    shown = answer("report", "--run", trained.run)  # what `evaluate` names as the next command
+    assert shown.code == 0, shown.err
+    assert f"{trained.run / 'report.html'}\n" in shown.out
 
 
 def test_no_verify_reaches_the_ranks_in_the_recipe_and_is_said(trained, answer):

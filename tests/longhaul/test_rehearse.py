@@ -120,6 +120,8 @@ def test_overrides_apply_to_both_small_stages(rehearse, tmp_path):
         "tiny_2k", "--ranks", 2, "optim.config.lr=4e-3", "trainer.max_steps=2"
     )
     require_green(code, shown, said, run)
+    assert "tiny_1k  2/2" in said
+    assert "2/2" not in shown  # progress is no result
     for stage in ("tiny_256", "tiny_1k"):
         lines = (run / "stages" / stage / "metrics.jsonl").read_text().splitlines()
         assert len(lines) == 2

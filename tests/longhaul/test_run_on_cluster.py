@@ -104,7 +104,10 @@ def test_other_mistakes_of_the_command_line(answer, tmp_path):
     assert "there are local and slurm" in answer(*asked, "--executor", "k8s").error()
     assert "--nodes cannot go with --executor local" in answer(*asked, "--nodes", 2).error()
     assert "did you mean dgx_h100" in answer(*RUN, "--cluster", "dgx_h10").error()
-    assert "and this is none" in answer(*RUN, "--cluster", site(tmp_path)).error()
+    assert (
+        "run the command in a clone of Longhaul"
+        in answer(*RUN, "--cluster", site(tmp_path)).error()
+    )
     card = ("run", "--ladder", "ultralong_1m", "--executor", "slurm", "--cluster", site(tmp_path))
     assert "name --source DOCUMENTS to make one first" in answer(*card).error()
 

@@ -4,13 +4,17 @@
 import fcntl
 import json
 import os
+import socket
+from datetime import datetime, timezone
 
 import pytest
 
-from eval.results import append_step, evaluation_path, stage_folder, write_json
+from eval.results import Evaluation, append_step, evaluation_path, stage_folder, write_json
 from longhaul.cli import COMMANDS
+from longhaul.lock_holder import is_locked
 from longhaul.pace import Pace, Part, duration, ladder_left
-from longhaul.run_state import is_locked, run_state
+from longhaul.run_lock import FILE, in_use
+from longhaul.run_state import run_state
 from tests.longhaul.test_light_commands import after
 
 NAMES = ("tiny_512", "tiny_2k")
@@ -65,6 +69,7 @@ def test_all_of_it_in_numbers(answer, tmp_path):
     assert (found["card"], found["ladder"], found["seconds_left"]) == ("tiny", "tiny", 60.0)
     assert found["stages"][1]["checkpoint_step"] == 8
     assert found["stages"][1]["tokens_planned"] == STEPS * TOKENS
+    assert found["holders"] == []
 
 
 def test_a_stage_whose_log_is_locked_runs(tmp_path):
@@ -75,6 +80,49 @@ def test_a_stage_whose_log_is_locked_runs(tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         assert states(run) == {"tiny_512": "done", "tiny_2k": "running"}
     assert states(run)["tiny_2k"] == "stopped"
+
+
+def test_the_stage_that_a_local_run_is_at_runs_while_its_ranks_start(answer, tmp_path):
+    run = make_run(tmp_path / "run", taken=(10, 0), saved=(8, 0))
+    with in_use(run):
+        assert states(run) == {"tiny_512": "running", "tiny_2k": "waiting"}
+        out, err = answer("status", run)[1:]
+    assert f"in use by process {os.getpid()} on {socket.gethostname()} (" in out
+    assert "resumes it" not in err
+    with in_use(stage_folder(run, "tiny_2k")):
+        assert states(run) == {"tiny_512": "stopped", "tiny_2k": "running"}
+    assert states(run) == {"tiny_512": "stopped", "tiny_2k": "waiting"}
+    assert "resumes it" in answer("status", run).err
+
+
+def test_a_process_that_was_killed_or_whose_number_is_another_s_now_holds_nothing(tmp_path):
+    run = make_run(tmp_path / "run")
+    killed = {"host": socket.gethostname(), "process": os.getpid(), "command": "longhaul run"}
+    for since in ("2020-01-01T00:00:00+00:00", "noon", None):
+        (run / FILE).write_text(json.dumps({**killed, "since": since}))
+        assert states(run)["tiny_2k"] == "stopped"
+    (run / FILE).write_text("")
+    assert states(run)["tiny_2k"] == "stopped"
+
+
+def test_a_file_system_without_locks_has_the_process_of_the_file(tmp_path):
+    run = make_run(tmp_path / "run")
+    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    record = {"host": socket.gethostname(), "process": os.getpid(), "since": since}
+    (run / FILE).write_text(json.dumps(record))
+    assert states(run)["tiny_2k"] == "running"
+
+
+def test_a_run_of_another_machine_is_in_use_there(answer, tmp_path):
+    run = make_run(tmp_path / "run")
+    record = {"host": "n7", "process": 41, "command": "longhaul run", "since": "noon"}
+    (run / FILE).write_text(json.dumps(record))
+    assert states(run) == {"tiny_512": "done", "tiny_2k": "in use"}
+    code, out, err = answer("status", run)
+    assert code == 0
+    assert " in use on n7 " in out
+    assert "in use by process 41 on n7 (longhaul run, since noon); this machine cannot see" in out
+    assert "resumes it" not in err
 
 
 @pytest.mark.parametrize(
@@ -106,9 +154,40 @@ def test_a_job_of_slurm_is_asked_for(answer, tmp_path, monkeypatch, slurm, state
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     assert states(run)["tiny_2k"] == state
-    out = answer("status", run).out
+    _, out, err = answer("status", run)
     assert "job 12 evaluate_tiny_2k: pending" in out
     assert f"11 {slurm.lower() or 'not known to Slurm'}" in out
+    assert ("Slurm does not know its job 11" in out) == (slurm == "")
+    assert ("resumes it" in err) == (slurm == "TIMEOUT")
+
+
+@pytest.mark.parametrize(
+    ("squeue", "why"),
+    [
+        (None, "there is no squeue on this machine"),
+        (
+            "echo 'Unable to contact slurm controller' >&2; exit 1",
+            "squeue fails (Unable to contact slurm controller)",
+        ),
+    ],
+)
+def test_a_job_that_slurm_cannot_be_asked_for_is_not_called_stopped(
+    answer, tmp_path, monkeypatch, squeue, why
+):
+    run = make_run(tmp_path / "run")
+    write_json(run / "launch" / "jobs.json", {"tiny_2k": "11"})
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    if squeue is not None:
+        (programs / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
+        (programs / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    stage = run_state(run).stages[1]
+    assert stage.state == "unknown"
+    assert f"Slurm was not asked for its job 11: {why}" in stage.reason
+    _, out, err = answer("status", run)
+    assert "11 not asked" in out
+    assert "resumes it" not in err
 
 
 def test_a_stage_that_has_not_begun_waits_and_is_counted(tmp_path):
@@ -138,6 +217,50 @@ def test_a_broken_file_is_named_and_the_rest_is_shown(answer, tmp_path, broken):
     assert code == 0
     assert f"{run / broken} is not JSON" in " ".join(out.split())
     assert "tiny_512" in out
+    assert ("tiny on ladder tiny" in out) == (broken != "run.json")
+
+
+@pytest.mark.parametrize("facts", [{"max_steps": "abc"}, {"max_steps": None}, {"step": "abc"}])
+def test_a_checkpoint_s_marker_without_numbers_breaks_its_stage_alone(answer, tmp_path, facts):
+    run = make_run(tmp_path / "run")
+    marker = stage_folder(run, "tiny_2k") / "checkpoints" / "step=8" / "longhaul.json"
+    write_json(marker, {"step": 8, "max_steps": STEPS, "tokenizer": "x", **facts})
+    assert states(run) == {"tiny_512": "done", "tiny_2k": "broken"}
+    (name,) = facts
+    assert f"tiny_2k: {marker}: {name} must be a whole number" in answer("status", run).out
+    write_json(marker.parents[1] / "step=4" / "longhaul.json",
+               {"step": 4, "max_steps": STEPS, "tokenizer": "x"})  # fmt: skip
+    assert states(run)["tiny_2k"] == "broken"
+
+
+def test_a_record_without_tokens_and_an_unreadable_word_do_not_end_the_command(tmp_path):
+    run = make_run(tmp_path / "run", taken=(40, 1), saved=(40, 0))
+    write_json(stage_folder(run, "tiny_2k") / "stage.json", {
+        "name": "tiny_2k", "seq_length": 512, "tokens_per_batch": TOKENS,
+    })  # fmt: skip
+    assert states(run)["tiny_2k"] == "stopped"
+    (stage_folder(run, "tiny_2k") / "outcome").write_bytes(b"\xff")
+    assert states(run)["tiny_2k"] == "broken"
+
+
+def test_columns_that_a_narrow_terminal_lacks_are_lines(answer, tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run")
+    monkeypatch.setenv("COLUMNS", "60")
+    out = answer("status", run).out
+    said = "tokens 81.9K/328K"
+    assert "tokens" not in out.partition("done")[0]
+    assert any(line.startswith("tiny_2k: ") and said in line for line in out.splitlines())
+    assert "evaluated no" in out
+
+
+def test_an_evaluation_of_an_earlier_checkpoint_has_its_step(answer, tmp_path):
+    run = make_run(tmp_path / "run")
+    for name, step in zip(NAMES, (40, 4), strict=True):
+        found = Evaluation(name, 512, 512, 24, 24 * 512, step=step)
+        write_json(evaluation_path(run, name), found)
+    first, second = (line for line in answer("status", run).out.splitlines() if " tiny_" in line)
+    assert "yes" in first
+    assert "at step 4" in second
 
 
 def test_metrics_and_markers_that_are_garbage_are_no_steps(tmp_path):

@@ -110,6 +110,41 @@ def test_verbose_shows_what_ranks_write_and_keeps_it_in_their_log(tmp_path):
     assert {"on stdout", "of a C library", "of a child", "the result"} <= set(lines)
 
 
+BRACKETS = """
+from pathlib import Path
+from longhaul.console import busy, output_to
+from rich.table import Table
+from longhaul.console import show
+folder = Path({folder!r}) / "[old]" / "[/old]"
+with output_to(folder / "output.log") as console, busy(console, f"evaluating {{folder}}"):
+    console.print(f"told {{folder}}", soft_wrap=True)
+    print("of a library")
+table = Table(title=f"stages in {{folder}}")
+table.add_column("[old]", no_wrap=True)
+table.add_row(str(folder))
+show(lambda _: table)
+"""
+
+
+def test_brackets_of_a_folder_are_shown_and_are_no_styles(tmp_path):
+    code, lines = on_terminal(sys.executable, "-c", BRACKETS.format(folder=str(tmp_path)))
+    folder = tmp_path / "[old]" / "[/old]"
+    shown = "".join(lines)
+    assert code == 0, shown
+    assert f"told {folder}" in shown
+    assert str(folder) in shown.partition("told")[2].partition(str(folder))[2]
+    assert (folder / "output.log").read_text() == "of a library\n"
+
+
+def test_a_run_in_a_folder_of_brackets_has_a_status(answer, tmp_path):
+    from tests.longhaul.test_status import make_run
+
+    run = make_run(tmp_path / "[old]" / "[/old]")
+    code, out, err = answer("status", run)
+    assert code == 0, err
+    assert str(run) in "".join(out.split())
+
+
 @pytest.mark.slow
 def test_a_misspelled_override_is_answered_in_three_lines_on_a_terminal():
     code, lines = on_terminal(*CLI, "pretrain", "--factory", "tiny_8k", "trainer.max_stepz=1")
@@ -169,6 +204,17 @@ def test_a_terminal_of_ascii_gets_ascii():
     shown = piped("plan", "llama31_8b", "--seq", "64K", PYTHONIOENCODING="ascii")
     assert "| matmul" in shown
     assert re.search(r"\| weights +\| +[0-9.]+ \| #+ ", shown)
+
+
+def test_a_home_that_cannot_be_written_to_is_no_warning_of_a_plot(tmp_path):
+    done = subprocess.run(
+        (*CLI, "plan", "llama31_8b", "--seq", "64K", "--plot", tmp_path / "plan.png"),
+        capture_output=True, text=True, check=False, env={**os.environ, "HOME": "/dev/null",
+        "MPLCONFIGDIR": "", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plan.png").stat().st_size
+    assert "atplotlib" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
