@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from custom_modules.checkpoint_index import CheckpointError
 from eval.results import (
     BrokenResultError,
     MissingResultError,
@@ -105,11 +106,11 @@ def _stage(run: Path, name: str, jobs: dict[str, SlurmJob]) -> tuple[StageState,
     folder, job = stage_folder(run, name), jobs.get(name)
     try:
         record = read_stage(run, name)
-    except BrokenResultError as error:
+        newest = newest_checkpoint(folder / "checkpoints")
+        facts = None if newest is None else checkpoint_facts(newest)
+    except (BrokenResultError, CheckpointError) as error:
         return StageState(name=name, state="broken", reason=str(error), job=job), None
     lines = last_lines(folder / "metrics.jsonl")
-    newest = newest_checkpoint(folder / "checkpoints")
-    facts = None if newest is None else checkpoint_facts(newest)
     saved = None if facts is None else int(facts["step"])
     per_step = math.nan if record is None else record.tokens_per_batch
     steps = _steps(record, facts)

@@ -140,12 +140,23 @@ def test_a_broken_file_is_named_and_the_rest_is_shown(answer, tmp_path, broken):
     assert "tiny_512" in out
 
 
-def test_metrics_and_markers_that_are_garbage_are_no_steps(tmp_path):
-    run = make_run(tmp_path / "run")
-    folder = stage_folder(run, "tiny_2k")
-    (folder / "metrics.jsonl").write_bytes(b"\xff\x00 garbage\n[1]\n")
-    (folder / "checkpoints" / "step=8" / "longhaul.json").write_text("{")
+def test_metrics_that_are_garbage_are_no_steps(tmp_path):
+    run = make_run(tmp_path / "run", saved=(40, 0))
+    (stage_folder(run, "tiny_2k") / "metrics.jsonl").write_bytes(b"\xff\x00 garbage\n[1]\n")
     assert states(run) == {"tiny_512": "done", "tiny_2k": "waiting"}
+
+
+def test_a_damaged_marker_is_named_by_status_and_report(answer, tmp_path):
+    run = make_run(tmp_path / "run")
+    marker = stage_folder(run, "tiny_2k") / "checkpoints" / "step=8" / "longhaul.json"
+    marker.write_text("{")
+    assert states(run) == {"tiny_512": "done", "tiny_2k": "broken"}
+    code, out, _ = answer("status", run)
+    assert code == 0
+    assert f"tiny_2k: {marker} is damaged" in " ".join(out.split())
+    code, _, said = answer("report", "--run", run)
+    assert code == 0
+    assert f"{marker} is damaged" in " ".join(said.split())
 
 
 def test_it_loads_nothing_heavy(tmp_path):
