@@ -52,8 +52,15 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from data.whole_files import folder_beside
 from data.writable import require_folder
-from recipes.checkpoint_files import FILES, HUGGING_FACE, described, for_marker, require_whole
-from recipes.finished import MARKER, checkpoint_facts
+from recipes.checkpoint_files import (
+    FILES,
+    HUGGING_FACE,
+    described,
+    for_marker,
+    require_undamaged,
+    require_whole,
+)
+from recipes.finished import MARKER, checkpoint_facts, write_marker
 from recipes.hugging_face.trained import RECIPE
 from recipes.verified import verified
 
@@ -95,17 +102,19 @@ def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
     for folder in (first, second):
         require_whole(folder)
     step = int(facts[1]["step"])
-    with verified(first), verified(second), folder_beside(out) as part:
+    with folder_beside(out) as part:
         checkpoint = part if imported else part / "checkpoints" / f"step={step}"
-        sources = _Source(first / "weights"), _Source(second / "weights")
-        _require_same(*sources, names=(first, second))
-        _write_weights(checkpoint / "weights", _Mean(*sources, share))
+        with verified(first), verified(second):
+            sources = _Source(first / "weights"), _Source(second / "weights")
+            _require_same(*sources, names=(first, second))
+            _write_weights(checkpoint / "weights", _Mean(*sources, share))
         if imported:
+            require_undamaged(second, HUGGING_FACE)
             shutil.copytree(second / HUGGING_FACE, part / HUGGING_FACE)
         else:
             _describe(stage, part, out.name, f"{1 - share:g} of {first} and {share:g} of {second}")
         marker = {**facts[1], "max_steps": step, FILES: for_marker(described(checkpoint))}
-        (checkpoint / MARKER).write_text(json.dumps(marker, indent=1))
+        write_marker(checkpoint, marker)
         os.replace(part, out)
 
 
