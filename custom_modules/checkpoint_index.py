@@ -52,9 +52,19 @@ ADMITTED = frozenset(
 class CheckpointError(ValueError):
     """A checkpoint that must not be used; the message names the file, and says what to do."""
 
+    def __init__(self, message: str, *, path: Path | None = None) -> None:
+        """Take the file as well where there is one: its SHA-256 may say more."""
+        super().__init__(message)
+        self.path = path
+
 
 class ForeignClassError(CheckpointError):
     """A checkpoint that asks for what no checkpoint needs."""
+
+    def __init__(self, message: str, *, path: Path | None = None, asks: str = "") -> None:
+        """Take what the file asks for, as the end of a sentence about it."""
+        super().__init__(message, path=path)
+        self.asks = asks
 
 
 class _Reader(pickle.Unpickler):
@@ -67,10 +77,13 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return what is admitted under this name; raise ForeignClassError for anything else."""
         if (module, name) not in ADMITTED:
+            asks = f"asks for {module}.{name}"
             raise ForeignClassError(
-                f"{self._path} asks for {module}.{name}, which the index of a checkpoint does not "
-                "need and which could run code: nothing of it was run; take the checkpoint from "
-                "where it was written"
+                f"{self._path} {asks}, which the index of a checkpoint does not need and which "
+                "could run code: nothing of it was run; take the checkpoint from where it was "
+                "written",
+                path=self._path,
+                asks=asks,
             )
         return super().find_class(module, name)
 
@@ -106,7 +119,7 @@ def read(stream: IO[bytes]) -> Any:
     path = Path(str(getattr(stream, "name", INDEX)))
     index = _unpickled(_Reader(stream, path), path)
     if not hasattr(index, "state_dict_metadata"):
-        raise CheckpointError(_unreadable(path, f"it holds an object of {type(index).__name__}"))
+        raise _unreadable(path, f"it holds an object of {type(index).__name__}")
     return index
 
 
@@ -120,20 +133,23 @@ def outline(path: Path) -> dict[str, int]:
         with path.open("rb") as stream:
             index = _unpickled(_Outline(stream, path), path)
     except OSError as error:
-        raise CheckpointError(_unreadable(path, (error.strerror or str(error)).lower())) from error
+        raise _unreadable(path, (error.strerror or str(error)).lower()) from error
     try:
         stored = [info.state for info in index.state["storage_data"].values()]
-        ends = [(str(s["relative_path"]), int(s["offset"]) + int(s["length"])) for s in stored]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(_unreadable(path, f"{type(error).__name__}: {error}")) from error
+        places = [(s["relative_path"], s["offset"], s["length"]) for s in stored]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise _unreadable(path, f"{type(error).__name__}: {error}") from error
     least: dict[str, int] = {}
-    for name, end in ends:
-        if Path(name).name != name:
+    for name, offset, length in places:
+        if [type(value) for value in (name, offset, length)] != [str, int, int]:
+            raise _unreadable(path, "a place in it is not a name and two numbers")
+        if name in ("", "..") or "\0" in name or Path(name).name != name:
             raise CheckpointError(
                 f"{path} names the file {name!r}, outside of its folder; take the checkpoint from "
-                "where it was written"
+                "where it was written",
+                path=path,
             )
-        least[name] = max(end, least.get(name, 0))
+        least[name] = max(offset + length, least.get(name, 0))
     return least
 
 
@@ -145,11 +161,12 @@ def _unpickled(reader: _Reader, path: Path) -> Any:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")
-        raise CheckpointError(_unreadable(path, reason)) from error
+        raise _unreadable(path, reason) from error
 
 
-def _unreadable(path: Path, why: str) -> str:
-    return (
+def _unreadable(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
         f"{path} is not the whole index of a checkpoint ({why}); restore it from a copy, or take "
-        "another checkpoint"
+        "another checkpoint",
+        path=path,
     )

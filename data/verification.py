@@ -36,7 +36,7 @@ DRAWN = 4
 
 def write_blocks(folder: Path, names: Sequence[str]) -> StoredFile:
     """Write the sums of the blocks of token files in a folder; return the file they are in."""
-    parts = {name: _parts(folder / name) for name in names}
+    parts = {name: _parts(folder / name, (folder / name).stat().st_size) for name in names}
     with Hashing([part for of_file in parts.values() for part in of_file]) as hashing:
         sums = map(_required, hashing.results())
         by_file = {name: [next(sums) for _ in of_file] for name, of_file in parts.items()}
@@ -55,17 +55,19 @@ def verify(manifest: Manifest, *, whole: bool = False, splits: Sequence[SplitNam
         StoreError: for the first file that is damaged, or that cannot be read.
     """
     require_tokenizer(manifest, tokenizer_fingerprint(manifest.tokenizer_path))
-    expected: list[tuple[Part, str]] = []
+    expected: list[tuple[Part, int, str]] = []
     blocks = _blocks(manifest)
     for name in splits:
         split = manifest.split(name)
-        expected.append((Part(manifest.root / split.idx.path), split.idx.sha256))
-        expected += _of_tokens(manifest.root, split.bin, blocks.get(split.bin.path), whole)
-    with Hashing([part for part, _ in expected]) as hashing:
-        for (part, sha256), result in zip(expected, hashing.results(), strict=True):
+        for file in (split.bin, split.idx):
+            _require_size(manifest.root / file.path, file.bytes)
+        expected.append((Part(manifest.root / split.idx.path), split.idx.bytes, split.idx.sha256))
+        expected += _of_tokens(manifest.root, split.bin, blocks, whole)
+    with Hashing([part for part, _, _ in expected]) as hashing:
+        for (part, _, sha256), result in zip(expected, hashing.results(), strict=True):
             if result != sha256:
                 raise StoreError(_damaged(part, result))
-    return sum(_size(part) for part, _ in expected)
+    return sum(size for _, size, _ in expected)
 
 
 def is_sampled(manifest: Manifest, *, splits: Sequence[SplitName] = SPLITS) -> bool:
@@ -94,32 +96,48 @@ def _blocks(manifest: Manifest) -> dict[str, list[str]]:
 
 
 def _of_tokens(
-    root: Path, file: StoredFile, blocks: list[str] | None, whole: bool
-) -> Iterator[tuple[Part, str]]:
-    """Yield what to read of a token file, with its sum."""
+    root: Path, file: StoredFile, blocks: dict[str, list[str]], whole: bool
+) -> Iterator[tuple[Part, int, str]]:
+    """Yield what to read of a token file, with its bytes and its sum."""
     path = root / file.path
-    if blocks is None:
+    if file.path not in blocks:
         if whole or file.bytes <= _sample_bytes():
-            yield Part(path), file.sha256
+            yield Part(path), file.bytes, file.sha256
         return
-    listed = list(zip(_parts(path), blocks, strict=True))
+    parts, sums = _parts(path, file.bytes), blocks[file.path]
+    if len(parts) != len(sums):
+        raise StoreError(
+            f"{root / BLOCKS} has the sums of {len(sums):,} blocks of {file.path}, which has "
+            f"{len(parts):,}; prepare the store again"
+        )
+    listed = list(zip(parts, sums, strict=True))
     if not whole and len(listed) > DRAWN + 2:
         drawn = random.SystemRandom().sample(range(1, len(listed) - 1), DRAWN)
         listed = [listed[at] for at in (0, *sorted(drawn), len(listed) - 1)]
-    yield from listed
+    for part, sha256 in listed:
+        assert part.stop is not None
+        yield part, part.stop - part.start, sha256
 
 
 def _sample_bytes() -> int:
     return (DRAWN + 2) * BLOCK
 
 
-def _parts(path: Path) -> list[Part]:
-    size = path.stat().st_size
+def _parts(path: Path, size: int) -> list[Part]:
     return [Part(path, start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
 
 
-def _size(part: Part) -> int:
-    return (part.path.stat().st_size if part.stop is None else part.stop) - part.start
+def _require_size(path: Path, size: int) -> None:
+    """Raise StoreError for a file that is gone or has another size since the store was opened."""
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise StoreError(_unreadable(path, error)) from error
+    if found != size:
+        raise StoreError(
+            f"{path} has {found:,} bytes where {size:,} were written; restore it from a copy, or "
+            "prepare the store again"
+        )
 
 
 def _required(result: str | OSError) -> str:
@@ -130,12 +148,16 @@ def _required(result: str | OSError) -> str:
 
 def _damaged(part: Part, result: str | OSError) -> str:
     if isinstance(result, OSError):
-        return (
-            f"{part.path} cannot be read ({result.strerror}); restore it from a copy, or prepare "
-            "the store again"
-        )
+        return _unreadable(part.path, result)
     where = f" of bytes {part.start:,} to {part.stop:,}" if part.stop is not None else ""
     return (
         f"{part.path} is damaged: its SHA-256{where} differs from what was written; restore it "
         "from a copy or prepare the store again, or use it as it is with --no-verify"
+    )
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    return (
+        f"{path} cannot be read ({error.strerror}); restore it from a copy, or prepare the store "
+        "again"
     )

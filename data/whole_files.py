@@ -25,15 +25,34 @@ OF_THE_PLACE = (*OF_WRITING, errno.EIO)
 """The same, and an error of the disk, which `read` raises without a path too."""
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; its folder is made where it is not there."""
-    with replacing(path) as hidden:
-        hidden.write_bytes(content)
+def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Write a file whole or not at all; its folder is made where it is not there.
+
+    With `durable` that also holds for a machine that loses power: the content is on the disk before
+    the file has its name, and the name is when this returns.
+    """
+    with replacing(path) as hidden, hidden.open("wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    if durable:
+        _sync_folder(path.parent)
 
 
-def write_text(path: Path, content: str) -> None:
+def write_text(path: Path, content: str, *, durable: bool = False) -> None:
     """Write a file of UTF-8 text whole or not at all; see `write_bytes`."""
-    write_bytes(path, content.encode())
+    write_bytes(path, content.encode(), durable=durable)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk, where the file system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

@@ -100,13 +100,19 @@ def _means(evaluations: Sequence[Evaluation], settings: Sequence[str]) -> Table:
 def next_after(run: Path) -> list[object]:
     """Return the words of the command that exports the last stage of a run that has a checkpoint.
 
-    Empty where none has.
+    Empty where none has, or where a damaged one is met first, which is said.
     """
+    from custom_modules.checkpoint_index import CheckpointError
     from eval.results import stage_folder, stage_names
     from recipes.finished import newest_checkpoint
 
     for name in reversed(stage_names(run)):
         folder = stage_folder(run, name)
-        if newest_checkpoint(folder / "checkpoints") is not None:
+        try:
+            newest = newest_checkpoint(folder / "checkpoints")
+        except CheckpointError as error:
+            note(error)
+            return []
+        if newest is not None:
             return ["longhaul", "export", "--from", folder, "--to", Path("models") / f"{name}_hf"]
     return []

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from custom_modules.checkpoint_index import CheckpointError
 from eval.results import (
     BrokenResultError,
     MissingResultError,
@@ -22,7 +23,7 @@ from longhaul.lock_holder import Holder, holder_of, is_locked
 from longhaul.pace import Pace, Part, ladder_left, last_lines
 from longhaul.run_lock import OF_RANKS
 from longhaul.slurm_jobs import SlurmJob, submitted
-from recipes.finished import MARKER, checkpoint_facts, newest_checkpoint
+from recipes.finished import checkpoint_facts, newest_checkpoint
 from slurm.outcome import outcome
 
 State = Literal[
@@ -156,7 +157,7 @@ def _stage(run: Path, name: str, jobs: dict[str, SlurmJob]) -> tuple[StageState,
     folder, job = stage_folder(run, name), jobs.get(name)
     try:
         return _readable_stage(run, name, job)
-    except BrokenResultError as error:
+    except (BrokenResultError, CheckpointError) as error:
         reason = str(error)
     except (OSError, ValueError) as error:
         reason = f"{folder} cannot be read: {error}"
@@ -190,21 +191,9 @@ def _readable_stage(run: Path, name: str, job: SlurmJob | None) -> tuple[StageSt
 
 def _checkpoint(folder: Path) -> tuple[int | None, float]:
     """Return the step of the newest checkpoint and those of its stage; None and NaN for none."""
-    try:
-        newest = newest_checkpoint(folder)
-    except TypeError:  # steps of which one is a number and another is not
-        raise BrokenResultError(
-            f"{folder}: the {MARKER} of a checkpoint has a step that is not a number"
-        ) from None
+    newest = newest_checkpoint(folder)
     facts = None if newest is None else checkpoint_facts(newest)
-    if newest is None or facts is None:
-        return None, math.nan
-    for name in ("step", "max_steps"):
-        if not isinstance(facts[name], int):
-            raise BrokenResultError(
-                f"{newest / MARKER}: {name} must be a whole number, found {facts[name]!r:.40}"
-            )
-    return facts["step"], facts["max_steps"]
+    return (None, math.nan) if facts is None else (facts["step"], facts["max_steps"])
 
 
 def _planned(record: StageRecord | None) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from custom_modules.checkpoint_index import CheckpointError
 from eval.results import Step, read_evaluation, read_steps, stage_folder
 from recipes.finished import checkpoint_facts, newest_checkpoint
 
@@ -97,9 +98,12 @@ def _losses(stage: Planned, losses: list[float], *, from_random: bool) -> Check:
 
 
 def _checkpoint(run: Path, stage: Planned) -> Check:
-    found = newest_checkpoint(stage_folder(run, stage.name) / "checkpoints")
-    facts = None if found is None else checkpoint_facts(found)
-    if found is None or facts is None:
+    try:
+        found = newest_checkpoint(stage_folder(run, stage.name) / "checkpoints")
+        facts = None if found is None else checkpoint_facts(found)
+    except CheckpointError as error:
+        return Check(holds=False, words=f"{stage.name}: {error}")
+    if facts is None:
         return Check(holds=False, words=f"{stage.name}: there is no complete checkpoint")
     wrong = [
         f"{name} {facts.get(name)} for {value}"

@@ -14,9 +14,10 @@ must be there, and nothing says what is in it.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from custom_modules.checkpoint_index import INDEX, CheckpointError, outline
+from custom_modules.checkpoint_index import INDEX, CheckpointError, ForeignClassError, outline
 from data.sha256 import Hashing, Part, sha256_of
 from recipes.finished import MARKER, checkpoint_facts
 
@@ -27,6 +28,10 @@ CONTEXT = "context"
 """NeMo's record of the run, pickles among it, which nothing here reads."""
 HUGGING_FACE = "hugging_face"
 """Of an import: read by an export alone."""
+
+
+class DamagedFileError(CheckpointError):
+    """A file whose SHA-256 is not what was saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +47,27 @@ def described(checkpoint: Path, names: Iterable[str] | None = None) -> dict[str,
 
     Raises OSError for a file that cannot be read.
     """
-    if names is None:
-        names = (
-            path.relative_to(checkpoint).as_posix()
-            for path in checkpoint.rglob("*")
-            if path.is_file() and path.name != MARKER
-        )
-    listed = sorted(names)
+    listed = sorted(saved_names(checkpoint) if names is None else names)
     sums = sha256_of([checkpoint / name for name in listed])
     return {
         name: SavedFile((checkpoint / name).stat().st_size, sha256)
         for name, sha256 in zip(listed, sums, strict=True)
     }
+
+
+def saved_names(checkpoint: Path) -> list[str]:
+    """Return the names of all files that a marker describes.
+
+    It describes neither itself, nor the one of an earlier save into the folder that it replaces,
+    nor files that are still being written.
+    """
+    return [
+        path.relative_to(checkpoint).as_posix()
+        for path in checkpoint.rglob("*")
+        if path.is_file()
+        and path.name != MARKER
+        and not (path.name.startswith(".") and path.suffix == ".tmp")
+    ]
 
 
 def for_marker(files: Mapping[str, SavedFile]) -> dict[str, dict[str, int | str]]:
@@ -64,19 +78,31 @@ def for_marker(files: Mapping[str, SavedFile]) -> dict[str, dict[str, int | str]
 def saved_files(checkpoint: Path, *, but: tuple[str, ...] = ()) -> dict[str, SavedFile] | None:
     """Return what a marker says of files outside of some folders; None where it says nothing.
 
-    Raises CheckpointError for a marker that names a file in another way.
+    Raises CheckpointError for a marker that says it in another way, or of a file elsewhere.
     """
     facts = checkpoint_facts(checkpoint) or {}
     if FILES not in facts:
         return None
     try:
-        files = {str(name): SavedFile(**content) for name, content in facts[FILES].items()}
-    except (AttributeError, TypeError) as error:
+        files = {name: _saved_file(name, content) for name, content in facts[FILES].items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        path = checkpoint / MARKER
         raise CheckpointError(
-            f"{checkpoint / MARKER} is damaged ({error}); restore it from a copy, or take another "
-            "checkpoint"
+            f"{path} is damaged ({error}); restore it from a copy, or take another checkpoint",
+            path=path,
         ) from error
-    return {name: file for name, file in files.items() if Path(name).parts[0] not in but}
+    return {name: file for name, file in files.items() if PurePosixPath(name).parts[0] not in but}
+
+
+def _saved_file(name: str, content: Mapping[str, Any]) -> SavedFile:
+    """Return what a marker says of one file; raises ValueError or TypeError where it is unsound."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
+        raise ValueError(f"it names {name!r}, which is not a file of the checkpoint")
+    file = SavedFile(**content)
+    if type(file.bytes) is not int or file.bytes < 0 or not isinstance(file.sha256, str):
+        raise ValueError(f"the size or the SHA-256 of {name!r} is not one")
+    return file
 
 
 def require_whole(checkpoint: Path) -> None:
@@ -99,7 +125,11 @@ def require_index(checkpoint: Path) -> dict[Path, int]:
     """
     weights = weights_of(checkpoint)
     _require_safe(weights)
-    return {weights / name: least for name, least in outline(weights / INDEX).items()}
+    try:
+        named = outline(weights / INDEX)
+    except ForeignClassError as error:
+        raise damage(checkpoint, saved_files(checkpoint) or {}, error) or error from None
+    return {weights / name: least for name, least in named.items()}
 
 
 def weights_of(checkpoint: Path) -> Path:
@@ -153,7 +183,33 @@ def require_undamaged(checkpoint: Path, folder: str) -> None:
     chosen = {name: file for name, file in files.items() if Path(name).parts[0] == folder}
     with Reading(checkpoint, chosen) as reading:
         for sentence in reading.damaged():
-            raise CheckpointError(sentence)
+            raise DamagedFileError(sentence)
+
+
+def damage(
+    checkpoint: Path, files: Mapping[str, SavedFile], refused: CheckpointError
+) -> DamagedFileError | None:
+    """Return what to say instead of a refused file where its SHA-256 is not what was saved.
+
+    A flipped bit in the name of a class looks like a file that would run code.
+    """
+    path = refused.path
+    if path is None or not path.is_relative_to(checkpoint) or isinstance(refused, DamagedFileError):
+        return None
+    name = path.relative_to(checkpoint).as_posix()
+    if name not in files:
+        return None
+    with Hashing([Part(path)]) as hashing:
+        (result,) = hashing.results()
+    if result == files[name].sha256:
+        return None
+    if isinstance(refused, ForeignClassError) and isinstance(result, str):
+        return DamagedFileError(
+            f"{path} is damaged: its SHA-256 differs from what was written, and it {refused.asks}; "
+            "nothing of it was run; restore it from a copy, or take another checkpoint",
+            path=path,
+        )
+    return DamagedFileError(_damaged(checkpoint, name, result), path=path)
 
 
 def note(checkpoint: Path, verify: bool) -> str | None:

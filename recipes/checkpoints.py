@@ -2,12 +2,11 @@
 """Checkpoints of a stage: complete or absent, found by one rule, resumed or begun from.
 
 A checkpoint is a folder `step=N` with NeMo's `weights/` and `context/`. Its completeness marker
-`longhaul.json` is written last, after every rank has finished, by write-then-rename. Whatever
+`longhaul.json` is written last, after every rank has finished, by write, sync and rename. Whatever
 lacks it does not exist for any loader of ours, so a kill at any moment leaves the last whole one.
 It has the SHA-256 of every file (`recipes.checkpoint_files`).
 """
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,14 @@ from lightning.pytorch import LightningModule, Trainer
 from nemo import lightning as nl
 from nemo.lightning.ckpt_utils import ckpt_to_dir
 
-from data.whole_files import write_text
 from recipes.checkpoint_files import FILES, SavedFile, for_marker
 from recipes.finished import (
     MARKER,
-    checkpoint_facts,
+    is_marked,
     newest_checkpoint,
     start_checkpoint,
     steps_taken,
+    write_marker,
 )
 from recipes.verified import described_by_ranks
 
@@ -93,13 +92,13 @@ def _write_marker(folder: Path, trainer: Trainer, step: int, files: dict[str, Sa
         "tokenizer": trainer.datamodule.manifest.tokenizer.fingerprint,
         FILES: for_marker(files),
     }
-    write_text(folder / MARKER, json.dumps(marker, indent=1))
+    write_marker(folder, marker)
 
 
 def _remove_others(newest: Path) -> None:
     """Remove the earlier checkpoints beside the newest, each by its marker first."""
     for folder in newest.parent.glob("step=*"):
-        if folder != newest and checkpoint_facts(folder) is not None:
+        if folder != newest and is_marked(folder):
             (folder / MARKER).unlink()
             shutil.rmtree(folder)
 

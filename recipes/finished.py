@@ -2,25 +2,60 @@
 """Which checkpoints are whole; light, since the CLI asks before anything is loaded."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from custom_modules.checkpoint_index import CheckpointError
+from data.whole_files import write_text
 
 MARKER = "longhaul.json"
 
 
-def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
-    """Return the marker of a complete checkpoint, or None for anything else.
+def is_marked(folder: Path) -> bool:
+    """Say whether a folder has the marker of a complete checkpoint, in whatever state it is.
 
     NeMo's sibling `<name>-unfinished` means a save or a removal was under way.
     """
-    if folder.with_name(folder.name + "-unfinished").exists():
+    return not folder.with_name(folder.name + "-unfinished").exists() and (folder / MARKER).exists()
+
+
+def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
+    """Return the marker of a complete checkpoint, or None where there is none.
+
+    Raises CheckpointError for a marker that is there and damaged: without one the folder would
+    count as empty, and a stage would begin anew.
+    """
+    if not is_marked(folder):
         return None
+    path = folder / MARKER
     try:
-        facts = json.loads((folder / MARKER).read_text())
-    except (OSError, ValueError):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:  # removed at this moment
         return None
-    whole = isinstance(facts, dict) and facts.keys() >= {"step", "max_steps", "tokenizer"}
-    return facts if whole else None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror})", path=path) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(_damaged(path, str(error)), path=path) from error
+    if not isinstance(facts, dict):
+        raise CheckpointError(_damaged(path, "it is not a JSON object"), path=path)
+    for name, of in (("step", int), ("max_steps", int), ("tokenizer", str)):
+        if type(facts.get(name)) is not of:
+            why = f"{name!r} is {facts[name]!r}" if name in facts else f"it has no {name!r}"
+            raise CheckpointError(_damaged(path, why), path=path)
+    return facts
+
+
+def write_marker(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write the marker that makes a checkpoint complete, after everything else of it."""
+    write_text(folder / MARKER, json.dumps(facts, indent=1), durable=True)
+
+
+def _damaged(path: Path, why: str) -> str:
+    return (
+        f"{path} is damaged ({why}); restore it from a copy, or remove the folder {path.parent} to "
+        "train again from an earlier checkpoint or from the start"
+    )
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -48,13 +47,20 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from data.whole_files import folder_beside
 from data.writable import require_folder
-from recipes.checkpoint_files import FILES, HUGGING_FACE, described, for_marker, require_whole
-from recipes.finished import MARKER, checkpoint_facts
+from recipes.checkpoint_files import (
+    FILES,
+    HUGGING_FACE,
+    described,
+    for_marker,
+    require_undamaged,
+    require_whole,
+)
+from recipes.finished import MARKER, checkpoint_facts, write_marker
 from recipes.hugging_face.trained import RECIPE
+from recipes.streamed_weights import write_weights
 from recipes.verified import verified
 
 WEIGHTS = "module."
@@ -95,28 +101,20 @@ def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
     for folder in (first, second):
         require_whole(folder)
     step = int(facts[1]["step"])
-    with verified(first), verified(second), folder_beside(out) as part:
+    with folder_beside(out) as part:
         checkpoint = part if imported else part / "checkpoints" / f"step={step}"
-        sources = _Source(first / "weights"), _Source(second / "weights")
-        _require_same(*sources, names=(first, second))
-        _write_weights(checkpoint / "weights", _Mean(*sources, share))
+        with verified(first), verified(second):
+            sources = _Source(first / "weights"), _Source(second / "weights")
+            _require_same(*sources, names=(first, second))
+            write_weights(checkpoint / "weights", _Mean(*sources, share))
         if imported:
+            require_undamaged(second, HUGGING_FACE)
             shutil.copytree(second / HUGGING_FACE, part / HUGGING_FACE)
         else:
             _describe(stage, part, out.name, f"{1 - share:g} of {first} and {share:g} of {second}")
         marker = {**facts[1], "max_steps": step, FILES: for_marker(described(checkpoint))}
-        (checkpoint / MARKER).write_text(json.dumps(marker, indent=1))
+        write_marker(checkpoint, marker)
         os.replace(part, out)
-
-
-def _write_weights(to: Path, planner: "_Mean") -> None:
-    """Write a checkpoint of Megatron's from what the planner makes."""
-    to.mkdir(parents=True)
-    save({}, storage_writer=FileSystemWriter(to), planner=planner, no_dist=True)
-    common = {"content_metadata": {"singleton_local_shards": False}}
-    torch.save(common, to / "common.pt")
-    config = CheckpointingConfig("torch_dist", 1, common_backend="torch", common_backend_version=1)
-    save_config(config, str(to))
 
 
 def _describe(stage: Path, to: Path, name: str, start: str) -> None:

@@ -12,30 +12,33 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from custom_modules.checkpoint_index import CheckpointError, ForeignClassError
-from custom_modules.safe_checkpoints import read_safely, require_common
+from custom_modules.safe_checkpoints import is_of_content, read_safely, require_common
 from data.whole_files import chain
 from recipes.checkpoint_files import (
     CONTEXT,
     HUGGING_FACE,
+    DamagedFileError,
     Reading,
     SavedFile,
+    damage,
     described,
     note,
     require_index,
     saved_files,
+    saved_names,
     weights_of,
 )
 
 LOG = logging.getLogger("custom_modules.checkpoints")
 """Below the logger whose messages the first rank of a training shows."""
-OF_RANK = re.compile(r"__(\d+)_\d+\.distcp$")
+OF_RANK = re.compile(r"(?:^|/)__(0|[1-9]\d*)_\d+\.distcp$")
 
 
 @contextmanager
@@ -49,8 +52,6 @@ def verified(
     class is refused all the same.
     """
     read_safely()
-    require_index(checkpoint)  # torch would hide what is wrong with it
-    require_common(weights_of(checkpoint) / "common.pt")
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     why = note(checkpoint, verify)
     if why is not None and rank == 0:
@@ -58,13 +59,17 @@ def verified(
     files = (saved_files(checkpoint, but=but) or {}) if verify else {}
     with Reading(checkpoint, files, rank=rank, ranks=ranks) as reading:
         try:
+            require_index(checkpoint)  # torch would hide what is wrong with it
+            require_common(weights_of(checkpoint) / "common.pt")
             yield
         except (Exception, CheckpointException) as error:
-            refused = refusal(error)
-            if refused is None and isinstance(error, ValueError):  # a mistake that is told already
-                raise
-            if not isinstance(refused, ForeignClassError):  # else a damaged file may explain it
-                _require_undamaged(reading, ranks if is_of_all_ranks(error) else 1)
+            refused, of_all = refusal(error), is_of_all_ranks(error)
+            if refused is None and isinstance(error, ValueError) and not is_of_content(error):
+                raise  # a mistake that is told already
+            if isinstance(refused, ForeignClassError) or (refused is not None and not of_all):
+                refused = damage(checkpoint, files, refused) or refused
+            if not isinstance(refused, ForeignClassError | DamagedFileError):
+                _require_undamaged(reading, ranks if of_all else 1)
             if refused is None:
                 raise
             raise refused from None
@@ -105,29 +110,25 @@ def one_rank() -> Iterator[None]:
 
 
 def _require_undamaged(reading: Reading, ranks: int) -> None:
-    """Raise CheckpointError, on all ranks, for the first file that a rank found damaged."""
+    """Raise DamagedFileError, on all ranks, for the first file that a rank found damaged."""
     for damaged in _of_all(reading.damaged(), ranks):
         for sentence in damaged:
-            raise CheckpointError(sentence)
+            raise DamagedFileError(sentence)
 
 
 def described_by_ranks(checkpoint: Path) -> dict[str, SavedFile]:
     """Return all files of a checkpoint that all ranks have just saved; every rank calls it.
 
     A rank reads the data files that it wrote, which it may still have in memory, and the first one
-    everything else.
+    everything else. That one alone looks at every file: with 1,024 ranks and 2 files each, the
+    others would ask a shared file system two million times.
     """
     if not dist.is_initialized():
         return described(checkpoint)
     dist.barrier()  # all have written
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    names = [
-        path.relative_to(checkpoint).as_posix()
-        for path in checkpoint.rglob("*")
-        if path.is_file() and _writer(path.name, ranks) == rank
-    ]
     began = time.monotonic()
-    parts = _of_all(described(checkpoint, names), ranks)
+    parts = _of_all(described(checkpoint, names_of_rank(checkpoint, rank, ranks)), ranks)
     files = {name: file for part in parts for name, file in part.items()}
     if rank == 0:
         LOG.info(
@@ -135,6 +136,26 @@ def described_by_ranks(checkpoint: Path) -> dict[str, SavedFile]:
             checkpoint, sum(file.bytes for file in files.values()) / 1e6, time.monotonic() - began,
         )  # fmt: skip
     return files
+
+
+def names_of_rank(checkpoint: Path, rank: int, ranks: int) -> list[str]:
+    """Return the files that a rank describes: its own data files, the first rank all that is left.
+
+    A folder may have data files of an earlier save by more ranks; those are left to the first one.
+    """
+    weights = weights_of(checkpoint)
+    if rank == 0:
+        beneath = weights.relative_to(checkpoint)
+        return [
+            name
+            for name in saved_names(checkpoint)
+            if PurePosixPath(name).parent != PurePosixPath(beneath) or not _writer(name, ranks)
+        ]
+    return [
+        path.relative_to(checkpoint).as_posix()
+        for path in weights.glob(f"__{rank}_*.distcp")
+        if _writer(path.name, ranks) == rank
+    ]
 
 
 def _writer(name: str, ranks: int) -> int:

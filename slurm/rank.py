@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from custom_modules.checkpoint_index import CheckpointError
 from data.cuda_extension import name_architecture
 from recipes.finished import steps_taken
 from recipes.gate import GateShutError
@@ -103,7 +104,11 @@ def train(config: str, expected: Expected | None = None, seconds: float = SECOND
 
     recipe = yaml_file.read(Path(config))
     folder, steps = Path(recipe.resume.resume_from_directory), int(recipe.trainer.max_steps)
-    before = steps_taken(folder)
+    try:
+        before = steps_taken(folder)
+    except CheckpointError as error:
+        _say("failed", str(error))
+        raise
     if is_first():
         began(before)
     try:

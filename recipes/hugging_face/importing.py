@@ -5,26 +5,21 @@
     FOLDER/hugging_face/    config.json, generation_config.json and tokenizer files as they came
     FOLDER/longhaul.json    the marker that makes it whole, as of a finished stage of no steps
 
-No bit of a weight changes, nor its dtype. The checkpoint is written by
-`torch.distributed.checkpoint`, whose format Megatron's `torch_dist` is, through a planner that
-reads a tensor when its turn comes to be written: the memory taken is that of the largest one.
-Reading and converting are in `recipes.hugging_face.names` and `weights`; what is refused is
-refused by `recipes.hugging_face.config` and `shards` before this module is imported.
+No bit of a weight changes, nor its dtype. The checkpoint is written by `recipes.streamed_weights`
+through a planner that reads a tensor when its turn comes to be written: the memory taken is that of
+the largest one. Reading and converting are in `recipes.hugging_face.names` and `weights`; what is
+refused is refused by `recipes.hugging_face.config` and `shards` before this module is imported.
 """
 
 import io
-import json
 import tempfile
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from safetensors import safe_open
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -38,11 +33,10 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from data import tokenizer
 from recipes.checkpoint_files import FILES, HUGGING_FACE, described, for_marker
-from recipes.finished import MARKER
+from recipes.finished import write_marker
 from recipes.hugging_face import names
 from recipes.hugging_face.appearing import appearing
 from recipes.hugging_face.folder import copy_side_files
@@ -50,6 +44,7 @@ from recipes.hugging_face.names import Piece
 from recipes.hugging_face.shards import Stored
 from recipes.hugging_face.weights import DTYPES, to_megatron
 from recipes.model_card import ModelCard
+from recipes.streamed_weights import write_weights
 
 
 def write_checkpoint(
@@ -62,7 +57,6 @@ def write_checkpoint(
     can be tokenized with.
     """
     with appearing(folder) as part:
-        (part / "weights").mkdir()
         copy_side_files(source, part / HUGGING_FACE)
         marker = {
             "step": 0,
@@ -72,9 +66,8 @@ def write_checkpoint(
             "temperature": card.native_rope.temperature,
             "tokenizer": fingerprint(part / HUGGING_FACE),
         }
-        _write_weights(part / "weights", card, stored)
-        files = {FILES: for_marker(described(part))}
-        (part / MARKER).write_text(json.dumps(marker | files, indent=1))
+        write_weights(part / "weights", _Streamed(card, stored))
+        write_marker(part, marker | {FILES: for_marker(described(part))})
 
 
 def fingerprint(source: Path) -> str:
@@ -84,18 +77,6 @@ def fingerprint(source: Path) -> str:
     """
     with tempfile.TemporaryDirectory() as scratch:
         return tokenizer.load(str(source)).save(Path(scratch) / "tokenizer")
-
-
-def _write_weights(folder: Path, card: ModelCard, stored: Mapping[str, Stored]) -> None:
-    planner = _Streamed(card, stored)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that this is one process
-        save({}, storage_writer=FileSystemWriter(folder), planner=planner, no_dist=True)
-    torch.save({"content_metadata": {"singleton_local_shards": False}}, folder / "common.pt")
-    save_config(
-        CheckpointingConfig("torch_dist", 1, common_backend="torch", common_backend_version=1),
-        str(folder),
-    )
 
 
 class _Streamed(SavePlanner):

@@ -47,6 +47,10 @@ def content_checks(expected: Expected) -> Iterator[Check]:
         said, _, remedy = str(error).partition("; ")
         yield Check.failure(Group.FILES, name, said, remedy or "prepare the store again")
         return
+    except OSError as error:  # raised on one rank, it would leave the others waiting
+        said = f"{error.filename or expected.store}: {reason(error)}"
+        yield Check.failure(Group.FILES, name, said, "restore the file, or prepare the store again")
+        return
     said = f"{read / 1e6:,.1f} MB read, SHA-256 as written"
     if expected.verify == "whole" or verification.is_sampled(manifest):
         yield Check.ok(Group.FILES, name, said)

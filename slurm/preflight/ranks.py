@@ -28,7 +28,9 @@ from slurm.preflight.speed import speed_checks
 SEEN_SECONDS = 20.0
 """How long a file of another node may take to appear."""
 STORE_SECONDS = 24 * 3600.0
-"""How long the other ranks wait for the first one to verify the store; a terabyte takes a while."""
+"""How long the other ranks wait for the first one to read all of a store, maybe terabytes."""
+SAMPLE_SECONDS = 3600.0
+"""The same of a sample, with which the index files are read whole."""
 BESIDE = 120.0
 """Seconds for NCCL to connect all ranks, beside those of the measurements."""
 
@@ -137,7 +139,8 @@ def _same_folder(expected: Expected, meeting: Meeting, hosts: list[str]) -> list
 def _content(expected: Expected, meeting: Meeting) -> list[Check]:
     """Return the check, on rank 0, of what the store holds; the others wait for it."""
     checks = list(content_checks(expected)) if meeting.rank.rank == 0 else []
-    replace(meeting, seconds=STORE_SECONDS).decided("store", True)
+    seconds = STORE_SECONDS if expected.verify == "whole" else SAMPLE_SECONDS
+    replace(meeting, seconds=seconds).decided("store", True)
     return checks
 
 

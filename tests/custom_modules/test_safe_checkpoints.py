@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -137,9 +138,45 @@ def test_a_cut_data_file_is_named(checkpoint):
     assert str(told(checkpoint)).startswith(f"{data} cannot be read (")
 
 
+def test_a_damaged_state_without_a_foreign_name_is_not_called_foreign(tmp_path):
+    read_safely()
+    folder = saved(tmp_path / "checkpoint", "adam")
+    content = (folder / DATA).read_bytes()
+    at = content.index(b"\x80\x02")  # the beginning of the state's pickle
+    (folder / DATA).write_bytes(content[: at + 2] + b"\xff" + content[at + 3 :])
+    with pytest.raises((CheckpointException, CheckpointError)) as error:
+        load({"state": None}, storage_reader=FileSystemReader(folder), no_dist=True)
+    found = refusal(error.value)
+    assert not isinstance(found, ForeignClassError)
+    assert str(found).startswith(f"{folder / DATA} cannot be read (UnpicklingError: ")
+    assert "it is cut off or damaged" in str(found)
+
+
 def test_a_missing_data_file_is_named(checkpoint):
     (checkpoint / DATA).unlink()
     assert str(told(checkpoint)).startswith(f"{checkpoint / DATA} cannot be read (FileNotFound")
+
+
+def test_an_index_may_not_name_what_is_not_a_name_and_its_place_not_numbers(checkpoint):
+    index = checkpoint / ".metadata"
+    content = pickle.loads(index.read_bytes())  # noqa: S301 - this test has written it
+    places = list(content.storage_data.values())
+    for changed, said in (
+        ({"relative_path": Path(DATA)}, "a place in it is not a name and two numbers"),
+        ({"relative_path": 7}, "a place in it is not a name and two numbers"),
+        ({"length": "12"}, "a place in it is not a name and two numbers"),
+        ({"relative_path": ""}, "names the file '', outside of its folder"),
+        ({"relative_path": ".."}, "names the file '..', outside of its folder"),
+        ({"relative_path": "a\0b"}, "outside of its folder"),
+    ):
+        before = dict(vars(places[0]))
+        vars(places[0]).update(changed)
+        index.write_bytes(pickle.dumps(content))
+        vars(places[0]).update(before)
+        with pytest.raises(CheckpointError) as error:
+            outline(index)
+        assert str(error.value).startswith(str(index))
+        assert said in str(error.value)
 
 
 def test_a_common_state_that_would_run_code_or_is_cut_is_refused_by_name(tmp_path):
@@ -156,6 +193,57 @@ def test_a_common_state_that_would_run_code_or_is_cut_is_refused_by_name(tmp_pat
     path.unlink()
     with pytest.raises(CheckpointError, match=r"common\.pt cannot be read \(FileNotFound"):
         require_common(path)
+
+
+def test_a_flipped_bit_anywhere_in_a_common_state_is_one_sentence_with_its_file(tmp_path):
+    path = tmp_path / "common.pt"
+    facts = {"content_metadata": {"a": [1, 2.5, None]}, "rng": torch.arange(9), "name": "adam"}
+    torch.save(facts, path)
+    content, refused = path.read_bytes(), []
+    for at in range(len(content)):
+        changed = bytearray(content)
+        changed[at] ^= 1 << at % 8
+        path.write_bytes(changed)
+        try:
+            require_common(path)
+        except CheckpointError as error:
+            refused.append(error)
+    assert {error.path for error in refused} == {path}
+    for said in map(str, refused):
+        assert said.startswith(f"{path} ")
+        assert "\n" not in said
+        assert "weights_only" not in said
+    # some bits do not matter to torch; those that do break its parsers in many ways
+    causes = {type(error.__cause__) for error in refused}
+    assert {UnicodeDecodeError, pickle.UnpicklingError, RuntimeError} <= causes
+    assert causes & {KeyError, IndexError, TypeError, AttributeError}
+
+
+@pytest.mark.parametrize(
+    ("error", "of_content"),
+    [
+        (FileNotFoundError(2, "no such file"), True),
+        (OSError(5, "input/output error"), True),
+        (OSError(24, "too many open files"), False),
+        (OSError(12, "cannot allocate memory"), False),
+        (MemoryError(), False),
+        (RuntimeError("PytorchStreamReader failed reading file data.pkl"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (EOFError(), True),
+        (KeyError("a mistake of a planner"), False),
+    ],
+    ids=str,
+)
+def test_only_what_a_file_holds_is_called_damaged(checkpoint, monkeypatch, error, of_content):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(DefaultLoadPlanner, "resolve_tensor", fail)
+    with pytest.raises(CheckpointException) as raised:
+        loaded(checkpoint)
+    assert (refusal(raised.value) is not None) == of_content
+    if of_content:
+        assert str(refusal(raised.value)).startswith(f"{checkpoint / DATA} cannot be read")
 
 
 def test_what_is_behind_an_error_of_all_ranks_is_found():

@@ -50,11 +50,28 @@ def test_a_flipped_byte_is_found_and_its_file_named(store, name):
         verify(manifest)
 
 
-def test_a_file_that_is_gone_once_the_store_is_open_is_named(store):
+@pytest.mark.parametrize("name", [*FILES, "blocks.json"])
+def test_a_file_that_is_gone_once_the_store_is_open_is_named(store, name):
     manifest = Manifest.load(store)
-    (store / "heldout.idx").unlink()
-    with pytest.raises(StoreError, match=r"heldout\.idx cannot be read \(No such file"):
+    (store / name).unlink()
+    with pytest.raises(StoreError, match=rf"{name} cannot be read \(No such file"):
         verify(manifest)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_file_of_another_size_once_the_store_is_open_is_named(store, name, longer):
+    manifest = Manifest.load(store)
+    content = (store / name).read_bytes()
+    (store / name).write_bytes(content + b"x" if longer else content[:-1])
+    with pytest.raises(StoreError, match=rf"{name} has [\d,]+ bytes where [\d,]+ were written"):
+        verify(manifest)
+
+
+def test_sums_of_another_number_of_blocks_are_refused(in_blocks, monkeypatch):
+    monkeypatch.setattr(verification, "_blocks", lambda manifest: {"train.bin": ["0" * 64]})
+    with pytest.raises(StoreError, match=r"blocks\.json has the sums of 1 blocks of train\.bin"):
+        verify(in_blocks)
 
 
 def test_the_other_split_is_not_read_where_one_is_asked_for(store):

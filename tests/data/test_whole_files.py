@@ -65,6 +65,22 @@ def test_a_symbolic_link_stays_and_what_it_points_to_is_written(tmp_path, there)
     assert page.read_text() == "two"
 
 
+def test_a_durable_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    path, synced = tmp_path / "marker.json", []
+
+    def sync(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        synced.append((Path(name).name, os.fstat(descriptor).st_size, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_text(path, "content", durable=True)
+    hidden, folder = synced
+    assert hidden == (f".marker.json.{os.getpid()}.tmp", 7, False)
+    assert (folder[0], folder[2]) == (tmp_path.name, True)
+    write_text(path, "content")
+    assert len(synced) == 2
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path, error):
     def fail() -> None:

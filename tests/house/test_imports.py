@@ -42,6 +42,7 @@ HEAVY_RECIPES = {
     "recipes.schedule",
     "recipes.signatures",
     "recipes.strategy",
+    "recipes.streamed_weights",
     "recipes.tree_values",
     "recipes.train_short",
     "recipes.verified",

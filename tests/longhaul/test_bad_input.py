@@ -68,6 +68,23 @@ def test_a_dry_run_refuses_a_record_that_is_cut(answer, small_store, tmp_path, n
     assert f"error: {path}" in answer(*words).error()
 
 
+@pytest.mark.parametrize("of", ["run", "pretrain", "start"])
+def test_a_stage_whose_marker_is_damaged_is_not_begun_anew(answer, small_store, tmp_path, of):
+    run = tmp_path / "runs" / "tiny"
+    folder = run / "stages" / "tiny_512" / "checkpoints" / "step=20"
+    _write_checkpoint(folder, small_store)
+    (folder / "longhaul.json").write_text('{"step": 20, "max_st')
+    store = f"data.store={small_store}"
+    words = {
+        "run": ("run", "--ladder", "tiny", "--store", small_store),
+        "pretrain": ("pretrain", "--factory", "tiny_512", store),
+        "start": (*PRETRAIN, store, f"resume.start={folder.parent}"),
+    }[of]
+    said = answer(*words).error()
+    assert f"{folder / 'longhaul.json'} is damaged" in said
+    assert f"restore it from a copy, or remove the folder {folder} to train again" in said
+
+
 def test_a_truncated_store_is_refused(answer, small_store, tmp_path):
     store = tmp_path / "store"
     shutil.copytree(small_store, store)

@@ -79,6 +79,12 @@ def flipped(path: Path) -> None:
     path.write_bytes(content)
 
 
+def without_sums(path: Path) -> None:
+    facts = json.loads(path.read_text())
+    del facts["files"]
+    path.write_text(json.dumps(facts))
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
 
@@ -119,7 +125,11 @@ def test_an_index_that_would_run_code_is_refused_by_name_and_nothing_runs(
     foreign = pickle.dumps(Touching(tmp_path / "ran"))
     with changed(trained.weights / ".metadata", lambda path: path.write_bytes(foreign)) as path:
         said = answer(*commands(trained)[name]).error()
-    assert f"{path} asks for posix.system" in said
+        with changed(trained.checkpoint / "longhaul.json", without_sums):
+            untold = answer(*commands(trained)[name]).error()
+    assert f"{path} is damaged: its SHA-256 differs" in said
+    assert "and it asks for posix.system; nothing of it was run" in said
+    assert f"{path} asks for posix.system" in untold
     assert not (tmp_path / "ran").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == []
 
@@ -137,6 +147,16 @@ def test_a_cut_or_missing_file_is_one_sentence_with_its_name(trained, answer, na
     ):
         with changed(trained.weights / file, change) as path:
             assert f"error: {path} {said}" in answer(*words).error()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_marker_is_refused_by_name(trained, answer, name):
+    half = trained.checkpoint.joinpath("longhaul.json").stat().st_size // 2
+    with changed(
+        trained.checkpoint / "longhaul.json",
+        lambda path: path.write_bytes(path.read_bytes()[:half]),
+    ) as path:
+        assert f"{path} is damaged (" in answer(*commands(trained)[name]).error()
 
 
 @pytest.mark.parametrize("name", ["evaluate", "rope search", "resume", "start"])
@@ -187,11 +207,6 @@ def test_a_flipped_byte_of_a_checkpoint_is_refused_by_the_export_that_reads_it(t
 
 
 def test_a_checkpoint_without_sums_is_exported_with_a_note(trained, answer):
-    def without_sums(path: Path) -> None:
-        facts = json.loads(path.read_text())
-        del facts["files"]
-        path.write_text(json.dumps(facts))
-
     with changed(trained.checkpoint / "longhaul.json", without_sums):
         code, _, err = answer(*commands(trained)["export"])
     assert code == 0
@@ -214,7 +229,7 @@ def test_ranks_refuse_an_index_that_would_run_code(trained, tmp_path):
     with (
         changed(trained.weights / ".metadata", lambda path: path.write_bytes(foreign)) as path,
         Ranks(train_on_forked_rank, 2, options, str(tmp_path / "log"), server=NEMO) as ranks,
-        pytest.raises(Exception, match=rf"{path} asks for posix\.system"),
+        pytest.raises(Exception, match=rf"{path} is damaged: .*and it asks for posix\.system"),
     ):
         ranks.results(300)
     assert not (tmp_path / "ran").exists()

@@ -227,7 +227,7 @@ def test_a_checkpoint_s_marker_without_numbers_breaks_its_stage_alone(answer, tm
     write_json(marker, {"step": 8, "max_steps": STEPS, "tokenizer": "x", **facts})
     assert states(run) == {"tiny_512": "done", "tiny_2k": "broken"}
     (name,) = facts
-    assert f"tiny_2k: {marker}: {name} must be a whole number" in answer("status", run).out
+    assert f"tiny_2k: {marker} is damaged ('{name}' is" in answer("status", run).out
     write_json(marker.parents[1] / "step=4" / "longhaul.json",
                {"step": 4, "max_steps": STEPS, "tokenizer": "x"})  # fmt: skip
     assert states(run)["tiny_2k"] == "broken"
@@ -263,12 +263,23 @@ def test_an_evaluation_of_an_earlier_checkpoint_has_its_step(answer, tmp_path):
     assert "at step 4" in second
 
 
-def test_metrics_and_markers_that_are_garbage_are_no_steps(tmp_path):
-    run = make_run(tmp_path / "run")
-    folder = stage_folder(run, "tiny_2k")
-    (folder / "metrics.jsonl").write_bytes(b"\xff\x00 garbage\n[1]\n")
-    (folder / "checkpoints" / "step=8" / "longhaul.json").write_text("{")
+def test_metrics_that_are_garbage_are_no_steps(tmp_path):
+    run = make_run(tmp_path / "run", saved=(40, 0))
+    (stage_folder(run, "tiny_2k") / "metrics.jsonl").write_bytes(b"\xff\x00 garbage\n[1]\n")
     assert states(run) == {"tiny_512": "done", "tiny_2k": "waiting"}
+
+
+def test_a_damaged_marker_is_named_by_status_and_report(answer, tmp_path):
+    run = make_run(tmp_path / "run")
+    marker = stage_folder(run, "tiny_2k") / "checkpoints" / "step=8" / "longhaul.json"
+    marker.write_text("{")
+    assert states(run) == {"tiny_512": "done", "tiny_2k": "broken"}
+    code, out, _ = answer("status", run)
+    assert code == 0
+    assert f"tiny_2k: {marker} is damaged" in " ".join(out.split())
+    code, _, said = answer("report", "--run", run)
+    assert code == 0
+    assert f"{marker} is damaged" in " ".join(said.split())
 
 
 def test_it_loads_nothing_heavy(tmp_path):

@@ -111,6 +111,13 @@ def test_a_second_stage_that_goes_on_from_random_weights_fails(tmp_path):
     assert any("begins at 4.100 and goes on at 6.150" in words for words in failed(tmp_path))
 
 
+def test_a_stage_whose_marker_is_damaged_fails_in_its_line(tmp_path):
+    marker = write(tmp_path) / "stages/one_64/checkpoints/step=4/longhaul.json"
+    marker.write_text("{")
+    (words,) = failed(tmp_path)
+    assert words.startswith(f"one_64: {marker} is damaged")
+
+
 def test_a_stage_without_a_checkpoint_sums_or_evaluation_fails(tmp_path):
     write(tmp_path)
     (tmp_path / "stages/one_64/checkpoints/step=4/longhaul.json").unlink()

@@ -52,6 +52,13 @@ def test_the_marker_has_size_and_sha256_of_every_file_but_itself(checkpoint):
     }
 
 
+def test_neither_an_earlier_marker_nor_a_file_that_is_being_written_is_described(checkpoint):
+    before = described(checkpoint)
+    (checkpoint / ".longhaul.json.77.tmp").touch()
+    (checkpoint / "weights" / ".metadata.tmp").touch()
+    assert described(checkpoint) == before
+
+
 def test_a_whole_checkpoint_passes_also_without_sums(checkpoint):
     require_whole(checkpoint)
     assert note(checkpoint, verify=True) is None
@@ -102,10 +109,35 @@ def test_a_checkpoint_in_another_format_is_refused(checkpoint, content, said):
         require_whole(checkpoint)
 
 
-def test_a_marker_whose_files_are_none_is_refused(checkpoint):
+SUM = "0" * 64
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"weights/x": 7},
+        {"weights/x": {"bytes": 7}},
+        {"weights/x": {"bytes": 7, "sha256": SUM, "more": 1}},
+        {"weights/x": {"bytes": "12", "sha256": SUM}},
+        {"weights/x": {"bytes": True, "sha256": SUM}},
+        {"weights/x": {"bytes": -1, "sha256": SUM}},
+        {"weights/x": {"bytes": 7, "sha256": None}},
+        {"": {"bytes": 7, "sha256": SUM}},
+        {".": {"bytes": 7, "sha256": SUM}},
+        {"../x": {"bytes": 7, "sha256": SUM}},
+        {"weights/../../x": {"bytes": 7, "sha256": SUM}},
+        {"/etc/passwd": {"bytes": 7, "sha256": SUM}},
+        {"weights/a\0b": {"bytes": 7, "sha256": SUM}},
+        ["weights/x"],
+        None,
+        7,
+    ],
+    ids=repr,
+)
+def test_a_marker_that_says_something_else_of_its_files_is_damaged(checkpoint, files):
     facts = json.loads((checkpoint / "longhaul.json").read_text())
-    (checkpoint / "longhaul.json").write_text(json.dumps(facts | {"files": {"weights/x": 7}}))
-    with pytest.raises(CheckpointError, match=r"longhaul\.json is damaged"):
+    (checkpoint / "longhaul.json").write_text(json.dumps(facts | {"files": files}))
+    with pytest.raises(CheckpointError, match=r"longhaul\.json is damaged \("):
         require_whole(checkpoint)
 
 

@@ -2,6 +2,7 @@
 """The mean of two checkpoints is that of their weights, also where they are cut differently."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
+from custom_modules.checkpoint_index import CheckpointError
+from recipes.checkpoint_files import described, for_marker
 from recipes.finished import start_checkpoint
 from recipes.merge import _Source, merge
 from tests.custom_modules import llamas
@@ -173,4 +176,47 @@ def test_what_cannot_be_merged_is_refused(pair, tmp_path):
     without = save(where, llamas.ours(rope, tied, torch.float32, tied=True), step=1)
     with pytest.raises(ValueError, match=r"not of one model: module\.output_layer\.weight is"):
         merge(first, without, tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
+
+
+def with_sums(folder: Path) -> Path:
+    """Write the sums of a checkpoint's files into its marker."""
+    marker = folder / "longhaul.json"
+    facts = json.loads(marker.read_text()) | {"files": for_marker(described(folder))}
+    marker.write_text(json.dumps(facts))
+    return folder
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(("of", "seed"), [(0, 1.0), (1, -0.5)])
+def test_nothing_is_published_of_weights_that_read_well_and_are_not_what_was_saved(
+    pair, tmp_path, of, seed
+):
+    weight = seed * llamas.megatron_weights(llamas.made_up_weights())["output_layer.weight"]
+    beginning = weight.float().numpy().tobytes()[:64]
+    files = (with_sums(pair[of]) / "weights").glob("*.distcp")
+    data = next(path for path in files if beginning in path.read_bytes())
+    flip(data, data.read_bytes().index(beginning))
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(data))} is damaged: its SHA-256"):
+        merge(*pair, tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
+
+
+def test_the_side_files_of_an_import_are_compared_before_they_are_copied(pair, tmp_path):
+    first, second = pair
+    config = second / "hugging_face" / "config.json"
+    config.parent.mkdir()
+    config.write_text("{}")
+    with_sums(second)
+    merge(first, second, tmp_path / "sound")
+    assert (tmp_path / "sound" / "hugging_face" / "config.json").is_file()
+    flip(config, 0)
+    with pytest.raises(CheckpointError, match=r"config\.json is damaged: its SHA-256 differs"):
+        merge(first, second, tmp_path / "mean")
     assert not (tmp_path / "mean").exists()

@@ -5,9 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from custom_modules.checkpoint_index import CheckpointError
+from slurm import outcome, rank
 from tests.ranks import TREE
 
 SRUN = {
@@ -46,6 +49,26 @@ def test_no_thread_of_a_rank_in_training_hears_what_ends_it(blocked, tmp_path):
     assert len(heard) > 1
     assert set(heard) == {blocked}
     assert place == [*PLACE.values()]
+
+
+def test_a_stage_whose_marker_is_damaged_says_so_before_it_trains(tmp_path, monkeypatch):
+    from recipes import yaml_file
+
+    marker = tmp_path / "checkpoints" / "step=8" / "longhaul.json"
+    marker.parent.mkdir(parents=True)
+    marker.write_text("{")
+    recipe = SimpleNamespace(
+        resume=SimpleNamespace(resume_from_directory=marker.parents[1]),
+        trainer=SimpleNamespace(max_steps=20),
+    )
+    monkeypatch.setattr(yaml_file, "read", lambda path: recipe)
+    monkeypatch.setattr(rank, "name_architecture", lambda: None)
+    monkeypatch.setenv(outcome.VARIABLE, str(tmp_path / "outcome"))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        rank.train("config.yaml")
+    state, said = outcome.outcome(tmp_path / "outcome")
+    assert state == "failed"
+    assert said.startswith(f"{marker} is damaged")
 
 
 def _plain() -> dict[str, str]:

@@ -3,11 +3,15 @@
 
 import json
 import socket
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from data.store import Manifest
 from longhaul.preflight import preflight
 from recipes import cluster as clusters
 from recipes.layout_words import layout_from
@@ -15,11 +19,12 @@ from recipes.units import GiB
 from slurm.cluster_file import ClusterFile, Preflight
 from slurm.preflight.check import Check, Group, as_json, blamed, exit_code, joined, page
 from slurm.preflight.expected import Expected, thresholds
-from slurm.preflight.folders import awaited, folder_checks
+from slurm.preflight.folders import awaited, content_checks, folder_checks
 from slurm.preflight.host import host_checks
 from slurm.preflight.machine import Machine, first_node, rank_of
 from slurm.preflight.network import unreachable
 from slurm.preflight.places import Place, place_checks
+from slurm.preflight.ranks import _content
 from slurm.preflight.versions import pins, version_checks, within
 
 GOOD = Check.ok(Group.HOST, "host memory", "512.0 GiB left")
@@ -154,6 +159,33 @@ def test_a_store_that_cannot_be_trained_on_fails(tmp_path, made, said):
     if made:
         store.mkdir()
     assert said in failed(folder_checks(Expected(store=store), "n1"))["store"]
+
+
+def test_a_store_that_goes_away_while_it_is_read_is_a_failure_and_not_the_end_of_the_rank(
+    tmp_path, small_store, monkeypatch
+):
+    def gone(*_, **__):
+        raise FileNotFoundError(2, "No such file or directory", str(small_store / "train.bin"))
+
+    monkeypatch.setattr(Manifest, "load", gone)
+    said = failed(content_checks(Expected(store=Path(small_store))))["store's content"]
+    assert said == f"{small_store / 'train.bin'}: no such file or directory"
+
+
+@pytest.mark.parametrize(("verify", "seconds"), [("whole", 24 * 3600), ("sampled", 3600)])
+def test_ranks_wait_a_day_only_where_the_first_one_reads_all_of_a_store(verify, seconds):
+    waited = []
+
+    @dataclass(frozen=True)
+    class Waiting:
+        rank: SimpleNamespace
+        seconds: float
+
+        def decided(self, key: str, value: object) -> None:
+            waited.append((key, self.seconds))
+
+    assert _content(Expected(verify=verify), Waiting(SimpleNamespace(rank=1), 5.0)) == []
+    assert waited == [("store", seconds)]
 
 
 def test_a_file_that_never_comes_is_waited_for_and_named(tmp_path):

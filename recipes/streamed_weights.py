@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint of Megatron's, written by one process and one tensor at a time into several files.
+
+`torch.distributed.checkpoint`, whose format Megatron's `torch_dist` is, writes one data file for
+one thread; and a file is hashed by one thread, and at a later start by one rank. Its own threads
+would write several, each with a tensor of its own in memory. Here the plan is cut instead, in its
+order, into parts of about as many bytes, and these are written in turn.
+"""
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+DATA_FILES = 8
+"""As many as there are threads that hash; fewer for fewer tensors."""
+
+
+def write_weights(folder: Path, planner: SavePlanner) -> None:
+    """Write a checkpoint of what a planner makes into a folder that is not there."""
+    folder.mkdir(parents=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that this is one process
+        save({}, storage_writer=_SeveralFiles(folder), planner=planner, no_dist=True)
+    torch.save({"content_metadata": {"singleton_local_shards": False}}, folder / "common.pt")
+    config = CheckpointingConfig("torch_dist", 1, common_backend="torch", common_backend_version=1)
+    save_config(config, str(folder))
+
+
+class _SeveralFiles(FileSystemWriter):
+    """Writes a plan in parts, each into a file that is named as that of a rank."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write the parts in turn; return what is where."""
+        results: list[WriteResult] = []
+        for number, items in enumerate(_parts(plan.items)):
+            prefix = replace(plan.storage_data, prefix=f"__{number}_")
+            part = replace(plan, items=items, storage_data=prefix)
+            results += super().write_data(part, planner).wait()
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+
+def _parts(items: Iterable[WriteItem]) -> list[list[WriteItem]]:
+    """Return items in their order, in at most DATA_FILES parts of about as many bytes."""
+    sized = [(item, _bytes(item)) for item in items]
+    total = max(1, sum(size for _, size in sized))
+    parts: dict[int, list[WriteItem]] = {}
+    before = 0
+    for item, size in sized:
+        middle = before + size // 2
+        parts.setdefault(min(DATA_FILES * middle // total, DATA_FILES - 1), []).append(item)
+        before += size
+    return list(parts.values())
+
+
+def _bytes(item: WriteItem) -> int:
+    """Return the bytes of a tensor; states are small and count as none."""
+    if item.tensor_data is None:
+        return 0
+    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
