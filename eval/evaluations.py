@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from custom_modules.checkpoint_index import CheckpointError
 from eval.results import (
     BrokenResultError,
     Evaluation,
@@ -154,7 +155,10 @@ def comparable(run: Path, stages: Sequence[StageResults]) -> Chosen:
 
 def _newest_step(run: Path, stage: StageResults) -> int | None:
     """Return the step of a stage's newest checkpoint; where it has none, of its evaluation."""
-    taken = steps_taken(stage_folder(run, stage.name) / "checkpoints")
+    try:
+        taken = steps_taken(stage_folder(run, stage.name) / "checkpoints")
+    except CheckpointError:  # named by `status`; what was evaluated is shown all the same
+        taken = 0
     return taken or (None if stage.evaluation is None else stage.evaluation.step)
 
 
