@@ -37,7 +37,7 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
     if durable:
-        _sync_folder(path.parent)
+        _sync_folder(link_target(path).parent)
 
 
 def write_text(path: Path, content: str, *, durable: bool = False) -> None:
