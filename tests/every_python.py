@@ -35,8 +35,8 @@ TRAIN = (
 )  # fmt: skip
 PTY_COLUMNS = "100"
 PAGES = "tests/house/test_readme.py"
-TYPED_ON, TERMINAL = "PAGES_TYPED_ON", "terminal"
-"""The variable that says where the blocks of the pages are typed, and its value for a pty."""
+TYPED_ON, PIPE, TERMINAL = "PAGES_TYPED_ON", "pipe", "terminal"
+"""The variable that says where the blocks of the pages are typed, and its values."""
 
 
 def interpreters() -> Iterator[Path]:
@@ -105,9 +105,9 @@ class Newcomer:
         other.mkdir()
         shutil.copytree(folder / "the store", other / "the store")
         self.step("2 steps on a terminal", [longhaul, *TRAIN], other, terminal=True)
-        self.step("pages in a pipe", [*pytest, PAGES], self.clone)
-        on_terminal = ["env", f"{TYPED_ON}={TERMINAL}", *pytest, PAGES]
-        self.step("pages on a terminal", on_terminal, self.clone)
+        for name, place in {"in a pipe": PIPE, "on a terminal": TERMINAL}.items():
+            typed = ["env", f"{TYPED_ON}={place}", *pytest, PAGES]
+            self.step(f"pages {name}", typed, self.clone)
 
     def step(self, name: str, words: Sequence[str], folder: Path, terminal: bool = False) -> bool:
         """Take one step, print how it ended and what it took; return whether it ended well."""

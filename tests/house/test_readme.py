@@ -2,8 +2,9 @@
 """The documents' code blocks run.
 
 Every block fenced as `sh` or `python` runs in the root of the tree, in the order of its page,
-unless the line before it says why not: `<!-- not run: reason -->`. `PAGES_TYPED_ON=terminal` runs
-them on a pseudo-terminal, as `make test-pythons` does on each Python.
+unless the line before it says why not: `<!-- not run: reason -->`. `PAGES_TYPED_ON` is how
+`make test-pythons` has them typed as a newcomer would, in processes that import all they need: in a
+`pipe`, or on a pseudo-`terminal`.
 """
 
 import os
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from data.cuda_extension import ARCHITECTURES
+from tests import warm_start
 from tests.every_python import TERMINAL, TYPED_ON, in_a_pipe, on_a_terminal
 from tests.house.rooms import TREE
 
@@ -45,13 +47,17 @@ def failure(block: Block) -> str:
     """Run a block and return what went wrong, or nothing."""
     command = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
     scripts = Path(sys.executable).parent
-    variables = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
-    variables.pop(ARCHITECTURES, None)  # what the tests set for themselves
-    run = on_a_terminal if os.environ.get(TYPED_ON) == TERMINAL else in_a_pipe
+    typed_on = os.environ.get(TYPED_ON)
+    variables = warm_start.cold() if typed_on else dict(os.environ)
+    variables["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+    if typed_on:
+        variables.pop(ARCHITECTURES, None)  # the tests set it for themselves
+    run = on_a_terminal if typed_on == TERMINAL else in_a_pipe
     code, shown = run([*command[block.language], block.code], TREE, variables)
     return f"{block.code}{shown}" if code else ""
 
 
+@pytest.mark.timeout(1800)  # without the warm start, each block that needs NeMo imports it
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(TREE).as_posix())
 def test_every_block_of_a_page_runs(page):
     run = [failure(block) for block in blocks(page.read_text()) if not block.reason]
