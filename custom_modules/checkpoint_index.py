@@ -14,6 +14,7 @@ Standard library only, so that a checkpoint is refused before anything large is 
 """
 
 import pickle
+from enum import EnumMeta as EnumType  # its name before 3.11
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,6 +48,8 @@ ADMITTED = frozenset(
     for name in names
 )
 """Module and name of all that an index may ask for."""
+_MEMBER = ("builtins", "getattr")
+"""How early releases of Python 3.11, as Debian 12's, write a member of an enumeration."""
 
 
 class CheckpointError(ValueError):
@@ -76,16 +79,26 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what is admitted under this name; raise ForeignClassError for anything else."""
+        if (module, name) == _MEMBER:
+            return self._member
         if (module, name) not in ADMITTED:
-            asks = f"asks for {module}.{name}"
-            raise ForeignClassError(
-                f"{self._path} {asks}, which the index of a checkpoint does not need and which "
-                "could run code: nothing of it was run; take the checkpoint from where it was "
-                "written",
-                path=self._path,
-                asks=asks,
-            )
+            raise self._foreign(f"{module}.{name}")
         return super().find_class(module, name)
+
+    def _member(self, of: Any, name: Any) -> Any:
+        """Return a member of an admitted enumeration: all that `getattr` is admitted for."""
+        if not isinstance(of, EnumType) or name not in of.__members__:
+            raise self._foreign(".".join(_MEMBER))
+        return of[name]
+
+    def _foreign(self, what: str) -> ForeignClassError:
+        asks = f"asks for {what}"
+        return ForeignClassError(
+            f"{self._path} {asks}, which the index of a checkpoint does not need and which could "
+            "run code: nothing of it was run; take the checkpoint from where it was written",
+            path=self._path,
+            asks=asks,
+        )
 
 
 class _Placeholder:
@@ -106,7 +119,7 @@ class _Outline(_Reader):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the placeholder for what is admitted; neither torch nor Megatron is imported."""
-        if (module, name) not in ADMITTED:
+        if (module, name) not in ADMITTED | {_MEMBER}:
             return super().find_class(module, name)
         return _Placeholder
 

@@ -115,11 +115,13 @@ def _require_turning(chosen: RopeScaling, model: RopeScaling, what: str) -> None
 
 
 def _not_applied(recipe: nemo_run.Partial, words: Sequence[str], error: Exception) -> str:
-    """Return which word could not be applied, and the nearest key there is."""
+    """Return which word could not be applied, and the nearest key there is.
+
+    Keys come first: the error shows the whole recipe, and so the values of words that it took.
+    """
     for word in words:
-        key, _, value = word.partition("=")
+        key = word.partition("=")[0]
         node: Any = recipe
-        takes = ""
         for part in key.rstrip("+-*/|&").split("."):
             known = [name for name in dir(node) if not name.startswith("_")]
             name = part.partition("[")[0]
@@ -127,9 +129,14 @@ def _not_applied(recipe: nemo_run.Partial, words: Sequence[str], error: Exceptio
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {key.replace(name, near[0])}?" if near else ""
                 return f"the recipe has no {key}{hint}"
-            takes = _takes(node, part)
             node = getattr(node, name, None)
+    for word in words:
+        key, _, value = word.partition("=")
         if repr(value)[1:-1] in str(error):
+            node, takes = recipe, ""
+            for part in key.rstrip("+-*/|&").split("."):
+                takes = _takes(node, part)
+                node = getattr(node, part.partition("[")[0], None)
             return f"{key} cannot be {value!r}: {_kind(node)}{takes}"
     return f"cannot apply {' '.join(words)}: {str(error).splitlines()[0][:200]}"
 

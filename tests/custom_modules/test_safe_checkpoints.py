@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -29,6 +29,16 @@ class Touching:
 
     def __reduce__(self) -> tuple:
         return os.system, (f"touch {self.path}",)
+
+
+class Asking:
+    """An attribute that is asked for when it is unpickled."""
+
+    def __init__(self, of: object, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple:
+        return getattr, (self.of, self.name)
 
 
 def saved(folder: Path, state: object) -> Path:
@@ -68,6 +78,37 @@ def test_a_sound_checkpoint_is_read_as_by_torch_alone(checkpoint):
     (name, least), *more = outline(checkpoint / ".metadata").items()
     assert (name, more) == (DATA, [])
     assert 0 < least <= (checkpoint / DATA).stat().st_size
+
+
+@pytest.fixture
+def enums_as_in_3_11_2(monkeypatch):
+    """Members of enumerations are pickled by `getattr`, as Debian 12's Python does."""
+    by_name = lambda member, protocol: (getattr, (type(member), member.name))  # noqa: E731
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+
+
+def test_an_index_of_python_3_11_2_is_read(enums_as_in_3_11_2, tmp_path):
+    read_safely()
+    folder = saved(tmp_path / "checkpoint", 1)
+    assert b"getattr" in (folder / ".metadata").read_bytes()
+    (of_weight,) = (
+        found.properties.memory_format
+        for name, found in FileSystemReader(folder).read_metadata().state_dict_metadata.items()
+        if name == "weight"
+    )
+    assert of_weight is torch.contiguous_format
+    assert list(outline(folder / ".metadata")) == [DATA]
+
+
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [(torch.Size, "__init__"), (Metadata, "__class__"), (_MEM_FORMAT_ENCODING, "__class__")],
+)
+def test_nothing_but_a_member_of_an_enumeration_is_asked_of_getattr(checkpoint, of, name):
+    index = checkpoint / ".metadata"
+    index.write_bytes(pickle.dumps(Asking(of, name)))
+    with pytest.raises(ForeignClassError, match=r"\.metadata asks for builtins\.getattr"):
+        FileSystemReader(checkpoint).read_metadata()
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
