@@ -77,9 +77,23 @@ def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial
         raise ValueError(_not_applied(recipe, words, error)) from error
     if str(recipe.trainer.devices).isdigit():  # nemo-run reads a number as text here
         recipe.trainer.devices = int(recipe.trainer.devices)
+    _validate_within_the_stage(recipe, words)
     check(recipe)
     _require_rotation(recipe, own)
     return recipe
+
+
+def _validate_within_the_stage(recipe: nemo_run.Partial, words: Sequence[str]) -> None:
+    """Validate after the last step where overrides leave fewer than the recipe's interval.
+
+    Lightning refuses an interval longer than the steps that the store's samples are drawn for.
+    """
+    trainer = recipe.trainer
+    if any(word.startswith("trainer.val_check_interval") for word in words):
+        return
+    interval, steps = trainer.val_check_interval, trainer.max_steps
+    if isinstance(interval, int) and isinstance(steps, int) and 0 < steps < interval:
+        trainer.val_check_interval = steps
 
 
 def _in_tokens(word: str) -> str:

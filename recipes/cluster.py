@@ -105,6 +105,10 @@ def path_of(name: str) -> Path:
         raise ValueError(
             f"template is not a cluster; copy {path}, fill it in and name your copy by its path"
         )
+    if not path.is_file() and name.endswith((".yaml", ".yml")):
+        there = sorted(each.name for each in path.parent.glob("*.y*ml"))
+        near = hint(path.name, there) if there else "`longhaul clusters` lists the shipped ones"
+        raise ValueError(f"there is no cluster file {name}; {near}")
     if not path.is_file():
         raise ValueError(f"no cluster is called {name!r}; {hint(name, names())}")
     return path

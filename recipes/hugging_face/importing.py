@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from data import tokenizer
+from data.hub import TOKENIZER_FILES
 from recipes.checkpoint_files import FILES, HUGGING_FACE, described, for_marker
 from recipes.finished import write_marker
 from recipes.hugging_face import names
@@ -56,6 +57,11 @@ def write_checkpoint(
     whole or not at all. Raises ValueError where the tokenizer of `source` is none that documents
     can be tokenized with.
     """
+    if not any(next(source.glob(pattern), None) for pattern in TOKENIZER_FILES):
+        raise ValueError(
+            f"{source} has no tokenizer: no tokenizer.json, tokenizer.model or vocab.json is "
+            "there; put the files of the model's tokenizer beside its weights"
+        )
     with appearing(folder) as part:
         copy_side_files(source, part / HUGGING_FACE)
         marker = {
@@ -64,7 +70,7 @@ def write_checkpoint(
             "seq_length": card.native_context,
             "rope": card.native_rope.to_dict(),
             "temperature": card.native_rope.temperature,
-            "tokenizer": fingerprint(part / HUGGING_FACE),
+            "tokenizer": fingerprint(source),
         }
         write_weights(part / "weights", _Streamed(card, stored))
         write_marker(part, marker | {FILES: for_marker(described(part))})

@@ -220,7 +220,7 @@ def _without_tokenizer(source: Path) -> None:
         (_with_two_dtypes, "need one dtype"),
         (_with_a_layer_of_another_dtype, "F32; Megatron has them as one tensor"),
         (_pickled, "pickle"),
-        (_without_tokenizer, "tokenizer"),
+        (_without_tokenizer, "changed has no tokenizer: no tokenizer.json"),
     ],
 )
 def test_a_folder_that_is_no_such_model_is_refused(answer, published, tmp_path, change, said):

@@ -31,6 +31,15 @@ def changed(tmp_path, **hardware):
     return str(path)
 
 
+def test_a_file_that_is_not_there_is_told_the_nearest_beside_it(tmp_path):
+    path = tmp_path / "sit.yaml"
+    with pytest.raises(ValueError, match=r"no cluster file .*sit\.yaml; `longhaul clusters` lists"):
+        cluster.path_of(str(path))
+    (tmp_path / "site.yaml").touch()
+    with pytest.raises(ValueError, match=r"no cluster file .*sit\.yaml; did you mean site\.yaml\?"):
+        cluster.path_of(str(path))
+
+
 def test_a_file_of_one_s_own_is_read(tmp_path):
     assert cluster.load(changed(tmp_path, gpus_per_node=4)).gpus_per_node == 4
 
