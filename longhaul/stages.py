@@ -293,7 +293,8 @@ def require_same(recipe: nemo_run.Partial) -> None:
     if differing:
         raise ValueError(
             f"{folder} holds checkpoints of a recipe with another "
-            f"{' and '.join(differing)}; run into another folder, or remove this one"
+            f"{' and '.join(differing)}; remove it, or train into another run folder: `run` takes "
+            "--out, `pretrain` writes below the folder that it is typed in"
         )
 
 
