@@ -68,7 +68,7 @@ def verified(
                 raise  # a mistake that is told already
             if isinstance(refused, ForeignClassError) or (refused is not None and not of_all):
                 refused = damage(checkpoint, files, refused) or refused
-            if not isinstance(refused, ForeignClassError | DamagedFileError):
+            else:
                 _require_undamaged(reading, ranks if of_all else 1)
             if refused is None:
                 raise

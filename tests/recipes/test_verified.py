@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from custom_modules.checkpoint_index import CheckpointError, ForeignClassError
-from recipes.checkpoint_files import described, for_marker, require_whole, saved_files
+from recipes.checkpoint_files import Reading, described, for_marker, require_whole, saved_files
 from recipes.finished import write_marker
 from recipes.verified import described_by_ranks, names_of_rank, verified
 from tests.ranks import run_ranks
@@ -137,6 +137,18 @@ def test_the_index_that_commands_read_before_ranks_is_told_in_the_same_words(tmp
     with_sums(checkpoint)
     with pytest.raises(ForeignClassError, match=r"\.metadata asks for posix\.system"):
         require_whole(checkpoint)
+
+
+def test_a_refusal_of_one_file_does_not_wait_for_the_sums_of_all(checkpoint, monkeypatch):
+    (checkpoint / "weights" / "modelopt_state").mkdir()
+    monkeypatch.setattr(Reading, "damaged", lambda self: pytest.fail("all files were awaited"))
+    with pytest.raises(CheckpointError, match="modelopt_state is a pickle"):
+        read(checkpoint)
+    (checkpoint / "weights" / "modelopt_state").rmdir()
+    path = checkpoint / "weights" / "common.pt"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"common\.pt is damaged: its SHA-256"):
+        read(checkpoint)
 
 
 def test_a_mistake_of_the_reader_stays_what_it_is(checkpoint):
