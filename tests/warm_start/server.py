@@ -18,6 +18,7 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -134,8 +135,10 @@ class Server:
         connection.close()
 
     def _end_all(self) -> None:
+        """End with the owner; where it was killed, its folder is still there."""
         for process in list(self._running):
             self._end(process, killed=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _die_with(server: int) -> None:

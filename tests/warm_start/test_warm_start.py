@@ -260,6 +260,14 @@ def test_a_server_that_dies_ends_what_it_forked_and_is_not_waited_for(rank):
         assert again.returncode == 70
 
 
+def test_nothing_is_left_of_an_owner_that_was_killed(rank):
+    with a_folder() as folder, subprocess.Popen("cat", stdin=subprocess.PIPE) as owner:
+        (folder / "owner").write_text(str(owner.pid))
+        forked = forked_for(folder, rank(WAITS, folder=folder))
+        owner.kill()
+        until(lambda: not running(forked) and not folder.exists())
+
+
 @pytest.mark.parametrize(
     ("module", "said"), [("no_such_module", "No module named"), ("eval", "would be this server's")]
 )
