@@ -6,6 +6,7 @@ Everything here needs NeMo; the commands import it after they have said that the
 
 import difflib
 import inspect
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -69,6 +70,8 @@ def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial
             raise ValueError(
                 f"{word!r} is not an override; expected KEY=VALUE, for example trainer.max_steps=20"
             )
+    # nemo-run logs what it raises, the whole recipe with it; the sentence below is the answer.
+    logging.getLogger("nemo_run.cli.cli_parser").setLevel(logging.CRITICAL)
     own = fdl.build(recipe.model.config.rope)
     words = [_in_tokens(word) for word in words]
     try:

@@ -32,3 +32,11 @@ def test_a_value_that_cannot_be_is_named_beside_a_right_one():
     words = ["trainer.max_steps=3", "trainer.devices=[1"]
     with pytest.raises(ValueError, match=r"trainer\.devices"):
         stages.override(stages.factory("tiny_512"), words)
+
+
+def test_nemo_run_s_log_of_a_wrong_override_is_not_printed(capsys, caplog):
+    """Where a job has been started in this process, nemo-run's handler prints to the console."""
+    with pytest.raises(ValueError, match=r"did you mean trainer\.max_steps\?"):
+        stages.override(stages.factory("tiny_512"), ["trainer.max_stpes=3"])
+    assert not caplog.records
+    assert "Error processing" not in "".join(capsys.readouterr())
