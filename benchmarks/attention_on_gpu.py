@@ -17,7 +17,7 @@ is everything of the block but the link. Per length and kernel:
 
 TFLOP/s count 4 S^2 D / 2 for each head of the rank forward, and 2.5 times as much backward: the
 projection is not counted. Peak bytes are the allocator's on CUDA, of x or q, k, v on; on CPU those
-of `custom_modules.ledger`.
+of `custom_modules.profiling.byte_counter`.
 
 A case runs once to warm up, then as often as `--seconds` allows, at least twice. With the default
 lengths and two kernels, at half a PFLOP/s, that is some 5 minutes, 3 of them at 1M.
@@ -41,15 +41,23 @@ from torch import Tensor
 from benchmarks.loopback import loopback
 from benchmarks.machine import facts
 from benchmarks.page import milliseconds, name_of, page, table, write
-from custom_modules.attention_kernel import AttentionKernel
-from custom_modules.attention_kernels import KERNELS, kernel_for
-from custom_modules.context_parallel import Groups, attend
-from custom_modules.context_parallel_kind import fits_ulysses, stage_sizes
-from custom_modules.head_chunked import HeadChunked, HeadStages, head_chunked_attention
-from custom_modules.ledger import Ledger
-from custom_modules.qkv_projection import Projection, TensorParallel
-from custom_modules.rope import inverse_frequencies, rotary_table, rotate
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.attention.kernel import AttentionKernel
+from custom_modules.attention.qkv_projection import Projection, TensorParallel
+from custom_modules.attention.registry import KERNELS, kernel_for
+from custom_modules.context_parallel.attend import Groups, attend
+from custom_modules.context_parallel.config import fits_ulysses, stage_sizes
+from custom_modules.context_parallel.head_chunked import (
+    HeadChunked,
+    HeadStages,
+    head_chunked_attention,
+)
+from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.rotary import (
+    inverse_frequencies,
+    rotary_table,
+    rotate,
+)
 
 K = 1024
 LENGTHS = [32 * K, 128 * K, 256 * K, 512 * K, 1024 * K]

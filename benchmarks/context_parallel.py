@@ -31,14 +31,22 @@ from benchmarks.page import mebibytes, milliseconds, page, table, write
 from benchmarks.peers import DEEPSPEED, LEFT_OUT, PEERS, Peer, attend_whole
 from benchmarks.ranks import on_ranks
 from benchmarks.turns import Contestant, Problem, Result, measure
-from custom_modules.attention_kernels import kernel_for
-from custom_modules.context_parallel import attend, split_group
-from custom_modules.context_parallel_kind import fits_ulysses, stage_sizes
-from custom_modules.documents import chunks_of
-from custom_modules.head_chunked import HeadChunked, HeadStages, head_chunked_attention
-from custom_modules.qkv_projection import Projection, TensorParallel
-from custom_modules.rope import inverse_frequencies, rotary_table, rotate
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.attention.documents import chunks_of
+from custom_modules.attention.qkv_projection import Projection, TensorParallel
+from custom_modules.attention.registry import kernel_for
+from custom_modules.context_parallel.attend import attend, split_group
+from custom_modules.context_parallel.config import fits_ulysses, stage_sizes
+from custom_modules.context_parallel.head_chunked import (
+    HeadChunked,
+    HeadStages,
+    head_chunked_attention,
+)
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.rotary import (
+    inverse_frequencies,
+    rotary_table,
+    rotate,
+)
 
 MOST_TIME, MOST_BYTES = 1.05, 1.0
 """Of a peer's, that the claim allows."""

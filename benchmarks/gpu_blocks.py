@@ -20,9 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.mlp import Mlp
 from benchmarks.page import mebibytes, milliseconds, table
 from benchmarks.stacks import Shape
-from custom_modules.ledger import Ledger
-from custom_modules.tiled_loss import tiled_cross_entropy
-from custom_modules.tiled_mlp import TokenFunction, tiled
+from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.tiling.cross_entropy import tiled_cross_entropy
+from custom_modules.tiling.mlp import TokenFunction, tiled
 
 K = 1024
 MOST_LOSS_BYTES, MOST_LOSS_TIME = 1 / 20, 1.05

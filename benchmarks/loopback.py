@@ -16,9 +16,9 @@ from contextlib import contextmanager
 import torch.distributed as dist
 from torch import Tensor
 
-from custom_modules import ulysses
-from custom_modules.exchange import Messages
-from custom_modules.replaced import replaced
+from custom_modules.context_parallel import ulysses
+from custom_modules.context_parallel.p2p import Messages
+from custom_modules.patching import replaced
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def _copy(
     received: Sequence[tuple[int, Tensor]],
     group: dist.ProcessGroup,
 ) -> Messages:
-    """Do what `custom_modules.exchange.post` does between ranks that are all this one."""
+    """Do what `custom_modules.context_parallel.p2p.post` does between ranks that are all this one."""
     for (to, out), (of, into) in zip(sent, received, strict=True):
         assert to == of
         into.copy_(out.view_as(into))

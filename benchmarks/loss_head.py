@@ -14,7 +14,7 @@ lines. Masked tokens have PyTorch's label to ignore; ours has them as a mask.
 
 Each is first compared with PyTorch. Extra bytes are the peak of forward and backward less what
 every contestant returns (loss, dx, dW), its inputs not counted: as the operators' tensors are
-counted (`custom_modules.ledger`), which does not see inside compiled code, and as the process's
+counted (`custom_modules.profiling.byte_counter`), which does not see inside compiled code, and as the process's
 resident set grows, which sees everything, by whole pages. Then they run in turn, the first of a
 round is the last of the next, and times are medians over rounds.
 """
@@ -37,8 +37,8 @@ from torch.nn.functional import cross_entropy
 from benchmarks.machine import facts
 from benchmarks.page import mebibytes, milliseconds, page, table, write
 from benchmarks.peers import deepspeed_tiled_loss
-from custom_modules.ledger import Ledger
-from custom_modules.tiled_loss import tiled_cross_entropy
+from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.tiling.cross_entropy import tiled_cross_entropy
 
 MOST_BYTES, MOST_TIME, MOST_TIME_MASKED = 1 / 20, 1.0, 0.25
 """Of plain PyTorch's, that the claim allows."""

@@ -15,12 +15,12 @@ is found; DeepSpeed's `TiledMLP` with tiles of the same size. Each is first comp
 Extra bytes: in the forward the peak less the output, in the backward less dx and the gradients of
 the weights, the larger of the two. x, weights and the output's gradient are there before and not
 counted, and the output is let go before the backward, as a layer's residual lets it go. Counted by
-`custom_modules.ledger`, live tensors by operator, which does not see inside compiled code; and by
+`custom_modules.profiling.byte_counter`, live tensors by operator, which does not see inside compiled code; and by
 what PyTorch's CPU allocator hands out meanwhile (`torch.profiler`), kernels' workspaces included,
 which sees all.
 
 FLOPs are those of the matrix products that run, in units of one forward: alone, and inside a layer
-`t + mlp(t)` that is rebuilt in the backward: by `custom_modules.recompute` for ours, by
+`t + mlp(t)` that is rebuilt in the backward: by `custom_modules.memory.recompute` for ours, by
 `torch.utils.checkpoint` for the others. In time contestants run in turn, the first of a round is
 the last of the next, and times are medians over rounds.
 """
@@ -48,9 +48,9 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks.machine import facts
 from benchmarks.page import mebibytes, milliseconds, page, table, write
 from benchmarks.peers import deepspeed_tiled_mlp
-from custom_modules.ledger import Ledger
-from custom_modules.recompute import Checkpoint, recomputed
-from custom_modules.tiled_mlp import TokenFunction, tiled
+from custom_modules.memory.recompute import Checkpoint, recomputed
+from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.tiling.mlp import TokenFunction, tiled
 
 MOST_BYTES = 1 / 10
 """Of plain PyTorch's, that the claim allows."""

@@ -28,10 +28,10 @@ from torch import Tensor
 from benchmarks.machine import facts
 from benchmarks.page import page, table, write
 from benchmarks.ranks import on_ranks
-from custom_modules.context_parallel_kind import ContextParallelKind, Kind
-from custom_modules.cpu_backend import cpu_backend
-from custom_modules.documents import tokens_of
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.attention.documents import tokens_of
+from custom_modules.context_parallel.config import ContextParallelKind, Kind
+from custom_modules.cpu.backend import cpu_backend
+from custom_modules.rope.config import RopeScaling
 
 LENGTH = 1_000_000
 VOCAB, HEAD_DIM = 64, 16
@@ -91,7 +91,7 @@ def _forward_backward(run: Run) -> Found:
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from custom_modules.long_context_gpt import LongContextGPT
+    from custom_modules.gpt.model import LongContextGPT
 
     model_parallel_cuda_manual_seed(1)
     config = TransformerConfig(

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.machine import version
-from custom_modules.attention_kernels import CPU_FLASH
+from custom_modules.attention.registry import CPU_FLASH
 
 LEFT_OUT = {
     "torch `context_parallel` as documented": (

@@ -11,8 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from custom_modules.activation_memory import Offload, Recompute, Tiling
-from custom_modules.causes import Cause
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    Tiling,
+)
+from custom_modules.profiling.categories import Cause
 from recipes.layout import ContextParallel, Layout
 from recipes.models import LLAMA31_8B, TINY
 from recipes.planner.job import Job
@@ -191,8 +195,8 @@ def measured(cases: Sequence[Case]) -> list[Found]:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    from custom_modules.cpu_backend import cpu_backend
-    from custom_modules.memory_probe import measure
+    from custom_modules.cpu.backend import cpu_backend
+    from custom_modules.profiling.step_memory import measure
     from recipes.one_step import training
     from recipes.pretrain import pretrain
 

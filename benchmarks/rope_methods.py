@@ -31,9 +31,9 @@ import torch
 from benchmarks.machine import facts
 from benchmarks.page import page, table, write
 from benchmarks.stacks import one_rank
-from custom_modules.gene import gene_rotation
-from custom_modules.rope import Rotation
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.gene import gene_rotation
+from custom_modules.rope.rotary import Rotation
 from data.held_out import long_documents
 from data.store import Manifest
 from eval import checkpoint_model

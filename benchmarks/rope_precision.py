@@ -21,9 +21,9 @@ from torch import Tensor
 
 from benchmarks.machine import facts
 from benchmarks.page import page, table, write
-from custom_modules.cpu_backend import cpu_backend
-from custom_modules.rope import inverse_frequencies, rotary_table
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.cpu.backend import cpu_backend
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.rotary import inverse_frequencies, rotary_table
 
 HEAD_DIM, BASE = 128, 500_000
 POSITIONS = (2**17, 2**20, 2**22, 2**24)

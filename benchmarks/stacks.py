@@ -9,7 +9,7 @@ A stack says what layers keep for their backward, where, and in what pieces. All
 same `LongContextGPT` with the same weights and tokens, so they must find the same loss and gradient
 norm. A step is one forward and backward of one sequence, without an optimizer.
 
-Peak bytes: on CPU live tensors of the device (`custom_modules.memory_by_cause`), on CUDA what the
+Peak bytes: on CPU live tensors of the device (`custom_modules.profiling.memory_by_category`), on CUDA what the
 allocator has handed out; weights and their gradients are among them, host memory is not.
 
 **The ALST-like stack** has ALST's four parts (arXiv 2506.13996) around Megatron's plain layer:
@@ -41,7 +41,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from benchmarks.peers import deepspeed_tiled_loss, deepspeed_tiled_mlp
-from custom_modules.activation_memory import (
+from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.cpu.backend import cpu_backend
+from custom_modules.gpt.model import LongContextGPT
+from custom_modules.memory.config import (
     KEEP_ALL,
     MEGATRON_KINDS,
     ON_DEVICE,
@@ -50,15 +53,16 @@ from custom_modules.activation_memory import (
     Recompute,
     Tiling,
 )
-from custom_modules.causes import Cause, cause, retag
-from custom_modules.context_parallel_kind import ContextParallelKind
-from custom_modules.cpu_backend import cpu_backend
-from custom_modules.host_offload import HostOffload, Moved
-from custom_modules.long_context_gpt import LongContextGPT
-from custom_modules.memory_by_cause import MemoryByCause
-from custom_modules.memory_probe import named_parts
-from custom_modules.replaced import replaced
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.memory.host_offload import HostOffload, Moved
+from custom_modules.patching import replaced
+from custom_modules.profiling.categories import (
+    Cause,
+    cause,
+    retag,
+)
+from custom_modules.profiling.memory_by_category import MemoryByCause
+from custom_modules.profiling.step_memory import named_parts
+from custom_modules.rope.config import RopeScaling
 
 TOLERANCE = 1e-3
 """Of loss and gradient norm between stacks: rounding of fp32 and, for gradients, of bf16."""

@@ -7,7 +7,7 @@ every contestant runs once, forward and backward, and the first of a round is th
 so that what drifts on a machine meets them alike. The time of a round is that of the
 slowest rank; a result is the median over rounds. Bytes are those of the rank that holds most: what
 lives at the worst moment of forward and backward, this rank's inputs and output gradient counted,
-kernels' own workspaces not (`custom_modules.ledger`).
+kernels' own workspaces not (`custom_modules.profiling.byte_counter`).
 """
 
 import statistics
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from custom_modules.ledger import Ledger
+from custom_modules.profiling.byte_counter import Ledger
 
 TOLERANCE = 1e-4
 """Of the largest value, in fp32: sums of its rounding over a long sequence."""

@@ -19,7 +19,7 @@ from megatron.core.utils import get_batch_on_this_cp_rank
 from numpy.typing import NDArray
 from torch import Tensor
 
-from custom_modules.long_context_gpt import LongContextGPT
+from custom_modules.gpt.model import LongContextGPT
 
 BUCKET = 64
 """Positions averaged into one point of the curve; divides every context length in use."""

@@ -13,9 +13,9 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from custom_modules.activation_memory import Offload, Recompute
-from custom_modules.context_parallel_kind import ContextParallelKind
-from custom_modules.long_context_gpt import LongContextGPT
+from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.gpt.model import LongContextGPT
+from custom_modules.memory.config import Offload, Recompute
 from recipes import gpt, yaml_file
 from recipes.finished import newest_checkpoint
 from recipes.pretrain import plain_kernels

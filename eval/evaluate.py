@@ -14,7 +14,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from numpy.typing import NDArray
 
-from custom_modules.long_context_gpt import LongContextGPT
+from custom_modules.gpt.model import LongContextGPT
 from data.held_out import long_documents
 from data.store import Manifest
 from eval import checkpoint_model

@@ -14,10 +14,10 @@ from megatron.core import parallel_state
 from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
-from custom_modules.activation_memory import LOSS_TILE
-from custom_modules.long_context_gpt import LongContextGPT
-from custom_modules.rope import Rotation
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.gpt.model import LongContextGPT
+from custom_modules.memory.config import LOSS_TILE
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.rotary import Rotation
 from eval.scored_text import ScoredText
 
 

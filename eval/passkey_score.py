@@ -6,7 +6,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.utils import get_batch_on_this_cp_rank
 
-from custom_modules.long_context_gpt import LongContextGPT
+from custom_modules.gpt.model import LongContextGPT
 from eval.passkey import Prompt
 
 

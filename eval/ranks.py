@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from custom_modules.cpu_backend import cpu_backend
+from custom_modules.cpu.backend import cpu_backend
 
 
 @contextmanager

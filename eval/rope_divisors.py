@@ -10,8 +10,8 @@ divisors alone; LongRoPE2 states none.
 from collections.abc import Sequence
 from typing import Any
 
-from custom_modules.rope import inverse_frequencies
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.rotary import inverse_frequencies
 from eval.rope_search import critical_pairs
 
 DIGITS = 12

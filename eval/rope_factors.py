@@ -20,7 +20,7 @@ import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from data.held_out import long_documents
 from data.store import Manifest
 from eval import checkpoint_model

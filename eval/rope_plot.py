@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from custom_modules.rope_range import Stretch
+from custom_modules.rope.frequency_report import Stretch
 from data.whole_files import replacing
 from eval.report_plots import PALETTE, SERIES
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import nemo_run
 import torch
 
-from custom_modules.context_parallel_kind import ContextParallelKind
+from custom_modules.context_parallel.config import ContextParallelKind
 from data.store import Manifest, require_tokenizer
 from eval.evaluate import evaluate
 from eval.results import stage_folder

@@ -102,7 +102,7 @@ def next_after(run: Path) -> list[object]:
 
     Empty where none has, or where a damaged one is met first, which is said.
     """
-    from custom_modules.checkpoint_index import CheckpointError
+    from custom_modules.checkpoints.index import CheckpointError
     from eval.results import stage_folder, stage_names
     from recipes.finished import newest_checkpoint
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Literal
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes import cluster
 from recipes.collection import Row
 from recipes.in_words import in_words

@@ -19,7 +19,13 @@ from longhaul.ranks import results_of
 if TYPE_CHECKING:
     from slurm.launch import Job
 
-IMPORTED = ("recipes.pretrain", "recipes.weight_sums", "eval.evaluate", "nemo_run", "longhaul.cli")
+IMPORTED = (
+    "recipes.pretrain",
+    "custom_modules.callbacks.weight_checksums",
+    "eval.evaluate",
+    "nemo_run",
+    "longhaul.cli",
+)
 
 
 def preload(log: Path) -> None:

@@ -16,9 +16,9 @@ from longhaul.probe_memory import memory
 from longhaul.ranks import results_of
 
 if TYPE_CHECKING:
-    from custom_modules.context_parallel_kind import ContextParallelKind
-    from custom_modules.context_parallel_probe import Block, Measured
-    from custom_modules.documents import Documents
+    from custom_modules.attention.documents import Documents
+    from custom_modules.context_parallel.config import ContextParallelKind
+    from custom_modules.context_parallel.measure import Block, Measured
 
 app = typer.Typer(help="Measure what a module costs on this machine.", no_args_is_help=True)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -59,8 +59,8 @@ def context_parallelism(
     with loading("torch"):
         import torch
 
-        from custom_modules.attention_kernels import kernel_for
-        from custom_modules.context_parallel_probe import TOLERANCE, Block
+        from custom_modules.attention.registry import kernel_for
+        from custom_modules.context_parallel.measure import TOLERANCE, Block
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _require(device=device, ranks=ranks, seq=length, heads=heads, kv_heads=kv_heads, dtype=dtype,
@@ -127,7 +127,7 @@ def _rank(
     import torch
     import torch.distributed as dist
 
-    from custom_modules.context_parallel_probe import Probe, kinds_for
+    from custom_modules.context_parallel.measure import Probe, kinds_for
 
     where = torch.device(device, rank) if device == "cuda" else torch.device(device)
     if device == "cuda":
@@ -187,7 +187,7 @@ def _require(
 
 def _cut(seq: int, batch: int, documents: int) -> "Documents":
     """Return tables of that many documents of random lengths, the same on every run."""
-    from custom_modules.documents import Documents
+    from custom_modules.attention.documents import Documents
 
     draw = random.Random(0)
     rows = []

@@ -19,7 +19,7 @@ from recipes.nearest import named
 if TYPE_CHECKING:
     import nemo_run
 
-    from custom_modules.memory_probe import Measured
+    from custom_modules.profiling.step_memory import Measured
 
 RANKS_PER_CORE = 8
 """Of a machine without GPUs: ranks wait for each other, and each is a process."""
@@ -115,8 +115,8 @@ def _rank(rank: int, ranks: int, folder: str, recipe: Path, device: str, results
     import torch
     import torch.distributed as dist
 
-    from custom_modules.cpu_backend import cpu_backend
-    from custom_modules.memory_probe import measure
+    from custom_modules.cpu.backend import cpu_backend
+    from custom_modules.profiling.step_memory import measure
     from longhaul import recipe_step
     from recipes import one_step, yaml_file
 
@@ -153,7 +153,7 @@ def require_memory(recipe: "nemo_run.Partial", ranks: int, device: str, bytes_ea
     """Raise ValueError where the step does not fit this machine, with what would."""
     import torch
 
-    from custom_modules.host_memory import host_memory_left
+    from custom_modules.memory.pinned_pool import host_memory_left
 
     if device == "cuda":
         left, needed, what = torch.cuda.mem_get_info()[0], bytes_each, "a GPU"

@@ -7,6 +7,7 @@ from pathlib import Path
 import fiddle as fdl
 import nemo_run
 
+from custom_modules.callbacks.weight_checksums import WeightSums
 from data.impactful import FILE, ImpactfulTokens
 from data.store import Manifest
 from longhaul import chain, stages
@@ -16,7 +17,6 @@ from recipes.check import tokens_per_batch, world_size
 from recipes.pretrain import place, pretrain
 from recipes.rehearsal import Rehearsal
 from recipes.stages import Cosine
-from recipes.weight_sums import WeightSums
 from slurm.launch import Job
 
 DOCUMENTS = 4

@@ -17,8 +17,8 @@ from longhaul.rope_search import search
 from recipes.nearest import named
 
 if TYPE_CHECKING:
-    from custom_modules.rope_range import Stretch
-    from custom_modules.rope_scaling import RopeScaling
+    from custom_modules.rope.config import RopeScaling
+    from custom_modules.rope.frequency_report import Stretch
 
 app = typer.Typer(
     help="Look at how a rotation stretches a model's context, or search for one.",
@@ -76,7 +76,7 @@ def rope(
     if plot is not None:
         require_file(plot, "--plot", (".png",))
     asked = length_of("--length", length) if length else 0
-    from custom_modules.rope_scaling import MAX_POSITION
+    from custom_modules.rope.config import MAX_POSITION
 
     subject = _of_card(card) if model is None else _of_folder(model)
     words, chosen = method or [], {"own": subject.rope}
@@ -91,7 +91,7 @@ def rope(
             "are not rotated"
         )
     with loading("torch"):
-        from custom_modules.rope_range import stretch
+        from custom_modules.rope.frequency_report import stretch
     shown = {
         name: stretch(subject.rope, found, subject.head_dim, trained=subject.trained, length=target)
         for name, found in chosen.items()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from data.store import Manifest, StoreError
 from eval.results import StageResults, stage_folder
 from recipes.finished import checkpoint_facts, newest_checkpoint

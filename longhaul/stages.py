@@ -19,8 +19,8 @@ import nemo_run
 import torch
 from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
-from custom_modules.attention_kernels import kernel_for
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.attention.registry import kernel_for
+from custom_modules.rope.config import RopeScaling
 from data.store import Manifest, require_tokenizer
 from eval.results import BrokenResultError, read_stage, write_json
 from recipes import yaml_file

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from custom_modules.checkpoint_index import CheckpointError
+from custom_modules.checkpoints.index import CheckpointError
 from eval.results import Step, read_evaluation, read_steps, stage_folder
 from recipes.finished import checkpoint_facts, newest_checkpoint
 

@@ -9,10 +9,10 @@ from typing import Any
 import fiddle as fdl
 import nemo_run as run
 
-from custom_modules.activation_memory import SavedTensors
-from custom_modules.context_parallel_kind import Degrees, degrees
-from custom_modules.rope import Rotation
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.context_parallel.config import Degrees, degrees
+from custom_modules.memory.config import SavedTensors
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.rotary import Rotation
 from recipes import laws
 from recipes.families import FAMILIES
 from recipes.hugging_face.config import UNSTATED

@@ -17,7 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from custom_modules.checkpoint_index import INDEX, CheckpointError, ForeignClassError, outline
+from custom_modules.checkpoints.index import (
+    INDEX,
+    CheckpointError,
+    ForeignClassError,
+    outline,
+)
 from data.sha256 import Hashing, Part, sha256_of
 from recipes.finished import MARKER, checkpoint_facts
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from custom_modules.checkpoint_index import CheckpointError
+from custom_modules.checkpoints.index import CheckpointError
 from data.whole_files import write_text
 
 MARKER = "longhaul.json"

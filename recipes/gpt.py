@@ -19,13 +19,17 @@ from nemo.collections.llm.gpt.model.qwen3 import Qwen3Config, Qwen3MoEConfig
 from nemo.lightning.megatron_parallel import MaskedTokenLossReduction
 from torch import Tensor
 
-from custom_modules.activation_memory import Offload, Recompute, Tiling
-from custom_modules.attention_kernels import KernelName
+from custom_modules.attention.documents import Documents
+from custom_modules.attention.registry import KernelName
 from custom_modules.callbacks.step_log import Tally
-from custom_modules.context_parallel_kind import ContextParallelKind
-from custom_modules.documents import Documents
-from custom_modules.long_context_gpt import LongContextGPT
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.gpt.model import LongContextGPT
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    Tiling,
+)
+from custom_modules.rope.config import RopeScaling
 
 
 def forward_step(model: torch.nn.Module, batch: dict[str, Any]) -> Tensor:

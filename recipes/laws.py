@@ -7,13 +7,18 @@ reads back from a resolved recipe, so that an override is held to the same laws.
 
 from collections.abc import Iterator
 
-from custom_modules.activation_memory import Offload, Recompute, SavedTensors, Tiling
-from custom_modules.context_parallel_kind import (
+from custom_modules.context_parallel.config import (
     TRANSFORMER_ENGINE_KINDS,
     ContextParallelKind,
     degrees,
 )
-from custom_modules.rope_scaling import MAX_POSITION, RopeScaling
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    SavedTensors,
+    Tiling,
+)
+from custom_modules.rope.config import MAX_POSITION, RopeScaling
 from recipes.layout import Fp8, Fp8Recipe, Sharding
 from recipes.units import GiB
 

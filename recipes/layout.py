@@ -4,8 +4,12 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from custom_modules.activation_memory import Offload, Recompute, Tiling
-from custom_modules.context_parallel_kind import ContextParallelKind
+from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    Tiling,
+)
 
 Sharding = Literal["none", "optimizer", "gradients", "parameters"]
 Fp8Recipe = Literal["none", "delayed", "tensorwise", "blockwise", "mxfp8"]

@@ -20,7 +20,12 @@
 import re
 from typing import Any, cast, get_args
 
-from custom_modules.activation_memory import Offload, OffloadedTensors, Recompute, Tiling
+from custom_modules.memory.config import (
+    Offload,
+    OffloadedTensors,
+    Recompute,
+    Tiling,
+)
 from recipes.layout import ContextParallel, Fp8, Fp8Recipe, Layout, Sharding
 
 _SIZES = {"tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch"}

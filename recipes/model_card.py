@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.families import FAMILIES, Family
 
 _WITH_EXPERTS = " or ".join(family.name for family in FAMILIES.values() if family.experts)

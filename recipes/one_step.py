@@ -3,7 +3,7 @@
 
 Model, precision, data parallelism, optimizer and step are those that NeMo's strategy makes of the
 recipe; what is left out is the trainer around them: data store, checkpoints, logs and validation.
-Tokens are random. `custom_modules.memory_probe` counts the bytes of such a step.
+Tokens are random. `custom_modules.profiling.step_memory` counts the bytes of such a step.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from megatron.core import parallel_state
 from nemo.lightning import _strategy_lib
 from nemo.lightning.megatron_parallel import MegatronParallel
 
-from custom_modules.memory_probe import Training
+from custom_modules.profiling.step_memory import Training
 from recipes.check import world_size
 
 

@@ -6,8 +6,8 @@ Pure functions of numbers, as `recipes.laws`.
 
 from collections.abc import Iterator
 
-from custom_modules.gene import gene_refusal
-from custom_modules.rope_scaling import MAX_POSITION, RopeScaling
+from custom_modules.rope.config import MAX_POSITION, RopeScaling
+from custom_modules.rope.gene import gene_refusal
 
 
 def broken_positions(

@@ -8,13 +8,13 @@
 | longrecipe | text of chosen sentences, positions with skips between sentences | 2409.00509 |
 | gene | a rotation scaled by chance, positions as they are | 2024.findings-acl.249 |
 
-Light: `custom_modules.positions` draws them, `data.module` calls it for training samples alone.
+Light: `custom_modules.rope.skipped_positions` draws them, `data.module` calls it for training samples alone.
 """
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Optional, get_args
 
-from custom_modules.rope_scaling import MAX_POSITION
+from custom_modules.rope.config import MAX_POSITION
 
 PositionKind = Literal["consecutive", "pose", "longrecipe", "gene"]
 Sentences = Literal["all", "digits", "impactful"]
@@ -106,5 +106,5 @@ class Positions:
 
     @classmethod
     def gene(cls, target_length: int) -> "Positions":
-        """A rotation scaled by chance; the stage's own is `custom_modules.gene.gene_rotation`."""
+        """A rotation scaled by chance; the stage's own is `custom_modules.rope.gene.gene_rotation`."""
         return cls(kind="gene", target_length=target_length)

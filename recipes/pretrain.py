@@ -13,15 +13,19 @@ from megatron.core.optimizer import OptimizerConfig
 from nemo import lightning as nl
 from nemo.collections import llm
 
-from custom_modules.activation_memory import Offload, Recompute, Tiling
 from custom_modules.callbacks.collective_timeout import CollectiveTimeout
 from custom_modules.callbacks.hang_guard import HangGuard
 from custom_modules.callbacks.loss_guard import LossGuard
 from custom_modules.callbacks.step_log import StepLog
 from custom_modules.callbacks.stop_in_time import StopInTime
 from custom_modules.callbacks.stragglers import Stragglers
-from custom_modules.context_parallel_kind import ContextParallelKind
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    Tiling,
+)
+from custom_modules.rope.config import RopeScaling
 from data.module import StoreDataModule
 from recipes import cluster
 from recipes.check import check

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from data.whole_files import write_text
 from recipes.hugging_face.rope import RECORD, rope_of
 from recipes.user_file import read_json

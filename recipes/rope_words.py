@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from custom_modules.rope_scaling import RopeMethod, RopeScaling
+from custom_modules.rope.config import RopeMethod, RopeScaling
 from recipes import rope_file
 from recipes.naming import length_from
 

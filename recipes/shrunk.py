@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil, lcm, prod
 from typing import Any
 
-from custom_modules.activation_memory import Offload, Recompute, SavedTensors
-from custom_modules.context_parallel_kind import (
+from custom_modules.context_parallel.config import (
     ContextParallelKind,
     Degrees,
     Kind,
@@ -21,7 +20,12 @@ from custom_modules.context_parallel_kind import (
     fits_ulysses,
     stage_sizes,
 )
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    SavedTensors,
+)
+from custom_modules.rope.config import RopeScaling
 from recipes.layout import ContextParallel, Fp8, Layout
 from recipes.model_card import ModelCard
 from recipes.stages import Stage

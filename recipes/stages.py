@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.gate import Gate
 from recipes.positions import Positions
 

@@ -12,7 +12,7 @@ from nemo.lightning import _strategy_lib
 from nemo.lightning.ckpt_utils import WEIGHTS_PATH, ckpt_to_dir
 
 import recipes.signatures  # noqa: F401  # before the first config of a class of NeMo's
-from custom_modules.cpu_backend import cpu_backend
+from custom_modules.cpu.backend import cpu_backend
 from recipes.laws import fp8_refusal
 from recipes.verified import verified
 

@@ -6,8 +6,12 @@ from typing import Any
 
 import nemo_run as run
 
-from custom_modules.positions import gene_scale, longrecipe, pose
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.skipped_positions import (
+    gene_scale,
+    longrecipe,
+    pose,
+)
 from data.sentences import SentenceSelection
 from recipes.positions import Positions
 from recipes.stages import Stage
@@ -45,7 +49,7 @@ def _scales(how: Positions, rope: RopeScaling | str, seq_length: int) -> run.Par
     if not isinstance(rope, RopeScaling) or rope.original_length is None:
         raise ValueError(
             "positions gene draw the scale of the stage's own rotation; set its rope to "
-            "custom_modules.gene.gene_rotation"
+            "custom_modules.rope.gene.gene_rotation"
         )
     if rope.reach != how.target_length:
         raise ValueError(

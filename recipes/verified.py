@@ -18,8 +18,12 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from custom_modules.checkpoint_index import CheckpointError, ForeignClassError
-from custom_modules.safe_checkpoints import is_of_content, read_safely, require_common
+from custom_modules.checkpoints.index import CheckpointError, ForeignClassError
+from custom_modules.checkpoints.safe_loading import (
+    is_of_content,
+    read_safely,
+    require_common,
+)
 from data.whole_files import chain
 from recipes.checkpoint_files import (
     CONTEXT,

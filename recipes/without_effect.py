@@ -8,10 +8,10 @@ from typing import get_args
 import fiddle as fdl
 import nemo_run as run
 
-from custom_modules.activation_memory import Recompute
-from custom_modules.attention_kernels import KernelName
-from custom_modules.context_parallel_attention import ignored_settings
-from custom_modules.context_parallel_kind import TRANSFORMER_ENGINE_KINDS
+from custom_modules.attention.registry import KernelName
+from custom_modules.context_parallel.config import TRANSFORMER_ENGINE_KINDS
+from custom_modules.gpt.self_attention import ignored_settings
+from custom_modules.memory.config import Recompute
 from recipes.layout import Sharding
 from recipes.stages import DocumentPolicy
 

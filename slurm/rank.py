@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from custom_modules.checkpoint_index import CheckpointError
+from custom_modules.checkpoints.index import CheckpointError
 from data.cuda_extension import name_architecture
 from recipes.finished import steps_taken
 from recipes.gate import GateShutError

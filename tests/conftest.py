@@ -63,7 +63,7 @@ def megatron_rank() -> Iterator[None]:
     """Run the test as the only rank of Megatron's groups, on CPU."""
     from megatron.core import parallel_state  # here, since most tests do without it
 
-    from custom_modules.cpu_backend import cpu_backend
+    from custom_modules.cpu.backend import cpu_backend
 
     with one_rank(), cpu_backend(force=True):
         parallel_state.initialize_model_parallel()

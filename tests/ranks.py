@@ -22,7 +22,7 @@ from unittest import mock
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from custom_modules.gloo_device import one_gloo_device
+from custom_modules.cpu.gloo_device import one_gloo_device
 from tests import warm_start
 
 TREE = Path(__file__).resolve().parents[1]
@@ -49,7 +49,7 @@ class Server:
         return process
 
 
-MEGATRON = Server("torch.distributed", "custom_modules.long_context_gpt", "megatron.core.optimizer")
+MEGATRON = Server("torch.distributed", "custom_modules.gpt.model", "megatron.core.optimizer")
 
 
 class Ranks:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.families import FAMILIES, Family
 from recipes.hugging_face.fields import CONFIG as CONFIG
 from recipes.hugging_face.fields import mapping, number, whole, words

@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.hugging_face.fields import mapping, number, numbers, whole
 
 RECORD = "longhaul_rope"
@@ -275,7 +275,7 @@ def _temperature_of_longrope(temperature: float) -> dict[str, float]:
 
 def _divided(rope: RopeScaling, head_dim: int) -> dict[str, Any]:
     """Return a rotation that stretches another as divisors of plain RoPE's frequencies."""
-    from custom_modules.rope import inverse_frequencies  # brings torch
+    from custom_modules.rope.rotary import inverse_frequencies  # brings torch
 
     frequencies, temperature = inverse_frequencies(rope, head_dim)
     plain, _ = inverse_frequencies(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.checkpoint_files import HUGGING_FACE
 from recipes.families import FAMILIES
 from recipes.finished import checkpoint_facts, checkpoints_in, newest_checkpoint

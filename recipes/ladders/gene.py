@@ -5,12 +5,12 @@ Stated (configs/ptrain_16k_64k.yaml of LhLi-QED/GeNE; length, batch and steps al
 page 4): sequences of 16K, 128 per batch (2 x 8 on 8 GPUs), 300 steps, 2e-5, a cosine after 100
 steps of warm-up, a factor of 16 over 4,096 tokens, 3 rotations. Weight decay 0, beta2 0.999 and the
 cosine's end at zero are the defaults of the Hugging Face trainer that it runs. The scale of the
-rotation is drawn for each sequence (`custom_modules.gene`).
+rotation is drawn for each sequence (`custom_modules.rope.gene`).
 
 Instruction tuning followed (configs/ift_16k_64k.yaml); it is not part of this ladder.
 """
 
-from custom_modules.gene import gene_rotation
+from custom_modules.rope.gene import gene_rotation
 from recipes.positions import Positions
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K

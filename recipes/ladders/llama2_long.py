@@ -10,7 +10,7 @@ Not stated: where the cosine ends, the optimizer, and whether documents see one 
 4M is binary here, so that 100,000 steps are 419B tokens.
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K, M
 

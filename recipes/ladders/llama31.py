@@ -13,7 +13,7 @@ The published weights of 3.1 have been through this. The ladder starts from the 
 3; on `llama31_405b`, whose 8K weights are unpublished, it is for planning, or for weights of yours.
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K, M
 

@@ -14,7 +14,7 @@ The source starts from Llama-3-8B-Instruct. The table has no Llama 3 70B and for
 other bases, so one card.
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.positions import Positions
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K

@@ -19,7 +19,7 @@ documents apart; a stage has one rotation and one policy, that of its long seque
 Not stated: warm-up, the cosine's end, the optimizer, and the temperature, which here is LongRoPE's.
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K
 

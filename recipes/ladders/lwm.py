@@ -13,7 +13,7 @@ in the source; they are not part of this ladder.
 
 from typing import Literal
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K, M
 

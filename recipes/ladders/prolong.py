@@ -14,7 +14,7 @@ one. The source starts from the instruct model: put its weights where the card's
 `longhaul import` makes them.
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K, M
 

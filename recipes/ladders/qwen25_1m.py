@@ -10,7 +10,7 @@ without training on them (section 5.1).
 Not stated: tokens, batch, rate, optimizer, and whether documents see one another.
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K, M
 

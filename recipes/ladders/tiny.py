@@ -5,7 +5,7 @@ Every figure is ours, set by what two CPU cores train in some five minutes. The 
 lower than the first: their batches hold four sequences, then one, and are noisier for it.
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K
 

@@ -12,7 +12,7 @@ attention, which here is YaRN's own. Instruction tuning on short text followed (
 not part of a ladder.
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.stages import Cosine, Ladder, Stage
 from recipes.units import K, M
 

@@ -16,7 +16,7 @@ Llama 2 70B (a factor of 8, sequences of 8K) and Mistral (a window) have rows of
 train.sh, and are not in this ladder.
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.stages import Ladder, Linear, Stage
 from recipes.units import K
 

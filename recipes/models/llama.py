@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base models of Llama 2, 3, 3.1 and 3.2, by the published config.json of each."""
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.model_card import ModelCard
 from recipes.units import K
 

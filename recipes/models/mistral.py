@@ -6,7 +6,7 @@ is version 0.1's, whose vocabulary and base were smaller too. Mistral NeMo was t
 config.json has said 1,024,000 and 128,000 as well.
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.model_card import ModelCard
 from recipes.units import K
 

@@ -6,7 +6,7 @@ arXiv 2402.16819 gives a figure of Nemotron-4 15B it is the same; NeMo's classes
 vocabulary to the tokenizer, which has 256,000 entries. A stage starts from weights that a user has.
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.model_card import ModelCard
 from recipes.units import K
 

@@ -8,7 +8,7 @@ Of Qwen 3 32B no base model was published. Its card is that of the post-trained 
 config.json says 40,960: 32,768 tokens of an answer, and room for a prompt.
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.model_card import ModelCard
 from recipes.units import K
 

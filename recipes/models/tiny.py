@@ -6,7 +6,7 @@ leans on its attention, and shows where its context ends. The initial weights ar
 large model's 0.02, as their width asks (about half of 1 / sqrt(hidden)).
 """
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.model_card import ModelCard
 
 TINY = ModelCard(

@@ -4,8 +4,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from custom_modules.context_parallel_bytes import AttentionShape
-from custom_modules.context_parallel_kind import Degrees, degrees
+from custom_modules.context_parallel.config import Degrees, degrees
+from custom_modules.context_parallel.cost import AttentionShape
 from recipes.layout import Layout
 from recipes.model_card import ModelCard
 

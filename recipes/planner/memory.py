@@ -11,14 +11,14 @@ over TP; e bytes a number. A layer whose backward keeps everything holds
 
 With an all-to-all the exchanged q, k, v and output are kept in place of those before it, and the
 output that came home; head-chunked attention keeps its output alone. What recompute leaves of it is
-`custom_modules.activation_memory`'s table. The moments:
+`custom_modules.memory.config`'s table. The moments:
 
     loss        all layers' kept, of the last one what offload sends away as well, logits (or a tile
                 of them) and the last layer's output, 3h
     MLP         the others' kept, the last layer whole, 2F of gradients, the gradient of its output;
                 or a tile of it and the sums of its weights' gradients
     attention   the others' kept, the layer up to its middle, attention's own backward
-                (`custom_modules.context_parallel_bytes`), the gradient of the residual
+                (`custom_modules.context_parallel.cost`), the gradient of the residual
     rebuild     the same with attention's forward
 
 Derived from the modules and held to the bytes of real steps, cause by cause, by
@@ -30,7 +30,7 @@ optimizer, fp32 gradients and, for bf16, 12 bytes a parameter over the ranks tha
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from custom_modules.activation_memory import LayerKind
+from custom_modules.memory.config import LayerKind
 from recipes.planner.job import Job
 from recipes.units import GiB
 

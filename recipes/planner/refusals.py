@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from custom_modules.activation_memory import Offload, SavedTensors
+from custom_modules.memory.config import Offload, SavedTensors
 from recipes import laws
 from recipes.cluster import Cluster
 from recipes.planner.job import Job

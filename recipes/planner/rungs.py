@@ -7,7 +7,11 @@ What is proposed here may break a law; `recipes.planner.remedies` asks the laws 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from custom_modules.activation_memory import Offload, Recompute, Tiling
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    Tiling,
+)
 from recipes.cluster import Cluster
 from recipes.layout import ContextParallel, Fp8
 from recipes.planner.job import Job

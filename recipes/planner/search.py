@@ -13,8 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from custom_modules.activation_memory import Offload, Recompute, Tiling
-from custom_modules.context_parallel_kind import fits_ulysses, stage_sizes
+from custom_modules.context_parallel.config import fits_ulysses, stage_sizes
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    Tiling,
+)
 from recipes.cluster import Cluster
 from recipes.layout import ContextParallel, Fp8, Layout
 from recipes.model_card import ModelCard

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from custom_modules.context_parallel_kind import ContextParallelKind
+from custom_modules.context_parallel.config import ContextParallelKind
 from recipes.cluster import Cluster
 from recipes.layout import Layout
 from recipes.units import GiB

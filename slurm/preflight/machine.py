@@ -26,7 +26,7 @@ def output_of(command: Sequence[str]) -> str | None:
 
 def host_memory_left() -> int:
     """Return the bytes that this machine, or the container it is, has left."""
-    from custom_modules.host_memory import host_memory_left as left  # it imports torch
+    from custom_modules.memory.pinned_pool import host_memory_left as left  # it imports torch
 
     return left()
 

@@ -16,7 +16,7 @@ from benchmarks.machine import version
 from benchmarks.one_million_tokens import shard
 from benchmarks.page import write
 from benchmarks.ranks import on_ranks
-from custom_modules.ulysses import gather_sequence
+from custom_modules.context_parallel.ulysses import gather_sequence
 from tests.house.rooms import TREE
 
 pytestmark = pytest.mark.slow

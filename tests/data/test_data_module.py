@@ -9,8 +9,12 @@ import pytest
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 
-from custom_modules.documents import Documents
-from custom_modules.positions import gene_scale, longrecipe, pose
+from custom_modules.attention.documents import Documents
+from custom_modules.rope.skipped_positions import (
+    gene_scale,
+    longrecipe,
+    pose,
+)
 from data import train_short
 from data.impactful import ImpactfulTokens
 from data.module import NumberedDataset, StoreDataModule

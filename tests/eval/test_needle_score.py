@@ -8,8 +8,8 @@ import pytest
 import torch
 from megatron.core import parallel_state
 
-from custom_modules.cpu_backend import cpu_backend
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.cpu.backend import cpu_backend
+from custom_modules.rope.config import RopeScaling
 from eval.needle_score import mean_loss
 from eval.scored_text import (
     DIGITS,
@@ -20,7 +20,7 @@ from eval.scored_text import (
     needle_texts,
     texts_past,
 )
-from tests.custom_modules import llamas
+from tests.custom_modules.support import llamas
 from tests.ranks import run_ranks
 
 PLAIN = RopeScaling.base_change(10_000)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from custom_modules.rope import inverse_frequencies
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.rotary import inverse_frequencies
 from eval.rope_divisors import Stretching
 from eval.rope_search import Settings, search
 

@@ -22,9 +22,9 @@ ROOMS_SEEN_FROM = {
     "benchmarks": {"recipes", "custom_modules", "data", "eval"},
 }
 KERNELS_OF = {  # packages that a module adapts, imported where they are installed
-    "custom_modules.flash_attn_kernels": {"flash_attn", "flash_attn_interface"},
-    "custom_modules.fp8": {"transformer_engine"},
-    "custom_modules.transformer_engine_kernel": {"transformer_engine"},
+    "custom_modules.attention.flash_attn": {"flash_attn", "flash_attn_interface"},
+    "custom_modules.gpt.fp8_recompute": {"transformer_engine"},
+    "custom_modules.attention.transformer_engine": {"transformer_engine"},
 }
 BUILT_FROM_SOURCE = {"flash_attn_interface"}  # FlashAttention 3: no distribution to declare
 HEAVY = {"torch", "nemo", "nemo_run", "megatron", "lightning", "transformer_engine", "transformers"}
@@ -46,7 +46,7 @@ HEAVY_RECIPES = {
     "recipes.tree_values",
     "recipes.train_short",
     "recipes.verified",
-    "recipes.weight_sums",
+    "custom_modules.callbacks.weight_checksums",
     "recipes.without_effect",
     "recipes.yaml_file",
 }
@@ -144,10 +144,10 @@ def test_every_import_obeys_the_rules_of_the_house():
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("custom_modules.ring", "from nemo.collections import llm"),
-        ("custom_modules.ring", "def adapter():\n    import lightning.pytorch"),
-        ("custom_modules.ring", "from megatron import training"),
-        ("custom_modules.ring", "from recipes.layout import Layout"),
+        ("custom_modules.context_parallel.ring", "from nemo.collections import llm"),
+        ("custom_modules.context_parallel.ring", "def adapter():\n    import lightning.pytorch"),
+        ("custom_modules.context_parallel.ring", "from megatron import training"),
+        ("custom_modules.context_parallel.ring", "from recipes.layout import Layout"),
         ("custom_modules.callbacks.rate", "from longhaul import cli"),
         ("data.store", "import recipes.units"),
         ("data.store", "from importlib import import_module\nimport_module('eval.report')"),
@@ -169,10 +169,13 @@ def test_a_forbidden_import_is_refused(tmp_path, module, source):
     ("module", "source"),
     [
         (
-            "custom_modules.ring",
+            "custom_modules.context_parallel.ring",
             "import math\nimport torch\nfrom megatron.core import parallel_state",
         ),
-        ("custom_modules.ring", "from megatron import core\nfrom . import ulysses"),
+        (
+            "custom_modules.context_parallel.ring",
+            "from megatron import core\nfrom . import ulysses",
+        ),
         ("custom_modules.callbacks.rate", "from lightning.pytorch import Callback"),
         ("recipes.pretrain", "from nemo.collections import llm\nimport nemo_run as run"),
         ("recipes.layout", "from .models import tiny\nfrom recipes.units import K"),

@@ -7,7 +7,7 @@ from typing import Any
 
 def recipe(options: dict[str, Any]):
     """Return the stage of `tests.recipes.hugging_face.stages` that these options name."""
-    from custom_modules.rope_scaling import RopeScaling
+    from custom_modules.rope.config import RopeScaling
     from recipes.hugging_face.config import card_of, read_config
     from recipes.layout import ContextParallel
     from tests.recipes.hugging_face import stages

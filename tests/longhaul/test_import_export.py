@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.hugging_face.shards import stored_tensors
 from tests.longhaul.hugging_face_stage import recipe, train_on_forked_rank
 from tests.ranks import Ranks

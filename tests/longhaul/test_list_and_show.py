@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from custom_modules.activation_memory import Offload, Recompute
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.memory.config import Offload, Recompute
+from custom_modules.rope.config import RopeScaling
 from longhaul import console, facts, list_recipes, show
 from longhaul.cli import COMMANDS, loaded
 from recipes.collection import ROWS, Row

@@ -6,8 +6,12 @@ import signal
 
 import pytest
 
-from custom_modules.context_parallel_kind import KINDS, ContextParallelKind, degrees
-from custom_modules.context_parallel_probe import Measured, kinds_for
+from custom_modules.context_parallel.config import (
+    KINDS,
+    ContextParallelKind,
+    degrees,
+)
+from custom_modules.context_parallel.measure import Measured, kinds_for
 from longhaul import probe
 
 CP = ("probe", "cp", "--device", "cpu", "--ranks", 2, "--seq", 64, "--repeats", 1)

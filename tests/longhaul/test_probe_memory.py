@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from custom_modules.causes import CAUSES
+from custom_modules.profiling.categories import CAUSES
 from longhaul import probe_memory
 
 TINY = ("probe", "memory", "--factory", "tiny_512")
@@ -61,7 +61,7 @@ def test_what_cannot_be_probed_is_one_sentence(answer, monkeypatch, words, said)
 
     monkeypatch.setattr(probe_memory, "measure_on_ranks", no_ranks)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("custom_modules.host_memory.host_memory_left", lambda: 8 * 2**30)
+    monkeypatch.setattr("custom_modules.memory.pinned_pool.host_memory_left", lambda: 8 * 2**30)
     code, shown, answered = answer(*words)
     assert code == 2, answered
     errors = [line for line in answered.splitlines() if line.startswith("error: ")]

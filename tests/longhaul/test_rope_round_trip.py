@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import fiddle as fdl
 import pytest
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from longhaul import stages
 from recipes import checkpoints, rope_file, yaml_file
 from recipes.finished import checkpoint_facts

@@ -13,8 +13,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from custom_modules.rope import Rotation, inverse_frequencies
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.rotary import Rotation, inverse_frequencies
 from eval.results import write_json
 from longhaul import rope_search
 from longhaul.run_lock import InUseError, in_use

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from eval.results import write_json
 from tests.longhaul.test_light_commands import after
 
@@ -173,7 +173,7 @@ def tree(rope: RopeScaling) -> dict:
     """Return a rotation as config.yaml has it: every field, and what it builds."""
     nested = None if rope.before is None else tree(rope.before)
     every = {field.name: getattr(rope, field.name) for field in fields(rope)}
-    return {"_target_": "custom_modules.rope_scaling.RopeScaling", **every, "before": nested}
+    return {"_target_": "custom_modules.rope.config.RopeScaling", **every, "before": nested}
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,13 @@
 
 from dataclasses import replace
 
-from custom_modules.activation_memory import Offload, Recompute, Tiling
-from custom_modules.gene import gene_rotation
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    Tiling,
+)
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.gene import gene_rotation
 from recipes.collection import Row
 from recipes.layout import ContextParallel, Fp8, Layout
 from recipes.models import LLAMA31_8B, TINY

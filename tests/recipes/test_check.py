@@ -9,7 +9,7 @@ import pytest
 from nemo.collections import llm
 from nemo_run.cli.config import ConfigSerializer
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes import yaml_file
 from recipes.check import (
     check,

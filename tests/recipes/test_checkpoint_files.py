@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from custom_modules.checkpoint_index import CheckpointError
+from custom_modules.checkpoints.index import CheckpointError
 from recipes.checkpoint_files import (
     Reading,
     SavedFile,

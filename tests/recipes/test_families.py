@@ -11,8 +11,8 @@ import torch
 import transformers
 from transformers.activations import ACT2FN
 
-from custom_modules.activation_memory import Tiling
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.memory.config import Tiling
+from custom_modules.rope.config import RopeScaling
 from recipes.families import FAMILIES
 from recipes.gpt import LongContextMixin
 from recipes.layout import ContextParallel, Fp8, Layout

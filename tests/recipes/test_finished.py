@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from custom_modules.checkpoint_index import CheckpointError
+from custom_modules.checkpoints.index import CheckpointError
 from recipes.finished import (
     MARKER,
     checkpoint_facts,

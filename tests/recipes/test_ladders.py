@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from longhaul.combination import rotation_refusal
 from recipes import cluster, ladders
 from recipes.ladders import LADDERS

@@ -4,9 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from custom_modules.activation_memory import Offload, Recompute, SavedTensors, Tiling
-from custom_modules.context_parallel_kind import ContextParallelKind
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    SavedTensors,
+    Tiling,
+)
+from custom_modules.rope.config import RopeScaling
 from recipes import laws
 from recipes.layout import Fp8, Layout
 from recipes.units import K

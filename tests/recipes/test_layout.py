@@ -6,7 +6,11 @@ import nemo_run as run
 import pytest
 from nemo_run.cli.cli_parser import parse_cli_args
 
-from custom_modules.activation_memory import Offload, Recompute, Tiling
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    Tiling,
+)
 from recipes.check import check, fp8, notes, sharding_of
 from recipes.factories import FACTORIES
 from recipes.ladders import NEMO

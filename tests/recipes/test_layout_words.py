@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from custom_modules.activation_memory import Offload, Recompute, Tiling
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    Tiling,
+)
 from recipes.collection import ROWS
 from recipes.layout import ContextParallel, Fp8, Layout
 from recipes.layout_words import layout_from, words_of

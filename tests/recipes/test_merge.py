@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from custom_modules.checkpoint_index import CheckpointError
+from custom_modules.checkpoints.index import CheckpointError
 from recipes.checkpoint_files import described, for_marker
 from recipes.finished import start_checkpoint
 from recipes.merge import _Source, merge
-from tests.custom_modules import llamas
+from tests.custom_modules.support import llamas
 
 MARKER = {"max_steps": 3, "seq_length": 16, "rope": {}, "temperature": 1.0}
 

@@ -8,8 +8,8 @@ import nemo_run as run
 import pytest
 import torch
 
-from custom_modules.gene import gene_rotation
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.gene import gene_rotation
 from longhaul.stages import override
 from recipes import yaml_file
 from recipes.check import check, notes, trained_length
@@ -134,7 +134,7 @@ def test_gene_draws_multiples_of_what_the_length_needs_up_to_the_factor(seq_leng
 @pytest.mark.parametrize(
     ("rope", "words"),
     [
-        ("native", "set its rope to custom_modules.gene.gene_rotation"),
+        ("native", "set its rope to custom_modules.rope.gene.gene_rotation"),
         (RopeScaling.base_change(10_000), "set its rope to"),
         (
             gene_rotation(base=10_000, factor=4.0, original_length=256, head_dim=32),
@@ -189,7 +189,7 @@ def test_positions_that_fit_break_no_law(change):
         ({"documents": "within"}, "documents is within"),
         ({"rope": DYNAMIC}, "rope dynamic goes by the tokens at hand"),
         ({"rope": SEARCHED}, "rope longrope goes by the tokens at hand"),
-        ({"largest_scale": 8}, "rope is yarn; take custom_modules.gene.gene_rotation"),
+        ({"largest_scale": 8}, "rope is yarn; take custom_modules.rope.gene.gene_rotation"),
         ({"largest_scale": 6, "rope": GENE}, "largest scale drawn is 6 and rope factor 8"),
         (
             {**NO_SKIPS, "largest_scale": 8, "rope": GENE, "seq_length": 2048},

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from custom_modules.rope import inverse_frequencies
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.rotary import inverse_frequencies
 from recipes import rope_file
 
 SIZES = {"base": 10_000, "factor": 4.0, "original_length": 512}

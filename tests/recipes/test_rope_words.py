@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.rope_words import rope_from
 
 OF_MODEL = {"base": 500_000, "partial_rotary_factor": 1.0, "original_length": 8192}

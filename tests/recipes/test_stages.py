@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from custom_modules.context_parallel_kind import ContextParallelKind
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.rope.config import RopeScaling
 from recipes import naming
 from recipes.ladders import LADDERS
 from recipes.layout import ContextParallel, Layout

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from custom_modules.checkpoint_index import CheckpointError, ForeignClassError
+from custom_modules.checkpoints.index import CheckpointError, ForeignClassError
 from recipes.checkpoint_files import Reading, described, for_marker, require_whole, saved_files
 from recipes.finished import write_marker
 from recipes.verified import described_by_ranks, names_of_rank, verified

@@ -19,11 +19,11 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.utils import get_batch_on_this_cp_rank
 
-from custom_modules.context_parallel_kind import ContextParallelKind
-from custom_modules.cpu_backend import cpu_backend
-from custom_modules.documents import Documents
-from custom_modules.rope_scaling import RopeScaling
-from tests.custom_modules import llamas
+from custom_modules.attention.documents import Documents
+from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.cpu.backend import cpu_backend
+from custom_modules.rope.config import RopeScaling
+from tests.custom_modules.support import llamas
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow

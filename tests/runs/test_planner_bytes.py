@@ -18,7 +18,7 @@ from benchmarks.planner_cases import (
     two_ranks,
 )
 from benchmarks.planner_memory import BOUND
-from custom_modules.activation_memory import Recompute
+from custom_modules.memory.config import Recompute
 from recipes.layout import Layout
 from tests.ranks import Ranks
 from tests.runs.conftest import NEMO, TIMEOUT_SECONDS

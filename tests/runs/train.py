@@ -26,9 +26,13 @@ def recipe(options: dict[str, Any]):
     `card` of the options holds in what the model differs from the tiny one, `positions` how those
     of the training samples are drawn.
     """
-    from custom_modules.activation_memory import Offload, Recompute, Tiling
-    from custom_modules.gene import gene_rotation
-    from custom_modules.rope_scaling import RopeScaling
+    from custom_modules.memory.config import (
+        Offload,
+        Recompute,
+        Tiling,
+    )
+    from custom_modules.rope.config import RopeScaling
+    from custom_modules.rope.gene import gene_rotation
     from recipes.layout import ContextParallel, Layout
     from recipes.models import TINY
     from recipes.positions import Positions

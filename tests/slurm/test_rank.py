@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from custom_modules.checkpoint_index import CheckpointError
+from custom_modules.checkpoints.index import CheckpointError
 from slurm import outcome, rank
 from tests.ranks import TREE
 

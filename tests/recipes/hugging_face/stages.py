@@ -5,7 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.model_card import ModelCard
 
 LENGTH = 512

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.hugging_face.config import (
     card_of,
     exported_config,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.finished import start_checkpoint
 from recipes.hugging_face.config import card_of, read_config
 from recipes.hugging_face.exporting import export

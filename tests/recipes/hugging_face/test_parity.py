@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.hugging_face.config import card_of, read_config, require_weights
 from recipes.hugging_face.shards import stored_tensors
 from tests.recipes.hugging_face.models import CONFIGS, CONTEXT, VOCAB, folder

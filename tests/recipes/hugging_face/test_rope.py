@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from custom_modules.rope import Rotation, rotary_dims
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.rotary import Rotation, rotary_dims
 from recipes.hugging_face.rope import RECORD, rope_fields, rope_of
 
 HEAD_DIM, LENGTH = 32, 2048

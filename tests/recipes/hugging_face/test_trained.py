@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from custom_modules.rope_scaling import RopeScaling
+from custom_modules.rope.config import RopeScaling
 from recipes.hugging_face.config import card_of, read_config
 from recipes.hugging_face.exporting import export
 from recipes.hugging_face.trained import OF_RECIPES, trained

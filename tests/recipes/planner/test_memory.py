@@ -5,7 +5,11 @@ import itertools
 
 import pytest
 
-from custom_modules.activation_memory import Offload, Recompute, Tiling
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    Tiling,
+)
 from recipes import cluster
 from recipes.layout import ContextParallel, Fp8, Layout
 from recipes.models import LLAMA31_8B, TINY

@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from custom_modules.context_parallel import split_group
-from custom_modules.cpu_backend import cpu_backend
+from custom_modules.context_parallel.attend import split_group
+from custom_modules.cpu.backend import cpu_backend
 from recipes import cluster as clusters
 from recipes.layout_words import layout_from
 from recipes.models import CARDS
@@ -42,7 +42,9 @@ LAYOUTS = (
     "tp2 hybrid2x2",
 )
 KINDS = ("TP", "CP all-to-all", "CP ring", "DP", "PP")
-SERVER = Server("recipes.strategy", "nemo.lightning._strategy_lib", "custom_modules.ring")
+SERVER = Server(
+    "recipes.strategy", "nemo.lightning._strategy_lib", "custom_modules.context_parallel.ring"
+)
 SECONDS = 100
 
 Groups = dict[str, list[int]]

@@ -5,7 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from custom_modules.activation_memory import Offload, Recompute, Tiling
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    Tiling,
+)
 from recipes import cluster
 from recipes.layout import ContextParallel, Fp8, Layout
 from recipes.layout_words import layout_from

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which attention kernel computes: chosen by device, dtype and head size, or forced by name.
+
+| name | what it is |
+| --- | --- |
+| `cpu_flash` | PyTorch's CPU flash operator; every floating dtype, any head size |
+| `flash_attn_3` | the flash-attn package for Hopper, where installed |
+| `cudnn` | PyTorch's cuDNN operator |
+| `flash_attn_2` | the flash-attn package, where installed |
+| `transformer_engine` | Transformer Engine's fused attention, where installed |
+| `cuda_flash` | PyTorch's own FlashAttention-2 |
+
+`auto` takes the first that can serve, in this order. All take fewer KV heads than query heads as
+they are: K and V are never expanded. The name is logged once for each choice.
+"""
+
+import logging
+from functools import cache
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from custom_modules.attention.flash_attn import FLASH_ATTN_2, FLASH_ATTN_3
+from custom_modules.attention.kernel import AttentionKernel, by_document
+from custom_modules.attention.pytorch_cuda import CUDA_FLASH, CUDNN
+from custom_modules.attention.transformer_engine import TRANSFORMER_ENGINE
+
+KernelName = Literal[
+    "auto",
+    "cpu_flash",
+    "flash_attn_3",
+    "cudnn",
+    "flash_attn_2",
+    "transformer_engine",
+    "cuda_flash",
+]
+
+aten = torch.ops.aten
+log = logging.getLogger(__name__)
+
+
+def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    return out, lse
+
+
+def _cpu_backward(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad_out, q, k, v, out, lse, 0.0, causal
+    )
+    return dq, dk, dv
+
+
+def _cpu_refusal(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    return None if device.type == "cpu" else f"computes on cpu, not on {device.type}"
+
+
+CPU_FLASH = AttentionKernel("cpu_flash", _cpu_refusal, *by_document(_cpu_forward, _cpu_backward))
+
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (CPU_FLASH, FLASH_ATTN_3, CUDNN, FLASH_ATTN_2, TRANSFORMER_ENGINE, CUDA_FLASH)
+}
+
+
+@cache  # probing for packages reads the file system; the log has each choice once
+def kernel_for(
+    device: torch.device, dtype: torch.dtype, head_dim: int, name: str = "auto"
+) -> AttentionKernel:
+    """Return the kernel of that name, or the first that can serve.
+
+    Raises ValueError with the alternatives where the named one, or every one, refuses.
+    """
+    if name != "auto" and name not in KERNELS:
+        raise ValueError(f"attention kernel {name!r} is unknown; it is one of {_names()}")
+    refusals = {known: kernel.refusal(device, dtype, head_dim) for known, kernel in KERNELS.items()}
+    serving = [known for known, refusal in refusals.items() if refusal is None]
+    if name != "auto" and name not in serving:
+        raise ValueError(
+            f"attention kernel {name} {refusals[name]}; for {_case(device, dtype, head_dim)} "
+            f"there is {' or '.join(serving) if serving else 'none'}"
+        )
+    if not serving:
+        because = "; ".join(f"{known} {refusal}" for known, refusal in refusals.items())
+        raise ValueError(f"no attention kernel for {_case(device, dtype, head_dim)}: {because}")
+    chosen = KERNELS[serving[0] if name == "auto" else name]
+    log.info("attention kernel %s for %s", chosen.name, _case(device, dtype, head_dim))
+    return chosen
+
+
+def _case(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    return f"{str(dtype).removeprefix('torch.')} on {device.type} with head size {head_dim}"
+
+
+def _names() -> str:
+    return ", ".join(get_args(KernelName))
+
+
+def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError where q [s, b, h, D] and k, v [s, b, g, D] do not go together."""
+    dtypes = {"q": q.dtype, "k": k.dtype, "v": v.dtype}
+    if len(set(dtypes.values())) > 1:
+        mixed = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+        raise ValueError(f"attention inputs have different dtypes ({mixed}); cast them to one")
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if q.ndim != 4 or k.shape != v.shape or 0 in (*q.shape, *k.shape):
+        raise ValueError(
+            f"attention inputs are {shapes}; [s, b, heads, D] is needed, k and v alike"
+        )
+    if (*q.shape[:2], q.shape[3]) != (*k.shape[:2], k.shape[3]):
+        raise ValueError(f"attention inputs are {shapes}; they may differ in heads alone")
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} KV heads evenly")

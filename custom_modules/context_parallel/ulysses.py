@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-to-all context parallelism under zigzag sharding ("Ulysses", arXiv 2309.14509).
+
+    q, k, v [s, b, h, D] on each of C ranks  ->  attention over S = C * s tokens  ->  [s, b, h, D]
+
+Megatron cuts the sequence into 2C chunks and gives rank r the chunks r and 2C - 1 - r, so that
+causal work is even for ring attention. Ulysses does not need the balance (every rank sees the
+whole sequence for its share of the heads), but it must undo the order. Each rank
+
+1. sends head share j of its two chunks to rank j, which receives them where they belong in the
+   natural order, [S, b, h/C, D]: the order is undone by the exchange, without a copy;
+2. attends over whole sequences of its heads, by any attention kernel;
+3. sends the output of each two chunks back to the rank that holds them, [s, b, h, D].
+
+The backward is the same three steps with gradients. With g < C KV heads each of them goes to the
+C/g ranks whose query heads need it, and their gradients come back as a sum.
+
+Memory, in head slices e = s * b * D elements, with G = max(g, C), inputs and output counted:
+
+    forward   (h + 2g) + (h + 2G) + 2h + (C-1)/C * h
+    backward  2h + (h + 2G) + 2h + (h + 2G)
+
+and the log-sum-exp. Forward: what is given, exchanged q, k and v, the output before and after it
+goes home, and its messages. (Messages are views of it where b is 1; for b > 1 they are packed, as
+much again.) Backward: the output and its gradient, the exchanged q, k, v, output and its gradient,
+and what the kernel returns; the exchanges are nodes of autograd apart from the kernel, so that
+what it saved is gone before gradients go home. `custom_modules.context_parallel.cost` has the
+formulas as code.
+
+Bytes sent by a rank, forward: (C-1)/C * (2h + 2G) * e * element size; backward the same.
+
+Composes with tensor parallelism (h is then the heads of this TP rank), PP and recompute. Around a
+ring (`custom_modules.context_parallel.ring`) as its kernel it is the 2-D hybrid: C is then the inner degree, S the
+tokens of the inner group, and neighbouring ranks hold a zigzag shard of the outer ring together.
+Limits: C divides h, and g or else g divides C.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from custom_modules.attention.documents import chunks_of
+from custom_modules.attention.kernel import lse_dtype
+from custom_modules.context_parallel.config import fits_ulysses, ulysses_sizes
+from custom_modules.context_parallel.p2p import post
+
+
+def gather_shares(
+    shares: Sequence[Tensor], group: dist.ProcessGroup, *, into: Tensor | None = None
+) -> Tensor:
+    """Send share j of the heads, [s, b, ..., D], to rank j; return this rank's, [S, b, n, D].
+
+    The shares are alike in shape, with n heads in one dimension or more, and may be views; the
+    same tensor may go to several ranks. What they were, a zigzag shard of the sequence, comes
+    back in the natural order, in `into` where given. Raises ValueError for an odd shard.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    s, b, *heads, head_dim = shares[0].shape
+    if s % 2:
+        raise ValueError(f"a zigzag shard is two chunks; {s} tokens are not")
+    if into is None:
+        into = shares[0].new_empty(size * s, b, math.prod(heads), head_dim)
+    chunks = into.unflatten(0, (2 * size, -1))
+    peers = [peer for peer in range(size) if peer != rank]
+    packed = {id(shares[peer]): shares[peer].contiguous() for peer in peers}
+    messages = post(
+        [(peer, half) for peer in peers for half in packed[id(shares[peer])].tensor_split(2)],
+        [(peer, chunks[index]) for peer in peers for index in chunks_of(peer, size)],
+        group,
+    )
+    for index, half in zip(chunks_of(rank, size), shares[rank].tensor_split(2), strict=True):
+        chunks[index].unflatten(2, heads).copy_(half)
+    messages.wait()
+    return into
+
+
+def scatter_shares(t: Tensor, shares: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Undo `gather_shares`: write `t` [S, b, n, D] of rank j to `shares[j]` [s, b, ..., D].
+
+    The shares may be views. Where neighbouring ranks have the same one, it gets their sum.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    chunks = t.unflatten(0, (2 * size, -1))
+    peers = [peer for peer in range(size) if peer != rank]
+    blocks = {peer: t.new_empty(t.shape[0] // size, *t.shape[1:]) for peer in peers}
+    post(
+        [(peer, chunks[index].contiguous()) for peer in peers for index in chunks_of(peer, size)],
+        [(peer, half) for peer in peers for half in blocks[peer].tensor_split(2)],
+        group,
+    ).wait()
+    for peer, share in enumerate(shares):
+        halves = (
+            [chunks[index] for index in chunks_of(rank, size)]
+            if peer == rank
+            else blocks[peer].tensor_split(2)
+        )
+        sums = peer > 0 and share is shares[peer - 1]
+        for target, half in zip(share.tensor_split(2), halves, strict=True):
+            if sums:
+                target.add_(half.view_as(target))
+            else:
+                target.copy_(half.unflatten(2, target.shape[2:-1]))
+
+
+def split_heads(t: Tensor, size: int) -> list[Tensor]:
+    """Return the heads of `t` [s, b, h, D] that each of `size` ranks attends with, as views.
+
+    Fewer heads than ranks are shared: neighbouring ranks get the same tensor. Raises ValueError
+    where neither number divides the other.
+    """
+    heads = t.shape[2]
+    if heads % size and size % heads:
+        raise ValueError(
+            f"{heads} heads cannot be spread over {size} all-to-all ranks: one must divide the "
+            "other; a ring takes any number of heads"
+        )
+    parts = t.tensor_split(min(heads, size), dim=2)
+    return [parts[rank * len(parts) // size] for rank in range(size)]
+
+
+def gather_sequence(t: Tensor, group: dist.ProcessGroup, *, into: Tensor | None = None) -> Tensor:
+    """Turn a zigzag shard of the sequence, [s, b, h, D], into whole sequences of a head share.
+
+    Returns [S, b, max(h/C, 1), D] in the natural order, in `into` where given.
+    """
+    return gather_shares(split_heads(t, dist.get_world_size(group)), group, into=into)
+
+
+def scatter_sequence(
+    t: Tensor, group: dist.ProcessGroup, *, heads: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Turn whole sequences of a head share back into the shard, [s, b, heads, D].
+
+    Where a head was sent to several ranks, the shard holds the sum of what they return, added in
+    fp32 (float64 for float64). The shard is in `dtype`, that of `t` if not given.
+    """
+    size, dtype = dist.get_world_size(group), dtype or t.dtype
+    t = t.to(lse_dtype(dtype) if heads < size else dtype)
+    shard = t.new_empty(t.shape[0] // size, t.shape[1], heads, t.shape[3])
+    scatter_shares(t, split_heads(shard, size), group)
+    return shard.to(dtype)
+
+
+class _GatherSequence(torch.autograd.Function):
+    """Saves nothing: the gradient goes home, that of a shared head as a sum."""
+
+    @staticmethod
+    def forward(ctx, t: Tensor, group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.group, ctx.heads = group, t.shape[2]
+        return gather_sequence(t, group)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        return scatter_sequence(grad, ctx.group, heads=ctx.heads), None
+
+
+class _ScatterSequence(torch.autograd.Function):
+    """Saves nothing: the gradient is gathered as the heads were."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, t: Tensor, group: dist.ProcessGroup, heads: int
+    ) -> Tensor:
+        ctx.group = group
+        return scatter_sequence(t, group, heads=heads)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
+        return gather_sequence(grad, ctx.group), None, None
+
+
+def to_heads(t: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return `gather_sequence`, with a gradient."""
+    return _GatherSequence.apply(t, group)
+
+
+def to_tokens(t: Tensor, group: dist.ProcessGroup, *, heads: int) -> Tensor:
+    """Return `scatter_sequence` of heads that were not shared, with a gradient."""
+    return _ScatterSequence.apply(t, group, heads)
+
+
+def require_heads(heads: int, kv_heads: int, size: int) -> None:
+    """Raise ValueError where `size` all-to-all ranks cannot share the heads."""
+    if not fits_ulysses(heads, kv_heads, size):
+        possible = ", ".join(map(str, ulysses_sizes(heads, kv_heads)))
+        raise ValueError(
+            f"{heads} heads and {kv_heads} KV heads cannot be spread over {size} all-to-all "
+            f"ranks; {possible} would fit, and a ring of any size"
+        )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's mixture of experts in a long-context layer: a router that no layout changes.
+
+    out(x) = sum over the k best experts e of  p_e MLP_e(x),   p = softmax(top_k(x W_r))
+
+The layer is Megatron's (`MoELayer`): dropless, its experts run one after the other or grouped by
+Transformer Engine. What differs is the weight of the load-balancing loss. With
+`calculate_per_token_loss` the step divides all gradients by its tokens, so the auxiliary loss has
+to enter times the tokens of the micro-batch. Megatron-Core 0.15.3 multiplies by those of the rank:
+summed over the ranks that share the sequence (tensor ranks by sequence parallelism, and context
+ranks), each of which holds its own part of the loss, that is TP x CP times too little.
+`TokenWeightedRouter` weighs by the tokens of all of them.
+
+Limits, refused by `refuse_experts`: routing is top-k with an auxiliary loss per micro-batch or with
+none. Dropped tokens would depend on the layout, jitter would be drawn anew in a recomputed layer,
+the z-loss has the fault above.
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.moe_utils import HAVE_TE, MoEAuxLossAutoScaler
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from custom_modules.memory.config import Tiling
+
+ONLY: dict[str, tuple[Any, ...]] = {
+    "expert_model_parallel_size": (1,),
+    "fp8": (None, False),
+    "moe_expert_capacity_factor": (None,),
+    "moe_input_jitter_eps": (None,),
+    "moe_layer_freq": (1,),
+    "moe_router_enable_expert_bias": (False,),
+    "moe_router_force_load_balancing": (False,),
+    "moe_router_load_balancing_type": ("aux_loss", "none"),
+    "moe_shared_expert_intermediate_size": (None,),
+    "moe_token_dispatcher_type": ("alltoall", "allgather"),
+    "moe_z_loss_coeff": (None,),
+}
+"""Fields of Megatron's config and the values that layers with experts are known to train with."""
+
+
+class TokenWeightedRouter(TopKRouter):
+    """Megatron's router; its auxiliary loss weighs the same on any number of ranks."""
+
+    def gating(self, input: Tensor) -> Tensor:
+        """Return logits [s, b, experts]; Megatron's own need Transformer Engine to be installed."""
+        if HAVE_TE:
+            of_megatron: Tensor = super().gating(input)
+            return of_megatron
+        stated = {"fp32": torch.float32, "fp64": torch.float64}
+        dtype = stated.get(self.config.moe_router_dtype, input.dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return nn.functional.linear(input.to(dtype), self.weight.to(dtype), bias)
+
+    def attach_and_log_load_balancing_loss(
+        self,
+        activation: Tensor,
+        aux_loss_coeff: float,
+        aux_loss: Tensor,
+        aux_loss_name: str,
+        reduce_group: torch.distributed.ProcessGroup,
+    ) -> Tensor:
+        """Return `activation` [tokens, experts] with this rank's part of the loss in its graph."""
+        out: Tensor = super().attach_and_log_load_balancing_loss(
+            activation, aux_loss_coeff, aux_loss, aux_loss_name, reduce_group
+        )
+        if not self.calculate_per_token_loss:
+            return out
+        of_others = activation.shape[0] * (reduce_group.size() - 1)
+        weighted: Tensor = MoEAuxLossAutoScaler.apply(out, aux_loss * of_others)
+        return weighted
+
+
+def weigh_by_tokens(layer: MoELayer, groups: Any) -> None:
+    """Give a layer of experts our router; `groups` are those by which it was built."""
+    router = TokenWeightedRouter(config=layer.config, pg_collection=groups)
+    router.set_layer_number(layer.layer_number)
+    layer.router = router
+
+
+def refuse_experts(config: TransformerConfig, tiling: Tiling, *, transformer_engine: bool) -> None:
+    """Raise ValueError for what layers with experts do not do; dense models are not looked at."""
+    if not config.num_moe_experts:
+        return
+    for name, known in ONLY.items():
+        value = getattr(config, name)
+        if value not in known:
+            values = " or ".join(map(repr, known))
+            raise ValueError(f"{name} is {value!r}; layers with experts train with {values}")
+    experts_tp, tp = config.expert_tensor_parallel_size, config.tensor_model_parallel_size
+    if experts_tp not in (None, tp):
+        raise ValueError(
+            f"expert_tensor_parallel_size is {experts_tp} and tensor_model_parallel_size {tp}; "
+            "experts are split as all other layers are: leave it out"
+        )
+    if config.moe_grouped_gemm and not transformer_engine:
+        raise ValueError(
+            "moe_grouped_gemm is Transformer Engine's, which this model does not use; leave it out"
+        )
+    if config.recompute_granularity == "selective" and "mlp" in (config.recompute_modules or ()):
+        raise ValueError(
+            f"recompute_modules with mlp and num_moe_experts {config.num_moe_experts}: "
+            "Megatron-Core rebuilds no experts by it; take recompute full or kept_attention"
+        )
+    if tiling.mlp:
+        raise ValueError(
+            f"tiling mlp with num_moe_experts {config.num_moe_experts}: the router's auxiliary "
+            "loss is of all tokens of a micro-batch, not of a tile; leave one out"
+        )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Page-locked host memory of exact sizes, allocated once and reused, with a cap.
+
+A GPU copies to and from host memory beside its computation only where the pages are locked.
+PyTorch's pinned allocator rounds every size up to a power of two; buffers here are plain memory,
+registered with CUDA afterwards, so that a cap in GiB means what it says.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from custom_modules.profiling.categories import cause
+
+GIB = 2**30
+CGROUPS = Path("/sys/fs/cgroup")
+LEFT_TO_HOST = GIB
+"""Host memory that is never pinned: the rest of the machine lives in it."""
+
+
+def host_memory_left() -> int:
+    """Return the bytes this machine, or the container it is, can still hand out without swap."""
+    fields = dict(
+        line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
+    )
+    left = int(fields["MemAvailable"].split()[0]) * 1024
+    return min([left, *left_to_groups(Path("/proc/self/cgroup").read_text(), CGROUPS)])
+
+
+def left_to_groups(joined: str, root: Path) -> Iterator[int]:
+    """Yield what each control group that limits this process has left, page cache not counted.
+
+    `joined` is /proc/self/cgroup: a line is `0::/path` in version 2, `N:memory:/path` in version 1.
+    A batch system limits a job by a group below the root.
+    """
+    for entry in joined.splitlines():
+        _, controllers, path = entry.split(":", 2)
+        if controllers == "":
+            top, limit, used, cache = root, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, limit, used = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *(one for one in group.parents if one.is_relative_to(top))):
+            try:
+                lines = (folder / "memory.stat").read_text().splitlines()
+                reclaimable = int(dict(line.split() for line in lines).get(cache, 0))
+                taken = int((folder / used).read_text()) - reclaimable
+                yield int((folder / limit).read_text()) - taken
+            except (OSError, ValueError):  # no such file here, or "max"
+                continue
+
+
+class HostPool:
+    """Page-locked buffers by size, made once and reused; a cap holds their sum."""
+
+    def __init__(
+        self, cap_bytes: int, *, pin: bool, memory_left: Callable[[], int] = host_memory_left
+    ) -> None:
+        """Begin with nothing; `pin` locks the pages, which takes a CUDA device."""
+        self.cap_bytes, self.pin, self.memory_left = cap_bytes, pin, memory_left
+        self.made_bytes = 0
+        self._free: dict[int, list[tuple[Tensor, object]]] = {}
+        self._locked: list[Tensor] = []
+
+    def take(self, size: int) -> tuple[Tensor, object]:
+        """Return a buffer of `size` bytes and the end of the last copy from it, or None.
+
+        Raises MemoryError where the cap, or what the machine has left, is too small.
+        """
+        free = self._free.setdefault(size, [])
+        if free:
+            return free.pop()
+        self.require(size)
+        with cause("host"):
+            buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
+        if self.pin:
+            error = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)
+            if int(error):
+                raise MemoryError(
+                    f"offload could not lock {size / GIB:.2f} GiB of host memory (CUDA error "
+                    f"{int(error)}) after {self.made_bytes / GIB:.2f} GiB; raise the limit of "
+                    "locked memory (ulimit -l), or lower cap_gib"
+                )
+            self._locked.append(buffer)
+        self.made_bytes += size
+        return buffer, None
+
+    def require(self, size: int, *, ranks: int = 1) -> None:
+        """Raise MemoryError where `size` bytes more would break the cap or the machine.
+
+        `ranks` of this machine are about to take as much.
+        """
+        if self.made_bytes + size > self.cap_bytes:
+            raise MemoryError(
+                f"offload needs {(self.made_bytes + size) / GIB:.3g} GiB of host memory or more, "
+                f"and its cap_gib is {self.cap_bytes / GIB:g}; raise it, or offload fewer layers"
+            )
+        left = self.memory_left() - LEFT_TO_HOST
+        if size * ranks > left:
+            raise MemoryError(
+                f"offload needs {size * ranks / GIB:.3g} GiB more host memory for {ranks} ranks, "
+                f"and the machine has {max(0, left) / GIB:.3g} GiB left for it; it would swap: "
+                "offload fewer layers"
+            )
+
+    def give(self, buffer: Tensor, end: object) -> None:
+        """Take a buffer back; it is written again after `end`."""
+        self._free.setdefault(buffer.numel(), []).append((buffer, end))
+
+    def __del__(self) -> None:
+        if self._locked:
+            torch.cuda.synchronize()  # copies may still read and write them
+            for buffer in self._locked:
+                torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary position embedding for the positions a rank holds, exact at millions of positions.
+
+    out[p] = t[p] * cos(p * f) + rotate_half(t[p]) * sin(p * f)
+
+Megatron-Core computes a table for the whole sequence on every rank and casts cos and sin to the
+model's dtype. At 4M positions the table is GiBs and bf16 has 8 bits for an angle. Here
+
+1. `inverse_frequencies` gives f in float64 for a `RopeScaling`, with its temperature;
+2. `rotary_table` turns position ids [b, s] into cos and sin [s, b, 1, R/2] for just those
+   positions: angles in float64, since fp32 holds `position * f` to 1e-7 of its size, which at
+   4M radians is a quarter of a turn; results in fp32;
+3. `rotate` applies the table in fp32, a tile of the sequence at a time, and returns the dtype of
+   its input; dimensions beyond the first R pass through.
+
+Legend: b batch, s sequence on this rank, h heads on this rank, D head size, R of it rotated (all,
+unless `partial_rotary_factor` says less). Pairs are half-split, i with i + R/2 as in Llama, or
+interleaved, 2i with 2i + 1. Memory of a table: 4 * s * b * R bytes.
+Position ids may come in any order, so zigzag shards and restarting documents need no special case.
+
+The sources of the methods are in `custom_modules.rope.config`.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from custom_modules.rope.config import MAX_POSITION, RopeScaling
+
+TILE_ELEMENTS = 2**24
+"""Elements rotated at a time: bounds the fp32 copies to 64 MiB each, whatever the length."""
+
+
+def inverse_frequencies(
+    scaling: RopeScaling, head_dim: int, length: int | None = None
+) -> tuple[Tensor, float]:
+    """Return radians per position, float64 [R/2], and the temperature on cos and sin.
+
+    `length` is that of the sequence in tokens, for the methods that go by it. Raises ValueError
+    where those are not given it, where the rotated dimensions do not pair, and for per-dimension
+    factors of another count.
+    """
+    rotated = rotary_dims(scaling, head_dim)
+    if scaling.by_length and length is None:
+        raise ValueError(
+            f"RoPE method {scaling.method} rotates by the length of the sequence; give length"
+        )
+    if scaling.before is not None:
+        plain, _ = inverse_frequencies(scaling.before, head_dim)
+    else:
+        exponents = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
+        plain = scaling.base**-exponents
+    return _stretched(plain, scaling, length), scaling.temperature
+
+
+def rotary_dims(scaling: RopeScaling, head_dim: int) -> int:
+    """Return how many dimensions of a head turn; raise ValueError where they do not pair."""
+    rotated = int(head_dim * scaling.partial_rotary_factor)
+    if rotated < 2 or rotated % 2:
+        share = scaling.partial_rotary_factor
+        raise ValueError(
+            f"head_dim is {head_dim}"
+            + (f" and partial_rotary_factor {share}, so {rotated} turn" if share != 1 else "")
+            + "; rotation pairs dimensions, so it must be even"
+        )
+    return rotated
+
+
+def _stretched(plain: Tensor, scaling: RopeScaling, length: int | None) -> Tensor:
+    match scaling.method:
+        case "default":
+            return plain
+        case "linear":
+            return plain / scaling.factor
+        case "ntk":
+            return _ntk(plain, scaling.factor)
+        case "dynamic":
+            assert length is not None
+            assert scaling.original_length is not None
+            longer = max(length, scaling.original_length) / scaling.original_length
+            return _ntk(plain, scaling.factor * longer - (scaling.factor - 1))
+        case "yarn" | "ntk_by_parts":
+            return _by_parts(plain, scaling)
+        case "llama3":
+            return _llama3(plain, scaling)
+        case "longrope":
+            return plain / _divisors(scaling, len(plain), length)
+
+
+def _ntk(plain: Tensor, factor: float) -> Tensor:
+    """Return the frequencies at the base times `factor ** (R / (R - 2))`: the last is divided."""
+    if len(plain) < 2:
+        raise ValueError("NTK-aware scaling takes at least 4 rotated dimensions, and there are 2")
+    share = torch.arange(len(plain), dtype=torch.float64) / (len(plain) - 1)
+    return plain * factor**-share
+
+
+def _by_parts(plain: Tensor, scaling: RopeScaling) -> Tensor:
+    """Interpolate slow dimensions by `factor`, keep fast ones, ramp between (arXiv 2309.00071)."""
+    assert scaling.original_length is not None
+    length = scaling.original_length
+
+    def dimension_turning(turns: float) -> float:
+        return _dimension_of(2 * math.pi * turns / length, plain, scaling)
+
+    low, high = dimension_turning(scaling.beta_fast), dimension_turning(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * len(plain) - 1)
+    width = high - low if high != low else 0.001  # a ramp of no width would divide by zero
+    dimensions = torch.arange(len(plain), dtype=torch.float64)
+    interpolated = ((dimensions - low) / width).clamp(0, 1)
+    return plain / scaling.factor * interpolated + plain * (1 - interpolated)
+
+
+def _dimension_of(frequency: float, plain: Tensor, scaling: RopeScaling) -> float:
+    """Return the (real-valued) pair of dimensions that turns at `frequency`.
+
+    The logarithm falls linearly with the pair for plain RoPE; for a rotation that was stretched
+    before it is read off between neighbours, and beyond the ends as between the outermost two.
+    """
+    if scaling.before is None:
+        return -len(plain) * math.log(frequency) / math.log(scaling.base)
+    if len(plain) < 2:
+        raise ValueError("a rotation that is stretched turns at least 4 dimensions, and this one 2")
+    logs, wanted = plain.log().tolist(), math.log(frequency)
+    after = next((i for i, value in enumerate(logs) if value < wanted), len(logs) - 1)
+    after = max(after, 1)
+    return after - (wanted - logs[after]) / (logs[after - 1] - logs[after])
+
+
+def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
+    """Interpolate wavelengths above the original context, blend the octaves below it."""
+    assert scaling.original_length is not None
+    wavelength = 2 * math.pi / plain
+    turns = scaling.original_length / wavelength
+    smooth = (turns - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    smooth = smooth.clamp(0, 1)
+    return plain / scaling.factor * (1 - smooth) + plain * smooth
+
+
+def _divisors(scaling: RopeScaling, pairs: int, length: int | None) -> Tensor:
+    """Return LongRoPE's factors: short ones up to the original length, long ones above it."""
+    assert length is not None
+    assert scaling.original_length is not None
+    chosen = scaling.long_factor if length > scaling.original_length else scaling.short_factor
+    assert chosen is not None
+    if len(chosen) != pairs:
+        raise ValueError(
+            f"longrope has {len(chosen)} factors and {2 * pairs} dimensions of a head turn; it "
+            f"takes one a pair, {pairs}"
+        )
+    return torch.tensor(chosen, dtype=torch.float64)
+
+
+class Rotation:
+    """A `RopeScaling` for heads of one size: tables for the positions that a rank holds."""
+
+    def __init__(self, scaling: RopeScaling, head_dim: int) -> None:
+        """Take the rotation; raises ValueError where it does not fit the heads."""
+        self.scaling = scaling
+        self.head_dim = head_dim
+        self._frequencies: dict[tuple[int | None, torch.device], Tensor] = {}
+        self._of(scaling.original_length, torch.device("cpu"))
+
+    def table(self, position_ids: Tensor, length: int, frequencies: Tensor | None = None) -> Tensor:
+        """Return cos and sin, fp32 [2, s, b, 1, R/2], of positions [b, s].
+
+        They are positions of sequences of `length` tokens over all ranks that share them.
+        `frequencies` [R/2] take the place of the method's own, as where they vary in training.
+        """
+        if frequencies is None:
+            frequencies = self._of(length, position_ids.device)
+        return torch.stack(rotary_table(position_ids, frequencies, self.scaling.temperature))
+
+    def _of(self, length: int | None, device: torch.device) -> Tensor:
+        key = (length if self.scaling.by_length else None, device)
+        if key not in self._frequencies:
+            found, _ = inverse_frequencies(self.scaling, self.head_dim, length)
+            self._frequencies[key] = found.to(device)
+        return self._frequencies[key]
+
+
+def rotary_table(
+    position_ids: Tensor, frequencies: Tensor, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin, fp32 [s, b, 1, R/2], of the positions [b, s] (integers).
+
+    Raises ValueError for positions on the CPU below 0 or from 2^31 on; on a device looking would
+    wait for it.
+    """
+    if position_ids.device.type == "cpu" and position_ids.numel():
+        low, high = (int(end) for end in position_ids.aminmax())
+        if low < 0 or high >= MAX_POSITION:
+            raise ValueError(
+                f"positions run from {low:,} to {high:,}; they are rotated from 0 to 2^31 - 1"
+            )
+    positions = position_ids.t()[:, :, None, None]
+    shape = (*positions.shape[:3], len(frequencies))
+    cos = torch.empty(shape, dtype=torch.float32, device=position_ids.device)
+    sin = torch.empty_like(cos)
+    for tile in _tiles(cos):  # float64 for a tile at a time
+        angles = positions[tile].double() * frequencies
+        cos[tile], sin[tile] = angles.cos() * temperature, angles.sin() * temperature
+    return cos, sin
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotation is linear and orthogonal up to the temperature: its gradient turns back.
+
+    Saves cos and sin, which all layers share; nothing of the input.
+    """
+
+    @staticmethod
+    def forward(ctx, t: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return _turn(t, cos, sin, torch.empty_like(t), interleaved)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[no-untyped-def]
+        cos, sin = ctx.saved_tensors
+        turned = _turn(grad, cos, -sin, torch.empty_like(grad), ctx.interleaved)
+        return turned, None, None, None
+
+
+def _tiles(t: Tensor) -> Iterator[slice]:
+    """Yield slices of the first dimension that hold at most TILE_ELEMENTS, or one entry."""
+    entries = max(1, TILE_ELEMENTS // max(1, t[:1].numel()))
+    for start in range(0, t.shape[0], entries):
+        yield slice(start, start + entries)
+
+
+def _pairs(t: Tensor, rotated: int, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Return views of the dimensions that turn together, [..., R/2] each."""
+    turning = t[..., :rotated]
+    if interleaved:
+        return turning[..., 0::2], turning[..., 1::2]
+    return turning[..., : rotated // 2], turning[..., rotated // 2 :]
+
+
+def _turn(t: Tensor, cos: Tensor, sin: Tensor, out: Tensor, interleaved: bool) -> Tensor:
+    """Write `t` turned to `out`, which may be `t`, a few tokens at a time."""
+    compute = torch.promote_types(t.dtype, torch.float32)
+    rotated = 2 * cos.shape[-1]
+    for tile in _tiles(t):
+        first, second = (half.to(compute) for half in _pairs(t[tile], rotated, interleaved))
+        c, s = cos[tile].to(compute), sin[tile].to(compute)
+        turned = (first * c).addcmul_(second, s, value=-1), (second * c).addcmul_(first, s)
+        for half, value in zip(_pairs(out[tile], rotated, interleaved), turned, strict=True):
+            half.copy_(value)
+        if out is not t and rotated < t.shape[-1]:
+            out[tile][..., rotated:] = t[tile][..., rotated:]
+    return out
+
+
+def rotate(t: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Return `t` [s, b, h, D] turned by the table, in fp32 inside, in the dtype of `t` outside."""
+    return _Rotate.apply(t, cos, sin, interleaved)
+
+
+def rotate_(t: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Turn `t` in place and return it: for tensors outside autograd."""
+    return _turn(t, cos, sin, t, interleaved)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cross-entropy's elementwise work on one tile of logits: reduce it, then write its gradient there.
+
+    lse = log(sum(exp(z)))        dz = a * exp(z - lse) - c - d * onehot(label)
+
+for rows z [v] of a tile [n, v] and numbers a, c, d of each row (`Slope`). With vocabulary
+parallelism v is a rank's part: `reduce` gives its own log-sum-exp, the ranks merge theirs, and
+`gradient` gets the merged one. Between the two calls the tile belongs to the pair that was called.
+
+Two pairs of functions. `IN_PLACE`, for the CPU, takes one exponential a logit: `reduce` leaves the
+softmax over the rank's part, a few rows at a time so that a row stays in cache over the five
+passes, and `gradient` rescales it where it must. `compiled` reads the tile once for `reduce`
+(an online softmax) and reads and writes it once for `gradient`, which takes the exponential again:
+on a GPU traffic counts. Both compute in fp32 (float64 for float64) whatever the tile's dtype.
+
+`accumulate` adds the weight's gradient of a tile to an fp32 sum, from operands in any dtype.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from custom_modules.attention.kernel import lse_dtype
+
+BLOCK_BYTES = 4 * 2**20
+"""Of rows that the CPU takes through all passes together: what two cores' second caches hold."""
+
+
+class Slope(NamedTuple):
+    """The gradient of a token's loss with respect to its logits, as numbers of each row [n]."""
+
+    softmax: Tensor | None
+    """Factor of the softmax; None: 1."""
+    label: Tensor
+    """What the label's entry has less."""
+    every: Tensor | None
+    """What every entry has less; None: 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxPasses:
+    """One pair of functions over a tile."""
+
+    reduce: Callable[[Tensor, Tensor, bool], Tensor]
+    """Take logits [n, v], labels [n], and whether sums are wanted; return, [2 or 3, n], the
+    log-sum-exp, the label's logit (0 for a label outside [0, v)) and the sum of the logits."""
+    gradient: Callable[[Tensor, Tensor, Tensor, Tensor | None, Slope], None]
+    """Take the tile, labels, what `reduce` returned, the merged log-sum-exp (None where there is
+    nothing to merge), and the slope; leave the gradient in the tile."""
+
+
+def accumulate(into: Tensor, grad: Tensor, x: Tensor) -> None:
+    """Add grad^T x to `into` [v, h], for grad [n, v] and x [n, h]; `into` may be wider than they.
+
+    Products of bf16 are added in fp32: the tensor cores do it, a CPU gets fp32 copies.
+    """
+    if into.dtype == x.dtype:
+        torch.addmm(into, grad.t(), x, out=into)
+    elif into.is_cuda:
+        torch.addmm(into, grad.t(), x, out_dtype=into.dtype, out=into)
+    else:
+        x = x.to(into.dtype)
+        for columns in _blocks(into.shape[0], grad.shape[0] * into.element_size()):
+            into[columns].addmm_(grad[:, columns].to(into.dtype).t(), x)
+
+
+def _blocks(count: int, bytes_of_one: int) -> Iterator[slice]:
+    step = max(1, BLOCK_BYTES // bytes_of_one)
+    for start in range(0, count, step):
+        yield slice(start, start + step)
+
+
+def _label_logits(logits: Tensor, labels: Tensor) -> Tensor:
+    within = (labels >= 0) & (labels < logits.shape[1])
+    found = logits.gather(1, labels.where(within, 0)[:, None])[:, 0]
+    return found.to(lse_dtype(logits.dtype)).where(within, 0)
+
+
+def _reduce_in_place(logits: Tensor, labels: Tensor, with_sum: bool) -> Tensor:
+    dtype = lse_dtype(logits.dtype)
+    found = logits.new_empty(2 + with_sum, logits.shape[0], dtype=dtype)
+    found[1] = _label_logits(logits, labels)
+    for rows in _blocks(logits.shape[0], logits.shape[1] * dtype.itemsize):
+        block = logits[rows]
+        wide = block.to(dtype)  # the block itself where the dtype is the same
+        if with_sum:
+            found[2, rows] = wide.sum(1)
+        peak = wide.amax(1, keepdim=True)
+        total = wide.sub_(peak).exp_().sum(1, keepdim=True)
+        wide.mul_(total.reciprocal())
+        found[0, rows] = (peak + total.log())[:, 0]
+        if wide.dtype != block.dtype:
+            block.copy_(wide)
+    return found
+
+
+def _gradient_in_place(
+    softmax: Tensor, labels: Tensor, own: Tensor, merged: Tensor | None, slope: Slope
+) -> None:
+    lse = own[0] if merged is None else merged
+    at_label = (own[1] - lse).exp()  # in the tile it is rounded, and may be 1 but for that
+    if slope.softmax is not None:
+        at_label = at_label * slope.softmax
+    factor = slope.softmax
+    if merged is not None:
+        rest = (own[0] - merged).exp()
+        factor = rest if factor is None else factor * rest
+    if factor is not None:
+        softmax.mul_(factor[:, None])
+    at_label = at_label - slope.label
+    if slope.every is not None:
+        softmax.sub_(slope.every[:, None])
+        at_label = at_label - slope.every
+    within = ((labels >= 0) & (labels < softmax.shape[1])).nonzero()[:, 0]
+    softmax[within, labels[within]] = at_label[within].to(softmax.dtype)
+
+
+IN_PLACE = SoftmaxPasses(_reduce_in_place, _gradient_in_place)
+
+
+def _reduce(logits: Tensor, labels: Tensor, with_sum: bool) -> Tensor:
+    wide = logits.to(lse_dtype(logits.dtype))
+    peak = wide.amax(1, keepdim=True)
+    lse = peak + (wide - peak).exp().sum(1, keepdim=True).log()  # the pattern of an online softmax
+    found = [lse[:, 0], _label_logits(logits, labels)]
+    return torch.stack([*found, wide.sum(1)] if with_sum else found)
+
+
+def _gradient(
+    logits: Tensor, labels: Tensor, own: Tensor, merged: Tensor | None, slope: Slope
+) -> None:
+    lse = own[0] if merged is None else merged
+    softmax = (logits.to(lse.dtype) - lse[:, None]).exp()
+    if slope.softmax is not None:
+        softmax = softmax * slope.softmax[:, None]
+    if slope.every is not None:
+        softmax = softmax - slope.every[:, None]
+    at_label = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
+    logits.copy_(torch.where(at_label, softmax - slope.label[:, None], softmax))
+
+
+@cache
+def compiled(backend: str = "inductor") -> SoftmaxPasses:
+    """Return the pair that `torch.compile` fuses, made once for each backend."""
+    reduce = torch.compile(_reduce, backend=backend)
+    gradient = torch.compile(_gradient, backend=backend)
+
+    def reduce_any(logits: Tensor, labels: Tensor, with_sum: bool) -> Tensor:
+        _let_differ([logits, labels], 0)
+        return reduce(logits, labels, with_sum)
+
+    def gradient_any(
+        logits: Tensor, labels: Tensor, own: Tensor, merged: Tensor | None, slope: Slope
+    ) -> None:
+        _let_differ([logits, labels, merged, *slope], 0)
+        _let_differ([own], 1)
+        gradient(logits, labels, own, merged, slope)
+
+    return SoftmaxPasses(reduce_any, gradient_any)
+
+
+def _let_differ(tensors: Sequence[Tensor | None], rows: int) -> None:
+    """Let the number of rows, a dimension, differ: the last tile would else compile anew."""
+    for tensor in tensors:
+        if tensor is not None:
+            torch._dynamo.maybe_mark_dynamic(tensor, rows)
+
+
+def passes_for(device: torch.device) -> SoftmaxPasses:
+    """Return the pair for a device."""
+    return IN_PLACE if device.type == "cpu" else compiled()

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's optimizer with a part of it on the CPU takes the steps of the whole."""
+
+import pytest
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
+
+from custom_modules.rope.config import RopeScaling
+from tests.custom_modules.support import llamas
+from tests.custom_modules.support.device_stand_ins import HostIsApart
+
+
+def trained(fraction: float) -> tuple[list[float], dict[str, torch.Tensor], float]:
+    """Return the loss of each of 4 steps, the fp32 weights after them, and the part on the host."""
+    made = llamas.ours(
+        RopeScaling.base_change(10_000),
+        llamas.megatron_weights(llamas.made_up_weights()),
+        torch.bfloat16,  # fp32 weights would be sharded as views, which it refuses to optimize
+    )
+    ddp = DistributedDataParallel(
+        made.config,
+        DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True),
+        made,
+    )
+    config = OptimizerConfig(
+        optimizer="adam",
+        bf16=True,
+        lr=1e-2,
+        weight_decay=0.1,
+        clip_grad=1.0,
+        use_distributed_optimizer=True,
+        optimizer_cpu_offload=fraction > 0,
+        optimizer_offload_fraction=fraction,
+        overlap_cpu_optimizer_d2h_h2d=fraction > 0,
+    )
+    tokens = torch.randint(0, llamas.VOCAB, (1, 16), generator=torch.Generator().manual_seed(0))
+    losses = []
+    with HostIsApart():
+        optimizer = get_megatron_optimizer(config, [ddp])
+        for _ in range(4):
+            ddp.zero_grad_buffer()
+            optimizer.zero_grad()
+            loss = ddp(tokens, torch.arange(16)[None], None, labels=tokens).mean()
+            loss.backward()
+            ddp.finish_grad_sync()
+            optimizer.step()
+            losses.append(float(loss))
+        inner = [one.optimizer for one in optimizer.chained_optimizers]
+        weights = {name: p.main_param.clone() for name, p in made.named_parameters()}
+        on_host = sum(
+            copy.numel()
+            for one in inner
+            if isinstance(one, HybridDeviceOptimizer)
+            for copy in one.cpu_copys_map_gpu_param
+        )
+    return losses, weights, on_host / sum(weight.numel() for weight in weights.values())
+
+
+@pytest.mark.usefixtures("megatron_rank")
+def test_an_offloaded_optimizer_takes_the_steps_of_one_on_the_device():
+    losses, weights, on_host = trained(0.0)
+    assert on_host == 0
+    for fraction in (0.5, 1.0):
+        ours, moved, on_host = trained(fraction)
+        assert fraction <= on_host < fraction + 0.25  # whole tensors, until the fraction is there
+        for name, weight in weights.items():
+            torch.testing.assert_close(moved[name], weight, rtol=1e-5, atol=1e-6)
+        assert ours == losses
