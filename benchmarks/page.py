@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from data.whole_files import write_text
+from data.files.whole import write_text
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -19,9 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.cuda_extension import architecture_named
-from data.documents import SourceError, documents, source_name, stored_bytes
+from data.files.whole import folder_beside
+from data.files.writable import require_folder
 from data.progress import progress, say
 from data.quiet import quiet_imports
+from data.readers import (
+    SourceError,
+    documents,
+    source_name,
+    stored_bytes,
+)
 from data.store import (
     SPLITS,
     TOKENIZER,
@@ -35,8 +42,6 @@ from data.store import (
     length_buckets,
 )
 from data.verification import write_blocks
-from data.whole_files import folder_beside
-from data.writable import require_folder
 
 if TYPE_CHECKING:
     from data.tokenizer import DocumentTokenizer

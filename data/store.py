@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from data.sha256 import sha256_of
+from data.files.sha256 import sha256_of
 
 FORMAT = "longhaul-token-store"
 VERSION = 1

@@ -7,7 +7,7 @@ Hugging Face tokenizer that has a Rust backend and an eos token.
 
 Two rules hold for both. The text of a document never becomes a special token: "<|endoftext|>"
 written in a document is encoded as the characters it consists of. And a long text is encoded in
-pieces (`data.pieces`).
+pieces (`data.text_chunks`).
 """
 
 import re
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from data.hub import TOKENIZER_FILES, HubError, local_folder
-from data.pieces import PIECE_CHARS, pieces
 from data.quiet import quiet_imports
 from data.store import tokenizer_fingerprint
+from data.text_chunks import PIECE_CHARS, pieces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from data.sha256 import Hashing, Part
+from data.files.sha256 import Hashing, Part
 from data.store import (
     SPLITS,
     Manifest,

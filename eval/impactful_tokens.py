@@ -6,7 +6,7 @@
 BEFORE and AFTER are folders of two stages of one model: before and after a short extension of its
 context (RUN/stages/NAME). Both score the same windows of `length` tokens, one a document; the
 types whose log-probability grew most in all are what LongRecipe keeps sentences for
-(`data.impactful` has the formula). One model is in memory at a time.
+(`data.train_short.impactful_tokens` has the formula). One model is in memory at a time.
 """
 
 import argparse
@@ -21,8 +21,12 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from data.held_out import long_documents
-from data.impactful import ImpactfulTokens, add_changes, highest
 from data.store import Manifest, SplitName, require_tokenizer
+from data.train_short.impactful_tokens import (
+    ImpactfulTokens,
+    add_changes,
+    highest,
+)
 from eval import checkpoint_model
 from eval.by_position import token_losses
 from eval.ranks import parallel_ranks

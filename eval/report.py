@@ -15,7 +15,7 @@ from typing import Any
 
 import jinja2
 
-from data.whole_files import write_bytes
+from data.files.whole import write_bytes
 from eval import report_plots
 from eval.evaluations import RangeRow, alike, comparable, in_words, range_bounds, range_rows
 from eval.results import (

@@ -22,7 +22,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass,
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from data.whole_files import write_text
+from data.files.whole import write_text
 
 T = TypeVar("T")
 

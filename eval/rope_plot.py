@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from custom_modules.rope.frequency_report import Stretch
-from data.whole_files import replacing
+from data.files.whole import replacing
 from eval.report_plots import PALETTE, SERIES
 
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.documents import HUB_PREFIX
+from data.readers import HUB_PREFIX
 from longhaul.ladder_run import Plan
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.A)

@@ -42,8 +42,8 @@ def evaluate(
     verify: Verify = None,
 ) -> None:
     """Evaluate loss by position and passkey retrieval of a run's stages."""
+    from data.files.writable import require_folder
     from data.store import Manifest
-    from data.writable import require_folder
     from eval.evaluations import other_evaluations
     from eval.results import read_evaluation, read_stage, stage_names
     from longhaul.evaluation_tables import show_evaluations

@@ -32,8 +32,8 @@ def export(
     no_verify: NoVerify = False,
 ) -> None:
     """Export weights, config at the stage's length and rotation, and tokenizer."""
+    from data.files.appearing import require_free
     from recipes import checkpoint_files
-    from recipes.hugging_face.appearing import require_free
     from recipes.hugging_face.trained import trained
 
     require_free(to)

@@ -27,7 +27,7 @@ def import_model(
     ] = None,
 ) -> None:
     """Import published weights, bit for bit, with their config and tokenizer."""
-    from recipes.hugging_face.appearing import require_free
+    from data.files.appearing import require_free
     from recipes.hugging_face.config import card_of, read_config, require_same, require_weights
     from recipes.hugging_face.hub import local_folder
     from recipes.hugging_face.shards import BYTES, stored_tensors

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple
 
-from data.whole_files import OF_THE_PLACE, chain
+from data.files.whole import OF_THE_PLACE, chain
 
 WRONG, FAILED, INTERRUPTED = 2, 1, 130
 """Exit codes: a mistake of the user, something that went wrong, Ctrl-C."""

@@ -78,7 +78,7 @@ def plan(
     if fp8 and fp8 not in FP8:
         raise ValueError(f"--fp8 is {fp8!r}; it is {', '.join(FP8)}")
     if plot is not None:
-        from data.writable import require_file
+        from data.files.writable import require_file
 
         require_file(plot, "--plot", (".png",))
     precision = Fp8(recipe=fp8 or "none")  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from data.whole_files import replacing
+from data.files.whole import replacing
 from eval.report_plots import PALETTE
 from recipes.naming import length_shown
 from recipes.planner.plan import Plan

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data.documents import LEFT_OUT
 from data.prepare import HELDOUT_FRACTION, VOCAB_SIZE
+from data.readers import LEFT_OUT
 from longhaul.messages import next_command
 
 if TYPE_CHECKING:

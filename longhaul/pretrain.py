@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data.writable import require_file
+from data.files.writable import require_file
 from longhaul.console import held_back, loading, output_to
 from longhaul.messages import next_command, note, resumable
 from longhaul.next_commands import OnCluster

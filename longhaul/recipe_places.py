@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nemo_run
 
-from data.writable import require_file, require_folder
+from data.files.writable import require_file, require_folder
 
 
 def require_places(recipe: nemo_run.Partial) -> None:

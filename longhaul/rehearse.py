@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data.writable import require_file, require_folder
+from data.files.writable import require_file, require_folder
 from longhaul import run_lock
 from longhaul import verification_card as cards
 from longhaul.console import loading, plain_console, show
@@ -207,7 +207,7 @@ def _run(
 
         recipes = rehearsed.recipes(made, words, run=run, store=place)
         if store is None and not place.exists():
-            from data.made_up import prepare_made_up
+            from data.synthetic import prepare_made_up
 
             prepare_made_up(place, vocab_size=VOCAB)
         _emptied(run)

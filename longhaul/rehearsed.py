@@ -8,8 +8,8 @@ import fiddle as fdl
 import nemo_run
 
 from custom_modules.callbacks.weight_checksums import WeightSums
-from data.impactful import FILE, ImpactfulTokens
 from data.store import Manifest
+from data.train_short.impactful_tokens import FILE, ImpactfulTokens
 from longhaul import chain, stages
 from longhaul.ladder_run import Plan
 from longhaul.verdict import WEIGHT_SUMS, Planned

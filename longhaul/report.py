@@ -20,7 +20,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Build report.html from a run folder, and print the mean loss by range of positions."""
-    from data.writable import require_file
+    from data.files.writable import require_file
     from eval.evaluations import comparable
     from eval.report import build, target_of
     from eval.results import load

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from data.writable import require_file
+from data.files.writable import require_file
 from longhaul.console import loading, show
 from longhaul.options import K_IS, Json, length_of, print_json, require_no_json
 from longhaul.rope_search import search

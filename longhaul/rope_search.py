@@ -56,8 +56,8 @@ def search(
     verify: Verify = None,
 ) -> None:
     """Search, from YaRN's on, the divisors at which the stage reads TARGET tokens best."""
+    from data.files.writable import require_file, require_folder
     from data.store import Manifest
-    from data.writable import require_file, require_folder
     from eval.results import read_stage, stage_names
     from recipes.nearest import hint
 

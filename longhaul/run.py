@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from data.writable import require_folder
+from data.files.writable import require_folder
 from longhaul import ladder_run
 from longhaul.console import loading, output_to
 from longhaul.messages import note, resumable

@@ -24,7 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from data.whole_files import missing_folders, remove_empty
+from data.files.whole import missing_folders, remove_empty
 
 FILE = "in_use.lock"
 OF_RANKS = "metrics.lock"

@@ -35,7 +35,7 @@ def show(
     if as_json and to_yaml is not None:
         raise ValueError("--json prints and --to-yaml writes; take one of them")
     if to_yaml is not None:
-        from data.writable import require_file
+        from data.files.writable import require_file
 
         require_file(to_yaml, "--to-yaml")
         with loading("NeMo and Megatron-Core"):

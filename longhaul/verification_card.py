@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from data.whole_files import write_text
+from data.files.whole import write_text
 from recipes.user_file import read_yaml
 
 LOSS_TOLERANCE = 0.02

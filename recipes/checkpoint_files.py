@@ -23,7 +23,11 @@ from custom_modules.checkpoints.index import (
     ForeignClassError,
     outline,
 )
-from data.sha256 import Hashing, Part, sha256_of
+from data.files.sha256 import (
+    Hashing,
+    Part,
+    sha256_of,
+)
 from recipes.finished import MARKER, checkpoint_facts
 
 FILES = "files"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from custom_modules.checkpoints.index import CheckpointError
-from data.whole_files import write_text
+from data.files.whole import write_text
 
 MARKER = "longhaul.json"
 

@@ -48,8 +48,8 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from data.whole_files import folder_beside
-from data.writable import require_folder
+from data.files.whole import folder_beside
+from data.files.writable import require_folder
 from recipes.checkpoint_files import (
     FILES,
     HUGGING_FACE,

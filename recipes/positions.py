@@ -8,7 +8,7 @@
 | longrecipe | text of chosen sentences, positions with skips between sentences | 2409.00509 |
 | gene | a rotation scaled by chance, positions as they are | 2024.findings-acl.249 |
 
-Light: `custom_modules.rope.skipped_positions` draws them, `data.module` calls it for training samples alone.
+Light: `custom_modules.rope.skipped_positions` draws them, `data.nemo_module` calls it for training samples alone.
 """
 
 from dataclasses import dataclass, fields

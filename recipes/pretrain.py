@@ -26,7 +26,7 @@ from custom_modules.memory.config import (
     Tiling,
 )
 from custom_modules.rope.config import RopeScaling
-from data.module import StoreDataModule
+from data.nemo_module import StoreDataModule
 from recipes import cluster
 from recipes.check import check
 from recipes.checkpoints import StageCheckpoint, StageResume

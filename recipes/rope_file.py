@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from custom_modules.rope.config import RopeScaling
-from data.whole_files import write_text
+from data.files.whole import write_text
 from recipes.hugging_face.rope import RECORD, rope_of
 from recipes.user_file import read_json
 

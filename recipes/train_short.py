@@ -12,7 +12,7 @@ from custom_modules.rope.skipped_positions import (
     longrecipe,
     pose,
 )
-from data.sentences import SentenceSelection
+from data.train_short.sentences import SentenceSelection
 from recipes.positions import Positions
 from recipes.stages import Stage
 

@@ -24,7 +24,7 @@ from custom_modules.checkpoints.safe_loading import (
     read_safely,
     require_common,
 )
-from data.whole_files import chain
+from data.files.whole import chain
 from recipes.checkpoint_files import (
     CONTEXT,
     HUGGING_FACE,

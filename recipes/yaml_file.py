@@ -15,7 +15,7 @@ from nemo.collections import llm
 from nemo_run.core.serialization.yaml import YamlSerializer
 
 import recipes.signatures  # noqa: F401  # before the first config of a class of NeMo's
-from data.whole_files import write_text
+from data.files.whole import write_text
 from recipes.tree_values import missing, wrong_types
 from recipes.user_file import read_yaml
 

@@ -16,7 +16,7 @@ from typing import Any
 import nemo_run as run
 from torchx.specs import AppState
 
-from data.whole_files import missing_folders, remove_empty
+from data.files.whole import missing_folders, remove_empty
 from slurm.local import started_without_shell, stop_ranks
 from slurm.outcome import VARIABLE, outcome, record_failure
 from slurm.quoting import pack

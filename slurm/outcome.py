@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Literal, get_args
 
-from data.whole_files import write_text
+from data.files.whole import write_text
 
 VARIABLE = "LONGHAUL_OUTCOME"
 """Environment variable with the path of the file; without it nothing is written."""

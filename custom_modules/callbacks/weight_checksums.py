@@ -22,7 +22,7 @@ from megatron.core.dist_checkpointing.mapping import (
     is_main_replica,
 )
 
-from data.whole_files import write_text
+from data.files.whole import write_text
 
 Sums = dict[str, list[float]]
 

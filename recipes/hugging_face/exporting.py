@@ -23,9 +23,9 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from torch import Tensor
 
+from data.files.appearing import appearing
 from data.store import Manifest, require_tokenizer
 from recipes.checkpoint_files import HUGGING_FACE, require_undamaged
-from recipes.hugging_face.appearing import appearing
 from recipes.hugging_face.config import CONFIG, exported_config, read_config
 from recipes.hugging_face.folder import (
     GENERATION_CONFIG,

@@ -35,11 +35,11 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from data import tokenizer
+from data.files.appearing import appearing
 from data.hub import TOKENIZER_FILES
 from recipes.checkpoint_files import FILES, HUGGING_FACE, described, for_marker
 from recipes.finished import write_marker
 from recipes.hugging_face import names
-from recipes.hugging_face.appearing import appearing
 from recipes.hugging_face.folder import copy_side_files
 from recipes.hugging_face.names import Piece
 from recipes.hugging_face.shards import Stored

@@ -12,8 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data import verification
+from data.files.writable import (
+    existing,
+    reason,
+    require_folder,
+)
 from data.store import Manifest, StoreError
-from data.writable import existing, reason, require_folder
 from recipes.units import GiB
 from slurm.preflight.check import Check, Group
 from slurm.preflight.expected import Expected

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.whole_files import write_text
+from data.files.whole import write_text
 from slurm.preflight.check import Check, Group, PreflightError, as_json, failures
 from slurm.preflight.expected import Expected
 from slurm.preflight.folders import content_checks

@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from data.whole_files import write_bytes
+from data.files.whole import write_bytes
 from eval import report, report_plots
 from eval.results import append_step, evaluation_path, load, stage_folder, write_json
 

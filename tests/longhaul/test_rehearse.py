@@ -24,7 +24,7 @@ def slow_but(first: str, rows: list[Row]) -> list:
 
 @pytest.fixture(scope="session")
 def made_up_store(tmp_path_factory) -> Path:
-    from data.made_up import prepare_made_up
+    from data.synthetic import prepare_made_up
     from recipes.shrunk import VOCAB
 
     store = tmp_path_factory.mktemp("stores") / "rehearsal"

@@ -4,7 +4,7 @@
 import torch
 from megatron.core.datasets.utils import Split
 
-from data.module import NumberedDataset
+from data.nemo_module import NumberedDataset
 from slurm.rank import train as train_on_this_rank
 
 

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback
 from megatron.core import parallel_state
 
-from data.module import NumberedDataset, StoreDataModule
+from data.nemo_module import NumberedDataset, StoreDataModule
 
 
 class UnevenDataset(NumberedDataset):

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.whole_files import link_target
+from data.files.whole import link_target
 
 TRIED = 2**16
 """Bytes written to try a place: more than a full file system still takes."""
@@ -24,7 +24,7 @@ GIB = 2**30
 def require_file(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
     """Raise ValueError unless a file can be written at `path`; one that is there is replaced.
 
-    Of a symbolic link, what it points to is tried: `data.whole_files.replacing` writes that.
+    Of a symbolic link, what it points to is tried: `data.files.whole.replacing` writes that.
 
     Args:
         what: the option or key that named it, as `--out`; the sentence begins with it.

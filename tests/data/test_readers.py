@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from data import documents as reading
-from data.documents import SourceError, documents
+from data import readers as reading
+from data.readers import SourceError, documents
 
 LINES = [{"text": "first"}, {"text": "second\nline", "more": 1}, {"text": "dritte \u00fc\u4e2d"}]
 TEXTS = [line["text"] for line in LINES]
@@ -206,7 +206,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.Monkey
 
 def test_importing_what_answers_bad_input_loads_no_large_library() -> None:
     program = (
-        "import sys, data.documents, data.store, data.prepare, data.held_out;"
+        "import sys, data.readers, data.store, data.prepare, data.held_out;"
         "large = {'torch', 'megatron', 'nemo', 'transformers', 'datasets', 'pyarrow'};"
         "print(*sorted(large & set(sys.modules)))"
     )

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from data.writable import existing, require_file, require_folder
+from data.files.writable import (
+    existing,
+    require_file,
+    require_folder,
+)
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from custom_modules.rope.skipped_positions import (
     longrecipe,
     pose,
 )
-from data import train_short
-from data.impactful import ImpactfulTokens
-from data.module import NumberedDataset, StoreDataModule
-from data.sentences import ENDS, SentenceSelection
+from data.nemo_module import NumberedDataset, StoreDataModule
 from data.store import StoreError
+from data.train_short import samples as train_short
+from data.train_short.impactful_tokens import ImpactfulTokens
+from data.train_short.sentences import ENDS, SentenceSelection
 
 LENGTH = 512
 

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from data.pieces import PIECE_CHARS, pieces
 from data.store import tokenizer_fingerprint
+from data.text_chunks import PIECE_CHARS, pieces
 from data.tokenizer import EOD, DocumentTokenizer, TokenizerError, load, train
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))

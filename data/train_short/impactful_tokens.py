@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data.files.whole import write_text
 from data.store import Manifest, SplitName, StoreError
-from data.whole_files import write_text
 
 FILE = "impactful_tokens.json"
 

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from data import verification
-from data.sha256 import Hashing, Part, sha256_of
+from data.files.sha256 import (
+    Hashing,
+    Part,
+    sha256_of,
+)
 from data.store import Manifest, StoreError
 from data.verification import is_sampled, verify, write_blocks
 

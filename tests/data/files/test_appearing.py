@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.hugging_face.appearing import appearing, require_free
+from data.files.appearing import appearing, require_free
 
 
 def everything(folder: Path) -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data.whole_files import folder_beside
-from data.writable import require_folder
+from data.files.whole import folder_beside
+from data.files.writable import require_folder
 
 
 def require_free(to: Path, room: float = 0) -> None:

@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from data.whole_files import chain, folder_beside, replacing, write_text
+from data.files.whole import (
+    chain,
+    folder_beside,
+    replacing,
+    write_text,
+)
 
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from data.whole_files import write_text
+from data.files.whole import write_text
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
     write_text(Path(sys.argv[1]), "x" * 100_000)
@@ -25,7 +30,7 @@ except OSError as error:
 STOPPED = """
 import os, signal, sys
 from pathlib import Path
-from data.whole_files import folder_beside
+from data.files.whole import folder_beside
 with folder_beside(Path(sys.argv[1])) as folder:
     (folder / "tokens").touch()
     os.kill(os.getpid(), signal.SIGTERM)

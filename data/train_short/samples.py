@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from data.impactful import ImpactfulTokens
-from data.sentences import (
+from data.store import Manifest
+from data.train_short.impactful_tokens import ImpactfulTokens
+from data.train_short.sentences import (
     SentenceSelection,
     chosen_tokens,
     ends_sentence,
@@ -22,7 +23,6 @@ from data.sentences import (
     sentence_starts,
     token_texts,
 )
-from data.store import Manifest
 
 PositionsOf = Callable[[Tensor, Generator], Tensor]
 """Positions int64 [S] from tokens [S] and a generator; of a callable whose first parameter is

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from data.impactful import add_changes, highest
-from data.sentences import SentenceSelection
 from data.store import Manifest, StoreError
-from data.train_short import TrainShort
+from data.train_short.impactful_tokens import add_changes, highest
+from data.train_short.samples import TrainShort
+from data.train_short.sentences import SentenceSelection
 
 
 def scored() -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from data import prepare as preparing
-from data.documents import SourceError
 from data.prepare import prepare
+from data.readers import SourceError
 from data.store import SPLITS, Manifest, StoreError
 from longhaul.prepare import prepare as command
 

@@ -21,9 +21,13 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 from nemo.collections.common.tokenizers import AutoTokenizer
 from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
 
-from data.sentences import SentenceSelection
 from data.store import Manifest
-from data.train_short import PositionsOf, ScaleOf, TrainShort
+from data.train_short.samples import (
+    PositionsOf,
+    ScaleOf,
+    TrainShort,
+)
+from data.train_short.sentences import SentenceSelection
 
 
 class NumberedDataset(GPTDataset):
