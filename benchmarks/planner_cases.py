@@ -17,11 +17,16 @@ from custom_modules.memory.config import (
     Tiling,
 )
 from custom_modules.profiling.categories import Cause
-from recipes.layout import ContextParallel, Layout
 from recipes.models import LLAMA31_8B, TINY
-from recipes.planner.job import Job
 from recipes.planner.memory import PLAIN, Memory, memory
-from recipes.stages import Cosine, DocumentPolicy, Ladder, Stage
+from recipes.planner.workload import Job
+from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.stage import (
+    Cosine,
+    DocumentPolicy,
+    Ladder,
+    Stage,
+)
 
 SCALE, LAYERS, TILE = 16, 4, 256
 SIXTEENTH = replace(
@@ -197,8 +202,8 @@ def measured(cases: Sequence[Case]) -> list[Found]:
 
     from custom_modules.cpu.backend import cpu_backend
     from custom_modules.profiling.step_memory import measure
-    from recipes.one_step import training
     from recipes.pretrain import pretrain
+    from recipes.resolved.single_step import training
 
     rank, found = dist.get_rank(), []
     with cpu_backend(force=True):

@@ -38,13 +38,18 @@ from data.held_out import long_documents
 from data.store import Manifest
 from eval import checkpoint_model
 from eval.by_position import loss_by_position, mean_over
-from recipes import rope_file, yaml_file
-from recipes.finished import is_finished, newest_checkpoint
-from recipes.layout import ContextParallel, Layout
+from recipes.checkpoints.marker import is_finished, newest_checkpoint
 from recipes.models import TINY
-from recipes.positions import Positions
+from recipes.notation import rope_file
 from recipes.pretrain import place, pretrain
-from recipes.stages import Cosine, Ladder, Stage
+from recipes.resolved import yaml_file
+from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.stage import (
+    Cosine,
+    Ladder,
+    Stage,
+)
+from recipes.spec.train_short import Positions
 
 BASE, ORIGINAL, TARGET = 10_000, 512, 8192
 FACTOR = TARGET / ORIGINAL

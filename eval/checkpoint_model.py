@@ -16,10 +16,11 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.gpt.model import LongContextGPT
 from custom_modules.memory.config import Offload, Recompute
-from recipes import gpt, yaml_file
-from recipes.finished import newest_checkpoint
+from recipes.checkpoints.marker import newest_checkpoint
+from recipes.checkpoints.verified import verified
+from recipes.nemo2 import model as gpt
 from recipes.pretrain import plain_kernels
-from recipes.verified import verified
+from recipes.resolved import yaml_file
 
 
 def load(

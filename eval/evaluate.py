@@ -31,7 +31,7 @@ from eval.results import (
     read_stage,
     stage_folder,
 )
-from recipes.finished import steps_taken
+from recipes.checkpoints.marker import steps_taken
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 

@@ -28,7 +28,7 @@ from eval.results import (
     stage_names,
     write_json,
 )
-from recipes.finished import steps_taken
+from recipes.checkpoints.marker import steps_taken
 
 
 @dataclass(frozen=True)

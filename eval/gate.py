@@ -14,7 +14,7 @@ from typing import Any
 
 from eval.evaluate import evaluate
 from eval.results import Evaluation, evaluation_path, read_evaluation, write_json
-from recipes.gate import Gate, GateShutError
+from recipes.spec.gate import Gate, GateShutError
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from data.train_short.impactful_tokens import (
 from eval import checkpoint_model
 from eval.by_position import token_losses
 from eval.ranks import parallel_ranks
-from recipes.finished import checkpoint_facts, newest_checkpoint
+from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 
 
 def analyse(

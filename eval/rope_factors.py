@@ -30,8 +30,8 @@ from eval.results import append_step, read_stage, stage_folder
 from eval.rope_divisors import Stretching
 from eval.rope_search import Settings, search
 from eval.scored_text import ScoredText, guess_nats, needle_texts, texts_past
-from recipes import rope_file
-from recipes.finished import newest_checkpoint
+from recipes.checkpoints.marker import newest_checkpoint
+from recipes.notation import rope_file
 
 Objective = Literal["needle", "documents"]
 """Answers to needles, or all tokens of documents past the trained length."""

@@ -16,11 +16,11 @@ from longhaul.ladder_run import Plan
 from longhaul.next_commands import OnCluster
 from longhaul.prepare_job import require_heldout
 from longhaul.version import versions
-from recipes.check import trained_length
-from recipes.collection import ROWS
-from recipes.finished import is_finished, steps_taken
+from recipes.checkpoints.marker import is_finished, steps_taken
 from recipes.pretrain import place
-from recipes.stages import Stage
+from recipes.resolved.check import trained_length
+from recipes.shipped.table import ROWS
+from recipes.spec.stage import Stage
 from slurm.launch import Job
 
 PLACE = re.compile(r"log\.|resume\.|data\.store|trainer\.callbacks\[\d+\]\.(path|folder)")

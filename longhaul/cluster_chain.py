@@ -18,9 +18,9 @@ from longhaul.documents import Documents
 from longhaul.ladder_run import Plan
 from longhaul.planned_stage import planned, save_seconds
 from longhaul.prepare_job import prepare_for
-from recipes.check import trained_length
-from recipes.hugging_face.exporting import export_stage
+from recipes.hugging_face.export import export_stage
 from recipes.pretrain import described
+from recipes.resolved.check import trained_length
 from slurm.cluster_file import ClusterFile
 from slurm.executors import executor
 from slurm.launch import Job

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from longhaul.documents import Documents
 from longhaul.ladder_run import Plan
-from recipes.naming import start_folder
+from recipes.spec.naming import start_folder
 from slurm.cluster_file import PLACEHOLDER, ClusterFile, Container, Tunnel
 
 

@@ -8,8 +8,8 @@ import typer
 
 from longhaul.cluster_checks import lacking
 from longhaul.options import Json, print_json, require_no_json
-from recipes import cluster
-from recipes.units import GiB
+from recipes.spec import cluster
+from recipes.spec.units import GiB
 from slurm.cluster_file import ClusterFile, load
 
 COLUMNS = ("name", "executor", "GPUs of a node", "host", "links, GB/s", "FP8")

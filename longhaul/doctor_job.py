@@ -8,27 +8,27 @@ from typing import Annotated, Any
 
 import typer
 
-from longhaul.combination import layout_for, stage_of
 from longhaul.facts import counted
 from longhaul.next_commands import OnCluster
 from longhaul.options import CLUSTER
-from recipes import cluster as clusters
-from recipes.cluster import Cluster
-from recipes.collection import ROWS
 from recipes.ladders import LADDERS
-from recipes.layout import Layout
-from recipes.layout_words import layout_from, words_of
-from recipes.model_card import ModelCard
 from recipes.models import CARDS
-from recipes.naming import length_shown, recipe_name
-from recipes.nearest import named
-from recipes.planner.job import Job
-from recipes.planner.override_words import override_words
+from recipes.notation.layout import layout_from, words_of
+from recipes.planner.constraints import refusals
 from recipes.planner.plan import Plan, plan
-from recipes.planner.refusals import refusals
+from recipes.planner.remedies.overrides import override_words
 from recipes.planner.search import Question, of_stage
-from recipes.stages import Ladder, Stage
-from recipes.units import GiB
+from recipes.planner.workload import Job
+from recipes.shipped.select import layout_for, stage_of
+from recipes.shipped.table import ROWS
+from recipes.spec import cluster as clusters
+from recipes.spec.cluster import Cluster
+from recipes.spec.layout import Layout
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import length_shown, recipe_name
+from recipes.spec.stage import Ladder, Stage
+from recipes.spec.suggest import named
+from recipes.spec.units import GiB
 
 LINE = 78
 ONE_RECIPE = "name one recipe: --factory NAME, or --card with --ladder and --stage"

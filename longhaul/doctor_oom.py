@@ -26,13 +26,18 @@ from longhaul.doctor_job import (
 )
 from longhaul.oom_log import Failure, Log, read
 from longhaul.options import Json, print_json
-from recipes.layout_words import words_of
-from recipes.planner.limits import ALLOCATOR
+from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM, Plan
-from recipes.planner.remedies import UNTRIED, Remedies, Remedy, remedies
+from recipes.planner.remedies.climb import (
+    UNTRIED,
+    Remedies,
+    Remedy,
+    remedies,
+)
 from recipes.planner.search import search
 from recipes.planner.tensor_sizes import matching
-from recipes.units import GiB
+from recipes.planner.timeouts import ALLOCATOR
+from recipes.spec.units import GiB
 
 OVERRIDES = "overrides, or why not"
 NOT_TRIED = "not tried on GPUs here"

@@ -24,8 +24,8 @@ from longhaul.doctor_job import (
     on_one_line,
 )
 from longhaul.options import Json, print_json
-from recipes.batch import MOST_ACCUMULATION
-from recipes.layout_words import words_of
+from recipes.notation.layout import words_of
+from recipes.planner.batch_size import MOST_ACCUMULATION
 from recipes.planner.plan import Plan
 from recipes.planner.search import search
 

@@ -10,7 +10,7 @@ from eval.results import MissingResultError, StageResults, load
 from longhaul.options import Json, Run, print_json
 from longhaul.spike_checks import checks
 from longhaul.stage_facts import StageFacts, stage_facts
-from recipes.nearest import hint
+from recipes.spec.suggest import hint
 
 
 def spike(

@@ -10,9 +10,10 @@ from custom_modules.context_parallel.config import ContextParallelKind
 from data.store import Manifest, require_tokenizer
 from eval.evaluate import evaluate
 from eval.results import stage_folder
-from recipes import laws, yaml_file
-from recipes.checkpoint_files import require_whole
-from recipes.finished import checkpoint_facts, newest_checkpoint
+from recipes.checkpoints.files import require_whole
+from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
+from recipes.constraints import laws
+from recipes.resolved import yaml_file
 from slurm.launch import Job
 from slurm.local import local_executor
 

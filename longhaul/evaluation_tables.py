@@ -13,7 +13,7 @@ from eval.report import other_settings, passkey_sentence
 from eval.results import Evaluation
 from longhaul.console import show
 from longhaul.messages import note
-from recipes.naming import length_shown
+from recipes.spec.naming import length_shown
 
 SETTINGS = "settings"
 
@@ -104,7 +104,7 @@ def next_after(run: Path) -> list[object]:
     """
     from custom_modules.checkpoints.index import CheckpointError
     from eval.results import stage_folder, stage_names
-    from recipes.finished import newest_checkpoint
+    from recipes.checkpoints.marker import newest_checkpoint
 
     for name in reversed(stage_names(run)):
         folder = stage_folder(run, name)

@@ -10,7 +10,7 @@ import nemo_run
 from longhaul import stages
 from longhaul.ladder_run import Plan
 from longhaul.planned_stage import planned
-from recipes.units import GiB
+from recipes.spec.units import GiB
 from slurm.cluster_file import ClusterFile
 from slurm.preflight.expected import Bandwidth, Expected, inner_degree, thresholds
 

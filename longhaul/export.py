@@ -33,8 +33,8 @@ def export(
 ) -> None:
     """Export weights, config at the stage's length and rotation, and tokenizer."""
     from data.files.appearing import require_free
-    from recipes import checkpoint_files
-    from recipes.hugging_face.trained import trained
+    from recipes.checkpoints import files
+    from recipes.hugging_face.source_checkpoint import trained
 
     require_free(to)
     if dtype is not None and dtype not in DTYPES:
@@ -45,14 +45,14 @@ def export(
             "and finite"
         )
     found = trained(source, like)
-    checkpoint_files.require_whole(found.checkpoint)
-    if (why := checkpoint_files.note(found.checkpoint, not no_verify)) is not None:
+    files.require_whole(found.checkpoint)
+    if (why := files.note(found.checkpoint, not no_verify)) is not None:
         note(f"note: {why}")
     require_free(to, room=found.card.parameters * (4 if dtype == "float32" else 2))
     with loading("Megatron-Core"):
         import torch
 
-        from recipes.hugging_face import exporting
+        from recipes.hugging_face import export as exporting
     note(f"exporting {found.checkpoint} for {found.length:,} tokens")
     exporting.export(
         found,

@@ -6,13 +6,17 @@ from functools import cache
 from typing import Literal
 
 from custom_modules.rope.config import RopeScaling
-from recipes import cluster
-from recipes.collection import Row
-from recipes.in_words import in_words
-from recipes.layout import ContextParallel, Layout
-from recipes.model_card import ModelCard
-from recipes.naming import length_shown
-from recipes.stages import Cosine, Ladder, Stage
+from recipes.notation.describe import in_words
+from recipes.shipped.table import Row
+from recipes.spec import cluster
+from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import length_shown
+from recipes.spec.stage import (
+    Cosine,
+    Ladder,
+    Stage,
+)
 
 OWN = " (the card's own)"
 _IN_THE_METHOD = (

@@ -9,7 +9,7 @@ import typer
 
 from longhaul.console import loading
 from longhaul.messages import next_command, note
-from recipes.nearest import named
+from recipes.spec.suggest import named
 
 
 def import_model(
@@ -30,9 +30,9 @@ def import_model(
     from data.files.appearing import require_free
     from recipes.hugging_face.config import card_of, read_config, require_same, require_weights
     from recipes.hugging_face.hub import local_folder
-    from recipes.hugging_face.shards import BYTES, stored_tensors
+    from recipes.hugging_face.safetensors_files import BYTES, stored_tensors
     from recipes.models import CARDS
-    from recipes.naming import MODELS
+    from recipes.spec.naming import MODELS
 
     if card is not None:
         named("card", card, CARDS)
@@ -47,7 +47,7 @@ def import_model(
     require_weights(found, stored)
     require_free(to, room=sum(BYTES[one.dtype] * math.prod(one.shape) for one in stored.values()))
     with loading("Megatron-Core"):
-        from recipes.hugging_face.importing import write_checkpoint
+        from recipes.hugging_face.import_ import write_checkpoint
     note(f"importing {len(stored):,} tensors of a {found.family} model")
     write_checkpoint(to, folder, found, stored)
     typer.echo(to)

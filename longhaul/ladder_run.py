@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from data.store import Manifest
-from longhaul.combination import require_heads
-from recipes.collection import ROWS
 from recipes.ladders import LADDERS
-from recipes.model_card import ModelCard
 from recipes.models import CARDS
-from recipes.naming import family_name, recipe_name, run_folder, store_folder
-from recipes.nearest import named
-from recipes.stages import Ladder, Stage
+from recipes.shipped.select import require_heads
+from recipes.shipped.table import ROWS
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import (
+    family_name,
+    recipe_name,
+    run_folder,
+    store_folder,
+)
+from recipes.spec.stage import Ladder, Stage
+from recipes.spec.suggest import named
 
 if TYPE_CHECKING:
     import nemo_run

@@ -18,9 +18,9 @@ from longhaul.options import Json, print_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from recipes.collection import Row
-    from recipes.model_card import ModelCard
-    from recipes.stages import Ladder, Stage
+    from recipes.shipped.table import Row
+    from recipes.spec.model_card import ModelCard
+    from recipes.spec.stage import Ladder, Stage
 
 COLUMNS = ("name", "model", "length", "RoPE", "tokens", "GPUs", "source")
 SHOWN = 3
@@ -39,7 +39,7 @@ def recipes(
     as_json: Json = False,
 ) -> None:
     """List the shipped recipes: length, rotation, tokens, GPUs (nodes x GPUs), source."""
-    from recipes.collection import ROWS
+    from recipes.shipped.table import ROWS
 
     if cards:
         _list_cards(words or [], as_json=as_json)
@@ -108,7 +108,7 @@ class Unlisted:
     @property
     def described(self) -> dict[str, Any]:
         """The same for JSON."""
-        from recipes.naming import length_shown
+        from recipes.spec.naming import length_shown
 
         return {
             "card": self.card.name,
@@ -122,9 +122,9 @@ class Unlisted:
 def unlisted(words: Sequence[str]) -> Iterator[Unlisted]:
     """Yield the cards of ladders that have every word and no row, at the first stage that does."""
     from longhaul import facts
-    from recipes.collection import ROWS
     from recipes.ladders import LADDERS
     from recipes.models import CARDS
+    from recipes.shipped.table import ROWS
 
     listed = {(row.card.name, row.ladder.name) for row in ROWS.values()}
     wanted = [word.casefold() for word in words]
@@ -175,7 +175,7 @@ def _list_cards(words: Sequence[str], *, as_json: bool) -> None:
 def card_cells(card: "ModelCard") -> tuple[str, ...]:
     """Return what the table of cards says of one, by column."""
     from longhaul import facts
-    from recipes.naming import length_shown
+    from recipes.spec.naming import length_shown
 
     return (
         card.name,
@@ -296,11 +296,11 @@ def _combined(words: Sequence[str]) -> str:
 
     Those whose rotation suits the card come first, the others with the reason why it does not.
     """
-    from longhaul.combination import heads_refusal, rotation_refusal
     from longhaul.next_commands import YOUR_CLUSTER, training
     from recipes.ladders import LADDERS
     from recipes.models import CARDS
-    from recipes.naming import length_shown
+    from recipes.shipped.select import heads_refusal, rotation_refusal
+    from recipes.spec.naming import length_shown
 
     ladders = [ladder for name, ladder in LADDERS.items() if name in words] or LADDERS.values()
     found = [
@@ -332,7 +332,7 @@ def _combined(words: Sequence[str]) -> str:
 
 def _too_large(card: "ModelCard", ladder: "Ladder") -> str:
     from longhaul.options import CLUSTER
-    from recipes.lay_out import MOST_NODES
+    from recipes.shipped.regenerate import MOST_NODES
 
     return (
         f"no layout of {card.name} fits up to {MOST_NODES} nodes of {CLUSTER}; `longhaul plan "

@@ -8,10 +8,10 @@ import shlex
 from dataclasses import dataclass
 
 from longhaul.options import CLUSTER
-from recipes import cluster
-from recipes.model_card import ModelCard
-from recipes.naming import length_shown
-from recipes.stages import Ladder, Stage
+from recipes.spec import cluster
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import length_shown
+from recipes.spec.stage import Ladder, Stage
 
 YOUR_CLUSTER = "YOUR_CLUSTER.yaml"
 """Stands for a copy of a shipped cluster file, which says neither account nor image."""
@@ -66,8 +66,8 @@ def training(card: ModelCard, ladder: Ladder, stage: Stage) -> str | None:
 
     Of the model that is trained on CPU ranks, it is for those.
     """
-    from longhaul.combination import fewest_nodes
     from recipes.models import TINY
+    from recipes.shipped.select import fewest_nodes
 
     alone = f"longhaul pretrain --card {card.name} --ladder {ladder.name} --stage {_length(stage)}"
     if card is TINY:

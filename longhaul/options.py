@@ -53,7 +53,7 @@ NoVerify = Annotated[
 
 def length_of(option: str, word: str) -> int:
     """Return the tokens that the value of an option means; raise ValueError with the option."""
-    from recipes.naming import length_from
+    from recipes.spec.naming import length_from
 
     try:
         return length_from(word)

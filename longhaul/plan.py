@@ -6,26 +6,23 @@ from typing import Annotated
 
 import typer
 
-from longhaul.combination import heads_refusal, rotation_refusal
 from longhaul.doctor_job import Case, Recipe, after_comments, on_one_line
 from longhaul.facts import amount, of_other_cards
 from longhaul.messages import note
 from longhaul.next_commands import OnCluster
 from longhaul.options import CLUSTER, K_IS, Json, length_of, print_json
 from longhaul.plan_page import as_json, bill, page
-from recipes import cluster as clusters
-from recipes.collection import ROWS
+from recipes.constraints.laws import fp8_refusal
 from recipes.ladders import LADDERS
-from recipes.laws import fp8_refusal
-from recipes.layout import Fp8, Layout
-from recipes.layout_words import layout_from, words_of
-from recipes.model_card import ModelCard
 from recipes.models import CARDS
-from recipes.naming import budget_from, length_shown, recipe_name
-from recipes.nearest import named
+from recipes.notation.layout import layout_from, words_of
+from recipes.planner.constraints import (
+    CUDA,
+    before_planning,
+    refusals,
+)
 from recipes.planner.plan import Plan
 from recipes.planner.plan import plan as plan_of
-from recipes.planner.refusals import CUDA, before_planning, refusals
 from recipes.planner.search import (
     Answer,
     NoLayoutError,
@@ -39,8 +36,19 @@ from recipes.planner.search import (
     search,
     why_not,
 )
-from recipes.stages import Ladder, Stage
-from recipes.units import K, M
+from recipes.shipped.select import heads_refusal, rotation_refusal
+from recipes.shipped.table import ROWS
+from recipes.spec import cluster as clusters
+from recipes.spec.layout import Fp8, Layout
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import (
+    budget_from,
+    length_shown,
+    recipe_name,
+)
+from recipes.spec.stage import Ladder, Stage
+from recipes.spec.suggest import named
+from recipes.spec.units import K, M
 
 BATCH, BUDGET = 4 * M, 1_000_000_000
 """Tokens of a batch and of a stage where none are given: ProLong's, Nemotron-UltraLong's."""

@@ -11,16 +11,16 @@ from rich.table import Table
 from longhaul.console import show
 from longhaul.facts import counted
 from longhaul.options import print_json
-from recipes.cluster import Cluster
-from recipes.layout_words import words_of
-from recipes.model_card import ModelCard
-from recipes.naming import length_shown, recipe_name
-from recipes.planner.limits import limits
+from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM, Plan
-from recipes.planner.rank_map import rank_map
+from recipes.planner.rank_groups import rank_map
 from recipes.planner.search import Answer, Question
-from recipes.stages import Ladder
-from recipes.units import GiB
+from recipes.planner.timeouts import limits
+from recipes.spec.cluster import Cluster
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import length_shown, recipe_name
+from recipes.spec.stage import Ladder
+from recipes.spec.units import GiB
 
 BAR, NEXT = 30, 3
 LAYOUT, SHARES = "layout", "share of the GPU"

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from data.files.whole import replacing
 from eval.report_plots import PALETTE
-from recipes.naming import length_shown
 from recipes.planner.plan import Plan
 from recipes.planner.search import Question, at_length, search
-from recipes.units import GiB, K
+from recipes.spec.naming import length_shown
+from recipes.spec.units import GiB, K
 
 SHORTEST = 16 * K
 

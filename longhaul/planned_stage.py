@@ -12,11 +12,16 @@ import nemo_run
 
 from longhaul import chain, stages
 from longhaul.ladder_run import Plan as Run
-from recipes.check import fp8, sharding_of, tokens_per_batch, world_size
-from recipes.layout import ContextParallel, Layout
-from recipes.planner.limits import limits
 from recipes.planner.plan import Plan
 from recipes.planner.search import Question
+from recipes.planner.timeouts import limits
+from recipes.resolved.check import (
+    fp8,
+    sharding_of,
+    tokens_per_batch,
+    world_size,
+)
+from recipes.spec.layout import ContextParallel, Layout
 from slurm.cluster_file import LONGEST_SIGNAL, ClusterFile, seconds_of
 
 LEAST_STEPS = 2

@@ -69,7 +69,7 @@ def _expected(file: "ClusterFile | None", nodes: int, words: str) -> "Expected":
 
     Raises ValueError for a layout or a number of nodes without the machine that they are for.
     """
-    from recipes.layout_words import layout_from
+    from recipes.notation.layout import layout_from
     from slurm.preflight.expected import Expected, thresholds
 
     if words and file is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from data.prepare import prepare
 from data.store import Manifest, is_store
-from recipes.gate import GateShutError
+from recipes.spec.gate import GateShutError
 
 
 def require_heldout(manifest: Manifest, length: int) -> None:

@@ -14,13 +14,13 @@ from longhaul.next_commands import OnCluster
 from longhaul.options import CLUSTER, Verify, require_device
 from longhaul.progress import Watched, progress
 from longhaul.run_lock import in_use
-from recipes.collection import ROWS
-from recipes.nearest import named
+from recipes.shipped.table import ROWS
+from recipes.spec.suggest import named
 
 if TYPE_CHECKING:
     import nemo_run
 
-    from longhaul.combination import Combination
+    from recipes.shipped.select import Combination
 
 
 def pretrain(
@@ -73,15 +73,15 @@ def pretrain(
     if factory:
         named("recipe", factory, ROWS)
     elif combined:
-        from longhaul.combination import choose
+        from recipes.shipped.select import choose
 
         made = choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
     with loading("NeMo and Megatron-Core"):
         from longhaul import stages
         from longhaul.recipe_places import require_places
         from longhaul.undamaged import require_undamaged
-        from recipes import yaml_file
-        from recipes.check import notes, tokens_per_batch
+        from recipes.resolved import yaml_file
+        from recipes.resolved.check import notes, tokens_per_batch
         from slurm.launch import commands, run_in_order
 
         if made is not None:

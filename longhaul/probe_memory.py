@@ -13,8 +13,8 @@ from longhaul.console import loading, show
 from longhaul.messages import note
 from longhaul.options import K_IS, Json, length_of, print_json, require_device
 from longhaul.ranks import results_of
-from recipes.collection import ROWS
-from recipes.nearest import named
+from recipes.shipped.table import ROWS
+from recipes.spec.suggest import named
 
 if TYPE_CHECKING:
     import nemo_run
@@ -53,8 +53,8 @@ def memory(
         import torch
 
         from longhaul import recipe_step, stages
-        from recipes import one_step, yaml_file
-        from recipes.check import world_size
+        from recipes.resolved import single_step, yaml_file
+        from recipes.resolved.check import world_size
 
         recipe = stages.override(stages.factory(factory), context.args)
         by_recipe = stages.device_of(recipe)
@@ -85,7 +85,7 @@ def memory(
         ]
         print_json({"recipe": recipe.log.name, "device": where, "ranks": ranks_bytes})
         return
-    run, of_step = one_step.micro_batches(recipe)
+    run, of_step = single_step.micro_batches(recipe)
     config = recipe.model.config
     plain = ", plain kernels" if where == "cpu" != by_recipe else ""
     typer.echo(
@@ -100,7 +100,7 @@ def memory(
 def measure_on_ranks(ranks: int, recipe: Path, device: str) -> "list[Measured]":
     """Run the step of a recipe's file on ranks of this machine, and return theirs in order."""
     # A process that has asked CUDA anything may not be forked.
-    imported = ("longhaul.recipe_step", "recipes.yaml_file") if device == "cpu" else ()
+    imported = ("longhaul.recipe_step", "recipes.resolved.yaml_file") if device == "cpu" else ()
     log = recipe.with_name("output.log")
     note(f"running one step on {ranks} ranks")
     found = results_of(_rank, ranks, recipe, device, imported=imported, log=log)
@@ -118,10 +118,10 @@ def _rank(rank: int, ranks: int, folder: str, recipe: Path, device: str, results
     from custom_modules.cpu.backend import cpu_backend
     from custom_modules.profiling.step_memory import measure
     from longhaul import recipe_step
-    from recipes import one_step, yaml_file
+    from recipes.resolved import single_step, yaml_file
 
     recipe_step.join(rank, ranks, Path(folder) / "store", on_cpu=device == "cpu")
-    build = partial(one_step.training, yaml_file.read(recipe), rank=rank, local_rank=rank)
+    build = partial(single_step.training, yaml_file.read(recipe), rank=rank, local_rank=rank)
     with cpu_backend(force=True) if device == "cpu" else nullcontext():
         results.put((rank, measure(build, torch.device(device))))
     dist.destroy_process_group()

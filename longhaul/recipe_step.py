@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe for one step on this machine: at its own sizes or at smaller ones, and what it takes.
 
-`recipes.one_step` has the step itself.
+`recipes.resolved.single_step` has the step itself.
 """
 
 import os
@@ -13,11 +13,15 @@ import nemo_run
 import torch
 import torch.distributed as dist
 
-from recipes.check import check, tokens_per_batch, world_size
-from recipes.in_words import in_words
-from recipes.one_step import micro_batches
+from recipes.notation.describe import in_words
 from recipes.pretrain import described
-from recipes.shrunk import rotation
+from recipes.rehearsal.shrink import rotation
+from recipes.resolved.check import (
+    check,
+    tokens_per_batch,
+    world_size,
+)
+from recipes.resolved.single_step import micro_batches
 
 SHRUNK_HIDDEN, SHRUNK_LAYERS, SHRUNK_SEQ = 192, 4, 2048
 SETTINGS = ("recompute", "tiling", "offload", "cp")

@@ -25,13 +25,13 @@ from longhaul.options import CLUSTER, Ranks
 from longhaul.progress import Watched, progress
 from longhaul.run_lock import in_use, require_unused
 from longhaul.version import commit, versions
-from recipes.naming import RUNS, STORES
-from recipes.nearest import named
+from recipes.spec.naming import RUNS, STORES
+from recipes.spec.suggest import named
 
 if TYPE_CHECKING:
     from longhaul.verdict import Check, Planned
-    from recipes.collection import Row
-    from recipes.rehearsal import Rehearsal
+    from recipes.rehearsal.plan import Rehearsal
+    from recipes.shipped.table import Row
 
 MOST_RANKS = 64
 """Processes of one machine; the kinds of parallelism that there are need 32."""
@@ -74,8 +74,8 @@ def rehearse(
     KEY=VALUE overrides follow, as trainer.max_steps=4; they apply to both small stages.
     """
     started = time.monotonic()
-    from recipes.collection import ROWS
-    from recipes.rehearsal import rehearsal
+    from recipes.rehearsal.plan import rehearsal
+    from recipes.shipped.table import ROWS
 
     if ranks > MOST_RANKS:
         raise ValueError(f"--ranks is {ranks}; one machine rehearses on at most {MOST_RANKS}")
@@ -89,7 +89,7 @@ def rehearse(
             "name one recipe: a shipped one by its NAME, any other by --card, --ladder and --stage"
         )
     if combined:
-        from longhaul.combination import row_of
+        from recipes.shipped.select import row_of
 
         row = row_of(card, ladder, stage, nodes=nodes, cluster_name=cluster)
     elif nodes is not None or cluster is not None:
@@ -194,7 +194,7 @@ def _run(
     """Train both stages and evaluate them; return what was checked and what had been planned."""
     from longhaul.forked import preload, run_forked
     from longhaul.verdict import verdict
-    from recipes.shrunk import VOCAB
+    from recipes.rehearsal.shrink import VOCAB
 
     log = run / "output.log"
     cores = os.cpu_count() or 1

@@ -13,10 +13,10 @@ from data.train_short.impactful_tokens import FILE, ImpactfulTokens
 from longhaul import chain, stages
 from longhaul.ladder_run import Plan
 from longhaul.verdict import WEIGHT_SUMS, Planned
-from recipes.check import tokens_per_batch, world_size
 from recipes.pretrain import place, pretrain
-from recipes.rehearsal import Rehearsal
-from recipes.stages import Cosine
+from recipes.rehearsal.plan import Rehearsal
+from recipes.resolved.check import tokens_per_batch, world_size
+from recipes.spec.stage import Cosine
 from slurm.launch import Job
 
 DOCUMENTS = 4

@@ -14,7 +14,7 @@ from data.files.writable import require_file
 from longhaul.console import loading, show
 from longhaul.options import K_IS, Json, length_of, print_json, require_no_json
 from longhaul.rope_search import search
-from recipes.nearest import named
+from recipes.spec.suggest import named
 
 if TYPE_CHECKING:
     from custom_modules.rope.config import RopeScaling
@@ -177,7 +177,7 @@ def _of_folder(folder: Path) -> Subject:
 
 
 def _read(words: Sequence[str], subject: Subject) -> list["RopeScaling"]:
-    from recipes.rope_words import rope_from
+    from recipes.notation.rope import rope_from
 
     of_model = {
         "base": subject.rope.base,

@@ -59,7 +59,7 @@ def search(
     from data.files.writable import require_file, require_folder
     from data.store import Manifest
     from eval.results import read_stage, stage_names
-    from recipes.nearest import hint
+    from recipes.spec.suggest import hint
 
     if score not in ("needle", "documents"):
         raise ValueError(f"--score is {score!r}; it is needle or documents")

@@ -66,7 +66,7 @@ def run(
 
     An interrupted run resumes from its last checkpoint. KEY=VALUE overrides apply to every stage.
     """
-    from longhaul.combination import stage_of
+    from recipes.shipped.select import stage_of
 
     planned = executor == "slurm" and nodes is not None
     chosen, model = ladder_run.choose(ladder, card, planned=planned)
@@ -114,7 +114,7 @@ def _run_here(
         from longhaul import chain, stages
         from longhaul.recipe_places import require_places
         from longhaul.undamaged import require_undamaged
-        from recipes.check import tokens_per_batch
+        from recipes.resolved.check import tokens_per_batch
         from slurm.launch import commands, run_in_order
 
         recipes = chain.recipes(plan, words, device)

@@ -14,8 +14,8 @@ from longhaul.cluster_checks import folders
 from longhaul.console import loading
 from longhaul.documents import documents_of
 from longhaul.messages import next_command, note
-from recipes.collection import ROWS
-from recipes.gate import gate_from
+from recipes.shipped.table import ROWS
+from recipes.spec.gate import gate_from
 from slurm.cluster_file import ClusterFile, load
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def _laid_out(
 ) -> "list[nemo_run.Partial]":
     """Return the recipes laid out by the planner on so many nodes of a cluster."""
     from longhaul import chain
-    from longhaul.combination import Combination, layout_for
-    from recipes.factories import FACTORIES
+    from recipes.shipped.factories import FACTORIES
+    from recipes.shipped.select import Combination, layout_for
 
     made = []
     for name, stage in plan.chosen:

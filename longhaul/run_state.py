@@ -23,7 +23,7 @@ from longhaul.lock_holder import Holder, holder_of, is_locked
 from longhaul.pace import Pace, Part, ladder_left, last_lines
 from longhaul.run_lock import OF_RANKS
 from longhaul.slurm_jobs import SlurmJob, submitted
-from recipes.finished import checkpoint_facts, newest_checkpoint
+from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 from slurm.outcome import outcome
 
 State = Literal[

@@ -10,14 +10,14 @@ import typer
 
 from longhaul.console import fitted, loading, print_table
 from longhaul.options import Json, print_json
-from recipes.nearest import named
+from recipes.spec.suggest import named
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from recipes.collection import Row
-    from recipes.model_card import ModelCard
-    from recipes.stages import Stage
+    from recipes.shipped.table import Row
+    from recipes.spec.model_card import ModelCard
+    from recipes.spec.stage import Stage
 
 EXPENDABLE = ("positions", "documents")
 """Columns of the table of stages that are said once where all stages have the same."""
@@ -40,7 +40,7 @@ def show(
         require_file(to_yaml, "--to-yaml")
         with loading("NeMo and Megatron-Core"):
             from longhaul import stages
-            from recipes import yaml_file
+            from recipes.resolved import yaml_file
 
             yaml_file.write(stages.factory(name), to_yaml)
         typer.echo(to_yaml)
@@ -52,7 +52,7 @@ def show(
 
 def _named(name: str) -> "Row":
     """Return the recipe of a name; raise ValueError for another, a ladder's or a card's too."""
-    from recipes.collection import ROWS
+    from recipes.shipped.table import ROWS
 
     of_ladder = [row.name for row in ROWS.values() if name in (row.ladder.name, row.card.name)]
     if name not in ROWS and of_ladder:
@@ -102,8 +102,8 @@ def _stage(stage: "Stage", card: "ModelCard") -> dict[str, Any]:
 def commands(row: "Row") -> Iterator[tuple[str, str]]:
     """Yield what to type next, each with what it is for."""
     from longhaul.next_commands import OnCluster
-    from recipes.collection import ROWS
-    from recipes.naming import recipe_name
+    from recipes.shipped.table import ROWS
+    from recipes.spec.naming import recipe_name
 
     card, ladder = row.card, row.ladder
     names = [recipe_name(card, ladder, stage) for stage in ladder.stages]
@@ -140,7 +140,7 @@ def commands(row: "Row") -> Iterator[tuple[str, str]]:
 
 def _import(row: "Row") -> tuple[str, str]:
     """Return what puts the weights that the ladder begins with where they are looked for."""
-    from recipes.naming import MODELS
+    from recipes.spec.naming import MODELS
 
     card, to = row.card, MODELS / row.card.name
     if card.hf_id is None:
@@ -158,7 +158,7 @@ def _import(row: "Row") -> tuple[str, str]:
 
 def _prepare(row: "Row") -> tuple[str, str]:
     """Return what makes the tokens, by the tokenizer of the weights that the ladder begins with."""
-    from recipes.naming import store_folder
+    from recipes.spec.naming import store_folder
 
     card, out = row.card, f"--out {store_folder(row.card)}"
     if row.ladder.stages[0].start == "scratch":
@@ -173,7 +173,7 @@ def _prepare(row: "Row") -> tuple[str, str]:
 
 
 def _word(tokens: int) -> str:
-    from recipes.naming import length_word
+    from recipes.spec.naming import length_word
 
     return length_word(tokens).upper()
 

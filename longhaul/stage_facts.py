@@ -10,9 +10,9 @@ from typing import Any
 from custom_modules.rope.config import RopeScaling
 from data.store import Manifest, StoreError
 from eval.results import StageResults, stage_folder
-from recipes.finished import checkpoint_facts, newest_checkpoint
-from recipes.stages import Cosine
-from recipes.user_file import read_yaml
+from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
+from recipes.notation.user_file import read_yaml
+from recipes.spec.stage import Cosine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

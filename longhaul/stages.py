@@ -23,28 +23,28 @@ from custom_modules.attention.registry import kernel_for
 from custom_modules.rope.config import RopeScaling
 from data.store import Manifest, require_tokenizer
 from eval.results import BrokenResultError, read_stage, write_json
-from recipes import yaml_file
-from recipes.check import (
+from recipes.checkpoints.marker import (
+    checkpoint_facts,
+    checkpoints_in,
+    newest_checkpoint,
+    start_checkpoint,
+)
+from recipes.nemo2.strategy import CpuStrategy
+from recipes.notation.rope import rope_from
+from recipes.pretrain import described as described_noun
+from recipes.pretrain import on_cpu
+from recipes.resolved import yaml_file
+from recipes.resolved.check import (
     check,
     context_parallelism,
     tokens_per_batch,
     trained_length,
     world_size,
 )
-from recipes.factories import FACTORIES
-from recipes.finished import (
-    checkpoint_facts,
-    checkpoints_in,
-    newest_checkpoint,
-    start_checkpoint,
-)
-from recipes.naming import length_from
-from recipes.nearest import named
-from recipes.pretrain import described as described_noun
-from recipes.pretrain import on_cpu
-from recipes.rope_words import rope_from
-from recipes.strategy import CpuStrategy
-from recipes.tree_values import alternatives
+from recipes.resolved.values import alternatives
+from recipes.shipped.factories import FACTORIES
+from recipes.spec.naming import length_from
+from recipes.spec.suggest import named
 from slurm.launch import Job
 from slurm.local import local_executor
 from slurm.rank import train
@@ -179,7 +179,7 @@ def _takes(node: Any, name: str) -> str:
 
 
 def with_rope(recipe: nemo_run.Partial, word: str) -> nemo_run.Partial:
-    """Return the recipe with its heads turned by what `word` names (`recipes.rope_words`).
+    """Return the recipe with its heads turned by what `word` names (`recipes.notation.rope`).
 
     Fields that the word leaves out are those of the recipe's own rotation.
     """

@@ -2,7 +2,7 @@
 """What a command asks of store and checkpoints before it starts ranks: that they are undamaged.
 
 The store is compared with its sums here, once for all ranks and stages. Of a checkpoint sizes and
-index are; the ranks compare what is in its files while they read them (`recipes.verified`).
+index are; the ranks compare what is in its files while they read them (`recipes.checkpoints.verified`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ from data import verification
 from data.store import SPLITS, Manifest, SplitName
 from eval.results import stage_folder
 from longhaul.evaluation_job import require_trained
-from recipes.checkpoint_files import note, require_whole
-from recipes.finished import newest_checkpoint
+from recipes.checkpoints.files import note, require_whole
+from recipes.checkpoints.marker import newest_checkpoint
 
 
 def require_undamaged(recipes: Sequence[nemo_run.Partial], verify: bool | None) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from custom_modules.checkpoints.index import CheckpointError
 from eval.results import Step, read_evaluation, read_steps, stage_folder
-from recipes.finished import checkpoint_facts, newest_checkpoint
+from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 
 WEIGHT_SUMS = "weight_sums.json"
 """File of a stage with the sums of its weights before the first step and after the last."""

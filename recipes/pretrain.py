@@ -27,23 +27,33 @@ from custom_modules.memory.config import (
 )
 from custom_modules.rope.config import RopeScaling
 from data.nemo_module import StoreDataModule
-from recipes import cluster
-from recipes.check import check
-from recipes.checkpoints import StageCheckpoint, StageResume
-from recipes.cluster import Cluster
-from recipes.families import Family
-from recipes.gate import Gate
-from recipes.gpt import LongContextMixin, LongContextModel
-from recipes.layout import Fp8, Layout, Sharding
-from recipes.model_card import ModelCard
-from recipes.naming import recipe_name, run_folder, stage_folder, start_folder, store_folder
-from recipes.planner.limits import limits
+from recipes.nemo2.checkpoint_callback import StageCheckpoint, StageResume
+from recipes.nemo2.lr_schedule import SCHEDULES
+from recipes.nemo2.model import LongContextMixin, LongContextModel
+from recipes.nemo2.strategy import CpuStrategy, LongContextStrategy
+from recipes.nemo2.train_short import train_short
 from recipes.planner.search import of_stage
-from recipes.schedule import SCHEDULES
-from recipes.stages import Ladder, Stage
-from recipes.strategy import CpuStrategy, LongContextStrategy
-from recipes.train_short import train_short
-from recipes.without_effect import MEGATRON_FSDP
+from recipes.planner.timeouts import limits
+from recipes.resolved.check import check
+from recipes.resolved.ineffective import MEGATRON_FSDP
+from recipes.spec import cluster
+from recipes.spec.cluster import Cluster
+from recipes.spec.families import Family
+from recipes.spec.gate import Gate
+from recipes.spec.layout import (
+    Fp8,
+    Layout,
+    Sharding,
+)
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import (
+    recipe_name,
+    run_folder,
+    stage_folder,
+    start_folder,
+    store_folder,
+)
+from recipes.spec.stage import Ladder, Stage
 
 CHECKPOINTS_PER_STAGE = 4
 VALIDATIONS_PER_STAGE = 2

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cluster file whole: the machines, and how jobs get to them; light, no NeMo.
 
-`recipes.cluster` reads `hardware:`, which the planner asks for; everything else of the file is
+`recipes.spec.cluster` reads `hardware:`, which the planner asks for; everything else of the file is
 about launching and stands here. Each section is a mapping of the fields below. A field that is not
 there is an error with the nearest name, and so is a value of another type or out of range, or one
 that would leave its line of the script: nemo-run quotes values, but neither names nor ends of line.
@@ -22,9 +22,9 @@ from pydantic import (
     field_validator,
 )
 
-from recipes import cluster
-from recipes.cluster import Cluster
-from recipes.nearest import hint
+from recipes.spec import cluster
+from recipes.spec.cluster import Cluster
+from recipes.spec.suggest import hint
 
 ExecutorName = Literal["local", "slurm", "docker", "skypilot", "lepton", "kubeflow", "dgxcloud"]
 LIMIT = re.compile(r"[0-9]+(:[0-9]{2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import nemo_run as run
 
-from recipes.nearest import hint
+from recipes.spec.suggest import hint
 from slurm.batch_script import setup_lines
 from slurm.cluster_file import PLACEHOLDER, ClusterFile
 from slurm.local import ALLOCATOR, OF_EVERY_RANK, allocator_settings, local_executor

@@ -16,7 +16,7 @@ from torchx.specs import Role
 
 from data.cuda_extension import FOLDER as EXTENSIONS
 from data.cuda_extension import architecture
-from recipes.planner import limits
+from recipes.planner import timeouts
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 TREE = Path(__file__).resolve().parents[1]
@@ -84,7 +84,7 @@ def allocator_settings(said: str) -> str:
     """
     if "expandable_segments:" in said:
         return said
-    return ",".join(filter(None, (said, limits.ALLOCATOR)))
+    return ",".join(filter(None, (said, timeouts.ALLOCATOR)))
 
 
 def stop_ranks(tell: Callable[[str], Any]) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from custom_modules.checkpoints.index import CheckpointError
 from data.cuda_extension import name_architecture
-from recipes.finished import steps_taken
-from recipes.gate import GateShutError
+from recipes.checkpoints.marker import steps_taken
+from recipes.spec.gate import GateShutError
 from slurm.outcome import State, await_word, began, blame, leave
 from slurm.preflight.check import PreflightError, blamed
 from slurm.preflight.expected import Expected
@@ -100,7 +100,7 @@ def train(config: str, expected: Expected | None = None, seconds: float = SECOND
     import fiddle as fdl
 
     from custom_modules.callbacks.loss_guard import LossBrokeError
-    from recipes import yaml_file
+    from recipes.resolved import yaml_file
 
     recipe = yaml_file.read(Path(config))
     folder, steps = Path(recipe.resume.resume_from_directory), int(recipe.trainer.max_steps)

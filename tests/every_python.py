@@ -24,7 +24,7 @@ TREE = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = TREE / ".pythons"
 MINORS = (10, 11, 12)
 TESTS = (
-    "tests/recipes/test_signatures.py", "tests/recipes/test_check.py",
+    "tests/recipes/nemo2/test_signatures.py", "tests/recipes/resolved/test_check.py",
     "tests/recipes/test_ladder_recipes.py", "tests/longhaul/test_light_commands.py",
     "tests/longhaul/test_own_packages.py", "tests/slurm/test_launch.py",
     "tests/data/test_cuda_extension.py", "tests/house/test_wheel.py",

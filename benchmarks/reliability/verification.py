@@ -43,8 +43,8 @@ from data.store import (
     TokenizerFacts,
     tokenizer_fingerprint,
 )
-from recipes.checkpoint_files import described, for_marker
-from recipes.verified import one_rank, verified
+from recipes.checkpoints.files import described, for_marker
+from recipes.checkpoints.verified import one_rank, verified
 
 TENSORS = 32
 HEAD = ["what", "how", "without, s", "verified, s", "added, s", "added, CPU s", "rounds, s"]

@@ -4,7 +4,7 @@
 Megatron-Core gives its groups 30 minutes and PyTorch its own 10: a step of an hour outlasts both,
 and the first of a long stage does sooner, which looks like broken hardware. A limit of days would
 never find a rank that hangs, so the limit follows from the planned step
-(`recipes.planner.limits`).
+(`recipes.planner.timeouts`).
 """
 
 from datetime import timedelta

@@ -4,7 +4,7 @@
 A rank that waits in a collective for one that is lost waits until the collective's own timeout,
 and one that waits elsewhere (a file system, a data worker, a deadlock) for ever. The timer is
 Python's `faulthandler`: it needs no interpreter lock, so it fires in a rank that holds it. The
-limits follow from the planned step (`recipes.planner.limits`); validation and a checkpoint fall
+limits follow from the planned step (`recipes.planner.timeouts`); validation and a checkpoint fall
 between two steps.
 """
 

@@ -12,14 +12,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from custom_modules.rope.config import RopeScaling
-from recipes.families import FAMILIES, Family
-from recipes.hugging_face.fields import CONFIG as CONFIG
-from recipes.hugging_face.fields import mapping, number, whole, words
-from recipes.hugging_face.names import pieces
+from recipes.hugging_face.config_fields import CONFIG as CONFIG
+from recipes.hugging_face.config_fields import (
+    mapping,
+    number,
+    whole,
+    words,
+)
 from recipes.hugging_face.rope import RECORD, head_dim_of, rope_fields, rope_of
-from recipes.hugging_face.shards import Stored
-from recipes.model_card import ModelCard
-from recipes.user_file import read_json
+from recipes.hugging_face.safetensors_files import Stored
+from recipes.hugging_face.weight_map import pieces
+from recipes.notation.user_file import read_json
+from recipes.spec.families import FAMILIES, Family
+from recipes.spec.model_card import ModelCard
 
 OF_ROPE = (
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",

@@ -4,8 +4,8 @@
 from pathlib import Path
 
 from data import hub
-from recipes.hugging_face.folder import SIDE_FILES
-from recipes.hugging_face.shards import INDEX
+from recipes.hugging_face.safetensors_files import INDEX
+from recipes.hugging_face.side_files import SIDE_FILES
 
 _WEIGHTS = (INDEX, "model*.safetensors")
 

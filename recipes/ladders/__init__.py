@@ -15,7 +15,7 @@ from recipes.ladders.qwen25_1m import QWEN25_1M
 from recipes.ladders.tiny import TINY_LADDER
 from recipes.ladders.ultralong import ULTRALONG_1M, ULTRALONG_2M, ULTRALONG_4M
 from recipes.ladders.yarn import YARN
-from recipes.stages import Ladder
+from recipes.spec.stage import Ladder
 
 __all__ = [
     "FIFTEEN_MILLION",

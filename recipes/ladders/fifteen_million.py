@@ -16,8 +16,8 @@ so that the shipped recipe takes eight nodes.
 """
 
 from recipes.ladders.ultralong import SCHEDULE, STARTS_FROM, one_step
-from recipes.stages import Ladder
-from recipes.units import M
+from recipes.spec.stage import Ladder
+from recipes.spec.units import M
 
 STEPS = 64  # ours
 

@@ -15,8 +15,8 @@ does not fit), so that the shipped recipe is laid out for one node of H200.
 """
 
 from recipes.ladders.ultralong import SCHEDULE, one_step
-from recipes.stages import Ladder
-from recipes.units import M
+from recipes.spec.stage import Ladder
+from recipes.spec.units import M
 
 STEPS = 200  # ours
 

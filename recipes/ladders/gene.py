@@ -11,9 +11,13 @@ Instruction tuning followed (configs/ift_16k_64k.yaml); it is not part of this l
 """
 
 from custom_modules.rope.gene import gene_rotation
-from recipes.positions import Positions
-from recipes.stages import Cosine, Ladder, Stage
-from recipes.units import K
+from recipes.spec.stage import (
+    Cosine,
+    Ladder,
+    Stage,
+)
+from recipes.spec.train_short import Positions
+from recipes.spec.units import K
 
 GENE_64K = Ladder(
     name="gene_64k",

@@ -15,9 +15,13 @@ other bases, so one card.
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.positions import Positions
-from recipes.stages import Cosine, Ladder, Stage
-from recipes.units import K
+from recipes.spec.stage import (
+    Cosine,
+    Ladder,
+    Stage,
+)
+from recipes.spec.train_short import Positions
+from recipes.spec.units import K
 
 LONGRECIPE_128K = Ladder(
     name="longrecipe_128k",

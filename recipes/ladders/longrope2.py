@@ -20,8 +20,12 @@ Not stated: warm-up, the cosine's end, the optimizer, and the temperature, which
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.stages import Cosine, Ladder, Stage
-from recipes.units import K
+from recipes.spec.stage import (
+    Cosine,
+    Ladder,
+    Stage,
+)
+from recipes.spec.units import K
 
 PAIRS = 64  # head size 128
 CRITICAL_PAIR = 30

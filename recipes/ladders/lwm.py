@@ -14,8 +14,12 @@ in the source; they are not part of this ladder.
 from typing import Literal
 
 from custom_modules.rope.config import RopeScaling
-from recipes.stages import Cosine, Ladder, Stage
-from recipes.units import K, M
+from recipes.spec.stage import (
+    Cosine,
+    Ladder,
+    Stage,
+)
+from recipes.spec.units import K, M
 
 
 def _stage(

@@ -11,8 +11,12 @@ Not stated: tokens, batch, rate, optimizer, and whether documents see one anothe
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.stages import Cosine, Ladder, Stage
-from recipes.units import K, M
+from recipes.spec.stage import (
+    Cosine,
+    Ladder,
+    Stage,
+)
+from recipes.spec.units import K, M
 
 BASES = {64 * K: 1_000_000, 128 * K: 5_000_000, 256 * K: 10_000_000}
 

@@ -6,8 +6,12 @@ lower than the first: their batches hold four sequences, then one, and are noisi
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.stages import Cosine, Ladder, Stage
-from recipes.units import K
+from recipes.spec.stage import (
+    Cosine,
+    Ladder,
+    Stage,
+)
+from recipes.spec.units import K
 
 BASE_2K = 40_000  # ours: the base of 512 tokens times the growth in length
 

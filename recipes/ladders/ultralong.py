@@ -13,8 +13,12 @@ not part of a ladder.
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.stages import Cosine, Ladder, Stage
-from recipes.units import K, M
+from recipes.spec.stage import (
+    Cosine,
+    Ladder,
+    Stage,
+)
+from recipes.spec.units import K, M
 
 CARDS = ("llama31_8b", "llama31_70b")  # ours: the 70B
 STARTS_FROM = "meta-llama/Llama-3.1-8B-Instruct"

@@ -17,8 +17,12 @@ train.sh, and are not in this ladder.
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.stages import Ladder, Linear, Stage
-from recipes.units import K
+from recipes.spec.stage import (
+    Ladder,
+    Linear,
+    Stage,
+)
+from recipes.spec.units import K
 
 YARN = Ladder(
     name="yarn",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model cards by family."""
 
-from recipes.model_card import ModelCard
 from recipes.models import llama, mistral, nemotron, qwen, tiny
 from recipes.models.llama import LLAMA31_8B, LLAMA32_1B
 from recipes.models.tiny import TINY
+from recipes.spec.model_card import ModelCard
 
 __all__ = ["CARDS", "LLAMA31_8B", "LLAMA32_1B", "TINY"]
 

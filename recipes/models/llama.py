@@ -2,8 +2,8 @@
 """Base models of Llama 2, 3, 3.1 and 3.2, by the published config.json of each."""
 
 from custom_modules.rope.config import RopeScaling
-from recipes.model_card import ModelCard
-from recipes.units import K
+from recipes.spec.model_card import ModelCard
+from recipes.spec.units import K
 
 _CONTEXT = {"2": 4 * K, "3": 8 * K, "3.1": 128 * K, "3.2": 128 * K}
 _ROPE = {

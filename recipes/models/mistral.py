@@ -7,8 +7,8 @@ config.json has said 1,024,000 and 128,000 as well.
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.model_card import ModelCard
-from recipes.units import K
+from recipes.spec.model_card import ModelCard
+from recipes.spec.units import K
 
 _NEMO = "nemo.collections.llm.gpt.model"
 

@@ -7,8 +7,8 @@ vocabulary to the tokenizer, which has 256,000 entries. A stage starts from weig
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.model_card import ModelCard
-from recipes.units import K
+from recipes.spec.model_card import ModelCard
+from recipes.spec.units import K
 
 
 def _nemotron(

@@ -9,8 +9,8 @@ config.json says 40,960: 32,768 tokens of an answer, and room for a prompt.
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.model_card import ModelCard
-from recipes.units import K
+from recipes.spec.model_card import ModelCard
+from recipes.spec.units import K
 
 _TRAINED = 32 * K
 _ROPE = RopeScaling.base_change(1_000_000)

@@ -7,7 +7,7 @@ large model's 0.02, as their width asks (about half of 1 / sqrt(hidden)).
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.model_card import ModelCard
+from recipes.spec.model_card import ModelCard
 
 TINY = ModelCard(
     name="tiny",

@@ -31,8 +31,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from custom_modules.memory.config import LayerKind
-from recipes.planner.job import Job
-from recipes.units import GiB
+from recipes.planner.workload import Job
+from recipes.spec.units import GiB
 
 FP8_COPIES = 2
 """Bytes of a weight in FP8 and its transpose, which Transformer Engine keeps through a step's

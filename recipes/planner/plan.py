@@ -4,12 +4,12 @@
 import math
 from dataclasses import dataclass, replace
 
-from recipes.batch import MOST_ACCUMULATION
-from recipes.cluster import Cluster
-from recipes.planner.job import Job
+from recipes.planner.batch_size import MOST_ACCUMULATION
 from recipes.planner.memory import FUSED, Kernels, Memory, memory
 from recipes.planner.time import Time, time
-from recipes.units import GiB
+from recipes.planner.workload import Job
+from recipes.spec.cluster import Cluster
+from recipes.spec.units import GiB
 
 HEADROOM = 0.04
 """Of a GPU's memory that a plan leaves free, for what the formulas do not know."""

@@ -19,15 +19,19 @@ from custom_modules.memory.config import (
     Recompute,
     Tiling,
 )
-from recipes.cluster import Cluster
-from recipes.layout import ContextParallel, Fp8, Layout
-from recipes.model_card import ModelCard
-from recipes.planner.job import Job
+from recipes.planner.constraints import before_planning, refusals
 from recipes.planner.memory import memory
 from recipes.planner.plan import Plan, capped, host_cap, short
-from recipes.planner.refusals import before_planning, refusals
-from recipes.stages import Stage
-from recipes.units import GiB, K
+from recipes.planner.workload import Job
+from recipes.spec.cluster import Cluster
+from recipes.spec.layout import (
+    ContextParallel,
+    Fp8,
+    Layout,
+)
+from recipes.spec.model_card import ModelCard
+from recipes.spec.stage import Stage
+from recipes.spec.units import GiB, K
 
 MOST_PP, MICRO_BATCHES = 16, (1, 2, 4)
 UNEVEN_SEQUENCE = "2 x CP x TP does not divide a sequence of {:,} tokens"

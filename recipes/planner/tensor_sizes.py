@@ -5,7 +5,7 @@ Sizes of one rank, t its tokens, e bytes a number; what is tiled is there whole 
 a log may be of a run without the tiles.
 """
 
-from recipes.planner.job import Job
+from recipes.planner.workload import Job
 
 PAGE = 2 * 2**20
 """What CUDA's caching allocator rounds a large request up to."""

@@ -33,8 +33,8 @@ peak, recompute not counted.
 
 from dataclasses import dataclass
 
-from recipes.cluster import Cluster
-from recipes.planner.job import Job
+from recipes.planner.workload import Job
+from recipes.spec.cluster import Cluster
 
 GB, TERA = 1e9, 1e12
 ADAM_BYTES = 30

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from custom_modules.context_parallel.config import ContextParallelKind
-from recipes.cluster import Cluster
-from recipes.layout import Layout
-from recipes.units import GiB
+from recipes.spec.cluster import Cluster
+from recipes.spec.layout import Layout
+from recipes.spec.units import GiB
 
 if TYPE_CHECKING:
     from slurm.cluster_file import ClusterFile

@@ -18,7 +18,7 @@ from data.files.writable import (
     require_folder,
 )
 from data.store import Manifest, StoreError
-from recipes.units import GiB
+from recipes.spec.units import GiB
 from slurm.preflight.check import Check, Group
 from slurm.preflight.expected import Expected
 

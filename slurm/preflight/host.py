@@ -5,7 +5,7 @@ import os
 import resource
 from collections.abc import Iterator
 
-from recipes.units import GiB
+from recipes.spec.units import GiB
 from slurm.preflight.check import Check, Group
 from slurm.preflight.expected import Expected
 from slurm.preflight.machine import Machine

@@ -8,7 +8,11 @@ import pytest
 
 from eval.gate import gate_path, judge, pass_gate
 from eval.results import ByPosition, Evaluation, Passkey, evaluation_path, write_json
-from recipes.gate import Gate, GateShutError, gate_from
+from recipes.spec.gate import (
+    Gate,
+    GateShutError,
+    gate_from,
+)
 
 EDGES = tuple(range(0, 1025, 64))
 

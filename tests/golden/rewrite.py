@@ -13,9 +13,9 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 def resolved() -> dict[str, str]:
     """Return the YAML of the longest recipe of each ladder by its name, of tiny all."""
-    from recipes import yaml_file
-    from recipes.collection import ROWS
-    from recipes.factories import FACTORIES
+    from recipes.resolved import yaml_file
+    from recipes.shipped.factories import FACTORIES
+    from recipes.shipped.table import ROWS
 
     chosen = [name for name, row in ROWS.items() if row.ladder.name == "tiny"]
     chosen += {row.ladder.name: name for name, row in ROWS.items()}.values()

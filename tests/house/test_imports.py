@@ -29,26 +29,26 @@ KERNELS_OF = {  # packages that a module adapts, imported where they are install
 BUILT_FROM_SOURCE = {"flash_attn_interface"}  # FlashAttention 3: no distribution to declare
 HEAVY = {"torch", "nemo", "nemo_run", "megatron", "lightning", "transformer_engine", "transformers"}
 HEAVY_RECIPES = {
-    "recipes.check",
-    "recipes.checkpoints",
-    "recipes.factories",
-    "recipes.gpt",
-    "recipes.hugging_face.exporting",
-    "recipes.hugging_face.importing",
-    "recipes.hugging_face.weights",
-    "recipes.merge",
-    "recipes.one_step",
+    "recipes.resolved.check",
+    "recipes.nemo2.checkpoint_callback",
+    "recipes.shipped.factories",
+    "recipes.nemo2.model",
+    "recipes.hugging_face.export",
+    "recipes.hugging_face.import_",
+    "recipes.hugging_face.convert",
+    "recipes.checkpoints.merge",
+    "recipes.resolved.single_step",
     "recipes.pretrain",
-    "recipes.schedule",
-    "recipes.signatures",
-    "recipes.strategy",
-    "recipes.streamed_weights",
-    "recipes.tree_values",
-    "recipes.train_short",
-    "recipes.verified",
+    "recipes.nemo2.lr_schedule",
+    "recipes.nemo2.signatures",
+    "recipes.nemo2.strategy",
+    "recipes.checkpoints.streamed_weights",
+    "recipes.resolved.values",
+    "recipes.nemo2.train_short",
+    "recipes.checkpoints.verified",
     "custom_modules.callbacks.weight_checksums",
-    "recipes.without_effect",
-    "recipes.yaml_file",
+    "recipes.resolved.ineffective",
+    "recipes.resolved.yaml_file",
 }
 
 
@@ -147,11 +147,11 @@ def test_every_import_obeys_the_rules_of_the_house():
         ("custom_modules.context_parallel.ring", "from nemo.collections import llm"),
         ("custom_modules.context_parallel.ring", "def adapter():\n    import lightning.pytorch"),
         ("custom_modules.context_parallel.ring", "from megatron import training"),
-        ("custom_modules.context_parallel.ring", "from recipes.layout import Layout"),
+        ("custom_modules.context_parallel.ring", "from recipes.spec.layout import Layout"),
         ("custom_modules.callbacks.rate", "from longhaul import cli"),
-        ("data.store", "import recipes.units"),
+        ("data.store", "import recipes.spec.units"),
         ("data.store", "from importlib import import_module\nimport_module('eval.report')"),
-        ("recipes.layout", "import torch"),
+        ("recipes.spec.layout", "import torch"),
         ("recipes.models.tiny", "from transformers import AutoConfig"),
         ("recipes.pretrain", "from slurm import executors"),
         ("recipes.planner.memory", "from ... import slurm"),
@@ -178,7 +178,7 @@ def test_a_forbidden_import_is_refused(tmp_path, module, source):
         ),
         ("custom_modules.callbacks.rate", "from lightning.pytorch import Callback"),
         ("recipes.pretrain", "from nemo.collections import llm\nimport nemo_run as run"),
-        ("recipes.layout", "from .models import tiny\nfrom recipes.units import K"),
+        ("recipes.spec.layout", "from .models import tiny\nfrom recipes.spec.units import K"),
         ("longhaul.run", "from slurm import executors\nfrom eval import report"),
     ],
 )
@@ -196,9 +196,9 @@ def test_the_command_line_loads_nothing_heavy_before_a_command_runs():
 
 
 def test_a_light_module_that_reaches_torch_through_another_is_named(tmp_path):
-    plant(tmp_path, "recipes.layout", "import recipes.pretrain")
+    plant(tmp_path, "recipes.spec.layout", "import recipes.pretrain")
     (tmp_path / "recipes" / "pretrain.py").write_text("import torch")
-    assert "recipes.layout brings" in heavy_modules_after(["recipes.layout"], tmp_path)
+    assert "recipes.spec.layout brings" in heavy_modules_after(["recipes.spec.layout"], tmp_path)
 
 
 def test_every_imported_distribution_is_declared():

@@ -6,11 +6,11 @@ from typing import Any
 
 
 def recipe(options: dict[str, Any]):
-    """Return the stage of `tests.recipes.hugging_face.stages` that these options name."""
+    """Return the stage of `tests.recipes.hugging_face.support.stages` that these options name."""
     from custom_modules.rope.config import RopeScaling
     from recipes.hugging_face.config import card_of, read_config
-    from recipes.layout import ContextParallel
-    from tests.recipes.hugging_face import stages
+    from recipes.spec.layout import ContextParallel
+    from tests.recipes.hugging_face.support import stages
 
     start = Path(options["start"])
     sizes = dict(options["layout"])

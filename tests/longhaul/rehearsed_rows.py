@@ -13,10 +13,10 @@ from itertools import groupby
 from math import prod
 from pathlib import Path
 
-from recipes.collection import ROWS, Row
-from recipes.rehearsal import rehearsal
-from recipes.shrunk import Shares
-from recipes.units import K, M
+from recipes.rehearsal.plan import rehearsal
+from recipes.rehearsal.shrink import Shares
+from recipes.shipped.table import ROWS, Row
+from recipes.spec.units import K, M
 from tests.house.rooms import TREE
 
 CARDS = TREE / "docs" / "cards"

@@ -20,8 +20,8 @@ def test_a_mistake_is_answered_with_what_would_be_right(case, monkeypatch, capfd
 
 
 def test_a_misspelled_key_in_a_recipe_file_is_refused_with_the_right_name(answer, tmp_path):
-    from recipes import yaml_file
-    from recipes.factories import FACTORIES
+    from recipes.resolved import yaml_file
+    from recipes.shipped.factories import FACTORIES
 
     text = yaml_file.dump(FACTORIES["tiny_8k"]())
     path = tmp_path / "recipe.yaml"

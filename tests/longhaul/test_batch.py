@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul batch`; its arithmetic is held in tests/recipes/test_batch.py."""
+"""`longhaul batch`; its arithmetic is held in tests/recipes/planner/test_batch_size.py."""
 
 import pytest
 

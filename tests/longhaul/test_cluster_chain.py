@@ -11,13 +11,13 @@ from longhaul import cluster_chain, ladder_run
 from longhaul.documents import Documents
 from longhaul.planned_stage import layout_of, planned, require_time, save_seconds
 from longhaul.run_on_cluster import _laid_out
-from recipes.collection import ROWS
-from recipes.factories import FACTORIES
 from recipes.ladders import LADDERS
-from recipes.layout import Fp8
-from recipes.layout_words import layout_from
 from recipes.models import CARDS
+from recipes.notation.layout import layout_from
 from recipes.pretrain import pretrain
+from recipes.shipped.factories import FACTORIES
+from recipes.shipped.table import ROWS
+from recipes.spec.layout import Fp8
 from slurm import cluster_file
 from slurm.cluster_file import ClusterFile, Slurm
 

@@ -6,12 +6,12 @@ import shlex
 
 import pytest
 
-from recipes import cluster
-from recipes.collection import ROWS
-from recipes.layout_words import layout_from, words_of
-from recipes.planner.job import Job
+from recipes.notation.layout import layout_from, words_of
 from recipes.planner.plan import plan
 from recipes.planner.tensor_sizes import matching, tensor_sizes
+from recipes.planner.workload import Job
+from recipes.shipped.table import ROWS
+from recipes.spec import cluster
 from tests.longhaul.test_light_commands import after
 
 NAME = "llama3_8b_nemo_64k"

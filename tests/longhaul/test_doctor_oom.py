@@ -9,10 +9,10 @@ from longhaul.doctor_job import case
 from longhaul.doctor_oom import planners_choice, unexplained
 from longhaul.next_commands import YOUR_CLUSTER
 from longhaul.oom_log import failures
-from recipes.layout_words import words_of
+from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM
 from recipes.planner.search import search
-from recipes.units import GiB
+from recipes.spec.units import GiB
 from tests.longhaul.test_doctor import NAME, failed
 
 PLAIN = "RuntimeError: CUDA error: out of memory\n"

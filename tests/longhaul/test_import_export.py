@@ -10,11 +10,11 @@ import torch
 import transformers
 
 from custom_modules.rope.config import RopeScaling
-from recipes.hugging_face.shards import stored_tensors
+from recipes.hugging_face.safetensors_files import stored_tensors
 from tests.longhaul.hugging_face_stage import recipe, train_on_forked_rank
 from tests.ranks import Ranks
-from tests.recipes.hugging_face.models import CONTEXT, folder
-from tests.recipes.hugging_face.stages import LENGTH
+from tests.recipes.hugging_face.support.models import CONTEXT, folder
+from tests.recipes.hugging_face.support.stages import LENGTH
 from tests.recipes.hugging_face.test_parity import (
     assert_same,
     logits_of_megatron,
@@ -107,7 +107,7 @@ def stage(imported, tmp_path) -> Path:
         "log": {"name": "longer"},
         "model": {
             "config": {
-                "_target_": "recipes.gpt.LongContextLlamaConfig",
+                "_target_": "recipes.nemo2.model.LongContextLlamaConfig",
                 "num_layers": 2,
                 "hidden_size": 48,
                 "ffn_hidden_size": 80,
@@ -255,8 +255,12 @@ def test_a_mistaken_export_is_told(answer, stage, words, said):
         (("resume", "start"), "models/gone", "with --like"),
         (("model", "config", "num_query_groups"), 3, "kv_heads is 2 where longer has 3"),
         (("model", "config", "softmax_scale"), 0.5, "softmax_scale"),
-        (("model", "config", "_target_"), "recipes.gpt.Other", "of no family"),
-        (("model", "config"), {"_target_": "recipes.gpt.LongContextLlamaConfig"}, "num_layers"),
+        (("model", "config", "_target_"), "recipes.nemo2.model.Other", "of no family"),
+        (
+            ("model", "config"),
+            {"_target_": "recipes.nemo2.model.LongContextLlamaConfig"},
+            "num_layers",
+        ),
     ],
 )
 def test_a_stage_that_has_no_words_in_hugging_face_is_not_exported(

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from longhaul import ladder_run
-from recipes.collection import ROWS
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
+from recipes.shipped.table import ROWS
 
 
 def test_every_card_of_a_ladder_has_a_recipe_for_each_stage_and_no_recipe_is_left_over():
-    from recipes.factories import FACTORIES
+    from recipes.shipped.factories import FACTORIES
 
     plans = [
         ladder_run.plan(*ladder_run.choose(row.ladder.name, row.card.name), None, None)

@@ -11,12 +11,12 @@ from custom_modules.memory.config import Offload, Recompute
 from custom_modules.rope.config import RopeScaling
 from longhaul import console, facts, list_recipes, show
 from longhaul.cli import COMMANDS, loaded
-from recipes.collection import ROWS, Row
 from recipes.ladders import LADDERS
-from recipes.layout import ContextParallel, Layout
 from recipes.models import CARDS
-from recipes.stages import Stage
-from recipes.units import K, M
+from recipes.shipped.table import ROWS, Row
+from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.stage import Stage
+from recipes.spec.units import K, M
 
 NAME = "llama31_8b_nemo_64k"
 SEARCHED = (("tiny", "tiny"), ("llama31_8b", "nemo"), ("llama32_1b", "nemo"))
@@ -260,7 +260,7 @@ def test_a_page_is_printed_or_written_not_both(answer):
 
 def test_the_recipe_written_is_the_one_that_pretrain_runs(answer, tmp_path):
     from longhaul.stages import factory
-    from recipes import yaml_file
+    from recipes.resolved import yaml_file
 
     path = tmp_path / "recipe.yaml"
     assert lines_of(answer, "show", NAME, "--to-yaml", str(path))[-1].endswith("recipe.yaml")

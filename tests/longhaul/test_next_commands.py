@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from longhaul import combination, ladder_run, show
+from longhaul import ladder_run, show
 from longhaul.cli import COMMANDS, loaded
 from longhaul.next_commands import YOUR_CLUSTER, OnCluster
-from recipes import cluster
-from recipes.collection import ROWS
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
+from recipes.shipped import select
+from recipes.shipped.table import ROWS
+from recipes.spec import cluster
 from tests.longhaul.test_run_on_cluster import site, tree  # noqa: F401
 
 SEVERAL = "llama3_8b_prolong_512k"
@@ -80,12 +81,12 @@ def recipes_of(words: list[str]) -> list:
         else:
             names = (given[kind] for kind in ("card", "ladder", "stage"))
             sizes = {"nodes": given["nodes"], "cluster_name": given["cluster"]}
-            recipe = combination.choose(*names, **sizes, device=given["device"]).recipe()
+            recipe = select.choose(*names, **sizes, device=given["device"]).recipe()
         return [stages.override(recipe, overrides)]
     assert (name, given["executor"]) == ("run", "slurm")
     planned = given["nodes"] is not None
     ladder, card = ladder_run.choose(given["ladder"], given["card"], planned=planned)
-    only = combination.stage_of(ladder, given["stage"]) if given["stage"] else None
+    only = select.stage_of(ladder, given["stage"]) if given["stage"] else None
     plan = ladder_run.plan(ladder, card, None, None, only=only)
     assert given["cluster"] == YOUR_CLUSTER
     if planned:
@@ -114,7 +115,7 @@ def recipes_of(words: list[str]) -> list:
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_commands_print_is_accepted_with_its_overrides(answer, words, gpus):
-    from recipes.check import world_size
+    from recipes.resolved.check import world_size
 
     code, out, err = answer(*shlex.split(words))
     assert code == 0 or "type `longhaul" in err, err
@@ -202,7 +203,7 @@ def test_a_plan_of_one_gpu_leads_to_a_recipe_of_one_gpu(answer):
 
 
 def test_a_dryrun_of_several_nodes_shows_the_recipe_and_how_it_is_run(answer):
-    from recipes import yaml_file
+    from recipes.resolved import yaml_file
 
     code, out, err = answer("pretrain", "--factory", SEVERAL, "--dryrun")
     assert code == 0, err

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from longhaul.plan_plot import picture
-from recipes import cluster
 from recipes.models import CARDS
 from recipes.planner.search import Question, at_length, search
-from recipes.units import K
+from recipes.spec import cluster
+from recipes.spec.units import K
 
 PLAN = ("plan", "llama31_8b", "--seq", "1M", "--nodes", "4")
 

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from longhaul.preflight import preflight
-from recipes import cluster
+from recipes.spec import cluster
 from slurm.preflight.machine import Machine
 from tests.slurm.preflight import samples
 

@@ -4,7 +4,7 @@
 import pytest
 
 from longhaul.prepare_job import prepare_for
-from recipes.gate import GateShutError
+from recipes.spec.gate import GateShutError
 
 
 def prepared(folder, length):

@@ -4,11 +4,11 @@
 import json
 
 from longhaul import list_recipes
-from recipes.collection import ROWS
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
-from recipes.nearest import hint
-from recipes.units import K
+from recipes.shipped.table import ROWS
+from recipes.spec.suggest import hint
+from recipes.spec.units import K
 
 
 def lines_of(answer, *words: str) -> list[str]:

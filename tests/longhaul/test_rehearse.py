@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from longhaul import verification_card as cards
-from recipes.collection import ROWS, Row
+from recipes.shipped.table import ROWS, Row
 from tests.house.rooms import TREE
 from tests.longhaul.rehearsed_rows import of_the_suite, ranks_for, smallest_rows, structure
-from tests.recipes.rows_to_rehearse import ROWS_TO_REHEARSE
+from tests.recipes.support.rows_to_rehearse import ROWS_TO_REHEARSE
 
 
 def slow_but(first: str, rows: list[Row]) -> list:
@@ -25,7 +25,7 @@ def slow_but(first: str, rows: list[Row]) -> list:
 @pytest.fixture(scope="session")
 def made_up_store(tmp_path_factory) -> Path:
     from data.synthetic import prepare_made_up
-    from recipes.shrunk import VOCAB
+    from recipes.rehearsal.shrink import VOCAB
 
     store = tmp_path_factory.mktemp("stores") / "rehearsal"
     prepare_made_up(store, vocab_size=VOCAB)

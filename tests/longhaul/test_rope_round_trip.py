@@ -11,13 +11,19 @@ import pytest
 
 from custom_modules.rope.config import RopeScaling
 from longhaul import stages
-from recipes import checkpoints, rope_file, yaml_file
-from recipes.finished import checkpoint_facts
+from recipes.checkpoints.marker import checkpoint_facts
 from recipes.hugging_face.config import card_of, exported_config
-from recipes.layout import ContextParallel, Layout
 from recipes.models import TINY
+from recipes.nemo2 import checkpoint_callback
+from recipes.notation import rope_file
 from recipes.pretrain import place, pretrain
-from recipes.stages import Cosine, Ladder, Stage
+from recipes.resolved import yaml_file
+from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.stage import (
+    Cosine,
+    Ladder,
+    Stage,
+)
 
 SIZES = {"base": 10_000, "factor": 4.0, "original_length": 512}
 LISTS = {"short_factor": [1.0] * 16, "long_factor": [1 + at / 7 for at in range(16)]}
@@ -70,7 +76,7 @@ def test_a_rotation_is_the_same_after_every_hand_over(rope, tmp_path):
 
     checkpoint = Path(made.resume.resume_from_directory) / "step=1"
     checkpoint.mkdir(parents=True)
-    checkpoints._write_marker(checkpoint, _trainer(made, of_recipe), 1, {})
+    checkpoint_callback._write_marker(checkpoint, _trainer(made, of_recipe), 1, {})
     stages.require_same(read)  # a resume
     facts = checkpoint_facts(checkpoint)
     assert facts is not None

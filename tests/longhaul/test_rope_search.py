@@ -18,8 +18,8 @@ from custom_modules.rope.rotary import Rotation, inverse_frequencies
 from eval.results import write_json
 from longhaul import rope_search
 from longhaul.run_lock import InUseError, in_use
-from recipes import rope_file
-from recipes.stages import Cosine, Stage
+from recipes.notation import rope_file
+from recipes.spec.stage import Cosine, Stage
 from tests.longhaul.json_units import not_numbers
 from tests.ranks import TREE, Ranks, Server
 from tests.runs.train import recipe, train_on_forked_rank

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from data.prepare import prepare
-from recipes import cluster
+from recipes.spec import cluster
 
 RUN = ("run", "--ladder", "tiny", "--executor", "slurm", "--nodes", "2", "--device", "cpu")
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from longhaul import verification_card as cards
-from recipes.collection import ROWS
 from recipes.ladders import LADDERS
+from recipes.shipped.table import ROWS
 from tests.house.rooms import TREE
 
 SHIPPED = sorted((TREE / "docs" / "cards").glob("*.yaml"))

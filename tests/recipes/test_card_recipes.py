@@ -10,13 +10,17 @@ import nemo_run as run
 import pytest
 import torch
 
-from recipes.factories import FACTORIES
-from recipes.layout import ContextParallel, Layout
-from recipes.model_card import ModelCard
 from recipes.models import CARDS, TINY
 from recipes.pretrain import pretrain
-from recipes.stages import Cosine, Ladder, Stage
-from recipes.units import K, M
+from recipes.shipped.factories import FACTORIES
+from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.model_card import ModelCard
+from recipes.spec.stage import (
+    Cosine,
+    Ladder,
+    Stage,
+)
+from recipes.spec.units import K, M
 from tests.recipes.test_cards import EACH, EACH_PUBLISHED, NEMO, listed, nemo_defaults
 
 # What a recipe sets otherwise than NeMo's config of the same model, and why.

@@ -15,8 +15,8 @@ import torch
 import transformers
 
 from recipes.hugging_face.config import card_of, exported_config, require_same
-from recipes.model_card import ModelCard
 from recipes.models import CARDS, TINY
+from recipes.spec.model_card import ModelCard
 
 PUBLISHED = [card for card in CARDS.values() if card is not TINY]  # tiny is ours alone
 EACH = pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)

@@ -4,13 +4,13 @@
 import fiddle as fdl
 import pytest
 
-from recipes.check import tokens_per_batch
 from recipes.ladders import LADDERS
-from recipes.layout import ContextParallel, Layout
 from recipes.models import CARDS
+from recipes.nemo2.lr_schedule import WarmupCosine, WarmupLinear
 from recipes.pretrain import pretrain
-from recipes.schedule import WarmupCosine, WarmupLinear
-from recipes.stages import Linear
+from recipes.resolved.check import tokens_per_batch
+from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.stage import Linear
 
 STAGES = [
     pytest.param(ladder, stage, id=f"{ladder.name}-{stage.seq_length}")

@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 
 from custom_modules.rope.config import RopeScaling
-from longhaul.combination import rotation_refusal
-from recipes import cluster, ladders
+from recipes import ladders
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
-from recipes.naming import recipe_name
-from recipes.stages import Ladder, Linear, Stage
+from recipes.shipped.select import rotation_refusal
+from recipes.spec import cluster
+from recipes.spec.naming import recipe_name
+from recipes.spec.stage import (
+    Ladder,
+    Linear,
+    Stage,
+)
 
 EACH_LADDER = pytest.mark.parametrize("ladder", LADDERS.values(), ids=LADDERS)
 OF_CARDS = [(ladder, card) for ladder in LADDERS.values() for card in ladder.cards]
@@ -191,8 +196,8 @@ def test_ladders_whose_source_began_with_a_tuned_model_say_so():
 
 @pytest.mark.parametrize(("name", "nodes"), [("five_million", 1), ("fifteen_million", 4)])
 def test_how_far_the_planner_is_from_a_source_s_machine_is_what_it_says(name, nodes):
-    from recipes.layout import Fp8
     from recipes.planner.search import lacks, max_length, of_stage, search
+    from recipes.spec.layout import Fp8
 
     ladder, machine = LADDERS[name], cluster.load("dgx_h100")
     [stage], gpus = ladder.stages, nodes * machine.gpus_per_node

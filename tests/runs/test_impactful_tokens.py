@@ -16,7 +16,7 @@ LENGTH, DOCUMENTS, SHARE = 512, 4, 0.1
 
 def trained(folder: Path, store: Path, **options) -> Path:
     """Train a few steps and return the folder of the stage with its recipe."""
-    from recipes import yaml_file
+    from recipes.resolved import yaml_file
     from tests.runs.train import recipe
 
     run = TrainingRun(folder, store, ranks=1, layout={}, **options)

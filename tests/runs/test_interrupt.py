@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.finished import steps_taken
+from recipes.checkpoints.marker import steps_taken
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from benchmarks.planner_cases import (
 )
 from benchmarks.planner_memory import BOUND
 from custom_modules.memory.config import Recompute
-from recipes.layout import Layout
+from recipes.spec.layout import Layout
 from tests.ranks import Ranks
 from tests.runs.conftest import NEMO, TIMEOUT_SECONDS
 

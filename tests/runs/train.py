@@ -33,11 +33,15 @@ def recipe(options: dict[str, Any]):
     )
     from custom_modules.rope.config import RopeScaling
     from custom_modules.rope.gene import gene_rotation
-    from recipes.layout import ContextParallel, Layout
     from recipes.models import TINY
-    from recipes.positions import Positions
     from recipes.pretrain import place, pretrain
-    from recipes.stages import Cosine, Ladder, Stage
+    from recipes.spec.layout import ContextParallel, Layout
+    from recipes.spec.stage import (
+        Cosine,
+        Ladder,
+        Stage,
+    )
+    from recipes.spec.train_short import Positions
 
     sizes = dict(options["layout"])
     nouns = {"recompute": Recompute, "tiling": Tiling, "offload": Offload}

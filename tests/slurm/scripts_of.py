@@ -10,9 +10,9 @@ from longhaul import ladder_run
 from longhaul.cluster_chain import jobs
 from longhaul.documents import Documents
 from longhaul.run_on_cluster import _laid_out
-from recipes import cluster
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
+from recipes.spec import cluster
 from slurm.cluster_file import load
 from slurm.launch import scripts
 

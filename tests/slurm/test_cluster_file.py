@@ -4,7 +4,7 @@
 import pytest
 import yaml
 
-from recipes import cluster
+from recipes.spec import cluster
 from slurm.cluster_file import PLACEHOLDER, Preflight, load, seconds_of
 
 

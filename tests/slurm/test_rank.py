@@ -52,7 +52,7 @@ def test_no_thread_of_a_rank_in_training_hears_what_ends_it(blocked, tmp_path):
 
 
 def test_a_stage_whose_marker_is_damaged_says_so_before_it_trains(tmp_path, monkeypatch):
-    from recipes import yaml_file
+    from recipes.resolved import yaml_file
 
     marker = tmp_path / "checkpoints" / "step=8" / "longhaul.json"
     marker.parent.mkdir(parents=True)

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from custom_modules.checkpoints.extra_states import what_it_asks
 from custom_modules.checkpoints.index import CheckpointError, ForeignClassError
 from custom_modules.checkpoints.safe_loading import read_safely, require_common
-from recipes.verified import refusal
+from recipes.checkpoints.verified import refusal
 
 NAME = "module.decoder.layers.self_attention.linear_qkv._extra_state/shard_0_2"
 RECIPE = "transformer_engine.common.recipe"

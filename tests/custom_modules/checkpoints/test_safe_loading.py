@@ -20,7 +20,7 @@ from custom_modules.checkpoints.index import (
     outline,
 )
 from custom_modules.checkpoints.safe_loading import read_safely, require_common
-from recipes.verified import is_of_all_ranks, refusal
+from recipes.checkpoints.verified import is_of_all_ranks, refusal
 
 DATA = "__0_0.distcp"
 

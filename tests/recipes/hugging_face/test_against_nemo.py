@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import nn
 
-from tests.recipes.hugging_face.models import CONFIGS, folder
+from tests.recipes.hugging_face.support.models import CONFIGS, folder
 from tests.recipes.hugging_face.test_parity import imported
 
 pytestmark = pytest.mark.slow

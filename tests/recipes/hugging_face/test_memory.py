@@ -19,10 +19,10 @@ import json, sys, threading, time
 from pathlib import Path
 
 from recipes.hugging_face.config import card_of, read_config
-from recipes.hugging_face.exporting import export
-from recipes.hugging_face.importing import write_checkpoint
-from recipes.hugging_face.shards import stored_tensors
-from recipes.hugging_face.trained import trained
+from recipes.hugging_face.export import export
+from recipes.hugging_face.import_ import write_checkpoint
+from recipes.hugging_face.safetensors_files import stored_tensors
+from recipes.hugging_face.source_checkpoint import trained
 
 def anonymous():
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -64,10 +64,10 @@ def published(root, layers: int) -> None:
     import torch
 
     from recipes.hugging_face.config import card_of
-    from recipes.hugging_face.names import pieces
-    from recipes.hugging_face.shards import Shards
-    from recipes.hugging_face.weights import content
-    from tests.recipes.hugging_face.models import CONFIGS, write_tokenizer
+    from recipes.hugging_face.convert import content
+    from recipes.hugging_face.safetensors_files import Shards
+    from recipes.hugging_face.weight_map import pieces
+    from tests.recipes.hugging_face.support.models import CONFIGS, write_tokenizer
 
     source = root / "published"
     source.mkdir(parents=True)

@@ -9,13 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from custom_modules.rope.config import RopeScaling
-from recipes.finished import start_checkpoint
+from recipes.checkpoints.marker import start_checkpoint
+from recipes.checkpoints.merge import merge
 from recipes.hugging_face.config import card_of, read_config
-from recipes.hugging_face.exporting import export
-from recipes.hugging_face.trained import trained
-from recipes.merge import merge
-from tests.recipes.hugging_face.models import CONTEXT, folder
-from tests.recipes.hugging_face.stages import LENGTH, recipe, untrained
+from recipes.hugging_face.export import export
+from recipes.hugging_face.source_checkpoint import trained
+from tests.recipes.hugging_face.support.models import CONTEXT, folder
+from tests.recipes.hugging_face.support.stages import (
+    LENGTH,
+    recipe,
+    untrained,
+)
 from tests.recipes.hugging_face.test_parity import imported
 
 YARN = RopeScaling.yarn(base=5_000, factor=8.0, original_length=CONTEXT)
@@ -61,7 +65,7 @@ def test_the_mean_of_an_import_and_a_stage_is_exported_and_finds_the_import(impo
 
 
 def test_a_stage_that_began_with_the_mean_finds_the_import(imports, tmp_path):
-    from recipes import yaml_file
+    from recipes.resolved import yaml_file
 
     first, second = imports
     card = card_of(read_config(first.parent / "first"), "published")

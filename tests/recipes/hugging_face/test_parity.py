@@ -10,9 +10,14 @@ import transformers
 
 from custom_modules.rope.config import RopeScaling
 from recipes.hugging_face.config import card_of, read_config, require_weights
-from recipes.hugging_face.shards import stored_tensors
-from tests.recipes.hugging_face.models import CONFIGS, CONTEXT, VOCAB, folder
-from tests.recipes.hugging_face.stages import LENGTH, untrained
+from recipes.hugging_face.safetensors_files import stored_tensors
+from tests.recipes.hugging_face.support.models import (
+    CONFIGS,
+    CONTEXT,
+    VOCAB,
+    folder,
+)
+from tests.recipes.hugging_face.support.stages import LENGTH, untrained
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +59,7 @@ METHODS = {
 
 def imported(source: Path, to: Path):
     """Import a folder; return its card."""
-    from recipes.hugging_face.importing import write_checkpoint
+    from recipes.hugging_face.import_ import write_checkpoint
 
     card = card_of(read_config(source), to.name)
     stored = stored_tensors(source)
@@ -123,8 +128,8 @@ def test_an_imported_rope_scaling_turns_heads_as_transformers_does(
 def test_a_stage_exports_to_the_logits_it_had_at_eight_times_the_length(
     tmp_path, megatron_rank, rope
 ):
-    from recipes.hugging_face.exporting import export
-    from recipes.hugging_face.trained import trained
+    from recipes.hugging_face.export import export
+    from recipes.hugging_face.source_checkpoint import trained
 
     card = imported(folder(tmp_path / "published"), tmp_path / "imported")
     stage = untrained(tmp_path / "imported", card, rope, tmp_path / "run")
@@ -137,8 +142,8 @@ def test_a_stage_exports_to_the_logits_it_had_at_eight_times_the_length(
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_stage_of_each_family_exports_to_the_logits_it_had(tmp_path, megatron_rank, name):
-    from recipes.hugging_face.exporting import export
-    from recipes.hugging_face.trained import trained
+    from recipes.hugging_face.export import export
+    from recipes.hugging_face.source_checkpoint import trained
 
     card = imported(folder(tmp_path / "published", name), tmp_path / "imported")
     made = RopeScaling.ntk if name == "nemotron" else RopeScaling.yarn

@@ -10,15 +10,23 @@ from custom_modules.memory.config import (
     Recompute,
     Tiling,
 )
-from recipes import cluster
-from recipes.layout import ContextParallel, Fp8, Layout
 from recipes.models import LLAMA31_8B, TINY
 from recipes.models.llama import LLAMA2_7B
 from recipes.models.mistral import MIXTRAL_8X7B
-from recipes.planner.job import Job
 from recipes.planner.memory import FUSED, HUGGING_FACE, PLAIN, Kernels, memory
 from recipes.planner.plan import plan
-from recipes.units import GiB, K, M
+from recipes.planner.workload import Job
+from recipes.spec import cluster
+from recipes.spec.layout import (
+    ContextParallel,
+    Fp8,
+    Layout,
+)
+from recipes.spec.units import (
+    GiB,
+    K,
+    M,
+)
 
 H100 = cluster.load("dgx_h100")
 FULL, KEPT = Recompute(kind="full"), Recompute(kind="kept_attention")

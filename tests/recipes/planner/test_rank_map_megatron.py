@@ -10,12 +10,12 @@ import torch.distributed.distributed_c10d as c10d
 
 from custom_modules.context_parallel.attend import split_group
 from custom_modules.cpu.backend import cpu_backend
-from recipes import cluster as clusters
-from recipes.layout_words import layout_from
 from recipes.models import CARDS
-from recipes.planner.job import Job
-from recipes.planner.rank_map import rank_map
-from recipes.units import K, M
+from recipes.notation.layout import layout_from
+from recipes.planner.rank_groups import rank_map
+from recipes.planner.workload import Job
+from recipes.spec import cluster as clusters
+from recipes.spec.units import K, M
 from tests.ranks import Ranks, Server
 
 SIZE = 8
@@ -43,7 +43,7 @@ LAYOUTS = (
 )
 KINDS = ("TP", "CP all-to-all", "CP ring", "DP", "PP")
 SERVER = Server(
-    "recipes.strategy", "nemo.lightning._strategy_lib", "custom_modules.context_parallel.ring"
+    "recipes.nemo2.strategy", "nemo.lightning._strategy_lib", "custom_modules.context_parallel.ring"
 )
 SECONDS = 100
 
@@ -68,7 +68,7 @@ def built(sizes: list[tuple[int, int, int, int]]) -> list[Groups]:
     from megatron.core import parallel_state
     from nemo.lightning import _strategy_lib
 
-    from recipes.strategy import LongContextStrategy
+    from recipes.nemo2.strategy import LongContextStrategy
 
     found = []
     rank, size, store = dist.get_rank(), dist.get_world_size(), c10d._get_default_store()

@@ -5,13 +5,14 @@ import fiddle as fdl
 import pytest
 
 from longhaul import stages
-from recipes import check, cluster
-from recipes.collection import ROWS
-from recipes.layout_words import layout_from
-from recipes.planner.job import Job
+from recipes.notation.layout import layout_from
 from recipes.planner.plan import plan
-from recipes.planner.remedies import remedies
+from recipes.planner.remedies.climb import remedies
+from recipes.planner.workload import Job
 from recipes.pretrain import pretrain
+from recipes.resolved import check
+from recipes.shipped.table import ROWS
+from recipes.spec import cluster
 
 ROW = ROWS["llama3_8b_nemo_64k"]
 H100 = cluster.load("dgx_h100")

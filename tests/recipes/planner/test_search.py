@@ -5,13 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from recipes import cluster, lay_out
-from recipes.collection import ROWS
-from recipes.layout import Fp8
 from recipes.models import CARDS
+from recipes.planner.constraints import refusals
 from recipes.planner.plan import HEADROOM, plan
-from recipes.planner.rank_map import rank_map
-from recipes.planner.refusals import refusals
+from recipes.planner.rank_groups import rank_map
 from recipes.planner.search import (
     LARGEST_CLUSTER,
     NoLayoutError,
@@ -24,8 +21,12 @@ from recipes.planner.search import (
     search,
     why_not,
 )
-from recipes.stages import Cosine, Stage
-from recipes.units import K, M
+from recipes.shipped import regenerate
+from recipes.shipped.table import ROWS
+from recipes.spec import cluster
+from recipes.spec.layout import Fp8
+from recipes.spec.stage import Cosine, Stage
+from recipes.spec.units import K, M
 
 H100 = cluster.load("dgx_h100")
 
@@ -159,7 +160,7 @@ PLANNED = [name for name, row in ROWS.items() if row.planned]
 @pytest.mark.parametrize("name", PLANNED)
 def test_a_shipped_row_has_the_fewest_nodes_and_is_among_the_fastest(name):
     row = ROWS[name]
-    nodes, best = lay_out.laid_out(row)
+    nodes, best = regenerate.laid_out(row)
     machine = cluster.load(row.cluster)
     shipped = plan(
         of_stage(row.card, row.stage, machine, gpus=1, fp8=Fp8()).job(row.layout), machine
@@ -168,7 +169,9 @@ def test_a_shipped_row_has_the_fewest_nodes_and_is_among_the_fastest(name):
     assert row.layout.world_size == nodes * machine.gpus_per_node
     assert shipped.fits
     assert shipped.time.step <= 1.02 * best.time.step
-    assert lay_out.days(row, shipped) <= 1.02 * lay_out.DAYS or 2 * nodes > lay_out.MOST_NODES
+    assert (
+        regenerate.days(row, shipped) <= 1.02 * regenerate.DAYS or 2 * nodes > regenerate.MOST_NODES
+    )
 
 
 OTHERS = [name for name, row in ROWS.items() if row.layout.device == "cuda" and not row.planned]

@@ -10,16 +10,24 @@ from custom_modules.memory.config import (
     Recompute,
     Tiling,
 )
-from recipes import cluster
-from recipes.layout import ContextParallel, Fp8, Layout
-from recipes.layout_words import layout_from
 from recipes.models import CARDS
 from recipes.models.llama import LLAMA2_7B, LLAMA3_8B, LLAMA31_8B
 from recipes.models.mistral import MIXTRAL_8X7B
-from recipes.planner.efficiency import HOPPER, NEMO_2024, Efficiency
-from recipes.planner.job import Job
+from recipes.notation.layout import layout_from
 from recipes.planner.time import time
-from recipes.units import K, M
+from recipes.planner.workload import Job
+from recipes.spec import cluster
+from recipes.spec.efficiency import (
+    HOPPER,
+    NEMO_2024,
+    Efficiency,
+)
+from recipes.spec.layout import (
+    ContextParallel,
+    Fp8,
+    Layout,
+)
+from recipes.spec.units import K, M
 
 H100 = cluster.load("dgx_h100")
 FULL, KEPT = Recompute(kind="full"), Recompute(kind="kept_attention")

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from recipes import cluster as clusters
-from recipes.layout_words import layout_from
+from recipes.notation.layout import layout_from
+from recipes.spec import cluster as clusters
 from slurm.preflight.check import Check
 from slurm.preflight.expected import Expected
 from slurm.preflight.gpus import connection_checks, gpu_checks, parsed, visible_fault

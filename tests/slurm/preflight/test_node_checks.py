@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from data.store import Manifest
 from longhaul.preflight import preflight
-from recipes import cluster as clusters
-from recipes.layout_words import layout_from
-from recipes.units import GiB
+from recipes.notation.layout import layout_from
+from recipes.spec import cluster as clusters
+from recipes.spec.units import GiB
 from slurm.cluster_file import ClusterFile, Preflight
 from slurm.preflight.check import Check, Group, as_json, blamed, exit_code, joined, page
 from slurm.preflight.expected import Expected, thresholds

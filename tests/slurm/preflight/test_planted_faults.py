@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes import cluster as clusters
-from recipes.layout import ContextParallel, Layout
-from recipes.units import GiB
+from recipes.spec import cluster as clusters
+from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.units import GiB
 from slurm.preflight.check import Check, Group, blamed, exit_code, failures
 from slurm.preflight.expected import Expected
 from slurm.preflight.job import all_checks

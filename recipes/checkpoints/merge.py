@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weighted mean of two checkpoints of one model, as a checkpoint.
+
+    out = (1 - share) * first + share * second        summed in fp64, in the dtype of `first`
+
+LongRecipe (arXiv 2409.00509, eq. 7) averages the model before any extension with the one after its
+annealing, half each, to give back what the short context could do. Both are Megatron's
+`torch_dist`, whatever layout wrote them: a tensor is known by its name and its place in the whole,
+so the two may be cut differently. One chunk at a time is read of each and written, so that the
+memory taken is that of the largest chunk, a layer's. Optimizers are left out.
+
+What is written stands where the second could: the folder of a stage, from which another starts,
+and that is evaluated and exported as any; or an import, where the second is one.
+
+    OUT/config.yaml, stage.json          the second's recipe, which says where it began, and facts
+    OUT/checkpoints/step=N/              weights and marker, N the second's step
+
+    OUT/                                 weights, marker and hugging_face/ of a second import
+"""
+
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from data.files.whole import folder_beside
+from data.files.writable import require_folder
+from recipes.checkpoints.files import (
+    FILES,
+    HUGGING_FACE,
+    described,
+    for_marker,
+    require_undamaged,
+    require_whole,
+)
+from recipes.checkpoints.marker import (
+    MARKER,
+    checkpoint_facts,
+    write_marker,
+)
+from recipes.checkpoints.streamed_weights import write_weights
+from recipes.checkpoints.verified import verified
+from recipes.hugging_face.source_checkpoint import RECIPE
+
+WEIGHTS = "module."
+"""What the names of a model's tensors begin with in a checkpoint of NeMo's."""
+STAGE = "stage.json"
+"""What a run's report knows of a stage (`eval.results.StageRecord`)."""
+
+
+def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
+    """Write the mean of two complete checkpoints as a stage, or an import, that is not there yet.
+
+    `share` is that of the second, a checkpoint in the folder of its stage or an import, whose
+    recipe, length, rotation and tokenizer the mean gets. `out` appears whole or not at all. Raises
+    ValueError for a share beyond 0 and 1, for checkpoints that are not whole or not of one model
+    and tokenizer, for a second without its stage's recipe, where `out` is there already, and where
+    a file of the two is damaged.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share is {share}; it is that of the second checkpoint, 0 to 1")
+    if out.exists():
+        raise ValueError(f"{out} is there already; merge into a folder that is not")
+    require_folder(out, "the mean's folder")
+    facts = [checkpoint_facts(folder) for folder in (first, second)]
+    for folder, found in zip((first, second), facts, strict=True):
+        if found is None:
+            raise ValueError(f"{folder} is no complete checkpoint; give a folder with {MARKER}")
+    assert facts[0] is not None
+    assert facts[1] is not None
+    if facts[0]["tokenizer"] != facts[1]["tokenizer"]:
+        raise ValueError(f"{first} and {second} were trained with different tokenizers")
+    imported, stage = (second / HUGGING_FACE).is_dir(), second.absolute().parent.parent
+    if not imported and not (stage / RECIPE).is_file():
+        raise ValueError(
+            f"{second} has neither {HUGGING_FACE}/ nor its stage's {stage / RECIPE}, without which "
+            "the mean could be neither evaluated nor exported; name the checkpoint where it was "
+            "written, STAGE/checkpoints/step=N, or an import"
+        )
+    for folder in (first, second):
+        require_whole(folder)
+    step = int(facts[1]["step"])
+    with folder_beside(out) as part:
+        checkpoint = part if imported else part / "checkpoints" / f"step={step}"
+        with verified(first), verified(second):
+            sources = _Source(first / "weights"), _Source(second / "weights")
+            _require_same(*sources, names=(first, second))
+            write_weights(checkpoint / "weights", _Mean(*sources, share))
+        if imported:
+            require_undamaged(second, HUGGING_FACE)
+            shutil.copytree(second / HUGGING_FACE, part / HUGGING_FACE)
+        else:
+            _describe(stage, part, out.name, f"{1 - share:g} of {first} and {share:g} of {second}")
+        marker = {**facts[1], "max_steps": step, FILES: for_marker(described(checkpoint))}
+        write_marker(checkpoint, marker)
+        os.replace(part, out)
+
+
+def _describe(stage: Path, to: Path, name: str, start: str) -> None:
+    """Write a stage's recipe and facts into another folder, the facts under that one's name."""
+    shutil.copy(stage / RECIPE, to)
+    if (stage / STAGE).is_file():
+        record = json.loads((stage / STAGE).read_text())
+        (to / STAGE).write_text(json.dumps({**record, "name": name, "start": start}, indent=1))
+
+
+class _Source:
+    """The model's part of one checkpoint: what it has, and any chunk of it."""
+
+    def __init__(self, weights: Path) -> None:
+        self.reader = FileSystemReader(weights)
+        metadata = self.reader.read_metadata()
+        self.reader.set_up_storage_reader(metadata, is_coordinator=True)
+        entries = metadata.state_dict_metadata
+        of_model = {name: entry for name, entry in entries.items() if name.startswith(WEIGHTS)}
+        self.tensors: dict[str, TensorStorageMetadata] = {
+            name: entry
+            for name, entry in of_model.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+        self.states = [
+            name for name, entry in of_model.items() if isinstance(entry, BytesStorageMetadata)
+        ]
+
+    def chunk(self, name: str, chunk: ChunkStorageMetadata) -> Tensor:
+        """Return a part of a tensor, which the files may have in other parts."""
+        entry = self.tensors[name]
+        part = torch.empty(chunk.sizes, dtype=entry.properties.dtype)
+        planner = _OneChunk(part, create_read_items_for_chunk_list(name, entry, [chunk]))
+        plan = self.reader.prepare_local_plan(planner.create_local_plan())
+        self.reader.read_data(plan, planner).wait()
+        return part
+
+
+class _OneChunk(LoadPlanner):
+    """Reads into one tensor."""
+
+    def __init__(self, part: Tensor, items: list[ReadItem]) -> None:
+        self._part = part
+        self._items = items
+
+    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
+        """Keep nothing: the items are there."""
+
+    def create_local_plan(self) -> LoadPlan:
+        """Return what to read."""
+        return LoadPlan(self._items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans as they are: one process reads."""
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """Return the plan as it is."""
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Refuse what is no tensor; none is asked for."""
+        raise NotImplementedError(read_item)
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        """Return the place that an item is read to."""
+        place = self._part
+        for dim, (start, length) in enumerate(
+            zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        ):
+            place = place.narrow(dim, start, length)
+        return place
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Do nothing: it was read in place."""
+
+
+class _Mean(SavePlanner):
+    """Plans the chunks of the first checkpoint, and makes each when it is written."""
+
+    def __init__(self, first: _Source, second: _Source, share: float) -> None:
+        self._first = first
+        self._second = second
+        self._share = share
+
+    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
+        """Keep nothing: there is no state dict."""
+
+    def create_local_plan(self) -> SavePlan:
+        """Return a chunk of each tensor, and an empty state for each module that asks for one."""
+        items = [
+            WriteItem(
+                index=MetadataIndex(name, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=chunk, properties=entry.properties, size=entry.size
+                ),
+            )
+            for name, entry in self._first.tensors.items()
+            for chunk in entry.chunks
+        ]
+        states = [
+            WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO)
+            for name in self._first.states
+        ]
+        return SavePlan(items + states)
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Return the plans and the metadata of what they write."""
+        return create_default_global_save_plan(all_plans)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """Return the plan as it is."""
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
+        """Return the mean of a chunk; modules get no state, as before a first step."""
+        if write_item.type == WriteItemType.BYTE_IO:
+            empty = io.BytesIO()
+            torch.save([None], empty)  # a list of one, as Megatron saves its sharded objects
+            return empty
+        assert write_item.tensor_data is not None
+        name, chunk = write_item.index.fqn, write_item.tensor_data.chunk
+        first = self._first.chunk(name, chunk)
+        second = self._second.chunk(name, chunk)
+        return torch.lerp(first.double(), second.double(), self._share).to(first.dtype)
+
+
+def _require_same(first: _Source, second: _Source, *, names: tuple[Path, Path]) -> None:
+    """Raise ValueError unless both have tensors of the same names and sizes."""
+    shapes = [{name: tuple(e.size) for name, e in s.tensors.items()} for s in (first, second)]
+    if not shapes[0]:
+        raise ValueError(f"{names[0]} has no tensor of a model: no name begins with {WEIGHTS}")
+    different = sorted(
+        name
+        for name in shapes[0].keys() | shapes[1].keys()
+        if shapes[0].get(name) != shapes[1].get(name)
+    )
+    if different:
+        name = different[0]
+        raise ValueError(
+            f"{names[0]} and {names[1]} are not of one model: {name} is "
+            f"{shapes[0].get(name, 'missing')} in one and {shapes[1].get(name, 'missing')} in the "
+            f"other, and {len(different) - 1} more differ"
+        )

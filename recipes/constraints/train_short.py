@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The relations that a stage's positions keep with its length, its documents and its rotation.
+
+Pure functions of numbers, as `recipes.constraints.laws`.
+"""
+
+from collections.abc import Iterator
+
+from custom_modules.rope.config import MAX_POSITION, RopeScaling
+from custom_modules.rope.gene import gene_refusal
+
+
+def broken_positions(
+    *,
+    target_length: int | None,
+    source_length: int | None,
+    largest_scale: int | None,
+    seq_length: int,
+    documents: str,
+    rope: RopeScaling,
+) -> Iterator[str]:
+    """Yield one sentence for each law of training short for a longer context that is broken.
+
+    None stands for what the stage does not do: skip positions up to a target, choose sentences
+    from a longer source, draw the rotation's scale up to the largest.
+    """
+    if target_length is not None:
+        if not seq_length < target_length <= MAX_POSITION:
+            yield (
+                f"positions skip up to target_length {target_length:,}, and a sequence has "
+                f"{seq_length:,} tokens; the target is longer, and at most 2^31"
+            )
+        fixed = rope.method == "longrope" and (
+            rope.short_factor == rope.long_factor or seq_length > (rope.original_length or 0)
+        )
+        if rope.by_length and not fixed:
+            yield (
+                f"positions skip and rope {rope.method} goes by the tokens at hand: it would turn "
+                f"as for {seq_length:,} in training and as for {target_length:,} after it; take "
+                "ntk or yarn"
+            )
+    if source_length is not None and source_length < seq_length:
+        yield (
+            f"sentences are chosen from {source_length:,} tokens for a sequence of "
+            f"{seq_length:,}; source_length is at least as long"
+        )
+    if documents == "within" and (target_length is not None or source_length is not None):
+        yield (
+            "documents is within, where positions restart at each document; those that skip over a "
+            "sequence need across"
+        )
+    if largest_scale is None:
+        return
+    if (why := gene_refusal(rope)) is not None:
+        yield why
+    elif (rope.reach or 0) <= seq_length:
+        yield (
+            f"a scale drawn by GeNE trains for the {rope.reach:,} tokens that rope reaches, and a "
+            f"sequence has {seq_length:,}; the target is longer"
+        )
+    elif largest_scale != rope.factor:
+        yield (
+            f"the largest scale drawn is {largest_scale} and rope factor {rope.factor:g}, which "
+            "evaluation turns by; take a multiple of the least scale, sequence length over "
+            "original_length"
+        )

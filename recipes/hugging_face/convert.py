@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of a `Piece` from one side to the other; nothing is computed, so every bit stays."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recipes.hugging_face.weight_map import Piece
+from recipes.spec.model_card import ModelCard
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Of safetensors' words."""
+WORDS = {dtype: word for word, dtype in DTYPES.items()}
+
+
+def to_megatron(piece: Piece, tensors: Sequence[Tensor], card: ModelCard) -> Tensor:
+    """Return Megatron's part made of Hugging Face's tensors, in their order in the piece."""
+    if piece.kind == "qkv":
+        rest = tensors[0].shape[1:]
+        groups = [t.view(card.kv_heads, -1, card.head_dim, *rest) for t in tensors]
+        return torch.cat(groups, dim=1).reshape(piece.shape)
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+def to_hugging_face(piece: Piece, part: Tensor, card: ModelCard) -> list[Tensor]:
+    """Return Hugging Face's tensors, contiguous, of Megatron's part with or without padding."""
+    if piece.kind == "qkv":
+        queries = card.heads // card.kv_heads
+        groups = part.view(card.kv_heads, queries + 2, card.head_dim, *part.shape[1:])
+        split = groups.split((queries, 1, 1), dim=1)
+        return [t.reshape(shape).contiguous() for t, shape in zip(split, piece.shapes, strict=True)]
+    rows = [shape[0] for shape in piece.shapes]
+    return [t.contiguous() for t in part[: sum(rows)].split(rows)]
+
+
+def content(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor, not copied."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint of ours becomes a Hugging Face folder that transformers and vLLM load as it is.
+
+    DIR/config.json                 the model at its new length and rotation
+    DIR/generation_config.json      as it came; for a model from scratch its special tokens
+    DIR/tokenizer*                  as they came, model_max_length raised
+    DIR/model*.safetensors          the weights, in files of bounded size, and their index
+
+A layer is read at a time (of experts, one expert at a time), from a checkpoint written under any
+layout, and written at once: no model is built, and the memory taken is that of a layer, or of the
+embedding where that is larger. Bits and dtype are those of the checkpoint unless another dtype is
+asked for. What is read are the weights that the model computed with (in a bf16 run those in bf16,
+not the optimizer's fp32 copies).
+"""
+
+import warnings
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedTensor
+from torch import Tensor
+
+from data.files.appearing import appearing
+from data.store import Manifest, require_tokenizer
+from recipes.checkpoints.files import HUGGING_FACE, require_undamaged
+from recipes.checkpoints.verified import one_rank, verified
+from recipes.hugging_face.config import CONFIG, exported_config, read_config
+from recipes.hugging_face.convert import (
+    DTYPES,
+    WORDS,
+    content,
+    to_hugging_face,
+)
+from recipes.hugging_face.import_ import fingerprint
+from recipes.hugging_face.safetensors_files import Shards
+from recipes.hugging_face.side_files import (
+    GENERATION_CONFIG,
+    copy_side_files,
+    raise_model_max_length,
+    special_tokens,
+    write_json,
+)
+from recipes.hugging_face.source_checkpoint import Trained, trained
+from recipes.hugging_face.weight_map import (
+    PREFIX,
+    Piece,
+    pieces,
+)
+
+Described = Mapping[str, ShardedTensor]
+
+
+def export(
+    source: Trained,
+    to: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_gib: float = 5.0,
+    verify: bool = True,
+) -> None:
+    """Write a Hugging Face folder that does not exist; it appears whole or not at all.
+
+    `dtype` is that of all weights, None for the checkpoint's own. With `verify` the files of the
+    checkpoint are compared with what was saved. Raises ValueError where one is damaged, where the
+    checkpoint's tensors are not those of the model that it is said to be, where the tokenizer is
+    another than it was trained with, and where a weight is beyond the range of `dtype`.
+    """
+    weights = source.checkpoint / "weights"
+    if verify and source.like is not None and source.like.name == HUGGING_FACE:
+        require_undamaged(source.like.parent, HUGGING_FACE)
+    if source.like is not None and fingerprint(source.like) != source.tokenizer:
+        raise ValueError(
+            f"{source.checkpoint} was trained with another tokenizer than that of {source.like}; "
+            "name a Hugging Face folder that has its own with --like"
+        )
+    reading = verified(source.checkpoint, verify=verify)
+    with appearing(to) as part, one_rank(), reading, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # Megatron's, of how it calls torch
+        stored = _stored(weights)
+        require_pieces(source, stored)
+        of_weights = dtype or stored[f"{PREFIX}embedding.word_embeddings.weight"].dtype
+        _write_side_files(source, part, of_weights)
+        _write_weights(source, weights, stored, part, dtype, max_shard_gib)
+
+
+def export_stage(source: str, to: str, verify: bool = True) -> None:
+    """Export a trained stage's folder, as a job does; an export that is there already stays."""
+    if not Path(to).exists():
+        export(trained(Path(source)), Path(to), verify=verify)
+
+
+def require_pieces(source: Trained, stored: Described) -> None:
+    """Raise ValueError unless the checkpoint has the card's tensors, and no other of a model."""
+    wanted = {piece.megatron: piece for piece in pieces(source.card)}
+    ours = {name for name in stored if name.startswith(PREFIX)}
+    where = source.checkpoint
+    if missing := sorted(wanted.keys() - ours):
+        raise ValueError(f"{where} has no {missing[0]}, which a {source.card.family} model has")
+    if unknown := sorted(ours - wanted.keys()):
+        raise ValueError(
+            f"{where} has {unknown[0]}, which a {source.card.family} model in Hugging Face's words "
+            "has not; it would be lost"
+        )
+    for name, piece in wanted.items():
+        shape, expected = stored[name].global_shape, (*piece.of, *piece.shape)
+        padded = piece.kind == "rows" and shape[0] >= expected[0] and shape[1:] == expected[1:]
+        if shape != expected and not padded:
+            raise ValueError(f"{name} of {where} is {shape}; by its recipe it would be {expected}")
+
+
+def _write_side_files(source: Trained, part: Path, dtype: torch.dtype) -> None:
+    of_tokenizer = source.like or _store_tokenizer(source)
+    copy_side_files(of_tokenizer, part)
+    raise_model_max_length(part, source.length)
+    word = str(dtype).removeprefix("torch.")
+    base = None if source.like is None else read_config(source.like)
+    config = exported_config(base, source.card, source.rope, source.length, word)
+    if base is None:
+        special = special_tokens(part)
+        config |= special
+        write_json(part / GENERATION_CONFIG, special)
+    write_json(part / CONFIG, config)
+
+
+def _store_tokenizer(source: Trained) -> Path:
+    """Return the tokenizer of the store that a model from scratch was trained on."""
+    assert source.store is not None, "an import has its own"
+    manifest = Manifest.load(source.store)
+    require_tokenizer(manifest, source.tokenizer)
+    return manifest.tokenizer_path
+
+
+def _write_weights(
+    source: Trained,
+    weights: Path,
+    stored: Described,
+    part: Path,
+    dtype: torch.dtype | None,
+    max_shard_gib: float,
+) -> None:
+    planned = {
+        name: (WORDS[dtype or stored[piece.megatron].dtype], shape)
+        for piece in pieces(source.card)
+        for name, shape in zip(piece.hugging_face, piece.shapes, strict=True)
+    }
+    shards = Shards(part, planned, max_shard_gib)
+    for _, group in groupby(
+        pieces(source.card), key=lambda piece: (piece.at, piece.kind == "rows")
+    ):
+        together = list(group)
+        parts = _read(weights, together, stored)
+        for piece in together:
+            tensors = to_hugging_face(piece, parts.pop(piece.megatron), source.card)
+            for name, tensor in zip(piece.hugging_face, tensors, strict=True):
+                shards.write(name, content(_cast(name, tensor, DTYPES[planned[name][0]])))
+    shards.finish()
+
+
+def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in another dtype; raise ValueError where that makes a number infinite."""
+    cast = tensor.to(dtype)
+    if dtype != tensor.dtype and (lost := cast.isinf() & tensor.isfinite()).any():
+        raise ValueError(
+            f"{name} has {tensor[lost][0]:g}, beyond the {torch.finfo(dtype).max:g} that "
+            f"{str(dtype).removeprefix('torch.')} reaches; export in bfloat16 or float32"
+        )
+    return cast
+
+
+def _read(weights: Path, together: list[Piece], stored: Described) -> dict[str, Tensor]:
+    """Return the parts of these pieces, each with the padding that it has."""
+    wanted = {}
+    for piece in together:
+        whole, axes = stored[piece.megatron], range(len(piece.at))
+        shape = (*(1 for _ in axes), *whole.global_shape[len(axes) :])
+        wanted[piece.megatron] = ShardedTensor.from_rank_offsets(
+            piece.megatron,
+            torch.empty(shape, dtype=whole.dtype),
+            *zip(axes, piece.at, piece.of, strict=True),
+        )
+    loaded = dist_checkpointing.load(
+        dict(wanted),
+        str(weights),
+        validate_access_integrity=False,  # a part of the tensors is asked for, on purpose
+    )
+    return {piece.megatron: loaded[piece.megatron].view(-1, *piece.shape[1:]) for piece in together}
+
+
+def _stored(weights: Path) -> Described:
+    """Return the tensors of a checkpoint by name, without their data."""
+    if not dist_checkpointing.check_is_distributed_checkpoint(str(weights)):
+        raise ValueError(
+            f"{weights} is not in Megatron's format torch_dist (a stage under Megatron-FSDP writes "
+            "fsdp_dtensor); train its last steps without FSDP and export that"
+        )
+    described: Described = dist_checkpointing.load_tensors_metadata(str(weights))
+    return described

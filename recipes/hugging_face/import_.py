@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Hugging Face checkpoint becomes a checkpoint of ours that a stage starts from.
+
+    FOLDER/weights/         Megatron's distributed checkpoint, in NeMo's names
+    FOLDER/hugging_face/    config.json, generation_config.json and tokenizer files as they came
+    FOLDER/longhaul.json    the marker that makes it whole, as of a finished stage of no steps
+
+No bit of a weight changes, nor its dtype. The checkpoint is written by `recipes.checkpoints.streamed_weights`
+through a planner that reads a tensor when its turn comes to be written: the memory taken is that of
+the largest one. Reading and converting are in `recipes.hugging_face.weight_map` and `weights`; what is
+refused is refused by `recipes.hugging_face.config` and `shards` before this module is imported.
+"""
+
+import io
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from data import tokenizer
+from data.files.appearing import appearing
+from data.hub import TOKENIZER_FILES
+from recipes.checkpoints.files import (
+    FILES,
+    HUGGING_FACE,
+    described,
+    for_marker,
+)
+from recipes.checkpoints.marker import write_marker
+from recipes.checkpoints.streamed_weights import write_weights
+from recipes.hugging_face import weight_map
+from recipes.hugging_face.convert import DTYPES, to_megatron
+from recipes.hugging_face.safetensors_files import Stored
+from recipes.hugging_face.side_files import copy_side_files
+from recipes.hugging_face.weight_map import Piece
+from recipes.spec.model_card import ModelCard
+
+
+def write_checkpoint(
+    folder: Path, source: Path, card: ModelCard, stored: Mapping[str, Stored]
+) -> None:
+    """Write the checkpoint of a model into a folder that does not exist.
+
+    `stored` are the tensors of `source`, checked by `recipes.hugging_face.config`. It appears
+    whole or not at all. Raises ValueError where the tokenizer of `source` is none that documents
+    can be tokenized with.
+    """
+    if not any(next(source.glob(pattern), None) for pattern in TOKENIZER_FILES):
+        raise ValueError(
+            f"{source} has no tokenizer: no tokenizer.json, tokenizer.model or vocab.json is "
+            "there; put the files of the model's tokenizer beside its weights"
+        )
+    with appearing(folder) as part:
+        copy_side_files(source, part / HUGGING_FACE)
+        marker = {
+            "step": 0,
+            "max_steps": 0,
+            "seq_length": card.native_context,
+            "rope": card.native_rope.to_dict(),
+            "temperature": card.native_rope.temperature,
+            "tokenizer": fingerprint(source),
+        }
+        write_weights(part / "weights", _Streamed(card, stored))
+        write_marker(part, marker | {FILES: for_marker(described(part))})
+
+
+def fingerprint(source: Path) -> str:
+    """Return the fingerprint that a store made with this tokenizer has: of what is saved again.
+
+    Raises ValueError where `source` has none that documents can be tokenized with.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        return tokenizer.load(str(source)).save(Path(scratch) / "tokenizer")
+
+
+class _Streamed(SavePlanner):
+    """Plans one chunk for each piece, and makes it when it is written."""
+
+    def __init__(self, card: ModelCard, stored: Mapping[str, Stored]) -> None:
+        self._card = card
+        self._stored = stored
+        self._pieces: dict[tuple[str, tuple[int, ...]], Piece] = {}
+        self._files: dict[Path, Any] = {}
+
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
+        """Keep nothing: there is no state dict."""
+
+    def create_local_plan(self) -> SavePlan:
+        """Return a chunk a piece, and an empty state for each module that asks for one."""
+        items = [self._item(piece) for piece in weight_map.pieces(self._card)]
+        items += [
+            WriteItem(index=MetadataIndex(key), type=WriteItemType.BYTE_IO)
+            for key in weight_map.states(self._card)
+        ]
+        return SavePlan(items)
+
+    def _item(self, piece: Piece) -> WriteItem:
+        offsets = torch.Size((*piece.at, *(0 for _ in piece.shape)))
+        self._pieces[piece.megatron, tuple(offsets)] = piece
+        dtype = DTYPES[self._stored[piece.hugging_face[0]].dtype]
+        return WriteItem(
+            index=MetadataIndex(piece.megatron, offsets),
+            type=WriteItemType.SHARD,
+            tensor_data=TensorWriteData(
+                chunk=ChunkStorageMetadata(
+                    offsets=offsets, sizes=torch.Size((*(1 for _ in piece.at), *piece.shape))
+                ),
+                properties=TensorProperties(dtype=dtype),
+                size=torch.Size((*piece.of, *piece.shape)),
+            ),
+        )
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Return the plan of this one process, and what the checkpoint says of its tensors."""
+        return create_default_global_save_plan(all_plans)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """Return the plan as it is."""
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """Return one chunk, read and converted now."""
+        if write_item.type == WriteItemType.BYTE_IO:
+            empty = io.BytesIO()
+            torch.save([None], empty)  # a list of one, as Megatron saves its sharded objects
+            return empty
+        offset = write_item.index.offset
+        assert offset is not None
+        piece = self._pieces[write_item.index.fqn, tuple(offset)]
+        tensors = [self._read(name) for name in piece.hugging_face]
+        part = to_megatron(piece, tensors, self._card)
+        return part.reshape(*(1 for _ in piece.at), *piece.shape)
+
+    def _read(self, name: str) -> torch.Tensor:
+        file = self._stored[name].file
+        if file not in self._files:
+            self._files[file] = safe_open(file, framework="pt")
+        tensor: torch.Tensor = self._files[file].get_tensor(name)
+        return tensor

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of a Hugging Face folder as files: which tensor lies where, in what shape; light.
+
+A safetensors file is eight bytes with the length of its header, the header (JSON: dtype, shape and
+the bytes' place of every tensor), then the bytes. So a folder is checked by its headers alone, and
+a file is written a tensor at a time: `safetensors.torch.save_file` would hold a whole file, twice.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from recipes.spec.units import GiB
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+"""Dtypes that weights have here, in the words of safetensors, and the bytes of a number."""
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """Where a tensor lies and what it is."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def stored_tensors(folder: Path) -> dict[str, Stored]:
+    """Return every tensor of the folder's safetensors by name.
+
+    Raises ValueError for a folder of pickles, for one without weights or with two sets of them, for
+    shards that are missing, cut off or not as the index says, and for a dtype that is not in
+    `BYTES`.
+    """
+    where = _places(folder)
+    tensors: dict[str, Stored] = {}
+    for file in sorted({folder / name for name in where.values()} or {folder / WHOLE}):
+        for name, (dtype, shape) in _header(file).items():
+            if dtype not in BYTES:
+                raise ValueError(
+                    f"{name} of {file} is {dtype}; weights here are {', '.join(BYTES)}, so convert "
+                    "a quantized checkpoint to bfloat16 first"
+                )
+            if name in tensors or where.get(name, file.name) != file.name:
+                other = tensors[name].file.name if name in tensors else where[name]
+                raise ValueError(f"{name} lies in {file}, and in {other} by {INDEX} or once more")
+            tensors[name] = Stored(file=file, dtype=dtype, shape=shape)
+    if absent := sorted(where.keys() - tensors.keys()):
+        raise ValueError(
+            f"{folder / where[absent[0]]} has no {absent[0]}, which {INDEX} says lies there; "
+            "download both again"
+        )
+    return tensors
+
+
+def _places(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor by the index; nothing where all are in one file."""
+    index = folder / INDEX
+    if not index.is_file():
+        if (folder / WHOLE).is_file():
+            return {}
+        raise ValueError(_no_weights(folder))
+    if (folder / WHOLE).is_file():
+        raise ValueError(
+            f"{folder} has both {WHOLE} and {INDEX}, and transformers would read the first alone; "
+            "remove the one that is not meant"
+        )
+    try:
+        where = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{index} is no index of shards ({error!r})") from error
+    if not where or not all(isinstance(name, str) for name in where.values()):
+        raise ValueError(f"{index} is no index of shards: its weight_map names no file, or no word")
+    names = sorted(set(where.values()))
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise ValueError(f"{index} names a file outside its folder: {outside[0]}")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ValueError(
+            f"{folder} lacks {len(missing)} of the {len(names)} shards that {INDEX} names, "
+            f"{missing[0]} the first; download it again"
+        )
+    return where
+
+
+def _no_weights(folder: Path) -> str:
+    pickles = sorted(file for pattern in _PICKLES for file in folder.glob(pattern))
+    if not pickles:
+        return f"{folder} has neither {WHOLE} nor {INDEX}; name a folder with safetensors weights"
+    return (
+        f"{folder} holds its weights as a pickle ({pickles[0].name}), which runs code as it loads; "
+        'convert it where you trust it: python -c "import transformers as t; m = '
+        "t.AutoModelForCausalLM.from_pretrained('FOLDER', torch_dtype='auto'); "
+        "m.save_pretrained('NEW', safe_serialization=True)\", and copy the tokenizer's files"
+    )
+
+
+def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and shape of each tensor of one file, whose bytes must be as it says."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= min(_LARGEST_HEADER, size):
+                raise ValueError("it is no safetensors file")
+            header = json.loads(stream.read(length))
+        if not isinstance(header, dict) or not _is_metadata(header.pop("__metadata__", {})):
+            raise ValueError("it is no object of tensors and words")
+        entries = {name: _entry(name, entry) for name, entry in header.items()}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{file} is no safetensors file, or its header cannot be read ({reason}); download it "
+            "again"
+        ) from error
+    end = 0
+    for name, (_, _, start, after) in sorted(entries.items(), key=lambda entry: entry[1][2:]):
+        if start != end:
+            raise ValueError(f"{file} has {name} from byte {start:,}, where {end:,} would be next")
+        end = after
+    whole = 8 + length + end
+    if size != whole:
+        raise ValueError(
+            f"{file} has {size:,} bytes where its header says {whole:,}; it was cut off, so "
+            "download it again"
+        )
+    return {name: (dtype, shape) for name, (dtype, shape, _, _) in entries.items()}
+
+
+def _is_metadata(content: Any) -> bool:
+    return isinstance(content, dict) and all(isinstance(word, str) for word in content.values())
+
+
+def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """Return dtype, shape, first byte and the byte after the last that a header states."""
+    stated = entry if isinstance(entry, dict) else {}
+    values: list[Any] = [stated.get(key) for key in ("dtype", "shape", "data_offsets")]
+    dtype, shape, offsets = values
+    if not (isinstance(dtype, str) and _is_sizes(shape) and _is_sizes(offsets, 2)):
+        raise ValueError(f"{name} has dtype {dtype}, shape {shape} and data_offsets {offsets}")
+    start, end = offsets
+    if start > end or (dtype in BYTES and end - start != _bytes(dtype, tuple(shape))):
+        raise ValueError(f"{name} of {dtype} and shape {shape} lies in bytes {start} to {end}")
+    return dtype, tuple(shape), start, end
+
+
+def _is_sizes(content: Any, count: int | None = None) -> bool:
+    """Whether this is a list of whole numbers from 0 up, as many as `count` where it is given."""
+    numbers = isinstance(content, list) and all(type(n) is int and n >= 0 for n in content)
+    return numbers and (count is None or len(content) == count)
+
+
+class Shards:
+    """Writes tensors, in the order planned, into safetensors files of bounded size and an index."""
+
+    def __init__(
+        self, folder: Path, planned: Mapping[str, tuple[str, tuple[int, ...]]], max_gib: float
+    ) -> None:
+        """Take dtype and shape of each tensor by name; a tensor above `max_gib` has its own file.
+
+        Raises ValueError where `max_gib` is not positive or not finite.
+        """
+        if not (max_gib > 0 and math.isfinite(max_gib * GiB)):
+            raise ValueError(f"max_shard_gib is {max_gib:g}; it must be above 0 and finite")
+        self.folder = folder
+        self._planned = planned
+        self._files = _split(planned, int(max_gib * GiB))
+        self._left = list(planned)
+        self._stream: BinaryIO | None = None
+
+    def write(self, name: str, content: memoryview) -> None:
+        """Append the bytes of the next tensor.
+
+        Raises ValueError for one out of turn or of another size than planned.
+        """
+        expected = self._left.pop(0) if self._left else None
+        size = _bytes(*self._planned[name]) if name == expected else None
+        if size != content.nbytes:
+            raise ValueError(f"{name} of {content.nbytes} bytes came where {expected} was planned")
+        number = next(i for i, names in enumerate(self._files) if name in names)
+        names = self._files[number]
+        if name == names[0]:
+            self._stream = (self.folder / (self._name(number) + ".part")).open("wb")
+            self._stream.write(header({key: self._planned[key] for key in names}))
+        assert self._stream is not None
+        self._stream.write(content)
+        if name == names[-1]:
+            self._close(number)
+
+    def finish(self) -> None:
+        """Write the index where there are several files; raise ValueError for a tensor left out."""
+        if self._left:
+            raise ValueError(f"{len(self._left)} tensors were not written, {self._left[0]} first")
+        if len(self._files) == 1:
+            return
+        total = sum(_bytes(*described) for described in self._planned.values())
+        where = {name: self._name(i) for i, names in enumerate(self._files) for name in names}
+        content = {"metadata": {"total_size": total}, "weight_map": where}
+        (self.folder / INDEX).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+    def _close(self, number: int) -> None:
+        assert self._stream is not None
+        part = Path(self._stream.name)
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+        os.replace(part, part.with_suffix(""))
+
+    def _name(self, number: int) -> str:
+        if len(self._files) == 1:
+            return WHOLE
+        return f"model-{number + 1:05d}-of-{len(self._files):05d}.safetensors"
+
+
+def header(described: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
+    """Return what precedes the bytes of these tensors in a file, padded as the format asks."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+    start = 0
+    for name, (dtype, shape) in described.items():
+        end = start + _bytes(dtype, shape)
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return BYTES[dtype] * math.prod(shape)
+
+
+def _split(planned: Mapping[str, tuple[str, tuple[int, ...]]], most: int) -> list[tuple[str, ...]]:
+    """Return the names of each file in turn."""
+    files: list[list[str]] = [[]]
+    size = 0
+    for name, described in planned.items():
+        if files[-1] and size + _bytes(*described) > most:
+            files.append([])
+            size = 0
+        files[-1].append(name)
+        size += _bytes(*described)
+    return [tuple(names) for names in files]

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint of ours is, told from what lies beside it; light.
+
+A stage's folder has its resolved recipe (`config.yaml`) beside `checkpoints/`: the shape, and where
+the stage began (`resume.start`). From there the way leads back, stage by stage, to the import that
+the first began with, whose `hugging_face/` keeps what that model came with.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from custom_modules.rope.config import RopeScaling
+from recipes.checkpoints.files import HUGGING_FACE
+from recipes.checkpoints.marker import (
+    checkpoint_facts,
+    checkpoints_in,
+    newest_checkpoint,
+)
+from recipes.hugging_face.config import ROTATION, card_of, read_config, require_same
+from recipes.notation.user_file import read_yaml
+from recipes.spec.families import FAMILIES
+from recipes.spec.model_card import ModelCard
+
+RECIPE = "config.yaml"
+OF_RECIPES = {
+    "_target_", "apply_rope_fusion", "attention_kernel", "bias_activation_fusion",
+    "bias_dropout_fusion", "cp", "cross_entropy_loss_fusion", "ffn_hidden_size",
+    "gradient_accumulation_fusion", "hidden_size", "init_method_std", "kv_channels",
+    "layernorm_epsilon", "masked_softmax_fusion", "moe_ffn_hidden_size", "moe_grouped_gemm",
+    "moe_permute_fusion", "moe_router_fusion", "moe_router_topk", "num_attention_heads",
+    "num_layers", "num_moe_experts", "num_query_groups", "offload", "persist_layer_norm",
+    "recompute", "rope", "seq_length", "share_embeddings_and_output_weights", "tiling",
+    "transformer_engine", "use_cpu_initialization", "vocab_size",
+}  # fmt: skip
+"""Fields of a model's config that recipes write; the card tells them, or they are of kernels."""
+
+_OF_TRAINING = {"attention_dropout", "hidden_dropout", "moe_aux_loss_coeff", "moe_z_loss_coeff"}
+"""Fields that a user may set beside them, and that a trained model does not compute with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """A checkpoint with all that its export needs."""
+
+    checkpoint: Path
+    card: ModelCard
+    rope: RopeScaling
+    length: int
+    """Tokens that it may be used up to."""
+    like: Path | None
+    """Folder with the config.json and tokenizer that the model came with; None from scratch."""
+    store: Path | None
+    """Token store that it was trained on; None for an import."""
+    tokenizer: str
+    """Fingerprint."""
+
+
+def trained(source: Path, like: Path | None = None) -> Trained:
+    """Return what lies in `source`: a stage's folder, its checkpoints, one of them, or an import.
+
+    `like` is a Hugging Face folder to take the place of the import's. Raises ValueError where
+    there is no complete checkpoint, where the way back to the import is cut off, and where the
+    model that `like` is of has another shape (beside an import, another rotation as well).
+    """
+    checkpoint = newest_checkpoint(checkpoints_in(source))
+    if checkpoint is None:
+        stages = sorted(path.name for path in (source / "stages").glob("*"))
+        raise ValueError(
+            f"{source} is a run; name one of its stages: {source}/stages/{stages[-1]}"
+            if stages
+            else f"{source} has no complete checkpoint; name the folder of a trained stage or of "
+            "an import"
+        )
+    if (checkpoint / HUGGING_FACE).is_dir():
+        return _imported(checkpoint, like)
+    recipe = _recipe(_stage(checkpoint))
+    facts = _facts(checkpoint)
+    rope = RopeScaling.from_dict(facts["rope"])
+    length = _length(recipe, rope)
+    like = like or _origin(recipe)
+    card = _card(recipe, rope, length)
+    if like is not None:
+        of_like = _published(like)
+        require_same(card, of_like, f"the model of {like}", but=ROTATION)
+        unchanged = rope == of_like.native_rope
+        length = max(length, of_like.native_context) if unchanged else length
+    return Trained(
+        checkpoint=checkpoint,
+        card=card,
+        rope=rope,
+        length=length,
+        like=like,
+        store=Path(recipe["data"]["store"]),
+        tokenizer=facts["tokenizer"],
+    )
+
+
+def _imported(checkpoint: Path, like: Path | None) -> Trained:
+    card = _published(checkpoint / HUGGING_FACE)
+    if like is not None:
+        require_same(replace(card, name="the import"), _published(like), f"the model of {like}")
+    return Trained(
+        checkpoint=checkpoint,
+        card=card,
+        rope=card.native_rope,
+        length=card.native_context,
+        like=like or checkpoint / HUGGING_FACE,
+        store=None,
+        tokenizer=_facts(checkpoint)["tokenizer"],
+    )
+
+
+def _published(folder: Path) -> ModelCard:
+    try:
+        return card_of(read_config(folder), folder.name)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def _facts(checkpoint: Path) -> dict[str, Any]:
+    facts = checkpoint_facts(checkpoint)
+    assert facts is not None, "newest_checkpoint returned it"
+    return facts
+
+
+def _stage(checkpoint: Path) -> Path:
+    """Return the folder of the stage that a checkpoint lies in."""
+    return checkpoint.absolute().parents[1]
+
+
+def _recipe(stage: Path) -> dict[str, Any]:
+    try:
+        recipe: dict[str, Any] = read_yaml(stage / RECIPE)
+        recipe["model"]["config"], recipe["data"]["store"], recipe["resume"]["start"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{stage / RECIPE} is not the resolved recipe of a stage ({error!r}); export from the "
+            "folder that the stage was trained in"
+        ) from error
+    return recipe
+
+
+def _length(recipe: dict[str, Any], rope: RopeScaling) -> int:
+    """Return the context that a stage trains for: its target where it trains short."""
+    if recipe["data"].get("rope_scale") is not None:
+        return rope.reach or int(recipe["data"]["seq_length"])
+    skips = recipe["data"].get("positions")
+    return int(recipe["data"]["seq_length"] if skips is None else skips["target_length"])
+
+
+def _origin(recipe: dict[str, Any]) -> Path | None:
+    """Return the `hugging_face` folder of the import that the stages began with, if one."""
+    for start in _starts(recipe):
+        if (start / HUGGING_FACE).is_dir():
+            return start / HUGGING_FACE
+    return None
+
+
+def _starts(recipe: dict[str, Any]) -> Iterator[Path]:
+    """Yield the checkpoint that each stage on the way back began with."""
+    while recipe["resume"]["start"] is not None:
+        start = Path(recipe["resume"]["start"])
+        found = newest_checkpoint(start)
+        if found is None and not (start / "weights").is_dir():
+            raise ValueError(
+                f"the stage began with {start}, where no checkpoint is any more; name a Hugging "
+                "Face folder of the same model with --like"
+            )
+        yield found or start
+        if found is None or not (_stage(found) / RECIPE).is_file():
+            return
+        recipe = _recipe(_stage(found))
+
+
+def _family(target: str) -> str:
+    """Return the family that a config class of ours is of."""
+    for family in FAMILIES.values():
+        if family.config_class == target:
+            return family.name
+    raise ValueError(f"{RECIPE} has a model of {target}, which is of no family that is exported")
+
+
+def _card(recipe: dict[str, Any], rope: RopeScaling, length: int) -> ModelCard:
+    """Return the shape that a resolved recipe states."""
+    config = recipe["model"]["config"]
+    for name in sorted(config.keys() - OF_RECIPES - _OF_TRAINING):
+        raise ValueError(
+            f"{RECIPE} of {recipe['log']['name']} sets model.config.{name}, which no recipe sets "
+            "and the family's Hugging Face model may have no word for; it could compute something "
+            "else"
+        )
+    try:
+        return ModelCard(
+            name=str(recipe["log"]["name"]),
+            family=_family(config["_target_"]),
+            layers=config["num_layers"],
+            hidden=config["hidden_size"],
+            ffn_hidden=config["ffn_hidden_size"],
+            heads=config["num_attention_heads"],
+            kv_heads=config["num_query_groups"],
+            head_dim=config["kv_channels"],
+            experts=config.get("num_moe_experts") or 0,
+            experts_per_token=config.get("moe_router_topk") or 0,
+            vocab=config["vocab_size"],
+            tied_embeddings=config["share_embeddings_and_output_weights"],
+            norm_epsilon=float(config["layernorm_epsilon"]),
+            init_std=float(config["init_method_std"]),
+            native_context=length,
+            native_rope=rope,
+            hf_id=None,
+            source=RECIPE,
+        )
+    except KeyError as missing:
+        raise ValueError(f"{RECIPE} of {recipe['log']['name']} has no {missing}") from None

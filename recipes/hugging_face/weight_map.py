@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which weights of Hugging Face's model are which of Megatron-Core's, for every family; light.
+
+Megatron's distributed checkpoint has one global tensor for each weight of a layer, the layers (and
+in a layer the experts) being its first axes. A `Piece` is one layer's part of it and the tensors
+that it is made of in a Hugging Face checkpoint. They differ in three places:
+
+* query, key and value are one tensor, which has for every KV head in turn its queries, its key and
+  its value, head by head;
+* the MLP's gate and up projections are one tensor, the gate first;
+* rows that pad the vocabulary are Megatron's alone.
+
+The names of a whole model come from its card, so a tensor that only one side has is found before
+anything is converted. Families differ as `recipes.spec.families` says.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from recipes.spec.model_card import ModelCard
+
+PREFIX = "module."
+"""Of a model's weights in NeMo's checkpoints; what begins otherwise is the optimizer's."""
+
+Kind = Literal["same", "rows", "qkv", "gate_up"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """One part of a global tensor of Megatron's, and what it is made of."""
+
+    megatron: str
+    at: Shape
+    """Its layer, and its expert: the part's indices in the first axes."""
+    of: Shape
+    """The sizes of these axes."""
+    kind: Kind
+    hugging_face: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    """Of the Hugging Face tensors."""
+
+    @property
+    def shape(self) -> Shape:
+        """The part's shape in Megatron, without padding."""
+        rows = sum(shape[0] for shape in self.shapes)
+        return (rows, *self.shapes[0][1:])
+
+
+def pieces(card: ModelCard) -> Iterator[Piece]:
+    """Yield every weight of the model: embedding, layers in order, last norm, LM head if untied."""
+    table = (card.vocab, card.hidden)
+    yield _whole("embedding.word_embeddings.weight", "model.embed_tokens.weight", table, "rows")
+    for layer in range(card.layers):
+        yield from _layer(card, layer)
+    for name in _norm(card):
+        at = f"decoder.final_layernorm.{name}"
+        yield _whole(at, f"model.norm.{name}", (card.hidden,))
+    if not card.tied_embeddings:
+        yield _whole("output_layer.weight", "lm_head.weight", table, "rows")
+
+
+def _whole(megatron: str, hugging_face: str, shape: Shape, kind: Kind = "same") -> Piece:
+    return Piece(
+        megatron=PREFIX + megatron,
+        at=(),
+        of=(),
+        kind=kind,
+        hugging_face=(hugging_face,),
+        shapes=(shape,),
+    )
+
+
+def _norm(card: ModelCard) -> tuple[str, ...]:
+    return ("weight", "bias") if card.facts.normalization == "LayerNorm" else ("weight",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Layer:
+    """Where the weights of one layer, or of one of its experts, lie on both sides."""
+
+    layer: int
+    layers: int
+    expert: tuple[int, int] | None = None
+    """Its number, and how many there are."""
+
+    def piece(self, megatron: str, shapes: Mapping[str, Shape], kind: Kind = "same") -> Piece:
+        """Return the piece made of tensors with these shapes by name."""
+        of_expert = () if self.expert is None else (self.expert,)
+        at, of = zip((self.layer, self.layers), *of_expert, strict=True)
+        return Piece(
+            megatron=f"{PREFIX}decoder.layers.{megatron}",
+            at=at,
+            of=of,
+            kind=kind,
+            hugging_face=tuple(f"model.layers.{self.layer}.{name}" for name in shapes),
+            shapes=tuple(shapes.values()),
+        )
+
+
+def _layer(card: ModelCard, number: int) -> Iterator[Piece]:
+    """Yield the weights of one layer, those of its experts one expert after the other."""
+    layer = _Layer(layer=number, layers=card.layers)
+    hidden, queries, keys = card.hidden, card.heads * card.head_dim, card.kv_heads * card.head_dim
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    for name in _norm(card):
+        yield layer.piece(
+            f"self_attention.linear_qkv.layer_norm_{name}", {f"input_layernorm.{name}": (hidden,)}
+        )
+    weights = {f"self_attn.{name}.weight": (count, hidden) for name, count in rows.items()}
+    yield layer.piece("self_attention.linear_qkv.weight", weights, "qkv")
+    if card.facts.qkv_bias:
+        biases = {f"self_attn.{name}.bias": (count,) for name, count in rows.items()}
+        yield layer.piece("self_attention.linear_qkv.bias", biases, "qkv")
+    if card.facts.qk_norm:
+        for one in ("q", "k"):
+            shapes = {f"self_attn.{one}_norm.weight": (card.head_dim,)}
+            yield layer.piece(f"self_attention.{one}_layernorm.weight", shapes)
+    yield layer.piece(
+        "self_attention.linear_proj.weight", {"self_attn.o_proj.weight": (hidden, queries)}
+    )
+    # Before experts the norm is a module of its own; before one MLP it is a part of its linear_fc1.
+    norm = "pre_mlp_layernorm." if card.experts else "mlp.linear_fc1.layer_norm_"
+    for name in _norm(card):
+        yield layer.piece(f"{norm}{name}", {f"post_attention_layernorm.{name}": (hidden,)})
+    if card.experts:
+        yield from _experts(card, layer)
+    else:
+        yield from _mlp(card, layer)
+
+
+def _mlp(card: ModelCard, layer: _Layer) -> Iterator[Piece]:
+    wide = (card.ffn_hidden, card.hidden)
+    if card.facts.gated:
+        shapes = {"mlp.gate_proj.weight": wide, "mlp.up_proj.weight": wide}
+        yield layer.piece("mlp.linear_fc1.weight", shapes, "gate_up")
+    else:
+        yield layer.piece("mlp.linear_fc1.weight", {"mlp.up_proj.weight": wide})
+    yield layer.piece("mlp.linear_fc2.weight", {"mlp.down_proj.weight": wide[::-1]})
+
+
+_EXPERTS = {
+    "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
+    "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+}
+"""Hugging Face's names of a layer's experts and of the gate, up and down of each, by family."""
+
+
+def _experts(card: ModelCard, layer: _Layer) -> Iterator[Piece]:
+    """Yield router and experts."""
+    wide = (card.ffn_hidden, card.hidden)
+    module, (gate, up, down) = _EXPERTS[card.family]
+    yield layer.piece("mlp.router.weight", {f"{module}.gate.weight": (card.experts, card.hidden)})
+    for number in range(card.experts):
+        one = replace(layer, expert=(number, card.experts))
+        at = f"{module}.experts.{number}"
+        gate_up = {f"{at}.{gate}.weight": wide, f"{at}.{up}.weight": wide}
+        yield one.piece("mlp.experts.experts.linear_fc1.weight", gate_up, "gate_up")
+        downs = {f"{at}.{down}.weight": wide[::-1]}
+        yield one.piece("mlp.experts.experts.linear_fc2.weight", downs)
+
+
+def states(card: ModelCard) -> Iterator[str]:
+    """Yield the keys of what modules keep beside weights, empty in a model not trained in FP8.
+
+    Those of Transformer Engine's modules and of Megatron's own; a model asks for the keys of its
+    modules, and passes over the others.
+    """
+    yield f"{PREFIX}decoder.final_layernorm._extra_state/shard_0_1"
+    of_layer = [
+        "self_attention.linear_qkv",
+        "self_attention.linear_proj",
+        "self_attention.core_attention",
+        "self_attention.q_layernorm",
+        "self_attention.k_layernorm",
+    ]
+    projections = ("linear_fc1", "linear_fc2")
+    if card.experts:
+        of_layer.append("pre_mlp_layernorm")
+    else:
+        of_layer += [f"mlp.{name}" for name in projections]
+    layers = f"{PREFIX}decoder.layers"
+    for layer in range(card.layers):
+        for module in of_layer:
+            yield f"{layers}.{module}._extra_state/shard_{layer}_{card.layers}"
+        for expert in range(card.experts):
+            for name in projections:
+                place = f"shard_{layer}.{expert}_{card.layers}.{card.experts}"
+                yield f"{layers}.mlp.experts.experts.{name}._extra_state/{place}"

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a stage: complete or absent, found by one rule, resumed or begun from.
+
+A checkpoint is a folder `step=N` with NeMo's `weights/` and `context/`. Its completeness marker
+`longhaul.json` is written last, after every rank has finished, by write, sync and rename. Whatever
+lacks it does not exist for any loader of ours, so a kill at any moment leaves the last whole one.
+It has the SHA-256 of every file (`recipes.checkpoints.files`).
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from lightning.pytorch import LightningModule, Trainer
+from nemo import lightning as nl
+from nemo.lightning.ckpt_utils import ckpt_to_dir
+
+from recipes.checkpoints.files import (
+    FILES,
+    SavedFile,
+    for_marker,
+)
+from recipes.checkpoints.marker import (
+    MARKER,
+    is_marked,
+    newest_checkpoint,
+    start_checkpoint,
+    steps_taken,
+    write_marker,
+)
+from recipes.checkpoints.verified import described_by_ranks
+
+
+class StageCheckpoint(nl.ModelCheckpoint):
+    """Save every n steps and at the end; keep the newest complete one, or all.
+
+    Removal is ours: Lightning's forgets at a resume what there is, and unmarks nothing.
+    """
+
+    def __init__(self, keep_all: bool = False, **nemo: Any) -> None:
+        """Take what to keep; `nemo` goes to `nl.ModelCheckpoint`."""
+        super().__init__(monitor=None, save_top_k=-1, save_last=False, **nemo)
+        self.keep_all = keep_all
+
+    def newest_step(self) -> int:
+        """Return the step of the newest complete checkpoint, 0 for none."""
+        return steps_taken(Path(self.dirpath))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the last step if the interval did not fall on it."""
+        super().on_train_end(trainer, pl_module)
+        if trainer.global_step != self._last_global_step_saved:
+            self._save_none_monitor_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def format_checkpoint_name(self, metrics: Any, filename: Any = None, ver: Any = None) -> str:
+        """Return the path `step=N`, N the optimizer steps taken (NeMo logs one less)."""
+        return str(Path(self.dirpath) / f"step={self._trainer.global_step}.ckpt")
+
+    def setup(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        """Keep the trainer, whose step names the folder."""
+        self._trainer = trainer
+        super().setup(trainer, *args, **kwargs)
+
+    def _get_finalize_save_checkpoint_callback(
+        self, trainer: Trainer, filepath: str, global_step: int
+    ) -> Any:
+        """Return the marker's writer followed by NeMo's finalizer.
+
+        NeMo's `-unfinished` sibling hides the checkpoint until all ranks have met in the
+        finalizer; the old one is removed after that.
+        """
+        finalize = super()._get_finalize_save_checkpoint_callback(trainer, filepath, global_step)
+
+        def mark_and_finalize() -> None:
+            folder = Path(ckpt_to_dir(filepath))
+            files = described_by_ranks(folder)
+            if trainer.is_global_zero:
+                _write_marker(folder, trainer, global_step, files)
+            finalize()
+            if trainer.is_global_zero and not self.keep_all:
+                _remove_others(folder)
+
+        return mark_and_finalize
+
+
+def _write_marker(folder: Path, trainer: Trainer, step: int, files: dict[str, SavedFile]) -> None:
+    """Write what a later stage, an evaluation and an export need to know of this checkpoint."""
+    config = trainer.lightning_module.config
+    marker = {
+        "step": step,
+        "max_steps": trainer.max_steps,
+        "seq_length": config.seq_length,
+        "rope": config.rope.to_dict(),
+        "temperature": config.rope.temperature,
+        "tokenizer": trainer.datamodule.manifest.tokenizer.fingerprint,
+        FILES: for_marker(files),
+    }
+    write_marker(folder, marker)
+
+
+def _remove_others(newest: Path) -> None:
+    """Remove the earlier checkpoints beside the newest, each by its marker first."""
+    for folder in newest.parent.glob("step=*"):
+        if folder != newest and is_marked(folder):
+            (folder / MARKER).unlink()
+            shutil.rmtree(folder)
+
+
+@dataclass(kw_only=True)
+class StageResume(nl.AutoResume):
+    """Continue this stage from its newest complete checkpoint; else begin from `start`.
+
+    `start` is a folder of checkpoints (or one checkpoint): weights alone are taken from it, the
+    optimizer and the schedule begin afresh.
+    """
+
+    start: Optional[str] = None  # noqa: UP045 - nemo-run 0.11.1 cannot parse `str | None`
+    verify: bool = True
+    """Whether the files that are read are compared with what was saved."""
+
+    def setup(self, trainer: Any, model: Any = None) -> None:
+        """Point the trainer at what to load. Raises ValueError for a `start` that is not whole."""
+        if self.start is not None and self._find_trainer_ckpt_path() is None:
+            self.restore_config = nl.RestoreConfig(
+                path=str(start_checkpoint(Path(self.start))),
+                load_model_state=True,
+                load_optim_state=False,
+                load_artifacts=False,  # the tokenizer is the store's; an import has no context
+            )
+        trainer.strategy.verify_checkpoints = self.verify
+        super().setup(trainer, model)
+
+    def _find_trainer_ckpt_path(self) -> Path | None:
+        assert self.resume_from_directory is not None
+        return newest_checkpoint(Path(self.resume_from_directory))

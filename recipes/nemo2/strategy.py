@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NeMo's Megatron strategy with validation weighted by tokens, and its twin for the CPU."""
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from nemo import lightning as nl
+from nemo.lightning import _strategy_lib
+from nemo.lightning.ckpt_utils import WEIGHTS_PATH, ckpt_to_dir
+
+import recipes.nemo2.signatures  # noqa: F401  # before the first config of a class of NeMo's
+from custom_modules.cpu.backend import cpu_backend
+from recipes.checkpoints.verified import verified
+from recipes.constraints.laws import fp8_refusal
+
+
+class LongContextStrategy(nl.MegatronStrategy):
+    """NeMo's strategy with the validation loss weighted by tokens, and our choices in the log.
+
+    Checkpoints are read safely, and their files compared with what was saved.
+    """
+
+    verify_checkpoints = True
+    """Set by the resume of a recipe, which says so (`recipes.nemo2.checkpoint_callback.StageResume`)."""
+
+    def setup_environment(self) -> None:
+        """Set up ranks and groups; the first rank's log then names kernels and kinds.
+
+        Raises ValueError where this rank's device cannot compute in the FP8 that is asked for.
+        """
+        super().setup_environment()
+        self._refuse_fp8()
+        chosen = logging.getLogger("custom_modules")
+        chosen.setLevel(logging.INFO)
+        chosen.propagate = False  # other ranks, and what NeMo adds to the root, would repeat it
+        if torch.distributed.get_rank() == 0 and not chosen.handlers:
+            chosen.addHandler(logging.StreamHandler())
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, selective_restore: bool = False
+    ) -> dict[str, Any]:
+        """Return the checkpoint as NeMo does; raise CheckpointError on all ranks where damaged."""
+        folder = Path(ckpt_to_dir(checkpoint_path))
+        folder = folder.parent if folder.name == WEIGHTS_PATH else folder  # so at a resume
+        with verified(folder, verify=self.verify_checkpoints):
+            state: dict[str, Any] = super().load_checkpoint(checkpoint_path, selective_restore)
+            return state
+
+    def _refuse_fp8(self) -> None:
+        chosen = self.precision_plugin.dtype_config
+        cuda = torch.version.cuda
+        if not chosen.fp8 or cuda is None:
+            return  # without CUDA the recipe has been refused
+        major, minor = (int(part) for part in cuda.split(".")[:2])
+        why = fp8_refusal(chosen.fp8_recipe, torch.cuda.get_device_capability(), (major, minor))
+        if why is not None:
+            raise ValueError(why)
+
+    def validation_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return the loss of one batch, and log it with its valid tokens as its weight.
+
+        Lightning averages over batches by weight, so `val_loss` is sum(loss) / sum(tokens) over
+        the whole validation, however uneven the masks of the batches are.
+        """
+        with self.precision_plugin.val_step_context():
+            loss = self.model.validation_step(dataloader_iter, *args, **kwargs)
+        counted = self.lightning_module.validation_loss_reduction.valid_tokens
+        tokens = torch.zeros_like(loss) if counted is None else counted.clone()
+        for value in (loss, tokens):
+            _strategy_lib._sync_from_last_pipeline_stage(value, broadcast=True)
+        self.lightning_module.log(
+            "val_loss", loss, on_epoch=True, prog_bar=True, batch_size=max(1, int(tokens))
+        )
+        return loss
+
+
+class CpuStrategy(LongContextStrategy):
+    """The same on CPU: a recipe that names it runs inside `cpu_backend()`."""
+
+    def setup_environment(self) -> None:
+        """Enter the CPU backend, then set up ranks and groups."""
+        self._backend = ExitStack()
+        self._backend.enter_context(cpu_backend(force=True))
+        super().setup_environment()
+
+    def teardown(self) -> None:
+        """Leave the CPU backend last."""
+        try:
+            super().teardown()
+        finally:
+            self._backend.close()

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a stage fit that runs out of memory: a ladder of remedies, the cheapest first.
+
+Each rung is tried alone on the layout as it is, and together with those above it that helped. A
+rung may have several layouts (sizes of CP, say): of those that no law refuses the fastest that fits
+is taken, or the one that lacks least. The climb goes up until it fits, and again without each rung
+that it took, for as long as that ends faster: full recompute is not paid for where offload would
+do. The `cure` is its rungs without those that it fits without. What nobody has tried on GPUs here
+(`UNTRIED`) is climbed only where the rest does not fit these GPUs at this length. Bytes and seconds
+are the planner's; `unexplained` are bytes that a log shows and the planner does not know, which no
+remedy is taken to reduce.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from recipes.planner.constraints import before_planning, refusals
+from recipes.planner.plan import Plan, capped
+from recipes.planner.remedies.overrides import override_words
+from recipes.planner.remedies.steps import RUNGS
+from recipes.planner.workload import Job
+from recipes.spec.cluster import Cluster
+from recipes.spec.units import GiB
+
+LEAST_HELP = 0.1 * GiB
+"""What a rung has to save to be taken."""
+REBUILDING = frozenset({"recompute kept_attention", "recompute full"})
+"""Rungs that are left out together: one of them comes where the other does not."""
+UNTRIED = frozenset({"sharded parameters", "Adam on the host", "FP8"})
+"""Rungs that nobody has tried on GPUs here, as the planner's last resorts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """One rung: what it does alone, and with those above it."""
+
+    name: str
+    alone: Plan | None = None
+    """None where it is not possible."""
+    fits: bool = False
+    """Whether nothing is lacking with it alone."""
+    why_not: str = ""
+    words: tuple[str, ...] = ()
+    """Overrides that apply it to the recipe."""
+    together: Plan | None = None
+    """With the rungs above it; None where it did not help there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cure:
+    """The rungs that fit together."""
+
+    names: tuple[str, ...]
+    plan: Plan
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedies:
+    """What there is to do about a plan."""
+
+    ladder: tuple[Remedy, ...]
+    cure: Cure | None
+    """None where the whole ladder does not fit, and empty where nothing is lacking."""
+
+
+def remedies(start: Plan, *, unexplained: float = 0.0) -> Remedies:
+    """Return the ladder for a plan, and the first set of rungs under which it fits."""
+    climb = _Climb(start.cluster, unexplained)
+    together, taken = climb.fastest(start)
+    ladder = []
+    for name in RUNGS:
+        found = climb.best(start.job, name)
+        if isinstance(found, str):
+            ladder.append(Remedy(name=name, why_not=found, together=together.get(name)))
+            continue
+        words = tuple(override_words(start.job, found.job))
+        ladder.append(
+            Remedy(
+                name=name,
+                alone=found,
+                fits=not climb.lacking(found),
+                words=words,
+                together=together.get(name),
+            )
+        )
+    return Remedies(ladder=tuple(ladder), cure=climb.least(start, taken))
+
+
+class _Climb:
+    """The rungs on one cluster."""
+
+    def __init__(self, cluster: Cluster, unexplained: float) -> None:
+        self.cluster, self.unexplained = cluster, unexplained
+        self._known: dict[tuple[str, int, str], Plan | str] = {}
+
+    def lacking(self, one: Plan) -> float:
+        """Return the bytes that GPU and host lack."""
+        return max(one.short + self.unexplained, 0.0) + max(one.host_short, 0.0)
+
+    def best(self, job: Job, name: str) -> Plan | str:
+        """Return the best plan that a rung makes of a job, or why there is none."""
+        key = (name, job.seq_length, repr(job.layout))
+        if key not in self._known:  # climbs begin alike
+            self._known[key] = self._best(job, name)
+        return self._known[key]
+
+    def _best(self, job: Job, name: str) -> Plan | str:
+        found = RUNGS[name](job, self.cluster)
+        if isinstance(found, str):
+            return found
+        lawful, why = [], ""
+        for one in found:
+            broken = before_planning(one, self.cluster)
+            if not broken:
+                made = capped(one, self.cluster)
+                broken = next(refusals(made.job, self.cluster), "")
+            if broken:
+                why = why or broken
+            else:
+                lawful.append(made)
+        if not lawful:
+            return why
+        return min(lawful, key=self._cost)
+
+    def _cost(self, one: Plan) -> tuple[float, ...]:
+        lacking = self.lacking(one)
+        return (lacking, one.gpus, -one.job.seq_length, one.time.step)
+
+    def _price(self, one: Plan) -> tuple[float, ...]:
+        """Return what a plan that fits costs, and then its bytes."""
+        return (one.gpus, -one.job.seq_length, _seconds(one), one.memory.total)
+
+    def fastest(self, start: Plan) -> tuple[dict[str, Plan], list[str]]:
+        """Return the climb that ends best, with rungs that are untried where it needs them.
+
+        They are needed where without them it does not fit, takes more GPUs or shortens the stage.
+        """
+        tried = self._fastest(start, UNTRIED)
+        end = self._end(start, tried)
+        if end[:-1] <= (0.0, start.gpus, -start.job.seq_length):
+            return tried
+        anything = self._fastest(start, frozenset())
+        return anything if self._end(start, anything)[:-1] < end[:-1] else tried
+
+    def _fastest(self, start: Plan, left_out: frozenset[str]) -> tuple[dict[str, Plan], list[str]]:
+        """Return the climb that ends best: the first, or one that leaves rungs of it out."""
+        best = self.climb(start, left_out)
+        if not best[1]:
+            return best
+        while True:
+            fewer = [left_out | names for names in (*({name} for name in best[1]), REBUILDING)]
+            climbs = [(self.climb(start, names), names) for names in fewer]
+            other, names = min(climbs, key=lambda one: self._end(start, one[0]))
+            if self._end(start, other) >= self._end(start, best):
+                return best
+            best, left_out = other, names
+
+    def _end(self, start: Plan, climb: tuple[dict[str, Plan], list[str]]) -> tuple[float, ...]:
+        plans, taken = climb
+        last = plans[taken[-1]] if taken else start
+        return (*self._cost(last)[:-1], _seconds(last))
+
+    def climb(self, start: Plan, left_out: frozenset[str]) -> tuple[dict[str, Plan], list[str]]:
+        """Return the plans on the way up, and the rungs taken, until it fits or nothing helps."""
+        found: dict[str, Plan] = {}
+        taken: list[str] = []
+        here, before = start, math.inf
+        while 0 < self.lacking(here) < before:  # a rung may help only once another has
+            before = self.lacking(here)
+            for name in RUNGS:
+                if name in left_out or not self.lacking(here):
+                    continue
+                one = self.best(here.job, name)
+                if isinstance(one, str) or not self._helps(here, one):
+                    continue
+                here = found[name] = one
+                taken.append(name)
+        return found, taken
+
+    def _helps(self, here: Plan, one: Plan) -> bool:
+        lacking = self.lacking(here)
+        return self.lacking(one) <= lacking - min(LEAST_HELP, lacking)
+
+    def least(self, start: Plan, taken: Iterable[str]) -> Cure | None:
+        """Return the rungs without those that only cost, the dearest left out first.
+
+        What takes no time and no GPUs stays: bytes that are free leave room for what no plan sees.
+        """
+        names = list(taken)
+        best = self._after(start, names)
+        if self.lacking(best):
+            return None
+        for place in reversed(range(len(names))):
+            fewer = names[:place] + names[place + 1 :]
+            found = self._after(start, fewer)
+            if not self.lacking(found) and self._price(found) <= self._price(best):
+                names, best = fewer, found
+        return Cure(names=tuple(names), plan=best, words=tuple(override_words(start.job, best.job)))
+
+    def _after(self, start: Plan, names: Iterable[str]) -> Plan:
+        here = start
+        for name in names:
+            one = self.best(here.job, name)
+            if not isinstance(one, str):
+                here = one
+        return here
+
+
+def _seconds(one: Plan) -> float:
+    """Return the seconds of a step to three digits: the planner does not know more."""
+    return float(f"{one.time.step:.3g}")

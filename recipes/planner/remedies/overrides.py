@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words that turn the recipe of one job into that of another: `KEY=VALUE` for the CLI.
+
+They set what `recipes.pretrain` would have set, so that the recipe check holds for the outcome.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from recipes.planner.workload import Job
+
+STRATEGY, CONFIG, OPTIMIZER = "trainer.strategy", "model.config", "optim.config"
+_FSDP = {"gradients": "optim_grads", "parameters": "optim_grads_params"}
+_BLOCK_SCALED = ("blockwise", "mxfp8")
+
+
+def override_words(before: Job, after: Job) -> list[str]:
+    """Return the overrides by which the recipe of `before` becomes that of `after`."""
+    one, other = before.layout, after.layout
+    words = [*_ranks(before, after), *_length(before, after)]
+    if other.micro_batch != one.micro_batch:
+        words.append(f"data.micro_batch_size={other.micro_batch}")
+    words += _changed(f"{CONFIG}.cp", one.cp.how, other.cp.how)
+    words += _changed(f"{CONFIG}.recompute", one.recompute, other.recompute)
+    words += _changed(f"{CONFIG}.tiling", one.tiling, other.tiling)
+    words += _changed(f"{CONFIG}.offload", one.offload, other.offload)
+    if other.sharding != one.sharding:
+        words += _sharding(one.sharding, other.sharding)
+    if other.optimizer_offload != one.optimizer_offload:
+        words += _optimizer_offload(other.optimizer_offload)
+    if other.fp8 != one.fp8:
+        words += _fp8(after)
+    return words
+
+
+def _ranks(before: Job, after: Job) -> Iterator[str]:
+    one, other = before.layout, after.layout
+    sizes = (
+        ("tensor_model_parallel_size", one.tp, other.tp),
+        ("context_parallel_size", one.cp.size, other.cp.size),
+        ("pipeline_model_parallel_size", one.pp, other.pp),
+    )
+    for name, was, now in sizes:
+        if now != was:
+            yield f"{STRATEGY}.{name}={now}"
+    if (other.tp > 1) != (one.tp > 1):
+        yield f"{STRATEGY}.sequence_parallel={_shown(other.tp > 1)}"
+    was_devices, was_nodes = _machines(before)
+    devices, nodes = _machines(after)
+    if devices != was_devices:
+        yield f"trainer.devices={devices}"
+    if nodes != was_nodes:
+        yield f"trainer.num_nodes={nodes}"
+
+
+def _machines(job: Job) -> tuple[int, int]:
+    """Return the GPUs of a node and the nodes."""
+    devices = min(job.layout.world_size, job.gpus_per_node)
+    return devices, job.layout.world_size // devices
+
+
+def _length(before: Job, after: Job) -> Iterator[str]:
+    """Yield what states the sequence length; the batch keeps its tokens."""
+    if after.seq_length == before.seq_length:
+        return
+    yield f"{CONFIG}.seq_length={after.seq_length}"
+    yield f"data.seq_length={after.seq_length}"
+    yield f"data.global_batch_size={after.tokens_per_batch // after.seq_length}"
+    yield f"trainer.callbacks[0].seq_length={after.seq_length}"
+    flops = float(after.card.flops_per_token(after.seq_length))
+    yield f"trainer.callbacks[0].flops_per_token={flops:.1f}"
+
+
+def _changed(where: str, one: Any, other: Any) -> Iterator[str]:
+    """Yield the fields of a description that differ."""
+    for field in fields(one):
+        was, now = getattr(one, field.name), getattr(other, field.name)
+        if now != was:
+            yield f"{where}.{field.name}={_shown(now)}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _sharding(before: str, after: str) -> Iterator[str]:
+    ddp = f"{STRATEGY}.ddp"
+    if (before == "none") != (after == "none"):
+        distributed = _shown(after != "none")
+        yield f"{ddp}.use_distributed_optimizer={distributed}"
+        yield f"{ddp}.overlap_param_gather={distributed}"
+        yield f"{OPTIMIZER}.use_distributed_optimizer={distributed}"
+    if after in _FSDP:
+        yield f"{STRATEGY}.fsdp=megatron"
+        yield f"{ddp}.use_megatron_fsdp=true"
+        yield f"{ddp}.data_parallel_sharding_strategy={_FSDP[after]}"
+        yield f"{STRATEGY}.save_ckpt_format=fsdp_dtensor"
+        yield f"{STRATEGY}.ckpt_async_save=false"
+        yield f"{CONFIG}.gradient_accumulation_fusion=false"
+
+
+def _optimizer_offload(fraction: float) -> Iterator[str]:
+    on = _shown(fraction != 0)
+    yield f"{OPTIMIZER}.optimizer_cpu_offload={on}"
+    yield f"{OPTIMIZER}.optimizer_offload_fraction={fraction:.2g}"
+    yield f"{OPTIMIZER}.overlap_cpu_optimizer_d2h_h2d={on}"
+    yield f"{OPTIMIZER}.use_precision_aware_optimizer={on}"
+
+
+def _fp8(after: Job) -> Iterator[str]:
+    recipe = after.layout.fp8.recipe
+    plugin = "trainer.plugins"
+    yield f"{plugin}.fp8={'e4m3' if recipe in _BLOCK_SCALED else 'hybrid'}"
+    yield f"{plugin}.fp8_recipe={recipe}"

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rungs of the ladder of remedies: what each could make of a job, or why nothing.
+
+What is proposed here may break a law; `recipes.planner.remedies.climb` asks the laws and chooses.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    Tiling,
+)
+from recipes.planner.plan import host_cap
+from recipes.planner.workload import Job
+from recipes.spec.cluster import Cluster
+from recipes.spec.layout import ContextParallel, Fp8
+from recipes.spec.units import K
+
+MOST_GPUS, SHORTEST = 16, K
+"""Times as many GPUs as now; tokens of a sequence."""
+KEPT, FULL = Recompute(kind="kept_attention"), Recompute(kind="full")
+
+Found = Sequence[Job] | str
+"""The jobs that a rung could make of one, or why it has none."""
+Rung = Callable[[Job, Cluster], Found]
+
+
+def _with(job: Job, **changes: object) -> Job:
+    return replace(job, layout=replace(job.layout, **changes))  # type: ignore[arg-type]
+
+
+def _smaller_micro_batch(job: Job, cluster: Cluster) -> Found:
+    most = job.layout.micro_batch
+    if most == 1:
+        return "the micro-batch is one sequence"
+    return [_with(job, micro_batch=size) for size in _divisors(most)]
+
+
+def _tiled_loss(job: Job, cluster: Cluster) -> Found:
+    tiling = job.layout.tiling
+    if tiling.loss:
+        return "the loss is tiled"
+    if job.tokens <= Tiling().loss_tile:
+        return f"a rank has {job.tokens:,} tokens, which are one tile"
+    return [_with(job, tiling=replace(tiling, loss=True))]
+
+
+def _tiled_mlp(job: Job, cluster: Cluster) -> Found:
+    tiling, tokens = job.layout.tiling, job.tokens // job.layout.tp
+    if tiling.mlp:
+        return "the MLP is tiled"
+    if tokens <= Tiling().mlp_tile:
+        return f"a rank has {tokens:,} tokens in its MLP, which are one tile"
+    return [_with(job, tiling=replace(tiling, mlp=True))]
+
+
+def _kept_attention(job: Job, cluster: Cluster) -> Found:
+    if job.layout.recompute == KEPT:
+        return "recompute is kept_attention"
+    if job.layout.recompute == FULL:
+        return "recompute is full, which keeps less"
+    return [_with(job, recompute=KEPT)]
+
+
+def _full_recompute(job: Job, cluster: Cluster) -> Found:
+    if job.layout.recompute == FULL:
+        return "recompute is full"
+    tried = [_with(job, recompute=FULL)]
+    if job.layout.offload.tensors == "both":  # there is no attention output to offload
+        inputs = replace(job.layout.offload, tensors="inputs")
+        tried.append(_with(job, recompute=FULL, offload=inputs))
+    return tried
+
+
+def _head_chunked(job: Job, cluster: Cluster) -> Found:
+    cp = job.layout.cp
+    if job.degrees.heads_per_stage:
+        return "attention takes a few heads at a time"
+    if job.degrees.ring > 1 and job.degrees.ulysses == 1:
+        return "a ring has no all-to-all to take in stages"
+    return [_with(job, cp=kind) for kind in _chunked(job, cp.size)]
+
+
+def _chunked(job: Job, size: int) -> Iterator[ContextParallel]:
+    """Yield the kinds of a size that attend with a few heads at a time."""
+    if job.degrees.ring == 1:
+        yield ContextParallel.head_chunked(size)
+        return
+    for heads in _divisors(job.card.heads // job.layout.tp):
+        yield ContextParallel.hybrid(
+            ulysses=job.degrees.ulysses, ring=job.degrees.ring, heads_per_stage=heads
+        )
+
+
+def _kinds(size: int) -> Iterator[ContextParallel]:
+    """Yield the kinds of context parallelism; laws say which fit the heads."""
+    yield ContextParallel.ulysses(size)
+    yield ContextParallel.head_chunked(size)
+    if size > 1:
+        yield ContextParallel.ring(size)
+    for inside in _divisors(size):
+        if inside > 1:
+            yield ContextParallel.hybrid(ulysses=inside, ring=size // inside)
+
+
+def _more_cp(job: Job, cluster: Cluster) -> Found:
+    layout = job.layout
+    if layout.dp == 1:
+        return "no data ranks are left to share sequences; that takes more GPUs"
+    return [
+        _with(job, cp=kind, dp=dp)
+        for dp in _divisors(layout.dp)
+        for kind in _kinds(layout.cp.size * layout.dp // dp)
+    ]
+
+
+def _more_tp(job: Job, cluster: Cluster) -> Found:
+    layout = job.layout
+    most = min(cluster.linked_gpus, layout.world_size) // layout.tp
+    if most < 2:
+        return f"TP {layout.tp} fills the fast link"
+    found = []
+    for times in (2**n for n in range(1, most.bit_length())):
+        if layout.dp % times == 0:
+            found.append(_with(job, tp=layout.tp * times, dp=layout.dp // times))
+        if layout.cp.size % times == 0:
+            found += [
+                _with(job, tp=layout.tp * times, cp=kind)
+                for kind in _kinds(layout.cp.size // times)
+            ]
+    return found or f"neither DP {layout.dp} nor CP {layout.cp.size} has ranks to give"
+
+
+def _offload(job: Job, cluster: Cluster, tensors: str) -> Found:
+    layout = job.layout
+    if layout.offload.tensors in (tensors, "both"):
+        return f"{layout.offload.tensors} are offloaded" if tensors == "inputs" else "both are"
+    offload = Offload(tensors=tensors, cap_gib=host_cap(cluster))  # type: ignore[arg-type]
+    recompute = layout.recompute
+    if offload.refusal(recompute) and recompute.kind != "full":
+        recompute = KEPT  # else there is nothing kept that could wait on the host
+    return [_with(job, offload=offload, recompute=recompute)]
+
+
+def _offload_inputs(job: Job, cluster: Cluster) -> Found:
+    return _offload(job, cluster, "inputs")
+
+
+def _offload_both(job: Job, cluster: Cluster) -> Found:
+    return _offload(job, cluster, "both")
+
+
+def _sharded(job: Job, cluster: Cluster) -> Found:
+    if job.layout.sharding == "parameters":
+        return "parameters are sharded"
+    if job.replicas == 1:
+        return "one rank has each parameter; there is none to share it with"
+    tried = [_with(job, sharding="parameters")]
+    if job.layout.tiling.loss:  # FSDP's law
+        untiled = replace(job.layout.tiling, loss=False, loss_tile=Tiling().loss_tile)
+        tried.append(_with(job, sharding="parameters", tiling=untiled))
+    return tried
+
+
+def _adam_on_host(job: Job, cluster: Cluster) -> Found:
+    if job.layout.optimizer_offload == 1:
+        return "Adam is on the host"
+    return [
+        _with(job, optimizer_offload=share)
+        for share in (0.25, 0.5, 0.75, 1.0)
+        if share > job.layout.optimizer_offload
+    ]
+
+
+def _fp8(job: Job, cluster: Cluster) -> Found:
+    if job.layout.fp8.recipe != "none":
+        return f"fp8 is {job.layout.fp8.recipe}"
+    if not cluster.gpu.fp8_tflops:
+        return f"{cluster.gpu.name} has no FP8"
+    return [_with(job, fp8=Fp8(recipe="tensorwise"))]
+
+
+def _more_gpus(job: Job, cluster: Cluster) -> Found:
+    layout, found = job.layout, []
+    for times in (2**n for n in range(1, MOST_GPUS.bit_length())):
+        found.append(_with(job, dp=layout.dp * times))
+        found += [_with(job, cp=kind) for kind in _kinds(layout.cp.size * times)]
+    return found
+
+
+def _shorter_stage(job: Job, cluster: Cluster) -> Found:
+    found, length = [], job.seq_length
+    while length % 2 == 0 and length // 2 >= SHORTEST:
+        length //= 2
+        found.append(replace(job, seq_length=length))
+    return found or f"{job.seq_length:,} tokens do not halve"
+
+
+def _divisors(most: int) -> list[int]:
+    """Return the divisors below a number."""
+    return [size for size in range(1, most) if most % size == 0]
+
+
+RUNGS: dict[str, Rung] = {
+    "smaller micro-batch": _smaller_micro_batch,
+    "tiled loss": _tiled_loss,
+    "tiled MLP": _tiled_mlp,
+    "recompute kept_attention": _kept_attention,
+    "recompute full": _full_recompute,
+    "fewer heads at a time": _head_chunked,
+    "more CP": _more_cp,
+    "more TP": _more_tp,
+    "offload inputs": _offload_inputs,
+    "offload both": _offload_both,
+    "sharded parameters": _sharded,
+    "Adam on the host": _adam_on_host,
+    "FP8": _fp8,
+    "more GPUs": _more_gpus,
+    "shorter stage": _shorter_stage,
+}
+"""In the order of what they cost."""

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is planned: a model, a stage's numbers, and how they are laid on GPUs."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from custom_modules.context_parallel.config import Degrees, degrees
+from custom_modules.context_parallel.cost import AttentionShape
+from recipes.spec.layout import Layout
+from recipes.spec.model_card import ModelCard
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One stage of one model under one layout; sizes below are those of one rank."""
+
+    card: ModelCard
+    seq_length: int
+    tokens_per_batch: int
+    layout: Layout
+    gpus_per_node: int
+    """Of what the scheduler calls a node."""
+
+    @cached_property
+    def degrees(self) -> Degrees:
+        """How context ranks share attention; raises ValueError where the kind does not fit."""
+        tp = self.layout.tp
+        return degrees(
+            self.layout.cp.how,
+            size=self.layout.cp.size,
+            heads=self.card.heads // tp,
+            kv_heads=self.card.kv_heads // tp,
+            head_dim=self.card.head_dim,
+            seq_length=self.seq_length,
+            ranks_per_link=max(1, self.gpus_per_node // tp),
+        )
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a number of the model's dtype."""
+        return 4 if self.layout.precision == "fp32" else 2
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch that a TP group holds: the sequence over CP."""
+        return self.seq_length // self.layout.cp.size * self.layout.micro_batch
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step on each data rank."""
+        per_round = self.seq_length * self.layout.micro_batch * self.layout.dp
+        return self.tokens_per_batch // per_round
+
+    @property
+    def layers(self) -> int:
+        """Of a pipeline stage."""
+        return self.card.layers // self.layout.pp
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters: they share the optimizer's state."""
+        return self.layout.dp * self.layout.cp.size
+
+    @cached_property
+    def attention(self) -> AttentionShape:
+        """The attention of one layer."""
+        return AttentionShape(
+            degrees=self.degrees,
+            heads=self.card.heads // self.layout.tp,
+            kv_heads=self.card.kv_heads // self.layout.tp,
+            head_dim=self.card.head_dim,
+            tokens=self.seq_length // self.layout.cp.size,
+            batch=self.layout.micro_batch,
+            element_bytes=self.element_bytes,
+        )
+
+    @cached_property
+    def layer_weights(self) -> float:
+        """Parameters of one layer on a rank; norms are whole on each TP rank."""
+        card, tp = self.card, self.layout.tp
+        attention = card.hidden * card.head_dim * 2 * (card.heads + card.kv_heads)
+        if card.facts.qkv_bias:
+            attention += card.head_dim * (card.heads + 2 * card.kv_heads)
+        norms = 2 * self._norm_weights
+        norms += 2 * card.head_dim if card.facts.qk_norm else 0
+        if not card.facts.experts:
+            return (attention + self._mlp_weights) / tp + norms
+        router = card.experts * card.hidden
+        return (attention + card.experts * self._mlp_weights) / tp + norms + router
+
+    @property
+    def _norm_weights(self) -> int:
+        return self.card.hidden * (2 if self.card.facts.normalization == "LayerNorm" else 1)
+
+    @property
+    def _mlp_weights(self) -> int:
+        return (3 if self.card.facts.gated else 2) * self.card.hidden * self.card.ffn_hidden
+
+    @property
+    def vocabulary_weights(self) -> float:
+        """Parameters of the embedding, or of the LM head, on a rank."""
+        return self.card.vocab * self.card.hidden / self.layout.tp
+
+    def weights(self, stage: int) -> float:
+        """Parameters of a pipeline stage, by number from 0, on a rank."""
+        first, last = stage == 0, stage == self.layout.pp - 1
+        ends = self.vocabulary_weights * (first + last)
+        if first and last and self.card.tied_embeddings:
+            ends /= 2
+        return self.layers * self.layer_weights + ends + last * self._norm_weights

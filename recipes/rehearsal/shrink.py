@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nouns at a laptop's size with their structure kept: the numbers of a rehearsal; light.
+
+Lengths are divided by one number, rotations with them: a context that is extended 4 times is so
+here, from a shorter one. Widths, layers, vocabulary and experts become small, what divides them
+stays a divisor. Ranks become 2 of each kind of parallelism that is above 1, and more where there
+are more.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import ceil, lcm, prod
+from typing import Any
+
+from custom_modules.context_parallel.config import (
+    ContextParallelKind,
+    Degrees,
+    Kind,
+    degrees,
+    fits_ulysses,
+    stage_sizes,
+)
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    SavedTensors,
+)
+from custom_modules.rope.config import RopeScaling
+from recipes.spec.layout import (
+    ContextParallel,
+    Fp8,
+    Layout,
+)
+from recipes.spec.model_card import ModelCard
+from recipes.spec.stage import Stage
+from recipes.spec.units import GiB
+
+HIDDEN, HEAD_DIM, VOCAB, EXPERTS = 128, 32, 512, 8
+LAYERS_OF_RANK = 2
+"""Layers of a pipeline rank: two, so that a choice of every second layer is one."""
+LONGEST, LONGEST_OF_WIDE = 1024, 8192
+"""Tokens of the longest context; the second where it is over 16 times the shortest."""
+SHORTEST = 64
+"""Tokens of the shortest context, and what all are multiples of, as evaluation counts them."""
+MICRO_BATCHES = 4
+"""The most micro-batches of a step on a data rank."""
+BY_TORCH: dict[str, Kind] = {
+    "p2p": "ring",
+    "all_gather": "ring",
+    "a2a": "ulysses",
+    "a2a+p2p": "hybrid",
+}
+"""Our kinds that stand in for Transformer Engine's, which CPU does not have."""
+
+RANKS_BY_KIND = ("CP all-to-all", "CP ring", "TP", "PP", "DP")
+"""Kinds of parallelism in the order in which ranks are given to them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shares:
+    """What a layout comes to for a model: its ranks by kind, and how CP exchanges heads."""
+
+    ranks: dict[str, int]
+    """By name in `RANKS_BY_KIND`."""
+    cp: Degrees
+
+    @classmethod
+    def of(cls, card: ModelCard, seq_length: int, layout: Layout, ranks_per_node: int) -> "Shares":
+        """Work the kind of context parallelism out for the model; raises ValueError as the law."""
+        cp = degrees(
+            layout.cp.how,
+            size=layout.cp.size,
+            heads=card.heads // layout.tp,
+            kv_heads=card.kv_heads // layout.tp,
+            head_dim=card.head_dim,
+            seq_length=seq_length,
+            ranks_per_link=max(1, ranks_per_node // layout.tp),
+        )
+        sizes = (cp.ulysses, cp.ring, layout.tp, layout.pp, layout.dp)
+        return cls(ranks=dict(zip(RANKS_BY_KIND, sizes, strict=True)), cp=cp)
+
+
+def fewer_ranks(whole: dict[str, int], ranks: int) -> dict[str, int]:
+    """Return the sizes of each kind on at most `ranks` ranks: 2 of each above 1, in their order.
+
+    What ranks are left double the kind that is reduced most. A kind that does not fit is 1.
+    """
+    kept = dict.fromkeys(whole, 1)
+    for name, size in whole.items():
+        if size > 1 and 2 * prod(kept.values()) <= ranks:
+            kept[name] = 2
+    while True:
+        larger = [
+            name
+            for name, size in kept.items()
+            if 1 < size <= whole[name] // 2 and 2 * prod(kept.values()) <= ranks
+        ]
+        if not larger:
+            return kept
+        kept[max(larger, key=lambda name: whole[name] / kept[name])] *= 2
+
+
+def divisor(lengths: Iterable[int]) -> int:
+    """Return the power of two by which lengths become a laptop's.
+
+    Their ratio stays up to 128; beyond, the shorter ones are held up at the shortest.
+    """
+    lengths = list(lengths)
+    by = 1
+    while max(lengths) > LONGEST * by and min(lengths) >= 2 * SHORTEST * by:
+        by *= 2
+    while max(lengths) > LONGEST_OF_WIDE * by:
+        by *= 2
+    return by
+
+
+def length(tokens: int, by: int, unit: int = SHORTEST) -> int:
+    """Return a length divided, up to the next multiple of `unit` and of the shortest."""
+    step = lcm(unit, SHORTEST)
+    return max(1, ceil(tokens / by / step)) * step
+
+
+def rotation(rope: RopeScaling, by: int, *, head_dim: int, whole_head_dim: int) -> RopeScaling:
+    """Return a rotation for contexts divided by `by`: base and factor stay.
+
+    LongRoPE's divisors of a smaller head are those of its frequencies, which a larger head has
+    between others.
+    """
+    changed: dict[str, Any] = {}
+    if rope.original_length is not None:
+        changed["original_length"] = max(2, round(rope.original_length / by))
+    pairs = int(head_dim * rope.partial_rotary_factor) // 2
+    whole_pairs = int(whole_head_dim * rope.partial_rotary_factor) // 2
+    for name in ("short_factor", "long_factor"):
+        divisors = getattr(rope, name)
+        if divisors is not None and pairs < whole_pairs:
+            changed[name] = [divisors[pair * whole_pairs // pairs] for pair in range(pairs)]
+    if rope.before is not None:
+        inner = rotation(rope.before, by, head_dim=head_dim, whole_head_dim=whole_head_dim)
+        changed["before"] = inner
+    return replace(rope, **changed)
+
+
+def smaller_card(
+    card: ModelCard,
+    by: int,
+    shares: Iterable[tuple[Shares, dict[str, int]]],
+    *,
+    vocab: int = VOCAB,
+) -> ModelCard:
+    """Return the model at a laptop's size, for ranks from as many to as few by each of `shares`.
+
+    The share of KV heads, of FFN width, of experts a token is sent to and the family stay.
+    """
+    shares = list(shares)
+    heads, kv_heads = _heads(card, shares)
+    hidden, head_dim = min(card.hidden, HIDDEN), min(card.head_dim, HEAD_DIM)
+    unit = 8 * max(kept["TP"] for _, kept in shares)
+    ffn = max(1, round(card.ffn_hidden * hidden / card.hidden / unit)) * unit
+    per_token = min(card.experts_per_token, 2)
+    return replace(
+        card,
+        layers=LAYERS_OF_RANK * max(kept["PP"] for _, kept in shares),
+        hidden=hidden,
+        ffn_hidden=ffn,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab=max(vocab, VOCAB),
+        experts=min(card.experts, EXPERTS),
+        experts_per_token=per_token,
+        # As wide as the width asks, see recipes.models.tiny; a large model's would not move.
+        init_std=card.init_std if hidden == card.hidden else 0.5 * hidden**-0.5,
+        native_context=length(card.native_context, by),
+        native_rope=rotation(card.native_rope, by, head_dim=head_dim, whole_head_dim=card.head_dim),
+        hf_id=None,
+    )
+
+
+def _heads(card: ModelCard, shares: list[tuple[Shares, dict[str, int]]]) -> tuple[int, int]:
+    """Return the fewest heads and KV heads that the kept ranks share as the whole model's do."""
+    group = card.heads // card.kv_heads
+    for alike in (True, False):
+        for kv_heads in range(1, card.kv_heads + 1):
+            if all(
+                _shared(group * kv_heads, kv_heads, kept)
+                and (not alike or _alike(card, kv_heads, whole, kept))
+                for whole, kept in shares
+            ):
+                return group * kv_heads, kv_heads
+    return card.heads, card.kv_heads
+
+
+def _shared(heads: int, kv_heads: int, kept: dict[str, int]) -> bool:
+    tp = kept["TP"]
+    return kv_heads % tp == 0 and fits_ulysses(heads // tp, kv_heads // tp, kept["CP all-to-all"])
+
+
+def _alike(card: ModelCard, kv_heads: int, whole: Shares, kept: dict[str, int]) -> bool:
+    """Whether KV heads are copied for the all-to-all, and heads taken in stages, as before."""
+    tp, ulysses = kept["TP"], kept["CP all-to-all"]
+    if ulysses > 1:
+        copied = card.kv_heads // whole.ranks["TP"] % whole.cp.ulysses > 0
+        if copied != (kv_heads // tp % ulysses > 0):
+            return False
+    heads = card.heads // card.kv_heads * kv_heads // tp
+    of_stage = whole.cp.heads_per_stage
+    staged = of_stage is not None and of_stage < card.heads // whole.ranks["TP"]
+    return not staged or stage_sizes(heads, kv_heads // tp, ulysses)[0] < heads
+
+
+def smaller_layout(
+    layout: Layout,
+    whole: Shares,
+    kept: dict[str, int],
+    *,
+    card: ModelCard,
+    small: ModelCard,
+) -> Layout:
+    """Return the layout on CPU ranks, of each kind as many as are kept; its tiles are `fitted`."""
+    per_rank = card.layers // layout.pp, small.layers // kept["PP"]
+    fsdp = layout.sharding in ("gradients", "parameters")
+    return replace(
+        layout,
+        tp=kept["TP"],
+        pp=kept["PP"],
+        dp=kept["DP"],
+        cp=_context_parallel(layout.cp, whole, kept, card=card, small=small),
+        micro_batch=min(layout.micro_batch, 2),
+        recompute=_recompute(layout.recompute, *per_rank),
+        sharding="optimizer" if fsdp else layout.sharding,
+        optimizer_offload=0.0,
+        fp8=Fp8(),
+        device="cpu",
+    )
+
+
+def _context_parallel(
+    cp: ContextParallel, whole: Shares, kept: dict[str, int], *, card: ModelCard, small: ModelCard
+) -> ContextParallel:
+    """Return the kind that `auto` or Transformer Engine's comes to, on fewer ranks."""
+    ulysses, tp = kept["CP all-to-all"], kept["TP"]
+    if cp.size == 1:
+        return cp
+    kind = BY_TORCH.get(whole.cp.kind, whole.cp.kind)
+    of_stage = None
+    if whole.cp.heads_per_stage is not None:
+        stages = card.heads // whole.ranks["TP"] / whole.cp.heads_per_stage
+        heads = small.heads // tp
+        sizes = stage_sizes(heads, small.kv_heads // tp, ulysses)
+        of_stage = min(sizes, key=lambda size: abs(heads / size - stages))
+        if stages > 1 and of_stage == heads:
+            of_stage = sizes[0]
+    how = ContextParallelKind(
+        kind=kind,
+        ulysses=ulysses if kind == "hybrid" else None,
+        heads_per_stage=of_stage,
+    )
+    return ContextParallel(size=ulysses * kept["CP ring"], how=how)
+
+
+def _recompute(recompute: Recompute, whole: int, small: int) -> Recompute:
+    """Return what is recomputed where a pipeline rank has `small` layers, not `whole`."""
+    if recompute.kind in ("uniform", "block"):
+        return replace(recompute, layers=max(1, round(recompute.layers * small / whole)))
+    return replace(recompute, every=min(recompute.every, small))
+
+
+def smaller_stage(
+    stage: Stage,
+    by: int,
+    *,
+    card: ModelCard,
+    whole_head_dim: int,
+    layout: Layout,
+    steps: int,
+    sequences: int,
+    rates_times: float,
+) -> Stage:
+    """Return the stage at lengths divided by `by`; `card` and `layout` are the small ones.
+
+    Its steps are few, each of so many sequences; its rates are raised alike.
+    """
+    seq_length = length(stage.seq_length, by, unit=2 * layout.cp.size * layout.tp)
+    positions = stage.positions
+    if positions.target_length is not None:
+        target = max(length(positions.target_length, by), seq_length + SHORTEST)
+        positions = replace(positions, target_length=target)
+    rope = stage.rope
+    if rope != "native":
+        rope = rotation(rope, by, head_dim=card.head_dim, whole_head_dim=whole_head_dim)
+    return replace(
+        stage,
+        seq_length=seq_length,
+        rope=rope,
+        positions=positions,
+        tokens=steps * sequences * seq_length,
+        tokens_per_batch=sequences * seq_length,
+        lr=replace(stage.lr, peak=stage.lr.peak * rates_times),
+    )
+
+
+def micro_batches(stage: Stage, layout: Layout) -> int:
+    """Return the micro-batches of a step on a data rank."""
+    return stage.sequences_per_batch // (layout.micro_batch * layout.dp)
+
+
+def fitted(
+    small: Layout, whole: Layout, *, cards: tuple[ModelCard, ModelCard], stages: tuple[Stage, Stage]
+) -> Layout:
+    """Return the small layout with tiles as many, up to 4, and an offload's cap as tight.
+
+    `cards` and `stages` are the whole ones and the small ones.
+    """
+    tiling, offload = whole.tiling, whole.offload
+    there = stages[1].seq_length // small.cp.size * small.micro_batch
+    before = stages[0].seq_length // whole.cp.size * whole.micro_batch
+    tiles = {
+        "loss_tile": _tile(tiling.loss, tiling.loss_tile, before, there),
+        "mlp_tile": _tile(tiling.mlp, tiling.mlp_tile, before // whole.tp, there // small.tp),
+    }
+    if offload.tensors != "none":
+        every = min(offload.every, LAYERS_OF_RANK)
+        offload = replace(offload, every=every)
+        needed = _on_host(offload, small, cards[1], stages[1])
+        of_whole = _on_host(whole.offload, whole, cards[0], stages[0])
+        cap = max(needed, round(needed * whole.offload.cap_gib * GiB / max(1, of_whole)))
+        offload = replace(offload, cap_gib=(cap + 1) / GiB)
+    changed: dict[str, Any] = {name: tile for name, tile in tiles.items() if tile is not None}
+    return replace(small, tiling=replace(tiling, **changed), offload=offload)
+
+
+def _tile(tiled: bool, tile: int, before: int, there: int) -> int | None:
+    """Return the tokens of a tile of `there`, of which there were as many `before`; None: all."""
+    return ceil(there / min(4, ceil(before / tile))) if tiled else None
+
+
+def _on_host(offload: Offload, layout: Layout, card: ModelCard, stage: Stage) -> int:
+    """Return the most host bytes of a rank, as the law of `recipes.constraints.laws` counts them."""
+    saved = SavedTensors(
+        tokens=stage.seq_length // layout.cp.size * layout.micro_batch,
+        hidden=card.hidden,
+        heads=card.heads // layout.tp,
+        head_dim=card.head_dim,
+        tp=layout.tp,
+        element_bytes=2 if layout.precision == "bf16" else 4,
+    )
+    per_rank = card.layers // layout.pp
+    in_flight = min(layout.pp, micro_batches(stage, layout))
+    return max(
+        saved.on_host(
+            offload, layout.recompute, layers=range(first, first + per_rank), in_flight=in_flight
+        )
+        for first in range(1, card.layers + 1, per_rank)
+    )

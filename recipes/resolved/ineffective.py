@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a resolved recipe that NeMo would overwrite, or that nothing here supports."""
+
+import functools
+from collections.abc import Iterator
+from typing import get_args
+
+import fiddle as fdl
+import nemo_run as run
+
+from custom_modules.attention.registry import KernelName
+from custom_modules.context_parallel.config import TRANSFORMER_ENGINE_KINDS
+from custom_modules.gpt.self_attention import ignored_settings
+from custom_modules.memory.config import Recompute
+from recipes.spec.layout import Sharding
+from recipes.spec.stage import DocumentPolicy
+
+MEGATRON_FSDP: dict[Sharding, str] = {
+    "gradients": "optim_grads",
+    "parameters": "optim_grads_params",
+}
+"""Megatron's words for what its FSDP shards; sharding by other means is not in it."""
+_FSDP_SETTINGS = {
+    "trainer.strategy.save_ckpt_format": "fsdp_dtensor",
+    "trainer.strategy.ddp.use_megatron_fsdp": True,
+    "trainer.strategy.ddp.use_distributed_optimizer": True,
+    "trainer.strategy.ddp.overlap_grad_reduce": True,
+    "trainer.strategy.ddp.overlap_param_gather": True,
+    "model.config.gradient_accumulation_fusion": False,
+}
+
+
+def without_effect(recipe: run.Partial) -> Iterator[str]:
+    """Yield a sentence for each setting that NeMo would overwrite or that nothing here supports."""
+    config, strategy = recipe.model.config, recipe.trainer.strategy
+    for name in (
+        "tensor_model_parallel_size",
+        "context_parallel_size",
+        "pipeline_model_parallel_size",
+        "sequence_parallel",
+    ):
+        if name in fdl.ordered_arguments(config):
+            yield f"model.config.{name} is overwritten by trainer.strategy.{name}; set that one"
+    if recipe.data.documents not in get_args(DocumentPolicy):
+        yield f"data.documents is {recipe.data.documents!r}; attention goes 'across' or 'within'"
+    if config.attention_kernel not in get_args(KernelName):
+        yield (
+            f"model.config.attention_kernel is {config.attention_kernel!r}; it is one of "
+            f"{', '.join(get_args(KernelName))}"
+        )
+    yield from (
+        f"model.config.{sentence}"
+        for sentence in ignored_settings(fdl.ordered_arguments(config, include_defaults=True))
+    )
+    for name in (
+        "rotary_base",
+        "rotary_percent",
+        "rotary_interleaved",
+        "scale_factor",
+        "position_embedding_type",
+    ):
+        if name in fdl.ordered_arguments(config):
+            yield f"model.config.{name} has no effect; the rotation is model.config.rope"
+    for name in Recompute().megatron_settings():
+        if name in fdl.ordered_arguments(config):
+            yield f"model.config.{name} is overwritten by model.config.recompute; set that one"
+    for name in ("cpu_offloading", "cpu_offloading_num_layers"):
+        if getattr(config, name):
+            yield (
+                f"model.config.{name} is Megatron-Core's offload, which refuses recompute and PP; "
+                "set model.config.offload"
+            )
+    yield from _without_effect_on_precision(recipe)
+    yield from _without_effect_on_sharding(recipe)
+    on_cpu = strategy.process_group_backend == "gloo"
+    if config.attention_kernel != "auto":
+        if (config.attention_kernel == "cpu_flash") != on_cpu:
+            yield (
+                f"model.config.attention_kernel is {config.attention_kernel}, which does not "
+                f"compute on {'cpu' if on_cpu else 'cuda'}; take auto"
+            )
+        if config.cp.kind in TRANSFORMER_ENGINE_KINDS:
+            yield (
+                f"model.config.attention_kernel has no effect on model.config.cp.kind "
+                f"{config.cp.kind}, which is Transformer Engine's; leave it at auto"
+            )
+    if "cp_comm_type" in fdl.ordered_arguments(config):
+        yield "model.config.cp_comm_type has no effect; set model.config.cp.kind"
+    if config.cp.kind in TRANSFORMER_ENGINE_KINDS and not config.transformer_engine:
+        yield (
+            f"model.config.cp.kind is {config.cp.kind}, which is Transformer Engine's, and this "
+            "model runs without it; take ring, ulysses, head_chunked or hybrid"
+        )
+    if config.cp.kind in TRANSFORMER_ENGINE_KINDS and recipe.data.documents == "within":
+        yield (
+            f"model.config.cp.kind is {config.cp.kind}, which keeps documents apart only where "
+            "they are padded; take ring, ulysses, head_chunked or hybrid, or data.documents=across"
+        )
+    if getattr(strategy, "virtual_pipeline_model_parallel_size", None):
+        yield "trainer.strategy.virtual_pipeline_model_parallel_size is not supported; leave it out"
+    if strategy.sequence_parallel != (strategy.tensor_model_parallel_size > 1):
+        yield (
+            f"trainer.strategy.sequence_parallel is {strategy.sequence_parallel} at tensor "
+            f"parallel size {strategy.tensor_model_parallel_size}; it goes with tensor "
+            "parallelism, so leave it out"
+        )
+    if strategy.process_group_backend == "nccl" and recipe.trainer.plugins.precision == "32":
+        yield "trainer.plugins.precision is 32, which has no CUDA attention kernel; use bf16-mixed"
+    if not any(hasattr(node, "tokens_per_batch") for node in recipe.trainer.callbacks):
+        yield "trainer.callbacks has no StepLog, which asserts what each step consumes; leave it in"
+
+
+def _without_effect_on_precision(recipe: run.Partial) -> Iterator[str]:
+    config, plugin = recipe.model.config, recipe.trainer.plugins
+    for name in (
+        "fp8",
+        "fp8_recipe",
+        "first_last_layers_bf16",
+        "num_layers_at_start_in_bf16",
+        "num_layers_at_end_in_bf16",
+    ):
+        if name in fdl.ordered_arguments(config):
+            yield f"model.config.{name} is overwritten by trainer.plugins.{name}; set that one"
+    for name in ("fp8_dot_product_attention", "fp8_multi_head_attention"):
+        if getattr(plugin, name):
+            yield f"trainer.plugins.{name} has no effect; attention computes in bf16"
+    if getattr(plugin, "fp4", None):
+        yield f"trainer.plugins.fp4 is {plugin.fp4!r}, which is not supported; leave it out"
+
+
+def _without_effect_on_sharding(recipe: run.Partial) -> Iterator[str]:
+    strategy, optim = recipe.trainer.strategy, recipe.optim.config
+    ddp = strategy.ddp
+    if ddp.use_distributed_optimizer != optim.use_distributed_optimizer:
+        yield (
+            "trainer.strategy.ddp.use_distributed_optimizer is "
+            f"{ddp.use_distributed_optimizer} and optim.config.use_distributed_optimizer "
+            f"{optim.use_distributed_optimizer}; set both, or neither"
+        )
+    if strategy.fsdp is None:
+        for name in ("use_megatron_fsdp", "use_custom_fsdp", "data_parallel_sharding_strategy"):
+            if name in fdl.ordered_arguments(ddp):
+                yield (
+                    f"trainer.strategy.ddp.{name} has no effect without trainer.strategy.fsdp; "
+                    "set the layout's sharding"
+                )
+        if ddp.overlap_param_gather and not ddp.use_distributed_optimizer:
+            yield (
+                "trainer.strategy.ddp.overlap_param_gather has no effect without "
+                "use_distributed_optimizer, which shards them; leave it out"
+            )
+    elif strategy.fsdp != "megatron" or (
+        ddp.data_parallel_sharding_strategy not in MEGATRON_FSDP.values()
+    ):
+        yield (
+            f"trainer.strategy.fsdp is {strategy.fsdp!r} with ddp.data_parallel_sharding_strategy "
+            f"{ddp.data_parallel_sharding_strategy!r}; it is megatron, with "
+            f"{' or '.join(MEGATRON_FSDP.values())}"
+        )
+    elif strategy.process_group_backend == "gloo":
+        yield (
+            f"trainer.strategy.fsdp is {strategy.fsdp!r} on cpu, where torch's Adam cannot save "
+            "what Megatron FSDP shards; take sharding none or optimizer"
+        )
+    else:
+        for path, needed in _FSDP_SETTINGS.items():
+            value = functools.reduce(getattr, path.split("."), recipe)
+            if value != needed:
+                yield f"{path} is {value!r}, and Megatron FSDP takes {needed!r}; set it so"
+    for name in ("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"):
+        if getattr(optim, name) and not optim.optimizer_cpu_offload:
+            yield (
+                f"optim.config.{name} has no effect without optimizer_cpu_offload; set the "
+                "layout's optimizer_offload"
+            )

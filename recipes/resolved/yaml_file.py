@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes as YAML files: what `--to-yaml` writes and `--yaml` reads.
+
+The format is nemo-run's (`_target_`, `_partial_`, `_call_`). Reading is ours: nemo-run turns the
+file into command-line words and loses empty strings and `None` on the way. Building a recipe
+imports what the file names, so only ours and the libraries that recipes are made of are accepted.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import nemo_run as run
+from nemo.collections import llm
+from nemo_run.core.serialization.yaml import YamlSerializer
+
+import recipes.nemo2.signatures  # noqa: F401  # before the first config of a class of NeMo's
+from data.files.whole import write_text
+from recipes.notation.user_file import read_yaml
+from recipes.resolved.values import missing, wrong_types
+
+TRUSTED = ("recipes", "custom_modules", "data", "nemo", "megatron.core", "lightning.pytorch")
+
+
+def dump(recipe: run.Partial) -> str:
+    """Return the resolved recipe as YAML, keys sorted."""
+    return str(YamlSerializer().serialize(recipe))
+
+
+def write(recipe: run.Partial, path: Path) -> None:
+    """Write the resolved recipe, whole or not at all."""
+    write_text(path, dump(recipe))
+
+
+def read(path: Path) -> run.Partial:
+    """Return the recipe in the file; raise ValueError where it is none or names what it may not."""
+    content = read_yaml(path)
+    recipe = _node(content, str(path))
+    if not isinstance(recipe, run.Partial) or recipe.__fn_or_cls__ is not llm.pretrain:
+        raise ValueError(
+            f"{path} holds no recipe: its top is not a partial of llm.pretrain; `longhaul show "
+            "NAME --to-yaml FILE` writes one"
+        )
+    problems = [*missing(recipe)] or [*wrong_types(recipe)]
+    if problems:
+        raise ValueError(f"{path}: {'; '.join(problems)}")
+    return recipe
+
+
+def _node(content: Any, where: str) -> Any:
+    if isinstance(content, list):
+        return [_node(value, f"{where}[{index}]") for index, value in enumerate(content)]
+    if not isinstance(content, dict):
+        return content
+    if "_target_" not in content:
+        return {key: _node(value, f"{where}.{key}") for key, value in content.items()}
+    target = _import(content["_target_"], where)
+    if content.get("_call_") is False:
+        return target
+    kind = run.Partial if content.get("_partial_") else run.Config
+    arguments = {
+        key: _node(value, f"{where}.{key}")
+        for key, value in content.items()
+        if key not in ("_target_", "_partial_")
+    }
+    try:
+        return kind(target, **arguments)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _import(name: Any, where: str) -> Any:
+    """Return the class or function of a dotted name under one of the trusted packages."""
+    rooms = tuple(f"{room}." for room in TRUSTED)
+    if not isinstance(name, str) or not name.startswith(rooms):
+        raise ValueError(
+            f"{where}: _target_ {name!r} is not of a package that recipes are made of; name one of "
+            f"{', '.join(TRUSTED)}"
+        )
+    module, _, attribute = name.rpartition(".")
+    try:
+        target = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{where}: _target_ {name!r} cannot be imported: {error}") from error
+    home = f"{getattr(target, '__module__', '')}."
+    if not home.startswith(rooms):
+        raise ValueError(f"{where}: _target_ {name!r} is really of {home[:-1]}; leave it out")
+    return target

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any card on any stage of any ladder, as `longhaul pretrain --card` has them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from longhaul.facts import of_other_cards
+from longhaul.options import CLUSTER
+from recipes.ladders import LADDERS
+from recipes.models import CARDS, TINY
+from recipes.shipped.table import ROWS, Row
+from recipes.spec import cluster
+from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import (
+    length_from,
+    length_shown,
+    recipe_name,
+)
+from recipes.spec.stage import Ladder, Stage
+from recipes.spec.suggest import named, there_are
+
+if TYPE_CHECKING:
+    import nemo_run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Combination:
+    """A recipe that no row is needed for."""
+
+    card: ModelCard
+    ladder: Ladder
+    stage: Stage
+    layout: Layout
+    nodes: int
+    cluster: str
+    """Name of the cluster file it is laid out for; `local` for CPU ranks."""
+
+    @property
+    def row(self) -> Row:
+        """The same as a row that the collection does not have."""
+        return Row(
+            card=self.card,
+            ladder=self.ladder,
+            seq_length=self.stage.seq_length,
+            layout=self.layout,
+            nodes=self.nodes,
+            cluster=self.cluster,
+            source=f"planned for {self.nodes} x {self.cluster}",
+        )
+
+    def recipe(self) -> "nemo_run.Partial":
+        """Return the recipe; needs NeMo."""
+        from recipes.pretrain import pretrain
+
+        return pretrain(
+            self.card,
+            self.ladder,
+            self.stage.seq_length,
+            self.layout,
+            nodes=self.nodes,
+            machines=None if self.cluster == "local" else cluster.load(self.cluster),
+        )
+
+    def notes(self) -> Iterator[str]:
+        """Yield a sentence for each thing that a user may not have meant."""
+        other = of_other_cards(self.ladder, self.card)
+        if other:
+            why = rotation_refusal(self.card, self.stage)
+            yield f"{other}: {why}" if why else other
+        name = recipe_name(self.card, self.ladder, self.stage)
+        if name in ROWS and ROWS[name].layout != self.layout:
+            yield f"{name} is shipped with another layout ({ROWS[name].source}): --factory {name}"
+
+
+def choose(
+    card: str,
+    ladder: str,
+    stage: str,
+    *,
+    nodes: int | None = None,
+    cluster_name: str | None = None,
+    device: str | None = None,
+) -> Combination:
+    """Return what the words name, laid out by the planner.
+
+    The card `tiny` on the CPU is laid out as its rows are. Raises ValueError for names there are
+    not, for a rotation that is not of the card's heads, and where no layout fits.
+    """
+    if nodes is not None and nodes < 1:
+        raise ValueError(f"--nodes is {nodes}; it must be at least 1")
+    model, climbed, chosen = _named(card, ladder, stage)
+    if model is TINY and device == "cpu":
+        if nodes is not None or cluster_name is not None:
+            raise ValueError("--nodes and --cluster are of GPUs; leave them out with --device cpu")
+        layout, nodes, cluster_name = _on_two_cores(climbed, chosen), 1, "local"
+    else:
+        nodes, cluster_name = nodes or 1, cluster_name or CLUSTER
+        layout = layout_for(model, climbed, chosen, cluster_name, nodes)
+    return Combination(
+        card=model,
+        ladder=climbed,
+        stage=chosen,
+        layout=layout,
+        nodes=nodes,
+        cluster=cluster_name,
+    )
+
+
+def row_of(
+    card: str, ladder: str, stage: str, *, nodes: int | None, cluster_name: str | None
+) -> Row:
+    """Return what the words name as a row: the shipped one, or one on the fewest nodes that fit.
+
+    Nodes or a cluster that are named are taken. Of `tiny` that is its layout for the CPU.
+    """
+    model, climbed, chosen = _named(card, ladder, stage)
+    shipped = ROWS.get(recipe_name(model, climbed, chosen))
+    if nodes is None and cluster_name is None:
+        if shipped is not None:
+            return shipped
+        if model is TINY:
+            return choose(card, ladder, stage, device="cpu").row
+    if nodes is None:
+        nodes = fewest_nodes(model, chosen, cluster_name or CLUSTER)
+    return choose(card, ladder, stage, nodes=nodes, cluster_name=cluster_name).row
+
+
+def _named(card: str, ladder: str, stage: str) -> tuple[ModelCard, Ladder, Stage]:
+    """Return what the words name; raise ValueError where that is not one, or cannot be trained."""
+    for kind, word, there in (("card", card, CARDS), ("ladder", ladder, LADDERS)):
+        if not word:
+            raise ValueError(f"--{kind} is missing; {there_are(there, kind)}")
+    model, climbed = named("card", card, CARDS), named("ladder", ladder, LADDERS)
+    chosen = stage_of(climbed, stage)
+    require_heads(model, climbed, chosen)
+    return model, climbed, chosen
+
+
+def require_heads(card: ModelCard, ladder: Ladder, stage: Stage) -> None:
+    """Raise ValueError where heads of a card cannot be turned by a stage's rotation at all."""
+    refused = heads_refusal(card, stage)
+    if refused is not None:
+        raise ValueError(f"ladder {ladder.name} cannot train {card.name}: {refused}")
+
+
+def fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int | None:
+    """Return the fewest nodes, of those that `recipes.shipped.regenerate` tries, on which any layout fits."""
+    from recipes.planner.search import fits_somehow, of_stage
+    from recipes.shipped.regenerate import MOST_NODES, ODD_NODES
+    from recipes.spec.layout import Fp8
+
+    machines = cluster.load(cluster_name)
+    nodes = ODD_NODES.get(card.name, 1)
+    while nodes <= MOST_NODES:
+        gpus = nodes * machines.gpus_per_node
+        if fits_somehow(of_stage(card, stage, machines, gpus=gpus, fp8=Fp8())):
+            return nodes
+        nodes *= 2
+    return None
+
+
+def stage_of(ladder: Ladder, word: str) -> Stage:
+    """Return the stage of a length such as 64K; the only one of a ladder needs no word."""
+    if not word and len(ladder.stages) == 1:
+        return ladder.stages[0]
+    there = {length_shown(stage.seq_length): stage for stage in ladder.stages}
+    if not word:
+        raise ValueError(
+            f"--stage is missing; name one of ladder {ladder.name}, which has {', '.join(there)}"
+        )
+    shown = length_shown(length_from(word))
+    if shown not in there:
+        raise ValueError(f"ladder {ladder.name} has no stage of {shown}; it has {', '.join(there)}")
+    return there[shown]
+
+
+def layout_for(
+    card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str, nodes: int
+) -> Layout:
+    """Return the fastest layout of a stage on so many nodes; raise ValueError where none fits."""
+    from recipes.planner.search import best
+
+    machines = cluster.load(cluster_name)
+    try:
+        plan = best(card, stage, machines, gpus=nodes * machines.gpus_per_node)
+    except ValueError as error:
+        each = f"a node of {machines.name} has {machines.gpus_per_node} GPUs"
+        raise ValueError(f"ladder {ladder.name}: {error} ({each})") from error
+    return plan.job.layout
+
+
+def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
+    """Return why the rotation of a stage would be wrong for a card, or None."""
+    rope, native = stage.rope, card.native_rope
+    if rope == "native":
+        return None
+    of_heads = heads_refusal(card, stage)
+    if of_heads is not None:
+        return of_heads
+    if native.method not in ("default", "llama3"):
+        return f"{card.name} is stretched by {native.method} already"
+    if rope.method == "default" and native.method == "llama3":
+        return f"a base alone takes away the scaling that {card.name} was trained with"
+    if rope.method == "default":
+        replaced = rope.base >= native.base
+        return None if replaced else f"base {rope.base:,.10g} is below that of {card.name}"
+    plain = native.original_length or card.native_context
+    if (rope.base, rope.original_length) != (native.base, plain):
+        return f"{card.name} was trained at base {native.base:,.10g} on {plain:,} tokens"
+    return None
+
+
+def heads_refusal(card: ModelCard, stage: Stage) -> str | None:
+    """Return why heads of the card cannot be turned by a stage's rotation at all, or None."""
+    rope, native = stage.rope, card.native_rope
+    if rope == "native":
+        return None
+    if rope.partial_rotary_factor != native.partial_rotary_factor:
+        return (
+            f"{card.name} turns {native.partial_rotary_factor:g} of a head, and the rotation is "
+            f"for {rope.partial_rotary_factor:g} of one"
+        )
+    if rope.long_factor is not None and 2 * len(rope.long_factor) != card.head_dim:
+        divisors = len(rope.long_factor)
+        return (
+            f"its rotation has {divisors} divisors, for heads of {2 * divisors}, and heads of "
+            f"{card.name} have {card.head_dim}"
+        )
+    return None
+
+
+def _on_two_cores(ladder: Ladder, stage: Stage) -> Layout:
+    """Return the layout of tiny's row, or for a stage that has none that of its longer ones."""
+    row = ROWS.get(recipe_name(TINY, ladder, stage))
+    if row is not None:
+        return row.layout
+    return Layout(cp=ContextParallel.ulysses(2), precision="fp32", device="cpu")

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One machine class: its GPUs, memory and links; read from `slurm/clusters/*.yaml`; light."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from recipes.notation.user_file import read_yaml
+from recipes.spec.efficiency import HOPPER, Efficiency
+from recipes.spec.suggest import hint
+from recipes.spec.units import GiB
+
+FOLDER = Path(__file__).resolve().parents[1] / "slurm" / "clusters"
+WITHOUT = ("local", "template")
+"""Files without hardware to plan for: whatever one sits at, and what to fill in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One GPU. Peaks are dense, without sparsity."""
+
+    name: str
+    memory_gib: float
+    """What CUDA reports as its whole."""
+    bf16_tflops: float
+    fp8_tflops: float
+    """0 where it has no FP8."""
+    memory_gbps: float
+    """GB/s of its memory."""
+    capability: tuple[int, int]
+    """CUDA's compute capability."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """Nodes of one kind and the links between them; link speeds in GB/s, one direction, a GPU."""
+
+    name: str
+    gpu: Gpu
+    gpus_per_node: int
+    """Of what the scheduler calls a node."""
+    host_memory_gib: float
+    """Of a node."""
+    nvlink_gbps: float
+    network_gbps: float
+    host_link_gbps: float
+    """Pinned copies between a GPU and its host."""
+    price_per_gpu_hour: float = 0.0
+    """0: not stated."""
+    gpus_per_link: int = 0
+    """GPUs that NVLink joins where it spans several nodes; 0: those of a node."""
+    efficiency: Efficiency = HOPPER
+    """What shares of these peaks kernels reach."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no machine has."""
+        for name in (
+            "gpus_per_node", "host_memory_gib", "nvlink_gbps", "network_gbps", "host_link_gbps",
+        ):  # fmt: skip
+            if getattr(self, name) <= 0:
+                raise ValueError(
+                    f"cluster {self.name}: {name} is {getattr(self, name)}; it must be positive"
+                )
+        for name in ("memory_gib", "bf16_tflops", "memory_gbps"):
+            if getattr(self.gpu, name) <= 0:
+                raise ValueError(
+                    f"cluster {self.name}: gpu {name} is {getattr(self.gpu, name)}; it must be "
+                    "positive"
+                )
+        if self.gpus_per_link % self.gpus_per_node:
+            raise ValueError(
+                f"cluster {self.name}: gpus_per_link is {self.gpus_per_link}, no whole number of "
+                f"nodes of {self.gpus_per_node}"
+            )
+
+    @property
+    def linked_gpus(self) -> int:
+        """GPUs that the fast link joins."""
+        return self.gpus_per_link or self.gpus_per_node
+
+    def joins(self, ranks: int) -> bool:
+        """Whether the fast link joins each so many neighbouring ranks."""
+        return self.linked_gpus % ranks == 0
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Memory of one GPU."""
+        return int(self.gpu.memory_gib * GiB)
+
+    @property
+    def host_bytes_per_gpu(self) -> int:
+        """Host memory that a rank may count on, where all GPUs of the node have one."""
+        return int(self.host_memory_gib * GiB / self.gpus_per_node)
+
+
+def names() -> list[str]:
+    """Return the clusters there are files of that say their hardware."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem not in WITHOUT)
+
+
+def path_of(name: str) -> Path:
+    """Return the file of a shipped name, or the path given; raise ValueError for neither."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if name == "template":
+        raise ValueError(
+            f"template is not a cluster; copy {path}, fill it in and name your copy by its path"
+        )
+    if not path.is_file() and name.endswith((".yaml", ".yml")):
+        there = sorted(each.name for each in path.parent.glob("*.y*ml"))
+        near = hint(path.name, there) if there else "`longhaul clusters` lists the shipped ones"
+        raise ValueError(f"there is no cluster file {name}; {near}")
+    if not path.is_file():
+        raise ValueError(f"no cluster is called {name!r}; {hint(name, names())}")
+    return path
+
+
+def content(path: Path) -> dict[str, Any]:
+    """Return what a cluster file says; raise ValueError where it is no YAML mapping."""
+    found = read_yaml(path)
+    if not isinstance(found, dict):
+        kind = "empty" if found is None else f"a {type(found).__name__}"
+        raise ValueError(
+            f"{path} is {kind}, not a mapping; copy {FOLDER / 'template.yaml'} and fill it in"
+        )
+    return found
+
+
+def load(name: str) -> Cluster:
+    """Return the cluster of a shipped name or of a YAML file.
+
+    Raises ValueError for an unknown name, with the nearest, and for a file of another shape.
+    """
+    path = path_of(name)
+    found = content(path)
+    if not isinstance(found.get("hardware"), dict):
+        raise ValueError(f"{path} has no mapping `hardware`; see slurm/clusters/dgx_h100.yaml")
+    hardware = dict(found["hardware"])
+    where = f"{path}: hardware"
+    _require_known(Cluster, hardware, where)
+    hardware["gpu"] = _made(Gpu, hardware.get("gpu"), f"{where}.gpu")
+    if "efficiency" in hardware:
+        shares = _made(Efficiency, hardware["efficiency"], f"{where}.efficiency")
+        hardware["efficiency"] = shares
+    return _made(Cluster, {"name": path.stem, **hardware}, where)
+
+
+def _require_known(kind: Any, given: dict[str, Any], where: str) -> None:
+    """Raise ValueError for a name that is not a field, with the nearest."""
+    known = [field.name for field in fields(kind)]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{where} has no field {name!r}; {hint(str(name), known)}")
+
+
+def _made(kind: Any, given: Any, where: str) -> Any:
+    """Return the dataclass with the fields given; raise ValueError for wrong names and types."""
+    if not isinstance(given, dict):
+        raise ValueError(f"{where} is {given!r}; a mapping is needed")
+    _require_known(kind, given, where)
+    known = {field.name: field for field in fields(kind)}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        wanted = known[name].type
+        if wanted in (float, "float", int, "int"):
+            whole = wanted in (int, "int")
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+                raise ValueError(
+                    f"{where}.{name} is {value!r}; a {'whole ' if whole else ''}number is needed"
+                )
+        values[name] = tuple(value) if isinstance(value, list) else value
+    try:
+        return kind(**values)
+    except TypeError as error:
+        missing = [name for name in known if name not in values]
+        raise ValueError(f"{where} lacks {', '.join(missing)}") from error

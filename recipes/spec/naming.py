@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names and places by convention, so that no recipe carries a None to be filled in later."""
+
+import re
+from pathlib import Path
+
+from recipes.spec.model_card import ModelCard
+from recipes.spec.stage import Ladder, Stage
+from recipes.spec.units import K, M
+
+RUNS = Path("runs")
+STORES = Path("stores")
+MODELS = Path("models")
+BUDGET_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+"""Of tokens to train on, which papers count in tens; lengths and batches are in powers of two."""
+
+
+def family_name(card: ModelCard, ladder: Ladder) -> str:
+    """Return `<card>_<ladder>`, or the card's name where the ladder was made for it."""
+    return card.name if card.name == ladder.name else f"{card.name}_{ladder.name}"
+
+
+def recipe_name(card: ModelCard, ladder: Ladder, stage: Stage) -> str:
+    """Return `<card>_<ladder>_<length>`.
+
+    A ladder of one stage may have in its name the context that the stage trains for, as
+    `ultralong_1m` has; it is not said twice.
+    """
+    family = family_name(card, ladder)
+    if len(ladder.stages) == 1 and ladder.name.endswith(f"_{length_word(stage.target_length)}"):
+        return family
+    return f"{family}_{length_word(stage.seq_length)}"
+
+
+def length_word(tokens: int) -> str:
+    """Return a length exactly, in the largest binary unit it is a multiple of: 512, 64k, 1m."""
+    for unit, letter in ((M, "m"), (K, "k")):
+        if tokens % unit == 0:
+            return f"{tokens // unit}{letter}"
+    return str(tokens)
+
+
+def length_shown(tokens: int) -> str:
+    """Return a length exactly, as people read it: 512, 38,400, 64K, 1M."""
+    word = length_word(tokens)
+    return f"{tokens:,}" if word.isdigit() else word.upper()
+
+
+def length_from(word: str) -> int:
+    """Return the tokens that a word of the command line means: 512, 38,400, 64K, 1M.
+
+    Raises ValueError for any other word, and for none at all.
+    """
+    found = re.fullmatch(r"(\d{1,15}|\d{1,3}(?:,\d{3}){1,4})([KM]?)", word.strip(), re.A | re.I)
+    if found is None:
+        raise ValueError(
+            "a length is a number, with K or M for binary thousands and millions, as 64K; "
+            f"not {word}"
+        )
+    number, unit = found.groups()
+    tokens = int(number.replace(",", "")) * {"": 1, "K": K, "M": M}[unit.upper()]
+    if not tokens:
+        raise ValueError(f"a length is at least one token; not {word}")
+    return tokens
+
+
+def budget_from(word: str) -> int:
+    """Return the tokens of a budget: 5B, 0.5T, 400M or 1,000,000; K to T are powers of ten."""
+    found = re.fullmatch(
+        r"(\d{1,18}(?:\.\d{1,18})?|\d{1,3}(?:,\d{3}){1,5})([KMBT]?)", word.strip(), re.A | re.I
+    )
+    if found is None or ("." in word and not found[2]):
+        raise ValueError(
+            f"a budget is a number of tokens, as 1B, 0.5T, 400M or 1,000,000; not {word}"
+        )
+    number, power = found[1].replace(",", ""), BUDGET_UNITS[found[2].upper()]
+    tokens = round(float(number) * power) if "." in number else int(number) * power
+    if not tokens:
+        raise ValueError(f"a budget is at least one token; not {word}")
+    return tokens
+
+
+def run_folder(card: ModelCard, ladder: Ladder) -> Path:
+    """Return where a run of the ladder writes unless told otherwise."""
+    return RUNS / family_name(card, ladder)
+
+
+def store_folder(card: ModelCard) -> Path:
+    """Return where the tokens for a card are looked for unless told otherwise."""
+    return STORES / card.name
+
+
+def stage_folder(run: Path, name: str) -> Path:
+    """Return where one stage of a run writes."""
+    return run / "stages" / name
+
+
+def start_folder(card: ModelCard, ladder: Ladder, stage: Stage, run: Path) -> Path | None:
+    """Return the folder of the checkpoint a stage begins from, None for random weights."""
+    if stage.start == "scratch":
+        return None
+    if stage.start == "card":
+        return MODELS / card.name
+    before = ladder.stages[ladder.stages.index(stage) - 1]
+    return stage_folder(run, recipe_name(card, ladder, before)) / "checkpoints"

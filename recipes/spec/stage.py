@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One continued-pretraining step, and an ordered list of them."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from custom_modules.rope.config import RopeScaling
+from recipes.spec.gate import Gate
+from recipes.spec.train_short import Positions
+
+DocumentPolicy = Literal["across", "within"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Warmed:
+    """What every schedule says: a warm-up from zero to the peak, and where it ends."""
+
+    peak: float
+    final_ratio: float = 0.1
+    """Rate at the last step as a share of the peak; 1 keeps the peak."""
+    warmup_ratio: float = 0.1
+    """Share of the stage's steps spent warming up; `20 / 400` for 20 steps of 400."""
+
+    def __post_init__(self) -> None:
+        """Refuse rates that no schedule has."""
+        if not 0 < self.peak < 1:
+            raise ValueError(f"peak learning rate is {self.peak}; it must lie between 0 and 1")
+        for name in ("final_ratio", "warmup_ratio"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value}; it must lie between 0 and 1")
+
+    def warmup_steps(self, steps: int) -> int:
+        """Steps of warm-up in a stage of `steps`, at least one: the first step never runs at 0."""
+        return max(1, round(self.warmup_ratio * steps))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cosine(_Warmed):
+    """Learning rate: linear from zero to `peak` over the warm-up, then a cosine to the end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear(_Warmed):
+    """Learning rate: linear from zero to `peak` over the warm-up, then a line to the end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One length, one rotation, one token budget, one schedule."""
+
+    seq_length: int
+    rope: RopeScaling | Literal["native"]
+    """How positions are rotated; `native` keeps the rotation of the card."""
+    tokens: int
+    """Budget of the whole stage."""
+    tokens_per_batch: int
+    """Tokens of one optimizer step over all ranks."""
+    lr: Cosine | Linear
+    documents: DocumentPolicy = "across"
+    """Whether tokens attend across the documents of a sequence, positions running on
+    (Nemotron-UltraLong, arXiv 2504.06214), or within their document alone, positions restarting
+    (Llama-3.1, arXiv 2407.21783)."""
+    positions: Positions = Positions()
+    """Of training samples: consecutive, or drawn so that a stage of this length trains for a longer
+    context, its target length."""
+    adam_beta2: float = 0.95
+    weight_decay: float = 0.1
+    start: Literal["scratch", "card", "previous"] = "previous"
+    """Weights to begin from: random, the card's published ones, or the stage before this one.
+    Optimizer and schedule always begin afresh."""
+    gate: Gate = Gate()
+    """What it has to show, evaluated, before the next stage may start."""
+
+    def __post_init__(self) -> None:
+        """Refuse a budget that is not a whole number of batches of whole sequences."""
+        if self.documents not in get_args(DocumentPolicy):
+            raise ValueError(
+                f"documents is {self.documents!r}; tokens attend 'across' documents or 'within'"
+            )
+        for name in ("seq_length", "tokens", "tokens_per_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        if self.tokens_per_batch % self.seq_length:
+            raise ValueError(
+                f"tokens_per_batch {self.tokens_per_batch:,} is not a multiple of "
+                f"seq_length {self.seq_length:,}"
+            )
+        if self.tokens < self.tokens_per_batch:
+            raise ValueError(
+                f"tokens {self.tokens:,} is less than one batch of {self.tokens_per_batch:,}"
+            )
+        if self.rope != "native" and (self.rope.original_length or 0) > self.target_length:
+            raise ValueError(
+                f"the rotation's original_length is {self.rope.original_length:,}, above the "
+                f"{self.target_length:,} tokens that the stage is for; it is the context before "
+                "extension"
+            )
+
+    @property
+    def target_length(self) -> int:
+        """Tokens of the context that the stage trains for."""
+        return self.positions.target_length or self.seq_length
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps; a budget that ends inside a batch is rounded to the nearest step."""
+        return max(1, round(self.tokens / self.tokens_per_batch))
+
+    @property
+    def sequences_per_batch(self) -> int:
+        """The global batch in sequences, which is what Megatron counts."""
+        return self.tokens_per_batch // self.seq_length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ladder:
+    """Stages in order, who says so, for which models, and on which data."""
+
+    name: str
+    source: str
+    stages: tuple[Stage, ...]
+    cards: tuple[str, ...] = ()
+    """Model cards by name for which the rotations are right: those that the source trained, then
+    those that have the same rotation. Empty where the ladder speaks for none."""
+    data: str = ""
+    """What the source trained on, for the user whose store has to be like it."""
+    starts_from: str = ""
+    """Hugging Face repository of the weights that the source began with, where those are not the
+    published ones of its first card."""
+    ours: tuple[str, ...] = ()
+    """What the source does not say, and so is chosen here, a sentence each."""
+    departures: tuple[str, ...] = ()
+    """What the source says and this ladder does otherwise, or leaves out, a sentence each."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty ladder, one that shrinks, and a start that nothing precedes.
+
+        What grows is the context that stages train for; no two have sequences of one length, by
+        which stages and their folders are named.
+        """
+        if not self.stages:
+            raise ValueError(f"ladder {self.name} has no stage")
+        for before, after in zip(self.stages, self.stages[1:], strict=False):
+            if after.target_length < before.target_length:
+                raise ValueError(
+                    f"ladder {self.name} shrinks: a stage for {after.target_length:,} tokens "
+                    f"follows one for {before.target_length:,}; order the stages by the context "
+                    "that they train for"
+                )
+            if after.start != "previous":
+                raise ValueError(
+                    f"ladder {self.name}: the stage of {after.seq_length:,} tokens starts from "
+                    f"{after.start!r}, which throws away the stage before it"
+                )
+        lengths = [stage.seq_length for stage in self.stages]
+        for length in lengths:
+            if lengths.count(length) > 1:
+                raise ValueError(
+                    f"ladder {self.name} has {lengths.count(length)} stages of {length:,} tokens, "
+                    "which would share a name and a folder; give each a seq_length of its own, or "
+                    "make two ladders"
+                )
+        for card in self.cards:
+            if self.cards.count(card) > 1:
+                raise ValueError(f"ladder {self.name} names card {card} twice; once is enough")
+        if self.stages[0].start == "previous":
+            raise ValueError(
+                f"ladder {self.name}: the first stage has no previous one; "
+                "start it from 'scratch' or 'card'"
+            )
+
+    def __getitem__(self, seq_length: int) -> Stage:
+        """Return the stage of that length, as in `PROLONG[64 * K]`."""
+        for stage in self.stages:
+            if stage.seq_length == seq_length:
+                return stage
+        lengths = ", ".join(f"{stage.seq_length:,}" for stage in self.stages)
+        raise KeyError(f"ladder {self.name} has no stage of {seq_length:,} tokens, only {lengths}")

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+import re
+from dataclasses import replace
+
+import pytest
+
+from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.memory.config import (
+    Offload,
+    Recompute,
+    SavedTensors,
+    Tiling,
+)
+from custom_modules.rope.config import RopeScaling
+from recipes.constraints import laws
+from recipes.spec.layout import Fp8, Layout
+from recipes.spec.units import K
+
+FITS = {
+    "seq_length": 8192,
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "layers": 32,
+    "vocab": 128_256,
+    "tp": 2,
+    "cp": 4,
+    "cp_kind": ContextParallelKind(kind="ulysses"),
+    "pp": 2,
+    "world_size": 64,
+    "ranks_per_node": 8,
+    "global_batch": 64,
+    "micro_batch": 2,
+}
+RING = ContextParallelKind(kind="ring")
+SCHEDULE = {"max_steps": 100, "lr": 1e-5}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"tp": 1, "cp": 1, "pp": 1, "world_size": 1},
+        {"tp": 1, "cp": 1, "pp": 1, "world_size": 1, "seq_length": 8191},
+        {"tp": 1, "cp": 8, "world_size": 16},
+        {"tp": 8, "cp": 1, "world_size": 16},
+        {"global_batch": 8},
+        {"kv_heads": 6, "cp": 8, "world_size": 128, "global_batch": 128, "cp_kind": RING},
+        {"cp": 8, "world_size": 128, "global_batch": 128},
+    ],
+    ids=str,
+)
+def test_numbers_that_fit_break_no_law(change):
+    assert list(laws.broken(**FITS | change)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"world_size": 24}, "world size 24 .* TP 2 x CP 4 x PP 2 = 16 ranks"),
+        ({"world_size": 8}, "world size 8 .* a multiple of 16"),
+        ({"seq_length": 8196}, r"length 8,196 is not divisible by 2 x CP = 8, .* 8,192 would do"),
+        (
+            {"seq_length": 8188, "cp": 2, "tp": 4},
+            r"length 8,188 over CP 2 is not divisible by TP 4, .*; 8,176 would do",
+        ),
+        ({"heads": 33}, "33 heads and 8 KV heads are not both divisible by TP 2; TP may be 1 only"),
+        ({"kv_heads": 1}, "32 heads and 1 KV heads .* TP 2"),
+        ({"tp": 16, "cp": 1, "world_size": 32}, "divisible by TP 16; TP may be 1, 2, 4 or 8"),
+        (
+            {"kv_heads": 6, "cp": 8, "world_size": 128, "global_batch": 128},
+            "CP 8 as ulysses .* 16 heads and 3 KV heads on each TP rank.* For CP 8 take ring",
+        ),
+        (
+            {"cp_kind": ContextParallelKind(kind="hybrid", ulysses=3)},
+            "ulysses 3 does not divide CP 4; it may be 1, 2 or 4",
+        ),
+        (
+            {"cp_kind": ContextParallelKind(kind="head_chunked", heads_per_stage=6)},
+            "heads_per_stage 6 .* it may be 4, 8 or 16",
+        ),
+        ({"vocab": 128_257}, "vocabulary of 128,257 rows is not divisible by TP 2"),
+        ({"layers": 33}, "33 layers are not divisible by PP 2; PP may be 1, 3, 11 or 33"),
+        (
+            {"global_batch": 4},
+            "batch of 4 sequences .* micro-batch 2 x DP 4; .* multiple of 65,536 tokens",
+        ),
+        ({"micro_batch": 3}, "micro-batch 3 x DP 4"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value),
+)
+def test_a_broken_law_is_one_sentence_with_the_value_and_what_would_do(change, words):
+    (sentence,) = laws.broken(**FITS | change)
+    assert re.search(words, sentence)
+
+
+def test_every_broken_law_is_told_at_once():
+    assert len(list(laws.broken(**FITS | {"vocab": 3, "layers": 3, "global_batch": 1}))) == 3
+
+
+def test_a_schedule_that_fits_breaks_no_law():
+    assert list(laws.broken_schedule(**SCHEDULE)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"max_steps": 0}, "max_steps is 0"),
+        ({"lr": 0.0}, "the learning rate is 0;"),
+        ({"lr": 3.0}, "the learning rate is 3; it must lie between 0 and 1"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value),
+)
+def test_a_schedule_that_cannot_run_is_told(change, words):
+    (sentence,) = laws.broken_schedule(**SCHEDULE | change)
+    assert words in sentence
+
+
+@pytest.mark.parametrize("name", ["tp", "cp", "pp", "world_size", "micro_batch", "seq_length"])
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_size_below_one_is_a_sentence_not_a_crash(name, size):
+    (sentence,) = laws.broken(**FITS | {name: size})
+    assert f"{size}; it must be at least 1" in sentence
+
+
+KEPT = Recompute(kind="kept_attention")
+MEMORY = {
+    "recompute": KEPT,
+    "tiling": Tiling(loss=True, mlp=True),
+    "offload": Offload(tensors="both", cap_gib=3.5),
+    "cp_kind": "ulysses",
+    "head_chunked": False,
+    # A layer keeps 64 MiB of input and 130 MiB of attention: 2^16 tokens x 8 heads x 260 bytes.
+    "saved": SavedTensors(tokens=64 * K, hidden=1024, heads=8, head_dim=128, tp=2),
+    "layers": 16,
+    "pp": 2,
+    "micro_batches": 4,
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"recompute": Recompute(kind="selective", modules=["core_attn"]), "offload": Offload()},
+        {"recompute": Recompute(kind="block", layers=8), "offload": Offload()},
+        {"head_chunked": True},
+    ],
+    ids=str,
+)
+def test_what_layers_keep_may_be(change):
+    assert list(laws.broken_memory(**MEMORY | change)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"offload": Offload(tensors="both", cap_gib=3)},
+            r"needs 3\.03 GiB .* on a rank \(8 layers, 2 micro-batches .* cap_gib is 3;",
+        ),
+        ({"micro_batches": 4, "pp": 4, "layers": 32}, r"needs 6\.06 GiB .* 4 micro-batches"),
+        ({"recompute": Recompute()}, "offload both moves what recompute full or kept_attention"),
+        ({"recompute": Recompute(kind="full")}, "keeps no attention output"),
+        ({"cp_kind": "p2p"}, "kept_attention and the context parallel kind p2p"),
+        (
+            {"cp_kind": "a2a", "recompute": Recompute(kind="full", every=2, others=KEPT.kind)},
+            "kept_attention and the context parallel kind a2a",
+        ),
+        (
+            {"recompute": Recompute(kind="block", layers=9), "offload": Offload()},
+            "layers is 9, and a pipeline stage has 8",
+        ),
+        (
+            {"recompute": Recompute(kind="selective", modules=["mlp"]), "offload": Offload()},
+            "modules have mlp, and tiling mlp",
+        ),
+        (
+            {
+                "recompute": Recompute(kind="selective", modules=["core_attn"]),
+                "offload": Offload(),
+                "head_chunked": True,
+            },
+            "head-chunked attention keeps no queries",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
+)
+def test_what_layers_cannot_keep_is_one_sentence(change, words):
+    (sentence,) = laws.broken_memory(**MEMORY | change)
+    assert re.search(words, sentence)
+
+
+def test_a_tile_is_noted_where_a_rank_has_fewer_tokens():
+    tiling = Tiling(loss=True, loss_tile=2 * K, mlp=True, mlp_tile=2 * K)
+    assert list(laws.clamped_tiles(tiling, tokens=4 * K, tp=2)) == []
+    (note,) = laws.clamped_tiles(tiling, tokens=2 * K, tp=2)
+    assert "mlp_tile is 2,048 tokens and a rank has 1,024" in note
+    assert list(laws.clamped_tiles(Tiling(), tokens=1, tp=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("sharding", "change", "words"),
+    [
+        ("parameters", {"pp": 2}, "sharding parameters .* PP is 2; take PP 1"),
+        ("optimizer", {"optimizer_offload": -0.5}, r"is -0\.5; it is a fraction"),
+        ("none", {"optimizer_offload": 1.0}, "is 1 with sharding none; .* take sharding optimizer"),
+        ("gradients", {"optimizer_offload": 0.5}, r"0\.5 with sharding gradients"),
+        ("optimizer", {"optimizer_offload": 0.5, "precision_aware": False}, "set that too"),
+        ("parameters", {"tiling": Tiling(loss=True)}, "parameters with tiling loss"),
+        ("gradients", {"tiling": Tiling(mlp=True)}, "after its first tile"),
+        ("gradients", {"head_chunked": True}, "gradients with head-chunked attention"),
+    ],
+)
+def test_sharding_that_cannot_be_is_one_sentence(sharding, change, words):
+    fits = {
+        "pp": 1, "optimizer_offload": 0.0, "precision_aware": True, "tiling": Tiling(),
+        "head_chunked": False,
+    }  # fmt: skip
+    assert list(laws.broken_sharding(sharding, **fits)) == []
+    (sentence,) = laws.broken_sharding(sharding, **fits | change)
+    assert re.search(words, sentence)
+
+
+FP8 = {
+    "on_cpu": False,
+    "bf16": True,
+    "transformer_engine": True,
+    "head_chunked": False,
+    "tiling": Tiling(mlp=True),
+    "hidden": 4096,
+    "ffn": 7168,
+    "qkv": 3072,
+    "tokens": 32 * K,
+    "micro_batch": 1,
+    "layers": 32,
+    "pp": 4,
+}
+
+
+@pytest.mark.parametrize("recipe", ["none", "tensorwise", "blockwise", "mxfp8"])
+def test_fp8_that_fits_breaks_no_law(recipe):
+    assert list(laws.broken_fp8(Fp8(recipe=recipe), **FP8)) == []
+
+
+@pytest.mark.parametrize(
+    ("fp8", "change", "words"),
+    [
+        (Fp8(recipe="mxfp8"), {"on_cpu": True}, "mxfp8 does not compute on cpu"),
+        (Fp8(recipe="mxfp8"), {"bf16": False}, "goes with precision bf16"),
+        (Fp8(recipe="mxfp8"), {"transformer_engine": False}, "runs without it"),
+        (Fp8(recipe="mxfp8"), {"head_chunked": True}, "projects in the model's dtype"),
+        (Fp8(recipe="mxfp8", bf16_last=9), {}, "bf16_last 9: each is at most the 8 layers"),
+        (Fp8(recipe="delayed"), {}, "delayed with tiling mlp: .* one call of a module a step"),
+        (Fp8(recipe="delayed", bf16_first=1), {"tiling": Tiling()}, "delayed with bf16_first 1"),
+        (Fp8(recipe="tensorwise"), {"hidden": 4104}, "of 16, and the hidden size are 4,104; 4,096"),
+        (Fp8(recipe="mxfp8"), {"ffn": 7184}, "of 32, and the FFN rows of a TP rank are 7,184"),
+        (Fp8(recipe="blockwise"), {"qkv": 3104}, "of 128, and the QKV rows .* 3,104; 3,072 would"),
+        (Fp8(recipe="blockwise"), {"tokens": 100}, "the tokens of a rank are 100; 128 would do"),
+        (Fp8(recipe="tensorwise"), {"micro_batch": 3}, "tokens of an MLP tile are 8,190"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value),
+)
+def test_fp8_that_cannot_be_is_one_sentence(fp8, change, words):
+    (sentence,) = laws.broken_fp8(fp8, **FP8 | change)
+    assert re.search(words, sentence)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "capability", "cuda", "words"),
+    [
+        ("none", (7, 0), (11, 8), None),
+        ("delayed", (8, 9), (12, 1), None),
+        ("delayed", (8, 9), (11, 8), "takes CUDA 12.1 on Ada"),
+        ("tensorwise", (8, 0), (12, 9), "takes 8.9 .* compute capability 8.0; leave fp8 out"),
+        ("tensorwise", (12, 0), (12, 9), None),
+        ("blockwise", (9, 0), (12, 9), None),
+        ("blockwise", (9, 0), (12, 10), None),
+        ("blockwise", (9, 0), (12, 8), "CUDA 12.9, and .* 9.0 and CUDA 12.8; take tensorwise"),
+        ("blockwise", (8, 9), (13, 0), "takes 9.0"),
+        ("blockwise", (10, 0), (13, 0), None),
+        ("mxfp8", (9, 0), (12, 9), "takes 10.0 .* 9.0; take tensorwise or blockwise"),
+        ("mxfp8", (10, 3), (12, 9), None),
+        ("mxfp8", (12, 0), (13, 0), "takes 10.x, and .* 12.0"),
+    ],
+)
+def test_a_device_computes_an_fp8_recipe_or_is_told_why_not(recipe, capability, cuda, words):
+    why = laws.fp8_refusal(recipe, capability, cuda)
+    assert why is None if words is None else re.search(words, why)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Fp8(recipe="nvfp4"), "'nvfp4' is unknown; choose none, delayed, tensorwise"),
+        (lambda: Fp8(bf16_first=1), "bf16_first is 1 layers, and all compute in bf16"),
+        (lambda: Fp8(recipe="mxfp8", bf16_last=-1), "bf16_last is -1 layers"),
+        (lambda: Layout(sharding="zero3"), "'zero3' is unknown; choose none, optimizer, gradients"),
+        (lambda: Layout(device="cpu", optimizer_offload=0.5), r"is 0\.5 on cpu, where the optim"),
+    ],
+    ids=["recipe", "no fp8", "negative", "sharding", "cpu"],
+)
+def test_a_layout_without_meaning_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+DYNAMIC = RopeScaling.dynamic(base=10_000, factor=4.0, original_length=512)
+LONGROPE = RopeScaling(
+    method="longrope", base=10_000, factor=4.0, original_length=512, short_factor=[1.0],
+    long_factor=[4.0],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rope", "documents", "refused"),
+    [
+        (DYNAMIC, "across", False),
+        (DYNAMIC, "within", True),
+        (LONGROPE, "within", True),
+        (replace(LONGROPE, short_factor=[4.0]), "within", False),
+        (RopeScaling.base_change(10_000), "within", False),
+    ],
+)
+def test_a_rotation_by_length_is_refused_where_documents_are_apart(rope, documents, refused):
+    broken = list(laws.broken_rope(rope, documents=documents))
+    assert ["goes by the tokens at hand" in sentence for sentence in broken] == [True] * refused

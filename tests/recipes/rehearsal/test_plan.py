@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rehearsal keeps a recipe's structure and obeys its laws, on however few ranks."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from recipes.constraints import laws
+from recipes.constraints.train_short import broken_positions
+from recipes.rehearsal import shrink
+from recipes.rehearsal.plan import (
+    PEAK,
+    STEPS,
+    rehearsal,
+)
+from recipes.rehearsal.shrink import Shares, fewer_ranks
+from recipes.shipped.table import ROWS
+from recipes.spec.units import (
+    GiB,
+    K,
+    M,
+)
+from tests.recipes.support.rows_to_rehearse import ROWS_TO_REHEARSE
+
+ALL = {**ROWS, **ROWS_TO_REHEARSE}
+KINDS = dict(zip(shrink.RANKS_BY_KIND, (8, 4, 2, 4, 16), strict=True))
+
+
+def of(name: str, ranks: int = 4):
+    return rehearsal(ALL[name], ranks=ranks, rows=ROWS)
+
+
+def broken(made) -> list[str]:
+    """Return the laws that the small nouns break, as numbers."""
+    found = []
+    card = made.card
+    for part in made.parts:
+        stage, layout = part.stage, part.layout
+        rope = card.native_rope if stage.rope == "native" else stage.rope
+        cp = Shares.of(card, stage.seq_length, layout, layout.world_size).cp
+        found += laws.broken(
+            seq_length=stage.seq_length, heads=card.heads, kv_heads=card.kv_heads,
+            head_dim=card.head_dim, layers=card.layers, vocab=card.vocab, tp=layout.tp,
+            cp=layout.cp.size, cp_kind=layout.cp.how, pp=layout.pp, world_size=layout.world_size,
+            ranks_per_node=layout.world_size, global_batch=stage.sequences_per_batch,
+            micro_batch=layout.micro_batch,
+        )  # fmt: skip
+        found += laws.broken_rope(rope, documents=stage.documents)
+        found += broken_positions(
+            target_length=stage.positions.target_length if stage.positions.kind != "gene" else None,
+            source_length=None, largest_scale=None, seq_length=stage.seq_length,
+            documents=stage.documents, rope=rope,
+        )  # fmt: skip
+        found += laws.broken_memory(
+            recompute=layout.recompute, tiling=layout.tiling, offload=layout.offload,
+            cp_kind=layout.cp.how.kind, head_chunked=bool(cp.heads_per_stage),
+            saved=shrink.SavedTensors(
+                tokens=stage.seq_length // layout.cp.size * layout.micro_batch,
+                hidden=card.hidden, heads=card.heads // layout.tp, head_dim=card.head_dim,
+                tp=layout.tp, element_bytes=2 if layout.precision == "bf16" else 4,
+            ),
+            layers=card.layers, pp=layout.pp, micro_batches=shrink.micro_batches(stage, layout),
+        )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 16, 32])
+def test_every_row_obeys_the_laws_on_so_many_ranks(name, ranks):
+    made = of(name, ranks)
+    assert broken(made) == []
+    assert made.ranks <= ranks
+    assert len(set(made.stage_names)) == 2
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_a_row_does_is_done_small(name):
+    made = of(name, 32)
+    for whole, small in zip(made.whole, made.parts, strict=True):
+        before = Shares.of(made.whole_card, whole.stage.seq_length, whole.layout,
+                           whole.ranks_per_node)  # fmt: skip
+        after = Shares.of(made.card, small.stage.seq_length, small.layout, small.ranks_per_node)
+        for kind, size in before.ranks.items():
+            assert (after.ranks[kind] > 1) == (size > 1), kind
+        assert (after.cp.heads_per_stage is None) == (before.cp.heads_per_stage is None)
+        if before.cp.heads_per_stage:
+            heads = made.whole_card.heads // whole.layout.tp
+            staged = before.cp.heads_per_stage < heads
+            assert (after.cp.heads_per_stage < made.card.heads // small.layout.tp) == staged
+        assert made.card.heads // made.card.kv_heads == (
+            made.whole_card.heads // made.whole_card.kv_heads
+        )
+        for noun in ("recompute", "tiling", "offload"):
+            kept, had = getattr(small.layout, noun), getattr(whole.layout, noun)
+            for field in ("kind", "loss", "mlp", "tensors", "modules"):
+                assert getattr(kept, field, None) == getattr(had, field, None)
+            assert (getattr(kept, "every", 1) > 1) == (getattr(had, "every", 1) > 1)
+        assert small.layout.precision == whole.layout.precision
+        assert small.stage.documents == whole.stage.documents
+        assert small.stage.positions.kind == whole.stage.positions.kind
+        assert small.stage.steps == STEPS
+        assert small.stage.lr == replace(whole.stage.lr, peak=small.stage.lr.peak)
+
+
+def test_a_context_grows_as_much_as_the_recipe_s_and_its_rotation_reaches_as_far():
+    made = of("second")
+    before, after = (part.stage for part in made.parts)
+    assert after.seq_length / before.seq_length == 4
+    assert after.lr.peak == before.lr.peak == pytest.approx(PEAK)
+    rope = made.card.native_rope
+    assert (rope.base, rope.factor) == (500_000, 8)
+    assert rope.original_length / after.seq_length == 8 / 64
+
+
+def test_a_rotation_on_another_shrinks_with_it():
+    made = of("hybrid")
+    rope = made.parts[1].stage.rope
+    assert (rope.method, rope.factor, rope.before.method) == ("yarn", 32, "llama3")
+    assert rope.reach == made.parts[1].stage.seq_length
+    assert rope.original_length == made.card.native_context
+    assert rope.before.original_length * 16 == rope.original_length
+
+
+def test_divisors_follow_the_head_that_shrinks():
+    whole, made = ALL["longrope"].stage.rope, of("longrope")
+    rope = made.parts[1].stage.rope
+    assert made.card.head_dim == 32
+    assert rope.long_factor == whole.long_factor[::4]
+    assert len(rope.short_factor) == 16
+
+
+def test_a_drawn_rotation_reaches_its_small_target():
+    stage = of("gene").parts[1].stage
+    assert stage.rope.reach == stage.positions.target_length
+    least = math.ceil(stage.seq_length / stage.rope.original_length)
+    assert stage.rope.factor // least * least == stage.rope.factor
+
+
+def test_experts_stay_more_than_a_token_takes():
+    card = of("experts").card
+    assert (card.family, card.experts, card.experts_per_token) == ("mixtral", 8, 2)
+
+
+def test_before_a_first_stage_stand_random_weights_at_the_card_s_own_context_and_rotation():
+    made = of("hybrid")
+    before, after = (part.stage for part in made.parts)
+    assert (before.start, after.start) == ("scratch", "card")
+    assert (before.rope, before.seq_length) == ("native", made.card.native_context)
+    assert made.parts[0].ladder.name == "native"
+    assert any("published weights" in note for note in made.notes())
+
+
+def test_a_context_as_long_as_the_card_s_own_has_a_folder_of_its_own():
+    made = of("same")
+    assert made.parts[0].stage.seq_length == made.parts[1].stage.seq_length
+    assert made.stage_names == ["llama2_native_64", "llama2_same_64"]
+
+
+def test_a_later_stage_is_rehearsed_with_the_one_before_it_and_that_one_s_layout():
+    row = ALL["second"]
+    first = replace(row, seq_length=16 * K, layout=ALL["first"].layout)
+    made = rehearsal(row, ranks=8, rows={first.name: first})
+    assert [part.stage for part in made.whole] == list(row.ladder.stages)
+    assert [part.layout for part in made.whole] == [first.layout, row.layout]
+    assert [part.stage.start for part in made.parts] == ["scratch", "previous"]
+    assert [part.layout.dp for part in made.parts] == [2, 1]
+
+
+def test_a_stage_before_without_a_row_has_the_row_s_own_layout():
+    assert [part.layout for part in of("second").whole] == [ALL["second"].layout] * 2
+
+
+def test_a_ladder_from_random_weights_is_rehearsed_into_its_second_stage():
+    made = of("tiny_512")
+    assert [part.stage.seq_length for part in made.whole] == [512, 2 * K]
+
+
+def test_a_single_stage_from_random_weights_starts_from_a_stand_in():
+    assert [part.stage.start for part in of("scratch").parts] == ["scratch", "card"]
+
+
+def test_too_few_ranks_leave_out_kinds_in_their_order_and_say_so():
+    assert fewer_ranks(KINDS, 1) == dict.fromkeys(KINDS, 1)
+    assert list(fewer_ranks(KINDS, 2).values()) == [2, 1, 1, 1, 1]
+    assert list(fewer_ranks(KINDS, 4).values()) == [2, 2, 1, 1, 1]
+    assert list(fewer_ranks(KINDS, 8).values()) == [2, 2, 2, 1, 1]
+    made = of("everything", 4)
+    said = "TP, PP and DP skipped: not enough ranks; --ranks 32 has room for every kind"
+    assert said in made.notes()
+
+
+def test_ranks_to_spare_double_what_is_reduced_most():
+    assert list(fewer_ranks(KINDS, 64).values()) == [2, 2, 2, 2, 4]
+    assert list(fewer_ranks({"CP ring": 8, "DP": 2}, 16).values()) == [8, 2]
+    assert list(fewer_ranks({"CP ring": 3}, 4).values()) == [2]
+
+
+def test_what_cpu_does_not_have_is_left_out_with_a_note():
+    made = of("gpuonly")
+    layout = made.parts[1].layout
+    assert (layout.fp8.recipe, layout.sharding, layout.cp.how.kind) == (
+        "none", "optimizer", "hybrid",
+    )  # fmt: skip
+    notes = " ".join(made.notes())
+    for word in ("fp8 tensorwise", "Megatron FSDP", "a2a+p2p", "Transformer Engine's layers"):
+        assert word in notes
+    offloaded = of("offloaded")
+    assert offloaded.parts[1].layout.optimizer_offload == 0
+    assert "no part of it is offloaded" in " ".join(offloaded.notes())
+
+
+def test_tiles_stay_several_and_an_offload_s_cap_as_tight():
+    made = of("chunked")
+    layout, stage = made.parts[1].layout, made.parts[1].stage
+    tokens = stage.seq_length // layout.cp.size
+    assert layout.tiling.loss_tile * 4 == layout.tiling.mlp_tile * 4 == tokens
+    assert 0 < layout.offload.cap_gib * GiB < 2**24
+
+
+def test_a_wide_ladder_keeps_its_ratio_as_far_as_a_laptop_goes():
+    before, after = (part.stage.seq_length for part in of("wide").parts)
+    assert after / before == 15 * M / (128 * K)
+    assert after <= shrink.LONGEST_OF_WIDE
+
+
+def test_a_tokenizer_with_more_tokens_has_their_rows():
+    made = rehearsal(ALL["tiny_2k"], ranks=2, rows=ROWS, vocab=2048)
+    assert made.card.vocab == 2048
+
+
+def test_no_ranks_are_refused():
+    with pytest.raises(ValueError, match="at least 1; got 0"):
+        of("tiny_2k", 0)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+from importlib.util import find_spec
+
+import fiddle as fdl
+import pytest
+import torch
+
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
+from recipes.shipped.factories import FACTORIES
+from recipes.shipped.table import ROWS
+from recipes.spec import cluster
+from recipes.spec.naming import length_word
+from recipes.spec.units import K, M
+
+
+@pytest.mark.parametrize(
+    ("tokens", "word"),
+    [(512, "512"), (1536, "1536"), (2 * K, "2k"), (K * K + K, "1025k"), (4 * M, "4m")],
+)
+def test_a_length_is_named_exactly(tokens, word):
+    assert length_word(tokens) == word
+
+
+def test_every_ladder_of_a_card_has_a_row_for_each_stage():
+    ladders = {(row.card.name, row.ladder.name): row.ladder for row in ROWS.values()}
+    for (card, name), ladder in ladders.items():
+        lengths = [
+            row.seq_length
+            for row in ROWS.values()
+            if (row.card.name, row.ladder.name) == (card, name)
+        ]
+        assert lengths == [stage.seq_length for stage in ladder.stages]
+
+
+def test_more_nodes_are_more_data_ranks():
+    row = ROWS["llama31_8b_nemo_64k"]
+    assert row.on(4).dp == 4 * row.layout.dp
+    assert row.on(4).world_size == 4 * row.layout.world_size
+
+
+def test_nodes_that_hold_no_whole_replica_are_refused():
+    row = ROWS["llama31_8b_nemo_64k"]
+    two_nodes = replace(row, nodes=2, layout=replace(row.layout, dp=1))
+    with pytest.raises(ValueError, match="takes 8 ranks a replica; 1 nodes of 4"):
+        two_nodes.on(1)
+
+
+def test_cpu_ranks_are_spread_over_nodes():
+    row = ROWS["tiny_2k"]
+    assert row.on(2) == row.layout
+
+
+def built_config(recipe):
+    """Return the real config of a recipe's model, checked by Megatron as it is built."""
+    config, strategy = recipe.model.config, recipe.trainer.strategy
+    for name in (  # as NeMo's strategy hands them over
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+        "sequence_parallel",
+    ):
+        setattr(config, name, getattr(strategy, name))
+    config.pipeline_dtype = torch.bfloat16
+    config.moe_permute_fusion = False  # asks for Transformer Engine to be installed
+    return fdl.build(config)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_layout_of_every_row_passes_megatrons_checks(name):
+    row = ROWS[name]
+    config = built_config(FACTORIES[name]())
+    assert config.num_layers == row.card.layers
+    assert config.tensor_model_parallel_size == row.layout.tp
+    assert config.context_parallel_size == row.layout.cp.size
+
+
+NEMO_HAS = [
+    ("llama3_8b", "16k"), ("llama3_8b", "64k"), ("llama3_8b", "128k"),
+    ("llama3_70b", "16k"), ("llama3_70b", "64k"),
+    ("mixtral_8x7b", "16k"), ("mixtral_8x7b", "64k"), ("mixtral_8x22b", "64k"),
+    ("nemotron3_22b", "16k"), ("nemotron3_22b", "64k"),
+    ("nemotron4_15b", "16k"), ("nemotron4_15b", "64k"),
+]  # fmt: skip
+"""Its long-context recipes, in `nemo.collections.llm.recipes`."""
+
+
+@pytest.mark.parametrize(("card", "length"), NEMO_HAS)
+def test_each_long_context_recipe_of_nemo_has_a_row(card, length):
+    assert find_spec(f"nemo.collections.llm.recipes.{card}_{length}")
+    assert f"{card}_nemo_{length}" in ROWS
+
+
+def test_each_size_that_llama_2_long_has_published_weights_of_has_a_row():
+    there = {row.card.name for row in ROWS.values() if row.ladder.name.startswith("llama2_long")}
+    assert there == {"llama2_7b", "llama2_13b", "llama2_70b"}
+
+
+UNLISTED = [
+    (card, ladder.name)
+    for ladder in LADDERS.values()
+    for card in ladder.cards
+    if (card, ladder.name) not in {(row.card.name, row.ladder.name) for row in ROWS.values()}
+]
+
+
+@pytest.mark.parametrize(("card", "ladder"), UNLISTED)
+def test_what_the_planner_chooses_for_other_cards_of_a_ladder_passes_them_too(card, ladder):
+    from recipes.planner.search import of_stage, search
+    from recipes.pretrain import pretrain
+    from recipes.spec.layout import Fp8
+
+    stage, machine = LADDERS[ladder].stages[-1], cluster.load("dgx_h100")
+    for nodes in (1, 2, 4, 8, 16, 32, 64, 128):
+        asked = of_stage(CARDS[card], stage, machine, gpus=8 * nodes, fp8=Fp8())
+        found = search(asked).plans
+        if found:
+            layout = found[0].job.layout
+            recipe = pretrain(CARDS[card], LADDERS[ladder], stage.seq_length, layout, nodes=nodes)
+            assert built_config(recipe).num_layers == CARDS[card].layers
+            return
+    pytest.fail(f"{card} on {ladder} fits no cluster")

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import yaml
+
+from recipes.spec import cluster
+from recipes.spec.units import GiB
+
+
+@pytest.mark.parametrize("name", cluster.names())
+def test_every_shipped_file_is_a_cluster(name):
+    found = cluster.load(name)
+    assert found.name == name
+    assert found.gpu_bytes < found.host_memory_gib * GiB
+
+
+def test_the_clusters_of_the_collection_are_shipped():
+    assert {"dgx_a100", "dgx_b200", "dgx_h100", "dgx_h200", "gb200_nvl72"} <= set(cluster.names())
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="no cluster is called 'dgx_h10'; did you mean dgx_h100"):
+        cluster.load("dgx_h10")
+
+
+def changed(tmp_path, **hardware):
+    """Return a copy of a shipped file with other fields."""
+    given = yaml.safe_load((cluster.FOLDER / "dgx_h100.yaml").read_text())
+    given["hardware"] |= hardware
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(given))
+    return str(path)
+
+
+def test_a_file_that_is_not_there_is_told_the_nearest_beside_it(tmp_path):
+    path = tmp_path / "sit.yaml"
+    with pytest.raises(ValueError, match=r"no cluster file .*sit\.yaml; `longhaul clusters` lists"):
+        cluster.path_of(str(path))
+    (tmp_path / "site.yaml").touch()
+    with pytest.raises(ValueError, match=r"no cluster file .*sit\.yaml; did you mean site\.yaml\?"):
+        cluster.path_of(str(path))
+
+
+def test_a_file_of_one_s_own_is_read(tmp_path):
+    assert cluster.load(changed(tmp_path, gpus_per_node=4)).gpus_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("hardware", "said"),
+    [
+        ({"gpus_per_nod": 8}, "did you mean gpus_per_node"),
+        ({"gpus_per_node": 0}, "gpus_per_node is 0; it must be positive"),
+        ({"gpus_per_node": 2.5}, "gpus_per_node is 2.5; a whole number is needed"),
+        ({"nvlink_gbps": "fast"}, "nvlink_gbps is 'fast'; a number is needed"),
+        ({"gpu": "H100"}, "hardware.gpu is 'H100'; a mapping is needed"),
+        ({"gpu": {"name": "H100"}}, "hardware.gpu lacks memory_gib"),
+    ],
+    ids=str,
+)
+def test_a_mistaken_file_is_told(tmp_path, hardware, said):
+    with pytest.raises(ValueError, match=said):
+        cluster.load(changed(tmp_path, **hardware))
+
+
+def test_a_file_that_is_no_cluster_is_told(tmp_path):
+    path = tmp_path / "other.yaml"
+    path.write_text("[1, 2]")
+    with pytest.raises(ValueError, match="is a list, not a mapping; copy"):
+        cluster.load(str(path))
+
+
+def test_shares_of_peaks_may_be_one_s_own(tmp_path):
+    found = cluster.load(changed(tmp_path, efficiency={"attention_forward": 0.65}))
+    assert found.efficiency.attention_forward == 0.65
+    with pytest.raises(ValueError, match="did you mean attention_forward"):
+        cluster.load(changed(tmp_path, efficiency={"attention_foward": 0.65}))
+
+
+def test_nvlink_may_span_nodes(tmp_path):
+    rack = cluster.load(changed(tmp_path, gpus_per_node=4, gpus_per_link=64))
+    assert rack.joins(64)
+    assert not rack.joins(128)
+    assert not cluster.load("dgx_h100").joins(16)
+    with pytest.raises(ValueError, match="gpus_per_link is 6, no whole number of nodes of 4"):
+        cluster.load(changed(tmp_path, gpus_per_node=4, gpus_per_link=6))
