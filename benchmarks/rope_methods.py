@@ -36,8 +36,8 @@ from custom_modules.rope.gene import gene_rotation
 from custom_modules.rope.rotary import Rotation
 from data.held_out import long_documents
 from data.store import Manifest
-from eval import checkpoint_model
-from eval.by_position import loss_by_position, mean_over
+from eval import load_model
+from eval.loss_by_position import loss_by_position, mean_over
 from recipes.checkpoints.marker import is_finished, newest_checkpoint
 from recipes.models import TINY
 from recipes.notation import rope_file
@@ -158,7 +158,7 @@ def train(made: nemo_run.Partial, folder: Path) -> Path:
 
 def losses(stage: Path, rope: RopeScaling | None, texts: Sequence[object]) -> list[float]:
     """Return the mean loss in each of RANGES of the stage's model, by another rotation if given."""
-    model = checkpoint_model.load(stage, seq_length=TARGET)
+    model = load_model.load(stage, seq_length=TARGET)
     if rope is not None:
         model.rotation = Rotation(rope, TINY.head_dim)
     found, _ = loss_by_position(model, texts, TARGET)  # type: ignore[arg-type]

@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 from custom_modules.gpt.model import LongContextGPT
 from data.held_out import long_documents
 from data.store import Manifest
-from eval import checkpoint_model
-from eval.by_position import BUCKET, loss_by_position, mean_over
-from eval.evaluations import write_evaluation
+from eval import load_model
+from eval.distributed import parallel_ranks
+from eval.loss_by_position import (
+    BUCKET,
+    loss_by_position,
+    mean_over,
+)
 from eval.passkey import DIGITS, prompts
 from eval.passkey_score import score
-from eval.ranks import parallel_ranks
-from eval.results import (
+from eval.report.evaluations import write_evaluation
+from eval.run_folder import (
     ByPosition,
     Evaluation,
     Passkey,
@@ -50,7 +54,7 @@ def evaluate(
 ) -> None:
     """Write `RUN/eval/<stage>.json` for each stage, at the longest of `lengths`.
 
-    An evaluation with other settings that was there is kept (`eval.evaluations`).
+    An evaluation with other settings that was there is kept (`eval.report.evaluations`).
 
     `lengths` are the contexts of the ladder: they bound the ranges of positions and are the
     lengths of the passkey prompts, of which there are none where `trials` is 0. Data parallel ranks
@@ -68,7 +72,7 @@ def evaluate(
         for name in stages:
             folder = stage_folder(Path(run), name)
             step = steps_taken(folder / "checkpoints")
-            model = checkpoint_model.load(
+            model = load_model.load(
                 folder, seq_length=longest, bf16=device == "cuda", verify=verify
             )
             losses, count = loss_by_position(model, texts, longest)

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from eval.evaluate import evaluate
-from eval.results import Evaluation, evaluation_path, read_evaluation, write_json
+from eval.run_folder import (
+    Evaluation,
+    evaluation_path,
+    read_evaluation,
+    write_json,
+)
 from recipes.spec.gate import Gate, GateShutError
 
 

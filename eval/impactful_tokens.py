@@ -27,9 +27,9 @@ from data.train_short.impactful_tokens import (
     add_changes,
     highest,
 )
-from eval import checkpoint_model
-from eval.by_position import token_losses
-from eval.ranks import parallel_ranks
+from eval import load_model
+from eval.distributed import parallel_ranks
+from eval.loss_by_position import token_losses
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 
 
@@ -111,7 +111,7 @@ def losses_of(stage: Path, windows: Sequence[Tensor], *, bf16: bool) -> list[tup
     Data ranks take the windows in turn.
     """
     length = windows[0].shape[1] - 1
-    model = checkpoint_model.load(stage, seq_length=length, bf16=bf16)
+    model = load_model.load(stage, seq_length=length, bf16=bf16)
     rank = parallel_state.get_data_parallel_rank()
     size = parallel_state.get_data_parallel_world_size()
     device = torch.device("cuda", torch.cuda.current_device())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nemo_run
 
-from eval.results import evaluation_path, write_json
+from eval.run_folder import evaluation_path, write_json
 from longhaul import stages
 from longhaul.evaluation_job import evaluation_job
 from longhaul.ladder_run import Plan

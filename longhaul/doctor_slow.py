@@ -10,7 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.results import MissingResultError, Step, read_steps, stage_folder
+from eval.run_folder import (
+    MissingResultError,
+    Step,
+    read_steps,
+    stage_folder,
+)
 from longhaul.doctor_job import (
     CardName,
     Case,

@@ -6,7 +6,11 @@ from typing import Annotated
 
 import typer
 
-from eval.results import MissingResultError, StageResults, load
+from eval.run_folder import (
+    MissingResultError,
+    StageResults,
+    load,
+)
 from longhaul.options import Json, Run, print_json
 from longhaul.spike_checks import checks
 from longhaul.stage_facts import StageFacts, stage_facts

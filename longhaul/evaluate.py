@@ -44,8 +44,12 @@ def evaluate(
     """Evaluate loss by position and passkey retrieval of a run's stages."""
     from data.files.writable import require_folder
     from data.store import Manifest
-    from eval.evaluations import other_evaluations
-    from eval.results import read_evaluation, read_stage, stage_names
+    from eval.report.evaluations import other_evaluations
+    from eval.run_folder import (
+        read_evaluation,
+        read_stage,
+        stage_names,
+    )
     from longhaul.evaluation_tables import show_evaluations
 
     names = stage_names(run)

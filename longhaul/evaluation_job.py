@@ -9,7 +9,7 @@ import torch
 from custom_modules.context_parallel.config import ContextParallelKind
 from data.store import Manifest, require_tokenizer
 from eval.evaluate import evaluate
-from eval.results import stage_folder
+from eval.run_folder import stage_folder
 from recipes.checkpoints.files import require_whole
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 from recipes.constraints import laws

@@ -8,9 +8,14 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from eval.evaluations import alike, in_words, range_bounds, range_rows
-from eval.report import other_settings, passkey_sentence
-from eval.results import Evaluation
+from eval.report.evaluations import (
+    alike,
+    in_words,
+    range_bounds,
+    range_rows,
+)
+from eval.report.page import other_settings, passkey_sentence
+from eval.run_folder import Evaluation
 from longhaul.console import show
 from longhaul.messages import note
 from recipes.spec.naming import length_shown
@@ -103,7 +108,7 @@ def next_after(run: Path) -> list[object]:
     Empty where none has, or where a damaged one is met first, which is said.
     """
     from custom_modules.checkpoints.index import CheckpointError
-    from eval.results import stage_folder, stage_names
+    from eval.run_folder import stage_folder, stage_names
     from recipes.checkpoints.marker import newest_checkpoint
 
     for name in reversed(stage_names(run)):

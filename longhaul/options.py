@@ -24,7 +24,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, with units in it
 
 def print_json(content: Any) -> None:
     """Print mappings, lists and dataclasses as JSON on stdout; NaN and infinity become null."""
-    from eval.results import plain
+    from eval.run_folder import plain
 
     typer.echo(json.dumps(plain(content), indent=1, allow_nan=False, default=str))
 

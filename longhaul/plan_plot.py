@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from data.files.whole import replacing
-from eval.report_plots import PALETTE
+from eval.report.plots import PALETTE
 from recipes.planner.plan import Plan
 from recipes.planner.search import Question, at_length, search
 from recipes.spec.naming import length_shown

@@ -233,7 +233,7 @@ def _run(
 
 
 def _record(run: Path, made: "Rehearsal", checks: "Sequence[Check]", seconds: float) -> None:
-    from eval.results import write_json
+    from eval.run_folder import write_json
 
     write_json(
         run / RECORD,

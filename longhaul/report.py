@@ -21,9 +21,9 @@ def report(
 ) -> None:
     """Build report.html from a run folder, and print the mean loss by range of positions."""
     from data.files.writable import require_file
-    from eval.evaluations import comparable
-    from eval.report import build, target_of
-    from eval.results import load
+    from eval.report.evaluations import comparable
+    from eval.report.page import build, target_of
+    from eval.run_folder import load
     from longhaul.evaluation_tables import next_after, show_evaluations
     from longhaul.messages import next_command
 

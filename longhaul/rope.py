@@ -109,7 +109,7 @@ def rope(
     else:
         _print(subject, words, list(chosen), shown, target)
     if plot is not None:
-        from eval.rope_plot import draw
+        from eval.rope_search.plot import draw
 
         draw(plot, shown, title=subject.name, trained=subject.trained, length=target)
         typer.echo(plot, err=as_json)

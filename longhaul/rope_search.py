@@ -58,7 +58,7 @@ def search(
     """Search, from YaRN's on, the divisors at which the stage reads TARGET tokens best."""
     from data.files.writable import require_file, require_folder
     from data.store import Manifest
-    from eval.results import read_stage, stage_names
+    from eval.run_folder import read_stage, stage_names
     from recipes.spec.suggest import hint
 
     if score not in ("needle", "documents"):
@@ -79,7 +79,7 @@ def search(
     require_folder(folder, "the search's folder")
     require_unused(folder)
     with loading("NeMo and Megatron-Core"):
-        from eval.rope_search import Settings
+        from eval.rope_search.evolution import Settings
         from longhaul.evaluation_job import recipe_of, require_layout
         from longhaul.rope_search_job import search_job
         from longhaul.stages import device_of

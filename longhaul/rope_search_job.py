@@ -6,8 +6,8 @@ from typing import Any
 
 import nemo_run
 
-from eval.rope_factors import find_factors
-from eval.rope_search import Settings
+from eval.rope_search.evolution import Settings
+from eval.rope_search.run import find_factors
 from slurm.launch import Job
 from slurm.local import local_executor
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from eval.results import write_json
+from eval.run_folder import write_json
 from longhaul import ladder_run
 from longhaul.cluster_checks import folders
 from longhaul.console import loading

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from custom_modules.checkpoints.index import CheckpointError
-from eval.results import (
+from eval.run_folder import (
     BrokenResultError,
     MissingResultError,
     StageRecord,

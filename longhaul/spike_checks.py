@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Literal
 
-from eval.results import Step
+from eval.run_folder import Step
 from longhaul.facts import counted
 from longhaul.stage_facts import StageFacts
 

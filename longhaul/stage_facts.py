@@ -9,7 +9,7 @@ from typing import Any
 
 from custom_modules.rope.config import RopeScaling
 from data.store import Manifest, StoreError
-from eval.results import StageResults, stage_folder
+from eval.run_folder import StageResults, stage_folder
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 from recipes.notation.user_file import read_yaml
 from recipes.spec.stage import Cosine

@@ -22,7 +22,11 @@ from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 from custom_modules.attention.registry import kernel_for
 from custom_modules.rope.config import RopeScaling
 from data.store import Manifest, require_tokenizer
-from eval.results import BrokenResultError, read_stage, write_json
+from eval.run_folder import (
+    BrokenResultError,
+    read_stage,
+    write_json,
+)
 from recipes.checkpoints.marker import (
     checkpoint_facts,
     checkpoints_in,

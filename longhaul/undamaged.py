@@ -12,7 +12,7 @@ import nemo_run
 
 from data import verification
 from data.store import SPLITS, Manifest, SplitName
-from eval.results import stage_folder
+from eval.run_folder import stage_folder
 from longhaul.evaluation_job import require_trained
 from recipes.checkpoints.files import note, require_whole
 from recipes.checkpoints.marker import newest_checkpoint

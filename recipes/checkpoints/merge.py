@@ -70,7 +70,7 @@ from recipes.hugging_face.source_checkpoint import RECIPE
 WEIGHTS = "module."
 """What the names of a model's tensors begin with in a checkpoint of NeMo's."""
 STAGE = "stage.json"
-"""What a run's report knows of a stage (`eval.results.StageRecord`)."""
+"""What a run's report knows of a stage (`eval.run_folder.StageRecord`)."""
 
 
 def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:

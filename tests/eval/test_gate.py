@@ -7,7 +7,13 @@ import math
 import pytest
 
 from eval.gate import gate_path, judge, pass_gate
-from eval.results import ByPosition, Evaluation, Passkey, evaluation_path, write_json
+from eval.run_folder import (
+    ByPosition,
+    Evaluation,
+    Passkey,
+    evaluation_path,
+    write_json,
+)
 from recipes.spec.gate import (
     Gate,
     GateShutError,

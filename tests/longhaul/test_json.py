@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from eval.results import evaluation_path, write_json
+from eval.run_folder import evaluation_path, write_json
 from longhaul import probe
 from tests.longhaul.json_units import not_numbers
 from tests.longhaul.test_probe import CP, _measured

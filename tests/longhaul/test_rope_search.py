@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import Rotation, inverse_frequencies
-from eval.results import write_json
+from eval.run_folder import write_json
 from longhaul import rope_search
 from longhaul.run_lock import InUseError, in_use
 from recipes.notation import rope_file
@@ -121,8 +121,8 @@ def test_the_scores_are_those_of_a_forward_pass_that_forms_all_logits(
 
     from data.held_out import long_documents
     from data.store import Manifest
-    from eval import checkpoint_model
-    from eval.scored_text import needle_texts
+    from eval import load_model
+    from eval.rope_search.scored_text import needle_texts
 
     manifest = Manifest.load(small_store)
     tokenizer = AutoTokenizer.from_pretrained(manifest.tokenizer_path)
@@ -131,7 +131,7 @@ def test_the_scores_are_those_of_a_forward_pass_that_forms_all_logits(
         lambda text: tokenizer.encode(text, add_special_tokens=False),
         documents, length=TARGET, needles=NEEDLES,
     )  # fmt: skip
-    model = checkpoint_model.load(trained / "stages" / STAGE, seq_length=TARGET)
+    model = load_model.load(trained / "stages" / STAGE, seq_length=TARGET)
     about = json.loads(searched[0].read_text())["about"]
     yarn = RopeScaling.yarn(base=10_000, factor=2.0, original_length=TRAINED, before=OWN)
     for rope, told in ((yarn, "start_score"), (rope_file.read(searched[0]), "score")):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from custom_modules.rope.config import RopeScaling
-from eval.results import write_json
+from eval.run_folder import write_json
 from tests.longhaul.test_light_commands import after
 
 STEPS, WARMUP, PEAK = 200, 20, 1e-5

@@ -9,7 +9,13 @@ from datetime import datetime, timezone
 
 import pytest
 
-from eval.results import Evaluation, append_step, evaluation_path, stage_folder, write_json
+from eval.run_folder import (
+    Evaluation,
+    append_step,
+    evaluation_path,
+    stage_folder,
+    write_json,
+)
 from longhaul.cli import COMMANDS
 from longhaul.lock_holder import is_locked
 from longhaul.pace import Pace, Part, duration, ladder_left

@@ -20,7 +20,7 @@ LONGHAUL = Path(sys.executable).parent / "longhaul"
 def test_a_checkpoint_of_two_tensor_ranks_evaluates_the_same_under_two_context_ranks(
     training_run,
 ):
-    from eval.results import write_json
+    from eval.run_folder import write_json
     from longhaul import stages
     from tests.runs.train import recipe
 

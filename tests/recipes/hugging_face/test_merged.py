@@ -92,12 +92,12 @@ def test_the_mean_of_two_imports_is_an_import(imports, tmp_path):
 
 
 def test_the_mean_is_loaded_for_evaluation(imports, tmp_path, megatron_rank):
-    from eval import checkpoint_model
+    from eval import load_model
 
     first, second = imports
     card = card_of(read_config(first.parent / "first"), "published")
     stage = untrained(second, card, YARN, tmp_path / "run")
     merge(first, stage / "checkpoints" / "step=5", tmp_path / "mean")
-    model = checkpoint_model.load(tmp_path / "mean", seq_length=LENGTH)
+    model = load_model.load(tmp_path / "mean", seq_length=LENGTH)
     published = weights(first.parent / "first")["model.norm.weight"]
     torch.testing.assert_close(model.decoder.final_layernorm.weight, 1.5 * published)

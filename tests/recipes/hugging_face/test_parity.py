@@ -77,7 +77,7 @@ def logits_of_transformers(source: Path, length: int) -> torch.Tensor:
 
 def logits_of_megatron(stage: Path, length: int) -> torch.Tensor:
     """Return logits [length, V] in fp32 of the model that evaluation loads."""
-    from eval.checkpoint_model import load
+    from eval.load_model import load
 
     model = load(stage, seq_length=LENGTH)
     with torch.no_grad():

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from eval import report
-from eval.evaluations import (
+from eval.report import page
+from eval.report.evaluations import (
     Settings,
     alike,
     comparable,
     other_evaluations,
     write_evaluation,
 )
-from eval.results import (
+from eval.run_folder import (
     Evaluation,
     RangeMean,
     evaluation_path,
@@ -24,7 +24,12 @@ from eval.results import (
     write_json,
 )
 from longhaul.report import report as show_report
-from tests.eval.test_report import NAMES, built, make_run, words
+from tests.eval.report.test_page import (
+    NAMES,
+    built,
+    make_run,
+    words,
+)
 
 LONG = Evaluation(
     stage="tiny_8k", seq_length=8192, eval_length=8192, documents=24, tokens=24 * 8192,
@@ -150,5 +155,5 @@ def test_what_cannot_be_compared_is_not_compared(reevaluated):
     assert "tiny_512 and tiny_8k were measured with different settings" in text
     assert "tiny_8k (4 documents to 8,192 tokens, 4 trials)" in text
     assert "not here, where settings differ" in text
-    assert report.verdict([]) != text
+    assert page.verdict([]) != text
     assert all(name in text for name in NAMES)

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from eval.results import Evaluation, StageResults
+from eval.run_folder import Evaluation, StageResults
 
 PALETTE = {
     "ink": "#1f2328",

@@ -18,7 +18,7 @@ from custom_modules.gpt.model import LongContextGPT
 from custom_modules.memory.config import LOSS_TILE
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import Rotation
-from eval.scored_text import ScoredText
+from eval.rope_search.scored_text import ScoredText
 
 
 @torch.no_grad()

@@ -16,9 +16,16 @@ from typing import Any
 import jinja2
 
 from data.files.whole import write_bytes
-from eval import report_plots
-from eval.evaluations import RangeRow, alike, comparable, in_words, range_bounds, range_rows
-from eval.results import (
+from eval.report import plots
+from eval.report.evaluations import (
+    RangeRow,
+    alike,
+    comparable,
+    in_words,
+    range_bounds,
+    range_rows,
+)
+from eval.run_folder import (
     Evaluation,
     Passkey,
     StageRecord,
@@ -70,8 +77,8 @@ def build(run: Path, out: Path | None = None) -> Path:
     target = target_of(run, out)
     stages, others, outdated = comparable(run, stages)
     evaluations = [stage.evaluation for stage in stages if stage.evaluation is not None]
-    position = report_plots.by_position(stages)
-    training = report_plots.training(stages)
+    position = plots.by_position(stages)
+    training = plots.training(stages)
     cost_heads, costs = _costs(stages)
     page = _template().render(
         record=record,
@@ -79,8 +86,8 @@ def build(run: Path, out: Path | None = None) -> Path:
         verdict=verdict(evaluations),
         outdated=outdated,
         trends=trends(evaluations),
-        position_svg=position and report_plots.inline_svg(position, "Loss by position"),
-        training_svg=training and report_plots.inline_svg(training, "Loss by tokens seen"),
+        position_svg=position and plots.inline_svg(position, "Loss by position"),
+        training_svg=training and plots.inline_svg(training, "Loss by tokens seen"),
         held_out=_held_out(evaluations, others),
         bounds=[span(*bound) for bound in range_bounds(evaluations)],
         means=_means(evaluations, stages),
@@ -92,12 +99,12 @@ def build(run: Path, out: Path | None = None) -> Path:
         cost_heads=cost_heads,
         costs=costs,
         untrained=[stage.name for stage in stages if not stage.steps],
-        colors=report_plots.SERIES,
+        colors=plots.SERIES,
     )
     write_bytes(target, page.encode())
     if position is not None:
-        write_bytes(target.parent / "by_position.svg", report_plots.standalone(position, "svg"))
-        write_bytes(target.parent / "by_position.png", report_plots.standalone(position, "png"))
+        write_bytes(target.parent / "by_position.svg", plots.standalone(position, "svg"))
+        write_bytes(target.parent / "by_position.png", plots.standalone(position, "png"))
     return target
 
 

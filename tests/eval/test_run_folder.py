@@ -4,17 +4,18 @@ import math
 
 import pytest
 
-from eval import evaluations, results
+from eval import run_folder
+from eval.report import evaluations
 
 
 def write_run(run, stages=("a", "b")):
-    results.write_json(run / "run.json", {"ladder": "l", "card": "c", "stages": stages})
+    run_folder.write_json(run / "run.json", {"ladder": "l", "card": "c", "stages": stages})
 
 
 def write_ranges(run, stage, means):
     ranges = [{"start": a, "stop": b, "loss": loss} for (a, b), loss in means.items()]
-    results.write_json(
-        results.evaluation_path(run, stage),
+    run_folder.write_json(
+        run_folder.evaluation_path(run, stage),
         {
             "stage": stage,
             "seq_length": 8,
@@ -40,32 +41,32 @@ def test_range_table_follows_the_ladder_and_leaves_nan_for_what_was_not_measured
 def test_step_written_again_by_a_resumed_run_replaces_the_first(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for step, loss in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 2.5), (3, 3.5), (4, 4.5)):
-        results.append_step(path, {"step": step, "loss": loss})
-    assert [step.loss for step in results.read_steps(path)] == [1.0, 2.5, 3.5, 4.5]
+        run_folder.append_step(path, {"step": step, "loss": loss})
+    assert [step.loss for step in run_folder.read_steps(path)] == [1.0, 2.5, 3.5, 4.5]
 
 
 def test_line_cut_short_by_a_kill_is_passed_over_at_the_end_and_after_a_resume(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
-    assert [step.step for step in results.read_steps(path)] == [1]
+    assert [step.step for step in run_folder.read_steps(path)] == [1]
     for step in (2, 3):
-        results.append_step(path, {"step": step, "loss": 9.0})
-    assert [step.loss for step in results.read_steps(path)] == [1.0, 9.0, 9.0]
+        run_folder.append_step(path, {"step": step, "loss": 9.0})
+    assert [step.loss for step in run_folder.read_steps(path)] == [1.0, 9.0, 9.0]
 
 
 def test_line_that_lost_a_step_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo\n{"step": 3, "loss": 1.0}\n')
     with pytest.raises(
-        results.BrokenResultError, match=r"metrics.jsonl line 2 is not a JSON object"
+        run_folder.BrokenResultError, match=r"metrics.jsonl line 2 is not a JSON object"
     ):
-        results.read_steps(path)
+        run_folder.read_steps(path)
 
 
 def test_absent_and_null_figures_read_as_nan(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 1, "mfu": null, "not_in_the_schema": []}\n')
-    (step,) = results.read_steps(path)
+    (step,) = run_folder.read_steps(path)
     assert step.loss == 1.0
     assert math.isnan(step.mfu)
     assert math.isnan(step.seconds)
@@ -73,7 +74,7 @@ def test_absent_and_null_figures_read_as_nan(tmp_path):
 
 def test_not_a_number_is_written_as_null(tmp_path):
     path = tmp_path / "x.json"
-    results.write_json(path, {"a": [math.nan, 1.0], "step": results.Step(1, math.inf)})
+    run_folder.write_json(path, {"a": [math.nan, 1.0], "step": run_folder.Step(1, math.inf)})
     found = json.loads(path.read_text())
     assert found["a"] == [None, 1.0]
     assert found["step"]["loss"] is None
@@ -81,9 +82,9 @@ def test_not_a_number_is_written_as_null(tmp_path):
 
 def test_file_stays_whole_when_its_replacement_cannot_be_written(tmp_path):
     path = tmp_path / "x.json"
-    results.write_json(path, {"kept": 1})
+    run_folder.write_json(path, {"kept": 1})
     with pytest.raises(TypeError):
-        results.write_json(path, {"kept": object()})
+        run_folder.write_json(path, {"kept": object()})
     assert json.loads(path.read_text()) == {"kept": 1}
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
 
@@ -105,17 +106,17 @@ def test_file_stays_whole_when_its_replacement_cannot_be_written(tmp_path):
 )
 def test_broken_run_record_is_one_sentence(tmp_path, content, said):
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(results.BrokenResultError) as caught:
-        results.read_run(tmp_path)
+    with pytest.raises(run_folder.BrokenResultError) as caught:
+        run_folder.read_run(tmp_path)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_run_is_named(tmp_path):
-    with pytest.raises(results.MissingResultError, match="no run folder at"):
-        results.read_run(tmp_path / "nowhere")
-    with pytest.raises(results.MissingResultError, match=r"it has no run.json"):
-        results.read_run(tmp_path)
+    with pytest.raises(run_folder.MissingResultError, match="no run folder at"):
+        run_folder.read_run(tmp_path / "nowhere")
+    with pytest.raises(run_folder.MissingResultError, match=r"it has no run.json"):
+        run_folder.read_run(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -128,17 +129,17 @@ def test_missing_run_is_named(tmp_path):
 )
 def test_bins_that_do_not_fit_are_refused(tmp_path, by_position, said):
     write_ranges(tmp_path, "a", {(0, 4): 2.0})
-    path = results.evaluation_path(tmp_path, "a")
-    results.write_json(path, {**json.loads(path.read_text()), "by_position": by_position})
-    with pytest.raises(results.BrokenResultError) as caught:
-        results.read_evaluation(tmp_path, "a")
+    path = run_folder.evaluation_path(tmp_path, "a")
+    run_folder.write_json(path, {**json.loads(path.read_text()), "by_position": by_position})
+    with pytest.raises(run_folder.BrokenResultError) as caught:
+        run_folder.read_evaluation(tmp_path, "a")
     assert str(path) in str(caught.value)
     assert said in str(caught.value)
 
 
 def test_passkey_grid_of_another_shape_is_refused():
     with pytest.raises(ValueError, match="nats must have 1 rows of 2 numbers"):
-        results.Passkey(
+        run_folder.Passkey(
             lengths=(8,),
             depths=(0.0, 1.0),
             trials=1,
@@ -154,12 +155,12 @@ def test_stages_trained_apart_are_found_beside_those_of_the_run(tmp_path):
         folder = tmp_path / "stages" / name
         folder.mkdir(parents=True)
         (folder / "stage.json").write_text(json.dumps({"name": name, "seq_length": length}))
-    assert results.stage_names(tmp_path) == ["sooner", "listed", "later"]
+    assert run_folder.stage_names(tmp_path) == ["sooner", "listed", "later"]
     run = {"ladder": "l", "card": "c", "stages": ["listed"]}
     (tmp_path / "run.json").write_text(json.dumps(run))
-    assert results.stage_names(tmp_path) == ["listed", "sooner", "later"]
+    assert run_folder.stage_names(tmp_path) == ["listed", "sooner", "later"]
 
 
 def test_a_folder_without_stages_is_no_run(tmp_path):
-    with pytest.raises(results.MissingResultError, match=r"it has no run.json"):
-        results.stage_names(tmp_path)
+    with pytest.raises(run_folder.MissingResultError, match=r"it has no run.json"):
+        run_folder.stage_names(tmp_path)

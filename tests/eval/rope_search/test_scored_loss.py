@@ -10,8 +10,8 @@ from megatron.core import parallel_state
 
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.rope.config import RopeScaling
-from eval.needle_score import mean_loss
-from eval.scored_text import (
+from eval.rope_search.scored_loss import mean_loss
+from eval.rope_search.scored_text import (
     DIGITS,
     INSTRUCTION,
     NEEDLE,

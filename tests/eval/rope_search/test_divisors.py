@@ -8,8 +8,8 @@ import torch
 
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import inverse_frequencies
-from eval.rope_divisors import Stretching
-from eval.rope_search import Settings, search
+from eval.rope_search.divisors import Stretching
+from eval.rope_search.evolution import Settings, search
 
 HEAD_DIM, TRAINED, TARGET = 32, 2048, 8192
 PLAIN = RopeScaling.base_change(40_000)

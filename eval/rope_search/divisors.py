@@ -12,7 +12,7 @@ from typing import Any
 
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import inverse_frequencies
-from eval.rope_search import critical_pairs
+from eval.rope_search.evolution import critical_pairs
 
 DIGITS = 12
 """Kept of YaRN's divisors: quotients that are alike would else differ in the last, out of order."""

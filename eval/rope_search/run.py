@@ -23,13 +23,22 @@ from numpy.typing import NDArray
 from custom_modules.rope.config import RopeScaling
 from data.held_out import long_documents
 from data.store import Manifest
-from eval import checkpoint_model
-from eval.needle_score import mean_loss
-from eval.ranks import parallel_ranks
-from eval.results import append_step, read_stage, stage_folder
-from eval.rope_divisors import Stretching
-from eval.rope_search import Settings, search
-from eval.scored_text import ScoredText, guess_nats, needle_texts, texts_past
+from eval import load_model
+from eval.distributed import parallel_ranks
+from eval.rope_search.divisors import Stretching
+from eval.rope_search.evolution import Settings, search
+from eval.rope_search.scored_loss import mean_loss
+from eval.rope_search.scored_text import (
+    ScoredText,
+    guess_nats,
+    needle_texts,
+    texts_past,
+)
+from eval.run_folder import (
+    append_step,
+    read_stage,
+    stage_folder,
+)
 from recipes.checkpoints.marker import newest_checkpoint
 from recipes.notation import rope_file
 
@@ -103,7 +112,7 @@ def found_factors(
         raise ValueError(
             f"{manifest.root} has no held-out document of {target:,} tokens to search on"
         )
-    model = checkpoint_model.load(folder, seq_length=target, bf16=bf16, verify=verify)
+    model = load_model.load(folder, seq_length=target, bf16=bf16, verify=verify)
     own = model.rotation
     stretching = Stretching(own.scaling, own.head_dim, trained=record.context, target=target)
     encode = _encoder(manifest)

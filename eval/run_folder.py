@@ -6,7 +6,7 @@
     RUN/stages/<stage>/config.yaml    its resolved recipe
     RUN/stages/<stage>/metrics.jsonl  one object a training step
     RUN/eval/<stage>.json             loss by position, mean loss by range, passkey grid
-    RUN/eval/other/<stage>/*.json     the same by other settings (`eval.evaluations`)
+    RUN/eval/other/<stage>/*.json     the same by other settings (`eval.report.evaluations`)
 
 The dataclasses below are the schema: a field without a default must be in the file, keys not named
 here are ignored, and `null` for a number reads as NaN. Losses are in nats per token. Required is

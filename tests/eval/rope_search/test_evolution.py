@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from eval.rope_search import (
+from eval.rope_search.evolution import (
     Candidate,
     Settings,
     critical_pairs,

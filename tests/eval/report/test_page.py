@@ -16,8 +16,15 @@ import typer
 from typer.testing import CliRunner
 
 from data.files.whole import write_bytes
-from eval import report, report_plots
-from eval.results import append_step, evaluation_path, load, stage_folder, write_json
+from eval.report import page as report
+from eval.report import plots
+from eval.run_folder import (
+    append_step,
+    evaluation_path,
+    load,
+    stage_folder,
+    write_json,
+)
 
 LENGTHS = (512, 2048, 8192)
 NAMES = ("tiny_512", "tiny_2k", "tiny_8k")
@@ -307,7 +314,7 @@ def test_run_that_has_only_begun_leaves_sentences(tmp_path):
 def test_single_spike_does_not_squeeze_the_loss_curves(tmp_path):
     run = make_run(tmp_path)
     append_step(stage_folder(run, "tiny_2k") / "metrics.jsonl", {"step": 3, "loss": 249.0})
-    figure = report_plots.training(load(run)[1])
+    figure = plots.training(load(run)[1])
     assert figure.axes[0].get_ylim()[1] < 10
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from custom_modules.checkpoints.index import CheckpointError
-from eval.results import (
+from eval.run_folder import (
     BrokenResultError,
     Evaluation,
     StageResults,
