@@ -63,10 +63,14 @@ def evaluate(
     records = [read_stage(run, name) for name in names]
     lengths = sorted({record.context for record in records if record is not None})
     with loading("NeMo and Megatron-Core"):
-        from longhaul.evaluation_job import evaluation_job, recipe_of, require_layout
-        from longhaul.stages import device_of
         from longhaul.undamaged import require_evaluable
-        from slurm.launch import run_in_order
+        from slurm.experiment import run_in_order
+        from slurm.jobs.evaluation import (
+            evaluation_job,
+            recipe_of,
+            require_layout,
+        )
+        from slurm.jobs.stage_checks import device_of
 
         store = store or Path(recipe_of(run, chosen[0]).data.store)
         device = device or device_of(recipe_of(run, chosen[0]))

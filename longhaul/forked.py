@@ -17,7 +17,7 @@ from longhaul.console import output_to
 from longhaul.ranks import results_of
 
 if TYPE_CHECKING:
-    from slurm.launch import Job
+    from slurm.experiment import Job
 
 IMPORTED = (
     "recipes.pretrain",

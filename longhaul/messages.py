@@ -74,7 +74,7 @@ def resumable() -> Iterator[None]:
         command = shlex.join(["longhaul", *sys.argv[1:]])
         if isinstance(error, KeyboardInterrupt):
             note(f"stopped; the same command resumes from the last checkpoint: {command}")
-        elif type(error).__module__ == "slurm.launch":
+        elif type(error).__module__ == "slurm.experiment":
             note(f"once the cause is mended, the same command resumes: {command}")
         raise
 

@@ -68,7 +68,7 @@ def answer(error: BaseException) -> Answer | None:
             return Answer(_INTERRUPTED, INTERRUPTED)
         if isinstance(link, OSError) and link.errno in OF_THE_PLACE:
             return _of_system(link)
-    if isinstance(error, RuntimeError) and type(error).__module__ == "slurm.launch":
+    if isinstance(error, RuntimeError) and type(error).__module__ == "slurm.experiment":
         return Answer(f"error: {error}", FAILED)
     return None
 

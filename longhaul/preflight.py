@@ -13,7 +13,7 @@ from longhaul.options import Json
 
 if TYPE_CHECKING:
     from slurm.cluster_file import ClusterFile
-    from slurm.preflight.expected import Expected
+    from slurm.preflight.requirements import Expected
 
 
 def preflight(
@@ -45,8 +45,8 @@ def preflight(
     """
     from slurm.cluster_file import load
     from slurm.preflight.check import as_json, exit_code, page
-    from slurm.preflight.job import all_checks
     from slurm.preflight.machine import Machine
+    from slurm.preflight.run import all_checks
 
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's import, on every rank
     file = load(cluster) if cluster else None
@@ -70,7 +70,7 @@ def _expected(file: "ClusterFile | None", nodes: int, words: str) -> "Expected":
     Raises ValueError for a layout or a number of nodes without the machine that they are for.
     """
     from recipes.notation.layout import layout_from
-    from slurm.preflight.expected import Expected, thresholds
+    from slurm.preflight.requirements import Expected, thresholds
 
     if words and file is None:
         raise ValueError("--layout needs --cluster, which says how many GPUs a node has; name one")

@@ -77,42 +77,42 @@ def pretrain(
 
         made = choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
     with loading("NeMo and Megatron-Core"):
-        from longhaul import stages
         from longhaul.recipe_places import require_places
         from longhaul.undamaged import require_undamaged
         from recipes.resolved import yaml_file
         from recipes.resolved.check import notes, tokens_per_batch
-        from slurm.launch import commands, run_in_order
+        from slurm.experiment import commands, run_in_order
+        from slurm.jobs import stage_checks
 
         if made is not None:
             recipe = made.recipe()
         else:
-            recipe = stages.factory(factory) if yaml is None else yaml_file.read(yaml)
+            recipe = stage_checks.factory(factory) if yaml is None else yaml_file.read(yaml)
         if rope:
-            recipe = stages.with_rope(recipe, rope)
+            recipe = stage_checks.with_rope(recipe, rope)
         if verify is False:
             recipe.resume.verify = False
-        recipe = stages.override(recipe, context.args)
-        stages.on_device(recipe, device)
+        recipe = stage_checks.override(recipe, context.args)
+        stage_checks.on_device(recipe, device)
     shipped = ROWS[factory].layout.world_size if factory else 0
-    fewer = stages.fewer_ranks(recipe, shipped)
+    fewer = stage_checks.fewer_ranks(recipe, shipped)
     for words in (*(made.notes() if made else ()), *fewer, *notes(recipe)):
         note(f"note: {words}")
     if to_yaml is not None:
         yaml_file.write(recipe, to_yaml)
         typer.echo(to_yaml)
         return
-    stages.absolute(recipe)
+    stage_checks.absolute(recipe)
     require_places(recipe)
-    folder = stages.folder_of(recipe)
+    folder = stage_checks.folder_of(recipe)
     several = _several_nodes(recipe, made, from_file=yaml is not None)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
-        typer.echo(f"# {stages.described(recipe)}")
+        typer.echo(f"# {stage_checks.described(recipe)}")
         if several:
             typer.echo(f"# {several}")
             return
-        job = stages.training_job(recipe)
+        job = stage_checks.training_job(recipe)
         with held_back():
             lines = commands(recipe.log.name, [job], folder / "launch")
         for line in lines:
@@ -120,15 +120,15 @@ def pretrain(
         return
     if several:
         raise ValueError(several)
-    job = stages.training_job(recipe)
-    stages.require_device(recipe)
-    stages.require_inputs(recipe)
-    stages.require_start(recipe)
-    stages.require_same(recipe)
+    job = stage_checks.training_job(recipe)
+    stage_checks.require_device(recipe)
+    stage_checks.require_inputs(recipe)
+    stage_checks.require_start(recipe)
+    stage_checks.require_same(recipe)
     for words in require_undamaged([recipe], verify):
         note(f"note: {words}")
     with in_use(folder):
-        stages.record(recipe, start=str(recipe.resume.start or "scratch"))
+        stage_checks.record(recipe, start=str(recipe.resume.start or "scratch"))
         log = folder / "output.log"
         watched = Watched(
             recipe.log.name,

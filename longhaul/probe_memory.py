@@ -52,18 +52,19 @@ def memory(
     with loading("NeMo and Megatron-Core"):
         import torch
 
-        from longhaul import recipe_step, stages
+        from longhaul import recipe_step
         from recipes.resolved import single_step, yaml_file
         from recipes.resolved.check import world_size
+        from slurm.jobs import stage_checks
 
-        recipe = stages.override(stages.factory(factory), context.args)
-        by_recipe = stages.device_of(recipe)
+        recipe = stage_checks.override(stage_checks.factory(factory), context.args)
+        by_recipe = stage_checks.device_of(recipe)
         if not device and by_recipe == "cuda" and not torch.cuda.is_available():
             device = "cpu"
-        stages.on_device(recipe, device or None)
+        stage_checks.on_device(recipe, device or None)
     recipe = recipe_step.resized(recipe, shrunk=shrink, seq=length, layers=layers, hidden=hidden)
-    stages.require_device(recipe)
-    ranks, where = world_size(recipe), stages.device_of(recipe)
+    stage_checks.require_device(recipe)
+    ranks, where = world_size(recipe), stage_checks.device_of(recipe)
     require_ranks(recipe, ranks, where)
     require_memory(recipe, ranks, where, recipe_step.about_bytes(recipe))
     with tempfile.TemporaryDirectory() as folder:

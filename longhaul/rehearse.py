@@ -203,7 +203,8 @@ def _run(
         # What ranks are forked from imports meanwhile; a refusal removes its log.
         preload(run / PRELOADING)
         place = store or STORE
-        from longhaul import chain, rehearsed
+        from longhaul import rehearsed
+        from slurm.jobs import local_chain
 
         recipes = rehearsed.recipes(made, words, run=run, store=place)
         if store is None and not place.exists():
@@ -219,7 +220,7 @@ def _run(
     if made_up:
         note("note: the analysis of impactful tokens is made up")
     watched = [
-        Watched(stage.name, stage.steps, chain.metrics(recipe), int(stage.tokens_per_step))
+        Watched(stage.name, stage.steps, local_chain.metrics(recipe), int(stage.tokens_per_step))
         for stage, recipe in zip(planned, recipes, strict=True)
     ]
     note(f"the ranks write to {log}")

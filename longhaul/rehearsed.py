@@ -10,14 +10,14 @@ import nemo_run
 from custom_modules.callbacks.weight_checksums import WeightSums
 from data.store import Manifest
 from data.train_short.impactful_tokens import FILE, ImpactfulTokens
-from longhaul import chain, stages
-from longhaul.ladder_run import Plan
 from longhaul.verdict import WEIGHT_SUMS, Planned
 from recipes.pretrain import place, pretrain
 from recipes.rehearsal.plan import Rehearsal
 from recipes.resolved.check import tokens_per_batch, world_size
 from recipes.spec.stage import Cosine
-from slurm.launch import Job
+from slurm.experiment import Job
+from slurm.jobs import local_chain, stage_checks
+from slurm.jobs.ladder_run import Plan
 
 DOCUMENTS = 4
 """Held-out documents of the evaluation."""
@@ -37,8 +37,8 @@ def recipes(
         # Each costs as much as a few steps: once, after the last.
         recipe.log.ckpt.every_n_train_steps = recipe.trainer.val_check_interval = stage.steps
         recipe.trainer.limit_val_batches = 1
-        recipe = chain.overridden(recipe, words)
-        path = stages.folder_of(recipe) / WEIGHT_SUMS
+        recipe = local_chain.overridden(recipe, words)
+        path = stage_checks.folder_of(recipe) / WEIGHT_SUMS
         recipe.trainer.callbacks.append(nemo_run.Config(WeightSums, path=str(path)))
         made.append(recipe)
     return made
@@ -72,8 +72,8 @@ def jobs(
 ) -> list[Job]:
     """Return the jobs in order, after the checks of `longhaul run`; the recipes are written."""
     plan = Plan(ladder=rehearsal.parts[1].ladder, card=rehearsal.card, run=run, store=store)
-    chain.require(made, started=True)
-    return chain.jobs(plan, made, record=True, documents=DOCUMENTS, trials=0)
+    local_chain.require(made, started=True)
+    return local_chain.jobs(plan, made, record=True, documents=DOCUMENTS, trials=0)
 
 
 def require_impactful(made: list[nemo_run.Partial], *, stand_in: bool) -> bool:

@@ -80,11 +80,11 @@ def search(
     require_unused(folder)
     with loading("NeMo and Megatron-Core"):
         from eval.rope_search.evolution import Settings
-        from longhaul.evaluation_job import recipe_of, require_layout
         from longhaul.rope_search_job import search_job
-        from longhaul.stages import device_of
         from longhaul.undamaged import require_evaluable
-        from slurm.launch import run_in_order
+        from slurm.experiment import run_in_order
+        from slurm.jobs.evaluation import recipe_of, require_layout
+        from slurm.jobs.stage_checks import device_of
 
         recipe = recipe_of(run, stage)
         store = store or Path(recipe.data.store)

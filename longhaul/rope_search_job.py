@@ -8,8 +8,8 @@ import nemo_run
 
 from eval.rope_search.evolution import Settings
 from eval.rope_search.run import find_factors
-from slurm.launch import Job
-from slurm.local import local_executor
+from slurm.experiment import Job
+from slurm.local_executor import local_executor
 
 
 def search_job(

@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from data.files.writable import require_folder
-from longhaul import ladder_run
 from longhaul.console import loading, output_to
 from longhaul.messages import note, resumable
 from longhaul.options import CLUSTER, Verify, require_device
 from longhaul.progress import Watched, progress
 from longhaul.run_lock import in_use, require_unused
+from slurm.jobs import ladder_run
 
 
 def run(
@@ -111,39 +111,39 @@ def _run_here(
         require_unused(plan.run / "eval")
         ladder_run.require_store(plan)
     with loading("NeMo and Megatron-Core"):
-        from longhaul import chain, stages
         from longhaul.recipe_places import require_places
         from longhaul.undamaged import require_undamaged
         from recipes.resolved.check import tokens_per_batch
-        from slurm.launch import commands, run_in_order
+        from slurm.experiment import commands, run_in_order
+        from slurm.jobs import local_chain, stage_checks
 
-        recipes = chain.recipes(plan, words, device)
+        recipes = local_chain.recipes(plan, words, device)
         for recipe in recipes:
             require_places(recipe)
-        chain.require(recipes, started=not dryrun)
+        local_chain.require(recipes, started=not dryrun)
         notes = [] if dryrun else require_undamaged(recipes, plan.verify)
-        standing = chain.standing(recipes)
+        standing = local_chain.standing(recipes)
     for said in notes if dryrun else (*notes, *standing):
         note(f"note: {said}")
     ladder_run.describe(plan, recipes)
     if dryrun:
         for said in standing:
             typer.echo(f"# {said}")
-        jobs = chain.jobs(plan, recipes, record=False)
+        jobs = local_chain.jobs(plan, recipes, record=False)
         lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
         for line in lines or ["nothing is left to do"]:
             typer.echo(line)
         return
     with ExitStack() as held:
         # The evaluation at the end writes where `longhaul evaluate` does.
-        for folder in (*map(stages.folder_of, recipes), plan.run / "eval"):
+        for folder in (*map(stage_checks.folder_of, recipes), plan.run / "eval"):
             held.enter_context(in_use(folder))
-        jobs = chain.jobs(plan, recipes, record=True)
+        jobs = local_chain.jobs(plan, recipes, record=True)
         watched = [
             Watched(
                 recipe.log.name,
                 int(recipe.trainer.max_steps),
-                chain.metrics(recipe),
+                local_chain.metrics(recipe),
                 tokens_per_batch(recipe),
             )
             for recipe in recipes

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from eval.run_folder import write_json
-from longhaul import ladder_run
-from longhaul.cluster_checks import folders
 from longhaul.console import loading
-from longhaul.documents import documents_of
 from longhaul.messages import next_command, note
 from recipes.shipped.table import ROWS
 from recipes.spec.gate import gate_from
 from slurm.cluster_file import ClusterFile, load
+from slurm.jobs import ladder_run
+from slurm.jobs.cluster_checks import folders
+from slurm.jobs.store_source import documents_of
 
 if TYPE_CHECKING:
     import nemo_run
@@ -42,34 +42,39 @@ def run_on_cluster(
     plan = _with_gates(plan, gate)
     documents = documents_of(plan, source, tokenizer)
     with loading("NeMo and Megatron-Core"):
-        from longhaul import before_submission, chain, cluster_chain, stages
-        from longhaul.planned_stage import require_time
         from longhaul.recipe_places import require_places
         from longhaul.undamaged import require_checkpoints
-        from slurm.launch import scripts, submit
+        from slurm.experiment import scripts, submit
+        from slurm.jobs import (
+            local_chain,
+            slurm_chain,
+            stage_checks,
+            submission_checks,
+        )
+        from slurm.jobs.job_times import require_time
 
-        notes = before_submission.require(file, folders(plan, documents, export))
+        notes = submission_checks.require(file, folders(plan, documents, export))
         made = (
-            chain.recipes(plan, words, device)
+            local_chain.recipes(plan, words, device)
             if nodes is None
             else _laid_out(plan, words, cluster, nodes, device)
         )
         if documents is None:
-            chain.require_store(made)
+            local_chain.require_store(made)
         require_time(plan, made, file)
         for recipe in made:
-            stages.require_same(recipe)
-        standing = chain.standing(made)
+            stage_checks.require_same(recipe)
+        standing = local_chain.standing(made)
         if not dryrun:
             for recipe in made:
                 require_places(recipe)
-            before_submission.require_idle(plan, file)
+            submission_checks.require_idle(plan, file)
             if made[0].resume.start is not None:
-                stages.require_start(made[0])
+                stage_checks.require_start(made[0])
             notes = [*notes, *require_checkpoints(made, plan.verify)]
-            chain.write_records(plan, made)
-            before_submission.require_shared(plan, file)
-        jobs = cluster_chain.jobs(plan, made, file, documents=documents, export=export)
+            local_chain.write_records(plan, made)
+            submission_checks.require_shared(plan, file)
+        jobs = slurm_chain.jobs(plan, made, file, documents=documents, export=export)
     for words_ in notes if dryrun else (*notes, *standing):
         note(f"note: {words_}")
     ladder_run.describe(plan, made)
@@ -98,26 +103,28 @@ def _with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:
 
 
 def _with_gates(plan: ladder_run.Plan, words: str) -> ladder_run.Plan:
-    stages = tuple(
+    stage_checks = tuple(
         replace(stage, gate=gate_from(words, stage.gate)) for stage in plan.ladder.stages
     )
     at = None if plan.only is None else plan.ladder.stages.index(plan.only)
-    only = None if at is None else stages[at]
-    return replace(plan, ladder=replace(plan.ladder, stages=stages), only=only)
+    only = None if at is None else stage_checks[at]
+    return replace(plan, ladder=replace(plan.ladder, stages=stage_checks), only=only)
 
 
 def _laid_out(
     plan: ladder_run.Plan, words: Sequence[str], cluster: str, nodes: int, device: str | None
 ) -> "list[nemo_run.Partial]":
     """Return the recipes laid out by the planner on so many nodes of a cluster."""
-    from longhaul import chain
     from recipes.shipped.factories import FACTORIES
     from recipes.shipped.select import Combination, layout_for
+    from slurm.jobs import local_chain
 
     made = []
     for name, stage in plan.chosen:
         if name in ROWS and ROWS[name].layout.device == "cpu":
-            made.append(chain.placed(plan, stage, FACTORIES[name](nodes=nodes), words, device))
+            made.append(
+                local_chain.placed(plan, stage, FACTORIES[name](nodes=nodes), words, device)
+            )
             continue
         laid_out = Combination(
             card=plan.card,
@@ -127,5 +134,5 @@ def _laid_out(
             nodes=nodes,
             cluster=cluster,
         )
-        made.append(chain.placed(plan, stage, laid_out.recipe(), words, device))
+        made.append(local_chain.placed(plan, stage, laid_out.recipe(), words, device))
     return made

@@ -39,10 +39,10 @@ def show(
 
         require_file(to_yaml, "--to-yaml")
         with loading("NeMo and Megatron-Core"):
-            from longhaul import stages
             from recipes.resolved import yaml_file
+            from slurm.jobs import stage_checks
 
-            yaml_file.write(stages.factory(name), to_yaml)
+            yaml_file.write(stage_checks.factory(name), to_yaml)
         typer.echo(to_yaml)
     elif as_json:
         print_json(content(row))
@@ -185,7 +185,7 @@ def _print(row: "Row") -> None:
 
     lines = [_line(stage, row) for stage in row.ladder.stages]
     alike = [title for title in EXPENDABLE if len({line[title] for line in lines}) == 1]
-    console, stages, left_out = fitted(lambda without: _stages(row, without), alike)
+    console, stage_checks, left_out = fitted(lambda without: _stages(row, without), alike)
     page = Table(box=None, show_header=False, pad_edge=False)
     for _ in range(2):
         page.add_column(overflow="fold")
@@ -196,7 +196,7 @@ def _print(row: "Row") -> None:
     typer.echo(f"{row.name}: {row.card.name} at {facts.length(row.stage)}, {place}\n")
     print_table(console, page)
     typer.echo()
-    print_table(console, stages)
+    print_table(console, stage_checks)
     typer.echo("\nnext")
     for line, what_for in commands(row):  # unwrapped, and nothing behind it: a line to copy
         typer.echo(f"  {what_for}:\n    {line}")

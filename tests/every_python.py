@@ -26,7 +26,7 @@ MINORS = (10, 11, 12)
 TESTS = (
     "tests/recipes/nemo2/test_signatures.py", "tests/recipes/resolved/test_check.py",
     "tests/recipes/test_ladder_recipes.py", "tests/longhaul/test_light_commands.py",
-    "tests/longhaul/test_own_packages.py", "tests/slurm/test_launch.py",
+    "tests/longhaul/test_own_packages.py", "tests/slurm/test_experiment.py",
     "tests/data/test_cuda_extension.py", "tests/house/test_wheel.py",
 )  # fmt: skip
 TRAIN = (

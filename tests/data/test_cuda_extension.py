@@ -11,7 +11,7 @@ from torch.utils import cpp_extension
 
 from data.cuda_extension import ARCHITECTURES, WITHOUT_DEVICE, name_architecture
 from longhaul.console import loading
-from slurm.local import local_executor
+from slurm.local_executor import local_executor
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def resolved() -> dict[str, str]:
 
 def write_scripts() -> None:
     """Write the scripts of each number of nodes into a folder."""
-    from tests.slurm.scripts_of import NODES, dry_scripts
+    from tests.slurm.support.scripts_of import NODES, dry_scripts
 
     for nodes in NODES:
         folder = SCRIPTS / f"{nodes}_nodes"

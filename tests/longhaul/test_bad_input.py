@@ -30,13 +30,13 @@ def test_a_misspelled_key_in_a_recipe_file_is_refused_with_the_right_name(answer
 
 
 def test_a_run_folder_keeps_to_the_recipe_of_its_checkpoints(answer, small_store, tmp_path):
-    from longhaul import stages
+    from slurm.jobs import stage_checks
 
     run = tmp_path / "runs" / "tiny"
-    recipe = stages.factory("tiny_512")
+    recipe = stage_checks.factory("tiny_512")
     recipe.data.store = str(small_store)
-    stages.absolute(recipe)
-    stages.record(recipe, start="scratch")
+    stage_checks.absolute(recipe)
+    stage_checks.record(recipe, start="scratch")
     _write_checkpoint(run / "stages" / "tiny_512" / "checkpoints" / "step=20", small_store)
     said = answer("run", "--ladder", "tiny", "--store", small_store, "trainer.max_steps=30").error()
     assert "another trainer.max_steps" in said
@@ -166,17 +166,17 @@ def test_a_broken_line_is_named_with_its_file_and_number(answer, tmp_path):
 
 def _recorded(folder, store, stages):
     """Record stages of the tiny ladder as `longhaul run` does; they are `whole` or `half` done."""
-    from longhaul import chain, ladder_run
     from recipes.ladders import LADDERS
     from recipes.models import CARDS
+    from slurm.jobs import ladder_run, local_chain
 
     plan = ladder_run.plan(LADDERS["tiny"], CARDS["tiny"], folder / "runs" / "tiny", store)
-    made = chain.recipes(plan, (), None)
-    chain.write_records(plan, made)
+    made = local_chain.recipes(plan, (), None)
+    local_chain.write_records(plan, made)
     for recipe in made:
-        if recipe.log.name in stages:
+        if recipe.log.name in stage_checks:
             steps = int(recipe.trainer.max_steps)
-            step = steps if stages[recipe.log.name] == "whole" else steps // 2
+            step = steps if stage_checks[recipe.log.name] == "whole" else steps // 2
             at = plan.run / "stages" / recipe.log.name / "checkpoints" / f"step={step}"
             _write_checkpoint(at, store, step=step, max_steps=steps)
     return plan.run

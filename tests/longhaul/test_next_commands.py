@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from longhaul import ladder_run, show
+from longhaul import show
 from longhaul.cli import COMMANDS, loaded
 from longhaul.next_commands import YOUR_CLUSTER, OnCluster
 from recipes.ladders import LADDERS
@@ -17,6 +17,7 @@ from recipes.models import CARDS
 from recipes.shipped import select
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
+from slurm.jobs import ladder_run
 from tests.longhaul.test_run_on_cluster import site, tree  # noqa: F401
 
 SEVERAL = "llama3_8b_prolong_512k"
@@ -70,19 +71,20 @@ def test_light_commands_of_pages_answer_when_they_are_typed(answer, name):
 
 def recipes_of(words: list[str]) -> list:
     """Return the recipes that a printed command trains, its overrides applied; needs NeMo."""
-    from longhaul import chain, run_on_cluster, stages
+    from longhaul import run_on_cluster
+    from slurm.jobs import local_chain, stage_checks
 
     _, name, *options = words
     context = loaded(name).make_context(name, list(options))
     given, overrides = context.params, context.args
     if name == "pretrain":
         if given["factory"]:
-            recipe = stages.factory(given["factory"])
+            recipe = stage_checks.factory(given["factory"])
         else:
             names = (given[kind] for kind in ("card", "ladder", "stage"))
             sizes = {"nodes": given["nodes"], "cluster_name": given["cluster"]}
             recipe = select.choose(*names, **sizes, device=given["device"]).recipe()
-        return [stages.override(recipe, overrides)]
+        return [stage_checks.override(recipe, overrides)]
     assert (name, given["executor"]) == ("run", "slurm")
     planned = given["nodes"] is not None
     ladder, card = ladder_run.choose(given["ladder"], given["card"], planned=planned)
@@ -91,7 +93,7 @@ def recipes_of(words: list[str]) -> list:
     assert given["cluster"] == YOUR_CLUSTER
     if planned:
         return run_on_cluster._laid_out(plan, overrides, "dgx_h100", given["nodes"], None)
-    return chain.recipes(plan, overrides, None)
+    return local_chain.recipes(plan, overrides, None)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +149,14 @@ def test_a_printed_command_with_a_key_that_is_not_there_is_noticed():
 def test_a_bill_s_json_has_the_commands_of_its_own_plan(answer, words, stages):
     asked = ("plan", "llama32_1b", "--ladder", "nemo", *words.split())
     found, page = json.loads(answer(*asked, "--json").out), answer(*asked).out
-    if stages is None:
+    if stage_checks is None:
         assert found["command"] in page
         assert not [stage for stage in found["stages"] if "command" in stage]
         return
     assert found["command"] is None
     printed = [shlex.join(line) for line in words_of(page)]
     assert [stage["command"] for stage in found["stages"]] == printed
-    assert all(stages in line for line in printed)
+    assert all(stage_checks in line for line in printed)
 
 
 def test_a_stage_s_own_batch_and_budget_are_said_where_others_were_asked_for(answer):

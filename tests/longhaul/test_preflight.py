@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from longhaul.preflight import preflight
 from recipes.spec import cluster
 from slurm.preflight.machine import Machine
-from tests.slurm.preflight import samples
+from tests.slurm.preflight.support import samples
 
 UNSET = ("RANK", "SLURM_PROCID", "NCCL_IB_HCA", "CUDA_DEVICE_MAX_CONNECTIONS")
 

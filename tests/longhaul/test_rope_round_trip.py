@@ -10,7 +10,6 @@ import fiddle as fdl
 import pytest
 
 from custom_modules.rope.config import RopeScaling
-from longhaul import stages
 from recipes.checkpoints.marker import checkpoint_facts
 from recipes.hugging_face.config import card_of, exported_config
 from recipes.models import TINY
@@ -24,6 +23,7 @@ from recipes.spec.stage import (
     Ladder,
     Stage,
 )
+from slurm.jobs import stage_checks
 
 SIZES = {"base": 10_000, "factor": 4.0, "original_length": 512}
 LISTS = {"short_factor": [1.0] * 16, "long_factor": [1 + at / 7 for at in range(16)]}
@@ -69,15 +69,15 @@ def _trainer(made, rope: RopeScaling) -> SimpleNamespace:
 @pytest.mark.parametrize("rope", ROTATIONS.values(), ids=ROTATIONS)
 def test_a_rotation_is_the_same_after_every_hand_over(rope, tmp_path):
     made = recipe(rope, tmp_path)
-    stages.record(made, start="scratch")  # config.yaml and stage.json
-    read = yaml_file.read(stages.folder_of(made) / "config.yaml")
+    stage_checks.record(made, start="scratch")  # config.yaml and stage.json
+    read = yaml_file.read(stage_checks.folder_of(made) / "config.yaml")
     of_recipe = fdl.build(read.model.config.rope)
     assert of_recipe == rope
 
     checkpoint = Path(made.resume.resume_from_directory) / "step=1"
     checkpoint.mkdir(parents=True)
     checkpoint_callback._write_marker(checkpoint, _trainer(made, of_recipe), 1, {})
-    stages.require_same(read)  # a resume
+    stage_checks.require_same(read)  # a resume
     facts = checkpoint_facts(checkpoint)
     assert facts is not None
     assert facts["temperature"] == rope.temperature
@@ -94,17 +94,17 @@ def test_a_rotation_is_the_same_after_every_hand_over(rope, tmp_path):
 @pytest.mark.parametrize("rope", ROTATIONS.values(), ids=ROTATIONS)
 def test_a_resume_with_another_rotation_is_refused(rope, tmp_path):
     made = recipe(rope, tmp_path)
-    stages.record(made, start="scratch")
+    stage_checks.record(made, start="scratch")
     checkpoint = Path(made.resume.resume_from_directory) / "step=1"
     checkpoint.mkdir(parents=True)
     (checkpoint / "longhaul.json").write_text('{"step": 1, "max_steps": 1, "tokenizer": ""}')
     made.model.config.rope.base += 1
     with pytest.raises(ValueError, match="recipe with another model"):
-        stages.require_same(made)
+        stage_checks.require_same(made)
 
 
 def test_the_record_of_a_stage_states_the_temperature(tmp_path):
     made = recipe(ROTATIONS["yarn"], tmp_path)
-    stages.record(made, start="scratch")
-    stated = json.loads((stages.folder_of(made) / "stage.json").read_text())["rope"]
+    stage_checks.record(made, start="scratch")
+    stated = json.loads((stage_checks.folder_of(made) / "stage.json").read_text())["rope"]
     assert stated["temperature"] == ROTATIONS["yarn"].temperature

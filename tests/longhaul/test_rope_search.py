@@ -46,11 +46,11 @@ def slow(test):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_store) -> Path:
     """Return the run folder of a stage that was trained for 20 steps."""
-    from longhaul import stages
+    from slurm.jobs import stage_checks
 
     run = tmp_path_factory.mktemp("trained")
     options = {"run": str(run), "store": str(small_store), "layout": {"dp": 2}}
-    stages.record(recipe(options), start="scratch")
+    stage_checks.record(recipe(options), start="scratch")
     server = Server("recipes.pretrain", "nemo_run")
     log = str(run / "train.log")
     with Ranks(train_on_forked_rank, 2, options, log, server=server) as ranks:

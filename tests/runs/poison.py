@@ -5,7 +5,7 @@ import torch
 from megatron.core.datasets.utils import Split
 
 from data.nemo_module import NumberedDataset
-from slurm.rank import train as train_on_this_rank
+from slurm.entrypoint import train as train_on_this_rank
 
 
 def train(config: str, place: int) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import nemo_run as run
 import pytest
 
-from longhaul import stages
-from slurm.launch import Job, run_in_order
-from slurm.rank import train
+from slurm.entrypoint import train
+from slurm.experiment import Job, run_in_order
+from slurm.jobs import stage_checks
 from tests.ranks import TREE
 from tests.runs import poison
 from tests.runs.train import STEPS, recipe
@@ -34,8 +34,8 @@ def _programs_of_this_environment(monkeypatch):
 def _job(folder, store) -> Job:
     """Return the job of `longhaul pretrain`, with a bad sample planted in what its ranks read."""
     made = recipe({"run": str(folder), "store": str(store), "layout": {}})
-    stages.record(made, start="scratch")
-    job = stages.training_job(made)
+    stage_checks.record(made, start="scratch")
+    job = stage_checks.training_job(made)
     assert job.task.__fn_or_cls__ is train
     job.executor.env_vars["PYTHONPATH"] = path_with(TREE)
     task = run.Partial(poison.train, place=4 * BROKEN - 2, **job.task.__arguments__)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.slurm.packages import obstacle
-from tests.slurm.real_slurm import RealSlurm
+from tests.slurm.support.packages import obstacle
+from tests.slurm.support.real_slurm import RealSlurm
 
 
 @pytest.fixture(scope="session")

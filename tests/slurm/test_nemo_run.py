@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.slurm.real_slurm import TREE
+from tests.slurm.support.real_slurm import TREE
 
 
 @pytest.mark.slow
@@ -17,7 +17,7 @@ def test_nemo_run_submits_a_chain_whose_ranks_run_in_the_packed_tree(slurm, tmp_
     subprocess.run(["git", "clone", "--quiet", "--shared", TREE, tmp_path / "tree"], check=True)
     slurm.run(
         sys.executable,
-        TREE / "tests/slurm/nemo_run_chain.py",
+        TREE / "tests/slurm/support/nemo_run_chain.py",
         tmp_path,
         cwd=tmp_path / "tree",
         variables={"NEMORUN_HOME": str(tmp_path / "home")},

@@ -11,8 +11,8 @@ import pytest
 
 from slurm.cluster_file import ClusterFile, Container, Slurm, Tunnel
 from slurm.executors import executor
-from slurm.launch import Job, scripts
-from tests.slurm.real_slurm import TREE
+from slurm.experiment import Job, scripts
+from tests.slurm.support.real_slurm import TREE
 from tests.warm_start import path_with
 
 SITE = {"name": "mine", "slurm": Slurm(account="me")}
@@ -21,7 +21,7 @@ import shlex, subprocess, sys
 from pathlib import Path
 import nemo_run as run
 from slurm.cluster_file import ClusterFile, Slurm
-from slurm.launch import Job, submit
+from slurm.experiment import Job, submit
 from tests.slurm.test_quoting import made
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

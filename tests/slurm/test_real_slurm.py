@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import until
-from tests.slurm.processes import carrying
-from tests.slurm.real_slurm import NODES, TREE, SlurmError
+from tests.slurm.support.processes import carrying
+from tests.slurm.support.real_slurm import (
+    NODES,
+    TREE,
+    SlurmError,
+)
 
 # A step whose task says what it caught, on each node.
 CATCHING = """
@@ -219,7 +223,7 @@ def test_a_caller_that_is_killed_leaves_no_process_and_no_folder():
         [
             sys.executable,
             "-c",
-            "from tests.slurm.real_slurm import RealSlurm\n"
+            "from tests.slurm.support.real_slurm import RealSlurm\n"
             "slurm = RealSlurm()\n"
             "slurm._start_daemon('sleeper', 'sleep', '600')\n"
             "print(slurm.environment['SLURM_CONF'], flush=True)\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.golden.rewrite import SCRIPTS
-from tests.slurm.scripts_of import NODES, dry_scripts
+from tests.slurm.support.scripts_of import NODES, dry_scripts
 
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 

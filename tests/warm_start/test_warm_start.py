@@ -16,7 +16,7 @@ import pytest
 from tests import warm_start
 from tests.conditions import until
 from tests.ranks import kill_tree
-from tests.slurm.processes import running
+from tests.slurm.support.processes import running
 
 SEES = """
 import json, os, sys

@@ -4,7 +4,6 @@
 import fiddle as fdl
 import pytest
 
-from longhaul import stages
 from recipes.notation.layout import layout_from
 from recipes.planner.plan import plan
 from recipes.planner.remedies.climb import remedies
@@ -13,6 +12,7 @@ from recipes.pretrain import pretrain
 from recipes.resolved import check
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
+from slurm.jobs import stage_checks
 
 ROW = ROWS["llama3_8b_nemo_64k"]
 H100 = cluster.load("dgx_h100")
@@ -36,7 +36,7 @@ def test_each_remedy_applies_and_is_the_layout_it_was_counted_for(words):
     assert len(applied) >= 8
     for remedy in applied:
         recipe = pretrain(ROW.card, ROW.ladder, ROW.seq_length, layout_from(words))
-        recipe = stages.override(recipe, remedy.words)
+        recipe = stage_checks.override(recipe, remedy.words)
         layout, strategy = remedy.alone.job.layout, recipe.trainer.strategy
         assert check.world_size(recipe) == layout.world_size, remedy.name
         assert strategy.tensor_model_parallel_size == layout.tp
@@ -56,4 +56,4 @@ def test_each_remedy_applies_and_is_the_layout_it_was_counted_for(words):
 def test_words_of_a_key_that_is_not_there_are_refused():
     recipe = pretrain(ROW.card, ROW.ladder, ROW.seq_length, layout_from("ulysses8"))
     with pytest.raises(ValueError, match=r"model\.config\.tilings"):
-        stages.override(recipe, ["model.config.tilings.mlp=true"])
+        stage_checks.override(recipe, ["model.config.tilings.mlp=true"])

@@ -14,11 +14,11 @@ from recipes.spec import cluster as clusters
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.units import GiB
 from slurm.preflight.check import Check, Group, blamed, exit_code, failures
-from slurm.preflight.expected import Expected
-from slurm.preflight.job import all_checks
-from slurm.preflight.local import node_checks
 from slurm.preflight.machine import Machine
-from tests.slurm.preflight import jobs, samples
+from slurm.preflight.node.checks import node_checks
+from slurm.preflight.requirements import Expected
+from slurm.preflight.run import all_checks
+from tests.slurm.preflight.support import jobs, samples
 
 WITHOUT_GPU = {"NCCL", "transformer-engine"}
 """What fails here where GPUs are expected, since torch is a CPU build."""

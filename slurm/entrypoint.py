@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank of a job runs: its place in the job, its task, and how it ended.
+
+torchrun tells a rank its place; srun does in variables of its own, which are read here, so that
+ranks are started one by one and a signal reaches each of them, with no agent between. Imports NeMo
+when a stage is trained.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from custom_modules.checkpoints.index import CheckpointError
+from data.cuda_extension import name_architecture
+from recipes.checkpoints.marker import steps_taken
+from recipes.spec.gate import GateShutError
+from slurm.outcome import State, await_word, began, blame, leave
+from slurm.preflight.check import PreflightError, blamed
+from slurm.preflight.machine import Machine, rank_of
+from slurm.preflight.requirements import Expected
+from slurm.preflight.run import SECONDS, preflight
+
+TOLD = {signal.SIGTERM, signal.SIGUSR1}
+"""What asks a rank in training to stop."""
+_AGAIN = "LONGHAUL_SIGNALS_BLOCKED"
+
+
+def join(*, blocked: bool = False) -> None:
+    """Set torchrun's variables from srun's where torchrun did not.
+
+    A scheduler signals every process of a step. What asks a rank in training to stop would end the
+    processes that it saves with, Megatron's queue of results among them: so there it is `blocked`,
+    which those inherit, and the training callback looks at what is pending.
+    """
+    given = os.environ
+    place = rank_of(Machine())
+    if "RANK" in given or place is None:
+        return
+    if blocked:
+        _block()
+    given["RANK"] = str(place.rank)
+    given["LOCAL_RANK"] = str(place.local_rank)
+    given["WORLD_SIZE"] = str(place.world_size)
+    given["LOCAL_WORLD_SIZE"] = given["SLURM_NTASKS_PER_NODE"].partition("(")[0]
+    given["GROUP_RANK"] = given["SLURM_NODEID"]
+    # Lightning then takes these and not Slurm's, whose environment requeues jobs by itself.
+    given["TORCHELASTIC_RUN_ID"] = f"{given['SLURM_JOB_ID']}.{given.get('SLURM_RESTART_COUNT', 0)}"
+
+
+def _block() -> None:
+    """Block the signals in every thread.
+
+    Libraries start threads on import (OpenBLAS, with OMP_NUM_THREADS above 1), and a signal goes to
+    any that has it unblocked: where there are some, this process begins anew, which inherits.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD)
+    if len(os.listdir("/proc/self/task")) > 1 and _AGAIN not in os.environ:
+        os.environ[_AGAIN] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def is_first() -> bool:
+    """Whether this rank speaks for the job."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def run(task: Callable[[], Any], expected: Expected | None = None, seconds: float = 0.0) -> None:
+    """Run a task and say that it finished; a refusal of its own ends the chain.
+
+    What the job expects of its machines is looked at first, links for so many seconds. Raises
+    SystemExit as `train` does.
+    """
+    join()
+    if expected is not None:
+        _look(expected, seconds)
+    name_architecture()
+    try:
+        task()
+    except GateShutError as error:
+        _say("refused", str(error))
+        raise
+    if is_first():
+        leave("finished", "")
+
+
+def train(config: str, expected: Expected | None = None, seconds: float = SECONDS) -> None:
+    """Train the stage of a recipe file to its end, or to where it is told to stop.
+
+    What the job expects of its machines is looked at first, links for so many seconds. Raises
+    SystemExit with preflight's exit code, on all ranks alike; nodes that failed by themselves are
+    blamed.
+    """
+    join(blocked=True)
+    if expected is not None:
+        _look(expected, seconds)
+    name_architecture()
+    import fiddle as fdl
+
+    from custom_modules.callbacks.loss_guard import LossBrokeError
+    from recipes.resolved import yaml_file
+
+    recipe = yaml_file.read(Path(config))
+    folder, steps = Path(recipe.resume.resume_from_directory), int(recipe.trainer.max_steps)
+    try:
+        before = steps_taken(folder)
+    except CheckpointError as error:
+        _say("failed", str(error))
+        raise
+    if is_first():
+        began(before)
+    try:
+        fdl.build(recipe)()
+    except LossBrokeError as error:
+        _say("continue" if error.again else "refused", str(error))
+        raise
+    if is_first():
+        leave(*_how_it_ended(recipe.log.name, before, steps_taken(folder), steps))
+
+
+def _how_it_ended(name: str, before: int, taken: int, steps: int) -> tuple[State, str]:
+    if taken >= steps:
+        return "finished", f"{name} has all its {steps} steps"
+    if taken > before:
+        return "continue", f"{name} saved at step {taken} of {steps}"
+    said = f"{name} took no step to its end before it was told to stop"
+    return "refused", f"{said}; raise slurm.time, or slurm.save_seconds where a step is longer"
+
+
+def _say(state: State, said: str) -> None:
+    """Leave the word on rank 0; the others wait for it, since the first to fail ends all."""
+    if is_first():
+        leave(state, said)
+    else:
+        await_word()
+
+
+def _look(expected: Expected, seconds: float) -> None:
+    try:
+        preflight(expected, seconds=seconds)
+    except PreflightError as error:
+        if is_first() or not error.met:
+            sys.stderr.write(f"{error}\n")
+        if is_first():
+            for node in blamed(error.checks, error.nodes):
+                blame(node)
+        _say("failed", str(error))
+        sys.exit(error.exit_code)

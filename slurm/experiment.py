@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run jobs in order as one nemo-run experiment that stops at the first one that fails."""
+
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import nemo_run as run
+from torchx.specs import AppState
+
+from data.files.whole import missing_folders, remove_empty
+from slurm.local_executor import started_without_shell, stop_ranks
+from slurm.outcome import VARIABLE, outcome, record_failure
+from slurm.quoting import pack
+
+LAST_LINES, LAST_CHARACTERS = 3, 200
+"""Of what a rank wrote, and of each line, that are shown where it raised nothing."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Name a task and the executor that runs it."""
+
+    name: str
+    task: run.Partial
+    executor: run.Executor
+
+
+class JobFailedError(RuntimeError):
+    """Report the job that ended otherwise than well."""
+
+    def __init__(self, name: str, state: str, folder: Path, said: str = "") -> None:
+        """Take the job's name, how it ended, the folder of its output, and what it said itself."""
+        self.name, self.state, self.said = name, state, said
+        log, reason = _first_error(folder)
+        reason = said or reason
+        super().__init__(
+            f"{name} ended as {state.lower()}"
+            + (f": {reason}" if reason else "")
+            + (f"; the output of its ranks is in {log}" if log else "")
+        )
+
+
+class Chain(run.Experiment):
+    """An experiment whose jobs run in order, and end with it.
+
+    nemo-run's own goes on after a failed local job, and waits for a running one when it is
+    interrupted.
+    """
+
+    tell: Callable[[str], Any] = print
+    words: Mapping[str, Path] = MappingProxyType({})
+    """Where jobs leave how they ended: one that was told to stop ends well, but is not finished."""
+
+    def _prepare(self, exist_ok: bool = False) -> None:
+        super()._prepare(exist_ok=exist_ok)
+        for job in self.jobs:
+            if isinstance(job.executor, run.LocalExecutor):
+                for role in job._executable.roles:
+                    started_without_shell(role, Path(job.executor.job_dir))
+        pack([job.executor for job in self.jobs if isinstance(job.executor, run.SlurmExecutor)])
+
+    def _wait_for_jobs(self, jobs: list[Any]) -> None:
+        def stop(signum: int, frame: Any) -> None:
+            stop_ranks(self.tell)
+            for job in jobs:
+                job.cancel(self._runner)
+            raise KeyboardInterrupt
+
+        before = {which: signal.signal(which, stop) for which in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            super()._wait_for_jobs(jobs)
+        finally:
+            for which, handler in before.items():
+                signal.signal(which, handler)
+        for job in jobs:
+            state, said = outcome(self.words[job.id]) if job.id in self.words else (None, "")
+            if job.state != AppState.SUCCEEDED or state not in (None, "finished"):
+                folder = Path(job.executor.job_dir)
+                raise JobFailedError(job.id, state or job.state.name, folder, said)
+
+
+def _first_error(folder: Path) -> tuple[Path | None, str]:
+    """Return the newest combined output beneath a folder and the first exception a rank raised.
+
+    Where none did, how the rank that failed first ended, and what it wrote last.
+    """
+    logs = sorted(folder.rglob("combined.log"), key=lambda path: path.stat().st_mtime)
+    if not logs:
+        return None, ""
+    text = logs[-1].read_text(errors="replace")
+    found = re.search(
+        r"^(?:\[[^\]]*\]:?\s*)*([A-Za-z_.]*(?:Error|Exception)(?:: .+)?)$",
+        text,
+        flags=re.MULTILINE,
+    )
+    return logs[-1], found[1] if found else _last_words(text)
+
+
+def _last_words(text: str) -> str:
+    """Return how a rank ended that raised nothing, and the lines that it wrote last."""
+    ended = re.search(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)
+    if ended is None:
+        return ""
+    code, rank = int(ended[1]), ended[2]
+    how = f"ended with exit code {code}"
+    if code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
+    if -code == signal.SIGKILL:
+        how += ", which the kernel sends where memory runs out"
+    lines = re.findall(rf"^\[[a-z]*{rank}\]:(.*\S)", text, flags=re.MULTILINE)
+    last = " / ".join(line.strip()[:LAST_CHARACTERS] for line in lines[-LAST_LINES:])
+    return f"rank {rank} {how}" + (f"; it wrote last: {last}" if last else "")
+
+
+def run_in_order(
+    title: str, jobs: Sequence[Job], folder: Path, tell: Callable[[str], Any] = print
+) -> None:
+    """Run each job after the one before it; raise JobFailedError at the first that fails.
+
+    A job that left word that it may go on (`slurm.outcome`), as one whose loss broke, is run again.
+    nemo-run's records, the serialized tasks and the output of the ranks go beneath `folder`; what a
+    user has to know meanwhile is told.
+    """
+    words = {job.name: folder / "outcomes" / job.name for job in jobs}
+    left = [_leaving_word(job, words[job.name]) for job in jobs]
+    while left:
+        for job in left:
+            words[job.name].unlink(missing_ok=True)
+        try:
+            with _chain(title, left, folder) as chain:
+                chain.tell, chain.words = tell, words
+                _add(chain, left)
+                chain.run(sequential=True)
+            return
+        except JobFailedError as error:
+            if error.state != "continue":
+                record_failure(words[error.name], str(error))
+                raise
+            tell(f"{error.name} goes on: {error.said}")
+            left = left[[job.name for job in left].index(error.name) :]
+
+
+def _leaving_word(job: Job, word: Path) -> Job:
+    executor = job.executor.clone()
+    executor.env_vars = {**executor.env_vars, VARIABLE: str(word.resolve())}
+    return replace(job, executor=executor)
+
+
+def submit(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
+    """Hand all jobs to a scheduler, each after the one before it; return their numbers by name.
+
+    Nothing is waited for. The scheduler has looked at every script before one is handed over:
+    raises ValueError with its own words where it would not take it. Where it refuses one after all,
+    those before it are cancelled.
+    """
+    for job, script in zip(jobs, scripts(title, jobs, folder).values(), strict=True):
+        _require_taken(job, script)
+    with nothing_to_read(), _chain(title, jobs, folder) as chain:
+        _add(chain, jobs)
+        try:
+            chain.run(sequential=True, detach=True)
+        except BaseException:  # half a chain would run, and be submitted again beside itself
+            for job in chain.jobs:
+                job.cancel(chain._runner)
+            raise
+        return {job.id: str(job.handle).rpartition("/")[2] for job in chain.jobs}
+
+
+def scripts(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
+    """Return the batch script of each job by name; nothing is submitted."""
+    with nothing_to_read(), _chain(title, jobs, folder) as chain:
+        _add(chain, jobs)
+        chain.dryrun(log=False)
+        return {job.id: job._dryrun_info.request.materialize() for job in chain.jobs}
+
+
+@contextmanager
+def nothing_to_read() -> Iterator[None]:
+    """Keep nemo-run's programs (git, tar, sbatch) from reading what this process is given."""
+    before = sys.stdin
+    with open(os.devnull) as nothing:
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            sys.stdin = before
+
+
+def _require_taken(job: Job, script: str) -> None:
+    command = f"sbatch --test-only <<'LONGHAUL_SCRIPT'\n{script}\nLONGHAUL_SCRIPT"
+    with nothing_to_read():
+        said = job.executor.slurm.run(command, warn=True, hide=True)
+    if said.return_code:
+        words = " ".join((said.stderr or said.stdout).split())
+        raise ValueError(f"Slurm would not take {job.name}: {words}")
+
+
+def commands(title: str, jobs: Sequence[Job], folder: Path) -> list[str]:
+    """Return the command line of each job; nothing is started and nothing stays on disk."""
+    made = missing_folders(folder)
+    with _chain(title, jobs, folder) as chain:
+        _add(chain, jobs)
+        chain.dryrun(log=False)
+        requests = [job._dryrun_info.request for job in chain.jobs]
+    experiments = folder / "experiments"  # not empty where an earlier run's records are there
+    remove_empty([experiments / title, experiments, *made])
+    return [
+        shlex.join(replica.args)
+        for request in requests
+        for replicas in request.role_params.values()
+        for replica in replicas
+    ]
+
+
+def _chain(title: str, jobs: Sequence[Job], folder: Path) -> Chain:
+    return Chain(
+        title,
+        executor=jobs[0].executor,
+        base_dir=str(folder),
+        clean_mode=True,
+        enable_goodbye_message=False,
+        skip_status_at_exit=True,
+    )
+
+
+def _add(chain: Chain, jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        chain.add(job.task, executor=job.executor, name=job.name)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cluster file still lacks before jobs can run there, and what of it they use; light."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.spec.naming import start_folder
+from slurm.cluster_file import PLACEHOLDER, ClusterFile, Container, Tunnel
+from slurm.jobs.ladder_run import Plan
+from slurm.jobs.store_source import Documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """A folder that jobs read, or write to."""
+
+    what: str
+    path: Path
+    written: bool = False
+
+    @property
+    def paths(self) -> list[Path]:
+        """The folder as it is named, and as it is without links: jobs may use either."""
+        return list(dict.fromkeys((Path(os.path.abspath(self.path)), self.path.resolve())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A word of `container.mounts`, by pyxis: SRC, SRC:DST or SRC:DST:FLAGS."""
+
+    source: Path
+    place: Path
+    read_only: bool
+
+    @classmethod
+    def parsed(cls, word: str) -> "Mount | None":
+        """Return the mount that a word means; None where it means none."""
+        parts = word.split(":")
+        if len(parts) > 3 or not all(parts):
+            return None
+        flags = parts[2].split("+") if len(parts) == 3 else []
+        return cls(source=Path(parts[0]), place=Path(parts[:2][-1]), read_only="ro" in flags)
+
+
+def folders(plan: Plan, documents: Documents | None, export: Path | None) -> list[Folder]:
+    """Return the folders that the jobs of a chain use.
+
+    A store and an exported model are written beside their places and renamed, so for them it is
+    the folder around them that is written to.
+    """
+    found = [Folder(what="run folder", path=plan.run, written=True)]
+    if documents is None:
+        found.append(Folder(what="store", path=plan.store))
+    else:
+        found.append(Folder(what="store's folder", path=plan.store.parent, written=True))
+        for what, word in (("source", documents.source), ("tokenizer", documents.tokenizer)):
+            if word is not None and word.startswith("/"):
+                found.append(Folder(what=what, path=Path(word)))
+    start = start_folder(plan.card, plan.ladder, plan.chosen[0][1], plan.run)
+    if start is not None:
+        found.append(Folder(what="model to start from", path=start))
+    if export is not None:
+        around = export.resolve().parent  # links are followed before the job is made
+        found.append(Folder(what="folder of the export", path=around, written=True))
+    return found
+
+
+def lacking(file: ClusterFile, used: Sequence[Folder] = ()) -> list[str]:
+    """Return a sentence for each thing that jobs on a cluster, using these folders, would lack."""
+    found = []
+    if file.executor == "slurm" and file.slurm.account == PLACEHOLDER:
+        found.append("slurm.account is CHANGE_ME; set it in the file, or by --account")
+    if file.container is not None:
+        found += _of_container(file.container, file.tunnel, used)
+    elif file.executor == "slurm":
+        found += _of_python(file)
+    if file.tunnel.kind == "ssh":
+        found += _of_ssh(file.tunnel)
+    return found
+
+
+def _of_container(container: Container, tunnel: Tunnel, used: Sequence[Folder]) -> Iterator[str]:
+    image, mounts = container.image, []
+    if PLACEHOLDER in image:
+        yield (
+            f"container.image is {image}; see docs/containers.md, or leave `container` out and "
+            "set `python`"
+        )
+    elif image.startswith("/") and tunnel.kind == "local" and not Path(image).is_file():
+        yield f"container.image {image} is not there; see docs/containers.md"
+    for word in container.mounts:
+        mount = Mount.parsed(word)
+        if mount is None:
+            yield f"container.mounts has {word!r}; write SRC, SRC:DST or SRC:DST:FLAGS"
+        else:
+            mounts.append(mount)
+    for folder in used:
+        for path in folder.paths:
+            yield from _unmounted(folder, path, mounts)
+
+
+def _unmounted(folder: Folder, path: Path, mounts: Sequence[Mount]) -> Iterator[str]:
+    """Yield why a folder is not what it is called inside the container, where it is not."""
+    around = [mount for mount in mounts if path.is_relative_to(mount.place)]
+    right = f"container.mounts needs {path}:{path}"
+    if not around:
+        yield f"the {folder.what} {path} is not in the container; {right}"
+        return
+    inmost = max(around, key=lambda mount: len(mount.place.parts))
+    if inmost.source != inmost.place:
+        other = inmost.source / path.relative_to(inmost.place)
+        yield f"the {folder.what} {path} would be {other} in the container; {right}"
+    elif inmost.read_only and folder.written:
+        yield (
+            f"the {folder.what} {path} is written to, and {inmost.place} is mounted read-only; "
+            f"{right}"
+        )
+
+
+def _of_python(file: ClusterFile) -> Iterator[str]:
+    if file.python is None:
+        yield "there is neither container nor python; ranks would run what PATH has"
+        return
+    program = Path(file.python) / "bin" / "python"
+    if file.tunnel.kind == "local" and not program.exists():
+        yield f"python is {file.python}, a virtual environment, and {program} is not there"
+
+
+def _of_ssh(tunnel: Tunnel) -> Iterator[str]:
+    for name in ("host", "user", "folder"):
+        if getattr(tunnel, name) is None:
+            yield f"tunnel.{name} is missing; an SSH tunnel needs it"
+    if tunnel.identity is not None and not Path(tunnel.identity).expanduser().is_file():
+        yield f"tunnel.identity {tunnel.identity} is not there"

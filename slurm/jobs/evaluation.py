@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job that evaluates stages of a run; imports NeMo."""
+
+from pathlib import Path
+
+import nemo_run
+import torch
+
+from custom_modules.context_parallel.config import ContextParallelKind
+from data.store import Manifest, require_tokenizer
+from eval.evaluate import evaluate
+from eval.run_folder import stage_folder
+from recipes.checkpoints.files import require_whole
+from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
+from recipes.constraints import laws
+from recipes.resolved import yaml_file
+from slurm.experiment import Job
+from slurm.local_executor import local_executor
+
+
+def evaluation_job(
+    run: Path,
+    stages: list[str],
+    *,
+    lengths: list[int],
+    store: Path,
+    documents: int,
+    trials: int,
+    ranks: int,
+    tensor_parallel: int = 1,
+    context_parallel: int = 1,
+    device: str = "cpu",
+    verify: bool = True,
+) -> Job:
+    """Return the job that writes `RUN/eval/<stage>.json` for each stage, up to max(`lengths`)."""
+    task = nemo_run.Partial(
+        evaluate,
+        run=str(run.resolve()),
+        stages=stages,
+        store=str(store.resolve()),
+        lengths=lengths,
+        documents=documents,
+        trials=trials,
+        tensor_parallel=tensor_parallel,
+        context_parallel=context_parallel,
+        device=device,
+        verify=verify,
+    )
+    return Job("evaluate", task, local_executor(ranks))
+
+
+def require_trained(run: Path, stages: list[str], manifest: Manifest) -> None:
+    """Raise ValueError for a stage whose checkpoint is missing, damaged or of another tokenizer."""
+    for name in stages:
+        found = newest_checkpoint(stage_folder(run, name) / "checkpoints")
+        facts = None if found is None else checkpoint_facts(found)
+        if found is None or facts is None:
+            raise ValueError(f"{name} has no complete checkpoint in {run}; train it first")
+        require_tokenizer(manifest, facts["tokenizer"])
+        require_whole(found)
+
+
+def require_layout(
+    run: Path, stages: list[str], *, ranks: int, tp: int, cp: int, length: int, device: str
+) -> None:
+    """Raise ValueError for a layout that the models, the length or this machine cannot have."""
+    found = torch.cuda.device_count()
+    if device == "cuda" and found < ranks:
+        raise ValueError(f"{ranks} ranks on cuda need as many GPUs; this machine has {found}")
+    for name in stages:
+        config = recipe_of(run, name).model.config
+        broken = laws.broken(
+            seq_length=length,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_query_groups,
+            head_dim=config.kv_channels,
+            layers=config.num_layers,
+            vocab=config.vocab_size,
+            tp=tp,
+            cp=cp,
+            cp_kind=ContextParallelKind(),
+            pp=1,
+            world_size=ranks,
+            ranks_per_node=ranks,
+            global_batch=ranks,
+            micro_batch=1,
+        )
+        for sentence in broken:
+            raise ValueError(f"{name}: {sentence}")
+
+
+def recipe_of(run: Path, stage: str) -> nemo_run.Partial:
+    """Return the resolved recipe that a stage was trained by."""
+    return yaml_file.read(stage_folder(run, stage) / "config.yaml")

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a stage is planned to take on a cluster, and the times of its job that follow.
+
+The layout is read back from the resolved recipe, so that the command line's overrides count.
+"""
+
+import math
+from collections.abc import Sequence
+
+import fiddle as fdl
+import nemo_run
+
+from recipes.planner.plan import Plan
+from recipes.planner.search import Question
+from recipes.planner.timeouts import limits
+from recipes.resolved.check import (
+    fp8,
+    sharding_of,
+    tokens_per_batch,
+    world_size,
+)
+from recipes.spec.layout import ContextParallel, Layout
+from slurm.cluster_file import LONGEST_SIGNAL, ClusterFile, seconds_of
+from slurm.jobs import local_chain, stage_checks
+from slurm.jobs.ladder_run import Plan as Run
+
+LEAST_STEPS = 2
+"""That a job has to have time for beside saving; what it starts with takes about one more."""
+
+
+def planned(run: Run, recipe: nemo_run.Partial, file: ClusterFile) -> Plan | None:
+    """Return the plan of a stage on a cluster; None for CPU ranks and where no machine is said."""
+    if stage_checks.device_of(recipe) == "cpu" or file.hardware is None:
+        return None
+    layout = layout_of(recipe)
+    return Question(
+        card=run.card,
+        seq_length=int(recipe.data.seq_length),
+        tokens_per_batch=tokens_per_batch(recipe),
+        cluster=file.hardware,
+        gpus=layout.world_size,
+        fp8=layout.fp8,
+    ).plan(layout)
+
+
+def layout_of(recipe: nemo_run.Partial) -> Layout:
+    """Return the layout that a resolved recipe has."""
+    config, strategy, optim = recipe.model.config, recipe.trainer.strategy, recipe.optim.config
+    tp = int(strategy.tensor_model_parallel_size)
+    cp = int(strategy.context_parallel_size)
+    pp = int(strategy.pipeline_model_parallel_size)
+    offloaded = optim.optimizer_offload_fraction if optim.optimizer_cpu_offload else 0.0
+    return Layout(
+        tp=tp,
+        cp=ContextParallel(size=cp, how=fdl.build(config.cp)),
+        pp=pp,
+        dp=world_size(recipe) // (tp * cp * pp),
+        micro_batch=int(recipe.data.micro_batch_size),
+        recompute=fdl.build(config.recompute),
+        tiling=fdl.build(config.tiling),
+        offload=fdl.build(config.offload),
+        sharding=sharding_of(recipe),
+        optimizer_offload=float(offloaded),
+        fp8=fp8(recipe),
+        precision="fp32" if recipe.trainer.plugins.precision == "32" else "bf16",
+        device="cpu" if stage_checks.device_of(recipe) == "cpu" else "cuda",
+    )
+
+
+def save_seconds(file: ClusterFile, found: Plan | None) -> int:
+    """Return how long before its limit a training job is warned, in whole minutes if planned.
+
+    What the file says is taken for the time of writing too; a planned step is waited for anyway.
+    """
+    said = file.slurm.save_seconds
+    if found is None:
+        return said
+    waits = limits(found)
+    needed = waits.stop if "save_seconds" in file.slurm.model_fields_set else waits.save
+    return said if needed <= said else min(60 * math.ceil(needed / 60), LONGEST_SIGNAL)
+
+
+def require_time(run: Run, made: Sequence[nemo_run.Partial], file: ClusterFile) -> None:
+    """Raise ValueError where the limit of a job is too short for steps and for saving."""
+    limit = seconds_of(file.slurm.time)
+    for recipe in made:
+        if local_chain.is_done(recipe):
+            continue
+        found = planned(run, recipe, file)
+        save, step = save_seconds(file, found), 0.0 if found is None else found.time.step
+        needed = save + LEAST_STEPS * step
+        if limit <= needed:
+            steps = f" and {LEAST_STEPS} steps, {step:,.0f} s each as planned" if step else ""
+            raise ValueError(
+                f"slurm.time is {file.slurm.time}, {limit:,} s, and {recipe.log.name} needs more "
+                f"than {needed:,.0f} s: {save:,} s to save{steps}; raise slurm.time"
+            )

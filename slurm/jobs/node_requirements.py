@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each job of a chain expects of its machines, as a node of the job's tree; imports NeMo."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import nemo_run
+
+from recipes.spec.units import GiB
+from slurm.cluster_file import ClusterFile
+from slurm.jobs import stage_checks
+from slurm.jobs.job_times import planned
+from slurm.jobs.ladder_run import Plan
+from slurm.preflight.requirements import (
+    Bandwidth,
+    Expected,
+    inner_degree,
+    thresholds,
+)
+
+OF_A_GPU_NODE = ("linked_gpus", "gpu_memory_gib", "capability", "shared_memory_gib")
+
+
+def of_training(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> nemo_run.Config:
+    """Return what a stage expects: its ranks, links, host memory, and room to write."""
+    strategy = recipe.trainer.strategy
+    per_node, cp = int(recipe.trainer.devices), int(strategy.context_parallel_size)
+    expected = _expected(plan, nodes=int(recipe.trainer.num_nodes), per_node=per_node)
+    _set(
+        expected,
+        **_folders(file),
+        **_speed(file),
+        **_machine(file, recipe, per_node),
+        tp=int(strategy.tensor_model_parallel_size),
+        cp=cp,
+        ulysses=inner_degree(recipe.model.config.cp, cp),
+        megatron_fsdp=bool(strategy.ddp.use_megatron_fsdp),
+        host_bytes_per_rank=_host_bytes(plan, file, recipe),
+        checkpoint_folder=_path(Path(recipe.log.ckpt.dirpath)),
+        store=_path(plan.store),
+    )
+    return expected
+
+
+def of_evaluation(
+    plan: Plan, file: ClusterFile, recipe: nemo_run.Partial, *, nodes: int, per_node: int
+) -> nemo_run.Config:
+    """Return what the evaluation of a stage expects: no room for checkpoints, nothing pinned."""
+    layout = stage_checks.evaluation_layout(recipe)
+    expected = _expected(plan, nodes=nodes, per_node=per_node)
+    _set(
+        expected,
+        **_speed(file),
+        **_machine(file, recipe, per_node),
+        tp=layout["tensor_parallel"],
+        cp=layout["context_parallel"],
+        ulysses=inner_degree(recipe.model.config.cp, layout["context_parallel"]),
+        store=_path(plan.store),
+    )
+    return expected
+
+
+def of_one_rank(plan: Plan, *, with_store: bool) -> nemo_run.Config:
+    """Return what a job of one rank without a GPU expects: its folders, and our pins."""
+    expected = nemo_run.Config(Expected, world_size=1, nodes=1, run_folder=_path(plan.run))
+    if with_store:
+        expected.store, expected.verify = _path(plan.store), _verify(plan)
+    return expected
+
+
+def _verify(plan: Plan) -> str:
+    return {None: "sampled", True: "whole", False: "none"}[plan.verify]
+
+
+def _expected(plan: Plan, *, nodes: int, per_node: int) -> nemo_run.Config:
+    return nemo_run.Config(
+        Expected,
+        world_size=nodes * per_node,
+        nodes=nodes,
+        ranks_per_node=per_node,
+        run_folder=_path(plan.run),
+        verify=_verify(plan),
+    )
+
+
+def _set(expected: nemo_run.Config, **fields: Any) -> None:
+    for name, value in fields.items():
+        setattr(expected, name, value)
+
+
+def _folders(file: ClusterFile) -> dict[str, Any]:
+    """Return what the cluster file asks of the file system that checkpoints go to."""
+    said = thresholds(file)
+    return {name: said[name] for name in ("least_write_mbps", "free_gib")}
+
+
+def _speed(file: ClusterFile) -> dict[str, Any]:
+    """Return how much slower than the others a rank may be."""
+    said = thresholds(file)
+    return {name: said[name] for name in ("slow_warned", "slow_failed")}
+
+
+def _machine(file: ClusterFile, recipe: nemo_run.Partial, per_node: int) -> dict[str, Any]:
+    """Return what is asked of a node with GPUs; nothing for CPU ranks."""
+    if stage_checks.device_of(recipe) == "cpu" or file.hardware is None:
+        return {}
+    machine, said = Expected.of(file.hardware), thresholds(file)
+    found = {name: getattr(machine, name) for name in OF_A_GPU_NODE}
+    found |= {name: said[name] for name in ("least_driver", "least_sm_clock_mhz", "hca")}
+    if machine.bandwidth is not None:
+        found["bandwidth"] = nemo_run.Config(Bandwidth, **asdict(machine.bandwidth))
+    return {**found, "gpus_per_node": per_node}
+
+
+def _host_bytes(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> float:
+    """Return what a rank pins: what offload may take, or the plan says with the optimizer's part.
+
+    `cap_gib` is of activations alone, and the plan knows nothing of a cap that was raised.
+    """
+    offload, found = recipe.model.config.offload, planned(plan, recipe, file)
+    cap = offload.cap_gib * GiB if offload.tensors != "none" else 0.0
+    return max(cap, 0.0 if found is None else found.memory.host)
+
+
+def _path(folder: Path) -> nemo_run.Config:
+    return nemo_run.Config(Path, str(folder.resolve()))

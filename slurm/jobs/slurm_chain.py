@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ladder as a scheduler's jobs: prepare, then train, evaluate and judge each stage, then export.
+
+Every job is one that may be queued again under its own number: a stage goes on from its last
+checkpoint, so that a time limit shorter than it, a preemption or a lost node costs steps and not
+the chain. Each looks at its machines first; links are measured where a stage trains. Imports NeMo.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nemo_run
+
+from eval.gate import evaluate_and_judge, has_passed
+from longhaul.prepare_job import prepare_for
+from recipes.hugging_face.export import export_stage
+from recipes.pretrain import described
+from recipes.resolved.check import trained_length
+from slurm.cluster_file import ClusterFile
+from slurm.entrypoint import run, train
+from slurm.executors import executor
+from slurm.experiment import Job
+from slurm.jobs import (
+    local_chain,
+    node_requirements,
+    stage_checks,
+)
+from slurm.jobs.job_times import planned, save_seconds
+from slurm.jobs.ladder_run import Plan
+from slurm.jobs.store_source import Documents
+
+
+def jobs(
+    plan: Plan,
+    made: Sequence[nemo_run.Partial],
+    file: ClusterFile,
+    *,
+    documents: Documents | None,
+    export: Path | None,
+    evaluation_documents: int = local_chain.EVALUATION_DOCUMENTS,
+    trials: int = local_chain.EVALUATION_TRIALS,
+) -> list[Job]:
+    """Return the jobs that are left to do, in order; a stage that is finished is not run again."""
+    found: list[Job] = []
+    if documents is not None:
+        found.append(_prepare(plan, file, documents, local_chain.longest(made)))
+    lengths = sorted({trained_length(recipe) for recipe in made})
+    for (name, stage), recipe in zip(plan.chosen, made, strict=True):
+        if not local_chain.is_done(recipe):
+            found.append(_train(plan, file, recipe))
+        elif has_passed(plan.run, recipe.log.name):
+            continue
+        reached = [length for length in lengths if length <= trained_length(recipe)]
+        task = nemo_run.Partial(
+            evaluate_and_judge,
+            run=str(plan.run.resolve()),
+            stage=recipe.log.name,
+            before=plan.before(name),
+            gate=described(stage.gate),
+            store=str(plan.store.resolve()),
+            lengths=reached,
+            documents=evaluation_documents,
+            trials=trials,
+            verify=plan.verify is not False,
+            **_parallel(recipe),
+        )
+        found.append(_evaluate(plan, file, task, recipe))
+    if export is not None:
+        source = str(stage_checks.folder_of(made[-1]).resolve())
+        task = nemo_run.Partial(
+            export_stage,
+            source=source,
+            to=str(export.resolve()),
+            verify=plan.verify is not False,
+        )
+        expected = node_requirements.of_one_rank(plan, with_store=True)
+        found.append(_on_ranks(plan, _without_gpus(file), "export", task, expected))
+    return found
+
+
+def _prepare(plan: Plan, file: ClusterFile, documents: Documents, length: int) -> Job:
+    task = nemo_run.Partial(
+        prepare_for,
+        length,
+        source=documents.source,
+        out=str(plan.store.resolve()),
+        tokenizer=documents.tokenizer,
+        vocab_size=documents.vocab_size,
+    )
+    # Documents and tokenizer may be the hub's; a file that says otherwise knows its nodes.
+    online = {"HF_HUB_OFFLINE": 0, **file.environment}
+    file = _without_gpus(file).model_copy(update={"environment": online})
+    expected = node_requirements.of_one_rank(plan, with_store=False)
+    return _on_ranks(plan, file, "prepare", task, expected)
+
+
+def _train(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> Job:
+    folder = stage_checks.folder_of(recipe)
+    task = nemo_run.Partial(
+        train,
+        config=str(folder / stage_checks.CONFIG),
+        expected=node_requirements.of_training(plan, file, recipe),
+        seconds=file.preflight_seconds,
+    )
+    made = executor(
+        _with_gpus(file, recipe),
+        nodes=int(recipe.trainer.num_nodes),
+        ranks_per_node=int(recipe.trainer.devices),
+        folder=plan.run / "launch",
+        outcome=folder / "outcome",
+        save_seconds=save_seconds(file, planned(plan, recipe, file)),
+    )
+    return Job(recipe.log.name, task, made)
+
+
+def _evaluate(
+    plan: Plan, file: ClusterFile, task: nemo_run.Partial, recipe: nemo_run.Partial
+) -> Job:
+    """Return the job of a stage's evaluation, on the ranks that its length needs."""
+    ranks = stage_checks.evaluation_layout(recipe)["ranks"]
+    nodes = -(-ranks // int(recipe.trainer.devices))
+    while ranks % nodes:
+        nodes += 1
+    size = {"nodes": nodes, "per_node": ranks // nodes}
+    expected = node_requirements.of_evaluation(plan, file, recipe, **size)
+    name = f"evaluate_{recipe.log.name}"
+    return _on_ranks(plan, _with_gpus(file, recipe), name, task, expected, **size)
+
+
+def _on_ranks(
+    plan: Plan,
+    file: ClusterFile,
+    name: str,
+    task: nemo_run.Partial,
+    expected: nemo_run.Config,
+    *,
+    nodes: int = 1,
+    per_node: int = 1,
+) -> Job:
+    """Return a job around a task that ends by itself: it is warned of no limit."""
+    made = executor(
+        file,
+        nodes=nodes,
+        ranks_per_node=per_node,
+        folder=plan.run / "launch",
+        outcome=plan.run / "launch" / "outcomes" / name,
+        save_seconds=0,
+    )
+    return Job(name, nemo_run.Partial(run, task=task, expected=expected, seconds=0.0), made)
+
+
+def _parallel(recipe: nemo_run.Partial) -> dict[str, Any]:
+    layout = stage_checks.evaluation_layout(recipe)
+    layout.pop("ranks")
+    return layout
+
+
+def _with_gpus(file: ClusterFile, recipe: nemo_run.Partial) -> ClusterFile:
+    """Return the file asking for no GPUs where the ranks of a stage are on the CPU."""
+    return file if stage_checks.device_of(recipe) == "cuda" else _without_gpus(file)
+
+
+def _without_gpus(file: ClusterFile) -> ClusterFile:
+    return file.model_copy(update={"slurm": file.slurm.model_copy(update={"ask_for_gpus": "none"})})

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the first job of a chain makes a store of, its places absolute; light.
+
+A job runs in a folder of its own, where a relative path would be another one.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.readers import HUB_PREFIX
+from slurm.jobs.ladder_run import Plan
+
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.A)
+"""A model of the Hugging Face hub: `NAME` or `OWNER/NAME`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """What a store is made of, where there is none yet."""
+
+    source: str | None
+    tokenizer: str | None
+    vocab_size: int
+
+
+def documents_of(plan: Plan, source: str | None, tokenizer: str | None) -> Documents | None:
+    """Return what the store is to be made of, or None where there is one.
+
+    Raises ValueError for documents or a tokenizer that are not there, and where none are named.
+    """
+    if plan.store.exists():
+        if source is not None:
+            raise ValueError(f"there is a store at {plan.store}; leave --source out, or --store")
+        return None
+    if plan.card.hf_id is not None and source is None:
+        raise ValueError(
+            f"there is no token store at {plan.store}; name --source DOCUMENTS to make one first"
+        )
+    return Documents(
+        source=_source(source),
+        tokenizer=_tokenizer(tokenizer or plan.card.hf_id),
+        vocab_size=plan.card.vocab,
+    )
+
+
+def _source(word: str | None) -> str | None:
+    if word is None or word.startswith(HUB_PREFIX):
+        return word
+    path = Path(word).resolve()
+    if not path.exists():
+        raise ValueError(
+            f"--source {word} is not there ({path}); name a file, a folder, or hf:NAME of the hub"
+        )
+    return str(path)
+
+
+def _tokenizer(word: str | None) -> str | None:
+    """Return a folder absolute and a name of the hub as it is; a folder goes before a name."""
+    if word is None:
+        return None
+    path = Path(word).resolve()
+    if path.exists():
+        return str(path)
+    if HUB_NAME.fullmatch(word):
+        return word
+    raise ValueError(
+        f"--tokenizer {word} is not there ({path}); name a folder, or a model of the hub as "
+        "OWNER/NAME"
+    )

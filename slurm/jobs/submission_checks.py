@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a chain of jobs is refused for before one of them is submitted; imports nemo-run."""
+
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from longhaul.slurm_jobs import FORGOTTEN, OVER, job_numbers
+from slurm.cluster_file import ClusterFile
+from slurm.executors import executor, require_reached
+from slurm.experiment import nothing_to_read
+from slurm.jobs.cluster_checks import Folder, lacking
+from slurm.jobs.ladder_run import Plan
+
+PACKAGES = ("recipes", "custom_modules", "data", "eval", "slurm", "longhaul")
+FILES_READ = (".py", ".yaml", ".jinja")
+PLAIN = "env -u SQUEUE_STATES -u SQUEUE_PARTITION -u SQUEUE_ACCOUNT -u SQUEUE_USERS"
+"""Without what a shell may have squeue leave out."""
+
+
+def require(file: ClusterFile, used: Sequence[Folder]) -> list[str]:
+    """Raise ValueError for what would fail on the cluster; return what is to be known."""
+    if file.executor != "slurm":
+        raise ValueError(
+            f"cluster {file.name} has executor {file.executor}; a chain needs a scheduler that "
+            "knows dependencies: slurm, or --executor local"
+        )
+    found = lacking(file, used)
+    if file.slurm.array is not None or "array" in file.slurm.sbatch:
+        found.append(
+            "slurm.array would run each job of the chain several times in the same folders; leave "
+            "it out"
+        )
+    if found:
+        raise ValueError(f"cluster {file.name}: {'; '.join(found)}")
+    if file.tunnel.kind == "ssh":
+        require_reached(file)
+    return _uncommitted()
+
+
+def _uncommitted() -> list[str]:
+    """Return what of the tree jobs do not get: nemo-run packs what is committed, nothing else."""
+    try:
+        said = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=all"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise ValueError("jobs get a git tree, and git is not installed here; install it") from None
+    if said.returncode:
+        reason = " ".join(said.stderr.split()).removeprefix("fatal: ")
+        raise ValueError(
+            "jobs get the git tree of the folder that they are submitted from, and git refuses "
+            f"{Path.cwd()} ({reason}); run the command in a clone of Longhaul"
+        )
+    lines = said.stdout.splitlines()
+    changed = sum(not line.startswith("?? ") for line in lines)
+    new = [line[3:] for line in lines if line.startswith("?? ") and _is_ours(line[3:])]
+    notes = []
+    if changed:
+        notes.append(f"{changed} changed files are not committed; jobs get the committed tree")
+    if new:
+        shown = ", ".join(new[:4]) + (", ..." if len(new) > 4 else "")
+        notes.append(f"{len(new)} new files are not in git, and jobs do not get them: {shown}")
+    return notes
+
+
+def _is_ours(path: str) -> bool:
+    return path.partition("/")[0] in PACKAGES and path.endswith(FILES_READ)
+
+
+def require_idle(plan: Plan, file: ClusterFile) -> None:
+    """Raise ValueError while jobs that were submitted into this run folder are not over."""
+    names = {number: name for name, number in job_numbers(plan.run).items()}
+    if not names:
+        return
+    command = f"{PLAIN} squeue --noheader --format='%i %T' --jobs={','.join(names)}"
+    with nothing_to_read():
+        said = _executor(plan, file).slurm.run(command, warn=True, hide=True)
+    if said.return_code:
+        words = " ".join((said.stderr or said.stdout).split())
+        if FORGOTTEN in words:
+            return
+        raise ValueError(f"squeue does not say whether the jobs of {plan.run} are over: {words}")
+    rows = (line.split() for line in said.stdout.splitlines())
+    live = {row[0]: row[1] for row in rows if row and row[0] in names and row[1] not in OVER}
+    if live:
+        shown = ", ".join(f"{number} {names[number]} ({state.lower()})"
+                          for number, state in live.items())  # fmt: skip
+        raise ValueError(
+            f"jobs of {plan.run} are still in the queue: {shown}; wait for them, or stop them: "
+            f"scancel {' '.join(live)}"
+        )
+
+
+def require_shared(plan: Plan, file: ClusterFile) -> None:
+    """Raise ValueError where a cluster behind a tunnel does not see what was written here."""
+    if file.tunnel.kind == "local":
+        return
+    record = plan.run.resolve() / "run.json"
+    tunnel = _executor(plan, file).tunnel
+    with nothing_to_read():
+        tunnel.connect()
+        command = f"test -e {shlex.quote(str(record))}"
+        unseen = tunnel.run(command, warn=True, hide=True).return_code
+    if unseen:
+        raise ValueError(
+            f"{file.tunnel.host} does not see {record}; --out and --store have to be on a file "
+            "system that this machine and the cluster share, at the same place"
+        )
+
+
+def _executor(plan: Plan, file: ClusterFile) -> Any:
+    """Return an executor that commands reach the login node by; no job is made of it."""
+    folder: Path = plan.run / "launch"
+    return executor(file, nodes=1, ranks_per_node=1, folder=folder, outcome=folder / "outcome")

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks that take all ranks: rank 0 judges what each of them says, all learn the result."""
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from slurm.preflight.check import Check, Group, joined
+from slurm.preflight.machine import Machine
+from slurm.preflight.node.filesystem import awaited, content_checks
+from slurm.preflight.ranks.clocks import clock_check, offset
+from slurm.preflight.ranks.placement import (
+    Place,
+    leaders,
+    place_checks,
+    place_of,
+)
+from slurm.preflight.ranks.rendezvous import Meeting, unless_done
+from slurm.preflight.ranks.slow_ranks import speed_checks
+from slurm.preflight.ranks.timings import (
+    ON_CPU,
+    ON_GPU,
+    Bench,
+    Sizes,
+)
+from slurm.preflight.requirements import Expected
+
+SEEN_SECONDS = 20.0
+"""How long a file of another node may take to appear."""
+STORE_SECONDS = 24 * 3600.0
+"""How long the other ranks wait for the first one to read all of a store, maybe terabytes."""
+SAMPLE_SECONDS = 3600.0
+"""The same of a sample, with which the index files are read whole."""
+BESIDE = 120.0
+"""Seconds for NCCL to connect all ranks, beside those of the measurements."""
+
+
+def rank_checks(
+    expected: Expected,
+    machine: Machine,
+    meeting: Meeting,
+    own: list[Check],
+    *,
+    seconds: float,
+    sizes: Sizes | None = None,
+) -> tuple[list[Check], tuple[str, ...]]:
+    """Return the checks of the whole job and its nodes, the same on every rank.
+
+    `own` are those of this rank's node, or of the rank alone. Links are measured for `seconds`,
+    where nothing has failed before. torch.distributed is left as it was found.
+    """
+    rows = meeting.all("rank", asdict(place_of(meeting.rank, machine)))
+    hosts = meeting.decided("hosts", [row["host"] for row in rows])
+    on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    found = _of_nodes(meeting, own, hosts)
+    if meeting.rank.rank == 0:
+        found += place_checks(expected, [Place(**row) for row in rows], on_gpus)
+    found += _clocks(expected, meeting, hosts)
+    found += _same_folder(expected, meeting, hosts)
+    found += _content(expected, meeting)
+    failed = any(check.state == "failure" for check in found)
+    if not meeting.decided("go", meeting.rank.rank == 0 and not failed and seconds > 0):
+        if seconds > 0 and meeting.rank.rank == 0:
+            found.append(
+                Check.warning(
+                    Group.SPEED,
+                    "bandwidth",
+                    "not measured, since something else failed",
+                    "mend that, and run preflight again",
+                )
+            )
+    else:
+        chosen = sizes or (ON_GPU if on_gpus else ON_CPU)
+        times = meeting.all("times", _times(meeting, hosts, on_gpus, seconds, chosen))
+        if meeting.rank.rank == 0:
+            found += _judged(expected, hosts, times)
+    rows = meeting.decided("page", [asdict(check) for check in found])
+    return [Check.from_json(row) for row in rows], tuple(dict.fromkeys(hosts))
+
+
+def _of_nodes(meeting: Meeting, own: list[Check], hosts: list[str]) -> list[Check]:
+    """Return the checks of all nodes as one page, on rank 0; nothing on others."""
+    by_node: dict[str, dict[tuple[Group, str], Check]] = {}
+    for rank, rows in enumerate(meeting.all("own", [asdict(check) for check in own])):
+        checks = by_node.setdefault(hosts[rank], {})
+        for check in map(Check.from_json, rows):
+            key = (check.group, check.name)
+            if key not in checks or checks[key].state == "ok":  # of ranks of a node the worst
+                checks[key] = check
+    return joined({node: list(checks.values()) for node, checks in by_node.items()})
+
+
+def _clocks(expected: Expected, meeting: Meeting, hosts: list[str]) -> list[Check]:
+    """Return the check of the nodes' clocks, on rank 0."""
+    offsets = meeting.all("offset", offset(meeting, leaders(hosts)))
+    by_host = {
+        hosts[rank]: (ahead, error)
+        for rank, (ahead, error) in enumerate(offsets)
+        if rank in leaders(hosts)
+    }
+    return list(clock_check(by_host, expected.clock_skew_seconds)) if offsets else []
+
+
+def _same_folder(expected: Expected, meeting: Meeting, hosts: list[str]) -> list[Check]:
+    """Return the check, on rank 0, that every node reads what rank 0 writes to the run folder."""
+    folder = expected.run_folder
+    if folder is None:
+        return []
+    token = uuid.uuid4().hex
+    name, token = meeting.decided("token", [f".preflight-{token}.token", token])
+    path, mine = Path(folder) / name, meeting.rank.rank
+    unwritten = _written(path, token) if mine == 0 else ""
+    unwritten = meeting.decided("written", unwritten)
+    why = None
+    if not unwritten and mine in leaders(hosts):
+        why = awaited(path, token, SEEN_SECONDS)
+    whys = meeting.all("seen", why)
+    if mine:
+        return []
+    path.unlink(missing_ok=True)
+    if unwritten:
+        return []  # the check of the run folder has said why
+    blind = {hosts[rank]: why for rank, why in enumerate(whys) if why is not None}
+    if blind:
+        shown = ", ".join(f"{host} ({why})" for host, why in blind.items())
+        few = 2 * len(blind) < len(leaders(hosts))  # else rank 0's node may be the odd one
+        return [
+            Check.failure(
+                Group.FILES,
+                "shared folder",
+                f"a file that rank 0 wrote to {folder} cannot be read by {shown}",
+                "put the run folder on the shared file system, mounted at one path on all nodes",
+                blind if few else (),
+            )
+        ]
+    return [Check.ok(Group.FILES, "shared folder", f"{folder} is one folder on every node")]
+
+
+def _content(expected: Expected, meeting: Meeting) -> list[Check]:
+    """Return the check, on rank 0, of what the store holds; the others wait for it."""
+    checks = list(content_checks(expected)) if meeting.rank.rank == 0 else []
+    seconds = STORE_SECONDS if expected.verify == "whole" else SAMPLE_SECONDS
+    replace(meeting, seconds=seconds).decided("store", True)
+    return checks
+
+
+def _written(path: Path, token: str) -> str:
+    """Write the token; return why it cannot be, empty where it can."""
+    try:
+        path.write_text(token)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _judged(expected: Expected, hosts: list[str], times: list[Any]) -> list[Check]:
+    broken = [f"rank {rank} on {hosts[rank]}: {row}" for rank, row in enumerate(times)
+              if isinstance(row, str)]  # fmt: skip
+    if broken:
+        return [
+            Check.failure(
+                Group.SPEED,
+                "bandwidth",
+                f"a collective broke: {'; '.join(broken[:4])}",
+                "look at the first rank named, and at NCCL_DEBUG=INFO",
+            )
+        ]
+    return list(speed_checks(expected, hosts, times))
+
+
+def _times(
+    meeting: Meeting, hosts: list[str], on_gpus: bool, seconds: float, sizes: Sizes
+) -> dict[str, Any] | str:
+    """Return what this rank measured; why a collective broke, where one did."""
+    rank = meeting.rank
+    device = torch.device("cuda", rank.local_rank) if on_gpus else torch.device("cpu")
+    if on_gpus:
+        torch.cuda.set_device(device)
+    limit = BESIDE + 2 * seconds
+    try:
+        with _ended(rank.rank, rank.host, limit), _group(meeting, on_gpus, limit):
+            times = _measured(device, hosts, seconds, sizes)
+            meeting.all("measured", True)  # a group that closes under another rank breaks there
+            meeting.decided("all measured", True)
+            return times
+    except RuntimeError as error:
+        return _first_line(error)
+    finally:
+        if on_gpus:
+            torch.cuda.empty_cache()
+
+
+def _measured(
+    device: torch.device, hosts: list[str], seconds: float, sizes: Sizes
+) -> dict[str, Any] | str:
+    try:
+        return asdict(Bench(device, sizes, seconds).times(hosts))
+    except RuntimeError as error:
+        return _first_line(error)
+
+
+def _first_line(error: RuntimeError) -> str:
+    """Return what gloo, NCCL or the store says; what each raises derives from RuntimeError."""
+    return str(error).strip().splitlines()[0]
+
+
+@contextmanager
+def _group(meeting: Meeting, on_gpus: bool, limit: float) -> Iterator[None]:
+    """Make torch.distributed's default group inside this context, under keys of its own."""
+    if dist.is_initialized():  # the caller's, who looks after it
+        yield
+        return
+    dist.init_process_group(
+        "nccl" if on_gpus else "gloo",
+        store=PrefixStore("group", meeting.store),
+        rank=meeting.rank.rank,
+        world_size=meeting.rank.world_size,
+        timeout=timedelta(seconds=limit),
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _ended(rank: int, host: str, limit: float) -> Iterator[None]:
+    """End this process where the context does not: a kernel of NCCL that hangs never returns."""
+
+    def end() -> None:
+        sys.stderr.write(
+            f"preflight: rank {rank} on {host} has waited {limit:.0f} s in a collective; a rank or "
+            "a link does not answer. Look at the ranks that do not say this.\n"
+        )
+        sys.stderr.flush()
+        os._exit(Group.SPEED)
+
+    with unless_done(limit + 30, end):  # after torch's own limit, which says more
+        yield

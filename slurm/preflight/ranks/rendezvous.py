@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where ranks meet before torch.distributed: a store, in which each says that it is there.
+
+Ranks of torchrun find the store that its agent keeps. Without one, rank 0 keeps it at the port that
+the job's own groups will use, until the process ends: torch lets stores of one process share a
+port (`multi_tenant`), so NeMo's store is this one, and no rank can meet a server that is closing.
+All keys have a prefix of preflight's, so the job finds none of them.
+"""
+
+import itertools
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from slurm.preflight.check import Check, Group, PreflightError
+from slurm.preflight.machine import Rank
+from slurm.preflight.node.network import port_failure, unreachable
+
+PREFIX = "longhaul_preflight"
+UNUSUAL_SECONDS = 10.0
+"""After which a rank says what it waits for."""
+_kept: list[TCPStore] = []
+"""Servers of this process, which end with it."""
+_meetings = itertools.count()
+"""Ranks that meet again do so under keys of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The ranks of a job, and the store in which they write to each other; values are JSON."""
+
+    rank: Rank
+    store: Store
+    seconds: float
+    """How long a rank waits for what another writes."""
+
+    def say(self, key: str, value: Any) -> None:
+        """Write under a key of this rank."""
+        self.store.set(f"{key}/{self.rank.rank}", json.dumps(value))
+
+    def heard(self, key: str, rank: int) -> Any:
+        """Return what a rank has written under a key; wait for it."""
+        self.store.wait([f"{key}/{rank}"], timedelta(seconds=self.seconds))
+        return json.loads(self.store.get(f"{key}/{rank}"))
+
+    def all(self, key: str, value: Any) -> list[Any]:
+        """Write a value; return those of all ranks on rank 0, nothing on others."""
+        self.say(key, value)
+        if self.rank.rank:
+            return []
+        return [self.heard(key, rank) for rank in range(self.rank.world_size)]
+
+    def decided(self, key: str, value: Any) -> Any:
+        """Return on every rank what rank 0 gives as `value`."""
+        if self.rank.rank == 0:
+            self.say(key, value)
+        return self.heard(key, 0)
+
+
+def meet(rank: Rank, seconds: float) -> Meeting:
+    """Return the store in which all ranks have said that they are there.
+
+    Raises PreflightError where the port is out of reach, a rank is there twice, or some have not
+    come in `seconds`.
+    """
+    hosts_store = rank.rank == 0 and not rank.agent
+    if not hosts_store:
+        with _said_later(f"rank {rank.rank} waits for {rank.address}:{rank.port}", seconds):
+            why = unreachable(rank.address, rank.port, seconds)
+        if why is not None:
+            raise PreflightError([port_failure(rank.address, rank.port, why, rank.host)])
+    try:
+        whole = TCPStore(
+            rank.address, rank.port, None, hosts_store, timedelta(seconds=seconds),
+            wait_for_workers=False, multi_tenant=True,
+        )  # fmt: skip
+    except (RuntimeError, OSError) as error:  # torch's own errors derive from RuntimeError
+        why = str(error).splitlines()[0]
+        raise PreflightError([port_failure(rank.address, rank.port, why, rank.host)]) from error
+    if hosts_store:
+        _kept.append(whole)
+    store = PrefixStore(f"{PREFIX}/{rank.restarts}/{next(_meetings)}", whole)
+    meeting = Meeting(rank, store, seconds)
+    if store.add(f"there/{rank.rank}", 1) > 1:
+        raise PreflightError([_twice(rank)])
+    meeting.say("place", {"host": rank.host, "world_size": rank.world_size})
+    _wait_for_all(meeting)
+    return meeting
+
+
+@contextmanager
+def _said_later(what: str, seconds: float) -> Iterator[None]:
+    """Say on stderr what is waited for, where it takes longer than ranks usually are apart."""
+    said = f"preflight: {what}, up to {seconds:g} s\n"
+    with unless_done(UNUSUAL_SECONDS, lambda: sys.stderr.write(said)):
+        yield
+
+
+@contextmanager
+def unless_done(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Call a function, in a thread of its own, if the block takes longer than so many seconds."""
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _twice(rank: Rank) -> Check:
+    return Check.failure(
+        Group.RANKS, "ranks", f"two processes are rank {rank.rank}, one of them on {rank.host}",
+        "start each rank once, with a RANK of its own (srun sets SLURM_PROCID, torchrun RANK)",
+    )  # fmt: skip
+
+
+def _wait_for_all(meeting: Meeting) -> None:
+    """Wait until every rank has come; raise PreflightError with those that have not."""
+    size, store = meeting.rank.world_size, meeting.store
+    if store.add("arrived", 1) == size:
+        store.set("complete", "yes")
+    with suppress(RuntimeError):  # the store's word for a time that is over
+        store.wait(["complete"], timedelta(seconds=meeting.seconds))
+    absent = [rank for rank in range(size) if not store.check([f"place/{rank}"])]
+    if not absent:
+        return
+    there = {meeting.heard("place", rank)["host"] for rank in range(size) if rank not in absent}
+    if meeting.rank.rank == 0:
+        store.set("complete", "no")  # others need not wait for their own time to be over
+        time.sleep(1)  # the store may be this process's, and they are to read from it
+    shown = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
+    failure = Check.failure(
+        Group.RANKS, "ranks",
+        f"{size - len(absent)} of {size} ranks came in {meeting.seconds:g} s, from "
+        f"{', '.join(sorted(there))}; not there: {shown}",
+        "look at the output of those ranks, and whether the launcher starts as many as it says",
+    )  # fmt: skip
+    raise PreflightError([failure])

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `longhaul run` decides before anything large is loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
+from recipes.shipped.table import ROWS
+from slurm.jobs import ladder_run
+
+
+def test_every_card_of_a_ladder_has_a_recipe_for_each_stage_and_no_recipe_is_left_over():
+    from recipes.shipped.factories import FACTORIES
+
+    plans = [
+        ladder_run.plan(*ladder_run.choose(row.ladder.name, row.card.name), None, None)
+        for row in ROWS.values()
+    ]
+    assert {name for plan in plans for name in plan.stage_names} == set(FACTORIES)
+
+
+def test_the_only_card_of_a_ladder_needs_no_naming():
+    ladder, card = ladder_run.choose("tiny", None)
+    assert (ladder.name, card.name) == ("tiny", "tiny")
+
+
+def test_a_ladder_of_several_cards_asks_for_one():
+    with pytest.raises(ValueError, match="--card llama3_8b"):
+        ladder_run.choose("nemo", None)
+
+
+def test_a_card_that_the_ladder_has_no_recipes_for_is_refused():
+    with pytest.raises(ValueError, match=r"has no card .tiny.; it has llama3_8b, llama31"):
+        ladder_run.choose("nemo", "tiny")
+
+
+def test_a_published_card_without_a_store_is_told_how_to_make_one(tmp_path):
+    plan = ladder_run.plan(LADDERS["nemo"], CARDS["llama32_1b"], None, tmp_path / "none")
+    with pytest.raises(ValueError, match=r"longhaul prepare .* meta-llama/Llama-3.2-1B"):
+        ladder_run.require_store(plan)
+
+
+def test_places_named_on_the_command_line_win_over_convention():
+    plan = ladder_run.plan(LADDERS["tiny"], CARDS["tiny"], Path("here"), Path("there"))
+    assert (plan.run, plan.store) == (Path("here"), Path("there"))

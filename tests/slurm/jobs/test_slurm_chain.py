@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The jobs of a chain: what they are told of their limits and expect of their machines."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import fiddle as fdl
+import pytest
+
+from longhaul.run_on_cluster import _laid_out
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
+from recipes.notation.layout import layout_from
+from recipes.pretrain import pretrain
+from recipes.shipped.factories import FACTORIES
+from recipes.shipped.table import ROWS
+from recipes.spec.layout import Fp8
+from slurm import cluster_file
+from slurm.cluster_file import ClusterFile, Slurm
+from slurm.jobs import ladder_run, slurm_chain
+from slurm.jobs.job_times import (
+    layout_of,
+    planned,
+    require_time,
+    save_seconds,
+)
+from slurm.jobs.store_source import Documents
+
+NODES = 4
+H100 = cluster_file.load("dgx_h100")
+DOCUMENTS = Documents(source="/shared/books", tokenizer=None, vocab_size=128_256)
+
+
+def site(**slurm) -> ClusterFile:
+    """Return DGX H100 with an account, without a container."""
+    chosen = Slurm(account="me", **{"time": "08:00:00", **slurm})
+    return H100.model_copy(update={"slurm": chosen, "container": None, "python": "/shared/venv"})
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chain")
+    ladder, card = LADDERS["ultralong_1m"], CARDS["llama31_8b"]
+    return ladder_run.plan(ladder, card, folder / "run", folder / "store")
+
+
+@pytest.fixture(scope="module")
+def made(plan):
+    return _laid_out(plan, [], "dgx_h100", NODES, None)
+
+
+def jobs(plan, made, file):
+    """Return the jobs by their names."""
+    export = plan.run.parent / "exported"
+    found = slurm_chain.jobs(plan, made, file, documents=DOCUMENTS, export=export)
+    return {job.name: job for job in found}
+
+
+@pytest.mark.parametrize(
+    "name", ["llama31_8b_ultralong_1m", "llama3_8b_nemo_64k", "llama31_8b_nemo_128k"]
+)
+def test_a_layout_is_read_back_from_its_recipe(name):
+    assert layout_of(FACTORIES[name]()) == ROWS[name].layout
+
+
+@pytest.mark.parametrize(
+    ("words", "fp8"),
+    [
+        ("tp4 ulysses2 dp4 kept_attention zero3", Fp8()),
+        ("tp4 ulysses2 dp4 full adam-on-host:0.5 mb2", Fp8()),
+        ("tp4 ring2 dp4 full", Fp8(recipe="tensorwise", bf16_first=1, bf16_last=2)),
+    ],
+)
+def test_a_layout_with_less_usual_choices_is_read_back_too(words, fp8):
+    layout = replace(layout_from(words), fp8=fp8)
+    row = ROWS["llama3_8b_nemo_64k"]
+    assert layout_of(pretrain(row.card, row.ladder, row.seq_length, layout, nodes=4)) == layout
+
+
+def test_an_override_counts_in_what_is_planned(plan):
+    recipe = FACTORIES["llama3_8b_nemo_64k"]()
+    before = planned(plan, recipe, site())
+    recipe.data.global_batch_size *= 2
+    assert planned(plan, recipe, site()).time.step > 1.5 * before.time.step
+
+
+def test_a_stage_is_warned_early_enough_for_its_step(plan, made):
+    step = planned(plan, made[0], site()).time.step
+    early = save_seconds(site(save_seconds=10), planned(plan, made[0], site()))
+    assert early % 60 == 0
+    assert 1.5 * step + 60 <= early < 1.5 * step + 120  # the file knows how long writing takes
+    assert save_seconds(site(), planned(plan, made[0], site())) > early
+    assert save_seconds(site(save_seconds=7000), planned(plan, made[0], site())) == 7000
+    assert save_seconds(site(save_seconds=33), None) == 33
+    train = jobs(plan, made, site(save_seconds=10))[made[0].log.name]
+    assert train.executor.signal == f"USR1@{early}"
+
+
+def test_jobs_that_end_by_themselves_are_warned_of_no_limit(plan, made):
+    found = jobs(plan, made, site())
+    assert [name for name, job in found.items() if job.executor.signal] == [made[0].log.name]
+
+
+def test_a_limit_too_short_for_steps_and_saving_is_refused_with_both(plan, made):
+    step = planned(plan, made[0], site()).time.step
+    early = save_seconds(site(), planned(plan, made[0], site()))
+    require_time(plan, made, site(time=str(int(early + 2 * step) // 60 + 1)))
+    short = site(time=str(int(early + 2 * step) // 60))
+    with pytest.raises(ValueError, match=rf"slurm\.time is .*{early:,} s to save and 2 steps"):
+        require_time(plan, made, short)
+
+
+def test_a_cpu_recipe_is_held_to_the_file_s_own_seconds(plan, tmp_path):
+    tiny = [FACTORIES["tiny_512"]()]
+    assert planned(plan, tiny[0], site()) is None
+    require_time(plan, tiny, site(time="2", save_seconds=15))
+
+
+def test_the_file_s_own_word_on_the_hub_wins(plan, made):
+    def offline(file):
+        return jobs(plan, made, file)["prepare"].executor.env_vars["HF_HUB_OFFLINE"]
+
+    assert offline(site()) == "0"
+    environment = {**H100.environment, "HF_HUB_OFFLINE": 1}
+    assert offline(site().model_copy(update={"environment": environment})) == "1"
+
+
+def test_the_optimizer_s_part_of_the_host_is_expected(plan):
+    row = ROWS["llama3_8b_nemo_64k"]
+    layout = replace(row.layout, optimizer_offload=0.5)
+    recipe = pretrain(row.card, row.ladder, row.seq_length, layout, nodes=row.nodes)
+    expected = jobs(plan, [recipe], site())[recipe.log.name].task.expected
+    replicas = layout.dp * layout.cp.size
+    least = 16 * row.card.parameters / layout.tp / layout.pp / replicas * 0.5
+    assert expected.host_bytes_per_rank > 0.9 * least
+
+
+def test_every_job_looks_at_its_machines_first(plan, made):
+    found = jobs(plan, made, site())
+    expected = {name: fdl.build(job.task.expected) for name, job in found.items()}
+    stage = made[0].log.name
+    assert {name: job.task.seconds for name, job in found.items() if job.task.seconds} == {
+        stage: H100.preflight_seconds
+    }
+    train, evaluate = expected[stage], expected[f"evaluate_{stage}"]
+    assert (train.world_size, train.nodes, train.gpus_per_node) == (32, NODES, 8)
+    layout = layout_of(made[0])
+    assert evaluate.world_size == layout.tp * layout.cp.size
+    assert evaluate.nodes * evaluate.ranks_per_node == evaluate.world_size
+    assert (evaluate.tp, evaluate.cp) == (layout.tp, layout.cp.size)
+    assert evaluate.capability == train.capability
+    assert evaluate.host_bytes_per_rank == 0
+    for name in ("prepare", "export"):
+        one = expected[name]
+        assert (one.world_size, one.nodes, one.gpus_per_node) == (1, 1, 0)
+        assert one.run_folder == plan.run.resolve()
+    assert expected["prepare"].store is None
+    assert expected["export"].store == plan.store.resolve()
+
+
+def test_thresholds_of_the_cluster_file_reach_a_stage(plan, made):
+    file = site()
+    said = file.preflight.model_copy(
+        update={"least_driver": "535.104", "free_gib": 700, "slow_failed": 9.0}
+    )
+    found = jobs(plan, made, file.model_copy(update={"preflight": said}))
+    train = fdl.build(found[made[0].log.name].task.expected)
+    assert (train.least_driver, train.free_gib) == ("535.104", 700)
+    assert (train.slow_warned, train.slow_failed) == (1.3, 9.0)
+    evaluate = fdl.build(found[f"evaluate_{made[0].log.name}"].task.expected)
+    assert (evaluate.least_driver, evaluate.free_gib) == ("535.104", 0)
+    assert evaluate.slow_failed == 9.0
+
+
+def test_an_evaluation_of_odd_ranks_is_spread_evenly(plan, made, monkeypatch):
+    layout = {"ranks": 12, "tensor_parallel": 4, "context_parallel": 3, "device": "cuda"}
+    monkeypatch.setattr(slurm_chain.stages, "evaluation_layout", lambda _: dict(layout))
+    made_of = jobs(plan, made, site())[f"evaluate_{made[0].log.name}"].executor
+    assert (made_of.nodes, made_of.ntasks_per_node) == (2, 6)
+
+
+def test_the_store_is_made_for_the_longest_stage(plan, made):
+    task = jobs(plan, made, site())["prepare"].task.task
+    assert task.length == 2**20
+    assert task.out == str(Path(plan.store).resolve())

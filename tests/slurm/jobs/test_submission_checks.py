@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps a chain from being submitted: what still runs in its folder, and what jobs lack."""
+
+import json
+import subprocess
+
+import pytest
+
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
+from slurm.cluster_file import ClusterFile, Slurm
+from slurm.jobs import ladder_run, submission_checks
+
+SITE = ClusterFile(name="site", slurm=Slurm(account="me"), container=None)
+
+
+@pytest.fixture
+def submitted(tmp_path):
+    """Return a plan into whose folder two jobs were submitted."""
+    launch = tmp_path / "run" / "launch"
+    launch.mkdir(parents=True)
+    (launch / "jobs.json").write_text(json.dumps({"tiny_512": "11", "evaluate_tiny_512": "12"}))
+    return ladder_run.plan(LADDERS["tiny"], CARDS["tiny"], tmp_path / "run", tmp_path / "store")
+
+
+@pytest.fixture
+def squeue(tmp_path, monkeypatch):
+    """Return a function that says what `squeue` answers here; `srun` is there too."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+
+    def answers(said: str, code: int = 0) -> None:
+        for name in ("squeue", "srun"):
+            path = programs / name
+            path.write_text(f'#!/bin/sh\necho "$@" >{programs}/asked\n{said}\nexit {code}\n')
+            path.chmod(0o755)
+
+    return answers
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUE_HOLD"])
+def test_a_run_folder_with_a_live_job_is_refused(submitted, squeue, tmp_path, state):
+    squeue(f"echo CLUSTER: dgx; echo 11 COMPLETED; echo 12 {state}; echo 99 RUNNING")
+    with pytest.raises(ValueError, match="are still in the queue") as refused:
+        submission_checks.require_idle(submitted, SITE)
+    assert f"12 evaluate_tiny_512 ({state.lower()})" in str(refused.value)
+    assert str(refused.value).endswith("scancel 12")
+    assert "--jobs=11,12" in (tmp_path / "programs" / "asked").read_text()
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("", 0),
+        ("echo 11 CANCELLED; echo 12 FAILED", 0),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2", 1),
+    ],
+)
+def test_a_run_folder_whose_jobs_are_over_is_taken(submitted, squeue, said, code):
+    squeue(said, code)
+    submission_checks.require_idle(submitted, SITE)
+
+
+def test_a_scheduler_that_does_not_say_is_not_taken_for_idle(submitted, squeue):
+    squeue("echo 'Unable to contact slurm controller' >&2", 1)
+    with pytest.raises(ValueError, match=r"does not say .* Unable to contact slurm controller"):
+        submission_checks.require_idle(submitted, SITE)
+
+
+def test_a_run_folder_without_jobs_asks_nobody(submitted):
+    (submitted.run / "launch" / "jobs.json").unlink()
+    submission_checks.require_idle(submitted, SITE)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [('{"tiny', "is not JSON"), ('["11"]', "does not list jobs"), ('{"a": null}', "does not list")],
+)
+def test_a_broken_record_of_jobs_is_named(submitted, content, said):
+    path = submitted.run / "launch" / "jobs.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"{path} {said}"):
+        submission_checks.require_idle(submitted, SITE)
+
+
+def test_a_folder_outside_git_is_told_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"git refuses .* \(not a git repository .*\); run"
+    ) as told:
+        submission_checks._uncommitted()
+    assert str(told.value).endswith("run the command in a clone of Longhaul")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="git is not installed here"):
+        submission_checks._uncommitted()
+
+
+@pytest.mark.parametrize("slurm", [{"array": "0-3"}, {"sbatch": {"array": "0-3"}}], ids=str)
+def test_an_array_is_refused_for_a_chain(slurm, tmp_path):
+    file = SITE.model_copy(update={"slurm": Slurm(account="me", **slurm)})
+    with pytest.raises(ValueError, match=r"site: .*; slurm\.array would run each job"):
+        submission_checks.require(file, [])
+
+
+def test_new_modules_that_git_does_not_know_are_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "known.py").touch()
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "x"]):
+        subprocess.run([*git, *command], check=True)
+    assert submission_checks._uncommitted() == []
+    (tmp_path / "recipes" / "known.py").write_text("changed\n")
+    for name in ("recipes/new.py", "slurm/clusters/mine.yaml", "recipes/notes.txt", "plot.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    changed, new = submission_checks._uncommitted()
+    assert changed.startswith("1 changed files are not committed")
+    assert new == (
+        "2 new files are not in git, and jobs do not get them: recipes/new.py, "
+        "slurm/clusters/mine.yaml"
+    )
