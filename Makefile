@@ -47,7 +47,7 @@ durations: $(INSTALLED)  ## run every test and record the seconds of each file i
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --write-durations
 
 rehearsals: $(INSTALLED)  ## rehearse one recipe of each ladder and rewrite docs/cards, in about 10 minutes
-	@$(PY) -m tests.longhaul.rehearsed_rows
+	@$(PY) -m tests.longhaul.support.rehearsed_rows
 
 lint: $(INSTALLED)  ## format, lint, types, spelling, shell and the rules of the tree
 	@$(VENV)/bin/ruff format --check --quiet .

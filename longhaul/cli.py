@@ -15,11 +15,15 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from longhaul.messages import Verbosity, set_verbosity, write_in_the_terminal_s_encoding
 from longhaul.own_packages import (
     HiddenPackageError,
     require_own_files,
     require_own_packages,
+)
+from longhaul.terminal.messages import (
+    Verbosity,
+    set_verbosity,
+    write_in_the_terminal_s_encoding,
 )
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -37,69 +41,75 @@ class SubCommand(NamedTuple):
 
 COMMANDS = {
     "recipes": SubCommand(
-        "longhaul.list_recipes:recipes",
+        "longhaul.commands.recipes:recipes",
         "List the shipped recipes: length, rotation, tokens, GPUs (nodes x GPUs), source.",
     ),
     "show": SubCommand(
-        "longhaul.show:show",
+        "longhaul.commands.show:show",
         "Show a recipe: its model, ladder, stage, data and layout, and what to type next.",
     ),
     "plan": SubCommand(
-        "longhaul.plan:plan",
+        "longhaul.commands.plan:plan",
         "Choose the fastest layout that fits, and print its memory and its time by cause.",
     ),
     "batch": SubCommand(
-        "longhaul.batch:batch",
+        "longhaul.commands.batch:batch",
         "Solve global batch = micro-batch x accumulation x DP for the tokens of a step.",
     ),
     "prepare": SubCommand(
-        "longhaul.prepare:prepare",
+        "longhaul.commands.prepare:prepare",
         "Turn documents into a token store: tokenizer, train and held-out tokens, manifest.",
     ),
     "pretrain": SubCommand(
-        "longhaul.pretrain:pretrain",
+        "longhaul.commands.pretrain:pretrain",
         "Train one stage. Overrides follow as KEY=VALUE, for example trainer.max_steps=20.",
         OVERRIDES,
     ),
     "run": SubCommand(
-        "longhaul.run:run",
+        "longhaul.commands.run:run",
         "Train every stage of a ladder in order, evaluate them all, and build the report.",
         OVERRIDES,
     ),
     "rehearse": SubCommand(
-        "longhaul.rehearse:rehearse",
+        "longhaul.commands.rehearse:rehearse",
         "Run a recipe's stage and the one before it, small, on CPU ranks, and say what held.",
         OVERRIDES,
     ),
     "evaluate": SubCommand(
-        "longhaul.evaluate:evaluate",
+        "longhaul.commands.evaluate:evaluate",
         "Evaluate loss by position and passkey retrieval of a run's stages.",
     ),
     "report": SubCommand(
-        "longhaul.report:report",
+        "longhaul.commands.report:report",
         "Build report.html from a run folder, and print the mean loss by range of positions.",
     ),
     "import": SubCommand(
-        "longhaul.import_model:import_model",
+        "longhaul.commands.import_model:import_model",
         "Import published weights, bit for bit, with their config and tokenizer.",
     ),
     "export": SubCommand(
-        "longhaul.export:export",
+        "longhaul.commands.export:export",
         "Export weights, config at the stage's length and rotation, and tokenizer.",
     ),
     "preflight": SubCommand(
-        "longhaul.preflight:preflight",
+        "longhaul.commands.preflight:preflight",
         "Check GPUs, links, host, folders, versions and clocks, and of ranks of a job the links.",
     ),
     "status": SubCommand(
-        "longhaul.status:status",
+        "longhaul.commands.status:status",
         "Show how far a run is: state, step, time left, checkpoint and job of each stage.",
     ),
-    "clusters": SubCommand("longhaul.clusters:app", "List the cluster files, or check one."),
-    "doctor": SubCommand("longhaul.doctor:app", "What is wrong with a run, and what to change."),
-    "probe": SubCommand("longhaul.probe:app", "Measure what a module costs on this machine."),
+    "clusters": SubCommand(
+        "longhaul.commands.clusters:app", "List the cluster files, or check one."
+    ),
+    "doctor": SubCommand(
+        "longhaul.commands.doctor:app", "What is wrong with a run, and what to change."
+    ),
+    "probe": SubCommand(
+        "longhaul.commands.probe:app", "Measure what a module costs on this machine."
+    ),
     "rope": SubCommand(
-        "longhaul.rope:app",
+        "longhaul.commands.rope:app",
         "Look at how a rotation stretches a model's context, or search for one.",
     ),
 }
@@ -250,7 +260,7 @@ def _say(error: BaseException) -> int:
     if isinstance(error, HiddenPackageError):  # `mistakes` imports what may be hidden
         typer.echo(f"error: {error}", err=True)
         return 2
-    from longhaul.mistakes import answer
+    from longhaul.terminal.errors import answer
 
     said = answer(error)
     if said is None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from longhaul.console import output_to
-from longhaul.ranks import results_of
+from longhaul.local_ranks import results_of
+from longhaul.terminal.console import output_to
 
 if TYPE_CHECKING:
     from slurm.experiment import Job

@@ -185,7 +185,7 @@ def _is_free(file: IO[str]) -> bool:
 
 
 def _this_rank() -> dict[str, Any]:
-    """Return who holds the lock, for people and for `longhaul.run_lock`."""
+    """Return who holds the lock, for people and for `longhaul.run_folder.lock`."""
     job = os.environ.get("SLURM_JOB_ID")
     return {
         "host": socket.gethostname(),

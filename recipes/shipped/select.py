@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from longhaul.facts import of_other_cards
 from longhaul.options import CLUSTER
+from longhaul.pages.recipe_facts import of_other_cards
 from recipes.ladders import LADDERS
 from recipes.models import CARDS, TINY
 from recipes.shipped.table import ROWS, Row

@@ -118,7 +118,7 @@ def require_store(plan: Plan) -> None:
             f"there is no token store at {plan.store}; make one: "
             f"longhaul prepare --source DOCUMENTS --tokenizer {plan.card.hf_id} --out {plan.store}"
         )
-    from longhaul.prepare import prepare
+    from longhaul.commands.prepare import prepare
 
     prepare(out=plan.store, vocab_size=plan.card.vocab)
 
@@ -127,7 +127,7 @@ def describe(plan: Plan, recipes: "list[nemo_run.Partial]") -> None:
     """Print a line a stage: what it trains, how long, on how many ranks, from what."""
     from rich.table import Table
 
-    from longhaul.console import show
+    from longhaul.terminal.console import show
 
     columns = ("stage", "tokens", "RoPE", "steps", "tokens/step", "ranks", "starts from")
     lines = [

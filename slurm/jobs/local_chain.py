@@ -10,7 +10,7 @@ from pathlib import Path
 import nemo_run
 
 from eval.run_folder import evaluation_path, write_json
-from longhaul.next_commands import OnCluster
+from longhaul.pages.next_commands import OnCluster
 from longhaul.prepare_job import require_heldout
 from longhaul.version import versions
 from recipes.checkpoints.marker import is_finished, steps_taken

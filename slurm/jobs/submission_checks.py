@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from longhaul.slurm_jobs import FORGOTTEN, OVER, job_numbers
+from longhaul.run_folder.slurm_jobs import (
+    FORGOTTEN,
+    OVER,
+    job_numbers,
+)
 from slurm.cluster_file import ClusterFile
 from slurm.executors import executor, require_reached
 from slurm.experiment import nothing_to_read

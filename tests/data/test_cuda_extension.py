@@ -10,7 +10,7 @@ import torch
 from torch.utils import cpp_extension
 
 from data.cuda_extension import ARCHITECTURES, WITHOUT_DEVICE, name_architecture
-from longhaul.console import loading
+from longhaul.terminal.console import loading
 from slurm.local_executor import local_executor
 
 

@@ -15,7 +15,7 @@ from data import prepare as preparing
 from data.prepare import prepare
 from data.readers import SourceError
 from data.store import SPLITS, Manifest, StoreError
-from longhaul.prepare import prepare as command
+from longhaul.commands.prepare import prepare as command
 
 
 def decoded(manifest: Manifest, split: str) -> list[str]:

@@ -179,7 +179,7 @@ def test_a_forbidden_import_is_refused(tmp_path, module, source):
         ("custom_modules.callbacks.rate", "from lightning.pytorch import Callback"),
         ("recipes.pretrain", "from nemo.collections import llm\nimport nemo_run as run"),
         ("recipes.spec.layout", "from .models import tiny\nfrom recipes.spec.units import K"),
-        ("longhaul.run", "from slurm import executors\nfrom eval import report"),
+        ("longhaul.commands.run", "from slurm import executors\nfrom eval import report"),
     ],
 )
 def test_an_allowed_import_passes(tmp_path, module, source):

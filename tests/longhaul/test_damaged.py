@@ -263,7 +263,7 @@ def test_no_verify_reaches_the_ranks_in_the_recipe_and_is_said(trained, answer):
 
 
 def test_what_no_verify_leaves_out_is_said_and_nothing_is_read(trained):
-    from longhaul.undamaged import require_undamaged
+    from longhaul.run_folder.undamaged import require_undamaged
 
     made = recipe(trained.options)
     with changed(trained.store / "train.bin", flipped):

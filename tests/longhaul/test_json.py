@@ -6,11 +6,11 @@ import json
 import pytest
 
 from eval.run_folder import evaluation_path, write_json
-from longhaul import probe
+from longhaul.commands import probe
+from tests.longhaul.commands.test_probe import CP, _measured
+from tests.longhaul.commands.test_status import make_run
+from tests.longhaul.doctor.test_spike_checks import a_run
 from tests.longhaul.json_units import not_numbers
-from tests.longhaul.test_probe import CP, _measured
-from tests.longhaul.test_spike_checks import a_run
-from tests.longhaul.test_status import make_run
 
 EVALUATION = {
     "stage": "tiny_512", "seq_length": 512, "eval_length": 512, "documents": 1, "tokens": 512,

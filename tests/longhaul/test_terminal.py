@@ -15,7 +15,7 @@ from longhaul.cli import COMMANDS
 CLI = (sys.executable, "-m", "longhaul.cli")
 NOISY = """
 import logging, os, subprocess, sys, warnings
-from longhaul.console import held_back, loading
+from longhaul.terminal.console import held_back, loading
 with {held}:
     print("on stdout")
     print("on stderr", file=sys.stderr)
@@ -93,7 +93,7 @@ def test_it_is_not_shown_for_a_mistake():
 
 
 def test_verbose_shows_it_all():
-    code, lines = noisy("pass", "(__import__('longhaul.messages').messages.set_verbosity('verbose')"
+    code, lines = noisy("pass", "(__import__('longhaul.terminal.messages').messages.set_verbosity('verbose')"
                                 " or loading('libraries'))")  # fmt: skip
     assert code == 0
     assert {"loading libraries", "of a C library", "of a child", "the result"} <= set(lines)
@@ -102,8 +102,8 @@ def test_verbose_shows_it_all():
 def test_verbose_shows_what_ranks_write_and_keeps_it_in_their_log(tmp_path):
     log = tmp_path / "output.log"
     code, lines = noisy(
-        "pass", f"(__import__('longhaul.messages').messages.set_verbosity('verbose') or "
-        f"__import__('longhaul.console').console.output_to(__import__('pathlib').Path({str(log)!r})))",
+        "pass", f"(__import__('longhaul.terminal.messages').messages.set_verbosity('verbose') or "
+        f"__import__('longhaul.terminal.console').console.output_to(__import__('pathlib').Path({str(log)!r})))",
     )  # fmt: skip
     assert code == 0
     assert {"on stdout", "of a C library", "of a child"} <= set(log.read_text().splitlines())
@@ -112,9 +112,9 @@ def test_verbose_shows_what_ranks_write_and_keeps_it_in_their_log(tmp_path):
 
 BRACKETS = """
 from pathlib import Path
-from longhaul.console import busy, output_to
+from longhaul.terminal.console import busy, output_to
 from rich.table import Table
-from longhaul.console import show
+from longhaul.terminal.console import show
 folder = Path({folder!r}) / "[old]" / "[/old]"
 with output_to(folder / "output.log") as console, busy(console, f"evaluating {{folder}}"):
     console.print(f"told {{folder}}", soft_wrap=True)
@@ -137,7 +137,7 @@ def test_brackets_of_a_folder_are_shown_and_are_no_styles(tmp_path):
 
 
 def test_a_run_in_a_folder_of_brackets_has_a_status(answer, tmp_path):
-    from tests.longhaul.test_status import make_run
+    from tests.longhaul.commands.test_status import make_run
 
     run = make_run(tmp_path / "[old]" / "[/old]")
     code, out, err = answer("status", run)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from longhaul.run_lock import InUseError, require_unused
+from longhaul.run_folder.lock import InUseError, require_unused
 from recipes.ladders import TINY_LADDER
 from tests.ranks import kill_tree
 from tests.warm_start import cold

@@ -23,7 +23,7 @@ from eval.run_folder import (
     stage_folder,
     write_json,
 )
-from longhaul.report import report as show_report
+from longhaul.commands.report import report as show_report
 from tests.eval.report.test_page import (
     NAMES,
     built,

@@ -354,7 +354,7 @@ def test_diverged_loss_and_empty_bins_do_not_stop_the_report(tmp_path):
 
 def test_command_prints_the_means_and_ends_with_the_path(tmp_path):
     app = typer.Typer()
-    app.command()(importlib.import_module("longhaul.report").report)
+    app.command()(importlib.import_module("longhaul.commands.report").report)
     run = make_run(tmp_path)
     done = CliRunner().invoke(app, ["--run", str(run)])
     assert done.exit_code == 0

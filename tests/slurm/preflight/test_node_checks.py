@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from data.store import Manifest
-from longhaul.preflight import preflight
+from longhaul.commands.preflight import preflight
 from recipes.notation.layout import layout_from
 from recipes.spec import cluster as clusters
 from recipes.spec.units import GiB

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from longhaul.run_on_cluster import _laid_out
+from longhaul.commands.run_on_slurm import _laid_out
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.spec import cluster

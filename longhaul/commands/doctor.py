@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul doctor`: what is wrong with a run, and what to change."""
+
+import typer
+
+from longhaul.doctor.oom import oom
+from longhaul.doctor.slow import slow
+from longhaul.doctor.spike import spike
+
+app = typer.Typer(help="What is wrong with a run, and what to change.", no_args_is_help=True)
+app.command()(oom)
+app.command()(spike)
+app.command()(slow)

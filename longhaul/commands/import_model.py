@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul import`: a Hugging Face checkpoint becomes one that a stage starts from."""
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longhaul.terminal.console import loading
+from longhaul.terminal.messages import next_command, note
+from recipes.spec.suggest import named
+
+
+def import_model(
+    source: Annotated[
+        str, typer.Option("--from", help="Hugging Face folder, or a name on its hub.")
+    ],
+    card: Annotated[
+        str | None, typer.Option(help="The model card that it must be, as llama31_8b.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Folder to write.", show_default="models/CARD or /NAME")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a name on the hub.")
+    ] = None,
+) -> None:
+    """Import published weights, bit for bit, with their config and tokenizer."""
+    from data.files.appearing import require_free
+    from recipes.hugging_face.config import card_of, read_config, require_same, require_weights
+    from recipes.hugging_face.hub import local_folder
+    from recipes.hugging_face.safetensors_files import BYTES, stored_tensors
+    from recipes.models import CARDS
+    from recipes.spec.naming import MODELS
+
+    if card is not None:
+        named("card", card, CARDS)
+    name = (Path(source).resolve() if Path(source).is_dir() else Path(source)).name
+    to = to or MODELS / (card or name)
+    require_free(to)
+    found = card_of(read_config(local_folder(source, revision, weights=False)), name)
+    if card is not None:
+        require_same(CARDS[card], found, f"the model of {source}")
+    folder = local_folder(source, revision, weights=True)
+    stored = stored_tensors(folder)
+    require_weights(found, stored)
+    require_free(to, room=sum(BYTES[one.dtype] * math.prod(one.shape) for one in stored.values()))
+    with loading("Megatron-Core"):
+        from recipes.hugging_face.import_ import write_checkpoint
+    note(f"importing {len(stored):,} tensors of a {found.family} model")
+    write_checkpoint(to, folder, found, stored)
+    typer.echo(to)
+    if card is not None:
+        next_command(["longhaul", "recipes", "--cards", card], "list the ladders that it is for")

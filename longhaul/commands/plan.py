@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul plan`: the layout of a stage on your GPUs, and what it takes, before one is touched."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longhaul.doctor.case import (
+    Case,
+    Recipe,
+    after_comments,
+    on_one_line,
+)
+from longhaul.options import CLUSTER, K_IS, Json, length_of, print_json
+from longhaul.pages.next_commands import OnCluster
+from longhaul.pages.plan_page import (
+    as_json,
+    bill,
+    page,
+)
+from longhaul.pages.recipe_facts import amount, of_other_cards
+from longhaul.terminal.messages import note
+from recipes.constraints.laws import fp8_refusal
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
+from recipes.notation.layout import layout_from, words_of
+from recipes.planner.constraints import (
+    CUDA,
+    before_planning,
+    refusals,
+)
+from recipes.planner.plan import Plan
+from recipes.planner.plan import plan as plan_of
+from recipes.planner.search import (
+    Answer,
+    NoLayoutError,
+    Question,
+    at_length,
+    even_batch,
+    lacks,
+    longest,
+    max_length,
+    of_stage,
+    search,
+    why_not,
+)
+from recipes.shipped.select import heads_refusal, rotation_refusal
+from recipes.shipped.table import ROWS
+from recipes.spec import cluster as clusters
+from recipes.spec.layout import Fp8, Layout
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import (
+    budget_from,
+    length_shown,
+    recipe_name,
+)
+from recipes.spec.stage import Ladder, Stage
+from recipes.spec.suggest import named
+from recipes.spec.units import K, M
+
+BATCH, BUDGET = 4 * M, 1_000_000_000
+"""Tokens of a batch and of a stage where none are given: ProLong's, Nemotron-UltraLong's."""
+FP8 = ("tensorwise", "blockwise", "delayed", "mxfp8")
+
+
+def plan(
+    card: Annotated[str, typer.Argument(help="A model card, as llama31_8b.")] = "",
+    seq: Annotated[str, typer.Option(help=f"Context, as 64K or 1M ({K_IS}).")] = "",
+    ladder: Annotated[str, typer.Option(help="Plan every stage of a ladder, and the bill.")] = "",
+    cluster: Annotated[str, typer.Option(help="Cluster file: a shipped name or a path.")] = CLUSTER,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes of the cluster.", show_default="1")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs, where they are no whole nodes.")
+    ] = None,
+    tokens_per_batch: Annotated[
+        str, typer.Option(help=f"Tokens of an optimizer step ({K_IS}).", show_default="about 4M")
+    ] = "",
+    tokens: Annotated[
+        str, typer.Option(help="Budget of the stage, as 5B (10^9).", show_default="1B")
+    ] = "",
+    fp8: Annotated[str, typer.Option(help=f"Linear layers in FP8: {', '.join(FP8)}.")] = "",
+    layout: Annotated[
+        str, typer.Option(help="A layout of your own in words, as 'tp2 ulysses4 kept_attention'.")
+    ] = "",
+    max_seq: Annotated[bool, typer.Option("--max-seq", help="The longest that fits.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Show what was ruled out.")] = False,
+    as_text: Json = False,
+    plot: Annotated[Path | None, typer.Option(help="PNG: memory and time by length.")] = None,
+) -> None:
+    """Choose the fastest layout that fits, and print its memory and its time by cause."""
+    machine = clusters.load(cluster)
+    if fp8 and fp8 not in FP8:
+        raise ValueError(f"--fp8 is {fp8!r}; it is {', '.join(FP8)}")
+    if plot is not None:
+        from data.files.writable import require_file
+
+        require_file(plot, "--plot", (".png",))
+    precision = Fp8(recipe=fp8 or "none")  # type: ignore[arg-type]
+    if precision.recipe != "none" and not machine.gpu.fp8_tflops:
+        raise ValueError(
+            f"--fp8 {fp8}: {machine.gpu.name} of {machine.name} has no FP8; leave --fp8 out, or "
+            "name another --cluster"
+        )
+    refused = fp8_refusal(precision.recipe, machine.gpu.capability, CUDA)
+    if refused is not None:
+        raise ValueError(f"--fp8 {fp8} on {machine.name}: {refused}")
+    ranks = _gpus(machine, nodes, gpus)
+    if ladder:
+        _refuse(
+            "--ladder, whose stages say theirs",
+            {
+                "--seq": seq, "--tokens-per-batch": tokens_per_batch, "--tokens": tokens,
+                "--layout": layout, "--max-seq": max_seq, "--why": why, "--plot": plot,
+            },
+        )  # fmt: skip
+        whole_ladder(card, ladder, cluster, ranks, precision, as_text=as_text)
+        return
+    if not card:
+        raise ValueError("name a model card, as `longhaul plan llama31_8b --seq 1M`, or --ladder")
+    model = named("model card", card, CARDS)
+    if max_seq:
+        _refuse("--max-seq, which looks for it", {"--seq": seq})
+    elif not seq:
+        raise ValueError("--seq is missing, as --seq 1M; or ask for --max-seq")
+    if layout:
+        _refuse("--layout, which says fp8:RECIPE itself", {"--fp8": fp8})
+        _refuse("--layout; a picture shows the planner's own", {"--plot": plot})
+    length = length_of("--seq", seq) if seq else K
+    if tokens_per_batch:
+        per_batch = length_of("--tokens-per-batch", tokens_per_batch)
+    else:
+        per_batch = even_batch(BATCH, length, ranks)
+    question = Question(
+        card=model,
+        seq_length=length,
+        tokens_per_batch=per_batch,
+        cluster=machine,
+        gpus=ranks,
+        fp8=precision,
+    )
+    if max_seq:
+        question = _longest(question, layout)
+    answer = _as_asked(question, layout) if layout else search(question)
+    if not answer.plans:
+        raise NoLayoutError(why_not(question, answer))
+    budget = budget_from(tokens) if tokens else BUDGET
+    trained = training_command(
+        question, answer.plans[0].job.layout, cluster,
+        batch=question.tokens_per_batch if tokens_per_batch else None,
+        budget=budget if tokens else None,
+    )  # fmt: skip
+    if as_text:
+        content = as_json(question, answer, budget) | {"command": trained and on_one_line(trained)}
+        print_json(content)
+    else:
+        page(question, answer, budget, default_budget=not tokens, why=why)
+        if trained is not None:
+            typer.echo(f"train it, as a stage of a ladder:\n  {trained}")
+        else:
+            typer.echo(
+                f"no ladder has a stage of {length_shown(question.seq_length)} that this layout "
+                f"trains for {model.name}; "
+                f"`longhaul recipes --cards {model.name}` lists the ladders of the card"
+            )
+        if max_seq:
+            shown = length_shown(question.seq_length)
+            typer.echo(f"the longest context that fits: {shown} tokens")
+    if plot is not None:
+        from longhaul.pages.plan_plot import draw
+
+        draw(plot, question)
+        typer.echo(plot, err=as_text)
+
+
+def training_command(
+    question: Question,
+    layout: Layout,
+    cluster: str,
+    *,
+    batch: int | None = None,
+    budget: int | None = None,
+) -> str | None:
+    """Return the command that trains a layout as a stage that a ladder has for the card.
+
+    The batch and the budget are then those of the stage, which a comment says where others were
+    asked for. Ladders of other cards come after the card's own, and last those whose rotations do
+    not suit it, each with a comment that says so. None where no ladder has a stage that the layout
+    can train.
+    """
+    card = question.card
+    stages = [
+        (card.name not in ladder.cards, rotation_refusal(card, stage) or "", ladder, stage)
+        for ladder in LADDERS.values()
+        for stage in ladder.stages
+        if stage.seq_length == question.seq_length and heads_refusal(card, stage) is None
+    ]
+    for of_others, unsuited, ladder, stage in sorted(stages, key=lambda s: (s[0], bool(s[1]))):
+        command = stage_command(question, layout, cluster, ladder, stage)
+        if command is not None:
+            other = of_other_cards(ladder, card) if of_others else ""
+            comment = ": ".join(filter(None, [other, of_others * unsuited]))
+            return after_comments(command, comment, _of_the_stage(stage, batch, budget))
+    return None
+
+
+def _of_the_stage(stage: Stage, batch: int | None, budget: int | None) -> str:
+    """Return in a sentence that a stage trains its own tokens; empty where no others are asked."""
+    asked = {
+        "--tokens-per-batch": batch not in (None, stage.tokens_per_batch),
+        "--tokens": budget not in (None, stage.tokens),
+    }
+    ignored = " and ".join(option for option, other in asked.items() if other)
+    if not ignored:
+        return ""
+    return (
+        f"it trains the stage's own batch of {stage.tokens_per_batch:,} tokens and its budget of "
+        f"{amount(stage.tokens)}, not those of {ignored}"
+    )
+
+
+def stage_command(
+    question: Question, layout: Layout, cluster: str, ladder: Ladder, stage: Stage
+) -> str | None:
+    """Return the command that trains a layout as a stage of a ladder; None where none does."""
+    card = question.card
+    row = ROWS.get(recipe_name(card, ladder, stage))
+    shipped = row.layout if row is not None and row.cluster == cluster else None
+    recipe = Recipe(card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped)
+    job = recipe.job(layout, question.cluster)
+    if next(refusals(job, question.cluster), None) is not None:
+        return None
+    command = Case(recipe=recipe, plan=plan_of(job, question.cluster)).command(job)
+    return None if command.startswith("longhaul plan") else command
+
+
+def _refuse(beside: str, options: dict[str, object]) -> None:
+    """Raise ValueError for an option that would have no effect."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise ValueError(f"{' and '.join(given)} cannot go with {beside}; leave one of them out")
+
+
+def _gpus(machine: clusters.Cluster, nodes: int | None, gpus: int | None) -> int:
+    if gpus is None:
+        return (nodes or 1) * machine.gpus_per_node
+    if nodes is not None:
+        raise ValueError("--gpus and --nodes both say how many; leave one of them out")
+    if gpus > machine.gpus_per_node and gpus % machine.gpus_per_node:
+        raise ValueError(
+            f"--gpus is {gpus}, no whole number of nodes of {machine.gpus_per_node}; take "
+            f"{gpus // machine.gpus_per_node * machine.gpus_per_node}, or fewer than a node has"
+        )
+    return gpus
+
+
+def _longest(question: Question, words: str) -> Question:
+    """Return the question at the longest context that fits; raise NoLayoutError for none."""
+    if not words:
+        length = max_length(question)
+        if not length:
+            raise NoLayoutError(why_not(question, search(question)))
+        return at_length(question, length)
+    layout = _layout(question, words)
+
+    def fits(length: int) -> bool:
+        asked = at_length(question, length)
+        return not before_planning(asked.job(layout), asked.cluster) and asked.plan(layout).fits
+
+    length = longest(fits)
+    if not length:
+        raise NoLayoutError(f"--layout {words} fits no length from {K:,} tokens on")
+    return at_length(question, length)
+
+
+def _layout(question: Question, words: str) -> Layout:
+    layout = layout_from(words)
+    if layout.world_size != question.gpus:
+        raise ValueError(
+            f"--layout has {layout.world_size} ranks and {question.gpus} GPUs are asked for; set "
+            "--nodes, or dp"
+        )
+    return layout
+
+
+def _as_asked(question: Question, words: str) -> Answer:
+    """Return the plan of a layout of the user's; raise NoLayoutError where it is none."""
+    layout = _layout(question, words)
+    broken = before_planning(question.job(layout), question.cluster)
+    if broken:
+        raise NoLayoutError(f"--layout {words}: {broken}")
+    one = question.plan(layout)
+    if one.fits:
+        return Answer(plans=[one], tried=1)
+    said = f"--layout {words} {lacks(one)} at {question.seq_length:,} tokens"
+    others = search(question).plans
+    if others:
+        raise NoLayoutError(f"{said}; the fastest that fits is {words_of(others[0].job.layout)}")
+    raise NoLayoutError(
+        f"{said}, and no other layout fits; leave --layout out to see what would do"
+    )
+
+
+def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_text: bool) -> None:
+    """Plan each stage of a ladder on the same GPUs and print the bill."""
+    machine, climbed = clusters.load(cluster), named("ladder", name, LADDERS)
+    if not card and len(climbed.cards) > 1:
+        raise ValueError(
+            f"ladder {name} is for several cards; name one: longhaul plan {climbed.cards[0]} "
+            f"--ladder {name}"
+        )
+    model: ModelCard = named("model card", card or climbed.cards[0], CARDS)
+    plans: list[tuple[Plan, int]] = []
+    alone: list[str] = []
+    for stage in climbed.stages:
+        question = of_stage(model, stage, machine, gpus=gpus, fp8=fp8)
+        answer = search(question)
+        if not answer.plans:
+            raise NoLayoutError(why_not(question, answer))
+        plans.append((answer.plans[0], stage.tokens))
+        layout = answer.plans[0].job.layout
+        alone.append(
+            stage_command(question, layout, cluster, climbed, stage)
+            or f"# no command trains {recipe_name(model, climbed, stage)} as it is planned"
+        )
+    whole = _trains_all(model, climbed, cluster, gpus, fp8)
+    if whole is not None:
+        bill(model, climbed, machine, plans, as_text=as_text, command=whole.command)
+    else:
+        of_stages = [on_one_line(command) or None for command in alone]
+        bill(model, climbed, machine, plans, as_text=as_text, command=None, of_stages=of_stages)
+    if other := of_other_cards(climbed, model):
+        note(f"note: {other}")
+    if as_text:
+        return
+    if whole is not None:
+        typer.echo(f"train it:\n  {after_comments(whole.command, whole.explained)}")
+        return
+    typer.echo("train it, one stage after another:")
+    lines = [line for command in alone for line in f"  {command}".splitlines()]
+    comments = dict.fromkeys(line for line in lines if line.startswith("  # "))
+    for line in (*comments, *(line for line in lines if line not in comments)):
+        typer.echo(line)
+
+
+def _trains_all(
+    card: ModelCard, ladder: Ladder, cluster: str, gpus: int, fp8: Fp8
+) -> OnCluster | None:
+    """Return what trains all stages as they were planned; None where no single command does.
+
+    `longhaul run` lays stages out on whole nodes, in bf16, and those for CPU ranks on such.
+    """
+    nodes, rest = divmod(gpus, clusters.load(cluster).gpus_per_node)
+    rows = [ROWS.get(recipe_name(card, ladder, stage)) for stage in ladder.stages]
+    on_cpu = any(row is not None and row.layout.device == "cpu" for row in rows)
+    if rest or on_cpu or fp8.recipe != "none":
+        return None
+    return OnCluster(card=card, ladder=ladder, cluster=cluster, nodes=nodes)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul pretrain`: one stage."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from data.files.writable import require_file
+from longhaul.options import CLUSTER, Verify, require_device
+from longhaul.pages.next_commands import OnCluster
+from longhaul.run_folder.lock import in_use
+from longhaul.terminal.console import (
+    held_back,
+    loading,
+    output_to,
+)
+from longhaul.terminal.messages import (
+    next_command,
+    note,
+    resumable,
+)
+from longhaul.terminal.progress import Watched, progress
+from recipes.shipped.table import ROWS
+from recipes.spec.suggest import named
+
+if TYPE_CHECKING:
+    import nemo_run
+
+    from recipes.shipped.select import Combination
+
+
+def pretrain(
+    context: typer.Context,
+    factory: Annotated[str, typer.Option(help="A shipped recipe, as tiny_8k.")] = "",
+    yaml: Annotated[Path | None, typer.Option(help="A recipe file, as --to-yaml writes.")] = None,
+    card: Annotated[
+        str, typer.Option(help="A model card, with --ladder and --stage: any recipe.")
+    ] = "",
+    ladder: Annotated[str, typer.Option(help="The ladder that the stage is of.")] = "",
+    stage: Annotated[str, typer.Option(help="Its stage, by length, as 64K.")] = "",
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes to lay --card out on.", show_default="1")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="What these nodes are.", show_default=CLUSTER)
+    ] = None,
+    to_yaml: Annotated[Path | None, typer.Option(help="Write the recipe; do not run it.")] = None,
+    dryrun: Annotated[
+        bool, typer.Option("--dryrun", help="Print the recipe and its command; do not run it.")
+    ] = False,
+    rope: Annotated[
+        str,
+        typer.Option(help="Turn heads by METHOD[:KEY=VALUE,...] or a file, as `longhaul rope`."),
+    ] = "",
+    device: Annotated[
+        str | None, typer.Option(help="cpu: run on CPU ranks whatever the recipe says.")
+    ] = None,
+    verify: Verify = None,
+) -> None:
+    """Train one stage. Overrides follow as KEY=VALUE, for example trainer.max_steps=20."""
+    combined = bool(card or ladder or stage)
+    if bool(factory) + (yaml is not None) + combined != 1:
+        raise ValueError(
+            "name one recipe: --factory NAME or --yaml FILE, or --card with --ladder and --stage"
+        )
+    if not combined and (nodes is not None or cluster is not None):
+        raise ValueError(
+            "--nodes and --cluster lay out --card; a recipe that has its layout takes the "
+            "override trainer.num_nodes=N, so leave them out"
+        )
+    require_device(device)
+    if yaml is not None and not yaml.is_file():
+        raise ValueError(
+            f"--yaml {yaml} is not a file; `longhaul show NAME --to-yaml FILE` writes one to change"
+        )
+    if to_yaml is not None:
+        require_file(to_yaml, "--to-yaml")
+    made = None
+    if factory:
+        named("recipe", factory, ROWS)
+    elif combined:
+        from recipes.shipped.select import choose
+
+        made = choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
+    with loading("NeMo and Megatron-Core"):
+        from longhaul.run_folder.places import require_places
+        from longhaul.run_folder.undamaged import require_undamaged
+        from recipes.resolved import yaml_file
+        from recipes.resolved.check import notes, tokens_per_batch
+        from slurm.experiment import commands, run_in_order
+        from slurm.jobs import stage_checks
+
+        if made is not None:
+            recipe = made.recipe()
+        else:
+            recipe = stage_checks.factory(factory) if yaml is None else yaml_file.read(yaml)
+        if rope:
+            recipe = stage_checks.with_rope(recipe, rope)
+        if verify is False:
+            recipe.resume.verify = False
+        recipe = stage_checks.override(recipe, context.args)
+        stage_checks.on_device(recipe, device)
+    shipped = ROWS[factory].layout.world_size if factory else 0
+    fewer = stage_checks.fewer_ranks(recipe, shipped)
+    for words in (*(made.notes() if made else ()), *fewer, *notes(recipe)):
+        note(f"note: {words}")
+    if to_yaml is not None:
+        yaml_file.write(recipe, to_yaml)
+        typer.echo(to_yaml)
+        return
+    stage_checks.absolute(recipe)
+    require_places(recipe)
+    folder = stage_checks.folder_of(recipe)
+    several = _several_nodes(recipe, made, from_file=yaml is not None)
+    if dryrun:
+        typer.echo(yaml_file.dump(recipe))
+        typer.echo(f"# {stage_checks.described(recipe)}")
+        if several:
+            typer.echo(f"# {several}")
+            return
+        job = stage_checks.training_job(recipe)
+        with held_back():
+            lines = commands(recipe.log.name, [job], folder / "launch")
+        for line in lines:
+            typer.echo(f"# {line}")
+        return
+    if several:
+        raise ValueError(several)
+    job = stage_checks.training_job(recipe)
+    stage_checks.require_device(recipe)
+    stage_checks.require_inputs(recipe)
+    stage_checks.require_start(recipe)
+    stage_checks.require_same(recipe)
+    for words in require_undamaged([recipe], verify):
+        note(f"note: {words}")
+    with in_use(folder):
+        stage_checks.record(recipe, start=str(recipe.resume.start or "scratch"))
+        log = folder / "output.log"
+        watched = Watched(
+            recipe.log.name,
+            int(recipe.trainer.max_steps),
+            folder / "metrics.jsonl",
+            tokens_per_batch(recipe),
+        )
+        note(f"the ranks write to {folder / 'launch'}")
+        with resumable(), output_to(log) as console, progress(console, [watched]):
+            run_in_order(recipe.log.name, [job], folder / "launch", console.print)
+    typer.echo(folder)
+    if folder.parent.name == "stages":
+        run = os.path.relpath(folder.parent.parent)
+        words = ["longhaul", "evaluate", "--run", run, "--stage", folder.name]
+        next_command(words, "evaluate loss by position and passkeys of its last checkpoint")
+
+
+def _several_nodes(
+    recipe: "nemo_run.Partial", made: "Combination | None", *, from_file: bool
+) -> str:
+    """Return how a recipe that is laid out on several nodes is run; empty for one on this machine.
+
+    Overrides of this command are left to the user: some are of the layout on these nodes. So is
+    what a file changes: only ladders are submitted to a cluster.
+    """
+    nodes = int(recipe.trainer.num_nodes)
+    if nodes == 1:
+        return ""
+    said = (
+        f"{recipe.log.name} is laid out on {nodes} nodes of {recipe.trainer.devices} and this "
+        "machine is one; "
+    )
+    row = ROWS.get(recipe.log.name)
+    if made is not None:
+        command = OnCluster(
+            card=made.card, ladder=made.ladder, stage=made.stage, cluster=made.cluster,
+            nodes=made.nodes,
+        )  # fmt: skip
+    elif row is not None:
+        command = OnCluster(
+            card=row.card, ladder=row.ladder, stage=row.stage, cluster=row.cluster,
+            nodes=None if nodes == row.nodes else nodes,
+        )  # fmt: skip
+    else:
+        return (
+            f"{said}a recipe file cannot be submitted to a cluster, only the ladders that "
+            "`longhaul recipes` lists and their cards can"
+        )
+    explained = f" ({command.explained})" if command.explained else ""
+    file = "a recipe file cannot be submitted; as shipped, on a cluster: "
+    return f"{said}{file if from_file else 'on a cluster: '}{command.command}{explained}"

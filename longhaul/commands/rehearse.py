@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul rehearse`: a recipe's own structure on a few CPU ranks, in about a minute."""
+
+import os
+import platform
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from data.files.writable import require_file, require_folder
+from longhaul.options import CLUSTER, Ranks
+from longhaul.rehearsal import verification_card as cards
+from longhaul.run_folder import lock
+from longhaul.run_folder.lock import in_use, require_unused
+from longhaul.terminal.console import (
+    loading,
+    plain_console,
+    show,
+)
+from longhaul.terminal.messages import ENCODING_ERRORS, note
+from longhaul.terminal.progress import Watched, progress
+from longhaul.version import commit, versions
+from recipes.spec.naming import RUNS, STORES
+from recipes.spec.suggest import named
+
+if TYPE_CHECKING:
+    from longhaul.rehearsal.checks import Check, Planned
+    from recipes.rehearsal.plan import Rehearsal
+    from recipes.shipped.table import Row
+
+MOST_RANKS = 64
+"""Processes of one machine; the kinds of parallelism that there are need 32."""
+RECORD = "rehearsal.json"
+"""File that says a folder is a rehearsal's, which the next one of the name may replace."""
+PRELOADING = "preloading.log"
+"""What is printed while ranks import, before the rehearsal is accepted."""
+STORE = STORES / "rehearsal"
+
+
+def rehearse(
+    context: typer.Context,
+    name: Annotated[
+        str, typer.Argument(help="A shipped recipe; any other by --card, --ladder and --stage.")
+    ] = "",
+    card: Annotated[str, typer.Option(help="A model card, with --ladder and --stage.")] = "",
+    ladder: Annotated[str, typer.Option(help="The ladder that the stage is of.")] = "",
+    stage: Annotated[str, typer.Option(help="Its stage, by length, as 64K.")] = "",
+    nodes: Annotated[
+        int | None,
+        typer.Option(help="Nodes to lay --card out on.", show_default="the fewest that fit"),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="What these nodes are.", show_default=CLUSTER)
+    ] = None,
+    ranks: Ranks = 4,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder.", show_default="runs/rehearsals/NAME")
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Token store. Without it made-up text.", show_default=str(STORE)),
+    ] = None,
+    write_card: Annotated[
+        Path | None, typer.Option(help="Write a verification card here where all is green.")
+    ] = None,
+) -> None:
+    """Run a recipe's stage and the one before it, small, on CPU ranks, and say what held.
+
+    KEY=VALUE overrides follow, as trainer.max_steps=4; they apply to both small stages.
+    """
+    started = time.monotonic()
+    from recipes.rehearsal.plan import rehearsal
+    from recipes.shipped.table import ROWS
+
+    if ranks > MOST_RANKS:
+        raise ValueError(f"--ranks is {ranks}; one machine rehearses on at most {MOST_RANKS}")
+    overrides = list(context.args)
+    combined = bool(card or ladder or stage)
+    if combined and "=" in name:  # an override, not a name
+        overrides.insert(0, name)
+        name = ""
+    if bool(name) == combined:
+        raise ValueError(
+            "name one recipe: a shipped one by its NAME, any other by --card, --ladder and --stage"
+        )
+    if combined:
+        from recipes.shipped.select import row_of
+
+        row = row_of(card, ladder, stage, nodes=nodes, cluster_name=cluster)
+    elif nodes is not None or cluster is not None:
+        raise ValueError(
+            f"--nodes and --cluster lay out --card; {name} has its layout, so leave them out"
+        )
+    else:
+        row = named("recipe", name, ROWS)
+    name = row.name
+    revision = "" if write_card is None else _commit()
+    run = out or RUNS / "rehearsals" / name
+    made = rehearsal(row, ranks=ranks, rows=ROWS, vocab=_vocabulary(store))
+    require_free(run)
+    if write_card is not None:
+        require_file(write_card, "--write-card", (".yaml", ".yml"))
+    describe(made)
+    with in_use(run):
+        checks, planned = _run(made, overrides, run=run, store=store)
+    for check in checks:
+        typer.echo(f"{'ok  ' if check.holds else 'FAIL'}  {check.words}")
+    seconds = time.monotonic() - started
+    _record(run, made, checks, seconds)
+    failed = [check for check in checks if not check.holds]
+    if failed:
+        typer.echo(f"{name}: {len(failed)} of {len(checks)} checks failed; see {run}", err=True)
+        raise typer.Exit(1)
+    if write_card is not None:
+        asked = _options(card=card, ladder=ladder, stage=stage, nodes=nodes, cluster=cluster)
+        first = asked if combined else [name]
+        given = [*first, *_options(ranks=ranks, store=store), *overrides]
+        command = shlex.join(["longhaul", "rehearse", *given])  # but for where it writes
+        done = _card_of(row, run, planned, checks, command, revision, seconds)
+        cards.write(done, write_card)
+        typer.echo(write_card)
+    typer.echo(f"{name} rehearsed in {seconds:.0f} s: {run}")
+
+
+def _options(**given: object) -> list[str]:
+    """Return the words of the options that have a value."""
+    there = {name: value for name, value in given.items() if value not in (None, "")}
+    return [word for name, value in there.items() for word in (f"--{name}", str(value))]
+
+
+def require_free(run: Path) -> None:
+    """Raise ValueError unless a folder can be written to that is empty, or a rehearsal's."""
+    require_folder(run, "--out")
+    require_unused(run)
+    require_unused(run / "eval")
+    if run.exists() and not (run / RECORD).is_file() and any(run.iterdir()):
+        raise ValueError(f"{run} is there and not a rehearsal; name another folder with --out")
+
+
+def _emptied(run: Path) -> None:
+    """Remove what an earlier rehearsal left, but for the lock that this one holds."""
+    for path in run.iterdir():
+        if path.name in (lock.FILE, PRELOADING):
+            continue
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+@contextmanager
+def _undone_if_refused(run: Path) -> Iterator[None]:
+    """Remove what the preparation of a rehearsal has written where it is refused or interrupted."""
+    record = run / RECORD
+    earlier = record.stat().st_mtime_ns if record.is_file() else None
+    try:
+        yield
+    except BaseException:
+        (run / PRELOADING).unlink(missing_ok=True)
+        if not record.is_file() or record.stat().st_mtime_ns != earlier:
+            _emptied(run)
+        raise
+
+
+def describe(made: "Rehearsal") -> None:
+    """Print what is kept of the recipe and what is reduced, and the notes."""
+    from rich.table import Table
+
+    table = Table(title=f"{made.name} on {made.ranks} CPU ranks", title_justify="left")
+    for column in ("", "recipe", "rehearsed", ""):
+        table.add_column(column, overflow="fold")
+    for what, whole, small in made.compared():
+        table.add_row(what, whole, small, "kept" if whole == small else "reduced")
+    show(lambda _: table)
+    for words in made.notes():
+        note(f"note: {words}")
+
+
+def _vocabulary(store: Path | None) -> int:
+    """Return the tokens that the model needs rows for; 0 for the rehearsal's own text."""
+    if store is None:
+        return 0
+    from data.store import Manifest
+
+    rows = 128  # whole for any tensor parallel size
+    return -(-Manifest.load(store).tokenizer.vocab_size // rows) * rows
+
+
+def _run(
+    made: "Rehearsal", words: Sequence[str], *, run: Path, store: Path | None
+) -> "tuple[list[Check], list[Planned]]":
+    """Train both stages and evaluate them; return what was checked and what had been planned."""
+    from longhaul.forked import preload, run_forked
+    from longhaul.rehearsal.checks import verdict
+    from recipes.rehearsal.shrink import VOCAB
+
+    log = run / "output.log"
+    cores = os.cpu_count() or 1
+    os.environ["OMP_NUM_THREADS"] = str(max(1, cores // made.ranks))  # of the ranks
+    with _undone_if_refused(run), loading("NeMo and Megatron-Core"):
+        # What ranks are forked from imports meanwhile; a refusal removes its log.
+        preload(run / PRELOADING)
+        place = store or STORE
+        from longhaul.rehearsal import build
+        from slurm.jobs import local_chain
+
+        recipes = build.recipes(made, words, run=run, store=place)
+        if store is None and not place.exists():
+            from data.synthetic import prepare_made_up
+
+            prepare_made_up(place, vocab_size=VOCAB)
+        _emptied(run)
+        (run / PRELOADING).replace(log)
+        _record(run, made, [], 0.0)
+        made_up = build.require_impactful(recipes, stand_in=store is None)
+        jobs = build.jobs(made, recipes, run=run, store=place)
+        planned = [build.planned(recipe) for recipe in recipes]
+    if made_up:
+        note("note: the analysis of impactful tokens is made up")
+    watched = [
+        Watched(stage.name, stage.steps, local_chain.metrics(recipe), int(stage.tokens_per_step))
+        for stage, recipe in zip(planned, recipes, strict=True)
+    ]
+    note(f"the ranks write to {log}")
+    with (  # while the ranks run, 1 and 2 are the log
+        os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors=ENCODING_ERRORS) as shown,
+        in_use(run / "eval"),
+        progress(plain_console(shown), watched, after="evaluating"),
+    ):
+        run_forked(jobs, log)
+    return verdict(run, planned), planned
+
+
+def _record(run: Path, made: "Rehearsal", checks: "Sequence[Check]", seconds: float) -> None:
+    from eval.run_folder import write_json
+
+    write_json(
+        run / RECORD,
+        {
+            "recipe": made.name,
+            "compared": made.compared(),
+            "notes": made.notes(),
+            "checks": list(map(asdict, checks)),
+            "seconds": seconds,
+        },
+    )
+
+
+def _card_of(
+    row: "Row",
+    run: Path,
+    planned: "Sequence[Planned]",
+    checks: "Sequence[Check]",
+    command: str,
+    revision: str,
+    seconds: float,
+) -> cards.VerificationCard:
+    """Return the card of a rehearsal in a folder, as its files and its plan have it."""
+    from longhaul.rehearsal.checks import heldout_loss, steps_of
+
+    seen = []
+    for stage in planned:
+        steps = steps_of(run, stage)
+        seen.append(
+            cards.StageSeen(
+                name=stage.name,
+                seq_length=stage.seq_length,
+                layout=dict(stage.layout),
+                steps=cards.Figure(expected=stage.steps, seen=len(steps)),
+                tokens_per_step=cards.Figure(expected=stage.tokens_per_step, seen=steps[0].tokens),
+                first_rate=cards.Figure(expected=stage.first_rate, seen=steps[0].lr),
+                loss=cards.Losses(first=round(steps[0].loss, 4), last=round(steps[-1].loss, 4)),
+                heldout_loss=round(heldout_loss(run, stage), 4),
+            )
+        )
+    return cards.VerificationCard(
+        ladder=row.ladder.name,
+        recipe=row.name,
+        command=command,
+        commit=revision,
+        date=date.today(),
+        versions={"python": platform.python_version(), **versions()},
+        machine={
+            "cpus": str(os.cpu_count()),
+            "system": platform.platform(terse=True),
+            "load over a minute": f"{os.getloadavg()[0]:.1f}",  # the seconds grow with it
+        },
+        loss_tolerance=cards.LOSS_TOLERANCE,
+        stages=seen,
+        checks=[check.words for check in checks],
+        seconds=round(seconds, 1),
+    )
+
+
+def _commit() -> str:
+    """Return the commit of the tree that runs, and whether it has changes."""
+    tree = Path(__file__).resolve().parents[1]
+    if not (found := commit(tree)):
+        raise ValueError(
+            f"a card names its commit, and {tree} is not a git checkout; leave --write-card out"
+        )
+    return found

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul rope`: rotations beside the model's own, pair by pair, as a table and a picture."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from data.files.writable import require_file
+from longhaul.commands.rope_search import search
+from longhaul.options import K_IS, Json, length_of, print_json, require_no_json
+from longhaul.terminal.console import loading, show
+from recipes.spec.suggest import named
+
+if TYPE_CHECKING:
+    from custom_modules.rope.config import RopeScaling
+    from custom_modules.rope.frequency_report import Stretch
+
+app = typer.Typer(
+    help="Look at how a rotation stretches a model's context, or search for one.",
+    invoke_without_command=True,
+)
+app.command()(search)
+LIKE = "METHOD[:KEY=VALUE,...], before=own to stretch the model's own, or a file"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """The model whose rotation is looked at."""
+
+    name: str
+    head_dim: int
+    rope: "RopeScaling"
+    trained: int
+    """Tokens of context it was trained at."""
+
+
+@app.callback()
+def rope(
+    context: typer.Context,
+    card: Annotated[str, typer.Option(help="The model, by its card.")] = "",
+    model: Annotated[
+        Path | None, typer.Option(help="The model, by its Hugging Face folder.")
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help=f"A rotation: {LIKE}; repeat it for another beside it."),
+    ] = None,
+    length: Annotated[
+        str,
+        typer.Option(
+            help=f"Context to look at, as 128K ({K_IS}).",
+            show_default="the longest that the methods reach",
+        ),
+    ] = "",
+    plot: Annotated[Path | None, typer.Option(help="Draw it as well, to this PNG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the wavelength of each pair of dimensions, and what a method does to it."""
+    if context.invoked_subcommand is not None:
+        options = {"--card": card, "--model": model, "--method": method, "--length": length}
+        given = [name for name, value in {**options, "--plot": plot}.items() if value]
+        if given:
+            raise ValueError(
+                f"{' and '.join(given)} cannot go with rope {context.invoked_subcommand}, which "
+                "has options of its own; leave them out"
+            )
+        require_no_json(context, as_json)
+        return
+    if bool(card) == (model is not None):
+        raise ValueError("name one model: --card NAME or --model FOLDER")
+    if plot is not None:
+        require_file(plot, "--plot", (".png",))
+    asked = length_of("--length", length) if length else 0
+    from custom_modules.rope.config import MAX_POSITION
+
+    subject = _of_card(card) if model is None else _of_folder(model)
+    words, chosen = method or [], {"own": subject.rope}
+    for found in _read(words, subject):
+        alike = sum(name.partition(" ")[0] == found.method for name in chosen)
+        chosen[f"{found.method} {alike + 1}" if alike else found.method] = found
+    reach = max((found.reach or 0) for found in chosen.values())
+    target = asked or max(reach, subject.trained)
+    if target > MAX_POSITION:
+        raise ValueError(
+            f"--length is {target:,}; it is at most 2^31 = {MAX_POSITION:,}, since later positions "
+            "are not rotated"
+        )
+    with loading("torch"):
+        from custom_modules.rope.frequency_report import stretch
+    shown = {
+        name: stretch(subject.rope, found, subject.head_dim, trained=subject.trained, length=target)
+        for name, found in chosen.items()
+    }
+    if as_json:
+        print_json(
+            {
+                "model": subject.name,
+                "head_dim": subject.head_dim,
+                "trained_tokens": subject.trained,
+                "length_tokens": target,
+                "rotations": {name: _content(chosen[name], each) for name, each in shown.items()},
+            }
+        )
+    else:
+        _print(subject, words, list(chosen), shown, target)
+    if plot is not None:
+        from eval.rope_search.plot import draw
+
+        draw(plot, shown, title=subject.name, trained=subject.trained, length=target)
+        typer.echo(plot, err=as_json)
+
+
+def _content(rope: "RopeScaling", found: "Stretch") -> dict[str, Any]:
+    """Return a rotation in numbers; lengths and distances in tokens, by pair of dimensions."""
+    return {
+        "rope": rope.to_dict(),
+        "attention_factor": found.temperature,
+        "wavelengths_tokens": found.wavelengths,
+        "divisors": found.divisors,
+        "kept_pairs": found.kept,
+        "between_pairs": found.between,
+        "interpolated_pairs": found.interpolated,
+        "largest_known_distance_tokens": found.largest_distance,
+    }
+
+
+def _print(
+    subject: Subject,
+    words: Sequence[str],
+    names: Sequence[str],
+    shown: dict[str, "Stretch"],
+    target: int,
+) -> None:
+    typer.echo(
+        f"{subject.name}: heads of {subject.head_dim}, {subject.rope.method} at base "
+        f"{subject.rope.base:,.10g}, trained at {subject.trained:,} tokens; looked at {target:,}"
+    )
+    for name, word in zip(names[1:], words, strict=True):
+        typer.echo(f"{name}: {word}")
+    show(lambda _: _pairs(shown, subject.trained, target))
+    typer.echo("* turns by angles that the model was not trained on")
+    show(lambda _: _summary(shown))
+
+
+def _of_card(name: str) -> Subject:
+    from recipes.models import CARDS
+
+    found = named("card", name, CARDS)
+    return Subject(
+        name=found.name,
+        head_dim=found.head_dim,
+        rope=found.native_rope,
+        trained=found.native_context,
+    )
+
+
+def _of_folder(folder: Path) -> Subject:
+    from recipes.hugging_face.config import read_config
+    from recipes.hugging_face.rope import head_dim_of, rope_of
+
+    path = folder / "config.json"
+    config = read_config(folder)
+    try:
+        found = rope_of(config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    by_factor = found.method in ("linear", "dynamic")
+    trained = found.reach if by_factor else config.get("max_position_embeddings", found.reach)
+    if trained is None:
+        raise ValueError(f"{path} has no max_position_embeddings, the context of the model")
+    return Subject(name=folder.name, head_dim=head_dim_of(config), rope=found, trained=int(trained))
+
+
+def _read(words: Sequence[str], subject: Subject) -> list["RopeScaling"]:
+    from recipes.notation.rope import rope_from
+
+    of_model = {
+        "base": subject.rope.base,
+        "partial_rotary_factor": subject.rope.partial_rotary_factor,
+        "interleaved": subject.rope.interleaved,
+        "original_length": subject.rope.original_length or subject.trained,
+    }
+    return [rope_from(word, of_model, own=subject.rope, trained=subject.trained) for word in words]
+
+
+def _pairs(shown: dict[str, "Stretch"], trained: int, length: int) -> Table:
+    table = Table("pair", box=None, header_style="bold")
+    for name in shown:
+        table.add_column(f"{name}\nwavelength", justify="right")
+        if name != "own":
+            table.add_column("\ndivided by", justify="right")
+    own = shown["own"].wavelengths
+    for pair, wavelength in enumerate(own):
+        cells = [str(pair), f"{wavelength:,.1f}"]
+        for name, found in shown.items():
+            if name == "own":
+                continue
+            divisor = found.divisors[pair]
+            unseen = wavelength > trained and length > trained * divisor * (1 + 1e-9)
+            cells += [
+                f"{found.wavelengths[pair]:,.1f}",
+                f"{divisor:.3f} *" if unseen else f"{divisor:.3f}  ",
+            ]
+        table.add_row(*cells)
+    return table
+
+
+def _summary(shown: dict[str, "Stretch"]) -> Table:
+    table = Table("", *shown, box=None, header_style="bold")
+    table.add_row("attention factor", *(f"{found.temperature:.6g}" for found in shown.values()))
+    for title, of in (
+        ("pairs kept", "kept"),
+        ("pairs between", "between"),
+        ("pairs interpolated", "interpolated"),
+    ):
+        table.add_row(title, *(spans(getattr(found, of)) for found in shown.values()))
+    table.add_row(
+        "largest distance of known angles",
+        *(
+            "any" if math.isinf(found.largest_distance) else f"{found.largest_distance:,.0f}"
+            for found in shown.values()
+        ),
+    )
+    return table
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as spans: `0-3, 7`."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found) or "none"

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul run --executor slurm`: a ladder as a chain of jobs that is submitted and left."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from eval.run_folder import write_json
+from longhaul.terminal.console import loading
+from longhaul.terminal.messages import next_command, note
+from recipes.shipped.table import ROWS
+from recipes.spec.gate import gate_from
+from slurm.cluster_file import ClusterFile, load
+from slurm.jobs import ladder_run
+from slurm.jobs.cluster_checks import folders
+from slurm.jobs.store_source import documents_of
+
+if TYPE_CHECKING:
+    import nemo_run
+
+
+def run_on_cluster(
+    plan: ladder_run.Plan,
+    words: Sequence[str],
+    *,
+    cluster: str,
+    nodes: int | None,
+    account: str,
+    partition: str,
+    source: str | None,
+    tokenizer: str | None,
+    export: Path | None,
+    gate: str,
+    device: str | None,
+    dryrun: bool,
+) -> None:
+    """Submit the chain and print its jobs; with `dryrun` print the scripts and submit nothing."""
+    file = _with_names(load(cluster), account, partition)
+    plan = _with_gates(plan, gate)
+    documents = documents_of(plan, source, tokenizer)
+    with loading("NeMo and Megatron-Core"):
+        from longhaul.run_folder.places import require_places
+        from longhaul.run_folder.undamaged import require_checkpoints
+        from slurm.experiment import scripts, submit
+        from slurm.jobs import (
+            local_chain,
+            slurm_chain,
+            stage_checks,
+            submission_checks,
+        )
+        from slurm.jobs.job_times import require_time
+
+        notes = submission_checks.require(file, folders(plan, documents, export))
+        made = (
+            local_chain.recipes(plan, words, device)
+            if nodes is None
+            else _laid_out(plan, words, cluster, nodes, device)
+        )
+        if documents is None:
+            local_chain.require_store(made)
+        require_time(plan, made, file)
+        for recipe in made:
+            stage_checks.require_same(recipe)
+        standing = local_chain.standing(made)
+        if not dryrun:
+            for recipe in made:
+                require_places(recipe)
+            submission_checks.require_idle(plan, file)
+            if made[0].resume.start is not None:
+                stage_checks.require_start(made[0])
+            notes = [*notes, *require_checkpoints(made, plan.verify)]
+            local_chain.write_records(plan, made)
+            submission_checks.require_shared(plan, file)
+        jobs = slurm_chain.jobs(plan, made, file, documents=documents, export=export)
+    for words_ in notes if dryrun else (*notes, *standing):
+        note(f"note: {words_}")
+    ladder_run.describe(plan, made)
+    if dryrun:
+        for words_ in standing:
+            typer.echo(f"# {words_}")
+    if not jobs:
+        typer.echo("nothing is left to do")
+        return
+    if dryrun:
+        for name, script in scripts(plan.name, jobs, plan.run / "launch").items():
+            typer.echo(f"# ---- {name}\n{script}")
+        note(f"{len(jobs)} jobs, each after the one before; without --dryrun they are submitted")
+        return
+    numbers = submit(plan.name, jobs, plan.run / "launch")
+    write_json(plan.run / "launch" / "jobs.json", numbers)
+    for name, number in numbers.items():
+        typer.echo(f"{number}  {name}")
+    next_command(["longhaul", "status", plan.run], "look how far it is")
+
+
+def _with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:
+    said = {"account": account, "partition": partition}
+    given = {name: value for name, value in said.items() if value}
+    return file.model_copy(update={"slurm": file.slurm.model_copy(update=given)})
+
+
+def _with_gates(plan: ladder_run.Plan, words: str) -> ladder_run.Plan:
+    stage_checks = tuple(
+        replace(stage, gate=gate_from(words, stage.gate)) for stage in plan.ladder.stages
+    )
+    at = None if plan.only is None else plan.ladder.stages.index(plan.only)
+    only = None if at is None else stage_checks[at]
+    return replace(plan, ladder=replace(plan.ladder, stages=stage_checks), only=only)
+
+
+def _laid_out(
+    plan: ladder_run.Plan, words: Sequence[str], cluster: str, nodes: int, device: str | None
+) -> "list[nemo_run.Partial]":
+    """Return the recipes laid out by the planner on so many nodes of a cluster."""
+    from recipes.shipped.factories import FACTORIES
+    from recipes.shipped.select import Combination, layout_for
+    from slurm.jobs import local_chain
+
+    made = []
+    for name, stage in plan.chosen:
+        if name in ROWS and ROWS[name].layout.device == "cpu":
+            made.append(
+                local_chain.placed(plan, stage, FACTORIES[name](nodes=nodes), words, device)
+            )
+            continue
+        laid_out = Combination(
+            card=plan.card,
+            ladder=plan.ladder,
+            stage=stage,
+            layout=layout_for(plan.card, plan.ladder, stage, cluster, nodes),
+            nodes=nodes,
+            cluster=cluster,
+        )
+        made.append(local_chain.placed(plan, stage, laid_out.recipe(), words, device))
+    return made

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul show`: one recipe on one page, and the commands to type next."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longhaul.options import Json, print_json
+from longhaul.terminal.console import (
+    fitted,
+    loading,
+    print_table,
+)
+from recipes.spec.suggest import named
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from recipes.shipped.table import Row
+    from recipes.spec.model_card import ModelCard
+    from recipes.spec.stage import Stage
+
+EXPENDABLE = ("positions", "documents")
+"""Columns of the table of stages that are said once where all stages have the same."""
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="A recipe, as `longhaul recipes` lists it.")],
+    as_json: Json = False,
+    to_yaml: Annotated[
+        Path | None, typer.Option(help="Write the recipe, for `longhaul pretrain --yaml`.")
+    ] = None,
+) -> None:
+    """Show a recipe: its model, ladder, stage, data and layout, and what to type next."""
+    row = _named(name)
+    if as_json and to_yaml is not None:
+        raise ValueError("--json prints and --to-yaml writes; take one of them")
+    if to_yaml is not None:
+        from data.files.writable import require_file
+
+        require_file(to_yaml, "--to-yaml")
+        with loading("NeMo and Megatron-Core"):
+            from recipes.resolved import yaml_file
+            from slurm.jobs import stage_checks
+
+            yaml_file.write(stage_checks.factory(name), to_yaml)
+        typer.echo(to_yaml)
+    elif as_json:
+        print_json(content(row))
+    else:
+        _print(row)
+
+
+def _named(name: str) -> "Row":
+    """Return the recipe of a name; raise ValueError for another, a ladder's or a card's too."""
+    from recipes.shipped.table import ROWS
+
+    of_ladder = [row.name for row in ROWS.values() if name in (row.ladder.name, row.card.name)]
+    if name not in ROWS and of_ladder:
+        raise ValueError(
+            f"{name!r} is a ladder or a card, not a recipe; its recipes are {', '.join(of_ladder)}"
+        )
+    return named("recipe", name, ROWS)
+
+
+def content(row: "Row") -> dict[str, Any]:
+    """Return all that a page shows, in numbers."""
+    ladder = row.ladder
+    return {
+        "name": row.name,
+        "card": asdict(row.card) | {"native_rope": row.card.native_rope.to_dict()},
+        "ladder": {
+            "name": ladder.name,
+            "source": ladder.source,
+            "data": ladder.data,
+            "starts_from": ladder.starts_from,
+            "ours": list(ladder.ours),
+            "departures": list(ladder.departures),
+            "cards": list(ladder.cards),
+            "stages": [_stage(stage, row.card) for stage in ladder.stages],
+        },
+        "stage": row.seq_length,
+        "layout": asdict(row.layout),
+        "nodes": row.nodes,
+        "cluster": row.cluster,
+        "source": row.source,
+        "commands": [line for line, _ in commands(row)],
+    }
+
+
+def _stage(stage: "Stage", card: "ModelCard") -> dict[str, Any]:
+    from longhaul.pages.recipe_facts import resolved
+
+    return asdict(stage) | {
+        "rope": resolved(stage.rope, card).to_dict(),
+        "lr": {"shape": type(stage.lr).__name__.lower(), **asdict(stage.lr)},
+        "steps": stage.steps,
+        "sequences_per_batch": stage.sequences_per_batch,
+        "warmup_steps": stage.lr.warmup_steps(stage.steps),
+    }
+
+
+def commands(row: "Row") -> Iterator[tuple[str, str]]:
+    """Yield what to type next, each with what it is for."""
+    from longhaul.pages.next_commands import OnCluster
+    from recipes.shipped.table import ROWS
+    from recipes.spec.naming import recipe_name
+
+    card, ladder = row.card, row.ladder
+    names = [recipe_name(card, ladder, stage) for stage in ladder.stages]
+    if ladder.stages[0].start == "card":
+        yield _import(row)
+    yield _prepare(row)
+    yield f"longhaul rehearse {row.name}", "small, on a few CPU ranks"
+    if row.layout.device == "cuda":
+        asked = {
+            "seq": _word(row.seq_length),
+            "tokens-per-batch": _word(row.stage.tokens_per_batch),
+            "tokens": row.stage.tokens,
+            "cluster": row.cluster,
+            "nodes": row.nodes,
+        }
+        options = " ".join(f"--{name} {value}" for name, value in asked.items())
+        yield f"longhaul plan {card.name} {options}", "its memory and time"
+    if row.stage.start == "previous":
+        before = names[names.index(row.name) - 1]
+        yield f"longhaul show {before}", "the stage before, which this one starts from"
+    submitted = OnCluster(card=card, ladder=ladder, cluster=row.cluster)
+    if row.nodes == 1:
+        yield f"longhaul pretrain --factory {row.name}", "this stage, on this machine"
+    else:
+        this = replace(submitted, stage=row.stage)
+        yield this.command, f"this stage, on {row.nodes} nodes; {submitted.explained}"
+    if len(names) == 1 or not all(name in ROWS for name in names):
+        return
+    if all(ROWS[name].nodes == 1 for name in names):
+        yield f"longhaul run --ladder {ladder.name} --card {card.name}", "all stages in order"
+    else:
+        yield submitted.command, "all stages in order, as jobs"
+
+
+def _import(row: "Row") -> tuple[str, str]:
+    """Return what puts the weights that the ladder begins with where they are looked for."""
+    from recipes.spec.naming import MODELS
+
+    card, to = row.card, MODELS / row.card.name
+    if card.hf_id is None:
+        weights = f"weights of yours in Hugging Face's format, to {to}"
+        return (
+            f"longhaul import --from YOUR_WEIGHTS --card {card.name}",
+            f"{weights}; or put a checkpoint there, or name it by resume.start=PATH",
+        )
+    others = row.ladder.starts_from
+    return (
+        f"longhaul import --from {card.hf_id} --card {card.name}",
+        f"the published weights, to {to}" + (f"; the source began with {others}" if others else ""),
+    )
+
+
+def _prepare(row: "Row") -> tuple[str, str]:
+    """Return what makes the tokens, by the tokenizer of the weights that the ladder begins with."""
+    from recipes.spec.naming import store_folder
+
+    card, out = row.card, f"--out {store_folder(row.card)}"
+    if row.ladder.stages[0].start == "scratch":
+        return f"longhaul prepare --vocab-size {card.vocab} {out}", "the documents as tokens"
+    tokenizer, whose = card.hf_id, ""
+    if tokenizer is None:
+        tokenizer, whose = "YOUR_TOKENIZER", ", by the tokenizer of your weights"
+    return (
+        f"longhaul prepare --source DOCUMENTS --tokenizer {tokenizer} {out}",
+        f"the documents as tokens{whose}",
+    )
+
+
+def _word(tokens: int) -> str:
+    from recipes.spec.naming import length_word
+
+    return length_word(tokens).upper()
+
+
+def _print(row: "Row") -> None:
+    from rich.table import Table
+
+    from longhaul.pages import recipe_facts
+
+    lines = [_line(stage, row) for stage in row.ladder.stages]
+    alike = [title for title in EXPENDABLE if len({line[title] for line in lines}) == 1]
+    console, stage_checks, left_out = fitted(lambda without: _stages(row, without), alike)
+    page = Table(box=None, show_header=False, pad_edge=False)
+    for _ in range(2):
+        page.add_column(overflow="fold")
+    said = [f"{title} {lines[0][title]}" for title in left_out]
+    for title, words in _parts(row, said):
+        page.add_row(title, "\n".join(words))
+    place = f"stage {row.ladder.stages.index(row.stage) + 1} of {len(row.ladder.stages)}"
+    typer.echo(f"{row.name}: {row.card.name} at {recipe_facts.length(row.stage)}, {place}\n")
+    print_table(console, page)
+    typer.echo()
+    print_table(console, stage_checks)
+    typer.echo("\nnext")
+    for line, what_for in commands(row):  # unwrapped, and nothing behind it: a line to copy
+        typer.echo(f"  {what_for}:\n    {line}")
+
+
+def _parts(row: "Row", said: Sequence[str]) -> "Iterator[tuple[str, Iterable[str]]]":
+    """Yield the parts of a page under their names; `said` are of the stage too."""
+    from longhaul.pages import recipe_facts
+
+    yield "model", (row.card.name, *recipe_facts.model(row.card))
+    yield "ladder", (f"{row.ladder.name}: {row.ladder.source}",)
+    for title, sentences in (("ours", row.ladder.ours), ("departs", row.ladder.departures)):
+        if sentences:
+            yield title, [f"- {sentence}" for sentence in sentences]
+    yield "data", (row.ladder.data or "the source does not say",)
+    if row.ladder.stages[0].start == "card":
+        yield "weights", (recipe_facts.weights(row.ladder, row.card),)
+    yield (
+        "stage",
+        (*recipe_facts.training(row.stage, row.card), *([", ".join(said)] if said else ())),
+    )
+    yield "layout", (*recipe_facts.layout(row), f"stands on: {row.source}")
+    other = recipe_facts.of_other_cards(row.ladder, row.card)
+    if other:
+        yield "note", (other,)
+
+
+def _stages(row: "Row", without: Sequence[str]) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    lines = [_line(stage, row) for stage in row.ladder.stages]
+    titles = [title for title in lines[0] if title not in without]
+    for title in titles:
+        table.add_column(
+            title,
+            no_wrap=title not in ("RoPE", "learning rate"),
+            justify="right" if title in ("tokens", "batch", "steps") else "left",
+        )
+    for line in lines:
+        table.add_row(*(line[title] for title in titles), style="bold" if line[""] else None)
+    return table
+
+
+def _line(stage: "Stage", row: "Row") -> dict[str, str]:
+    """Return what the table of stages says of one, by column."""
+    from longhaul.pages import recipe_facts
+
+    return {
+        "": ">" if stage == row.stage else "",
+        "length": recipe_facts.length(stage),
+        "RoPE": recipe_facts.rotation(stage, row.card),
+        "tokens": recipe_facts.amount(stage.tokens),
+        "batch": recipe_facts.batch(stage),
+        "steps": f"{stage.steps:,}",
+        "learning rate": recipe_facts.schedule(stage),
+        "documents": stage.documents,
+        "positions": stage.positions.kind,
+    }

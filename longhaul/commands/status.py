@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul status`: how far a run is, stage by stage, while it runs and afterwards."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from longhaul.options import Json, print_json
+from longhaul.pages.recipe_facts import amount
+from longhaul.run_folder.state import (
+    RunState,
+    StageState,
+    run_state,
+)
+from longhaul.terminal.console import show
+from longhaul.terminal.messages import note
+from longhaul.terminal.pace import duration
+
+COLUMNS = ("stage", "state", "step", "tokens", "left", "checkpoint", "evaluated", "job")
+EXPENDABLE = ("evaluated", "tokens", "checkpoint", "left", "job")
+"""Columns that a narrow terminal has as lines below the table, from the first on."""
+
+
+def status(
+    run: Annotated[Path, typer.Argument(help="Run folder, as `longhaul run` leaves it.")],
+    as_json: Json = False,
+) -> None:
+    """Show how far a run is: state, step, time left, checkpoint and job of each stage."""
+    found = run_state(run)
+    if as_json:
+        print_json(_content(found))
+        return
+    if found.trouble:
+        typer.echo(f"broken: {found.trouble}")
+    for holder in found.holders:
+        typer.echo(holder.words)
+    if not found.stages:
+        typer.echo(f"{run}: no stage has been started here")
+        return
+    head = f"{found.card} on ladder {found.ladder}" if found.card else "stages"
+    lines = [_line(stage) for stage in found.stages]
+
+    def table(without: Sequence[str]) -> Table:
+        made = Table(title=f"{head} in {run}", title_justify="left")
+        titles = [title for title in COLUMNS if title not in without]
+        for title in titles:
+            right = title in ("step", "tokens", "left", "checkpoint")
+            made.add_column(title, no_wrap=True, justify="right" if right else "left")
+        for line in lines:
+            made.add_row(*(line[title] for title in titles))
+        return made
+
+    empty = [title for title in ("job",) if not any(line[title] for line in lines)]
+    left_out = show(lambda without: table((*without, *empty)), EXPENDABLE)
+    for line in lines:
+        words = [f"{title} {line[title]}" for title in COLUMNS if title in left_out and line[title]]
+        if words:
+            typer.echo(f"{line['stage']}: {', '.join(words)}")
+    for stage in found.stages:
+        if stage.reason:
+            typer.echo(f"{stage.name}: {stage.reason}")
+    for logs in dict.fromkeys(stage.logs for stage in found.stages if stage.logs is not None):
+        typer.echo(f"logs: {logs}")
+    others = [job for job in found.jobs if job.name not in {stage.name for stage in found.stages}]
+    for job in others:
+        if job.state not in ("", "COMPLETED"):
+            typer.echo(f"job {job.number} {job.name}: {job.state.lower()}")
+    if any(stage.is_resumable for stage in found.stages):
+        note("the command that started it resumes it from the last checkpoint")
+    if all(stage.state == "done" for stage in found.stages):
+        typer.echo("all stages are done")
+    elif math.isfinite(found.seconds_left):
+        typer.echo(
+            f"about {duration(found.seconds_left)} of training left, at the last steps' pace"
+        )
+
+
+def _line(stage: StageState) -> dict[str, str]:
+    """Return what the table says of a stage, by column."""
+    steps = f"{stage.steps:,.0f}" if math.isfinite(stage.steps) else "?"
+    left = stage.seconds_left
+    job = stage.job
+    return {
+        "stage": stage.name,
+        "state": f"{stage.state} on {stage.host}" if stage.host else stage.state,
+        "step": f"{stage.step:,}/{steps}",
+        "tokens": f"{_tokens(stage.tokens)}/{_tokens(stage.tokens_planned)}",
+        "left": duration(left) if math.isfinite(left) and left > 0 else "",
+        "checkpoint": "" if stage.checkpoint_step is None else f"step {stage.checkpoint_step:,}",
+        "evaluated": _evaluated(stage),
+        "job": "" if job is None else f"{job.number} {job.words}",
+    }
+
+
+def _evaluated(stage: StageState) -> str:
+    """Return whether a stage was evaluated; the step where its newest checkpoint is a later one."""
+    saved = stage.checkpoint_step
+    if stage.evaluated_step is not None and saved not in (None, stage.evaluated_step):
+        return f"at step {stage.evaluated_step:,}"
+    return "yes" if stage.evaluated else "no"
+
+
+def _tokens(count: float) -> str:
+    return amount(round(count)) if math.isfinite(count) else "?"
+
+
+def _content(found: RunState) -> dict[str, Any]:
+    """Return all of it for programs: times in seconds, sizes in steps and tokens."""
+    return {
+        **asdict(found),
+        "run": str(found.run),
+        "stages": [
+            {**asdict(stage), "logs": None if stage.logs is None else str(stage.logs)}
+            for stage in found.stages
+        ],
+    }

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the doctor looks at: a stage on a cluster, under the layout that ran."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import typer
+
+from longhaul.options import CLUSTER
+from longhaul.pages.next_commands import OnCluster
+from longhaul.pages.recipe_facts import counted
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
+from recipes.notation.layout import layout_from, words_of
+from recipes.planner.constraints import refusals
+from recipes.planner.plan import Plan, plan
+from recipes.planner.remedies.overrides import override_words
+from recipes.planner.search import Question, of_stage
+from recipes.planner.workload import Job
+from recipes.shipped.select import layout_for, stage_of
+from recipes.shipped.table import ROWS
+from recipes.spec import cluster as clusters
+from recipes.spec.cluster import Cluster
+from recipes.spec.layout import Layout
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import length_shown, recipe_name
+from recipes.spec.stage import Ladder, Stage
+from recipes.spec.suggest import named
+from recipes.spec.units import GiB
+
+LINE = 78
+ONE_RECIPE = "name one recipe: --factory NAME, or --card with --ladder and --stage"
+
+Factory = Annotated[str, typer.Option(help="A shipped recipe, as llama3_8b_nemo_64k.")]
+CardName = Annotated[str, typer.Option(help="A model card, with --ladder and --stage: any recipe.")]
+LadderName = Annotated[str, typer.Option(help="The ladder that the stage is of.")]
+StageName = Annotated[str, typer.Option(help="Its stage, by length, as 64K.")]
+ClusterName = Annotated[
+    str,
+    typer.Option(
+        help="Cluster file: a name or a path.",
+        show_default=f"the recipe's; {CLUSTER} for a --card",
+    ),
+]
+Nodes = Annotated[
+    int | None, typer.Option(min=1, help="Nodes.", show_default="the recipe's, the layout's, or 1")
+]
+LayoutWords = Annotated[
+    str, typer.Option(help="The layout that ran, in words, as 'tp2 dp4 tile-loss'.")
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A stage of a ladder on a card, and how `longhaul pretrain` is asked for it."""
+
+    card: ModelCard
+    ladder: Ladder
+    stage: Stage
+    cluster: str
+    """The name or the path of its cluster file."""
+    shipped: Layout | None = None
+    """The layout of a shipped recipe; others are laid out by the planner when they are asked."""
+
+    @property
+    def name(self) -> str:
+        """The name that its run folder has."""
+        return recipe_name(self.card, self.ladder, self.stage)
+
+    def job(self, layout: Layout, machine: Cluster) -> Job:
+        """Return its job under a layout."""
+        gpus, fp8 = layout.world_size, layout.fp8
+        return of_stage(self.card, self.stage, machine, gpus=gpus, fp8=fp8).job(layout)
+
+    def asked(self, nodes: int) -> str:
+        """Return the options of a command that name it; a shipped recipe has its own nodes."""
+        if self.shipped is not None:
+            return f"--factory {self.name}"
+        return (
+            f"--card {self.card.name} --ladder {self.ladder.name} "
+            f"--stage {length_shown(self.stage.seq_length)} "
+            f"--cluster {shlex.quote(self.cluster)} --nodes {nodes}"
+        )
+
+    def looked_at(self, nodes: int) -> str:
+        """Return the options of a command of the doctor, which takes another cluster as well."""
+        asked = self.asked(nodes)
+        other = self.shipped is not None and self.cluster != ROWS[self.name].cluster
+        return f"{asked} --cluster {shlex.quote(self.cluster)}" if other else asked
+
+    def trained_by(self, nodes: int, words: Sequence[str]) -> str:
+        """Return the command that trains it on so many nodes with some overrides.
+
+        What there is to say of it is a comment on a line of its own before it.
+        """
+        if nodes == 1:
+            shipped = self.shipped is not None and not words
+            command = folded([f"longhaul pretrain {self.asked(nodes)}", *words])
+            return after_comments(command, "the recipe as shipped" if shipped else "")
+        submitted = OnCluster(
+            card=self.card, ladder=self.ladder, stage=self.stage, cluster=self.cluster,
+            nodes=nodes if self.shipped is None else None,
+        )  # fmt: skip
+        return after_comments(folded([*submitted.words, *words]), submitted.explained)
+
+    def laid_out(self, nodes: int) -> Layout:
+        """Return the layout that `longhaul pretrain` begins from; raise ValueError for none."""
+        if self.shipped is not None:
+            return self.shipped
+        return layout_for(self.card, self.ladder, self.stage, self.cluster, nodes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A recipe with the plan that it is judged by."""
+
+    recipe: Recipe
+    plan: Plan
+
+    @property
+    def name(self) -> str:
+        """Name of the recipe."""
+        return self.recipe.name
+
+    @property
+    def asked(self) -> str:
+        """The options that name the recipe."""
+        return self.recipe.asked(self._nodes(self.plan.job))
+
+    @property
+    def looked_at(self) -> str:
+        """The options that have the doctor look at the recipe on the same cluster."""
+        return self.recipe.looked_at(self._nodes(self.plan.job))
+
+    def _nodes(self, job: Job) -> int:
+        return -(-job.layout.world_size // self.plan.cluster.gpus_per_node)
+
+    @property
+    def question(self) -> Question:
+        """What the planner would be asked for the same GPUs."""
+        job = self.plan.job
+        return Question(
+            card=job.card,
+            seq_length=job.seq_length,
+            tokens_per_batch=job.tokens_per_batch,
+            cluster=self.plan.cluster,
+            gpus=self.plan.gpus,
+            fp8=job.layout.fp8,
+        )
+
+    def head(self) -> Iterator[str]:
+        """Yield what is looked at, in two lines."""
+        job, machine = self.plan.job, self.plan.cluster
+        yield (
+            f"{self.name}: {job.card.name} at {length_shown(job.seq_length)} tokens on "
+            f"{self.plan.gpus} GPUs of {machine.name} ({machine.gpu.name})"
+        )
+        yield (
+            f"layout: {words_of(job.layout)}; {counted(job.micro_batches, 'micro-batch')} of "
+            f"{_sequences(job.layout.micro_batch)} on each data rank"
+        )
+
+    def content(self) -> dict[str, Any]:
+        """Return what is looked at, for JSON."""
+        job = self.plan.job
+        return {
+            "recipe": self.name,
+            "card": job.card.name,
+            "seq_length_tokens": job.seq_length,
+            "gpus": self.plan.gpus,
+            "cluster": self.plan.cluster.name,
+            "layout": words_of(job.layout),
+        }
+
+    def command(self, job: Job) -> str:
+        """Return the command that trains the recipe as this job.
+
+        Where the planner lays the recipe out on none of the job's nodes there is nothing that
+        overrides could change: then it is the command that plans the job.
+        """
+        machine, nodes = self.plan.cluster, self._nodes(job)
+        try:
+            begun = self.recipe.laid_out(nodes)
+        except ValueError:
+            return folded(
+                [
+                    f"longhaul plan {job.card.name} --seq {length_shown(job.seq_length)}",
+                    f"--cluster {shlex.quote(self.recipe.cluster)} --gpus {job.layout.world_size}",
+                    f"--tokens-per-batch {job.tokens_per_batch}",
+                    f"--layout '{words_of(job.layout)}'",
+                ]
+            )
+        return self.recipe.trained_by(nodes, override_words(self.recipe.job(begun, machine), job))
+
+    def same_layout(self, other: Layout) -> bool:
+        """Whether a layout is that of the case, whatever host memory its offload may take."""
+        mine = self.plan.job.layout
+        if "none" in (mine.offload.tensors, other.offload.tensors):
+            return mine == other
+        offload = replace(mine.offload, cap_gib=other.offload.cap_gib)
+        return replace(mine, offload=offload) == other
+
+
+def folded(words: list[str]) -> str:
+    """Return a command over lines that a shell joins."""
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) > LINE - 3:
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}"
+    return " \\\n".join(lines)
+
+
+def after_comments(command: str, *comments: str) -> str:
+    """Return a command to be printed two columns in, below its comments.
+
+    A comment behind it would be handed on to it by a shell that takes none, as zsh does.
+    """
+    return "\n  ".join([*(f"# {comment}" for comment in comments if comment), command])
+
+
+def on_one_line(command: str) -> str:
+    """Return a folded command without its folds and comments, for programs."""
+    lines = (line.strip() for line in command.replace(" \\\n    ", " ").splitlines())
+    return " ".join(line for line in lines if not line.startswith("# "))
+
+
+def case(
+    factory: str,
+    cluster: str,
+    nodes: int | None,
+    layout: str,
+    *,
+    card: str = "",
+    ladder: str = "",
+    stage: str = "",
+) -> Case:
+    """Return the case that the words of a command name.
+
+    Raises ValueError for names there are not, for two recipes or none, for CPU ranks, and for what
+    the recipe check would refuse.
+    """
+    combined = bool(card or ladder or stage)
+    if bool(factory) == combined:
+        raise ValueError(ONE_RECIPE)
+    recipe = _shipped(factory, cluster) if factory else _combined(card, ladder, stage, cluster)
+    machine = clusters.load(recipe.cluster)
+    job = recipe.job(_layout(recipe, machine, nodes, layout), machine)
+    broken = next(refusals(job, machine), None)
+    if broken is not None:
+        raise ValueError(f"{recipe.name} under {words_of(job.layout)}: {broken}")
+    return Case(recipe=recipe, plan=plan(job, machine))
+
+
+def _shipped(factory: str, cluster: str) -> Recipe:
+    row = named("recipe", factory, ROWS)
+    if row.layout.device == "cpu":
+        raise ValueError(
+            f"{row.name} is laid out for CPU ranks, which the planner does not plan; `longhaul "
+            f"probe memory --factory {row.name}` measures a step of it"
+        )
+    return Recipe(
+        card=row.card,
+        ladder=row.ladder,
+        stage=row.stage,
+        cluster=cluster or row.cluster,
+        shipped=row.layout,
+    )
+
+
+def _combined(card: str, ladder: str, stage: str, cluster: str) -> Recipe:
+    for option, word, there in (("--card", card, CARDS), ("--ladder", ladder, LADDERS)):
+        if not word:
+            raise ValueError(f"{option} is missing; there are {', '.join(there)}")
+    model, climbed = named("card", card, CARDS), named("ladder", ladder, LADDERS)
+    return Recipe(
+        card=model, ladder=climbed, stage=stage_of(climbed, stage), cluster=cluster or CLUSTER
+    )
+
+
+def _layout(recipe: Recipe, machine: Cluster, nodes: int | None, words: str) -> Layout:
+    if words:
+        chosen = layout_from(words)
+    elif recipe.shipped is not None:
+        chosen = recipe.shipped
+    else:
+        try:
+            return recipe.laid_out(nodes or 1)
+        except ValueError as error:
+            raise ValueError(f"{error}. --layout has the one that ran looked at") from error
+    if nodes is None:
+        return chosen
+    model_ranks = chosen.world_size // chosen.dp
+    gpus = nodes * machine.gpus_per_node
+    if gpus % model_ranks or gpus < model_ranks:
+        raise ValueError(
+            f"{words_of(chosen)} takes {model_ranks} GPUs a replica; {nodes} nodes of "
+            f"{machine.gpus_per_node} do not hold a whole number of them"
+        )
+    return replace(chosen, dp=gpus // model_ranks)
+
+
+def _sequences(micro_batch: int) -> str:
+    return counted(micro_batch, "sequence")
+
+
+def gib(size: float) -> str:
+    """Return bytes in GiB."""
+    return f"{size / GiB:,.1f} GiB"

@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul doctor oom`: why memory ran out, and what to change, the cheapest first."""
+
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from longhaul.doctor.case import (
+    CardName,
+    Case,
+    ClusterName,
+    Factory,
+    LadderName,
+    LayoutWords,
+    Nodes,
+    StageName,
+    case,
+    gib,
+    on_one_line,
+)
+from longhaul.doctor.oom_log import (
+    Failure,
+    Log,
+    read,
+)
+from longhaul.options import Json, print_json
+from longhaul.terminal.console import show
+from recipes.notation.layout import words_of
+from recipes.planner.plan import HEADROOM, Plan
+from recipes.planner.remedies.climb import (
+    UNTRIED,
+    Remedies,
+    Remedy,
+    remedies,
+)
+from recipes.planner.search import search
+from recipes.planner.tensor_sizes import matching
+from recipes.planner.timeouts import ALLOCATOR
+from recipes.spec.units import GiB
+
+OVERRIDES = "overrides, or why not"
+NOT_TRIED = "not tried on GPUs here"
+SET_ALLOCATOR = f"PYTORCH_CUDA_ALLOC_CONF={ALLOCATOR}"
+OF_NCCL = 1 * GiB
+"""What NCCL is taken to lack where it found no memory; its log does not say."""
+FAR_BELOW, OTHER_GPU = 1.15, 0.05
+"""Of a prediction, what is not explained by it; of capacities, what is not the same GPU."""
+ON_THE_GPU = ("device", "nccl")
+ON_THE_HOST = ("pinned", "host", "killed", "shared")
+WHAT = {
+    "device": "GPU memory ran out",
+    "nccl": "NCCL found no GPU memory",
+    "pinned": "host memory could not be locked",
+    "host": "host memory ran out",
+    "killed": "a process was killed, by the kernel or a batch system's memory limit",
+    "shared": "shared memory (/dev/shm) ran out",
+}
+
+
+def oom(
+    factory: Factory = "",
+    card: CardName = "",
+    ladder: LadderName = "",
+    stage: StageName = "",
+    cluster: ClusterName = "",
+    nodes: Nodes = None,
+    log: Annotated[Path | None, typer.Option(help="What the ranks wrote, as output.log.")] = None,
+    layout: LayoutWords = "",
+    as_json: Json = False,
+) -> None:
+    """Say what takes the memory of a recipe, and what would make it fit, the cheapest first."""
+    found = case(factory, cluster, nodes, layout, card=card, ladder=ladder, stage=stage)
+    logged = read(log) if log is not None else None
+    seen = logged.failures if logged is not None else ()
+    if as_json:
+        print_json(content(found, logged))
+        return
+    for line in (*found.head(), *predicted(found.plan)):
+        typer.echo(line)
+    if logged is not None:
+        typer.echo(f"\nlog: {log}")
+        for line in said(found, logged):
+            typer.echo(f"  {line}")
+    kinds = {one.kind for one in seen}
+    if kinds and kinds <= set(ON_THE_HOST) and found.plan.fits:
+        return
+    beyond = unexplained(found.plan, seen)
+    there = remedies(found.plan, unexplained=beyond)
+    typer.echo()
+    _print(found.plan, there)
+    for line in what_to_do(found, there, logged, beyond):
+        typer.echo(line)
+
+
+def content(found: Case, log: Log | None) -> dict[str, Any]:
+    """Return the answer in numbers: bytes, shares of a step."""
+    plan, seen = found.plan, () if log is None else log.failures
+    beyond = unexplained(plan, seen)
+    there = remedies(plan, unexplained=beyond)
+    choice = planners_choice(found, beyond)
+    return {
+        **found.content(),
+        "fits": plan.fits,
+        "memory_bytes": plan.memory.causes,
+        "memory_total_bytes": plan.memory.total,
+        "short_bytes": plan.short,
+        "host_bytes_per_rank": plan.memory.host,
+        "unexplained_bytes": beyond,
+        "log": None if log is None else list(said(found, log)),
+        "remedies": [
+            {
+                "name": one.name,
+                "fits": one.fits,
+                "saves_bytes": None
+                if one.alone is None
+                else plan.memory.total - one.alone.memory.total,
+                "step_change": None
+                if one.alone is None
+                else one.alone.time.step / plan.time.step - 1,
+                "overrides": one.words,
+                "why_not": one.why_not or None,
+            }
+            for one in there.ladder
+        ],
+        "cure": None
+        if there.cure is None
+        else {
+            "names": there.cure.names,
+            "command": on_one_line(found.command(there.cure.plan.job)),
+        },
+        "planners_choice": None
+        if choice is None
+        else {
+            "layout": words_of(choice.job.layout),
+            "command": on_one_line(found.command(choice.job)),
+        },
+    }
+
+
+def predicted(plan: Plan) -> Iterator[str]:
+    """Yield what a plan says of memory."""
+    causes = sorted(plan.memory.causes.items(), key=lambda one: -one[1])
+    shown = ", ".join(f"{name} {size / GiB:.1f}" for name, size in causes if size >= GiB / 20)
+    counted = (1 - HEADROOM) * plan.cluster.gpu_bytes
+    fits = f"{gib(plan.short)} too much" if plan.short > 0 else f"fits, {gib(-plan.short)} to spare"
+    yield (
+        f"predicted: {gib(plan.memory.total)} a GPU at the peak, in {plan.memory.peak_in}, of the "
+        f"{gib(counted)} counted on: {fits}"
+    )
+    yield f"  by cause, GiB: {shown}"
+    if plan.memory.host:
+        share = plan.cluster.host_bytes_per_gpu
+        lacks = f", {gib(plan.host_short)} too much" if plan.host_short > 0 else ""
+        yield f"  on the host: {gib(plan.memory.host)} a rank, of {gib(share)}{lacks}"
+
+
+def said(found: Case, log: Log) -> Iterator[str]:
+    """Yield what a log says, each failure with what it means."""
+    if log.empty:
+        yield "the log is empty; is it of the rank that failed first?"
+    elif not log.failures and log.binary:
+        yield "the log is not text; name what the ranks wrote, as output.log of the stage's folder"
+    elif not log.failures:
+        yield "no out-of-memory that is known here; is it of the rank that failed first?"
+    for one in log.failures:
+        times = f", {one.count} times" if one.count > 1 else ""
+        yield f"line {one.number}{times}: {WHAT[one.kind]}"
+        lines = {"device": _device, "nccl": _nccl, "shared": _shared}.get(one.kind, _host)
+        for line in lines(found, one):
+            yield f"  {line}"
+
+
+def _device(found: Case, one: Failure) -> Iterator[str]:
+    plan = found.plan
+    if one.asked is None:
+        yield "the line has no sizes"
+        return
+    sizes = [f"{gib(one.asked)} asked for"]
+    for size, words in (
+        (one.allocated, "allocated by PyTorch"),
+        (one.unallocated, "reserved by it and unused"),
+        (one.free, "free"),
+    ):
+        if size is not None:
+            sizes.append(f"{gib(size)} {words}")
+    where = "" if one.gpu is None else f"GPU {one.gpu}: "
+    capacity = "" if one.capacity is None else f", of {gib(one.capacity)}"
+    yield f"{where}{', '.join(sizes)}{capacity}"
+    names = matching(plan.job, one.asked)
+    if names:
+        yield f"that is the size of {'; or of '.join(names)}"
+    else:
+        yield "no tensor of this layout has that size; is --layout the one that ran?"
+    if one.fragmented:
+        yield (
+            "fragmentation: what is reserved and unused would have held it; set "
+            f"{SET_ALLOCATOR} (`longhaul pretrain` and `run` do)"
+        )
+    if one.others:
+        yield f"other processes hold {gib(one.others)} of this GPU; end them first"
+    if one.allowed is not None and one.capacity and one.allowed < one.capacity:
+        yield f"the process limits itself to {gib(one.allowed)}"
+    outside, reserve = one.outside, plan.memory.causes["reserve"]
+    if outside is not None and outside > 1.5 * reserve:
+        yield f"{gib(outside)} are outside of PyTorch (NCCL, contexts), {gib(reserve)} were planned"
+    whole = plan.cluster.gpu_bytes
+    if one.capacity is not None and abs(one.capacity / whole - 1) > OTHER_GPU:
+        yield (
+            f"this GPU has {gib(one.capacity)} and {plan.cluster.name}'s {gib(whole)}; name yours "
+            "with --cluster"
+        )
+    foreseen = plan.memory.total - reserve
+    if one.needed is not None and one.needed > FAR_BELOW * foreseen:
+        probe = "longhaul probe memory"
+        if found.recipe.shipped is not None:
+            probe += f" {found.asked}"
+        yield (
+            f"PyTorch needed {gib(one.needed)} and {gib(foreseen)} were predicted: measure it with "
+            f"`{probe}`, by cause; below, the {gib(one.needed - foreseen)} between them are "
+            "treated as permanently allocated"
+        )
+
+
+def _nccl(found: Case, one: Failure) -> Iterator[str]:
+    yield (
+        "its buffers are outside of PyTorch, a few hundred MiB for each group; any remedy below "
+        "leaves it room"
+    )
+
+
+def _shared(found: Case, one: Failure) -> Iterator[str]:
+    yield "give the container more (--shm-size=16g, --ipc=host), or set data.num_workers=0"
+
+
+def _host(found: Case, one: Failure) -> Iterator[str]:
+    plan = found.plan
+    layout, ranks = plan.job.layout, min(plan.gpus, plan.cluster.gpus_per_node)
+    if one.asked is not None:
+        yield f"{gib(one.asked)} asked for"
+    yield (
+        f"the plan pins {gib(plan.memory.host)} a rank, {gib(ranks * plan.memory.host)} of a "
+        f"node's {plan.cluster.host_memory_gib:,.0f} GiB"
+    )
+    weights = max(plan.job.weights(0), plan.job.weights(layout.pp - 1))
+    copy = weights * (plan.job.element_bytes + 12 / plan.job.replicas)
+    yield (
+        f"an asynchronous checkpoint holds up to {gib(ranks * copy)} of a node meanwhile: "
+        "trainer.strategy.ckpt_async_save=false does without"
+    )
+    if one.kind == "pinned":
+        yield "the limit of locked memory must be off: ulimit -l unlimited, --ulimit memlock=-1"
+    if one.kind == "killed":
+        yield "under Slurm ask for the node's whole memory: --mem=0; `dmesg` names who was killed"
+    if layout.offload.tensors != "none":
+        yield (
+            "to pin less: model.config.offload.tensors=inputs, or model.config.offload.every=2 "
+            "for half of the layers"
+        )
+
+
+def unexplained(plan: Plan, seen: Sequence[Failure]) -> float:
+    """Return the bytes that a log shows beyond the prediction.
+
+    A job that ran out of GPU memory did not fit, whatever the prediction says: where the log's
+    sizes do not explain that, or there are none, what the plan has to spare was in use, and a
+    little more.
+    """
+    failed = [one for one in seen if one.kind in ON_THE_GPU]
+    reserve, worst = plan.memory.causes["reserve"], 0.0
+    for one in failed:
+        if one.kind != "device" or one.needed is None:
+            continue
+        beyond = max(0.0, one.needed - (plan.memory.total - reserve))
+        beside = max(0.0, (one.outside or 0.0) - reserve) + one.others
+        worst = max(worst, beyond + beside)
+    if not failed or plan.short + worst > 0:
+        return worst
+    of_nccl = all(one.kind == "nccl" for one in failed)
+    return -plan.short + (OF_NCCL if of_nccl else HEADROOM * plan.cluster.gpu_bytes)
+
+
+def first_of_all(plan: Plan, seen: Sequence[Failure], beyond: float) -> Iterator[str]:
+    """Yield what to do before any remedy, and what the remedies count with."""
+    if any(one.fragmented for one in seen):
+        yield f"set the allocator first ({SET_ALLOCATOR}); if it still fails:"
+    if beyond > 0:
+        yield (
+            f"{gib(beyond)} more than predicted are treated as permanently allocated"
+            + (f": it ran out, so the {gib(-plan.short)} to spare were in use" if plan.fits else "")
+        )
+
+
+def _print(plan: Plan, there: Remedies) -> None:
+    def table(without: Sequence[str]) -> Table:
+        made = Table(
+            title="remedies, each alone, and with those above it that help", box=None,
+            title_justify="left", title_style="", header_style="bold", pad_edge=False,
+        )  # fmt: skip
+        made.add_column("remedy", no_wrap=True)
+        for name in ("saves GiB", "step", "fits", "together GiB"):
+            made.add_column(name, justify="right", no_wrap=True)
+        if OVERRIDES not in without:
+            made.add_column(OVERRIDES, no_wrap=True)
+        for one in there.ladder:
+            made.add_row(*_row(plan, one)[: len(made.columns)])
+        return made
+
+    left_out = show(table, (OVERRIDES,))
+    typer.echo(f"* {NOT_TRIED}")
+    if left_out:
+        typer.echo(f"\n{OVERRIDES}")
+        for one in there.ladder:
+            typer.echo(f"{one.name}:")
+            words = _row(plan, one)[-1]
+            typer.echo(wrapped(words, shutil.get_terminal_size().columns))
+
+
+def wrapped(words: str, columns: int) -> str:
+    """Return words over indented lines that are broken between words alone."""
+    return textwrap.fill(
+        words, columns, initial_indent="  ", subsequent_indent="  ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _row(plan: Plan, one: Remedy) -> tuple[str, ...]:
+    together = "" if one.together is None else f"{one.together.memory.total / GiB:,.1f}"
+    name = one.name + (" *" if one.name in UNTRIED else "")
+    if one.alone is None:
+        return (name, "", "", "", together, one.why_not)
+    saved = (plan.memory.total - one.alone.memory.total) / GiB
+    slower = one.alone.time.step / plan.time.step - 1
+    return (
+        name,
+        f"{saved:,.1f}",
+        f"{slower:+.1%}",
+        "yes" if one.fits else "",
+        together,
+        " ".join(one.words),
+    )
+
+
+def what_to_do(found: Case, there: Remedies, log: Log | None, beyond: float) -> Iterator[str]:
+    """Yield the first set that fits, and the planner's own choice, as commands."""
+    plan, cure = found.plan, there.cure
+    yield ""
+    yield from first_of_all(plan, () if log is None else log.failures, beyond)
+    if cure is None:
+        yield (
+            "nothing on this ladder fits, nor all of it; `longhaul plan "
+            f"{plan.job.card.name} --max-seq` has the longest context of these GPUs"
+        )
+    elif not cure.names:
+        yield f"nothing has to change by this prediction; {_of_log(log)}"
+        return
+    else:
+        untried = [name for name in cure.names if name in UNTRIED]
+        note = f"; {' and '.join(untried)}: {NOT_TRIED}" if untried else ""
+        yield f"what fits: {' + '.join(cure.names)}; {_beside(plan, cure.plan)}{note}"
+        yield f"  {found.command(cure.plan.job)}"
+    choice = planners_choice(found, beyond)
+    if choice is not None and (cure is None or choice.job.layout != cure.plan.job.layout):
+        yield (
+            f"the planner's choice on these GPUs: {words_of(choice.job.layout)}; "
+            f"{_beside(plan, choice)}"
+        )
+        yield f"  {found.command(choice.job)}"
+
+
+def _of_log(log: Log | None) -> str:
+    if log is None:
+        return "with --log it is held to a log"
+    return "the log is empty" if log.empty else "the log shows no out-of-memory"
+
+
+def planners_choice(found: Case, beyond: float) -> Plan | None:
+    """Return the fastest plan of the same GPUs that has room for what the log shows.
+
+    Not the layout of the case, which has failed or does not fit; None where there is no other.
+    """
+    for one in search(found.question).plans:
+        if one.short + beyond <= 0 and not found.same_layout(one.job.layout):
+            return one
+    return None
+
+
+def _beside(plan: Plan, other: Plan) -> str:
+    gpus = "" if other.gpus == plan.gpus else f" on {other.gpus} GPUs"
+    return (
+        f"{gib(other.memory.total)} a GPU, a step {other.time.step / plan.time.step - 1:+.1%}{gpus}"
+    )

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul doctor slow`: where the time of a step goes, and which layout would be faster."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from eval.run_folder import (
+    MissingResultError,
+    Step,
+    read_steps,
+    stage_folder,
+)
+from longhaul.doctor.case import (
+    CardName,
+    Case,
+    ClusterName,
+    Factory,
+    LadderName,
+    LayoutWords,
+    Nodes,
+    StageName,
+    case,
+    on_one_line,
+)
+from longhaul.options import Json, print_json
+from recipes.notation.layout import words_of
+from recipes.planner.batch_size import MOST_ACCUMULATION
+from recipes.planner.plan import Plan
+from recipes.planner.search import search
+
+SHARE = 0.05
+"""Of a step, from which a cause is named."""
+SMALL = 1024
+"""Columns of a matrix product below which a GPU is not busy."""
+FASTER, SLOWER, JITTER = 0.02, 1.3, 1.5
+"""Of a step: a change worth naming, a measurement the plan does not explain, the slowest steps."""
+WARM_UP = 2
+"""Steps in which kernels compile and the data is opened."""
+
+
+def slow(
+    factory: Factory = "",
+    card: CardName = "",
+    ladder: LadderName = "",
+    stage: StageName = "",
+    cluster: ClusterName = "",
+    nodes: Nodes = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder with the stage's metrics.")] = None,
+    layout: LayoutWords = "",
+    as_json: Json = False,
+) -> None:
+    """Say where the time of a step goes, predicted and measured, and what would be faster."""
+    found = case(factory, cluster, nodes, layout, card=card, ladder=ladder, stage=stage)
+    steps = _steps(run, found) if run is not None else ()
+    if as_json:
+        print_json(_content(found, steps))
+        return
+    for line in (*found.head(), *_predicted(found.plan)):
+        typer.echo(line)
+    if run is not None:
+        typer.echo(f"\nmeasured: {run}")
+        for line in measured(found, steps):
+            typer.echo(f"  {line}")
+    typer.echo("\nwhat lowers it")
+    for line in [*causes(found.plan)] or ["nothing above a twentieth of the step"]:
+        typer.echo(f"  {line}")
+    typer.echo()
+    for line in faster(found):
+        typer.echo(line)
+
+
+def _content(found: Case, steps: Sequence[Step]) -> dict[str, Any]:
+    """Return the answer in numbers: seconds, tokens a second; null where nothing is measured."""
+    best = _faster(found)
+    pace = Pace.of(steps) if steps else None
+    return {
+        **found.content(),
+        "predicted": _figures(found.plan),
+        "measured": None
+        if pace is None
+        else {
+            "steps": len(steps),
+            "step_seconds": pace.seconds,
+            "first_step_seconds": pace.first,
+            "slowest_steps_seconds": pace.slowest,
+            "tokens_per_second_per_gpu": pace.rate,
+        },
+        "causes": list(causes(found.plan)),
+        "faster": None
+        if best is None
+        else {
+            "layout": words_of(best.job.layout),
+            **_figures(best),
+            "command": on_one_line(found.command(best.job)),
+        },
+    }
+
+
+def _figures(plan: Plan) -> dict[str, Any]:
+    return {
+        "step_seconds": plan.time.step,
+        "time_seconds": plan.time.causes,
+        "tokens_per_second_per_gpu": plan.time.tokens_per_gpu_second,
+        "mfu": plan.time.mfu,
+    }
+
+
+def _steps(run: Path, found: Case) -> tuple[Step, ...]:
+    steps = read_steps(stage_folder(run, found.name) / "metrics.jsonl")
+    if not steps:
+        raise MissingResultError(
+            f"{run} has no step of {found.name}: no stages/{found.name}/metrics.jsonl; name the "
+            "run folder that the stage was trained in"
+        )
+    return steps
+
+
+def _predicted(plan: Plan) -> Iterator[str]:
+    time = plan.time
+    yield (
+        f"predicted: {time.step:,.2f} s a step, {time.tokens_per_gpu_second:,.0f} tokens/s/GPU, "
+        f"causal MFU {time.mfu:.1%}"
+    )
+    parts = sorted(time.causes.items(), key=lambda one: -one[1])
+    shown = ", ".join(f"{name} {x / time.step:.0%}" for name, x in parts if x >= time.step / 200)
+    yield f"  by cause: {shown}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """The steps after the warm-up; NaN where they do not say."""
+
+    rate: float
+    """Tokens a second and rank, the median."""
+    seconds: float
+    first: float
+    """Seconds of the first step."""
+    slowest: float
+    """Seconds that a twentieth of the steps are above."""
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> "Pace":
+        """Return the pace of some steps."""
+        steady = steps[WARM_UP:] if len(steps) > WARM_UP else steps
+        seconds = sorted(step.seconds for step in steady if math.isfinite(step.seconds))
+        rates = [
+            step.tokens_per_second_per_rank
+            for step in steady
+            if math.isfinite(step.tokens_per_second_per_rank)
+        ]
+        return cls(
+            rate=median(rates) if rates else math.nan,
+            seconds=median(seconds) if seconds else math.nan,
+            first=steps[0].seconds,
+            slowest=seconds[math.ceil(0.95 * len(seconds)) - 1] if seconds else math.nan,
+        )
+
+
+def measured(found: Case, steps: Sequence[Step]) -> Iterator[str]:
+    """Yield what the steps of a run show beside the plan."""
+    plan, pace = found.plan, Pace.of(steps)
+    if not math.isfinite(pace.rate):
+        yield "its steps say no tokens a second"
+        return
+    flops = plan.job.card.flops_per_token(plan.job.seq_length)
+    mfu = pace.rate * flops / (plan.cluster.gpu.bf16_tflops * 1e12)
+    of_plan = pace.rate / plan.time.tokens_per_gpu_second
+    yield (
+        f"{pace.rate:,.0f} tokens/s/GPU, causal MFU {mfu:.1%}, {pace.seconds:,.2f} s a step "
+        f"(median of {max(1, len(steps) - WARM_UP)}): {of_plan:.0%} of the prediction"
+    )
+    if len(steps) <= WARM_UP:
+        yield f"only {len(steps)} steps, the first of which compile kernels; look again later"
+        return
+    if of_plan < 1 / SLOWER:
+        yield (
+            "the layout does not explain this: look at clocks and power (nvidia-smi -q -d "
+            "PERFORMANCE), at the network (`longhaul probe cp`), at a rank that is slower"
+        )
+    if pace.first > SLOWER * pace.seconds:
+        yield (
+            f"step 1 took {pace.first:,.1f} s, {pace.first / pace.seconds:.1f} times a step: "
+            "kernels compile and the data is opened; it comes once"
+        )
+    if pace.slowest > JITTER * pace.seconds:
+        yield (
+            f"one step in twenty takes {pace.slowest:,.1f} s or more: checkpoints (see the steps "
+            "they are at), data that comes late (data.num_workers=4), or a slow rank"
+        )
+    ranks = median(
+        step.tokens / (step.seconds * step.tokens_per_second_per_rank)
+        for step in steps
+        if math.isfinite(step.tokens * step.seconds * step.tokens_per_second_per_rank)
+    )
+    if round(ranks) != plan.gpus:
+        yield (
+            f"the run has {ranks:,.0f} ranks and this layout {plan.gpus}; name the one that ran "
+            "with --nodes or --layout"
+        )
+
+
+def causes(plan: Plan) -> Iterator[str]:
+    """Yield what takes time beside products and attention, the largest first."""
+    time, layout = plan.time, plan.job.layout
+    parts = sorted(time.causes.items(), key=lambda one: -one[1])
+    for name, seconds in parts:
+        share = seconds / time.step
+        if share >= SHARE and name not in ("matmul", "attention"):
+            yield f"{name} {share:.0%}: {_why(plan, name)}"
+    card = plan.job.card
+    narrow = min(card.ffn_hidden, card.hidden, card.heads * card.head_dim) // layout.tp
+    if layout.tp > 1 and narrow < SMALL:
+        yield (
+            f"TP {layout.tp} leaves matrices of {narrow:,} columns, which do not fill a GPU; less "
+            "TP, more CP"
+        )
+    if plan.job.degrees.ring > 1:
+        chunk = plan.job.seq_length // plan.job.degrees.ring // 2
+        if chunk < 4 * SMALL:
+            yield f"the ring attends to {chunk:,} tokens at a time, which are few for a kernel"
+    if plan.job.micro_batches > MOST_ACCUMULATION:
+        yield (
+            f"{plan.job.micro_batches} micro-batches one after the other; more data ranks, or a "
+            "larger micro-batch where memory allows"
+        )
+
+
+def _why(plan: Plan, name: str) -> str:
+    """Return where a cause comes from and what would lower it."""
+    layout, degrees = plan.job.layout, plan.job.degrees
+
+    def link(ranks: int) -> str:
+        return "the fast link" if plan.cluster.joins(ranks) else "the network"
+
+    around = layout.tp * degrees.ulysses
+    said = {
+        "recompute": f"{layout.recompute.kind} runs parts of the forward again; keep more where "
+        "memory allows",
+        "memory": "norms, rotation, activations and logits through device memory; tiled loss "
+        "forms no logits",
+        "TP": f"exposed over {link(layout.tp)}; CP in its place sends less",
+        "CP": f"exposed: all-to-all of {degrees.ulysses} over {link(around)}, ring of "
+        f"{degrees.ring} over {link(around * degrees.ring)}; keep the all-to-all inside the node",
+        "PP": f"the bubble of {layout.pp} stages with {plan.job.micro_batches} micro-batches; "
+        "fewer stages, or more micro-batches",
+        "copies": f"offload {layout.offload.tensors} beyond what compute hides; offload less "
+        "(model.config.offload.every=2)",
+        "DP": f"gradients and parameters of {plan.job.replicas} ranks over "
+        f"{link(layout.tp * plan.job.replicas)} beyond what compute hides; more micro-batches, "
+        "or a larger batch",
+        "optimizer": "Adam's own traffic"
+        + ("; part of it is on the host" if layout.optimizer_offload else ""),
+    }
+    return said.get(name, "")
+
+
+def _faster(found: Case) -> Plan | None:
+    """Return the fastest plan of the same GPUs; None where none is worth naming."""
+    best = next(iter(search(found.question).plans), None)
+    if best is None or best.time.step > (1 - FASTER) * found.plan.time.step:
+        return None
+    return best
+
+
+def faster(found: Case) -> Iterator[str]:
+    """Yield the fastest layout of the same GPUs, and by how much."""
+    plan, best = found.plan, _faster(found)
+    if best is None:
+        yield "the planner knows no layout of these GPUs that is 2% faster"
+        if not plan.fits:
+            yield (
+                f"this one does not fit: `longhaul doctor oom {found.looked_at} --layout "
+                f"'{words_of(plan.job.layout)}'`"
+            )
+        return
+    yield (
+        f"faster on these GPUs: {words_of(best.job.layout)}; {best.time.step:,.2f} s a step, "
+        f"{1 - best.time.step / plan.time.step:.0%} less, causal MFU {best.time.mfu:.1%}"
+    )
+    yield f"  {found.command(best.job)}"

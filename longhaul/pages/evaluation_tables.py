@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluations as tables of the terminal: mean loss by range of positions, passkeys by depth."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from rich.table import Table
+
+from eval.report.evaluations import (
+    alike,
+    in_words,
+    range_bounds,
+    range_rows,
+)
+from eval.report.page import other_settings, passkey_sentence
+from eval.run_folder import Evaluation
+from longhaul.terminal.console import show
+from longhaul.terminal.messages import note
+from recipes.spec.naming import length_shown
+
+SETTINGS = "settings"
+
+
+def show_evaluations(
+    evaluations: Sequence[Evaluation],
+    others: Sequence[Evaluation] = (),
+    outdated: Sequence[str] = (),
+) -> None:
+    """Print the tables of some stages, and a line for each evaluation with other settings.
+
+    What is `outdated` of them is said on stderr.
+    """
+    if not evaluations:
+        typer.echo("No stage of this run has been evaluated yet.")
+        return
+    same = alike(evaluations)
+    every = (*evaluations, *others)
+    words = [in_words(each, among=every) for each in evaluations]
+
+    def table(without: Sequence[str]) -> Table:
+        return _means(evaluations, [] if same or SETTINGS in without else words)
+
+    left_out = show(table, [SETTINGS])
+    if same:
+        typer.echo(words[0])
+    elif left_out:
+        for each, settings in zip(evaluations, words, strict=True):
+            typer.echo(f"{each.stage}: {settings}")
+    show_passkeys(evaluations)
+    for other in others:
+        said = other_settings(other, among=every)
+        typer.echo(f"with other settings or of an earlier checkpoint: {said}")
+    for sentence in outdated:
+        note(f"note: {sentence}")
+
+
+def show_passkeys(evaluations: Sequence[Evaluation]) -> None:
+    """Print the exact answers of those that were asked for passkeys, by length and depth."""
+    asked = [each for each in evaluations if each.passkey is not None]
+    if not asked:
+        return
+    depths = sorted({depth for each in asked if each.passkey for depth in each.passkey.depths})
+    table = Table(title="Passkeys found, by depth", title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    table.add_column("length", justify="right", no_wrap=True)
+    for depth in depths:
+        table.add_column(f"{depth:.0%}", justify="right", no_wrap=True)
+    for each in asked:
+        grid = each.passkey
+        assert grid is not None
+        for length, row in zip(grid.lengths, grid.hits, strict=True):
+            found = dict(zip(grid.depths, row, strict=True))
+            table.add_row(
+                each.stage,
+                length_shown(length),
+                *(
+                    f"{round(found[depth] * grid.trials)}/{grid.trials}"
+                    if math.isfinite(found.get(depth, math.nan))
+                    else "-"
+                    for depth in depths
+                ),
+            )
+    show(lambda _: table)
+    for each in asked:
+        assert each.passkey is not None
+        typer.echo(f"{each.stage}: {passkey_sentence(each.passkey)}")
+
+
+def _means(evaluations: Sequence[Evaluation], settings: Sequence[str]) -> Table:
+    table = Table(title="Mean loss by position, nats per token", title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    if settings:
+        table.add_column(SETTINGS, no_wrap=True)
+    for start, stop in range_bounds(evaluations):
+        shown = f"{length_shown(start) if start else 0}-{length_shown(stop)}"
+        table.add_column(shown, justify="right", no_wrap=True)
+    for at, row in enumerate(range_rows(evaluations)):
+        means = (f"{mean:.2f}" if math.isfinite(mean) else "-" for mean in row.means)
+        table.add_row(row.stage, *settings[at : at + 1], *means)
+    return table
+
+
+def next_after(run: Path) -> list[object]:
+    """Return the words of the command that exports the last stage of a run that has a checkpoint.
+
+    Empty where none has, or where a damaged one is met first, which is said.
+    """
+    from custom_modules.checkpoints.index import CheckpointError
+    from eval.run_folder import stage_folder, stage_names
+    from recipes.checkpoints.marker import newest_checkpoint
+
+    for name in reversed(stage_names(run)):
+        folder = stage_folder(run, name)
+        try:
+            newest = newest_checkpoint(folder / "checkpoints")
+        except CheckpointError as error:
+            note(error)
+            return []
+        if newest is not None:
+            return ["longhaul", "export", "--from", folder, "--to", Path("models") / f"{name}_hf"]
+    return []

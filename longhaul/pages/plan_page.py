@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `longhaul plan` prints: one page, one bill, or JSON."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from longhaul.options import print_json
+from longhaul.pages.recipe_facts import counted
+from longhaul.terminal.console import show
+from recipes.notation.layout import words_of
+from recipes.planner.plan import HEADROOM, Plan
+from recipes.planner.rank_groups import rank_map
+from recipes.planner.search import Answer, Question
+from recipes.planner.timeouts import limits
+from recipes.spec.cluster import Cluster
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import length_shown, recipe_name
+from recipes.spec.stage import Ladder
+from recipes.spec.units import GiB
+
+BAR, NEXT = 30, 3
+LAYOUT, SHARES = "layout", "share of the GPU"
+LEAST_SHARE = 0.0005
+
+
+def page(
+    question: Question, answer: Answer, budget: int, *, default_budget: bool, why: bool
+) -> None:
+    """Print the page of the first plan, with the next best behind it."""
+    plan = answer.plans[0]
+    typer.echo(
+        f"{question.card.name} at {length_shown(question.seq_length)} tokens on "
+        f"{counted(question.gpus, 'GPU')} of {question.cluster.name} ({question.cluster.gpu.name})"
+    )
+    typer.echo(f"layout: {words_of(plan.job.layout)}")
+    typer.echo(
+        f"batch: {question.tokens_per_batch:,} tokens, "
+        f"{counted(question.tokens_per_batch // question.seq_length, 'sequence')}, "
+        f"{counted(plan.job.micro_batches, 'micro-batch')} on each data rank"
+    )
+    show(lambda without: _memory(plan, without), [SHARES])
+    show(lambda without: _time(plan, without), ["share"])
+    typer.echo(_figures(plan, budget, default_budget=default_budget))
+    typer.echo(_limits(plan))
+    groups = "; ".join(map(str, rank_map(plan.job, question.cluster)))
+    typer.echo(f"ranks: {groups or 'one, alone'}")
+    if answer.plans[1:]:
+        left_out = show(lambda without: _next(answer.plans, without), (LAYOUT,))
+        if left_out:
+            for number, other in _numbered(answer.plans):
+                typer.echo(f"{number}: {words_of(other.job.layout)}")
+    for warning in plan.warnings:
+        typer.echo(f"warning: {warning}")
+    if why:
+        show(lambda _: _ruled_out(answer))
+
+
+def bill(
+    card: ModelCard,
+    ladder: Ladder,
+    cluster: Cluster,
+    plans: Sequence[tuple[Plan, int]],
+    *,
+    as_text: bool,
+    command: str | None,
+    of_stages: Sequence[str | None] = (),
+) -> None:
+    """Print a line a stage, and what the ladder takes in all.
+
+    JSON has the command that trains all of it as planned; where there is none, those of the stages.
+    """
+    hours = [plan.gpu_hours(tokens) for plan, tokens in plans]
+    cost = [plan.cost(tokens) for plan, tokens in plans]
+    names = [recipe_name(card, ladder, stage) for stage in ladder.stages]
+    if as_text:
+        stages = [
+            {"stage": name, **_numbers(plan, tokens)}
+            for name, (plan, tokens) in zip(names, plans, strict=True)
+        ]
+        for stage, own in zip(stages, of_stages, strict=False):
+            stage["command"] = own
+        whole_bill = {"gpu_hours": sum(hours), "cost": sum(cost)}
+        print_json({"stages": stages, **whole_bill, "command": command})
+        return
+    gpus = plans[0][0].gpus
+    lines = [
+        {
+            "stage": name,
+            LAYOUT: words_of(plan.job.layout),
+            "GiB": f"{plan.memory.total / GiB:.1f}",
+            "s/step": f"{plan.time.step:,.1f}",
+            "MFU": f"{plan.time.mfu:.0%}",
+            "days": f"{each / plan.gpus / 24:.2f}",
+            "GPU-hours": f"{each:,.0f}",
+            "cost": f"{price:,.0f}" if price else "-",
+        }
+        for name, (plan, _), each, price in zip(names, plans, hours, cost, strict=True)
+    ]
+    whole = {
+        "stage": "all",
+        "days": f"{sum(hours) / gpus / 24:.2f}",
+        "GPU-hours": f"{sum(hours):,.0f}",
+        "cost": f"{sum(cost):,.0f}" if any(cost) else "-",
+    }
+
+    def table(without: Sequence[str]) -> Table:
+        made = Table(
+            title=f"{card.name} on ladder {ladder.name}, {counted(gpus, 'GPU')} of {cluster.name}"
+        )
+        titles = [title for title in lines[0] if title not in without]
+        for title in titles:
+            left = title in ("stage", LAYOUT)
+            made.add_column(title, no_wrap=True, justify="left" if left else "right")
+        for line in lines:
+            made.add_row(*(line[title] for title in titles))
+        made.add_section()
+        made.add_row(*(whole.get(title, "") for title in titles))
+        return made
+
+    if show(table, (LAYOUT, "GiB", "s/step", "MFU")):
+        for line in lines:
+            typer.echo(f"{line['stage']}: {line[LAYOUT]}")
+
+
+def as_json(question: Question, answer: Answer, budget: int) -> dict[str, Any]:
+    """Return the plans as numbers: bytes, seconds, tokens."""
+    return {
+        "card": question.card.name,
+        "cluster": question.cluster.name,
+        "gpus": question.gpus,
+        "seq_length": question.seq_length,
+        "tokens_per_batch": question.tokens_per_batch,
+        "plans": [_numbers(plan, budget) for plan in answer.plans[: NEXT + 1]],
+        "tried": answer.tried,
+        "ruled_out": dict(answer.ruled_out),
+    }
+
+
+def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
+    return {
+        "layout": words_of(plan.job.layout),
+        "memory_bytes": plan.memory.causes,
+        "memory_total_bytes": plan.memory.total,
+        "peak_in": plan.memory.peak_in,
+        "host_bytes_per_rank": plan.memory.host,
+        "step_seconds": plan.time.step,
+        "time_seconds": plan.time.causes,
+        "tokens_per_second_per_gpu": plan.time.tokens_per_gpu_second,
+        "mfu": plan.time.mfu,
+        "tokens": tokens,
+        "gpu_hours": plan.gpu_hours(tokens),
+        "cost": plan.cost(tokens),
+        "limits": asdict(limits(plan)),
+        "ranks": [str(group) for group in rank_map(plan.job, plan.cluster)],
+        "warnings": plan.warnings,
+    }
+
+
+def _memory(plan: Plan, without: Sequence[str]) -> Table:
+    table = _with_shares(
+        f"memory of a rank, at its peak in {plan.memory.peak_in}", ("cause", "GiB", SHARES), without
+    )
+    rows, whole = len(table.columns), plan.cluster.gpu_bytes
+    for name, size in plan.memory.causes.items():
+        if size / whole >= LEAST_SHARE:
+            table.add_row(*(name, f"{size / GiB:.2f}", _bar(size / whole))[:rows])
+    table.add_section()
+    total = plan.memory.total
+    table.add_row(*("all", f"{total / GiB:.2f}", _bar(total / whole))[:rows])
+    if plan.memory.host:
+        share = plan.memory.host / plan.cluster.host_bytes_per_gpu
+        host = ("host", f"{plan.memory.host / GiB:.2f}", f"{share:.0%} of a rank's host")
+        table.add_row(*host[:rows])
+    return table
+
+
+def _time(plan: Plan, without: Sequence[str]) -> Table:
+    table = _with_shares(f"a step, {plan.time.step:,.2f} s", ("cause", "s", "share"), without)
+    rows = len(table.columns)
+    for name, seconds in plan.time.causes.items():
+        if seconds / plan.time.step >= LEAST_SHARE:
+            table.add_row(*(name, f"{seconds:,.3f}", _bar(seconds / plan.time.step))[:rows])
+    return table
+
+
+def _with_shares(title: str, columns: Sequence[str], without: Sequence[str]) -> Table:
+    """Return a table of causes, their figures, and bars that a narrow terminal goes without."""
+    table = Table(title=title, title_justify="left")
+    for column in (name for name in columns if name not in without):
+        right = column == columns[1]
+        table.add_column(column, no_wrap=True, justify="right" if right else "left")
+    return table
+
+
+def _bar(share: float) -> str:
+    return f"{'█' * round(BAR * min(share, 1)):<{BAR}} {share:6.1%}"
+
+
+def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
+    hours = plan.gpu_hours(budget)
+    price = plan.cost(budget)
+    said = " (--tokens sets it)" if default_budget else ""
+    paid = f", cost {price:,.0f} by the cluster file's price" if price else ""
+    return (
+        f"{plan.time.tokens_per_gpu_second:,.0f} tokens/s/GPU, causal MFU {plan.time.mfu:.1%}; "
+        f"{budget / 1e9:,.3g}B tokens{said}: {hours:,.0f} GPU-hours, "
+        f"{hours / plan.gpus / 24:,.2f} days{paid}"
+    )
+
+
+def _limits(plan: Plan) -> str:
+    found = limits(plan)
+    return (
+        f"a rank is considered hung after {found.collective:,.0f} s in one collective, or "
+        f"{found.heartbeat:,.0f} s without the end of a step ({found.first_heartbeat:,.0f} s for "
+        f"the first); PYTORCH_CUDA_ALLOC_CONF={found.allocator}"
+    )
+
+
+def _next(plans: Sequence[Plan], without: Sequence[str]) -> Table:
+    table = Table(title="the next best", title_justify="left")
+    titles = [name for name in ("", LAYOUT, "s/step", "slower by", "GiB") if name not in without]
+    for column in titles:
+        left = column == LAYOUT
+        table.add_column(column, no_wrap=True, justify="left" if left else "right")
+    best = plans[0].time.step
+    for number, plan in _numbered(plans):
+        line = {
+            "": str(number),
+            LAYOUT: words_of(plan.job.layout),
+            "s/step": f"{plan.time.step:,.2f}",
+            "slower by": f"{max(plan.time.step / best - 1, 0):.1%}",
+            "GiB": f"{plan.memory.total / GiB:.1f}",
+        }
+        table.add_row(*(line[title] for title in titles))
+    return table
+
+
+def _numbered(plans: Sequence[Plan]) -> Iterator[tuple[int, Plan]]:
+    """Yield the plans after the first with their places."""
+    return enumerate(plans[1 : NEXT + 1], start=2)
+
+
+def _ruled_out(answer: Answer) -> Table:
+    table = Table(
+        title=f"{len(answer.plans)} of {answer.tried} layouts fit with {HEADROOM:.0%} to spare; "
+        "ruled out",
+        title_justify="left",
+    )
+    table.add_column("layouts", justify="right")
+    table.add_column("why")
+    ruled: Mapping[str, int] = answer.ruled_out
+    for reason, count in sorted(ruled.items(), key=lambda item: -item[1]):
+        table.add_row(str(count), reason)
+    return table

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipes of a rehearsal, and what they say will happen; imports NeMo."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import fiddle as fdl
+import nemo_run
+
+from custom_modules.callbacks.weight_checksums import WeightSums
+from data.store import Manifest
+from data.train_short.impactful_tokens import FILE, ImpactfulTokens
+from longhaul.rehearsal.checks import WEIGHT_SUMS, Planned
+from recipes.pretrain import place, pretrain
+from recipes.rehearsal.plan import Rehearsal
+from recipes.resolved.check import tokens_per_batch, world_size
+from recipes.spec.stage import Cosine
+from slurm.experiment import Job
+from slurm.jobs import local_chain, stage_checks
+from slurm.jobs.ladder_run import Plan
+
+DOCUMENTS = 4
+"""Held-out documents of the evaluation."""
+
+
+def recipes(
+    rehearsal: Rehearsal, words: Sequence[str], *, run: Path, store: Path
+) -> list[nemo_run.Partial]:
+    """Return the recipe of each stage, placed, overridden and checked."""
+    made: list[nemo_run.Partial] = []
+    for part in rehearsal.parts:
+        stage = part.stage
+        recipe = pretrain(rehearsal.card, part.ladder, stage.seq_length, part.layout)
+        place(recipe, rehearsal.card, part.ladder, stage, run_to=run, store=store)
+        if stage.start == "card":
+            recipe.resume.start = made[0].log.ckpt.dirpath
+        # Each costs as much as a few steps: once, after the last.
+        recipe.log.ckpt.every_n_train_steps = recipe.trainer.val_check_interval = stage.steps
+        recipe.trainer.limit_val_batches = 1
+        recipe = local_chain.overridden(recipe, words)
+        path = stage_checks.folder_of(recipe) / WEIGHT_SUMS
+        recipe.trainer.callbacks.append(nemo_run.Config(WeightSums, path=str(path)))
+        made.append(recipe)
+    return made
+
+
+def planned(recipe: nemo_run.Partial) -> Planned:
+    """Return what a resolved recipe says will happen."""
+    strategy, steps = recipe.trainer.strategy, int(recipe.trainer.max_steps)
+    sizes = {
+        "tp": int(strategy.tensor_model_parallel_size),
+        "cp": int(strategy.context_parallel_size),
+        "pp": int(strategy.pipeline_model_parallel_size),
+    }
+    model_ranks = sizes["tp"] * sizes["cp"] * sizes["pp"]
+    schedule = recipe.optim.lr_scheduler
+    shape = Cosine(peak=0.5, warmup_ratio=schedule.warmup_ratio)
+    return Planned(
+        name=recipe.log.name,
+        seq_length=int(recipe.data.seq_length),
+        steps=steps,
+        tokens_per_step=tokens_per_batch(recipe),
+        # NeMo's warm-up has its peak at the step after its last.
+        first_rate=recipe.optim.config.lr / (shape.warmup_steps(steps) + 1),
+        rope=fdl.build(recipe.model.config.rope).to_dict(),
+        layout={**sizes, "dp": world_size(recipe) // model_ranks},
+    )
+
+
+def jobs(
+    rehearsal: Rehearsal, made: list[nemo_run.Partial], *, run: Path, store: Path
+) -> list[Job]:
+    """Return the jobs in order, after the checks of `longhaul run`; the recipes are written."""
+    plan = Plan(ladder=rehearsal.parts[1].ladder, card=rehearsal.card, run=run, store=store)
+    local_chain.require(made, started=True)
+    return local_chain.jobs(plan, made, record=True, documents=DOCUMENTS, trials=0)
+
+
+def require_impactful(made: list[nemo_run.Partial], *, stand_in: bool) -> bool:
+    """Look for the store's impactful tokens where a stage asks for them; make them up or refuse.
+
+    Returns whether they were made up: every tenth token of the vocabulary.
+    """
+    chosen = [getattr(recipe.data, "sentences", None) for recipe in made]
+    if not any(one is not None and one.anchors == "impactful" for one in chosen):
+        return False
+    manifest = Manifest.load(made[0].data.store)
+    if stand_in and not (manifest.root / FILE).exists():
+        ImpactfulTokens(
+            tokens=tuple(range(0, manifest.tokenizer.vocab_size, 10)),
+            share=0.1,
+            split="train",
+            sha256=manifest.train.bin.sha256,
+            before="made up",
+            after="made up",
+            places=0,
+        ).write(manifest.root)
+        return True
+    ImpactfulTokens.load(manifest)
+    return False

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the stages of a run are, from the files of its folder and from Slurm; light."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from custom_modules.checkpoints.index import CheckpointError
+from eval.run_folder import (
+    BrokenResultError,
+    MissingResultError,
+    StageRecord,
+    evaluation_path,
+    read_evaluation,
+    read_run,
+    read_stage,
+    stage_folder,
+    stage_names,
+)
+from longhaul.run_folder.lock import OF_RANKS
+from longhaul.run_folder.lock_holder import (
+    Holder,
+    holder_of,
+    is_locked,
+)
+from longhaul.run_folder.slurm_jobs import SlurmJob, submitted
+from longhaul.terminal.pace import (
+    Pace,
+    Part,
+    ladder_left,
+    last_lines,
+)
+from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
+from slurm.outcome import outcome
+
+State = Literal[
+    "done", "running", "in use", "queued", "stopped", "failed", "waiting", "unknown", "broken"
+]
+"""`in use` by a process of another machine; `unknown` where a job of Slurm cannot be asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageState:
+    """How far a stage is; figures that no file says are NaN."""
+
+    name: str
+    state: State
+    reason: str = ""
+    """Why it stopped, failed, is not known or cannot be read."""
+    host: str = ""
+    """The machine that it is in use on, where that is another."""
+    step: int = 0
+    """The last whole step."""
+    steps: float = math.nan
+    tokens: float = math.nan
+    tokens_planned: float = math.nan
+    seconds_left: float = math.nan
+    checkpoint_step: int | None = None
+    """Step of the newest whole checkpoint."""
+    evaluated: bool = False
+    evaluated_step: int | None = None
+    """Step of the checkpoint that was evaluated, where the evaluation says it."""
+    job: SlurmJob | None = None
+    logs: Path | None = None
+    """Folder that the ranks' output is in."""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether it ended early: of a job that Slurm says nothing of, that is not known."""
+        job_known = self.job is None or bool(self.job.state)
+        return self.state in ("stopped", "failed") and job_known
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """How far a run is."""
+
+    run: Path
+    card: str
+    ladder: str
+    stages: Sequence[StageState]
+    seconds_left: float
+    """Of all stages that are not done; NaN where no stage says how fast it is."""
+    jobs: Sequence[SlurmJob]
+    holders: Sequence[Holder] = ()
+    """Processes that write into the run folder or the folder of a stage."""
+    trouble: str = ""
+    """What of the run's own record cannot be read."""
+
+
+def run_state(run: Path) -> RunState:
+    """Read how far a run is.
+
+    Raises ValueError where there is no such folder. What is broken in it is said, not raised.
+    """
+    if not run.is_dir():
+        raise ValueError(f"there is no run folder at {run}; `longhaul run` makes one, at --out")
+    troubles, jobs, card, ladder = [], [], "", ""
+    try:
+        record = read_run(run)
+        card, ladder = record.card, record.ladder
+    except MissingResultError:  # stages that `longhaul pretrain` trains alone
+        pass
+    except ValueError as error:
+        troubles.append(str(error))
+    try:
+        jobs = submitted(run)
+    except ValueError as error:
+        troubles.append(str(error))
+    found, parts = [], []
+    for name in _names(run):
+        state, part = _stage(run, name, {job.name: job for job in jobs})
+        found.append(state)
+        parts.append(part)
+    of_run = holder_of(run)
+    of_stages = {stage.name: holder_of(stage_folder(run, stage.name)) for stage in found}
+    holders = [holder for holder in (of_run, *of_stages.values()) if holder is not None]
+    return RunState(
+        run=run, card=card, ladder=ladder, stages=_held(found, of_run, of_stages), jobs=jobs,
+        holders=list(dict.fromkeys(holders)), trouble="; ".join(troubles),
+        seconds_left=math.nan if None in parts else ladder_left([one for one in parts if one]),
+    )  # fmt: skip
+
+
+def _held(
+    stages: Sequence[StageState], of_run: Holder | None, of_stages: dict[str, Holder | None]
+) -> list[StageState]:
+    """Return the stages with what the processes that hold their folders or the run say of them.
+
+    A process takes its stages one after the other: the first that is not done is under way, be it
+    that its ranks are still starting, and the others wait.
+    """
+    busy: set[tuple[str, int]] = set()
+    found = []
+    for stage in stages:
+        holder = of_stages[stage.name] or of_run
+        if holder is None or stage.state in ("done", "queued", "broken"):
+            found.append(stage)
+            continue
+        whose = (holder.host, holder.process)
+        if stage.state == "running":
+            found.append(stage)
+        elif whose in busy:
+            found.append(replace(stage, state="waiting", reason=""))
+        elif holder.is_here:
+            found.append(replace(stage, state="running", reason=""))
+        else:
+            found.append(replace(stage, state="in use", host=holder.host, reason=""))
+        busy.add(whose)
+    return found
+
+
+def _names(run: Path) -> list[str]:
+    """Return the stages, by their folders where no record can be read."""
+    try:
+        return stage_names(run)
+    except (MissingResultError, BrokenResultError):
+        folders = (run / "stages").glob("*/")
+        return sorted(folder.name for folder in folders if folder.is_dir())
+
+
+def _stage(run: Path, name: str, jobs: dict[str, SlurmJob]) -> tuple[StageState, Part | None]:
+    """Return how far a stage is; one whose files cannot be read is broken, and says which."""
+    folder, job = stage_folder(run, name), jobs.get(name)
+    try:
+        return _readable_stage(run, name, job)
+    except (BrokenResultError, CheckpointError) as error:
+        reason = str(error)
+    except (OSError, ValueError) as error:
+        reason = f"{folder} cannot be read: {error}"
+    return StageState(name=name, state="broken", reason=reason, job=job), None
+
+
+def _readable_stage(run: Path, name: str, job: SlurmJob | None) -> tuple[StageState, Part | None]:
+    folder = stage_folder(run, name)
+    record = read_stage(run, name)
+    lines = last_lines(folder / "metrics.jsonl")
+    saved, steps = _checkpoint(folder / "checkpoints")
+    per_step = math.nan if record is None else record.tokens_per_batch
+    if math.isnan(steps):
+        steps = _planned(record)
+    pace = Pace.of(lines)
+    step = max(pace.step, saved or 0)
+    pace = Pace(step, pace.seconds)
+    state, reason = _state(folder, run, job, done=saved is not None and saved >= steps, step=step)
+    part = None if math.isnan(steps) else Part(int(steps), per_step, pace)
+    left = math.nan if part is None else pace.left(part.steps)
+    return (
+        StageState(
+            name=name, state=state, reason=reason, step=step, steps=steps, tokens=step * per_step,
+            tokens_planned=steps * per_step, seconds_left=left, checkpoint_step=saved, job=job,
+            evaluated=evaluation_path(run, name).is_file(), logs=_logs(run, folder),
+            evaluated_step=_evaluated_step(run, name),
+        ),
+        part,
+    )  # fmt: skip
+
+
+def _checkpoint(folder: Path) -> tuple[int | None, float]:
+    """Return the step of the newest checkpoint and those of its stage; None and NaN for none."""
+    newest = newest_checkpoint(folder)
+    facts = None if newest is None else checkpoint_facts(newest)
+    return (None, math.nan) if facts is None else (facts["step"], facts["max_steps"])
+
+
+def _planned(record: StageRecord | None) -> float:
+    """Return the steps of a stage by its record; NaN where that does not say them."""
+    if record is None or not (math.isfinite(record.tokens) and record.tokens_per_batch > 0):
+        return math.nan
+    return round(record.tokens / record.tokens_per_batch)
+
+
+def _evaluated_step(run: Path, name: str) -> int | None:
+    try:
+        found = read_evaluation(run, name)
+    except BrokenResultError:  # `report` says so
+        return None
+    return None if found is None else found.step
+
+
+def _state(
+    folder: Path, run: Path, job: SlurmJob | None, *, done: bool, step: int
+) -> tuple[State, str]:
+    """Return the state of a stage, and why it stopped, failed or is not known."""
+    if is_locked(folder / OF_RANKS):
+        return "running", ""
+    if job is not None and job.is_live:
+        return ("running", "") if job.state == "RUNNING" else ("queued", "")
+    if done:
+        return "done", ""
+    words = [
+        outcome(path)
+        for path in (
+            folder / "outcome",
+            folder / "launch" / "outcomes" / folder.name,
+            run / "launch" / "outcomes" / folder.name,
+        )
+    ]
+    word, said = next((one for one in words if one[0] is not None), (None, ""))
+    if word in ("failed", "refused"):
+        return "failed", said
+    if job is not None and job.not_asked:
+        return "unknown", f"Slurm was not asked for its job {job.number}: {job.not_asked}"
+    if job is not None and not job.state:
+        said = said or f"Slurm does not know its job {job.number}"
+    elif job is not None and job.state != "COMPLETED":
+        return "failed", f"its job ended as {job.state}"
+    if step or word is not None:
+        return "stopped", said
+    return "waiting", said
+
+
+def _logs(run: Path, folder: Path) -> Path | None:
+    """Return the folder of the ranks' output: of `longhaul pretrain`, or of `longhaul run`."""
+    for path in (folder / "launch", run / "launch"):
+        if path.is_dir():
+            return path
+    return None

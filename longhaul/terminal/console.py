@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the terminal shows while large libraries load and jobs run: a line, not their pages."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.live import Live
+from rich.measure import Measurement
+from rich.spinner import Spinner
+from rich.table import Column, Table
+from rich.text import Text
+
+from longhaul.terminal.messages import (
+    ENCODING_ERRORS,
+    is_quiet,
+    is_verbose,
+    note,
+)
+
+IN_A_PIPE = 120
+"""Columns of text where no terminal says how many there are."""
+TEE_SECONDS = 5.0
+"""How long the last lines of a verbose command may take to be shown."""
+
+
+def plain_console(file: IO[str] | None = None, **given: Any) -> Console:
+    """Return a console that shows text as it is: `[old]` in a path is not a style of rich's."""
+    return Console(file=file, markup=False, highlight=False, emoji=False, **given)
+
+
+def fitted(
+    table: Callable[[Sequence[str]], Table], expendable: Sequence[str] = ()
+) -> tuple[Console, Table, Sequence[str]]:
+    """Return a console for text as it is, a table made for its width, and the columns left out.
+
+    `table` makes it without the columns it is given: as few of the expendable ones, from the first
+    on, as let it fit the terminal. In a pipe, where lines are searched, the console has the width
+    of the whole table instead: a row is one line. COLUMNS gives a pipe the width of a terminal.
+    Words are never cut: where the narrowest table is too wide, its lines are longer than those of
+    the terminal.
+    """
+    console = plain_console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        whole = table(())
+        console.width = max(IN_A_PIPE, width_of(console, whole))
+        return console, whole, ()
+    tried = [(table(expendable[:count]), count) for count in range(len(expendable) + 1)]
+    fitting = [made for made in tried if width_of(console, made[0]) <= console.width]
+    found, count = (fitting or tried[-1:])[0]
+    if not fitting:
+        console.width = max(console.width, _least(console, found))
+    return console, found, expendable[:count]
+
+
+def show(table: Callable[[Sequence[str]], Table], expendable: Sequence[str] = ()) -> Sequence[str]:
+    """Print a table that is `fitted`, and return the columns left out."""
+    console, made, left_out = fitted(table, expendable)
+    print_table(console, made)
+    return left_out
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table; in a pipe, where lines are searched and kept, without blanks at line ends."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        console.out(line.rstrip(), highlight=False)
+
+
+def width_of(console: Console, table: Table) -> int:
+    """Return the columns of text that a table takes where nothing limits it."""
+    return Measurement.get(console, console.options.update(max_width=1_000), table).maximum
+
+
+def _least(console: Console, table: Table) -> int:
+    """Return the columns of text that a table takes where cells are broken between words alone.
+
+    The table's columns are held to it.
+    """
+    between = width_of(console, table) - sum(
+        _longest(column, whole=True) for column in table.columns
+    )
+    for column in table.columns:
+        column.min_width = _longest(column, whole=bool(column.no_wrap))
+    return between + sum(column.min_width or 0 for column in table.columns)
+
+
+def _longest(column: Column, *, whole: bool) -> int:
+    """Return the length of a column's longest line, or of its longest word."""
+    texts = [str(column.header), *map(str, column.cells)]
+    parts = [part for text in texts for part in (text.splitlines() if whole else text.split())]
+    return max(map(cell_len, parts), default=0)
+
+
+@contextmanager
+def output_to(path: Path) -> Iterator[Console]:
+    """Send everything written to stdout and stderr into a file; yield a console that still shows.
+
+    The redirection is of file descriptors, so C++ and child processes are covered too. With
+    `--verbose` it is shown on stderr as well.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    tee, file = _sink(path, kept[1])
+    try:
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        shown = os.fdopen(
+            os.dup(kept[1]), "w", encoding=sys.stderr.encoding, errors=ENCODING_ERRORS
+        )
+        with shown:
+            yield plain_console(shown)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(kept[0], 1)
+        os.dup2(kept[1], 2)
+        for descriptor in (*kept, file):
+            os.close(descriptor)
+        if tee is not None:
+            _ended(tee)
+
+
+def _sink(path: Path, shown: int) -> "tuple[subprocess.Popen[bytes] | None, int]":
+    """Return a descriptor that writes to a file, and what shows it as well if that is asked for."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    if not is_verbose():
+        return None, file
+    os.close(file)
+    # -i: Ctrl-C is for the command, whose last words are still to be shown.
+    tee = subprocess.Popen(["tee", "-i", "-a", path], stdin=subprocess.PIPE, stdout=shown)
+    assert tee.stdin is not None
+    descriptor = os.dup(tee.stdin.fileno())
+    tee.stdin.close()
+    return tee, descriptor
+
+
+def _ended(tee: "subprocess.Popen[bytes]") -> None:
+    try:
+        tee.wait(TEE_SECONDS)
+    except subprocess.TimeoutExpired:  # a process that was left behind still holds the pipe
+        tee.terminate()
+        tee.wait()
+
+
+@contextmanager
+def busy(console: Console, what: str) -> Iterator[None]:
+    """Say what is being done: with a spinner on a terminal, elsewhere in a line."""
+    if is_quiet():
+        yield
+    elif is_verbose() or not console.is_terminal:
+        console.print(Text(what), soft_wrap=True)
+        yield
+    else:
+        # What libraries print is held back by descriptor: rich must not replace sys.stderr.
+        spinner = Spinner("line", Text(what))
+        with Live(
+            spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+        ):
+            yield
+
+
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Say what is being loaded, and hold back what it prints meanwhile unless it fails."""
+    from data.cuda_extension import architecture_named
+
+    with held_back(f"loading {what}"), architecture_named():
+        yield
+
+
+@contextmanager
+def held_back(what: str = "") -> Iterator[None]:
+    """Hold back what is printed inside unless it fails; say what is being done, if that is given.
+
+    A mistake of the user is no such failure: it is answered in a sentence.
+    """
+    if is_verbose():
+        if what:
+            note(what)
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        held = Path(folder) / "output"
+        try:
+            with output_to(held) as console, busy(console, what) if what else nullcontext():
+                yield
+        except Exception as error:
+            if not _is_the_user_s(error):
+                sys.stderr.write(held.read_text(errors="replace"))
+            raise
+
+
+def _is_the_user_s(error: Exception) -> bool:
+    """Return whether an error is a mistake that is answered in a sentence, or of a file."""
+    return isinstance(error, ValueError) or (isinstance(error, OSError) and error.errno is not None)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress of the stage that runs and of its ladder, read from the metrics that stages write."""
+
+import math
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.progress import BarColumn, Progress, Task, TimeElapsedColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from longhaul.pages.recipe_facts import amount
+from longhaul.terminal.console import width_of
+from longhaul.terminal.messages import is_quiet
+from longhaul.terminal.pace import (
+    Pace,
+    Part,
+    duration,
+    ladder_left,
+    last_lines,
+)
+
+POLL_SECONDS = 0.5
+PLAIN_EVERY_SECONDS = 20.0
+"""Time between two lines where the output is no terminal."""
+EXPENDABLE = ("bar", "rate", "elapsed", "ladder", "tokens", "loss")
+"""What the lines on a terminal leave out, in this order, until they fit its width."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Name a job, its steps, the metrics file it appends to, and the tokens of a step."""
+
+    name: str
+    steps: int
+    metrics: Path
+    tokens_per_step: int = 0
+
+
+@contextmanager
+def progress(console: Console, jobs: Sequence[Watched], after: str = "") -> Iterator[None]:
+    """Show the jobs' progress on the console until the context ends, then what comes `after`."""
+    if is_quiet():
+        yield
+        return
+    done = threading.Event()
+    shown = _Bars(console, jobs) if console.is_terminal else _Lines(console, jobs)
+    thread = threading.Thread(target=_watch, args=(shown, jobs, done, after), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _watch(
+    shown: "_Bars | _Lines", jobs: Sequence[Watched], done: threading.Event, after: str
+) -> None:
+    """Show what has changed until it is done, and then once more."""
+    with shown:
+        ended = False
+        while not ended:
+            ended = done.wait(POLL_SECONDS)
+            lines = [last_lines(job.metrics) for job in jobs]
+            shown.show(lines)
+            steps = [each[-1]["step"] if each else 0 for each in lines]
+            if after and all(step >= job.steps for step, job in zip(steps, jobs, strict=True)):
+                shown.say(after)
+                after = ""
+
+
+def rate(line: dict[str, Any]) -> str:
+    """Return the rate of a step and what a rank reads in a second, empty where it says neither."""
+    if "lr" not in line:
+        return ""
+    return f"lr {line['lr']:.1e}  {line['tokens_per_second_per_rank']:,.0f} tokens/s/rank"
+
+
+def time_left(jobs: Sequence[Watched], lines: Sequence[list[dict[str, Any]]], at: int) -> list[str]:
+    """Return how long one job still takes, and what more where all of them take longer."""
+    parts = [
+        Part(job.steps, job.tokens_per_step or math.nan, Pace.of(each))
+        for job, each in zip(jobs, lines, strict=True)
+    ]
+    this = parts[at].pace.left(jobs[at].steps)
+    if not (math.isfinite(this) and this > 0):
+        return ["", ""]
+    whole = ladder_left(parts)
+    longer = len(jobs) > 1 and math.isfinite(whole) and whole > this
+    return [
+        f"{duration(this)} left", f", about {duration(whole)} with all stages" if longer else ""
+    ]  # fmt: skip
+
+
+def tokens_done(job: Watched, step: int) -> str:
+    """Return the tokens that a job has read, empty where those of a step are not said."""
+    return f"{amount(step * job.tokens_per_step)} tokens" if job.tokens_per_step else ""
+
+
+def figures(
+    jobs: Sequence[Watched], lines: Sequence[list[dict[str, Any]]], at: int
+) -> dict[str, str]:
+    """Return what is said of a job next to its step, by what may be left out of a line."""
+    line = lines[at][-1]
+    loss = line.get("loss")
+    left, ladder = time_left(jobs, lines, at)
+    return {
+        "loss": f"loss {loss:.3f}" if isinstance(loss, int | float) else "loss -",
+        "rate": rate(line),
+        "tokens": tokens_done(jobs[at], line["step"]),
+        "left": left,
+        "ladder": ladder,
+    }
+
+
+def joined(said: dict[str, str], without: Sequence[str] = ()) -> str:
+    """Return the figures of a job as a line of text."""
+    kept = {name: "" if name in without else words for name, words in said.items()}
+    words = (kept["loss"], kept["rate"], kept["tokens"], kept["left"] + kept["ladder"])
+    return "  ".join(filter(None, words))
+
+
+class _Fitting(Progress):
+    """Lines that keep name, step and time left, and of the rest what the terminal has room for."""
+
+    def __init__(self, console: Console) -> None:
+        self.terminal = console  # rich makes the first table before it keeps the console
+        # The ranks' output is redirected by descriptor: rich must not replace sys.stderr.
+        super().__init__(console=console, redirect_stdout=False, redirect_stderr=False)
+
+    def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
+        """Return the lines with as few of EXPENDABLE left out as let them fit."""
+        visible = [task for task in tasks if task.visible]
+        tables = (_table(visible, EXPENDABLE[:count]) for count in range(len(EXPENDABLE) + 1))
+        for table in tables:
+            if width_of(self.terminal, table) <= self.terminal.width:
+                break
+        return table
+
+
+def _table(tasks: Sequence[Task], without: Sequence[str]) -> Table:
+    steps = [f"{task.completed:.0f}/{task.total:.0f}" for task in tasks]
+    names = [task.description for task in tasks]
+    bar = [] if "bar" in without else [Column(no_wrap=True)]
+    elapsed = [] if "elapsed" in without else [Column(no_wrap=True)]
+    table = Table.grid(
+        Column(no_wrap=True, min_width=max(map(cell_len, names), default=0)),
+        *bar,
+        Column(no_wrap=True, min_width=max(map(len, steps), default=0)),
+        Column(),  # the one that gives way in a terminal that is narrower still
+        *elapsed,
+        padding=(0, 1),
+    )
+    for task, name, step in zip(tasks, names, steps, strict=True):
+        said = joined(task.fields["figures"], without)
+        table.add_row(
+            Text(name),
+            *([BarColumn(bar_width=20).render(task)] if bar else []),
+            Text(step),
+            Text(said, no_wrap=True, overflow="ellipsis"),
+            *([TimeElapsedColumn().render(task)] if elapsed else []),
+        )
+    return table
+
+
+class _Bars:
+    """A line for each job that has begun, with a bar where there is room."""
+
+    def __init__(self, console: Console, jobs: Sequence[Watched]) -> None:
+        self.jobs = jobs
+        self.bars = _Fitting(console)
+        self.tasks = [
+            self.bars.add_task(job.name, total=job.steps, figures={}, start=False, visible=False)
+            for job in jobs
+        ]
+
+    def __enter__(self) -> "_Bars":
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def say(self, text: str) -> None:
+        self.bars.console.print(Text(text))
+
+    def show(self, lines: Sequence[list[dict[str, Any]]]) -> None:
+        for at, (job, task) in enumerate(zip(self.jobs, self.tasks, strict=True)):
+            if not lines[at]:
+                continue
+            step = lines[at][-1]["step"]
+            if not self.bars.tasks[task].started:
+                self.bars.start_task(task)
+            said = figures(self.jobs, lines, at)
+            self.bars.update(task, completed=step, figures=said, visible=True)
+            if step >= job.steps:
+                self.bars.stop_task(task)
+
+
+class _Lines:
+    """Now and then a line, and one at the end of each job."""
+
+    def __init__(self, console: Console, jobs: Sequence[Watched]) -> None:
+        self.console, self.jobs, self.waited = console, jobs, 0.0
+        self.shown = {job.name: Pace.of(last_lines(job.metrics)).step for job in jobs}
+
+    def __enter__(self) -> "_Lines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self.console.print(Text(text))
+
+    def show(self, lines: Sequence[list[dict[str, Any]]]) -> None:
+        self.waited += POLL_SECONDS
+        for at, job in enumerate(self.jobs):
+            if not lines[at] or lines[at][-1]["step"] == self.shown[job.name]:
+                continue
+            step = lines[at][-1]["step"]
+            if self.waited < PLAIN_EVERY_SECONDS and step < job.steps:
+                continue
+            said = joined(figures(self.jobs, lines, at))
+            self.console.print(Text(f"{job.name}  {step}/{job.steps}  {said}"), soft_wrap=True)
+            self.shown[job.name] = step
+            self.waited = 0.0

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul plan`: a page, a bill, JSON, a picture, and refusals in one sentence."""
+
+import json
+import re
+
+import pytest
+
+from longhaul.pages.plan_plot import picture
+from recipes.models import CARDS
+from recipes.planner.search import Question, at_length, search
+from recipes.spec import cluster
+from recipes.spec.units import K
+
+PLAN = ("plan", "llama31_8b", "--seq", "1M", "--nodes", "4")
+
+
+def test_the_page_has_layout_memory_time_limits_ranks_and_the_next_best(answer):
+    code, shown, said = answer(*PLAN)
+    assert code == 0, said
+    assert "llama31_8b at 1M tokens on 32 GPUs of dgx_h100" in shown
+    for part in ("layout: ", "memory of a rank", "a step, ", "MFU", "a rank is considered hung",
+                 "ranks: ", "the next best", "GPU-hours"):  # fmt: skip
+        assert part in shown
+
+
+def test_memory_and_time_add_up_in_json(answer):
+    code, shown, _ = answer(*PLAN, "--json", "--tokens", "2B")
+    assert code == 0
+    found = json.loads(shown)
+    assert len(found["plans"]) == 4
+    for one in found["plans"]:
+        assert sum(one["memory_bytes"].values()) == pytest.approx(one["memory_total_bytes"])
+        assert sum(one["time_seconds"].values()) == pytest.approx(one["step_seconds"])
+        rate = found["tokens_per_batch"] / one["step_seconds"] / found["gpus"]
+        assert one["tokens_per_second_per_gpu"] == pytest.approx(rate)
+        assert one["gpu_hours"] == pytest.approx(2e9 / rate / 3600)
+        assert one["limits"]["collective"] > one["step_seconds"]
+
+
+def test_what_was_ruled_out_is_shown(answer):
+    _, shown, _ = answer(*PLAN, "--why")
+    assert "too little GPU memory" in shown
+
+
+def test_the_longest_length_is_found(answer):
+    code, shown, _ = answer("plan", "llama31_8b", "--max-seq")
+    assert code == 0
+    assert "the longest context that fits: 3584K tokens" in shown
+    found = answer("plan", "llama31_8b", "--max-seq", "--json")
+    longest = json.loads(found.out)["seq_length"]
+    assert longest == 3584 * 1024
+    power = 2 ** (longest.bit_length() - 1)
+    assert answer("plan", "llama31_8b", "--seq", longest).code == 0
+    assert answer("plan", "llama31_8b", "--seq", longest + power // 8).code != 0
+
+
+def test_the_longest_length_of_a_layout_of_one_s_own(answer):
+    words = "ulysses8 kept_attention tile-loss"
+    shown = answer("plan", "llama31_8b", "--max-seq", "--layout", words).out
+    assert f"layout: {words}" in shown
+    longest = re.search(r"that fits: (\S+) tokens", shown)[1]
+    assert answer("plan", "llama31_8b", "--seq", longest, "--layout", words).code == 0
+    assert "lacks" in answer("plan", "llama31_8b", "--seq", "4M", "--layout", words).error()
+
+
+def test_one_gpu_may_be_asked_for(answer):
+    shown = answer("plan", "llama32_1b", "--seq", "64K", "--gpus", 1).out
+    assert "llama32_1b at 64K tokens on 1 GPU of dgx_h100" in shown
+
+
+def test_a_layout_of_one_s_own_is_planned_as_it_is(answer):
+    words = "tp2 ring4 kept_attention tile-loss"
+    code, shown, _ = answer("plan", "llama31_8b", "--seq", "64K", "--layout", words)
+    assert code == 0
+    assert f"layout: {words}" in shown
+    assert "the next best" not in shown
+
+
+def test_a_ladder_is_a_bill(answer):
+    code, shown, _ = answer("plan", "llama3_8b", "--ladder", "prolong", "--nodes", "4", "--json")
+    assert code == 0
+    found = json.loads(shown)
+    assert [one["stage"] for one in found["stages"]] == [
+        "llama3_8b_prolong_64k", "llama3_8b_prolong_512k",
+    ]  # fmt: skip
+    assert found["gpu_hours"] == pytest.approx(sum(one["gpu_hours"] for one in found["stages"]))
+    assert "llama3_8b_prolong_512k" in answer("plan", "--ladder", "prolong", "--nodes", 4).out
+
+
+def test_a_picture_is_drawn(answer, tmp_path):
+    code, shown, said = answer("plan", "llama31_8b", "--seq", "64K", "--plot", "x.png", "--json")
+    assert code == 0, said
+    assert json.loads(shown)["seq_length"] == 64 * 1024
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_has_a_rate_at_each_length_and_says_where_nothing_fits():
+    machine = cluster.load("dgx_h100")
+    asked = Question(
+        card=CARDS["llama31_8b"], seq_length=3_000 * K, tokens_per_batch=3_000 * K,
+        cluster=machine, gpus=8,
+    )  # fmt: skip
+    memory, time = picture(asked).axes
+    rates = [text.get_text() for text in time.texts]
+    lengths = [tick.get_text() for tick in time.get_xticklabels()]
+    assert lengths[-3:] == ["2M", "3000K", "4M"]
+    assert rates[-1] == "does not fit"
+    fastest = search(at_length(asked, 64 * K)).plans[0].time.tokens_per_gpu_second
+    assert rates[lengths.index("64K")] == f"{fastest:,.0f}"
+    tops = [bar.get_y() + bar.get_height() for bar in memory.patches]
+    assert max(tops) <= machine.gpu.memory_gib < memory.get_ylim()[1]
+    assert all(text.get_position()[1] < time.get_ylim()[1] for text in time.texts)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan",), "name a model card"),
+        (("plan", "llama31_8b"), "--seq is missing"),
+        (("plan", "llama31_8", "--seq", "64K"), "did you mean llama31_8b"),
+        (("plan", "llama31_8b", "--seq", "64X"), "not 64X"),
+        (("plan", "llama31_8b", "--seq", "64K", "--cluster", "dgx_h10"), "did you mean dgx_h100"),
+        (("plan", "llama31_8b", "--ladder", "prolongg"), "did you mean prolong"),
+        (("plan", "--ladder", "nemo"), "name one: longhaul plan llama3_8b --ladder nemo"),
+        (("plan", "llama31_8b", "--seq", "16M"), "GPUs would do, or these GPUs reach"),
+        (("plan", "llama31_405b", "--seq", "8K"), "GiB of GPU memory"),
+        (("plan", "llama31_8b", "--seq", "64K", "--fp8", "int8"), "--fp8 is 'int8'"),
+        (("plan", "llama31_8b", "--seq", "64K", "--fp8", "tensorwise", "--cluster", "dgx_a100"),
+         "has no FP8"),
+        (("plan", "llama31_8b", "--seq", "64K", "--layout", "tp2"), "has 2 ranks and 8 GPUs"),
+        (("plan", "llama31_8b", "--seq", "64K", "--layout", "dp8"),
+         "GiB of GPU memory at 65,536 tokens; the fastest that fits is tp2"),
+        (("plan", "llama31_8b", "--seq", "64K", "--layout", "tp2 ring4 zero3 tile-loss"),
+         "sharding parameters with tiling loss"),
+        (("plan", "llama31_8b", "--seq", "1M", "--nodes", "8", "--layout", "tp2 ulysses4 dp8"),
+         "a batch of 4 sequences of 1,048,576 tokens is not divisible by micro-batch 1 x DP 8"),
+        (("plan", "llama31_8b", "--seq", "64K", "--nodes", "3", "--layout", "tp8 pp3"),
+         "32 layers are not divisible by PP 3"),
+        (("plan", "llama31_8b", "--seq", "64K", "--layout", "tp2 ulysses4 fp8:tensorwise",
+          "--cluster", "dgx_a100"), "takes 8.9 (Ada)"),
+        (("plan", "llama31_8b", "--seq", "64K", "--fp8", "mxfp8"), "takes 10.0 (Blackwell)"),
+        (("plan", "llama31_8b", "--seq", "64K", "--layout", "dp8", "--fp8", "tensorwise"),
+         "--fp8 cannot go with --layout"),
+        (("plan", "--ladder", "prolong", "--seq", "1M", "--plot", "y.png"),
+         "--seq and --plot cannot go with --ladder"),
+        (("plan", "llama31_8b", "--max-seq", "--seq", "64K"), "--seq cannot go with --max-seq"),
+        (("plan", "llama31_8b", "--seq", "64K", "--gpus", "12"), "no whole number of nodes of 8"),
+        (("plan", "llama31_8b", "--seq", "64K", "--gpus", "8", "--nodes", "1"),
+         "--gpus and --nodes both say"),
+        (("plan", "llama31_8b", "--seq", "64K", "--tokens", "1G"), "as 1B, 0.5T, 400M"),
+        (("plan", "llama31_8b", "--seq", "64K", "--layout", "offload-inputs dp8"),
+         "says no GiB; write offload-inputs:64"),
+        (("plan", "llama31_8b", "--seq", "64K", "--plot", "x.pdf"), "is not a .png file"),
+        (("plan", "llama31_8b", "--seq", "64K", "--tokens-per-batch", "100K"),
+         "no whole number of sequences"),
+    ],
+    ids=lambda value: " ".join(value[1:]) if isinstance(value, tuple) else None,
+)  # fmt: skip
+def test_a_mistake_is_one_sentence(answer, words, said):
+    assert said in answer(*words).error()

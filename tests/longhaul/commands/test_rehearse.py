@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul rehearse`: a recipe of each ladder runs green through NeMo on a few gloo ranks."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from longhaul.rehearsal import verification_card as cards
+from recipes.shipped.table import ROWS, Row
+from tests.house.rooms import TREE
+from tests.longhaul.support.rehearsed_rows import (
+    of_the_suite,
+    ranks_for,
+    smallest_rows,
+    structure,
+)
+from tests.recipes.support.rows_to_rehearse import ROWS_TO_REHEARSE
+
+
+def slow_but(first: str, rows: list[Row]) -> list:
+    """Return the rows as parameters, all slow but those of one ladder."""
+    return [
+        pytest.param(row, id=row.name, marks=() if row.ladder.name == first else pytest.mark.slow)
+        for row in rows
+    ]
+
+
+@pytest.fixture(scope="session")
+def made_up_store(tmp_path_factory) -> Path:
+    from data.synthetic import prepare_made_up
+    from recipes.rehearsal.shrink import VOCAB
+
+    store = tmp_path_factory.mktemp("stores") / "rehearsal"
+    prepare_made_up(store, vocab_size=VOCAB)
+    return store
+
+
+@pytest.fixture
+def rehearse(answer, made_up_store, tmp_path):
+    """Return a function that rehearses in the test's folder, the text there already."""
+    (tmp_path / "stores").mkdir()
+    (tmp_path / "stores" / "rehearsal").symlink_to(made_up_store)
+    return lambda *words: answer("rehearse", *words)
+
+
+def require_green(code: int, shown: str, said: str, run: Path) -> None:
+    """Assert that every line of the verdict is ok; show what the ranks wrote if not."""
+    log = run / "output.log"
+    assert code == 0, shown + said + (log.read_text()[-4000:] if log.exists() else "")
+    lines = [line for line in shown.splitlines() if line.startswith(("ok  ", "FAIL"))]
+    assert len(lines) == 11
+    assert not any(line.startswith("FAIL") for line in lines)
+
+
+@pytest.mark.parametrize("row", slow_but("tiny", of_the_suite()))
+def test_a_recipe_of_the_ladder_is_rehearsed_as_on_its_card(rehearse, tmp_path, monkeypatch, row):
+    monkeypatch.setitem(ROWS, row.name, row)  # a shorter one is no row of the collection
+    ranks, card = ranks_for(row), tmp_path / "card.yaml"
+    code, shown, said = rehearse(row.name, "--ranks", ranks, "--write-card", card)
+    require_green(code, shown, said, tmp_path / "runs" / "rehearsals" / row.name)
+    seen = cards.read(card)
+    assert seen.command == f"longhaul rehearse {row.name} --ranks {ranks}"
+    shipped = TREE / "docs" / "cards" / f"{row.ladder.name}.yaml"
+    if shipped.exists() and cards.read(shipped).recipe == row.name:
+        losses = {stage.name: stage.loss for stage in seen.stages}
+        assert cards.same_losses(cards.read(shipped), losses) == []
+
+
+def test_every_structure_of_the_ladders_is_rehearsed():
+    ladders = smallest_rows()
+    rehearsed = of_the_suite()
+    assert set().union(*map(structure, rehearsed)) == set().union(*map(structure, ladders))
+    for row in rehearsed:  # none is left that the others make superfluous
+        others = [structure(other) for other in rehearsed if other is not row]
+        assert structure(row) - set().union(*others), row.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pipeline", "experts"])
+def test_a_structure_that_no_shipped_recipe_has_is_rehearsed(rehearse, tmp_path, monkeypatch, name):
+    row = ROWS_TO_REHEARSE[name]
+    monkeypatch.setitem(ROWS, row.name, row)
+    run = tmp_path / "there"
+    code, shown, said = rehearse(row.name, "--ranks", ranks_for(row), "--out", run)
+    require_green(code, shown, said, run)
+    record = json.loads((run / "rehearsal.json").read_text())
+    assert record["recipe"] == row.name
+    assert {what for what, _, _ in record["compared"]} >= {"tokens", "TP", "CP", "PP", "DP"}
+
+
+@pytest.mark.slow
+def test_a_combination_that_no_row_has_is_rehearsed_and_its_card_says_how(
+    rehearse, made_up_store, tmp_path
+):
+    asked = ("--card", "llama32_3b", "--ladder", "nemo", "--stage", "64K")
+    written = tmp_path / "card.yaml"
+    code, shown, said = rehearse(
+        *asked, "trainer.max_steps=4", "--ranks", 2, "--store", made_up_store, "--write-card",
+        written,
+    )  # fmt: skip
+    require_green(code, shown, said, tmp_path / "runs" / "rehearsals" / "llama32_3b_nemo_64k")
+    seen = cards.read(written)
+    assert seen.recipe == "llama32_3b_nemo_64k"
+    words = [*asked, "--ranks", "2", "--store", str(made_up_store), "trainer.max_steps=4"]
+    assert shlex.split(seen.command) == ["longhaul", "rehearse", *words]
+
+
+def test_a_card_is_refused_before_the_run_where_there_is_no_checkout(
+    rehearse, tmp_path, monkeypatch
+):
+    from longhaul.commands import rehearse as command
+
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "site-packages" / "longhaul" / "x.py"))
+    monkeypatch.setattr(command, "_run", None)
+    said = rehearse("tiny_2k", "--write-card", "card.yaml").error()
+    assert "site-packages is not a git checkout; leave --write-card out" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_overrides_apply_to_both_small_stages(rehearse, tmp_path):
+    run = tmp_path / "runs" / "rehearsals" / "tiny_2k"
+    code, shown, said = rehearse(
+        "tiny_2k", "--ranks", 2, "optim.config.lr=4e-3", "trainer.max_steps=2"
+    )
+    require_green(code, shown, said, run)
+    assert "tiny_1k  2/2" in said
+    assert "2/2" not in shown  # progress is no result
+    for stage in ("tiny_256", "tiny_1k"):
+        lines = (run / "stages" / stage / "metrics.jsonl").read_text().splitlines()
+        assert len(lines) == 2
+        assert json.loads(lines[0])["lr"] == pytest.approx(2e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("tiny_3k",), "did you mean tiny_"),
+        (("tiny_2k", "--ranks", 65), "--ranks is 65; one machine rehearses on at most 64"),
+        (("tiny_2k", "--store", "nowhere"), "there is no store at nowhere"),
+        (("tiny_2k", "trainer.max_stpes=2"), "did you mean trainer.max_steps"),
+        (("tiny_2k", "log.name=other"), "use --out and --store"),
+        (("tiny_2k", "--out", "stores"), "stores is there and not a rehearsal"),
+        ((), "name one recipe: a shipped one by its NAME, any other by --card, --ladder and"),
+        (("tiny_2k", "--card", "card.yaml"), "name one recipe: a shipped one by its NAME"),
+        (("tiny_2k", "--nodes", "2"), "--nodes and --cluster lay out --card; tiny_2k has its"),
+        (("--card", "llama32_1b", "--ladder", "prolon"), "did you mean prolong?"),
+        (
+            ("--card", "llama32_1b", "--ladder", "gene_64k"),
+            "ladder gene_64k cannot train llama32_1b: its rotation has 64 divisors",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, str) else " ".join(map(str, value)),
+)
+def test_what_cannot_be_rehearsed_is_one_sentence(rehearse, words, said):
+    assert said in rehearse(*words).error()
+
+
+def test_a_refused_rehearsal_leaves_nothing_and_an_earlier_one_as_it_was(rehearse, tmp_path):
+    words = ("tiny_2k", "trainer.max_stpes=2")
+    assert "did you mean" in rehearse(*words).error()
+    assert not (tmp_path / "runs").exists()
+    earlier = tmp_path / "runs" / "rehearsals" / "tiny_2k"
+    earlier.mkdir(parents=True)
+    (earlier / "rehearsal.json").write_text("{}")
+    (earlier / "output.log").write_text("of before")
+    assert "did you mean" in rehearse(*words).error()
+    assert sorted(path.name for path in earlier.iterdir()) == ["output.log", "rehearsal.json"]
+    assert (earlier / "output.log").read_text() == "of before"
+
+
+@pytest.mark.parametrize("ranks", [0, -1])
+def test_less_than_a_rank_is_refused(rehearse, ranks):
+    code, _, said = rehearse("tiny_2k", "--ranks", ranks)
+    assert code == 2
+    assert "--ranks" in said
+
+
+def test_a_rank_that_fails_ends_the_command_with_its_error(rehearse):
+    code, shown, said = rehearse("tiny_2k", "--ranks", 2, "optim.config.optimizer=adamax")
+    assert code == 1
+    assert "error: rank" in said
+    assert "adamax" in said
+    assert "the output of its ranks is in" in said
+    assert not any(line.startswith("ok  ") for line in shown.splitlines())

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul doctor oom` on jobs that did run out of memory, and on cards that no recipe has."""
+
+import shlex
+
+import pytest
+
+from longhaul.doctor.case import case
+from longhaul.doctor.oom import planners_choice, unexplained
+from longhaul.doctor.oom_log import failures
+from longhaul.pages.next_commands import YOUR_CLUSTER
+from recipes.notation.layout import words_of
+from recipes.planner.plan import HEADROOM
+from recipes.planner.search import search
+from recipes.spec.units import GiB
+from tests.longhaul.commands.test_doctor import NAME, failed
+
+PLAIN = "RuntimeError: CUDA error: out of memory\n"
+OF_NCCL = "n1:7:9 [2] include/alloc.h:178 NCCL WARN Cuda failure 2 'out of memory'\n"
+FRAGMENTED = failed(2, 40, unused=30)
+COMBINED = ("--card", "llama31_8b", "--ladder", "prolong", "--stage", "512K")
+
+
+def commands(out: str) -> list[list[str]]:
+    """Return the words of the commands of a page."""
+    lines = out.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("  longhaul ")]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [PLAIN, OF_NCCL, FRAGMENTED, failed(1, 20, capacity=39.4), "CUDA Error: out of memory\n"],
+    ids=["no sizes", "nccl", "fragmentation", "another GPU", "transformer engine"],
+)
+def test_a_job_that_ran_out_of_memory_has_something_to_change(answer, tmp_path, log):
+    (tmp_path / "output.log").write_text(log)
+    said = answer("doctor", "oom", "--factory", NAME, "--log", tmp_path / "output.log")
+    assert "to spare" in said.out  # by the prediction it fits
+    assert "nothing has to change" not in said.out
+    assert "shows less than it foresees" not in said.out
+    assert "what fits: " in said.out
+    assert "are treated as permanently allocated: it ran out" in said.out
+
+
+def test_without_sizes_what_was_to_spare_counts_as_used_and_a_minimum_beyond():
+    found = case(NAME, "", None, "").plan
+    assert found.fits
+    headroom = HEADROOM * found.cluster.gpu_bytes
+    assert unexplained(found, failures(PLAIN)) == pytest.approx(-found.short + headroom)
+    assert unexplained(found, failures(OF_NCCL)) == pytest.approx(-found.short + GiB)
+    assert unexplained(found, failures(OF_NCCL + PLAIN)) == pytest.approx(-found.short + headroom)
+    assert unexplained(found, failures("DataLoader worker is killed by signal: Killed.")) == 0
+    lacking = case(NAME, "", None, "tp2 dp4").plan
+    assert not lacking.fits
+    assert unexplained(lacking, failures(PLAIN)) == 0  # the prediction explains it
+
+
+def test_of_fragmentation_the_allocator_comes_first(answer, tmp_path):
+    (tmp_path / "output.log").write_text(FRAGMENTED)
+    said = answer("doctor", "oom", "--factory", NAME, "--log", tmp_path / "output.log").out
+    first = "set the allocator first (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True); "
+    assert said.index(first + "if it still fails:") < said.index("what fits: ")
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "\x00garbage\n"])
+def test_a_log_that_says_nothing_is_not_asked_for_again(answer, tmp_path, content):
+    (tmp_path / "output.log").write_text(content)
+    said = answer("doctor", "oom", "--factory", NAME, "--log", tmp_path / "output.log")
+    assert said.code == 0, said.err
+    assert "with --log" not in said.out
+    empty = not content.strip()
+    assert ("the log is empty" in said.out) == empty
+    assert ("the log shows no out-of-memory" in said.out) != empty
+
+
+def test_the_planners_choice_has_room_for_what_the_log_shows_and_is_another_layout():
+    found = case(NAME, "", None, "")
+    plans = search(found.question).plans
+    assert found.same_layout(plans[0].job.layout)  # the shipped layout is the planner's own
+    choice = planners_choice(found, 0.0)
+    assert choice is not None
+    assert choice.job.layout == plans[1].job.layout
+    beyond = -choice.short + GiB
+    roomier = planners_choice(found, beyond)
+    assert roomier is None or roomier.short + beyond <= 0
+    assert planners_choice(found, 100 * GiB) is None
+
+
+def test_the_layout_that_failed_is_its_own_with_another_host_cap():
+    found = case(NAME, "", None, "dp8 kept_attention tile-loss tile-mlp offload-both:60")
+    other = case(NAME, "", None, "dp8 kept_attention tile-loss tile-mlp offload-both:50")
+    assert found.same_layout(other.plan.job.layout)
+    assert not found.same_layout(
+        case(NAME, "", None, "dp8 kept_attention tile-loss").plan.job.layout
+    )
+
+
+def test_no_choice_is_printed_where_the_log_leaves_room_for_none(answer, tmp_path):
+    (tmp_path / "output.log").write_text(failed(30, 79))
+    said = answer("doctor", "oom", "--factory", NAME, "--log", tmp_path / "output.log")
+    assert "what fits: " in said.out
+    assert "the planner's choice" not in said.out
+
+
+def test_rungs_that_nobody_has_tried_on_gpus_are_marked(answer):
+    said = answer("doctor", "oom", "--factory", NAME, "--layout", "tp2 dp4").out
+    for name in ("sharded parameters *", "Adam on the host *", "FP8 *", "* not tried on GPUs here"):
+        assert f"\n{name}" in said
+    assert "\noffload both *" not in said
+    rare = answer("doctor", "oom", "--factory", "llama3_70b_nemo_128k", "--layout", "tp8").out
+    assert "Adam on the host: not tried on GPUs here" in rare
+
+
+def test_any_card_on_any_stage_is_looked_at_under_the_layout_that_ran(answer):
+    said = answer("doctor", "oom", *COMBINED, "--layout", "tp2 ulysses4 dp2")
+    assert said.code == 0, said.err
+    assert said.out.startswith("llama31_8b_prolong_512k: llama31_8b at 512K tokens on 16 GPUs")
+    words = commands(said.out)[0]
+    asked = shlex.split(
+        "--ladder prolong --card llama31_8b --stage 512K --executor slurm "
+        f"--cluster {YOUR_CLUSTER} --nodes 2"
+    )
+    assert words[: 2 + len(asked)] == ["longhaul", "run", *asked]
+    assert all("=" in word for word in words[2 + len(asked) :])
+
+
+def test_without_a_layout_any_card_has_the_planners(answer):
+    found = case("", "dgx_h200", 2, "", card="llama31_8b", ladder="prolong", stage="512K")
+    assert (found.plan.gpus, found.plan.cluster.name) == (16, "dgx_h200")
+    assert found.plan.fits
+    said = answer("doctor", "slow", *COMBINED, "--cluster", "dgx_h200", "--nodes", "2")
+    assert f"layout: {words_of(found.plan.job.layout)}" in said.out
+    assert "no layout of these GPUs that is 2% faster" in said.out
+
+
+def test_where_the_planner_has_no_layout_to_override_the_command_plans_the_cure():
+    found = case("", "", None, "tp8", card="llama31_405b", ladder="llama31", stage="128K")
+    words = shlex.split(found.command(found.plan.job).replace("\\\n", " "))
+    assert words[:3] == ["longhaul", "plan", "llama31_405b"]
+    assert words[-2:] == ["--layout", "tp8"]

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that pages tell a user to type next are accepted when they are typed."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from longhaul.cli import COMMANDS, loaded
+from longhaul.commands import show
+from longhaul.pages.next_commands import YOUR_CLUSTER, OnCluster
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
+from recipes.shipped import select
+from recipes.shipped.table import ROWS
+from recipes.spec import cluster
+from slurm.jobs import ladder_run
+from tests.longhaul.commands.test_run_on_slurm import site, tree  # noqa: F401
+
+SEVERAL = "llama3_8b_prolong_512k"
+
+
+def printed() -> dict[str, list[str]]:
+    """Return the commands of every shipped recipe's page, each once, under its sub-command."""
+    found: dict[str, list[str]] = {}
+    for row in ROWS.values():
+        for line, _ in show.commands(row):
+            found.setdefault(line.split()[1], []).append(line)
+    return {name: list(dict.fromkeys(lines)) for name, lines in found.items()}
+
+
+def words_of(text: str) -> list[list[str]]:
+    """Return the words of the commands in a text, whose lines a shell would join."""
+    joined = re.sub(r" \\\n\s*", " ", text)
+    lines = (line.strip() for line in joined.splitlines())
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("longhaul ")]
+
+
+def test_no_page_tells_to_pretrain_on_one_machine_what_takes_several_nodes():
+    lines = printed()
+    for line in lines["pretrain"]:
+        assert ROWS[line.split()[-1]].nodes == 1
+    for line in lines["run"]:
+        _, _, _, ladder, _, card, *more = line.split()
+        rows = [row for row in ROWS.values() if (row.ladder.name, row.card.name) == (ladder, card)]
+        assert rows
+        assert ("--executor slurm" in line) == any(row.nodes > 1 for row in rows)
+        assert more == [] or YOUR_CLUSTER in more
+
+
+def test_every_recipe_of_several_nodes_has_a_command_for_its_stage_alone():
+    for row in ROWS.values():
+        if row.nodes > 1:
+            lines = [line for line, _ in show.commands(row) if "--executor slurm" in line]
+            assert len(row.ladder.stages) == 1 or any("--stage" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["show", "plan"])
+def test_light_commands_of_pages_answer_when_they_are_typed(answer, name):
+    typed = {}
+    for line in printed()[name]:
+        typed.setdefault(line.split()[2], line)
+    for line in typed.values():
+        code, out, err = answer(*shlex.split(line)[1:])
+        assert code == 0, f"{line}: {err}"
+        assert out
+
+
+def recipes_of(words: list[str]) -> list:
+    """Return the recipes that a printed command trains, its overrides applied; needs NeMo."""
+    from longhaul.commands import run_on_slurm
+    from slurm.jobs import local_chain, stage_checks
+
+    _, name, *options = words
+    context = loaded(name).make_context(name, list(options))
+    given, overrides = context.params, context.args
+    if name == "pretrain":
+        if given["factory"]:
+            recipe = stage_checks.factory(given["factory"])
+        else:
+            names = (given[kind] for kind in ("card", "ladder", "stage"))
+            sizes = {"nodes": given["nodes"], "cluster_name": given["cluster"]}
+            recipe = select.choose(*names, **sizes, device=given["device"]).recipe()
+        return [stage_checks.override(recipe, overrides)]
+    assert (name, given["executor"]) == ("run", "slurm")
+    planned = given["nodes"] is not None
+    ladder, card = ladder_run.choose(given["ladder"], given["card"], planned=planned)
+    only = select.stage_of(ladder, given["stage"]) if given["stage"] else None
+    plan = ladder_run.plan(ladder, card, None, None, only=only)
+    assert given["cluster"] == YOUR_CLUSTER
+    if planned:
+        return run_on_slurm._laid_out(plan, overrides, "dgx_h100", given["nodes"], None)
+    return local_chain.recipes(plan, overrides, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        ("plan llama31_8b --seq 64K", 8),
+        ("plan llama32_1b --seq 64K --gpus 1", 1),
+        ("plan llama3_8b --seq 512K --nodes 4", 32),
+        ("plan llama3_8b --ladder prolong --nodes 4", 32),
+        ("plan llama32_1b --ladder nemo --gpus 1", 1),
+        ("plan llama32_1b --ladder nemo --gpus 2 --fp8 tensorwise", 2),
+        ("plan llama32_1b --ladder nemo --nodes 2 --fp8 tensorwise", 16),
+        ("plan tiny --ladder tiny", 8),
+        ("doctor oom --factory llama3_8b_nemo_64k --layout 'tp2 dp4'", 8),
+        ("doctor oom --card llama31_8b --ladder prolong --stage 512K --cluster dgx_h100 --nodes 2"
+         " --layout 'tp2 ulysses4 dp2'", 16),
+        ("doctor slow --factory llama3_8b_nemo_64k --layout 'tp8 full'", 8),
+        ("recipes llama31_405b 512k", 28 * 8),
+        ("recipes qwen3", 8),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_commands_print_is_accepted_with_its_overrides(answer, words, gpus):
+    from recipes.resolved.check import world_size
+
+    code, out, err = answer(*shlex.split(words))
+    assert code == 0 or "type `longhaul" in err, err
+    apart = re.sub(r"`(longhaul [^`]*)`", r"\n\1\n", out or err).replace(
+        ": longhaul", ":\nlonghaul"
+    )
+    commands = [command for command in words_of(apart) if command[1] in ("pretrain", "run")]
+    assert commands
+    for command in commands:
+        for recipe in recipes_of(command):
+            assert world_size(recipe) == gpus, command
+
+
+def test_a_printed_command_with_a_key_that_is_not_there_is_noticed():
+    words = "longhaul pretrain --factory llama3_8b_nemo_64k trainer.device=1"
+    with pytest.raises(ValueError, match="did you mean"):
+        recipes_of(shlex.split(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "stages"),
+    [
+        ("--nodes 4", None),
+        ("--gpus 1", "trainer.devices=1"),
+        ("--gpus 16 --fp8 tensorwise", "trainer.plugins.fp8_recipe=tensorwise"),
+    ],
+    ids=["whole nodes", "a part of one", "FP8"],
+)
+def test_a_bill_s_json_has_the_commands_of_its_own_plan(answer, words, stages):
+    asked = ("plan", "llama32_1b", "--ladder", "nemo", *words.split())
+    found, page = json.loads(answer(*asked, "--json").out), answer(*asked).out
+    if stage_checks is None:
+        assert found["command"] in page
+        assert not [stage for stage in found["stages"] if "command" in stage]
+        return
+    assert found["command"] is None
+    printed = [shlex.join(line) for line in words_of(page)]
+    assert [stage["command"] for stage in found["stages"]] == printed
+    assert all(stage_checks in line for line in printed)
+
+
+def test_a_stage_s_own_batch_and_budget_are_said_where_others_were_asked_for(answer):
+    asked = ("plan", "llama31_8b", "--seq", "64K")
+    said = "its budget of 2.1B, not those of --tokens"
+    assert said in answer(*asked, "--tokens", "5B").out
+    assert (
+        f"{said}-per-batch and --tokens"
+        in answer(*asked, "--tokens", "5B", "--tokens-per-batch", "8M").out
+    )
+    of_stage = ("--tokens", LADDERS["nemo"].stages[1].tokens, "--tokens-per-batch", "4M")
+    for same in ((), of_stage):
+        assert "not those of" not in answer(*asked, *same).out
+
+
+def test_the_doctor_s_command_keeps_the_cluster(answer):
+    asked = ("--factory", "llama31_8b_nemo_128k", "--layout", "dp8")
+    out = answer("doctor", "slow", *asked, "--cluster", "dgx_a100").out
+    (line,) = re.findall(r"`(longhaul doctor oom [^`]*)`", out)
+    assert "--cluster dgx_a100" in line
+    again = answer(*shlex.split(line)[1:])
+    assert again.code == 0
+    assert "GPUs of dgx_a100" in again.out
+    assert "--cluster" not in answer("doctor", "slow", *asked, "--cluster", "dgx_h100").out
+
+
+@pytest.mark.parametrize(
+    ("card", "why"), [("llama31_8b", "takes away the scaling"), ("qwen25_7b", "")]
+)
+def test_the_plan_and_the_list_name_the_same_ladder_for_a_length(answer, card, why):
+    command = f"longhaul pretrain --card {card} --ladder prolong --stage 512K"
+    plan = answer("plan", card, "--seq", "512K").out
+    listed = answer("recipes", card, "512k").error()
+    assert command in plan
+    assert command in listed
+    assert why in plan.splitlines()[-2]
+    assert why in listed
+
+
+def test_a_plan_of_one_gpu_leads_to_a_recipe_of_one_gpu(answer):
+    (words,) = words_of(answer("plan", "llama32_1b", "--seq", "64K", "--gpus", "1").out)
+    code, out, err = answer(*words[1:], "--dryrun")
+    assert code == 0, err
+    assert "--nproc-per-node 1" in out
+    assert "devices: 1\n" in out
+
+
+def test_a_dryrun_of_several_nodes_shows_the_recipe_and_how_it_is_run(answer):
+    from recipes.resolved import yaml_file
+
+    code, out, err = answer("pretrain", "--factory", SEVERAL, "--dryrun")
+    assert code == 0, err
+    assert "num_nodes: 4" in out
+    command = OnCluster(
+        card=CARDS["llama3_8b"], ladder=LADDERS["prolong"], cluster="dgx_h100",
+        stage=ROWS[SEVERAL].stage,
+    ).command  # fmt: skip
+    assert f"on a cluster: {command} (" in out
+    path = Path("recipe.yaml")
+    path.write_text(out)
+    assert yaml_file.read(path).log.name == SEVERAL  # comments and a recipe, no more
+    assert command in answer("pretrain", "--factory", SEVERAL).error()
+
+
+def test_a_local_ladder_of_several_nodes_is_not_cut_down_to_one(answer, small_store):
+    said = answer(
+        "run", "--ladder", "prolong", "--card", "llama3_8b", "--store", small_store, "--dryrun"
+    ).error()
+    assert "is laid out on 4 nodes and this machine is one" in said
+    assert "num_nodes=1" not in said
+    submitted = OnCluster(card=CARDS["llama3_8b"], ladder=LADDERS["prolong"], cluster="dgx_h100")
+    assert f"submit the ladder to a cluster: {submitted.command} (" in said
+
+
+def test_a_recipe_file_of_several_nodes_is_told_that_ladders_are_submitted(answer):
+    code, _, err = answer("show", SEVERAL, "--to-yaml", "recipe.yaml")
+    assert code == 0, err
+    said = answer("pretrain", "--yaml", "recipe.yaml").error()
+    assert "a recipe file cannot be submitted; as shipped, on a cluster: longhaul run " in said
+    path = Path("recipe.yaml")
+    path.write_text(path.read_text().replace(f"name: {SEVERAL}", "name: mine"))
+    said = answer("pretrain", "--yaml", "recipe.yaml").error()
+    assert said.startswith("error: mine is laid out on 4 nodes")
+    assert "only the ladders that `longhaul recipes` lists" in said
+    assert "longhaul run" not in said
+
+
+@pytest.mark.parametrize(
+    ("card", "nodes"), [("llama3_8b", ()), ("qwen25_7b", ("--nodes", 2))], ids=str
+)
+def test_a_stage_of_several_nodes_is_submitted_alone(answer, tree, card, nodes):  # noqa: F811
+    shipped = yaml.safe_load((cluster.FOLDER / "dgx_h100.yaml").read_text())
+    code, out, err = answer(
+        "run", "--ladder", "prolong", "--card", card, "--stage", "512K", "--executor", "slurm",
+        "--cluster", site(tree, hardware=shipped["hardware"]), *nodes, "--source", tree, "--dryrun",
+    )  # fmt: skip
+    assert code == 0, err
+    names = [line.removeprefix("# ---- ") for line in out.splitlines() if "# ---- " in line]
+    stage = f"{card}_prolong_512k"
+    assert names == ["prepare", stage, f"evaluate_{stage}"]
+
+
+def test_every_sub_command_is_there_for_what_pages_name():
+    assert set(printed()) <= set(COMMANDS)
