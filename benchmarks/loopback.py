@@ -41,7 +41,7 @@ def _copy(
     received: Sequence[tuple[int, Tensor]],
     group: dist.ProcessGroup,
 ) -> Messages:
-    """Do what `custom_modules.context_parallel.p2p.post` does between ranks that are all this one."""
+    """Exchange as `custom_modules.context_parallel.p2p.post` does, where all ranks are this one."""
     for (to, out), (of, into) in zip(sent, received, strict=True):
         assert to == of
         into.copy_(out.view_as(into))

@@ -14,9 +14,9 @@ lines. Masked tokens have PyTorch's label to ignore; ours has them as a mask.
 
 Each is first compared with PyTorch. Extra bytes are the peak of forward and backward less what
 every contestant returns (loss, dx, dW), its inputs not counted: as the operators' tensors are
-counted (`custom_modules.profiling.byte_counter`), which does not see inside compiled code, and as the process's
-resident set grows, which sees everything, by whole pages. Then they run in turn, the first of a
-round is the last of the next, and times are medians over rounds.
+counted (`custom_modules.profiling.byte_counter`), which does not see inside compiled code, and as
+the process's resident set grows, which sees everything, by whole pages. Then they run in turn, the
+first of a round is the last of the next, and times are medians over rounds.
 """
 
 import argparse

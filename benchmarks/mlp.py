@@ -15,9 +15,9 @@ is found; DeepSpeed's `TiledMLP` with tiles of the same size. Each is first comp
 Extra bytes: in the forward the peak less the output, in the backward less dx and the gradients of
 the weights, the larger of the two. x, weights and the output's gradient are there before and not
 counted, and the output is let go before the backward, as a layer's residual lets it go. Counted by
-`custom_modules.profiling.byte_counter`, live tensors by operator, which does not see inside compiled code; and by
-what PyTorch's CPU allocator hands out meanwhile (`torch.profiler`), kernels' workspaces included,
-which sees all.
+`custom_modules.profiling.byte_counter`, live tensors by operator, which does not see inside
+compiled code; and by what PyTorch's CPU allocator hands out meanwhile (`torch.profiler`), kernels'
+workspaces included, which sees all.
 
 FLOPs are those of the matrix products that run, in units of one forward: alone, and inside a layer
 `t + mlp(t)` that is rebuilt in the backward: by `custom_modules.memory.recompute` for ours, by

@@ -8,11 +8,11 @@ offload and every kind of parallelism.
 
 Two models, fp32: the tiny card, and a Llama-3.1-8B with its widths and vocabulary divided by 16 and
 4 layers. Each step is that of the recipe, as NeMo builds it, on 1, 2 and 4 gloo ranks
-(`benchmarks.planner_cases`); bytes are live tensor bytes by cause (`custom_modules.profiling.step_memory`),
-of the rank that holds most. Weights, gradients and optimizer are left out of both sides, so that a
-wrong formula for activations cannot hide behind them. The planner is asked for plain PyTorch
-operators (`PLAIN`); what fused kernels of a GPU keep is another column of the same formulas and not
-measured here.
+(`benchmarks.planner_cases`); bytes are live tensor bytes by cause
+(`custom_modules.profiling.step_memory`), of the rank that holds most. Weights, gradients and
+optimizer are left out of both sides, so that a wrong formula for activations cannot hide behind
+them. The planner is asked for plain PyTorch operators (`PLAIN`); what fused kernels of a GPU keep
+is another column of the same formulas and not measured here.
 
 On two idle cores all of it takes some 15 minutes, most of it attention and the counting.
 """

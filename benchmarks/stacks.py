@@ -9,8 +9,9 @@ A stack says what layers keep for their backward, where, and in what pieces. All
 same `LongContextGPT` with the same weights and tokens, so they must find the same loss and gradient
 norm. A step is one forward and backward of one sequence, without an optimizer.
 
-Peak bytes: on CPU live tensors of the device (`custom_modules.profiling.memory_by_category`), on CUDA what the
-allocator has handed out; weights and their gradients are among them, host memory is not.
+Peak bytes: on CPU live tensors of the device (`custom_modules.profiling.memory_by_category`), on
+CUDA what the allocator has handed out; weights and their gradients are among them, host memory is
+not.
 
 **The ALST-like stack** has ALST's four parts (arXiv 2506.13996) around Megatron's plain layer:
 

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Distributed checkpoints read without running anything that a file names."""

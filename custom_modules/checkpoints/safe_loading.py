@@ -14,7 +14,8 @@ the file that could not be read. `common.pt`, which Megatron reads by torch's de
 `weights_only=True` by `require_common`.
 
 A third place is in Transformer Engine, which unpickles the FP8 states of modules. Such a state is
-in a data file or in `common.pt`; in both `custom_modules.checkpoints.extra_states` looks at it first.
+in a data file or in `common.pt`; in both `custom_modules.checkpoints.extra_states` looks at it
+first.
 """
 
 import errno

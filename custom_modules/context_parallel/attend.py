@@ -5,8 +5,9 @@
 
 `attend` is made of three pieces that know nothing of each other: an attention kernel
 (`custom_modules.attention.registry`), the ring that makes a kernel of it over the keys of a group
-(`custom_modules.context_parallel.ring`), and the all-to-all around either (`custom_modules.context_parallel.ulysses`). With both
-groups it is the 2-D hybrid of USP (arXiv 2405.07719).
+(`custom_modules.context_parallel.ring`), and the all-to-all around either
+(`custom_modules.context_parallel.ulysses`). With both groups it is the 2-D hybrid of USP (arXiv
+2405.07719).
 
 Groups: of CP ranks, `u` neighbours exchange heads; ranks at the same place in their neighbourhood
 form a ring. Zigzag sharding over CP ranks is, after the inner exchange, zigzag sharding over the

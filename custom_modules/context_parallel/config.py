@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ranks that share a sequence exchange what: the description, and the choice `auto` makes.
 
-Light on purpose (no torch): recipes and the planner build it, `custom_modules.context_parallel.attend`
-and `custom_modules.context_parallel.head_chunked` carry it out.
+Light on purpose (no torch): recipes and the planner build it,
+`custom_modules.context_parallel.attend` and `custom_modules.context_parallel.head_chunked` carry it
+out.
 
 | kind | inside, all-to-all | outside, ring | needs |
 | --- | --- | --- | --- |

@@ -3,8 +3,9 @@
 
 Light on purpose (no torch): the planner asks it, `longhaul probe cp` prints it beside what it
 counts, and tests hold the modules to it byte by byte. One formula a kind is derived where the kind
-is (`custom_modules.context_parallel.ring`, `custom_modules.context_parallel.ulysses`, `custom_modules.context_parallel.head_chunked`); the hybrids
-are their composition: the ring's terms over the heads and tokens that the all-to-all hands it.
+is (`custom_modules.context_parallel.ring`, `custom_modules.context_parallel.ulysses`,
+`custom_modules.context_parallel.head_chunked`); the hybrids are their composition: the ring's terms
+over the heads and tokens that the all-to-all hands it.
 
 Counted in head slices, e = s * b * D elements of this rank, and turned into bytes at the end. For
 `ring`, `ulysses` and `hybrid` without stages q, k, v are given and counted; with stages the block

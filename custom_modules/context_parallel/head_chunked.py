@@ -36,8 +36,8 @@ kernels: from C (least memory) to h (all heads at once).
 
 Bytes sent by a rank, forward: as Ulysses, (C-1)/C * (2h + 2 max(g, C)) * e * element size; backward
 in the same units 2h of output and gradient, h of q again, h of dq, 4 max(g, C) of k, v, dk, dv.
-With a ring outside (the kernel is then `custom_modules.context_parallel.ring`'s) keys and values go round the ring
-once for each stage, so h / (g U / G) times as often as in ring attention alone.
+With a ring outside (the kernel is then `custom_modules.context_parallel.ring`'s) keys and values go
+round the ring once for each stage, so h / (g U / G) times as often as in ring attention alone.
 
 With tensor parallelism x is the sequence-parallel shard: gathered over TP once in forward and once
 in backward, its gradient reduce-scattered. Limits: Megatron's grouped order of the projection

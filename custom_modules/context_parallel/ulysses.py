@@ -30,9 +30,9 @@ formulas as code.
 Bytes sent by a rank, forward: (C-1)/C * (2h + 2G) * e * element size; backward the same.
 
 Composes with tensor parallelism (h is then the heads of this TP rank), PP and recompute. Around a
-ring (`custom_modules.context_parallel.ring`) as its kernel it is the 2-D hybrid: C is then the inner degree, S the
-tokens of the inner group, and neighbouring ranks hold a zigzag shard of the outer ring together.
-Limits: C divides h, and g or else g divides C.
+ring (`custom_modules.context_parallel.ring`) as its kernel it is the 2-D hybrid: C is then the
+inner degree, S the tokens of the inner group, and neighbouring ranks hold a zigzag shard of the
+outer ring together. Limits: C divides h, and g or else g divides C.
 """
 
 import math

@@ -13,7 +13,8 @@ memory figures and random state, and they compare `Tensor.type()` with `"torch.c
 * functions that Megatron compiles for a GPU (`squared_relu` among them) run as written, since
   torch's compiler asks for properties of the device;
 * Megatron's random-state tracker keeps the CPU generator's state instead of CUDA's;
-* the distributed optimizer keeps torch's Adam, whose checkpoints need `custom_modules.cpu.torch_adam`;
+* the distributed optimizer keeps torch's Adam, whose checkpoints need
+  `custom_modules.cpu.torch_adam`;
 * gloo's groups share a device, and so a thread (`custom_modules.cpu.gloo_device`).
 
 It is a context with an undo, it nests, and it has no effect before it is entered or after it is

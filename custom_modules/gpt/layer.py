@@ -3,8 +3,9 @@
 
 The layer stays Megatron's, with its modules, names and sharded state; what changes is how it is
 run. In training, by `Recompute.of_layer`, its forward is called through
-`custom_modules.memory.recompute`, and what that keeps may go to the host; the MLP with the norm before it
-is called through `custom_modules.tiling.mlp`. A layer of which neither is asked is Megatron's.
+`custom_modules.memory.recompute`, and what that keeps may go to the host; the MLP with the norm
+before it is called through `custom_modules.tiling.mlp`. A layer of which neither is asked is
+Megatron's.
 """
 
 from collections.abc import Callable

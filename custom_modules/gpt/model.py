@@ -3,8 +3,8 @@
 
 What differs from `megatron.core.models.gpt.GPTModel`:
 
-* rotary tables come from the position ids of this rank (`custom_modules.rope.rotary`), on every pipeline
-  stage, and the rotation is fp32;
+* rotary tables come from the position ids of this rank (`custom_modules.rope.rotary`), on every
+  pipeline stage, and the rotation is fp32;
 * attention is a kernel pair with any kind of context parallelism around it
   (`custom_modules.gpt.self_attention`); no mask is ever materialised, documents are kept
   apart where a table of them is given as `packed_seq_params`;

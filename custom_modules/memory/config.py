@@ -2,8 +2,8 @@
 """What a layer keeps for its backward, where, and in what pieces: the descriptions.
 
 Light on purpose (no torch): recipes and the planner build them, `custom_modules.memory.recompute`,
-`custom_modules.memory.host_offload`, `custom_modules.tiling.mlp` and `custom_modules.tiling.cross_entropy` carry them
-out.
+`custom_modules.memory.host_offload`, `custom_modules.tiling.mlp` and
+`custom_modules.tiling.cross_entropy` carry them out.
 
 | recompute | a layer keeps | attention units | whose |
 | --- | --- | --- | --- |

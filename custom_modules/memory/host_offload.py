@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What recompute keeps, held in pinned host memory between a layer's forward and its backward.
 
-A recomputed layer keeps its input and perhaps its attention output (`custom_modules.memory.recompute`):
-per token and layer 2 * hidden / TP bytes, twice that with attention, and the one thing that still
-grows with length times layers. Between its forward and its backward nothing reads it.
+A recomputed layer keeps its input and perhaps its attention output
+(`custom_modules.memory.recompute`): per token and layer 2 * hidden / TP bytes, twice that with
+attention, and the one thing that still grows with length times layers. Between its forward and its
+backward nothing reads it.
 
 Schedule, for layers 1..L of a pipeline stage and one micro-batch:
 

@@ -31,10 +31,10 @@ With an all-to-all the kept output is that of the rank's heads over the whole gr
 same number of bytes; the second run sends it home again as the first did.
 
 Both are held by a `Keeping`, which may move them to the host meanwhile
-(`custom_modules.memory.host_offload`). Composes with TP, CP and PP: communication of norm, projection and
-exchange runs twice, as in any checkpoint. What must be the same in both runs (random states, FP8
-scales) is remembered and restored by contexts that the adapter gives. The idea is that of
-selective checkpointing (arXiv 2205.05198) with the roles swapped.
+(`custom_modules.memory.host_offload`). Composes with TP, CP and PP: communication of norm,
+projection and exchange runs twice, as in any checkpoint. What must be the same in both runs (random
+states, FP8 scales) is remembered and restored by contexts that the adapter gives. The idea is that
+of selective checkpointing (arXiv 2205.05198) with the roles swapped.
 
 Limits: re-entrant, so a backward must go through `backward()`, not `grad()`, once; the layer has
 one input that takes gradients; its attention goes through `kept`.

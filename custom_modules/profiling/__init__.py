@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Measured memory: bytes of live tensors by operator and by category."""

@@ -5,9 +5,9 @@
         step()
     memory.at_peak["attention"], memory.most["attention"], memory.peak_bytes
 
-A `Ledger` that writes beside each storage what it is for (`custom_modules.profiling.categories`). `at_peak` is a
-copy of all causes from the moment when most bytes were live, so its sum over all but host is
-`peak_bytes` to the byte; `most` has the peak of each cause, which others need not share.
+A `Ledger` that writes beside each storage what it is for (`custom_modules.profiling.categories`).
+`at_peak` is a copy of all causes from the moment when most bytes were live, so its sum over all but
+host is `peak_bytes` to the byte; `most` has the peak of each cause, which others need not share.
 
 **Forward.** A storage belongs to the innermost `cause` around its operator.
 

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Rotary position embeddings: the configuration of each method, its frequencies and positions."""

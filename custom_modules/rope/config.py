@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How positions are rotated: the description that training, evaluation and export share.
 
-Light on purpose (no torch): recipes build it, `custom_modules.rope.rotary` turns it into frequencies.
+Light on purpose (no torch): recipes build it, `custom_modules.rope.rotary` turns it into
+frequencies.
 
 | method | frequencies | source |
 | --- | --- | --- |

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Loss and MLP computed in tiles of the sequence."""

@@ -10,11 +10,11 @@ of that tile, and adds the gradients of the weights over the tiles. Live at a ti
 
     x, out or dx, and   tile * (F and what f keeps),  dW of the parameters (twice: sum and tile)
 
-Work: 1 forward, then 1 forward and 1 backward: what a checkpoint of f costs, in matmul units
-1 + 1 + 2. Inside a recomputed layer (`custom_modules.memory.recompute`) a checkpoint of its own would make
-that 1 + 1 + 1 + 2. It does not here: when the layer is rebuilt, f is its last part, whose output
-nobody reads, so the second run of the forward is skipped, and its communication with it. Under
-Megatron-Core's own full recompute, which does not say that it rebuilds, f runs once more.
+Work: 1 forward, then 1 forward and 1 backward: what a checkpoint of f costs, in matmul units 1 + 1
++ 2. Inside a recomputed layer (`custom_modules.memory.recompute`) a checkpoint of its own would
+make that 1 + 1 + 1 + 2. It does not here: when the layer is rebuilt, f is its last part, whose
+output nobody reads, so the second run of the forward is skipped, and its communication with it.
+Under Megatron-Core's own full recompute, which does not say that it rebuilds, f runs once more.
 
 Gradients of weights: a tile's gradient is that of the module as it is, so Megatron's and
 Transformer Engine's own accumulation into `main_grad` serves where it is on. Else tiles are added

@@ -23,7 +23,8 @@ class SentenceSelection:
     """Which sentences of a longer text make a sample.
 
     `anchors` are the tokens that keep their sentence: those with a digit (the released code's
-    rule), or those of the store's analysis (`data.train_short.impactful_tokens`). Others stay by a chance.
+    rule), or those of the store's analysis (`data.train_short.impactful_tokens`). Others stay by a
+    chance.
     """
 
     anchors: Anchors

@@ -207,7 +207,7 @@ def passkey_sentence(passkey: Passkey) -> str:
 
 
 def _template() -> jinja2.Template:
-    text = importlib.resources.files("eval").joinpath("report.html.jinja").read_text("utf-8")
+    text = importlib.resources.files("eval.report").joinpath("report.html.jinja").read_text("utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

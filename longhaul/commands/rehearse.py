@@ -300,7 +300,7 @@ def _card_of(
 
 def _commit() -> str:
     """Return the commit of the tree that runs, and whether it has changes."""
-    tree = Path(__file__).resolve().parents[1]
+    tree = Path(__file__).resolve().parents[2]
     if not (found := commit(tree)):
         raise ValueError(
             f"a card names its commit, and {tree} is not a git checkout; leave --write-card out"

@@ -103,12 +103,12 @@ def _with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:
 
 
 def _with_gates(plan: ladder_run.Plan, words: str) -> ladder_run.Plan:
-    stage_checks = tuple(
+    stages = tuple(
         replace(stage, gate=gate_from(words, stage.gate)) for stage in plan.ladder.stages
     )
     at = None if plan.only is None else plan.ladder.stages.index(plan.only)
-    only = None if at is None else stage_checks[at]
-    return replace(plan, ladder=replace(plan.ladder, stages=stage_checks), only=only)
+    only = None if at is None else stages[at]
+    return replace(plan, ladder=replace(plan.ladder, stages=stages), only=only)
 
 
 def _laid_out(

@@ -189,7 +189,7 @@ def _print(row: "Row") -> None:
 
     lines = [_line(stage, row) for stage in row.ladder.stages]
     alike = [title for title in EXPENDABLE if len({line[title] for line in lines}) == 1]
-    console, stage_checks, left_out = fitted(lambda without: _stages(row, without), alike)
+    console, stages, left_out = fitted(lambda without: _stages(row, without), alike)
     page = Table(box=None, show_header=False, pad_edge=False)
     for _ in range(2):
         page.add_column(overflow="fold")
@@ -200,7 +200,7 @@ def _print(row: "Row") -> None:
     typer.echo(f"{row.name}: {row.card.name} at {recipe_facts.length(row.stage)}, {place}\n")
     print_table(console, page)
     typer.echo()
-    print_table(console, stage_checks)
+    print_table(console, stages)
     typer.echo("\nnext")
     for line, what_for in commands(row):  # unwrapped, and nothing behind it: a line to copy
         typer.echo(f"  {what_for}:\n    {line}")

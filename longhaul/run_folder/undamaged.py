@@ -2,7 +2,8 @@
 """What a command asks of store and checkpoints before it starts ranks: that they are undamaged.
 
 The store is compared with its sums here, once for all ranks and stages. Of a checkpoint sizes and
-index are; the ranks compare what is in its files while they read them (`recipes.checkpoints.verified`).
+index are; the ranks compare what is in its files while they read them
+(`recipes.checkpoints.verified`).
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Constraints that a layout or a training setting violates, as functions of numbers."""

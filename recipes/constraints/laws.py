@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The relations that card, stage, layout and machine must keep, each a sentence when broken.
 
-Pure functions of numbers: the recipe builder calls them with nouns, `recipes.resolved.check` with what it
-reads back from a resolved recipe, so that an override is held to the same laws.
+Pure functions of numbers: the recipe builder calls them with nouns, `recipes.resolved.check` with
+what it reads back from a resolved recipe, so that an override is held to the same laws.
 """
 
 from collections.abc import Iterator

@@ -5,10 +5,11 @@
     FOLDER/hugging_face/    config.json, generation_config.json and tokenizer files as they came
     FOLDER/longhaul.json    the marker that makes it whole, as of a finished stage of no steps
 
-No bit of a weight changes, nor its dtype. The checkpoint is written by `recipes.checkpoints.streamed_weights`
-through a planner that reads a tensor when its turn comes to be written: the memory taken is that of
-the largest one. Reading and converting are in `recipes.hugging_face.weight_map` and `weights`; what is
-refused is refused by `recipes.hugging_face.config` and `shards` before this module is imported.
+No bit of a weight changes, nor its dtype. The checkpoint is written by
+`recipes.checkpoints.streamed_weights` through a planner that reads a tensor when its turn comes to
+be written: the memory taken is that of the largest one. Reading and converting are in
+`recipes.hugging_face.weight_map` and `weights`; what is refused is refused by
+`recipes.hugging_face.config` and `shards` before this module is imported.
 """
 
 import io

@@ -24,7 +24,7 @@ class LongContextStrategy(nl.MegatronStrategy):
     """
 
     verify_checkpoints = True
-    """Set by the resume of a recipe, which says so (`recipes.nemo2.checkpoint_callback.StageResume`)."""
+    """Set by the resume of a recipe (`recipes.nemo2.checkpoint_callback.StageResume`)."""
 
     def setup_environment(self) -> None:
         """Set up ranks and groups; the first rank's log then names kernels and kinds.

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Resolved recipes: overrides, checks, and what is read back out of them."""

@@ -146,7 +146,7 @@ def require_heads(card: ModelCard, ladder: Ladder, stage: Stage) -> None:
 
 
 def fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int | None:
-    """Return the fewest nodes, of those that `recipes.shipped.regenerate` tries, on which any layout fits."""
+    """Return the fewest nodes, of those `recipes.shipped.regenerate` tries, where a layout fits."""
     from recipes.planner.search import fits_somehow, of_stage
     from recipes.shipped.regenerate import MOST_NODES, ODD_NODES
     from recipes.spec.layout import Fp8

@@ -2,7 +2,8 @@
 """The shipped recipes as rows: a stage of a ladder, a card, and the layout that fits; light.
 
 Each row is one that a source or a measurement stands behind; any other combination of card, ladder
-and stage is `longhaul pretrain --card --ladder --stage`. `recipes.shipped.factories` makes the recipes.
+and stage is `longhaul pretrain --card --ladder --stage`. `recipes.shipped.factories` makes the
+recipes.
 """
 
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ from recipes.spec.efficiency import HOPPER, Efficiency
 from recipes.spec.suggest import hint
 from recipes.spec.units import GiB
 
-FOLDER = Path(__file__).resolve().parents[1] / "slurm" / "clusters"
+FOLDER = Path(__file__).resolve().parents[2] / "slurm" / "clusters"
 WITHOUT = ("local", "template")
 """Files without hardware to plan for: whatever one sits at, and what to fill in."""
 

@@ -8,7 +8,8 @@
 | longrecipe | text of chosen sentences, positions with skips between sentences | 2409.00509 |
 | gene | a rotation scaled by chance, positions as they are | 2024.findings-acl.249 |
 
-Light: `custom_modules.rope.skipped_positions` draws them, `data.nemo_module` calls it for training samples alone.
+Light: `custom_modules.rope.skipped_positions` draws them, `data.nemo_module` calls it for training
+samples alone.
 """
 
 from dataclasses import dataclass, fields
@@ -106,5 +107,5 @@ class Positions:
 
     @classmethod
     def gene(cls, target_length: int) -> "Positions":
-        """A rotation scaled by chance; the stage's own is `custom_modules.rope.gene.gene_rotation`."""
+        """A rotation scaled at random; a stage's is `custom_modules.rope.gene.gene_rotation`."""
         return cls(kind="gene", target_length=target_length)

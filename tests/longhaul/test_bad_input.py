@@ -174,9 +174,9 @@ def _recorded(folder, store, stages):
     made = local_chain.recipes(plan, (), None)
     local_chain.write_records(plan, made)
     for recipe in made:
-        if recipe.log.name in stage_checks:
+        if recipe.log.name in stages:
             steps = int(recipe.trainer.max_steps)
-            step = steps if stage_checks[recipe.log.name] == "whole" else steps // 2
+            step = steps if stages[recipe.log.name] == "whole" else steps // 2
             at = plan.run / "stages" / recipe.log.name / "checkpoints" / f"step={step}"
             _write_checkpoint(at, store, step=step, max_steps=steps)
     return plan.run

@@ -16,6 +16,7 @@ CLI = (sys.executable, "-m", "longhaul.cli")
 NOISY = """
 import logging, os, subprocess, sys, warnings
 from longhaul.terminal.console import held_back, loading
+{first}
 with {held}:
     print("on stdout")
     print("on stderr", file=sys.stderr)
@@ -68,8 +69,8 @@ def lines_left(text: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def noisy(then: str, held: str = "loading('libraries')") -> tuple[int, list[str]]:
-    return on_terminal(sys.executable, "-c", NOISY.format(held=held, then=then))
+def noisy(then: str, held: str = "loading('libraries')", first: str = "") -> tuple[int, list[str]]:
+    return on_terminal(sys.executable, "-c", NOISY.format(first=first, held=held, then=then))
 
 
 @pytest.mark.parametrize("held", ["loading('libraries')", "held_back()"])
@@ -93,8 +94,8 @@ def test_it_is_not_shown_for_a_mistake():
 
 
 def test_verbose_shows_it_all():
-    code, lines = noisy("pass", "(__import__('longhaul.terminal.messages').messages.set_verbosity('verbose')"
-                                " or loading('libraries'))")  # fmt: skip
+    verbose = "from longhaul.terminal import messages; messages.set_verbosity('verbose')"
+    code, lines = noisy("pass", first=verbose)
     assert code == 0
     assert {"loading libraries", "of a C library", "of a child", "the result"} <= set(lines)
 

@@ -14,7 +14,7 @@ from slurm.preflight.requirements import Expected
 
 HELD = ("torch", "megatron-core", "nemo_toolkit", "nemo_run")
 ON_GPUS = ("transformer-engine",)
-PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 
 
 def pins() -> dict[str, str]:

@@ -17,7 +17,7 @@ from slurm.preflight.node.versions import (
 )
 from slurm.preflight.requirements import Expected
 
-TREE = Path(__file__).resolve().parents[2]
+TREE = Path(__file__).resolve().parents[3]
 OWN = ("NCCL_HOSTID", "NCCL_TOPO_DUMP_FILE", "NCCL_DEBUG_FILE", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME")
 """Variables that may differ: nodes of one cluster may name their devices differently."""
 

@@ -149,14 +149,14 @@ def test_a_printed_command_with_a_key_that_is_not_there_is_noticed():
 def test_a_bill_s_json_has_the_commands_of_its_own_plan(answer, words, stages):
     asked = ("plan", "llama32_1b", "--ladder", "nemo", *words.split())
     found, page = json.loads(answer(*asked, "--json").out), answer(*asked).out
-    if stage_checks is None:
+    if stages is None:
         assert found["command"] in page
         assert not [stage for stage in found["stages"] if "command" in stage]
         return
     assert found["command"] is None
     printed = [shlex.join(line) for line in words_of(page)]
     assert [stage["command"] for stage in found["stages"]] == printed
-    assert all(stage_checks in line for line in printed)
+    assert all(stages in line for line in printed)
 
 
 def test_a_stage_s_own_batch_and_budget_are_said_where_others_were_asked_for(answer):

@@ -4,9 +4,9 @@
 Slurm's steps leave the process group and the parent of whoever started them, so neither finds
 them; the variables that they were started with stay.
 
-`python -m tests.slurm.support.processes FOLDER NAME=VALUE` waits for the end of its standard input, then
-kills the processes that carry the variable and removes the folder: a caller that dies, by whatever
-signal, leaves nothing behind.
+`python -m tests.slurm.support.processes FOLDER NAME=VALUE` waits for the end of its standard input,
+then kills the processes that carry the variable and removes the folder: a caller that dies, by
+whatever signal, leaves nothing behind.
 """
 
 import os

@@ -29,7 +29,7 @@ from typing import Any
 from tests.slurm.support import processes
 from tests.slurm.support.packages import PATH
 
-TREE = Path(__file__).resolve().parents[2]
+TREE = Path(__file__).resolve().parents[3]
 ACCOUNT = "tests"
 PARTITION = "tests"
 GPU_PARTITION = "gpus"

@@ -4,7 +4,7 @@
 import stat
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 DGX_H100 = (HERE / "dgx_h100_topo.txt").read_text()
 """Eight GPUs by NV18, each with a NIC behind its own PCIe switch."""
 BRIDGED = """\
