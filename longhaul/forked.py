@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 IMPORTED = (
     "recipes.pretrain",
-    "custom_modules.callbacks.weight_checksums",
+    "recipes.checkpoints.weight_checksums",
     "eval.evaluate",
     "nemo_run",
     "longhaul.cli",

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from longhaul.jobs.cluster_checks import lacking
 from longhaul.options import Json, print_json, require_no_json
 from recipes.spec import cluster
 from recipes.spec.units import GiB
 from slurm.cluster_file import ClusterFile, load
-from slurm.jobs.cluster_checks import lacking
 
 COLUMNS = ("name", "executor", "GPUs of a node", "host", "links, GB/s", "FP8")
 app = typer.Typer(

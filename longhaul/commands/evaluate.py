@@ -67,14 +67,14 @@ def evaluate(
     records = [read_stage(run, name) for name in names]
     lengths = sorted({record.context for record in records if record is not None})
     with loading("NeMo and Megatron-Core"):
-        from longhaul.run_folder.undamaged import require_evaluable
-        from slurm.experiment import run_in_order
-        from slurm.jobs.evaluation import (
+        from longhaul.jobs.evaluation import (
             evaluation_job,
             recipe_of,
             require_layout,
         )
-        from slurm.jobs.stage_checks import device_of
+        from longhaul.jobs.stage_checks import device_of
+        from longhaul.run_folder.undamaged import require_evaluable
+        from slurm.experiment import run_in_order
 
         store = store or Path(recipe_of(run, chosen[0]).data.store)
         device = device or device_of(recipe_of(run, chosen[0]))

@@ -85,12 +85,12 @@ def pretrain(
 
         made = choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
     with loading("NeMo and Megatron-Core"):
+        from longhaul.jobs import stage_checks
         from longhaul.run_folder.places import require_places
         from longhaul.run_folder.undamaged import require_undamaged
         from recipes.resolved import yaml_file
         from recipes.resolved.check import notes, tokens_per_batch
         from slurm.experiment import commands, run_in_order
-        from slurm.jobs import stage_checks
 
         if made is not None:
             recipe = made.recipe()

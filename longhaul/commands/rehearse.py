@@ -207,8 +207,8 @@ def _run(
         # What ranks are forked from imports meanwhile; a refusal removes its log.
         preload(run / PRELOADING)
         place = store or STORE
+        from longhaul.jobs import local_chain
         from longhaul.rehearsal import build
-        from slurm.jobs import local_chain
 
         recipes = build.recipes(made, words, run=run, store=place)
         if store is None and not place.exists():

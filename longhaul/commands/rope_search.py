@@ -84,11 +84,11 @@ def search(
     require_unused(folder)
     with loading("NeMo and Megatron-Core"):
         from eval.rope_search.evolution import Settings
+        from longhaul.jobs.evaluation import recipe_of, require_layout
+        from longhaul.jobs.stage_checks import device_of
         from longhaul.rope_search_job import search_job
         from longhaul.run_folder.undamaged import require_evaluable
         from slurm.experiment import run_in_order
-        from slurm.jobs.evaluation import recipe_of, require_layout
-        from slurm.jobs.stage_checks import device_of
 
         recipe = recipe_of(run, stage)
         store = store or Path(recipe.data.store)

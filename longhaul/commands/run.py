@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from data.files.writable import require_folder
+from longhaul.jobs import ladder_run
 from longhaul.options import CLUSTER, Verify, require_device
 from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.terminal.console import loading, output_to
 from longhaul.terminal.messages import note, resumable
 from longhaul.terminal.progress import Watched, progress
-from slurm.jobs import ladder_run
 
 
 def run(
@@ -111,11 +111,11 @@ def _run_here(
         require_unused(plan.run / "eval")
         ladder_run.require_store(plan)
     with loading("NeMo and Megatron-Core"):
+        from longhaul.jobs import local_chain, stage_checks
         from longhaul.run_folder.places import require_places
         from longhaul.run_folder.undamaged import require_undamaged
         from recipes.resolved.check import tokens_per_batch
         from slurm.experiment import commands, run_in_order
-        from slurm.jobs import local_chain, stage_checks
 
         recipes = local_chain.recipes(plan, words, device)
         for recipe in recipes:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from eval.run_folder import write_json
+from longhaul.jobs import ladder_run
+from longhaul.jobs.cluster_checks import folders
+from longhaul.jobs.store_source import documents_of
 from longhaul.terminal.console import loading
 from longhaul.terminal.messages import next_command, note
 from recipes.shipped.table import ROWS
 from recipes.spec.gate import gate_from
 from slurm.cluster_file import ClusterFile, load
-from slurm.jobs import ladder_run
-from slurm.jobs.cluster_checks import folders
-from slurm.jobs.store_source import documents_of
 
 if TYPE_CHECKING:
     import nemo_run
@@ -42,16 +42,16 @@ def run_on_cluster(
     plan = _with_gates(plan, gate)
     documents = documents_of(plan, source, tokenizer)
     with loading("NeMo and Megatron-Core"):
-        from longhaul.run_folder.places import require_places
-        from longhaul.run_folder.undamaged import require_checkpoints
-        from slurm.experiment import scripts, submit
-        from slurm.jobs import (
+        from longhaul.jobs import (
             local_chain,
             slurm_chain,
             stage_checks,
             submission_checks,
         )
-        from slurm.jobs.job_times import require_time
+        from longhaul.jobs.job_times import require_time
+        from longhaul.run_folder.places import require_places
+        from longhaul.run_folder.undamaged import require_checkpoints
+        from slurm.experiment import scripts, submit
 
         notes = submission_checks.require(file, folders(plan, documents, export))
         made = (
@@ -115,9 +115,9 @@ def _laid_out(
     plan: ladder_run.Plan, words: Sequence[str], cluster: str, nodes: int, device: str | None
 ) -> "list[nemo_run.Partial]":
     """Return the recipes laid out by the planner on so many nodes of a cluster."""
+    from longhaul.jobs import local_chain
     from recipes.shipped.factories import FACTORIES
     from recipes.shipped.select import Combination, layout_for
-    from slurm.jobs import local_chain
 
     made = []
     for name, stage in plan.chosen:

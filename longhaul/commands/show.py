@@ -43,8 +43,8 @@ def show(
 
         require_file(to_yaml, "--to-yaml")
         with loading("NeMo and Megatron-Core"):
+            from longhaul.jobs import stage_checks
             from recipes.resolved import yaml_file
-            from slurm.jobs import stage_checks
 
             yaml_file.write(stage_checks.factory(name), to_yaml)
         typer.echo(to_yaml)

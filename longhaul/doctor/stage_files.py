@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from custom_modules.rope.config import RopeScaling
+from data.files.user_file import read_yaml
 from data.store import Manifest, StoreError
 from eval.run_folder import StageResults, stage_folder
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
-from recipes.notation.user_file import read_yaml
 from recipes.spec.stage import Cosine
 
 

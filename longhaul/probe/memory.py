@@ -52,10 +52,10 @@ def memory(
     with loading("NeMo and Megatron-Core"):
         import torch
 
+        from longhaul.jobs import stage_checks
         from longhaul.probe import resize
         from recipes.resolved import single_step, yaml_file
         from recipes.resolved.check import world_size
-        from slurm.jobs import stage_checks
 
         recipe = stage_checks.override(stage_checks.factory(factory), context.args)
         by_recipe = stage_checks.device_of(recipe)

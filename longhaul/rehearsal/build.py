@@ -7,17 +7,17 @@ from pathlib import Path
 import fiddle as fdl
 import nemo_run
 
-from custom_modules.callbacks.weight_checksums import WeightSums
 from data.store import Manifest
 from data.train_short.impactful_tokens import FILE, ImpactfulTokens
+from longhaul.jobs import local_chain, stage_checks
+from longhaul.jobs.ladder_run import Plan
 from longhaul.rehearsal.checks import WEIGHT_SUMS, Planned
+from recipes.checkpoints.weight_checksums import WeightSums
 from recipes.pretrain import place, pretrain
 from recipes.rehearsal.plan import Rehearsal
 from recipes.resolved.check import tokens_per_batch, world_size
 from recipes.spec.stage import Cosine
 from slurm.experiment import Job
-from slurm.jobs import local_chain, stage_checks
-from slurm.jobs.ladder_run import Plan
 
 DOCUMENTS = 4
 """Held-out documents of the evaluation."""

@@ -15,8 +15,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
+from data.files.user_file import read_yaml
 from data.files.whole import write_text
-from recipes.notation.user_file import read_yaml
 
 LOSS_TOLERANCE = 0.02
 """Relative: the text and the seeds are the same everywhere, the order of sums is not."""

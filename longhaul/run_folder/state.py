@@ -19,13 +19,13 @@ from eval.run_folder import (
     stage_folder,
     stage_names,
 )
+from longhaul.jobs.slurm_queue import SlurmJob, submitted
 from longhaul.run_folder.lock import OF_RANKS
 from longhaul.run_folder.lock_holder import (
     Holder,
     holder_of,
     is_locked,
 )
-from longhaul.run_folder.slurm_jobs import SlurmJob, submitted
 from longhaul.terminal.pace import (
     Pace,
     Part,

@@ -14,9 +14,9 @@ import nemo_run
 from data import verification
 from data.store import SPLITS, Manifest, SplitName
 from eval.run_folder import stage_folder
+from longhaul.jobs.evaluation import require_trained
 from recipes.checkpoints.files import note, require_whole
 from recipes.checkpoints.marker import newest_checkpoint
-from slurm.jobs.evaluation import require_trained
 
 
 def require_undamaged(recipes: Sequence[nemo_run.Partial], verify: bool | None) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from custom_modules.rope.config import RopeScaling
+from data.files.user_file import read_json
 from recipes.hugging_face.config_fields import CONFIG as CONFIG
 from recipes.hugging_face.config_fields import (
     mapping,
@@ -22,7 +23,6 @@ from recipes.hugging_face.config_fields import (
 from recipes.hugging_face.rope import RECORD, head_dim_of, rope_fields, rope_of
 from recipes.hugging_face.safetensors_files import Stored
 from recipes.hugging_face.weight_map import pieces
-from recipes.notation.user_file import read_json
 from recipes.spec.families import FAMILIES, Family
 from recipes.spec.model_card import ModelCard
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from custom_modules.rope.config import RopeScaling
+from data.files.user_file import read_yaml
 from recipes.checkpoints.files import HUGGING_FACE
 from recipes.checkpoints.marker import (
     checkpoint_facts,
@@ -19,7 +20,6 @@ from recipes.checkpoints.marker import (
     newest_checkpoint,
 )
 from recipes.hugging_face.config import ROTATION, card_of, read_config, require_same
-from recipes.notation.user_file import read_yaml
 from recipes.spec.families import FAMILIES
 from recipes.spec.model_card import ModelCard
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from custom_modules.rope.config import RopeScaling
+from data.files.user_file import read_json
 from data.files.whole import write_text
 from recipes.hugging_face.rope import RECORD, rope_of
-from recipes.notation.user_file import read_json
 
 FORMAT, VERSION = "longhaul rope", 1
 _OF_HUGGING_FACE = ("rope_theta", "rope_scaling", "rope_parameters", RECORD)

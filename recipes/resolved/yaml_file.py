@@ -15,8 +15,8 @@ from nemo.collections import llm
 from nemo_run.core.serialization.yaml import YamlSerializer
 
 import recipes.nemo2.signatures  # noqa: F401  # before the first config of a class of NeMo's
+from data.files.user_file import read_yaml
 from data.files.whole import write_text
-from recipes.notation.user_file import read_yaml
 from recipes.resolved.values import missing, wrong_types
 
 TRUSTED = ("recipes", "custom_modules", "data", "nemo", "megatron.core", "lightning.pytorch")

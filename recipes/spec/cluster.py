@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from recipes.notation.user_file import read_yaml
+from data.files.user_file import read_yaml
 from recipes.spec.efficiency import HOPPER, Efficiency
 from recipes.spec.suggest import hint
 from recipes.spec.units import GiB

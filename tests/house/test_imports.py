@@ -46,7 +46,7 @@ HEAVY_RECIPES = {
     "recipes.resolved.values",
     "recipes.nemo2.train_short",
     "recipes.checkpoints.verified",
-    "custom_modules.callbacks.weight_checksums",
+    "recipes.checkpoints.weight_checksums",
     "recipes.resolved.ineffective",
     "recipes.resolved.yaml_file",
 }

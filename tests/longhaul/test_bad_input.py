@@ -30,7 +30,7 @@ def test_a_misspelled_key_in_a_recipe_file_is_refused_with_the_right_name(answer
 
 
 def test_a_run_folder_keeps_to_the_recipe_of_its_checkpoints(answer, small_store, tmp_path):
-    from slurm.jobs import stage_checks
+    from longhaul.jobs import stage_checks
 
     run = tmp_path / "runs" / "tiny"
     recipe = stage_checks.factory("tiny_512")
@@ -166,9 +166,9 @@ def test_a_broken_line_is_named_with_its_file_and_number(answer, tmp_path):
 
 def _recorded(folder, store, stages):
     """Record stages of the tiny ladder as `longhaul run` does; they are `whole` or `half` done."""
+    from longhaul.jobs import ladder_run, local_chain
     from recipes.ladders import LADDERS
     from recipes.models import CARDS
-    from slurm.jobs import ladder_run, local_chain
 
     plan = ladder_run.plan(LADDERS["tiny"], CARDS["tiny"], folder / "runs" / "tiny", store)
     made = local_chain.recipes(plan, (), None)

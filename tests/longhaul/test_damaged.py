@@ -49,7 +49,7 @@ def trained(tmp_path_factory, small_store) -> Trained:
     """Return a stage of two steps on two ranks, with a copy of the store that may be damaged."""
     import shutil
 
-    from slurm.jobs import stage_checks
+    from longhaul.jobs import stage_checks
 
     folder = tmp_path_factory.mktemp("trained")
     store = Path(shutil.copytree(small_store, folder / "store"))

@@ -3,7 +3,7 @@
 
 import pytest
 
-from slurm.jobs import stage_checks
+from longhaul.jobs import stage_checks
 
 
 @pytest.mark.parametrize(

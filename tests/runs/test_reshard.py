@@ -21,7 +21,7 @@ def test_a_checkpoint_of_two_tensor_ranks_evaluates_the_same_under_two_context_r
     training_run,
 ):
     from eval.run_folder import write_json
-    from slurm.jobs import stage_checks
+    from longhaul.jobs import stage_checks
     from tests.runs.train import recipe
 
     run = training_run("tp", ranks=2, layout={"tp": 2}, steps=5)

@@ -10,9 +10,9 @@ from pathlib import Path
 import nemo_run as run
 import pytest
 
+from longhaul.jobs import stage_checks
 from slurm.entrypoint import train
 from slurm.experiment import Job, run_in_order
-from slurm.jobs import stage_checks
 from tests.ranks import TREE
 from tests.runs import poison
 from tests.runs.train import STEPS, recipe

@@ -44,7 +44,7 @@ def test_a_stage_trained_from_an_import_is_exported_to_the_logits_it_has(
         "rope": YARN.to_dict(),
     }
     made = recipe(options)
-    from slurm.jobs import stage_checks
+    from longhaul.jobs import stage_checks
 
     stage_checks.require_inputs(made)
     stage_checks.require_start(made)

@@ -261,8 +261,8 @@ def test_a_page_is_printed_or_written_not_both(answer):
 
 
 def test_the_recipe_written_is_the_one_that_pretrain_runs(answer, tmp_path):
+    from longhaul.jobs.stage_checks import factory
     from recipes.resolved import yaml_file
-    from slurm.jobs.stage_checks import factory
 
     path = tmp_path / "recipe.yaml"
     assert lines_of(answer, "show", NAME, "--to-yaml", str(path))[-1].endswith("recipe.yaml")

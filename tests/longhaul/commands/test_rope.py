@@ -59,7 +59,7 @@ def test_a_mistake_is_one_sentence(words, expected):
 
 
 def test_a_recipe_takes_a_method_by_name_and_the_rest_from_its_own_rotation():
-    from slurm.jobs.stage_checks import factory, with_rope
+    from longhaul.jobs.stage_checks import factory, with_rope
 
     made = with_rope(factory("tiny_8k"), "ntk:factor=8").model.config.rope
     assert (made.method, made.base, made.factor, made.original_length) == ("ntk", 40_000, 8, 2048)

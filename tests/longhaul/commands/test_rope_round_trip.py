@@ -10,6 +10,7 @@ import fiddle as fdl
 import pytest
 
 from custom_modules.rope.config import RopeScaling
+from longhaul.jobs import stage_checks
 from recipes.checkpoints.marker import checkpoint_facts
 from recipes.hugging_face.config import card_of, exported_config
 from recipes.models import TINY
@@ -23,7 +24,6 @@ from recipes.spec.stage import (
     Ladder,
     Stage,
 )
-from slurm.jobs import stage_checks
 
 SIZES = {"base": 10_000, "factor": 4.0, "original_length": 512}
 LISTS = {"short_factor": [1.0] * 16, "long_factor": [1 + at / 7 for at in range(16)]}

@@ -46,7 +46,7 @@ def slow(test):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_store) -> Path:
     """Return the run folder of a stage that was trained for 20 steps."""
-    from slurm.jobs import stage_checks
+    from longhaul.jobs import stage_checks
 
     run = tmp_path_factory.mktemp("trained")
     options = {"run": str(run), "store": str(small_store), "layout": {"dp": 2}}

@@ -11,13 +11,13 @@ import yaml
 
 from longhaul.cli import COMMANDS, loaded
 from longhaul.commands import show
+from longhaul.jobs import ladder_run
 from longhaul.pages.next_commands import YOUR_CLUSTER, OnCluster
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.shipped import select
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
-from slurm.jobs import ladder_run
 from tests.longhaul.commands.test_run_on_slurm import site, tree  # noqa: F401
 
 SEVERAL = "llama3_8b_prolong_512k"
@@ -72,7 +72,7 @@ def test_light_commands_of_pages_answer_when_they_are_typed(answer, name):
 def recipes_of(words: list[str]) -> list:
     """Return the recipes that a printed command trains, its overrides applied; needs NeMo."""
     from longhaul.commands import run_on_slurm
-    from slurm.jobs import local_chain, stage_checks
+    from longhaul.jobs import local_chain, stage_checks
 
     _, name, *options = words
     context = loaded(name).make_context(name, list(options))

@@ -4,6 +4,7 @@
 import fiddle as fdl
 import pytest
 
+from longhaul.jobs import stage_checks
 from recipes.notation.layout import layout_from
 from recipes.planner.plan import plan
 from recipes.planner.remedies.climb import remedies
@@ -12,7 +13,6 @@ from recipes.pretrain import pretrain
 from recipes.resolved import check
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
-from slurm.jobs import stage_checks
 
 ROW = ROWS["llama3_8b_nemo_64k"]
 H100 = cluster.load("dgx_h100")

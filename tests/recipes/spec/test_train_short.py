@@ -10,6 +10,7 @@ import torch
 
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.gene import gene_rotation
+from longhaul.jobs.stage_checks import override
 from recipes.constraints.train_short import broken_positions
 from recipes.models import TINY
 from recipes.pretrain import data_module, pretrain
@@ -26,7 +27,6 @@ from recipes.spec.stage import (
     Stage,
 )
 from recipes.spec.train_short import Positions
-from slurm.jobs.stage_checks import override
 
 GENE = gene_rotation(base=10_000, factor=8.0, original_length=256, head_dim=32)
 YARN = RopeScaling.yarn(base=10_000, factor=8.0, original_length=256)

@@ -7,14 +7,14 @@ from pathlib import Path
 import yaml
 
 from longhaul.commands.run_on_slurm import _laid_out
+from longhaul.jobs import ladder_run
+from longhaul.jobs.slurm_chain import jobs
+from longhaul.jobs.store_source import Documents
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.spec import cluster
 from slurm.cluster_file import load
 from slurm.experiment import scripts
-from slurm.jobs import ladder_run
-from slurm.jobs.slurm_chain import jobs
-from slurm.jobs.store_source import Documents
 
 NODES = (4, 128)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.readers import HUB_PREFIX
-from slurm.jobs.ladder_run import Plan
+from longhaul.jobs.ladder_run import Plan
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.A)
 """A model of the Hugging Face hub: `NAME` or `OWNER/NAME`."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import fiddle as fdl
 import nemo_run
 
+from longhaul.jobs import local_chain, stage_checks
+from longhaul.jobs.ladder_run import Plan as Run
 from recipes.planner.plan import Plan
 from recipes.planner.search import Question
 from recipes.planner.timeouts import limits
@@ -21,8 +23,6 @@ from recipes.resolved.check import (
 )
 from recipes.spec.layout import ContextParallel, Layout
 from slurm.cluster_file import LONGEST_SIGNAL, ClusterFile, seconds_of
-from slurm.jobs import local_chain, stage_checks
-from slurm.jobs.ladder_run import Plan as Run
 
 LEAST_STEPS = 2
 """That a job has to have time for beside saving; what it starts with takes about one more."""

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from longhaul.jobs import ladder_run
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.shipped.table import ROWS
-from slurm.jobs import ladder_run
 
 
 def test_every_card_of_a_ladder_has_a_recipe_for_each_stage_and_no_recipe_is_left_over():

@@ -10,6 +10,9 @@ from pathlib import Path
 import nemo_run
 
 from eval.run_folder import evaluation_path, write_json
+from longhaul.jobs import stage_checks
+from longhaul.jobs.evaluation import evaluation_job
+from longhaul.jobs.ladder_run import Plan
 from longhaul.pages.next_commands import OnCluster
 from longhaul.prepare_job import require_heldout
 from longhaul.version import versions
@@ -19,9 +22,6 @@ from recipes.resolved.check import trained_length
 from recipes.shipped.table import ROWS
 from recipes.spec.stage import Stage
 from slurm.experiment import Job
-from slurm.jobs import stage_checks
-from slurm.jobs.evaluation import evaluation_job
-from slurm.jobs.ladder_run import Plan
 
 PLACE = re.compile(r"log\.|resume\.|data\.store|trainer\.callbacks\[\d+\]\.(path|folder)")
 EVALUATION_DOCUMENTS = 12

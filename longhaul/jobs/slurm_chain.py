@@ -13,6 +13,14 @@ from typing import Any
 import nemo_run
 
 from eval.gate import evaluate_and_judge, has_passed
+from longhaul.jobs import (
+    local_chain,
+    node_requirements,
+    stage_checks,
+)
+from longhaul.jobs.job_times import planned, save_seconds
+from longhaul.jobs.ladder_run import Plan
+from longhaul.jobs.store_source import Documents
 from longhaul.prepare_job import prepare_for
 from recipes.hugging_face.export import export_stage
 from recipes.pretrain import described
@@ -21,14 +29,6 @@ from slurm.cluster_file import ClusterFile
 from slurm.entrypoint import run, train
 from slurm.executors import executor
 from slurm.experiment import Job
-from slurm.jobs import (
-    local_chain,
-    node_requirements,
-    stage_checks,
-)
-from slurm.jobs.job_times import planned, save_seconds
-from slurm.jobs.ladder_run import Plan
-from slurm.jobs.store_source import Documents
 
 
 def jobs(

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from longhaul.jobs.ladder_run import Plan
+from longhaul.jobs.store_source import Documents
 from recipes.spec.naming import start_folder
 from slurm.cluster_file import PLACEHOLDER, ClusterFile, Container, Tunnel
-from slurm.jobs.ladder_run import Plan
-from slurm.jobs.store_source import Documents
 
 
 @dataclass(frozen=True, kw_only=True)

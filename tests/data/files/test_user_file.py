@@ -4,7 +4,7 @@
 import pytest
 import yaml
 
-from recipes.notation.user_file import (
+from data.files.user_file import (
     LARGEST,
     MOST_VALUES,
     read_json,

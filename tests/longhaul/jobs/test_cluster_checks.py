@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from recipes.ladders import LADDERS
-from recipes.models import CARDS
-from slurm.cluster_file import ClusterFile, Container, Slurm, Tunnel
-from slurm.jobs import ladder_run
-from slurm.jobs.cluster_checks import (
+from longhaul.jobs import ladder_run
+from longhaul.jobs.cluster_checks import (
     Folder,
     folders,
     lacking,
 )
-from slurm.jobs.store_source import Documents
+from longhaul.jobs.store_source import Documents
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
+from slurm.cluster_file import ClusterFile, Container, Slurm, Tunnel
 
 RUN = Folder(what="run folder", path=Path("/shared/me/run"), written=True)
 STORE = Folder(what="store", path=Path("/shared/stores/llama"))

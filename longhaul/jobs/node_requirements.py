@@ -7,11 +7,11 @@ from typing import Any
 
 import nemo_run
 
+from longhaul.jobs import stage_checks
+from longhaul.jobs.job_times import planned
+from longhaul.jobs.ladder_run import Plan
 from recipes.spec.units import GiB
 from slurm.cluster_file import ClusterFile
-from slurm.jobs import stage_checks
-from slurm.jobs.job_times import planned
-from slurm.jobs.ladder_run import Plan
 from slurm.preflight.requirements import (
     Bandwidth,
     Expected,

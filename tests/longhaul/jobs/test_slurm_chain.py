@@ -8,6 +8,14 @@ import fiddle as fdl
 import pytest
 
 from longhaul.commands.run_on_slurm import _laid_out
+from longhaul.jobs import ladder_run, slurm_chain
+from longhaul.jobs.job_times import (
+    layout_of,
+    planned,
+    require_time,
+    save_seconds,
+)
+from longhaul.jobs.store_source import Documents
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from
@@ -17,14 +25,6 @@ from recipes.shipped.table import ROWS
 from recipes.spec.layout import Fp8
 from slurm import cluster_file
 from slurm.cluster_file import ClusterFile, Slurm
-from slurm.jobs import ladder_run, slurm_chain
-from slurm.jobs.job_times import (
-    layout_of,
-    planned,
-    require_time,
-    save_seconds,
-)
-from slurm.jobs.store_source import Documents
 
 NODES = 4
 H100 = cluster_file.load("dgx_h100")

@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
+from longhaul.jobs import ladder_run, submission_checks
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from slurm.cluster_file import ClusterFile, Slurm
-from slurm.jobs import ladder_run, submission_checks
 
 SITE = ClusterFile(name="site", slurm=Slurm(account="me"), container=None)
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from longhaul.run_folder.slurm_jobs import (
+from longhaul.jobs.cluster_checks import Folder, lacking
+from longhaul.jobs.ladder_run import Plan
+from longhaul.jobs.slurm_queue import (
     FORGOTTEN,
     OVER,
     job_numbers,
@@ -15,8 +17,6 @@ from longhaul.run_folder.slurm_jobs import (
 from slurm.cluster_file import ClusterFile
 from slurm.executors import executor, require_reached
 from slurm.experiment import nothing_to_read
-from slurm.jobs.cluster_checks import Folder, lacking
-from slurm.jobs.ladder_run import Plan
 
 PACKAGES = ("recipes", "custom_modules", "data", "eval", "slurm", "longhaul")
 FILES_READ = (".py", ".yaml", ".jinja")

@@ -3,10 +3,10 @@
 
 import pytest
 
+from longhaul.jobs import ladder_run
+from longhaul.jobs.store_source import documents_of
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
-from slurm.jobs import ladder_run
-from slurm.jobs.store_source import documents_of
 
 
 @pytest.fixture

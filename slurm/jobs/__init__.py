@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The jobs of a ladder, on this machine and on Slurm."""
