@@ -42,7 +42,7 @@ from benchmarks.loopback import loopback
 from benchmarks.machine import facts
 from benchmarks.page import milliseconds, name_of, page, table, write
 from custom_modules.attention.kernel import AttentionKernel
-from custom_modules.attention.qkv_projection import Projection, TensorParallel
+from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import KERNELS, kernel_for
 from custom_modules.context_parallel.attend import Groups, attend
 from custom_modules.context_parallel.config import fits_ulysses, stage_sizes
@@ -53,11 +53,8 @@ from custom_modules.context_parallel.head_chunked import (
 )
 from custom_modules.profiling.byte_counter import Ledger
 from custom_modules.rope.config import RopeScaling
-from custom_modules.rope.rotary import (
-    inverse_frequencies,
-    rotary_table,
-    rotate,
-)
+from custom_modules.rope.rotary import inverse_frequencies, rotary_table, rotate
+from custom_modules.tensor_parallel import TensorParallel
 
 K = 1024
 LENGTHS = [32 * K, 128 * K, 256 * K, 512 * K, 1024 * K]

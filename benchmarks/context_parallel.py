@@ -32,7 +32,7 @@ from benchmarks.peers import DEEPSPEED, LEFT_OUT, PEERS, Peer, attend_whole
 from benchmarks.ranks import on_ranks
 from benchmarks.turns import Contestant, Problem, Result, measure
 from custom_modules.attention.documents import chunks_of
-from custom_modules.attention.qkv_projection import Projection, TensorParallel
+from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import kernel_for
 from custom_modules.context_parallel.attend import attend, split_group
 from custom_modules.context_parallel.config import fits_ulysses, stage_sizes
@@ -42,11 +42,8 @@ from custom_modules.context_parallel.head_chunked import (
     head_chunked_attention,
 )
 from custom_modules.rope.config import RopeScaling
-from custom_modules.rope.rotary import (
-    inverse_frequencies,
-    rotary_table,
-    rotate,
-)
+from custom_modules.rope.rotary import inverse_frequencies, rotary_table, rotate
+from custom_modules.tensor_parallel import TensorParallel
 
 MOST_TIME, MOST_BYTES = 1.05, 1.0
 """Of a peer's, that the claim allows."""

@@ -42,13 +42,7 @@ from benchmarks.gpu_blocks import NOT_INSTALLED, Device, claim, loss_part, mlp_p
 from benchmarks.machine import facts
 from benchmarks.page import name_of, page, table, write
 from benchmarks.stacks import Found, Shape, Stack, one_rank, step
-from custom_modules.memory.config import (
-    LOSS_TILE,
-    MLP_TILE,
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import LOSS_TILE, MLP_TILE, Offload, Recompute, Tiling
 
 K = 1024
 PARTS = ("loss", "mlp", "offload", "recompute", "slope")

@@ -31,11 +31,7 @@ import torch
 from benchmarks.machine import facts
 from benchmarks.page import mebibytes, page, table, write
 from benchmarks.stacks import Found, Shape, Stack, one_rank, step
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 
 MOST_SLOPE = 0.74
 """Of the ALST-like stack's, that the claim allows."""

@@ -11,22 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.profiling.categories import Cause
 from recipes.models import LLAMA31_8B, TINY
 from recipes.planner.memory import PLAIN, Memory, memory
 from recipes.planner.workload import Job
 from recipes.spec.layout import ContextParallel, Layout
-from recipes.spec.stage import (
-    Cosine,
-    DocumentPolicy,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, DocumentPolicy, Ladder, Stage
 
 SCALE, LAYERS, TILE = 16, 4, 256
 SIXTEENTH = replace(

@@ -40,15 +40,12 @@ from eval import load_model
 from eval.loss_by_position import loss_by_position, mean_over
 from recipes.checkpoints.marker import is_finished, newest_checkpoint
 from recipes.models import TINY
+from recipes.nemo2.settings import place
 from recipes.notation import rope_file
-from recipes.pretrain import place, pretrain
+from recipes.pretrain import pretrain
 from recipes.resolved import yaml_file
 from recipes.spec.layout import ContextParallel, Layout
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.train_short import Positions
 
 BASE, ORIGINAL, TARGET = 10_000, 512, 8192

@@ -56,11 +56,7 @@ from custom_modules.memory.config import (
 )
 from custom_modules.memory.host_offload import HostOffload, Moved
 from custom_modules.patching import replaced
-from custom_modules.profiling.categories import (
-    Cause,
-    cause,
-    retag,
-)
+from custom_modules.profiling.categories import Cause, cause, retag
 from custom_modules.profiling.memory_by_category import MemoryByCause
 from custom_modules.profiling.step_memory import named_parts
 from custom_modules.rope.config import RopeScaling

@@ -22,11 +22,7 @@ from nemo.collections.common.tokenizers import AutoTokenizer
 from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
 
 from data.store import Manifest
-from data.train_short.samples import (
-    PositionsOf,
-    ScaleOf,
-    TrainShort,
-)
+from data.train_short.samples import PositionsOf, ScaleOf, TrainShort
 from data.train_short.sentences import SentenceSelection
 
 

@@ -21,14 +21,8 @@ from typing import TYPE_CHECKING, Any
 from data.cuda_extension import architecture_named
 from data.files.whole import folder_beside
 from data.files.writable import require_folder
-from data.progress import progress, say
-from data.quiet import quiet_imports
-from data.readers import (
-    SourceError,
-    documents,
-    source_name,
-    stored_bytes,
-)
+from data.progress import progress, quiet_imports, say
+from data.readers import SourceError, documents, source_name, stored_bytes
 from data.store import (
     SPLITS,
     TOKENIZER,

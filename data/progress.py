@@ -3,6 +3,7 @@
 
 import logging
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -68,3 +69,16 @@ def _lines(title: str) -> Advance:
 
 def _state(done_bytes: int, documents: int, tokens: int) -> str:
     return f"{done_bytes / 2**20:,.1f} MiB, {documents:,} documents, {tokens:,} tokens"
+
+
+@contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Hold back warnings, and log lines up to that level, of what is imported inside."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from data.hub import TOKENIZER_FILES, HubError, local_folder
-from data.quiet import quiet_imports
+from data.progress import quiet_imports
 from data.store import tokenizer_fingerprint
 from data.text_chunks import PIECE_CHARS, pieces
 

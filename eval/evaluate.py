@@ -19,22 +19,10 @@ from data.held_out import long_documents
 from data.store import Manifest
 from eval import load_model
 from eval.distributed import parallel_ranks
-from eval.loss_by_position import (
-    BUCKET,
-    loss_by_position,
-    mean_over,
-)
-from eval.passkey import DIGITS, prompts
-from eval.passkey_score import score
+from eval.loss_by_position import BUCKET, loss_by_position, mean_over
+from eval.passkey import DIGITS, prompts, score
 from eval.report.evaluations import write_evaluation
-from eval.run_folder import (
-    ByPosition,
-    Evaluation,
-    Passkey,
-    RangeMean,
-    read_stage,
-    stage_folder,
-)
+from eval.run_folder import ByPosition, Evaluation, Passkey, RangeMean, read_stage, stage_folder
 from recipes.checkpoints.marker import steps_taken
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.evaluate import evaluate
-from eval.run_folder import (
-    Evaluation,
-    evaluation_path,
-    read_evaluation,
-    write_json,
-)
+from eval.run_folder import Evaluation, evaluation_path, read_evaluation, write_json
 from recipes.spec.gate import Gate, GateShutError
 
 

@@ -22,11 +22,7 @@ from torch import Tensor
 
 from data.held_out import long_documents
 from data.store import Manifest, SplitName, require_tokenizer
-from data.train_short.impactful_tokens import (
-    ImpactfulTokens,
-    add_changes,
-    highest,
-)
+from data.train_short.impactful_tokens import ImpactfulTokens, add_changes, highest
 from eval import load_model
 from eval.distributed import parallel_ranks
 from eval.loss_by_position import token_losses

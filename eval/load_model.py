@@ -19,7 +19,7 @@ from custom_modules.memory.config import Offload, Recompute
 from recipes.checkpoints.marker import newest_checkpoint
 from recipes.checkpoints.verified import verified
 from recipes.nemo2 import model as gpt
-from recipes.pretrain import plain_kernels
+from recipes.nemo2.cpu import plain_kernels
 from recipes.resolved import yaml_file
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from data.files.whole import write_text
+from recipes.checkpoints.marker import RECIPE
 
 T = TypeVar("T")
 
@@ -289,7 +290,7 @@ def load(run: Path) -> tuple[RunRecord, list[StageResults]]:
     stages = []
     for name in record.stages:
         folder = stage_folder(run, name)
-        config = folder / "config.yaml"
+        config = folder / RECIPE
         stages.append(
             StageResults(
                 name=name,

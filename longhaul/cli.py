@@ -15,16 +15,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from longhaul.own_packages import (
-    HiddenPackageError,
-    require_own_files,
-    require_own_packages,
-)
-from longhaul.terminal.messages import (
-    Verbosity,
-    set_verbosity,
-    write_in_the_terminal_s_encoding,
-)
+from longhaul.own_packages import HiddenPackageError, require_own_files, require_own_packages
+from longhaul.terminal.messages import Verbosity, set_verbosity, write_in_the_terminal_s_encoding
 
 HELP = {"help_option_names": ["-h", "--help"]}
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": False}

@@ -6,12 +6,15 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from data.cuda_extension import architecture_named
 from longhaul.terminal.console import output_to
+
+if TYPE_CHECKING:
+    from slurm.experiment import Job
 
 
 def results_of(
@@ -52,3 +55,81 @@ def results_of(
     while not results.empty():
         found.append(results.get())
     return found
+
+
+IMPORTED = (
+    "recipes.pretrain",
+    "recipes.checkpoints.weight_checksums",
+    "eval.evaluate",
+    "nemo_run",
+    "longhaul.cli",
+)
+
+
+def preload(log: Path) -> None:
+    """Begin to import, in the process that ranks are forked from; what it prints goes to `log`."""
+    from multiprocessing import forkserver, get_context
+
+    get_context("forkserver").set_forkserver_preload(list(IMPORTED))
+    with output_to(log):
+        forkserver.ensure_running()
+
+
+def run_forked(jobs: "Sequence[Job]", log: Path) -> None:
+    """Run each job after the one before it; the command ends at the first that fails.
+
+    What ranks print goes to `log`.
+    """
+    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
+
+    for job in jobs:
+        ranks = int(job.executor.ntasks_per_node)
+        task = ZlibJSONSerializer().serialize(job.task)
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        variables = {**job.executor.env_vars, **_torchrun(ranks, store.port)}
+        try:
+            results_of(_rank, ranks, task, variables, str(log), imported=IMPORTED, log=log)
+        except typer.Exit:
+            typer.echo(f"{job.name} failed; the output of its ranks is in {log}", err=True)
+            raise
+        del store  # alive until here, as torchrun's agent is
+
+
+def _torchrun(ranks: int, port: int) -> dict[str, str]:
+    """Return the variables that torchrun sets for every rank of one node."""
+    return {
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "forked",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _rank(
+    rank: int,
+    ranks: int,
+    folder: str,
+    task: str,
+    variables: dict[str, str],
+    log: str,
+    results: Any,
+) -> None:
+    """Do the task on this rank, as nemo-run's runner does."""
+    with open(log, "a") as file:  # the server's own output is that of the first job it knew
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    import warnings
+
+    import fiddle as fdl
+    import nemo_run
+    import torch
+    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+    warnings.simplefilter("ignore")
+    os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+    fdl.build(fdl.cast(nemo_run.Partial, ZlibJSONSerializer().deserialize(task)))()

@@ -9,8 +9,6 @@ import typer
 
 K_IS = "K is 1,024, M is 1,024 K"
 """What help says of lengths and of the tokens of a step; budgets are in powers of ten."""
-CLUSTER = "dgx_h100"
-"""The cluster that is meant where none is named."""
 
 Run = Annotated[Path, typer.Option(help="Run folder, as `longhaul run` leaves it.")]
 Ranks = Annotated[int, typer.Option(min=1, help="Processes.")]

@@ -2,10 +2,7 @@
 """Our nouns become NeMo's: the only place where a stage turns into `llm.pretrain`."""
 
 import importlib
-import math
-from pathlib import Path
 
-import fiddle as fdl
 import nemo_run as run
 from lightning.pytorch.loggers import TensorBoardLogger
 from megatron.core.distributed import DistributedDataParallelConfig
@@ -13,53 +10,27 @@ from megatron.core.optimizer import OptimizerConfig
 from nemo import lightning as nl
 from nemo.collections import llm
 
-from custom_modules.callbacks.collective_timeout import CollectiveTimeout
-from custom_modules.callbacks.hang_guard import HangGuard
-from custom_modules.callbacks.loss_guard import LossGuard
 from custom_modules.callbacks.step_log import StepLog
-from custom_modules.callbacks.stop_in_time import StopInTime
-from custom_modules.callbacks.stragglers import Stragglers
-from custom_modules.context_parallel.config import ContextParallelKind
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
-from custom_modules.rope.config import RopeScaling
 from data.nemo_module import StoreDataModule
 from recipes.nemo2.checkpoint_callback import StageCheckpoint, StageResume
+from recipes.nemo2.cpu import on_cpu
+from recipes.nemo2.guards import guards
 from recipes.nemo2.lr_schedule import SCHEDULES
 from recipes.nemo2.model import LongContextMixin, LongContextModel
-from recipes.nemo2.strategy import CpuStrategy, LongContextStrategy
+from recipes.nemo2.settings import compute_in_fp8, described, offload_optimizer, place, shard
+from recipes.nemo2.strategy import LongContextStrategy
 from recipes.nemo2.train_short import train_short
-from recipes.planner.search import of_stage
-from recipes.planner.timeouts import limits
 from recipes.resolved.check import check
-from recipes.resolved.ineffective import MEGATRON_FSDP
-from recipes.spec import cluster
 from recipes.spec.cluster import Cluster
 from recipes.spec.families import Family
-from recipes.spec.gate import Gate
-from recipes.spec.layout import (
-    Fp8,
-    Layout,
-    Sharding,
-)
+from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import (
-    recipe_name,
-    run_folder,
-    stage_folder,
-    start_folder,
-    store_folder,
-)
+from recipes.spec.naming import run_folder, store_folder
 from recipes.spec.stage import Ladder, Stage
 
 CHECKPOINTS_PER_STAGE = 4
 VALIDATIONS_PER_STAGE = 2
 VALIDATION_BATCHES = 2
-ON_CPU = {"first_seconds": 7200, "seconds": 3600}
-"""When a CPU rank hangs; there is no plan of its step."""
 
 
 def pretrain(
@@ -99,33 +70,6 @@ def pretrain(
         on_cpu(recipe)
     check(recipe)
     return recipe
-
-
-def guards(
-    card: ModelCard, stage: Stage, layout: Layout, machines: Cluster | None
-) -> list[run.Config]:
-    """Return the callbacks that stop a run in time, one that hangs and one whose loss breaks."""
-    found = [
-        run.Config(StopInTime),
-        run.Config(LossGuard, path="", warmup_steps=stage.lr.warmup_steps(stage.steps)),
-    ]
-    if layout.device == "cpu":
-        return [*found, run.Config(HangGuard, folder="", **ON_CPU)]
-    machines = machines or cluster.load("dgx_h100")
-    asked = of_stage(card, stage, machines, gpus=layout.world_size, fp8=layout.fp8)
-    waits = limits(asked.plan(layout))
-    first, between = _minutes(waits.first_heartbeat), _minutes(waits.heartbeat)
-    return [
-        *found,
-        run.Config(HangGuard, folder="", first_seconds=first, seconds=between),
-        run.Config(CollectiveTimeout, seconds=_minutes(waits.collective)),
-        run.Config(Stragglers),
-    ]
-
-
-def _minutes(seconds: float) -> int:
-    """Return seconds to the next ten minutes."""
-    return math.ceil(seconds / 600) * 600
 
 
 def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
@@ -179,21 +123,6 @@ def config_class(family: Family) -> type[LongContextMixin]:
     module, _, name = family.config_class.rpartition(".")
     found: type[LongContextMixin] = getattr(importlib.import_module(module), name)
     return found
-
-
-def described(
-    noun: RopeScaling | ContextParallelKind | Recompute | Tiling | Offload | Gate,
-) -> run.Config:
-    """Return a description as a node of the tree, so that an override reaches its fields.
-
-    A tuple becomes a list, the only sequence that YAML and nemo-run's overrides have. A rotation
-    that stretches another holds that as a node of its own.
-    """
-    fields = {name: getattr(noun, name) for name in type(noun).__dataclass_fields__}
-    if isinstance(noun, RopeScaling) and noun.before is not None:
-        fields["before"] = described(noun.before)
-    lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
-    return run.Config(type(noun), **fields | lists)
 
 
 def trainer(
@@ -313,96 +242,3 @@ def logger(stage: Stage) -> run.Config:
         ),
         tensorboard=run.Config(TensorBoardLogger, name="tensorboard", version="events"),
     )
-
-
-def place(
-    recipe: run.Partial, card: ModelCard, ladder: Ladder, stage: Stage, *, run_to: Path, store: Path
-) -> None:
-    """Set every path of the recipe: what it writes under `run_to`, what it reads."""
-    folder = stage_folder(run_to, recipe_name(card, ladder, stage))
-    start = start_folder(card, ladder, stage, run_to)
-    recipe.data.store = str(store)
-    recipe.trainer.callbacks[0].path = str(folder / "metrics.jsonl")
-    for guard in recipe.trainer.callbacks[1:]:
-        if isinstance(guard, run.Config) and guard.__fn_or_cls__ is LossGuard:
-            guard.path = str(folder / "rewinds.jsonl")
-        elif isinstance(guard, run.Config) and guard.__fn_or_cls__ is HangGuard:
-            guard.folder = str(folder / "stacks")
-    recipe.log.name = folder.name
-    recipe.log.explicit_log_dir = str(folder / "logs")
-    recipe.log.ckpt.dirpath = str(folder / "checkpoints")
-    recipe.log.tensorboard.save_dir = str(folder)
-    recipe.resume.resume_from_directory = str(folder / "checkpoints")
-    recipe.resume.start = None if start is None else str(start)
-
-
-def shard(recipe: run.Partial, sharding: Sharding) -> None:
-    """Set what each of the ranks that share parameters has a part of."""
-    strategy, distributed = recipe.trainer.strategy, sharding != "none"
-    strategy.ddp.use_distributed_optimizer = distributed
-    strategy.ddp.overlap_param_gather = distributed  # else every rank has them all
-    recipe.optim.config.use_distributed_optimizer = distributed
-    if sharding in MEGATRON_FSDP:
-        strategy.fsdp = "megatron"
-        strategy.ddp.use_megatron_fsdp = True
-        strategy.ddp.data_parallel_sharding_strategy = MEGATRON_FSDP[sharding]
-        strategy.save_ckpt_format = "fsdp_dtensor"
-        strategy.ckpt_async_save = False  # NeMo writes this format synchronously
-        recipe.model.config.gradient_accumulation_fusion = False  # FSDP owns the gradients
-
-
-def offload_optimizer(recipe: run.Partial, fraction: float) -> None:
-    """Leave a fraction of the optimizer's state and step to the CPU, or none."""
-    config, offloads = recipe.optim.config, fraction != 0
-    config.optimizer_cpu_offload = offloads
-    config.optimizer_offload_fraction = fraction
-    config.overlap_cpu_optimizer_d2h_h2d = offloads
-    config.use_precision_aware_optimizer = offloads  # else fp32 weights stay on the GPU as well
-
-
-def compute_in_fp8(recipe: run.Partial, fp8: Fp8) -> None:
-    """Set NeMo's precision plugin, which overwrites the model's FP8 fields, to a recipe."""
-    plugin = recipe.trainer.plugins
-    # The formats of Transformer Engine's own recipes: a block's scale leaves gradients in range.
-    plugin.fp8 = "e4m3" if fp8.recipe in ("blockwise", "mxfp8") else "hybrid"
-    plugin.fp8_recipe = fp8.recipe
-    plugin.first_last_layers_bf16 = bool(fp8.bf16_first or fp8.bf16_last)
-    plugin.num_layers_at_start_in_bf16 = fp8.bf16_first
-    plugin.num_layers_at_end_in_bf16 = fp8.bf16_last
-    if fp8.recipe == "delayed":
-        plugin.fp8_amax_history_len = 1024  # as NeMo's own recipe of delayed scaling
-        plugin.fp8_amax_compute_algo = "max"
-
-
-def on_cpu(recipe: run.Partial) -> None:
-    """Turn a recipe for GPUs into one for CPU ranks under gloo; the numbers stay the same."""
-    strategy = recipe.trainer.strategy
-    fdl.update_callable(strategy, CpuStrategy)
-    strategy.process_group_backend = "gloo"
-    strategy.ckpt_async_save = False  # there is no device to copy from meanwhile
-    strategy.ddp.overlap_grad_reduce = False
-    strategy.ddp.overlap_param_gather = False
-    if recipe.optim.config.optimizer_cpu_offload:
-        offload_optimizer(recipe, 0.0)  # it is there already
-    recipe.trainer.accelerator = "cpu"
-    kept = [one for one in recipe.trainer.callbacks if one.__fn_or_cls__ is not Stragglers]
-    recipe.trainer.callbacks = kept
-    recipe.data.num_workers = 0
-    recipe.data.pin_memory = False
-    plain_kernels(recipe.model.config)
-
-
-def plain_kernels(config: run.Config) -> None:
-    """Set a model config to the kernels that CPU has; they compute what the fused ones do."""
-    config.transformer_engine = False
-    config.attention_kernel = "auto"
-    config.use_cpu_initialization = True
-    config.bias_activation_fusion = False
-    config.bias_dropout_fusion = False
-    config.masked_softmax_fusion = False
-    config.gradient_accumulation_fusion = False
-    config.persist_layer_norm = False
-    if config.num_moe_experts:
-        config.moe_permute_fusion = False
-        config.moe_router_fusion = False
-        config.moe_grouped_gemm = False

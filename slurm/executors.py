@@ -12,12 +12,7 @@ import nemo_run as run
 from recipes.spec.suggest import hint
 from slurm.batch_script import setup_lines
 from slurm.cluster_file import PLACEHOLDER, ClusterFile
-from slurm.local_executor import (
-    ALLOCATOR,
-    OF_EVERY_RANK,
-    allocator_settings,
-    local_executor,
-)
+from slurm.local_executor import ALLOCATOR, OF_EVERY_RANK, allocator_settings, local_executor
 from slurm.quoting import QuotedJobDetails, QuotedTunnel, require_nameable
 
 PREFIX = "longhaul."

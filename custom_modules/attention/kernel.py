@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from custom_modules.attention.documents import Documents
+from custom_modules.dtypes import lse_dtype
 
 Forward: TypeAlias = Callable[
     [Tensor, Tensor, Tensor, bool, Documents | None], tuple[Tensor, Tensor]
@@ -85,12 +86,3 @@ def by_document(forward: DenseForward, backward: DenseBackward) -> tuple[Forward
         return dq, dk, dv
 
     return forward_within, backward_within
-
-
-def lse_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a log-sum-exp over inputs of `dtype`, which is also the one to merge in.
-
-    fp32 for bf16 and fp16: a log-sum-exp grows with the logarithm of the length, and bf16 holds
-    it to two digits.
-    """
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -34,11 +34,7 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
 from custom_modules.checkpoints.extra_states import SUFFIX, what_it_asks
-from custom_modules.checkpoints.index import (
-    CheckpointError,
-    ForeignClassError,
-    read,
-)
+from custom_modules.checkpoints.index import CheckpointError, ForeignClassError, read
 
 _PICKLE = SimpleNamespace(dump=pickle.dump, load=read)
 """All of pickle that torch's file system reader and writer use."""

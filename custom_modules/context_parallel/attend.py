@@ -30,11 +30,7 @@ from custom_modules.attention.documents import Documents
 from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.registry import require_alike
 from custom_modules.context_parallel.ring import ring_kernel
-from custom_modules.context_parallel.ulysses import (
-    require_heads,
-    to_heads,
-    to_tokens,
-)
+from custom_modules.context_parallel.ulysses import require_heads, to_heads, to_tokens
 from custom_modules.memory.recompute import at_attention_s_end, kept
 
 

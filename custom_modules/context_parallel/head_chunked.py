@@ -54,12 +54,8 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from custom_modules.attention.documents import Documents
-from custom_modules.attention.kernel import AttentionKernel, lse_dtype
-from custom_modules.attention.qkv_projection import (
-    Gradients,
-    Projection,
-    TensorParallel,
-)
+from custom_modules.attention.kernel import AttentionKernel
+from custom_modules.attention.qkv_projection import Gradients, Projection
 from custom_modules.context_parallel.config import require_stage
 from custom_modules.context_parallel.ulysses import (
     gather_shares,
@@ -68,8 +64,10 @@ from custom_modules.context_parallel.ulysses import (
     scatter_shares,
     split_heads,
 )
+from custom_modules.dtypes import lse_dtype
 from custom_modules.memory.recompute import at_attention_s_end, kept
 from custom_modules.rope.rotary import rotate_
+from custom_modules.tensor_parallel import TensorParallel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,13 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from custom_modules.attention.documents import Documents, tokens_of
-from custom_modules.attention.qkv_projection import Projection, TensorParallel
+from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import kernel_for
-from custom_modules.context_parallel.attend import (
-    Groups,
-    attend,
-    split_group,
-)
+from custom_modules.context_parallel.attend import Groups, attend, split_group
 from custom_modules.context_parallel.config import (
     ContextParallelKind,
     Degrees,
@@ -38,11 +34,8 @@ from custom_modules.context_parallel.head_chunked import (
 )
 from custom_modules.profiling.byte_counter import Ledger
 from custom_modules.rope.config import RopeScaling
-from custom_modules.rope.rotary import (
-    inverse_frequencies,
-    rotary_table,
-    rotate,
-)
+from custom_modules.rope.rotary import inverse_frequencies, rotary_table, rotate
+from custom_modules.tensor_parallel import TensorParallel
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 """Of the largest value: sums of the dtype's rounding over a long sequence."""

@@ -46,8 +46,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from custom_modules.attention.documents import Documents, chunks_of
-from custom_modules.attention.kernel import AttentionKernel, lse_dtype
+from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.context_parallel.p2p import Messages, post
+from custom_modules.dtypes import lse_dtype
 
 Block = tuple[slice, slice, slice]
 """Sequences, queries and keys of one rectangle of attention that is not masked inside."""

@@ -43,9 +43,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from custom_modules.attention.documents import chunks_of
-from custom_modules.attention.kernel import lse_dtype
 from custom_modules.context_parallel.config import fits_ulysses, ulysses_sizes
 from custom_modules.context_parallel.p2p import post
+from custom_modules.dtypes import lse_dtype
 
 
 def gather_shares(

@@ -13,11 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
-from megatron.core.tensor_parallel.random import (
-    _fork_rng,
-    _get_all_rng_states,
-    _set_all_rng_states,
-)
+from megatron.core.tensor_parallel.random import _fork_rng, _get_all_rng_states, _set_all_rng_states
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -28,11 +24,7 @@ from custom_modules.gpt import fp8_recompute
 from custom_modules.gpt.moe_router import weigh_by_tokens
 from custom_modules.memory.config import Recompute, Tiling
 from custom_modules.memory.host_offload import HostOffload
-from custom_modules.memory.recompute import (
-    Checkpoint,
-    OnDevice,
-    recomputed,
-)
+from custom_modules.memory.recompute import Checkpoint, OnDevice, recomputed
 from custom_modules.tiling.mlp import TokenFunction, tiled
 
 

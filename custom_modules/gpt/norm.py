@@ -21,7 +21,7 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from custom_modules.attention.kernel import lse_dtype
+from custom_modules.dtypes import lse_dtype
 from custom_modules.tiling.mlp import TokenFunction, tiled
 
 TILE = 1024

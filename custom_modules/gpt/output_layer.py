@@ -12,8 +12,8 @@ with `gradient_accumulation_fusion` too, since `grad_added_to_main_grad` is left
 from megatron.core.tensor_parallel import ColumnParallelLinear
 from torch import Tensor
 
-from custom_modules.attention.qkv_projection import TensorParallel
 from custom_modules.gpt.param_gather import finish_gather
+from custom_modules.tensor_parallel import TensorParallel
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy
 
 

@@ -30,14 +30,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from custom_modules.attention.documents import Documents
-from custom_modules.attention.qkv_projection import Projection, TensorParallel
+from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import KernelName, kernel_for
 from custom_modules.context_parallel.attend import attend, split_group
-from custom_modules.context_parallel.config import (
-    ContextParallelKind,
-    Degrees,
-    degrees,
-)
+from custom_modules.context_parallel.config import ContextParallelKind, Degrees, degrees
 from custom_modules.context_parallel.head_chunked import (
     HeadChunked,
     HeadStages,
@@ -45,6 +41,7 @@ from custom_modules.context_parallel.head_chunked import (
 )
 from custom_modules.gpt.param_gather import finish_gather
 from custom_modules.rope.rotary import rotate
+from custom_modules.tensor_parallel import TensorParallel
 
 log = logging.getLogger(__name__)
 

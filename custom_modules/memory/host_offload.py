@@ -48,11 +48,7 @@ import torch
 from torch import Tensor
 
 from custom_modules.memory.config import LayerKind, Offload
-from custom_modules.memory.pinned_pool import (
-    GIB,
-    HostPool,
-    host_memory_left,
-)
+from custom_modules.memory.pinned_pool import GIB, HostPool, host_memory_left
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.utils._pytree import tree_leaves
 
 from custom_modules.profiling.byte_counter import Ledger
-from custom_modules.profiling.categories import (
-    CAUSES,
-    Cause,
-    told_to,
-)
+from custom_modules.profiling.categories import CAUSES, Cause, told_to
 
 FIXED: tuple[Cause, ...] = ("weights", "gradients", "optimizer", "host")
 """What stays what it is, whoever receives into it or passes it on."""

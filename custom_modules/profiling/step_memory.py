@@ -32,11 +32,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from custom_modules.patching import replaced
-from custom_modules.profiling.categories import (
-    Cause,
-    cause,
-    retag,
-)
+from custom_modules.profiling.categories import Cause, cause, retag
 from custom_modules.profiling.memory_by_category import MemoryByCause
 
 

@@ -57,14 +57,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from custom_modules.attention.kernel import lse_dtype
-from custom_modules.attention.qkv_projection import TensorParallel
+from custom_modules.dtypes import lse_dtype
 from custom_modules.profiling.categories import cause
-from custom_modules.tiling.softmax_tile import (
-    Slope,
-    accumulate,
-    passes_for,
-)
+from custom_modules.tensor_parallel import TensorParallel
+from custom_modules.tiling.softmax_tile import Slope, accumulate, passes_for
 
 ONE_RANK = TensorParallel(group=None, sequence_parallel=False)
 

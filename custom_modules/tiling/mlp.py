@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from custom_modules.attention.kernel import lse_dtype
+from custom_modules.dtypes import lse_dtype
 from custom_modules.memory.recompute import in_second_run, refuse_autocast
 from custom_modules.profiling.categories import Cause, cause
 

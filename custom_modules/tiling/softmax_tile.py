@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from custom_modules.attention.kernel import lse_dtype
+from custom_modules.dtypes import lse_dtype
 
 BLOCK_BYTES = 4 * 2**20
 """Of rows that the CPU takes through all passes together: what two cores' second caches hold."""

@@ -17,21 +17,8 @@ import jinja2
 
 from data.files.whole import write_bytes
 from eval.report import plots
-from eval.report.evaluations import (
-    RangeRow,
-    alike,
-    comparable,
-    in_words,
-    range_bounds,
-    range_rows,
-)
-from eval.run_folder import (
-    Evaluation,
-    Passkey,
-    StageRecord,
-    StageResults,
-    load,
-)
+from eval.report.evaluations import RangeRow, alike, comparable, in_words, range_bounds, range_rows
+from eval.run_folder import Evaluation, Passkey, StageRecord, StageResults, load
 
 SAME_NATS = 0.005  # losses are shown with two decimals; closer ones read the same
 MISSING = "-"

@@ -28,17 +28,8 @@ from eval.distributed import parallel_ranks
 from eval.rope_search.divisors import Stretching
 from eval.rope_search.evolution import Settings, search
 from eval.rope_search.scored_loss import mean_loss
-from eval.rope_search.scored_text import (
-    ScoredText,
-    guess_nats,
-    needle_texts,
-    texts_past,
-)
-from eval.run_folder import (
-    append_step,
-    read_stage,
-    stage_folder,
-)
+from eval.rope_search.scored_text import ScoredText, guess_nats, needle_texts, texts_past
+from eval.run_folder import append_step, read_stage, stage_folder
 from recipes.checkpoints.marker import newest_checkpoint
 from recipes.notation import rope_file
 

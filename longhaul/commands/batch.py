@@ -27,11 +27,7 @@ def batch(
 
     Any three of --seq, --tokens-per-batch, --dp and --accumulation give the fourth.
     """
-    from recipes.planner.batch_size import (
-        MOST_ACCUMULATION,
-        data_ranks,
-        solve,
-    )
+    from recipes.planner.batch_size import MOST_ACCUMULATION, data_ranks, solve
 
     if gpus is not None:
         if dp is not None:

@@ -18,11 +18,7 @@ from longhaul.options import (
     require_device,
 )
 from longhaul.run_folder.lock import in_use, require_unused
-from longhaul.terminal.console import (
-    busy,
-    loading,
-    output_to,
-)
+from longhaul.terminal.console import busy, loading, output_to
 from longhaul.terminal.messages import next_command, note
 
 
@@ -49,11 +45,7 @@ def evaluate(
     from data.files.writable import require_folder
     from data.store import Manifest
     from eval.report.evaluations import other_evaluations
-    from eval.run_folder import (
-        read_evaluation,
-        read_stage,
-        stage_names,
-    )
+    from eval.run_folder import read_evaluation, read_stage, stage_names
     from longhaul.pages.evaluation_tables import show_evaluations
 
     names = stage_names(run)
@@ -67,13 +59,9 @@ def evaluate(
     records = [read_stage(run, name) for name in names]
     lengths = sorted({record.context for record in records if record is not None})
     with loading("NeMo and Megatron-Core"):
-        from longhaul.jobs.evaluation import (
-            evaluation_job,
-            recipe_of,
-            require_layout,
-        )
-        from longhaul.jobs.stage_checks import device_of
+        from longhaul.jobs.evaluation import evaluation_job, recipe_of, require_layout
         from longhaul.run_folder.undamaged import require_evaluable
+        from recipes.resolved.read import device_of
         from slurm.experiment import run_in_order
 
         store = store or Path(recipe_of(run, chosen[0]).data.store)

@@ -6,30 +6,16 @@ from typing import Annotated
 
 import typer
 
-from longhaul.doctor.case import (
-    Case,
-    Recipe,
-    after_comments,
-    on_one_line,
-)
-from longhaul.options import CLUSTER, K_IS, Json, length_of, print_json
+from longhaul.doctor.case import Case, Recipe, after_comments, on_one_line
+from longhaul.options import K_IS, Json, length_of, print_json
 from longhaul.pages.next_commands import OnCluster
-from longhaul.pages.plan_page import (
-    as_json,
-    bill,
-    page,
-)
-from longhaul.pages.recipe_facts import amount, of_other_cards
+from longhaul.pages.plan_page import as_json, bill, page
 from longhaul.terminal.messages import note
 from recipes.constraints.laws import fp8_refusal
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from, words_of
-from recipes.planner.constraints import (
-    CUDA,
-    before_planning,
-    refusals,
-)
+from recipes.planner.constraints import CUDA, before_planning, refusals
 from recipes.planner.plan import Plan
 from recipes.planner.plan import plan as plan_of
 from recipes.planner.search import (
@@ -45,16 +31,13 @@ from recipes.planner.search import (
     search,
     why_not,
 )
-from recipes.shipped.select import heads_refusal, rotation_refusal
+from recipes.shipped.select import heads_refusal, of_other_cards, rotation_refusal
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster as clusters
+from recipes.spec.cluster import CLUSTER
 from recipes.spec.layout import Fp8, Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import (
-    budget_from,
-    length_shown,
-    recipe_name,
-)
+from recipes.spec.naming import amount, budget_from, length_shown, recipe_name
 from recipes.spec.stage import Ladder, Stage
 from recipes.spec.suggest import named
 from recipes.spec.units import K, M

@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data.files.writable import require_file
-from longhaul.options import CLUSTER, Verify, require_device
+from longhaul.options import Verify, require_device
 from longhaul.pages.next_commands import OnCluster
 from longhaul.run_folder.lock import in_use
-from longhaul.terminal.console import (
-    held_back,
-    loading,
-    output_to,
-)
-from longhaul.terminal.messages import (
-    next_command,
-    note,
-    resumable,
-)
+from longhaul.terminal.console import held_back, loading, output_to
+from longhaul.terminal.messages import next_command, note, resumable
 from longhaul.terminal.progress import Watched, progress
 from recipes.shipped.table import ROWS
+from recipes.spec.cluster import CLUSTER
 from recipes.spec.suggest import named
 
 if TYPE_CHECKING:
@@ -85,23 +78,25 @@ def pretrain(
 
         made = choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
     with loading("NeMo and Megatron-Core"):
-        from longhaul.jobs import stage_checks
+        from longhaul.jobs import records, stage_checks, training
         from longhaul.run_folder.places import require_places
         from longhaul.run_folder.undamaged import require_undamaged
-        from recipes.resolved import yaml_file
-        from recipes.resolved.check import notes, tokens_per_batch
+        from recipes.resolved import overrides, read, yaml_file
+        from recipes.resolved.check import notes
+        from recipes.resolved.read import tokens_per_batch
+        from recipes.shipped import factories
         from slurm.experiment import commands, run_in_order
 
         if made is not None:
             recipe = made.recipe()
         else:
-            recipe = stage_checks.factory(factory) if yaml is None else yaml_file.read(yaml)
+            recipe = factories.recipe_named(factory) if yaml is None else yaml_file.read(yaml)
         if rope:
-            recipe = stage_checks.with_rope(recipe, rope)
+            recipe = overrides.with_rope(recipe, rope)
         if verify is False:
             recipe.resume.verify = False
-        recipe = stage_checks.override(recipe, context.args)
-        stage_checks.on_device(recipe, device)
+        recipe = overrides.override(recipe, context.args)
+        overrides.on_device(recipe, device)
     shipped = ROWS[factory].layout.world_size if factory else 0
     fewer = stage_checks.fewer_ranks(recipe, shipped)
     for words in (*(made.notes() if made else ()), *fewer, *notes(recipe)):
@@ -110,9 +105,9 @@ def pretrain(
         yaml_file.write(recipe, to_yaml)
         typer.echo(to_yaml)
         return
-    stage_checks.absolute(recipe)
+    read.absolute(recipe)
     require_places(recipe)
-    folder = stage_checks.folder_of(recipe)
+    folder = read.folder_of(recipe)
     several = _several_nodes(recipe, made, from_file=yaml is not None)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
@@ -120,7 +115,7 @@ def pretrain(
         if several:
             typer.echo(f"# {several}")
             return
-        job = stage_checks.training_job(recipe)
+        job = training.training_job(recipe)
         with held_back():
             lines = commands(recipe.log.name, [job], folder / "launch")
         for line in lines:
@@ -128,7 +123,7 @@ def pretrain(
         return
     if several:
         raise ValueError(several)
-    job = stage_checks.training_job(recipe)
+    job = training.training_job(recipe)
     stage_checks.require_device(recipe)
     stage_checks.require_inputs(recipe)
     stage_checks.require_start(recipe)
@@ -136,7 +131,7 @@ def pretrain(
     for words in require_undamaged([recipe], verify):
         note(f"note: {words}")
     with in_use(folder):
-        stage_checks.record(recipe, start=str(recipe.resume.start or "scratch"))
+        records.record(recipe, start=str(recipe.resume.start or "scratch"))
         log = folder / "output.log"
         watched = Watched(
             recipe.log.name,

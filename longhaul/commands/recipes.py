@@ -174,13 +174,13 @@ def _list_cards(words: Sequence[str], *, as_json: bool) -> None:
 
 def card_cells(card: "ModelCard") -> tuple[str, ...]:
     """Return what the table of cards says of one, by column."""
-    from longhaul.pages import recipe_facts
+    from recipes.spec import naming
     from recipes.spec.naming import length_shown
 
     return (
         card.name,
         card.facts.name,
-        recipe_facts.amount(card.parameters),
+        naming.amount(card.parameters),
         length_shown(card.native_context),
         ", ".join(_ladders(card)),
     )
@@ -207,13 +207,14 @@ def _ladders(card: "ModelCard") -> list[str]:
 def cells(row: "Row") -> tuple[str, ...]:
     """Return what the table says of a recipe, by column."""
     from longhaul.pages import recipe_facts
+    from recipes.spec import naming
 
     return (
         row.name,
         row.card.name,
         recipe_facts.length(row.stage),
         recipe_facts.rotation(row.stage, row.card),
-        recipe_facts.amount(row.stage.tokens),
+        naming.amount(row.stage.tokens),
         recipe_facts.machines(row),
         row.ladder.source,
     )
@@ -331,8 +332,8 @@ def _combined(words: Sequence[str]) -> str:
 
 
 def _too_large(card: "ModelCard", ladder: "Ladder") -> str:
-    from longhaul.options import CLUSTER
     from recipes.shipped.regenerate import MOST_NODES
+    from recipes.spec.cluster import CLUSTER
 
     return (
         f"no layout of {card.name} fits up to {MOST_NODES} nodes of {CLUSTER}; `longhaul plan "

@@ -17,18 +17,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data.files.writable import require_file, require_folder
-from longhaul.options import CLUSTER, Ranks
+from longhaul.options import Ranks
 from longhaul.rehearsal import verification_card as cards
 from longhaul.run_folder import lock
 from longhaul.run_folder.lock import in_use, require_unused
-from longhaul.terminal.console import (
-    loading,
-    plain_console,
-    show,
-)
+from longhaul.terminal.console import loading, plain_console, show
 from longhaul.terminal.messages import ENCODING_ERRORS, note
 from longhaul.terminal.progress import Watched, progress
 from longhaul.version import commit, versions
+from recipes.spec.cluster import CLUSTER
 from recipes.spec.naming import RUNS, STORES
 from recipes.spec.suggest import named
 
@@ -196,7 +193,7 @@ def _run(
     made: "Rehearsal", words: Sequence[str], *, run: Path, store: Path | None
 ) -> "tuple[list[Check], list[Planned]]":
     """Train both stages and evaluate them; return what was checked and what had been planned."""
-    from longhaul.forked import preload, run_forked
+    from longhaul.local_ranks import preload, run_forked
     from longhaul.rehearsal.checks import verdict
     from recipes.rehearsal.shrink import VOCAB
 

@@ -21,11 +21,7 @@ from longhaul.options import (
     require_device,
 )
 from longhaul.run_folder.lock import in_use, require_unused
-from longhaul.terminal.console import (
-    busy,
-    loading,
-    output_to,
-)
+from longhaul.terminal.console import busy, loading, output_to
 from longhaul.terminal.messages import note
 
 
@@ -84,10 +80,9 @@ def search(
     require_unused(folder)
     with loading("NeMo and Megatron-Core"):
         from eval.rope_search.evolution import Settings
-        from longhaul.jobs.evaluation import recipe_of, require_layout
-        from longhaul.jobs.stage_checks import device_of
-        from longhaul.rope_search_job import search_job
+        from longhaul.jobs.evaluation import recipe_of, require_layout, search_job
         from longhaul.run_folder.undamaged import require_evaluable
+        from recipes.resolved.read import device_of
         from slurm.experiment import run_in_order
 
         recipe = recipe_of(run, stage)

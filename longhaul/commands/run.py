@@ -11,11 +11,13 @@ import typer
 
 from data.files.writable import require_folder
 from longhaul.jobs import ladder_run
-from longhaul.options import CLUSTER, Verify, require_device
+from longhaul.options import Verify, require_device
+from longhaul.pages import ladder_table
 from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.terminal.console import loading, output_to
 from longhaul.terminal.messages import note, resumable
 from longhaul.terminal.progress import Watched, progress
+from recipes.spec.cluster import CLUSTER
 
 
 def run(
@@ -111,10 +113,11 @@ def _run_here(
         require_unused(plan.run / "eval")
         ladder_run.require_store(plan)
     with loading("NeMo and Megatron-Core"):
-        from longhaul.jobs import local_chain, stage_checks
+        from longhaul.jobs import local_chain
         from longhaul.run_folder.places import require_places
         from longhaul.run_folder.undamaged import require_undamaged
-        from recipes.resolved.check import tokens_per_batch
+        from recipes.resolved import read
+        from recipes.resolved.read import tokens_per_batch
         from slurm.experiment import commands, run_in_order
 
         recipes = local_chain.recipes(plan, words, device)
@@ -125,7 +128,7 @@ def _run_here(
         standing = local_chain.standing(recipes)
     for said in notes if dryrun else (*notes, *standing):
         note(f"note: {said}")
-    ladder_run.describe(plan, recipes)
+    ladder_table.describe(plan, recipes)
     if dryrun:
         for said in standing:
             typer.echo(f"# {said}")
@@ -136,7 +139,7 @@ def _run_here(
         return
     with ExitStack() as held:
         # The evaluation at the end writes where `longhaul evaluate` does.
-        for folder in (*map(stage_checks.folder_of, recipes), plan.run / "eval"):
+        for folder in (*map(read.folder_of, recipes), plan.run / "eval"):
             held.enter_context(in_use(folder))
         jobs = local_chain.jobs(plan, recipes, record=True)
         watched = [

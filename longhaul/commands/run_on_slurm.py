@@ -12,6 +12,7 @@ from eval.run_folder import write_json
 from longhaul.jobs import ladder_run
 from longhaul.jobs.cluster_checks import folders
 from longhaul.jobs.store_source import documents_of
+from longhaul.pages import ladder_table
 from longhaul.terminal.console import loading
 from longhaul.terminal.messages import next_command, note
 from recipes.shipped.table import ROWS
@@ -42,12 +43,7 @@ def run_on_cluster(
     plan = _with_gates(plan, gate)
     documents = documents_of(plan, source, tokenizer)
     with loading("NeMo and Megatron-Core"):
-        from longhaul.jobs import (
-            local_chain,
-            slurm_chain,
-            stage_checks,
-            submission_checks,
-        )
+        from longhaul.jobs import local_chain, slurm_chain, stage_checks, submission_checks
         from longhaul.jobs.job_times import require_time
         from longhaul.run_folder.places import require_places
         from longhaul.run_folder.undamaged import require_checkpoints
@@ -77,7 +73,7 @@ def run_on_cluster(
         jobs = slurm_chain.jobs(plan, made, file, documents=documents, export=export)
     for words_ in notes if dryrun else (*notes, *standing):
         note(f"note: {words_}")
-    ladder_run.describe(plan, made)
+    ladder_table.describe(plan, made)
     if dryrun:
         for words_ in standing:
             typer.echo(f"# {words_}")

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longhaul.options import Json, print_json
-from longhaul.terminal.console import (
-    fitted,
-    loading,
-    print_table,
-)
+from longhaul.terminal.console import fitted, loading, print_table
 from recipes.spec.suggest import named
 
 if TYPE_CHECKING:
@@ -43,10 +39,10 @@ def show(
 
         require_file(to_yaml, "--to-yaml")
         with loading("NeMo and Megatron-Core"):
-            from longhaul.jobs import stage_checks
             from recipes.resolved import yaml_file
+            from recipes.shipped import factories
 
-            yaml_file.write(stage_checks.factory(name), to_yaml)
+            yaml_file.write(factories.recipe_named(name), to_yaml)
         typer.echo(to_yaml)
     elif as_json:
         print_json(content(row))
@@ -209,6 +205,7 @@ def _print(row: "Row") -> None:
 def _parts(row: "Row", said: Sequence[str]) -> "Iterator[tuple[str, Iterable[str]]]":
     """Yield the parts of a page under their names; `said` are of the stage too."""
     from longhaul.pages import recipe_facts
+    from recipes.shipped import select
 
     yield "model", (row.card.name, *recipe_facts.model(row.card))
     yield "ladder", (f"{row.ladder.name}: {row.ladder.source}",)
@@ -223,7 +220,7 @@ def _parts(row: "Row", said: Sequence[str]) -> "Iterator[tuple[str, Iterable[str
         (*recipe_facts.training(row.stage, row.card), *([", ".join(said)] if said else ())),
     )
     yield "layout", (*recipe_facts.layout(row), f"stands on: {row.source}")
-    other = recipe_facts.of_other_cards(row.ladder, row.card)
+    other = select.of_other_cards(row.ladder, row.card)
     if other:
         yield "note", (other,)
 
@@ -248,12 +245,13 @@ def _stages(row: "Row", without: Sequence[str]) -> "Table":
 def _line(stage: "Stage", row: "Row") -> dict[str, str]:
     """Return what the table of stages says of one, by column."""
     from longhaul.pages import recipe_facts
+    from recipes.spec import naming
 
     return {
         "": ">" if stage == row.stage else "",
         "length": recipe_facts.length(stage),
         "RoPE": recipe_facts.rotation(stage, row.card),
-        "tokens": recipe_facts.amount(stage.tokens),
+        "tokens": naming.amount(stage.tokens),
         "batch": recipe_facts.batch(stage),
         "steps": f"{stage.steps:,}",
         "learning rate": recipe_facts.schedule(stage),

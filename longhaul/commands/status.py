@@ -11,15 +11,11 @@ import typer
 from rich.table import Table
 
 from longhaul.options import Json, print_json
-from longhaul.pages.recipe_facts import amount
-from longhaul.run_folder.state import (
-    RunState,
-    StageState,
-    run_state,
-)
+from longhaul.run_folder.state import RunState, StageState, run_state
 from longhaul.terminal.console import show
 from longhaul.terminal.messages import note
 from longhaul.terminal.pace import duration
+from recipes.spec.naming import amount
 
 COLUMNS = ("stage", "state", "step", "tokens", "left", "checkpoint", "evaluated", "job")
 EXPENDABLE = ("evaluated", "tokens", "checkpoint", "left", "job")

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from longhaul.options import CLUSTER
 from longhaul.pages.next_commands import OnCluster
 from longhaul.pages.recipe_facts import counted
 from recipes.ladders import LADDERS
@@ -22,7 +21,7 @@ from recipes.planner.workload import Job
 from recipes.shipped.select import layout_for, stage_of
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster as clusters
-from recipes.spec.cluster import Cluster
+from recipes.spec.cluster import CLUSTER, Cluster
 from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import length_shown, recipe_name

@@ -23,21 +23,12 @@ from longhaul.doctor.case import (
     gib,
     on_one_line,
 )
-from longhaul.doctor.oom_log import (
-    Failure,
-    Log,
-    read,
-)
+from longhaul.doctor.oom_log import Failure, Log, read
 from longhaul.options import Json, print_json
 from longhaul.terminal.console import show
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM, Plan
-from recipes.planner.remedies.climb import (
-    UNTRIED,
-    Remedies,
-    Remedy,
-    remedies,
-)
+from recipes.planner.remedies.climb import UNTRIED, Remedies, Remedy, remedies
 from recipes.planner.search import search
 from recipes.planner.tensor_sizes import matching
 from recipes.planner.timeouts import ALLOCATOR

@@ -10,12 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.run_folder import (
-    MissingResultError,
-    Step,
-    read_steps,
-    stage_folder,
-)
+from eval.run_folder import MissingResultError, Step, read_steps, stage_folder
 from longhaul.doctor.case import (
     CardName,
     Case,

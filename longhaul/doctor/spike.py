@@ -6,11 +6,7 @@ from typing import Annotated
 
 import typer
 
-from eval.run_folder import (
-    MissingResultError,
-    StageResults,
-    load,
-)
+from eval.run_folder import MissingResultError, StageResults, load
 from longhaul.doctor.spike_checks import checks
 from longhaul.doctor.stage_files import StageFacts, stage_facts
 from longhaul.options import Json, Run, print_json

@@ -11,7 +11,7 @@ from custom_modules.rope.config import RopeScaling
 from data.files.user_file import read_yaml
 from data.store import Manifest, StoreError
 from eval.run_folder import StageResults, stage_folder
-from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
+from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint
 from recipes.spec.stage import Cosine
 
 
@@ -89,7 +89,7 @@ class StageFacts:
 def stage_facts(run: Path, results: StageResults) -> StageFacts:
     """Read the folder of a stage."""
     folder = stage_folder(run, results.name)
-    recipe = _recipe(folder / "config.yaml")
+    recipe = _recipe(folder / RECIPE)
     begun = (recipe.get("resume") or {}).get("start")
     return StageFacts(
         results=results,

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job that evaluates stages of a run; imports NeMo."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import nemo_run
 import torch
@@ -9,11 +11,14 @@ import torch
 from custom_modules.context_parallel.config import ContextParallelKind
 from data.store import Manifest, require_tokenizer
 from eval.evaluate import evaluate
+from eval.rope_search.evolution import Settings
+from eval.rope_search.run import find_factors
 from eval.run_folder import stage_folder
 from recipes.checkpoints.files import require_whole
-from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
+from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint
 from recipes.constraints import laws
 from recipes.resolved import yaml_file
+from recipes.resolved.read import device_of
 from slurm.experiment import Job
 from slurm.local_executor import local_executor
 
@@ -91,4 +96,56 @@ def require_layout(
 
 def recipe_of(run: Path, stage: str) -> nemo_run.Partial:
     """Return the resolved recipe that a stage was trained by."""
-    return yaml_file.read(stage_folder(run, stage) / "config.yaml")
+    return yaml_file.read(stage_folder(run, stage) / RECIPE)
+
+
+def evaluation_layout(recipe: nemo_run.Partial) -> dict[str, Any]:
+    """Return the ranks, kinds of parallelism and device to evaluate a stage with.
+
+    On GPUs those that trained it, since its length needs them; on CPU two ranks that share the
+    documents, which is faster than sharing each.
+    """
+    strategy = recipe.trainer.strategy
+    on_gpu = device_of(recipe) == "cuda"
+    tp = int(strategy.tensor_model_parallel_size) if on_gpu else 1
+    cp = int(strategy.context_parallel_size) if on_gpu else 1
+    ranks = tp * cp if on_gpu else min(2, os.cpu_count() or 1)
+    return {
+        "ranks": ranks,
+        "tensor_parallel": tp,
+        "context_parallel": cp,
+        "device": device_of(recipe),
+    }
+
+
+def search_job(
+    run: Path,
+    stage: str,
+    *,
+    store: Path,
+    target: int,
+    out: Path,
+    progress: Path,
+    settings: Settings,
+    ranks: int,
+    **choices: Any,
+) -> Job:
+    """Return the job that writes `out`; `choices` are those of `find_factors`."""
+    task = nemo_run.Partial(
+        find_factors,
+        run=str(run.resolve()),
+        stage=stage,
+        store=str(store.resolve()),
+        target=target,
+        out=str(out.resolve()),
+        progress=str(progress.resolve()),
+        settings=nemo_run.Config(
+            Settings,
+            population=settings.population,
+            iterations=settings.iterations,
+            mutation=settings.mutation,
+            seed=settings.seed,
+        ),
+        **choices,
+    )
+    return Job("rope-search", task, local_executor(ranks))

@@ -7,21 +7,15 @@ The layout is read back from the resolved recipe, so that the command line's ove
 import math
 from collections.abc import Sequence
 
-import fiddle as fdl
 import nemo_run
 
-from longhaul.jobs import local_chain, stage_checks
+from longhaul.jobs import local_chain
 from longhaul.jobs.ladder_run import Plan as Run
 from recipes.planner.plan import Plan
 from recipes.planner.search import Question
 from recipes.planner.timeouts import limits
-from recipes.resolved.check import (
-    fp8,
-    sharding_of,
-    tokens_per_batch,
-    world_size,
-)
-from recipes.spec.layout import ContextParallel, Layout
+from recipes.resolved import read
+from recipes.resolved.read import layout_of, tokens_per_batch
 from slurm.cluster_file import LONGEST_SIGNAL, ClusterFile, seconds_of
 
 LEAST_STEPS = 2
@@ -30,7 +24,7 @@ LEAST_STEPS = 2
 
 def planned(run: Run, recipe: nemo_run.Partial, file: ClusterFile) -> Plan | None:
     """Return the plan of a stage on a cluster; None for CPU ranks and where no machine is said."""
-    if stage_checks.device_of(recipe) == "cpu" or file.hardware is None:
+    if read.device_of(recipe) == "cpu" or file.hardware is None:
         return None
     layout = layout_of(recipe)
     return Question(
@@ -41,30 +35,6 @@ def planned(run: Run, recipe: nemo_run.Partial, file: ClusterFile) -> Plan | Non
         gpus=layout.world_size,
         fp8=layout.fp8,
     ).plan(layout)
-
-
-def layout_of(recipe: nemo_run.Partial) -> Layout:
-    """Return the layout that a resolved recipe has."""
-    config, strategy, optim = recipe.model.config, recipe.trainer.strategy, recipe.optim.config
-    tp = int(strategy.tensor_model_parallel_size)
-    cp = int(strategy.context_parallel_size)
-    pp = int(strategy.pipeline_model_parallel_size)
-    offloaded = optim.optimizer_offload_fraction if optim.optimizer_cpu_offload else 0.0
-    return Layout(
-        tp=tp,
-        cp=ContextParallel(size=cp, how=fdl.build(config.cp)),
-        pp=pp,
-        dp=world_size(recipe) // (tp * cp * pp),
-        micro_batch=int(recipe.data.micro_batch_size),
-        recompute=fdl.build(config.recompute),
-        tiling=fdl.build(config.tiling),
-        offload=fdl.build(config.offload),
-        sharding=sharding_of(recipe),
-        optimizer_offload=float(offloaded),
-        fp8=fp8(recipe),
-        precision="fp32" if recipe.trainer.plugins.precision == "32" else "bf16",
-        device="cpu" if stage_checks.device_of(recipe) == "cpu" else "cuda",
-    )
 
 
 def save_seconds(file: ClusterFile, found: Plan | None) -> int:

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `longhaul run` decides before anything large is loaded: ladder, card, folders, store."""
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import TYPE_CHECKING
 
 from data.store import Manifest
 from recipes.ladders import LADDERS
@@ -15,17 +11,12 @@ from recipes.models import CARDS
 from recipes.shipped.select import require_heads
 from recipes.shipped.table import ROWS
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import (
-    family_name,
-    recipe_name,
-    run_folder,
-    store_folder,
-)
+from recipes.spec.naming import family_name, recipe_name, run_folder, store_folder
 from recipes.spec.stage import Ladder, Stage
 from recipes.spec.suggest import named
 
 if TYPE_CHECKING:
-    import nemo_run
+    pass
 
 
 @dataclass(frozen=True)
@@ -121,62 +112,3 @@ def require_store(plan: Plan) -> None:
     from longhaul.commands.prepare import prepare
 
     prepare(out=plan.store, vocab_size=plan.card.vocab)
-
-
-def describe(plan: Plan, recipes: "list[nemo_run.Partial]") -> None:
-    """Print a line a stage: what it trains, how long, on how many ranks, from what."""
-    from rich.table import Table
-
-    from longhaul.terminal.console import show
-
-    columns = ("stage", "tokens", "RoPE", "steps", "tokens/step", "ranks", "starts from")
-    lines = [
-        dict(zip(columns, (name, *_row(recipe)), strict=True))
-        for (name, _), recipe in zip(plan.chosen, recipes, strict=True)
-    ]
-
-    def table(without: Sequence[str]) -> Table:
-        made = Table(title=f"{plan.card.name} on ladder {plan.ladder.name} -> {plan.run}")
-        titles = [title for title in columns if title not in without]
-        for title in titles:
-            right = title in ("tokens", "steps", "tokens/step")
-            made.add_column(title, no_wrap=True, justify="right" if right else "left")
-        for line in lines:
-            made.add_row(*(line[title] for title in titles))
-        return made
-
-    if "starts from" in show(table, ("RoPE", "tokens/step", "starts from", "ranks")):
-        for line in lines:
-            typer.echo(f"{line['stage']} starts from {line['starts from']}")
-
-
-def _row(recipe: "nemo_run.Partial") -> tuple[str, ...]:
-    rope: Any = recipe.model.config.rope
-    rotation = f"{rope.method}, base {rope.base:,.0f}"
-    if rope.method != "default":
-        rotation += f", factor {rope.factor:g}"
-    strategy = recipe.trainer.strategy
-    ranks = int(recipe.trainer.devices) * int(recipe.trainer.num_nodes)
-    kinds = {
-        "TP": strategy.tensor_model_parallel_size,
-        "CP": strategy.context_parallel_size,
-        "PP": strategy.pipeline_model_parallel_size,
-    }
-    dp = ranks
-    for size in kinds.values():
-        dp //= size
-    layout = " ".join(f"{kind}{size}" for kind, size in {**kinds, "DP": dp}.items() if size > 1)
-    start = recipe.resume.start
-    return (
-        f"{recipe.data.seq_length:,}",
-        rotation,
-        f"{recipe.trainer.max_steps:,}",
-        f"{recipe.data.global_batch_size * recipe.data.seq_length:,}",
-        f"{ranks} ({layout})" if layout else str(ranks),
-        "random weights" if start is None else _short(Path(start)),
-    )
-
-
-def _short(start: Path) -> str:
-    """Return the stage of a checkpoint folder, or the folder of a published model."""
-    return start.parent.name if start.name == "checkpoints" else os.path.relpath(start)

@@ -10,15 +10,17 @@ from pathlib import Path
 import nemo_run
 
 from eval.run_folder import evaluation_path, write_json
-from longhaul.jobs import stage_checks
+from longhaul.jobs import evaluation, records, stage_checks, training
 from longhaul.jobs.evaluation import evaluation_job
 from longhaul.jobs.ladder_run import Plan
+from longhaul.jobs.store_source import require_heldout
 from longhaul.pages.next_commands import OnCluster
-from longhaul.prepare_job import require_heldout
 from longhaul.version import versions
 from recipes.checkpoints.marker import is_finished, steps_taken
-from recipes.pretrain import place
-from recipes.resolved.check import trained_length
+from recipes.nemo2.settings import place
+from recipes.resolved import overrides, read
+from recipes.resolved.read import trained_length
+from recipes.shipped import factories
 from recipes.shipped.table import ROWS
 from recipes.spec.stage import Stage
 from slurm.experiment import Job
@@ -35,7 +37,7 @@ def recipes(plan: Plan, words: Sequence[str], device: str | None) -> list[nemo_r
     """
     made = []
     for name, stage in plan.chosen:
-        made.append(placed(plan, stage, stage_checks.factory(name), words, device))
+        made.append(placed(plan, stage, factories.recipe_named(name), words, device))
     return made
 
 
@@ -59,9 +61,9 @@ def overridden(
                 f"{word.partition('=')[0]} is a place, which all stages would share; "
                 "use --out and --store"
             )
-    recipe = stage_checks.override(recipe, words)
-    stage_checks.on_device(recipe, device)
-    stage_checks.absolute(recipe)
+    recipe = overrides.override(recipe, words)
+    overrides.on_device(recipe, device)
+    read.absolute(recipe)
     return recipe
 
 
@@ -110,7 +112,7 @@ def jobs(
     if record:
         write_records(plan, made)
     names = [recipe.log.name for recipe in made]
-    left = [stage_checks.training_job(recipe) for recipe in unfinished]
+    left = [training.training_job(recipe) for recipe in unfinished]
     evaluated = all(evaluation_path(plan.run, name).is_file() for name in names)
     if left or not evaluated:
         left.append(
@@ -122,7 +124,7 @@ def jobs(
                 documents=documents,
                 trials=trials,
                 verify=plan.verify is not False,
-                **stage_checks.evaluation_layout(made[-1]),
+                **evaluation.evaluation_layout(made[-1]),
             )
         )
     return left
@@ -176,7 +178,7 @@ def write_records(plan: Plan, made: list[nemo_run.Partial]) -> None:
     plan.run.mkdir(parents=True, exist_ok=True)
     before = "scratch" if plan.only is None else plan.before(made[0].log.name) or "scratch"
     for recipe in made:
-        stage_checks.record(recipe, start=before)
+        records.record(recipe, start=before)
         before = recipe.log.name
     names = [recipe.log.name for recipe in made] if plan.only is None else plan.stage_names
     write_json(

@@ -7,17 +7,13 @@ from typing import Any
 
 import nemo_run
 
-from longhaul.jobs import stage_checks
+from longhaul.jobs import evaluation
 from longhaul.jobs.job_times import planned
 from longhaul.jobs.ladder_run import Plan
+from recipes.resolved import read
 from recipes.spec.units import GiB
 from slurm.cluster_file import ClusterFile
-from slurm.preflight.requirements import (
-    Bandwidth,
-    Expected,
-    inner_degree,
-    thresholds,
-)
+from slurm.preflight.requirements import Bandwidth, Expected, inner_degree, thresholds
 
 OF_A_GPU_NODE = ("linked_gpus", "gpu_memory_gib", "capability", "shared_memory_gib")
 
@@ -47,7 +43,7 @@ def of_evaluation(
     plan: Plan, file: ClusterFile, recipe: nemo_run.Partial, *, nodes: int, per_node: int
 ) -> nemo_run.Config:
     """Return what the evaluation of a stage expects: no room for checkpoints, nothing pinned."""
-    layout = stage_checks.evaluation_layout(recipe)
+    layout = evaluation.evaluation_layout(recipe)
     expected = _expected(plan, nodes=nodes, per_node=per_node)
     _set(
         expected,
@@ -103,7 +99,7 @@ def _speed(file: ClusterFile) -> dict[str, Any]:
 
 def _machine(file: ClusterFile, recipe: nemo_run.Partial, per_node: int) -> dict[str, Any]:
     """Return what is asked of a node with GPUs; nothing for CPU ranks."""
-    if stage_checks.device_of(recipe) == "cpu" or file.hardware is None:
+    if read.device_of(recipe) == "cpu" or file.hardware is None:
         return {}
     machine, said = Expected.of(file.hardware), thresholds(file)
     found = {name: getattr(machine, name) for name in OF_A_GPU_NODE}

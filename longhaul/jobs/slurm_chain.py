@@ -13,18 +13,15 @@ from typing import Any
 import nemo_run
 
 from eval.gate import evaluate_and_judge, has_passed
-from longhaul.jobs import (
-    local_chain,
-    node_requirements,
-    stage_checks,
-)
+from longhaul.jobs import evaluation, local_chain, node_requirements
 from longhaul.jobs.job_times import planned, save_seconds
 from longhaul.jobs.ladder_run import Plan
-from longhaul.jobs.store_source import Documents
-from longhaul.prepare_job import prepare_for
+from longhaul.jobs.store_source import Documents, prepare_for
+from recipes.checkpoints.marker import RECIPE
 from recipes.hugging_face.export import export_stage
-from recipes.pretrain import described
-from recipes.resolved.check import trained_length
+from recipes.nemo2.settings import described
+from recipes.resolved import read
+from recipes.resolved.read import trained_length
 from slurm.cluster_file import ClusterFile
 from slurm.entrypoint import run, train
 from slurm.executors import executor
@@ -67,7 +64,7 @@ def jobs(
         )
         found.append(_evaluate(plan, file, task, recipe))
     if export is not None:
-        source = str(stage_checks.folder_of(made[-1]).resolve())
+        source = str(read.folder_of(made[-1]).resolve())
         task = nemo_run.Partial(
             export_stage,
             source=source,
@@ -96,10 +93,10 @@ def _prepare(plan: Plan, file: ClusterFile, documents: Documents, length: int) -
 
 
 def _train(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> Job:
-    folder = stage_checks.folder_of(recipe)
+    folder = read.folder_of(recipe)
     task = nemo_run.Partial(
         train,
-        config=str(folder / stage_checks.CONFIG),
+        config=str(folder / RECIPE),
         expected=node_requirements.of_training(plan, file, recipe),
         seconds=file.preflight_seconds,
     )
@@ -118,7 +115,7 @@ def _evaluate(
     plan: Plan, file: ClusterFile, task: nemo_run.Partial, recipe: nemo_run.Partial
 ) -> Job:
     """Return the job of a stage's evaluation, on the ranks that its length needs."""
-    ranks = stage_checks.evaluation_layout(recipe)["ranks"]
+    ranks = evaluation.evaluation_layout(recipe)["ranks"]
     nodes = -(-ranks // int(recipe.trainer.devices))
     while ranks % nodes:
         nodes += 1
@@ -151,14 +148,14 @@ def _on_ranks(
 
 
 def _parallel(recipe: nemo_run.Partial) -> dict[str, Any]:
-    layout = stage_checks.evaluation_layout(recipe)
+    layout = evaluation.evaluation_layout(recipe)
     layout.pop("ranks")
     return layout
 
 
 def _with_gpus(file: ClusterFile, recipe: nemo_run.Partial) -> ClusterFile:
     """Return the file asking for no GPUs where the ranks of a stage are on the CPU."""
-    return file if stage_checks.device_of(recipe) == "cuda" else _without_gpus(file)
+    return file if read.device_of(recipe) == "cuda" else _without_gpus(file)
 
 
 def _without_gpus(file: ClusterFile) -> ClusterFile:

@@ -8,8 +8,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.prepare import prepare
 from data.readers import HUB_PREFIX
+from data.store import Manifest, is_store
 from longhaul.jobs.ladder_run import Plan
+from recipes.spec.gate import GateShutError
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.A)
 """A model of the Hugging Face hub: `NAME` or `OWNER/NAME`."""
@@ -68,3 +71,29 @@ def _tokenizer(word: str | None) -> str | None:
         f"--tokenizer {word} is not there ({path}); name a folder, or a model of the hub as "
         "OWNER/NAME"
     )
+
+
+def require_heldout(manifest: Manifest, length: int) -> None:
+    """Raise ValueError where no held-out document is longer than a length to evaluate at."""
+    if manifest.heldout.longest <= length:
+        raise ValueError(
+            f"the longest held-out document of {manifest.root} has "
+            f"{manifest.heldout.longest:,} tokens; evaluation at {length:,} needs a longer one"
+        )
+
+
+def prepare_for(
+    length: int, *, source: str | None, out: str, tokenizer: str | None, vocab_size: int
+) -> None:
+    """Make a store for stages of up to `length` tokens; one that is there already is taken.
+
+    So a job that is queued again ends well. Raises GateShutError, which ends the chain, for a store
+    that could not be evaluated at that length.
+    """
+    if not is_store(Path(out)):
+        prepare(source, out, tokenizer=tokenizer, vocab_size=vocab_size)
+    manifest = Manifest.load(out)
+    try:
+        require_heldout(manifest, length)
+    except ValueError as error:
+        raise GateShutError(str(error)) from None

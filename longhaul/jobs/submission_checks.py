@@ -9,11 +9,7 @@ from typing import Any
 
 from longhaul.jobs.cluster_checks import Folder, lacking
 from longhaul.jobs.ladder_run import Plan
-from longhaul.jobs.slurm_queue import (
-    FORGOTTEN,
-    OVER,
-    job_numbers,
-)
+from longhaul.jobs.slurm_queue import FORGOTTEN, OVER, job_numbers
 from slurm.cluster_file import ClusterFile
 from slurm.executors import executor, require_reached
 from slurm.experiment import nothing_to_read

@@ -8,12 +8,7 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from eval.report.evaluations import (
-    alike,
-    in_words,
-    range_bounds,
-    range_rows,
-)
+from eval.report.evaluations import alike, in_words, range_bounds, range_rows
 from eval.report.page import other_settings, passkey_sentence
 from eval.run_folder import Evaluation
 from longhaul.terminal.console import show

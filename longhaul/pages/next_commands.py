@@ -7,8 +7,8 @@
 import shlex
 from dataclasses import dataclass
 
-from longhaul.options import CLUSTER
 from recipes.spec import cluster
+from recipes.spec.cluster import CLUSTER
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import length_shown
 from recipes.spec.stage import Ladder, Stage

@@ -11,12 +11,8 @@ from recipes.shipped.table import Row
 from recipes.spec import cluster
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import length_shown
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.naming import amount, length_shown
+from recipes.spec.stage import Cosine, Ladder, Stage
 
 OWN = " (the card's own)"
 _IN_THE_METHOD = (
@@ -67,15 +63,6 @@ def length(stage: Stage) -> str:
     if stage.target_length != stage.seq_length:
         words += f" for {length_shown(stage.target_length)}"
     return words
-
-
-def amount(tokens: int) -> str:
-    """Return a number of tokens or weights to three figures: 369K, 2.1B."""
-    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
-        if tokens >= unit:
-            shown = tokens / unit
-            return f"{shown:.0f}{letter}" if shown >= 100 else f"{shown:.3g}{letter}"
-    return str(tokens)
 
 
 def machines(row: Row) -> str:
@@ -192,13 +179,3 @@ def _sharing(cp: ContextParallel) -> str:
 
 def _precision(plan: Layout) -> str:
     return plan.precision + (f", fp8 {in_words(plan.fp8)}" if plan.fp8.recipe != "none" else "")
-
-
-def of_other_cards(ladder: Ladder, card: ModelCard) -> str:
-    """Return in a sentence that a ladder's rotations are for other cards; empty where they fit."""
-    if not ladder.cards or card.name in ladder.cards:
-        return ""
-    return (
-        f"ladder {ladder.name} is for {', '.join(ladder.cards)}; its rotations were not chosen for "
-        f"{card.name}, which is trained at {card.native_context:,} tokens"
-    )

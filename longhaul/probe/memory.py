@@ -54,17 +54,18 @@ def memory(
 
         from longhaul.jobs import stage_checks
         from longhaul.probe import resize
-        from recipes.resolved import single_step, yaml_file
-        from recipes.resolved.check import world_size
+        from recipes.resolved import overrides, read, single_step, yaml_file
+        from recipes.resolved.read import world_size
+        from recipes.shipped import factories
 
-        recipe = stage_checks.override(stage_checks.factory(factory), context.args)
-        by_recipe = stage_checks.device_of(recipe)
+        recipe = overrides.override(factories.recipe_named(factory), context.args)
+        by_recipe = read.device_of(recipe)
         if not device and by_recipe == "cuda" and not torch.cuda.is_available():
             device = "cpu"
-        stage_checks.on_device(recipe, device or None)
+        overrides.on_device(recipe, device or None)
     recipe = resize.resized(recipe, shrunk=shrink, seq=length, layers=layers, hidden=hidden)
     stage_checks.require_device(recipe)
-    ranks, where = world_size(recipe), stage_checks.device_of(recipe)
+    ranks, where = world_size(recipe), read.device_of(recipe)
     require_ranks(recipe, ranks, where)
     require_memory(recipe, ranks, where, resize.about_bytes(recipe))
     with tempfile.TemporaryDirectory() as folder:

@@ -13,14 +13,11 @@ import nemo_run
 import torch
 import torch.distributed as dist
 
+from recipes.nemo2.settings import described
 from recipes.notation.describe import in_words
-from recipes.pretrain import described
 from recipes.rehearsal.shrink import rotation
-from recipes.resolved.check import (
-    check,
-    tokens_per_batch,
-    world_size,
-)
+from recipes.resolved.check import check
+from recipes.resolved.read import tokens_per_batch, world_size
 from recipes.resolved.single_step import micro_batches
 
 SHRUNK_HIDDEN, SHRUNK_LAYERS, SHRUNK_SEQ = 192, 4, 2048

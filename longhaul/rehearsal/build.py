@@ -9,13 +9,15 @@ import nemo_run
 
 from data.store import Manifest
 from data.train_short.impactful_tokens import FILE, ImpactfulTokens
-from longhaul.jobs import local_chain, stage_checks
+from longhaul.jobs import local_chain
 from longhaul.jobs.ladder_run import Plan
 from longhaul.rehearsal.checks import WEIGHT_SUMS, Planned
 from recipes.checkpoints.weight_checksums import WeightSums
-from recipes.pretrain import place, pretrain
+from recipes.nemo2.settings import place
+from recipes.pretrain import pretrain
 from recipes.rehearsal.plan import Rehearsal
-from recipes.resolved.check import tokens_per_batch, world_size
+from recipes.resolved import read
+from recipes.resolved.read import tokens_per_batch, world_size
 from recipes.spec.stage import Cosine
 from slurm.experiment import Job
 
@@ -38,7 +40,7 @@ def recipes(
         recipe.log.ckpt.every_n_train_steps = recipe.trainer.val_check_interval = stage.steps
         recipe.trainer.limit_val_batches = 1
         recipe = local_chain.overridden(recipe, words)
-        path = stage_checks.folder_of(recipe) / WEIGHT_SUMS
+        path = read.folder_of(recipe) / WEIGHT_SUMS
         recipe.trainer.callbacks.append(nemo_run.Config(WeightSums, path=str(path)))
         made.append(recipe)
     return made

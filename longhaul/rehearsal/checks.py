@@ -10,12 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from custom_modules.checkpoints.index import CheckpointError
-from eval.run_folder import (
-    Step,
-    read_evaluation,
-    read_steps,
-    stage_folder,
-)
+from eval.run_folder import Step, read_evaluation, read_steps, stage_folder
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 
 WEIGHT_SUMS = "weight_sums.json"

@@ -21,17 +21,8 @@ from eval.run_folder import (
 )
 from longhaul.jobs.slurm_queue import SlurmJob, submitted
 from longhaul.run_folder.lock import OF_RANKS
-from longhaul.run_folder.lock_holder import (
-    Holder,
-    holder_of,
-    is_locked,
-)
-from longhaul.terminal.pace import (
-    Pace,
-    Part,
-    ladder_left,
-    last_lines,
-)
+from longhaul.run_folder.lock_holder import Holder, holder_of, is_locked
+from longhaul.terminal.pace import Pace, Part, ladder_left, last_lines
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 from slurm.outcome import outcome
 

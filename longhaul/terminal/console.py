@@ -18,12 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
-from longhaul.terminal.messages import (
-    ENCODING_ERRORS,
-    is_quiet,
-    is_verbose,
-    note,
-)
+from longhaul.terminal.messages import ENCODING_ERRORS, is_quiet, is_verbose, note
 
 IN_A_PIPE = 120
 """Columns of text where no terminal says how many there are."""

@@ -15,16 +15,10 @@ from rich.progress import BarColumn, Progress, Task, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from longhaul.pages.recipe_facts import amount
 from longhaul.terminal.console import width_of
 from longhaul.terminal.messages import is_quiet
-from longhaul.terminal.pace import (
-    Pace,
-    Part,
-    duration,
-    ladder_left,
-    last_lines,
-)
+from longhaul.terminal.pace import Pace, Part, duration, ladder_left, last_lines
+from recipes.spec.naming import amount
 
 POLL_SECONDS = 0.5
 PLAIN_EVERY_SECONDS = 20.0

@@ -17,17 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from custom_modules.checkpoints.index import (
-    INDEX,
-    CheckpointError,
-    ForeignClassError,
-    outline,
-)
-from data.files.sha256 import (
-    Hashing,
-    Part,
-    sha256_of,
-)
+from custom_modules.checkpoints.index import INDEX, CheckpointError, ForeignClassError, outline
+from data.files.sha256 import Hashing, Part, sha256_of
 from recipes.checkpoints.marker import MARKER, checkpoint_facts
 
 FILES = "files"

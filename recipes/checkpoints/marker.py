@@ -9,6 +9,9 @@ from typing import Any
 from custom_modules.checkpoints.index import CheckpointError
 from data.files.whole import write_text
 
+RECIPE = "config.yaml"
+"""A stage's resolved recipe, in its folder; what its ranks read."""
+
 MARKER = "longhaul.json"
 
 

@@ -58,14 +58,9 @@ from recipes.checkpoints.files import (
     require_undamaged,
     require_whole,
 )
-from recipes.checkpoints.marker import (
-    MARKER,
-    checkpoint_facts,
-    write_marker,
-)
+from recipes.checkpoints.marker import MARKER, RECIPE, checkpoint_facts, write_marker
 from recipes.checkpoints.streamed_weights import write_weights
 from recipes.checkpoints.verified import verified
-from recipes.hugging_face.source_checkpoint import RECIPE
 
 WEIGHTS = "module."
 """What the names of a model's tensors begin with in a checkpoint of NeMo's."""

@@ -19,11 +19,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from custom_modules.checkpoints.index import CheckpointError, ForeignClassError
-from custom_modules.checkpoints.safe_loading import (
-    is_of_content,
-    read_safely,
-    require_common,
-)
+from custom_modules.checkpoints.safe_loading import is_of_content, read_safely, require_common
 from data.files.whole import chain
 from recipes.checkpoints.files import (
     CONTEXT,

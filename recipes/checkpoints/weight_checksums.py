@@ -16,11 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
-from megatron.core.dist_checkpointing.mapping import (
-    ShardedTensor,
-    apply_factories,
-    is_main_replica,
-)
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories, is_main_replica
 
 from data.files.whole import write_text
 

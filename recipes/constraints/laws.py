@@ -12,18 +12,9 @@ from custom_modules.context_parallel.config import (
     ContextParallelKind,
     degrees,
 )
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    SavedTensors,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, SavedTensors, Tiling
 from custom_modules.rope.config import MAX_POSITION, RopeScaling
-from recipes.spec.layout import (
-    Fp8,
-    Fp8Recipe,
-    Sharding,
-)
+from recipes.spec.layout import Fp8, Fp8Recipe, Sharding
 from recipes.spec.units import GiB
 
 FP8_BLOCK = {"delayed": 16, "tensorwise": 16, "mxfp8": 32, "blockwise": 128}

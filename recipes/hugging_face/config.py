@@ -14,12 +14,7 @@ from typing import Any, Literal
 from custom_modules.rope.config import RopeScaling
 from data.files.user_file import read_json
 from recipes.hugging_face.config_fields import CONFIG as CONFIG
-from recipes.hugging_face.config_fields import (
-    mapping,
-    number,
-    whole,
-    words,
-)
+from recipes.hugging_face.config_fields import mapping, number, whole, words
 from recipes.hugging_face.rope import RECORD, head_dim_of, rope_fields, rope_of
 from recipes.hugging_face.safetensors_files import Stored
 from recipes.hugging_face.weight_map import pieces

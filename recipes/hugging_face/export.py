@@ -28,12 +28,7 @@ from data.store import Manifest, require_tokenizer
 from recipes.checkpoints.files import HUGGING_FACE, require_undamaged
 from recipes.checkpoints.verified import one_rank, verified
 from recipes.hugging_face.config import CONFIG, exported_config, read_config
-from recipes.hugging_face.convert import (
-    DTYPES,
-    WORDS,
-    content,
-    to_hugging_face,
-)
+from recipes.hugging_face.convert import DTYPES, WORDS, content, to_hugging_face
 from recipes.hugging_face.import_ import fingerprint
 from recipes.hugging_face.safetensors_files import Shards
 from recipes.hugging_face.side_files import (
@@ -44,11 +39,7 @@ from recipes.hugging_face.side_files import (
     write_json,
 )
 from recipes.hugging_face.source_checkpoint import Trained, trained
-from recipes.hugging_face.weight_map import (
-    PREFIX,
-    Piece,
-    pieces,
-)
+from recipes.hugging_face.weight_map import PREFIX, Piece, pieces
 
 Described = Mapping[str, ShardedTensor]
 

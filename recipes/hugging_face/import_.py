@@ -38,12 +38,7 @@ from torch.distributed.checkpoint.planner import (
 from data import tokenizer
 from data.files.appearing import appearing
 from data.hub import TOKENIZER_FILES
-from recipes.checkpoints.files import (
-    FILES,
-    HUGGING_FACE,
-    described,
-    for_marker,
-)
+from recipes.checkpoints.files import FILES, HUGGING_FACE, described, for_marker
 from recipes.checkpoints.marker import write_marker
 from recipes.checkpoints.streamed_weights import write_weights
 from recipes.hugging_face import weight_map

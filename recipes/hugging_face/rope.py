@@ -21,12 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from custom_modules.rope.config import RopeScaling
-from recipes.hugging_face.config_fields import (
-    mapping,
-    number,
-    numbers,
-    whole,
-)
+from recipes.hugging_face.config_fields import mapping, number, numbers, whole
 
 RECORD = "longhaul_rope"
 """Our own key of config.json; others pass over it."""

@@ -14,16 +14,11 @@ from typing import Any
 from custom_modules.rope.config import RopeScaling
 from data.files.user_file import read_yaml
 from recipes.checkpoints.files import HUGGING_FACE
-from recipes.checkpoints.marker import (
-    checkpoint_facts,
-    checkpoints_in,
-    newest_checkpoint,
-)
+from recipes.checkpoints.marker import RECIPE, checkpoint_facts, checkpoints_in, newest_checkpoint
 from recipes.hugging_face.config import ROTATION, card_of, read_config, require_same
 from recipes.spec.families import FAMILIES
 from recipes.spec.model_card import ModelCard
 
-RECIPE = "config.yaml"
 OF_RECIPES = {
     "_target_", "apply_rope_fusion", "attention_kernel", "bias_activation_fusion",
     "bias_dropout_fusion", "cp", "cross_entropy_loss_fusion", "ffn_hidden_size",

@@ -11,11 +11,7 @@ Instruction tuning followed (configs/ift_16k_64k.yaml); it is not part of this l
 """
 
 from custom_modules.rope.gene import gene_rotation
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.train_short import Positions
 from recipes.spec.units import K
 

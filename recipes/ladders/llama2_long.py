@@ -11,11 +11,7 @@ Not stated: where the cosine ends, the optimizer, and whether documents see one 
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K, M
 
 STEPS = 100_000

@@ -14,11 +14,7 @@ The published weights of 3.1 have been through this. The ladder starts from the 
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K, M
 
 # ours: the lengths between, and the batches of 48K and 96K, which 16 ranks share

@@ -15,11 +15,7 @@ other bases, so one card.
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.train_short import Positions
 from recipes.spec.units import K
 

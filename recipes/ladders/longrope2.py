@@ -20,11 +20,7 @@ Not stated: warm-up, the cosine's end, the optimizer, and the temperature, which
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K
 
 PAIRS = 64  # head size 128

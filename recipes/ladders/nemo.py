@@ -14,11 +14,7 @@ does not reach the length learns to use distant text from these tokens alone; an
 how to turn its heads first.
 """
 
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K, M
 
 PROLONG_SCHEDULE = Cosine(peak=1e-5, final_ratio=0.1, warmup_ratio=0.1)

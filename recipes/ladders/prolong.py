@@ -15,11 +15,7 @@ one. The source starts from the instruct model: put its weights where the card's
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K, M
 
 SCHEDULE = Cosine(peak=1e-5, final_ratio=0.1, warmup_ratio=0.1)

@@ -11,11 +11,7 @@ Not stated: tokens, batch, rate, optimizer, and whether documents see one anothe
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K, M
 
 BASES = {64 * K: 1_000_000, 128 * K: 5_000_000, 256 * K: 10_000_000}

@@ -6,11 +6,7 @@ lower than the first: their batches hold four sequences, then one, and are noisi
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K
 
 BASE_2K = 40_000  # ours: the base of 512 tokens times the growth in length

@@ -13,11 +13,7 @@ not part of a ladder.
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K, M
 
 CARDS = ("llama31_8b", "llama31_70b")  # ours: the 70B

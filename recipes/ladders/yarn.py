@@ -17,11 +17,7 @@ train.sh, and are not in this ladder.
 """
 
 from custom_modules.rope.config import RopeScaling
-from recipes.spec.stage import (
-    Ladder,
-    Linear,
-    Stage,
-)
+from recipes.spec.stage import Ladder, Linear, Stage
 from recipes.spec.units import K
 
 YARN = Ladder(

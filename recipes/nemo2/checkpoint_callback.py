@@ -16,11 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from nemo import lightning as nl
 from nemo.lightning.ckpt_utils import ckpt_to_dir
 
-from recipes.checkpoints.files import (
-    FILES,
-    SavedFile,
-    for_marker,
-)
+from recipes.checkpoints.files import FILES, SavedFile, for_marker
 from recipes.checkpoints.marker import (
     MARKER,
     is_marked,

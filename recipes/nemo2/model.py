@@ -24,11 +24,7 @@ from custom_modules.attention.registry import KernelName
 from custom_modules.callbacks.step_log import Tally
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.gpt.model import LongContextGPT
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
 
 

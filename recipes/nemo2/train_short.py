@@ -7,11 +7,7 @@ from typing import Any
 import nemo_run as run
 
 from custom_modules.rope.config import RopeScaling
-from custom_modules.rope.skipped_positions import (
-    gene_scale,
-    longrecipe,
-    pose,
-)
+from custom_modules.rope.skipped_positions import gene_scale, longrecipe, pose
 from data.train_short.sentences import SentenceSelection
 from recipes.spec.stage import Stage
 from recipes.spec.train_short import Positions

@@ -20,19 +20,8 @@
 import re
 from typing import Any, cast, get_args
 
-from custom_modules.memory.config import (
-    Offload,
-    OffloadedTensors,
-    Recompute,
-    Tiling,
-)
-from recipes.spec.layout import (
-    ContextParallel,
-    Fp8,
-    Fp8Recipe,
-    Layout,
-    Sharding,
-)
+from custom_modules.memory.config import Offload, OffloadedTensors, Recompute, Tiling
+from recipes.spec.layout import ContextParallel, Fp8, Fp8Recipe, Layout, Sharding
 
 _SIZES = {"tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch"}
 _SHARDING: dict[str, Sharding] = {"zero0": "none", "zero2": "gradients", "zero3": "parameters"}

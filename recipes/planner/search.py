@@ -14,21 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from custom_modules.context_parallel.config import fits_ulysses, stage_sizes
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.planner.constraints import before_planning, refusals
 from recipes.planner.memory import memory
 from recipes.planner.plan import Plan, capped, host_cap, short
 from recipes.planner.workload import Job
 from recipes.spec.cluster import Cluster
-from recipes.spec.layout import (
-    ContextParallel,
-    Fp8,
-    Layout,
-)
+from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.model_card import ModelCard
 from recipes.spec.stage import Stage
 from recipes.spec.units import GiB, K

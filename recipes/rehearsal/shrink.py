@@ -20,17 +20,9 @@ from custom_modules.context_parallel.config import (
     fits_ulysses,
     stage_sizes,
 )
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    SavedTensors,
-)
+from custom_modules.memory.config import Offload, Recompute, SavedTensors
 from custom_modules.rope.config import RopeScaling
-from recipes.spec.layout import (
-    ContextParallel,
-    Fp8,
-    Layout,
-)
+from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.model_card import ModelCard
 from recipes.spec.stage import Stage
 from recipes.spec.units import GiB

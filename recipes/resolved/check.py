@@ -9,21 +9,24 @@ from typing import Any
 import fiddle as fdl
 import nemo_run as run
 
-from custom_modules.context_parallel.config import Degrees, degrees
 from custom_modules.memory.config import SavedTensors
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import Rotation
 from recipes.constraints import laws
 from recipes.constraints.train_short import broken_positions
 from recipes.hugging_face.config import UNSTATED
-from recipes.resolved.ineffective import MEGATRON_FSDP, without_effect
-from recipes.resolved.values import (
-    missing,
-    out_of_range,
-    wrong_types,
+from recipes.resolved.ineffective import without_effect
+from recipes.resolved.read import (
+    context_parallelism,
+    fp8,
+    rank_tokens,
+    sharding_of,
+    tokens_per_batch,
+    trained_length,
+    world_size,
 )
+from recipes.resolved.values import missing, out_of_range, wrong_types
 from recipes.spec.families import FAMILIES
-from recipes.spec.layout import Fp8, Sharding
 
 
 def check(recipe: run.Partial) -> None:
@@ -111,22 +114,6 @@ def _named(parameters: Iterable[inspect.Parameter]) -> list[str]:
     return [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
 
-def world_size(recipe: run.Partial) -> int:
-    """Return the ranks that the trainer of the recipe starts."""
-    ranks = 1
-    for name in ("devices", "num_nodes"):
-        value = getattr(recipe.trainer, name)
-        if not isinstance(value, int):
-            raise ValueError(f"trainer.{name} is {value!r}; write a number")
-        ranks *= value
-    return ranks
-
-
-def tokens_per_batch(recipe: run.Partial) -> int:
-    """Return the tokens of one optimizer step, from the data module."""
-    return int(recipe.data.global_batch_size) * int(recipe.data.seq_length)
-
-
 def disagreements(recipe: run.Partial) -> Iterator[str]:
     """Yield a sentence for each number that two places of the tree state differently."""
     logs = [node for node in recipe.trainer.callbacks if hasattr(node, "tokens_per_batch")]
@@ -155,58 +142,6 @@ def disagreements(recipe: run.Partial) -> Iterator[str]:
 def _calculates_per_token_loss(config: Any) -> bool:
     arguments = fdl.ordered_arguments(config, include_defaults=True)
     return bool(arguments["calculate_per_token_loss"])
-
-
-def trained_length(recipe: run.Partial) -> int:
-    """Return the context that the stage trains for: its target where it trains short."""
-    given = fdl.ordered_arguments(recipe.data)
-    if "rope_scale" in given:
-        return fdl.build(recipe.model.config.rope).reach or int(recipe.data.seq_length)
-    skips = given.get("positions")
-    return int(recipe.data.seq_length if skips is None else skips.target_length)
-
-
-def context_parallelism(recipe: run.Partial) -> Degrees:
-    """Return the degrees of context parallelism that the recipe asks for, or `auto` chooses."""
-    config, strategy = recipe.model.config, recipe.trainer.strategy
-    tp = strategy.tensor_model_parallel_size
-    return degrees(
-        fdl.build(config.cp),
-        size=strategy.context_parallel_size,
-        heads=config.num_attention_heads // tp,
-        kv_heads=config.num_query_groups // tp,
-        head_dim=config.kv_channels,
-        seq_length=recipe.data.seq_length,
-        ranks_per_link=max(1, recipe.trainer.devices // tp),
-    )
-
-
-def sharding_of(recipe: run.Partial) -> Sharding:
-    """Return what each of the ranks that share parameters has a part of."""
-    ddp = recipe.trainer.strategy.ddp
-    if recipe.trainer.strategy.fsdp == "megatron":
-        by_megatron = {theirs: ours for ours, theirs in MEGATRON_FSDP.items()}
-        return by_megatron[ddp.data_parallel_sharding_strategy]
-    return "optimizer" if ddp.use_distributed_optimizer else "none"
-
-
-def fp8(recipe: run.Partial) -> Fp8:
-    """Return the FP8 choices that NeMo's precision plugin holds."""
-    plugin = recipe.trainer.plugins
-    if not plugin.fp8:
-        return Fp8()
-    some = plugin.first_last_layers_bf16
-    return Fp8(
-        recipe=plugin.fp8_recipe,
-        bf16_first=plugin.num_layers_at_start_in_bf16 if some else 0,
-        bf16_last=plugin.num_layers_at_end_in_bf16 if some else 0,
-    )
-
-
-def rank_tokens(recipe: run.Partial) -> int:
-    """Return the tokens of a micro-batch on one rank, before sequence parallelism."""
-    per_sequence = recipe.data.seq_length // recipe.trainer.strategy.context_parallel_size
-    return int(per_sequence * recipe.data.micro_batch_size)
 
 
 def broken_laws(recipe: run.Partial) -> Iterator[str]:

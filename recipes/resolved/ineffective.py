@@ -12,14 +12,9 @@ from custom_modules.attention.registry import KernelName
 from custom_modules.context_parallel.config import TRANSFORMER_ENGINE_KINDS
 from custom_modules.gpt.self_attention import ignored_settings
 from custom_modules.memory.config import Recompute
-from recipes.spec.layout import Sharding
+from recipes.nemo2.settings import MEGATRON_FSDP
 from recipes.spec.stage import DocumentPolicy
 
-MEGATRON_FSDP: dict[Sharding, str] = {
-    "gradients": "optim_grads",
-    "parameters": "optim_grads_params",
-}
-"""Megatron's words for what its FSDP shards; sharding by other means is not in it."""
 _FSDP_SETTINGS = {
     "trainer.strategy.save_ckpt_format": "fsdp_dtensor",
     "trainer.strategy.ddp.use_megatron_fsdp": True,

@@ -19,7 +19,7 @@ from nemo.lightning import _strategy_lib
 from nemo.lightning.megatron_parallel import MegatronParallel
 
 from custom_modules.profiling.step_memory import Training
-from recipes.resolved.check import world_size
+from recipes.resolved.read import world_size
 
 
 def micro_batches(recipe: nemo_run.Partial) -> tuple[int, int]:

@@ -9,9 +9,10 @@ from nemo.collections import llm
 from recipes.pretrain import pretrain
 from recipes.shipped.table import ROWS, Row
 from recipes.spec.cluster import load
+from recipes.spec.suggest import named
 
 
-def factory(row: Row) -> Callable[..., run.Partial]:
+def _factory(row: Row) -> Callable[..., run.Partial]:
     """Return a row's recipe as a function of the nodes, listed for nemo-run's command line."""
 
     def recipe(nodes: int = row.nodes) -> run.Partial:
@@ -27,5 +28,10 @@ def factory(row: Row) -> Callable[..., run.Partial]:
 
 
 FACTORIES: dict[str, Callable[..., run.Partial]] = {
-    name: factory(row) for name, row in ROWS.items()
+    name: _factory(row) for name, row in ROWS.items()
 }
+
+
+def recipe_named(name: str) -> run.Partial:
+    """Return the recipe of that name; raise ValueError with the nearest name for an unknown one."""
+    return named("recipe", name, FACTORIES)()

@@ -5,19 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from longhaul.options import CLUSTER
-from longhaul.pages.recipe_facts import of_other_cards
 from recipes.ladders import LADDERS
 from recipes.models import CARDS, TINY
 from recipes.shipped.table import ROWS, Row
 from recipes.spec import cluster
+from recipes.spec.cluster import CLUSTER
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import (
-    length_from,
-    length_shown,
-    recipe_name,
-)
+from recipes.spec.naming import length_from, length_shown, recipe_name
 from recipes.spec.stage import Ladder, Stage
 from recipes.spec.suggest import named, there_are
 
@@ -237,3 +232,13 @@ def _on_two_cores(ladder: Ladder, stage: Stage) -> Layout:
     if row is not None:
         return row.layout
     return Layout(cp=ContextParallel.ulysses(2), precision="fp32", device="cpu")
+
+
+def of_other_cards(ladder: Ladder, card: ModelCard) -> str:
+    """Return in a sentence that a ladder's rotations are for other cards; empty where they fit."""
+    if not ladder.cards or card.name in ladder.cards:
+        return ""
+    return (
+        f"ladder {ladder.name} is for {', '.join(ladder.cards)}; its rotations were not chosen for "
+        f"{card.name}, which is trained at {card.native_context:,} tokens"
+    )

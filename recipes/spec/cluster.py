@@ -173,3 +173,7 @@ def _made(kind: Any, given: Any, where: str) -> Any:
     except TypeError as error:
         missing = [name for name in known if name not in values]
         raise ValueError(f"{where} lacks {', '.join(missing)}") from error
+
+
+CLUSTER = "dgx_h100"
+"""The cluster that is meant where none is named."""

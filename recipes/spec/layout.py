@@ -5,11 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from custom_modules.context_parallel.config import ContextParallelKind
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 
 Sharding = Literal["none", "optimizer", "gradients", "parameters"]
 Fp8Recipe = Literal["none", "delayed", "tensorwise", "blockwise", "mxfp8"]

@@ -103,3 +103,12 @@ def start_folder(card: ModelCard, ladder: Ladder, stage: Stage, run: Path) -> Pa
         return MODELS / card.name
     before = ladder.stages[ladder.stages.index(stage) - 1]
     return stage_folder(run, recipe_name(card, ladder, before)) / "checkpoints"
+
+
+def amount(tokens: int) -> str:
+    """Return a number of tokens or weights to three figures: 369K, 2.1B."""
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if tokens >= unit:
+            shown = tokens / unit
+            return f"{shown:.0f}{letter}" if shown >= 100 else f"{shown:.3g}{letter}"
+    return str(tokens)

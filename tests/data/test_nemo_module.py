@@ -10,11 +10,7 @@ import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 
 from custom_modules.attention.documents import Documents
-from custom_modules.rope.skipped_positions import (
-    gene_scale,
-    longrecipe,
-    pose,
-)
+from custom_modules.rope.skipped_positions import gene_scale, longrecipe, pose
 from data.nemo_module import NumberedDataset, StoreDataModule
 from data.store import StoreError
 from data.train_short import samples as train_short

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 
 from data import verification
-from data.files.sha256 import (
-    Hashing,
-    Part,
-    sha256_of,
-)
+from data.files.sha256 import Hashing, Part, sha256_of
 from data.store import Manifest, StoreError
 from data.verification import is_sampled, verify, write_blocks
 

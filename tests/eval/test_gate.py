@@ -7,18 +7,8 @@ import math
 import pytest
 
 from eval.gate import gate_path, judge, pass_gate
-from eval.run_folder import (
-    ByPosition,
-    Evaluation,
-    Passkey,
-    evaluation_path,
-    write_json,
-)
-from recipes.spec.gate import (
-    Gate,
-    GateShutError,
-    gate_from,
-)
+from eval.run_folder import ByPosition, Evaluation, Passkey, evaluation_path, write_json
+from recipes.spec.gate import Gate, GateShutError, gate_from
 
 EDGES = tuple(range(0, 1025, 64))
 

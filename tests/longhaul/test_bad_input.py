@@ -30,13 +30,15 @@ def test_a_misspelled_key_in_a_recipe_file_is_refused_with_the_right_name(answer
 
 
 def test_a_run_folder_keeps_to_the_recipe_of_its_checkpoints(answer, small_store, tmp_path):
-    from longhaul.jobs import stage_checks
+    from longhaul.jobs import records
+    from recipes.resolved import read
+    from recipes.shipped import factories
 
     run = tmp_path / "runs" / "tiny"
-    recipe = stage_checks.factory("tiny_512")
+    recipe = factories.recipe_named("tiny_512")
     recipe.data.store = str(small_store)
-    stage_checks.absolute(recipe)
-    stage_checks.record(recipe, start="scratch")
+    read.absolute(recipe)
+    records.record(recipe, start="scratch")
     _write_checkpoint(run / "stages" / "tiny_512" / "checkpoints" / "step=20", small_store)
     said = answer("run", "--ladder", "tiny", "--store", small_store, "trainer.max_steps=30").error()
     assert "another trainer.max_steps" in said

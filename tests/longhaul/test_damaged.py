@@ -49,14 +49,14 @@ def trained(tmp_path_factory, small_store) -> Trained:
     """Return a stage of two steps on two ranks, with a copy of the store that may be damaged."""
     import shutil
 
-    from longhaul.jobs import stage_checks
+    from longhaul.jobs import records
 
     folder = tmp_path_factory.mktemp("trained")
     store = Path(shutil.copytree(small_store, folder / "store"))
     options = {"run": str(folder / "run"), "store": str(store), "layout": {"dp": 2}, "steps": 2}
     made = recipe(options)
     made.trainer.val_check_interval = 2
-    stage_checks.record(made, start="scratch")
+    records.record(made, start="scratch")
     with Ranks(train_on_forked_rank, 2, options, str(folder / "log"), server=NEMO) as ranks:
         ranks.results(300)
     return Trained(folder / "run", options, store)

@@ -3,7 +3,8 @@
 
 import pytest
 
-from longhaul.jobs import stage_checks
+from recipes.resolved import overrides
+from recipes.shipped import factories
 
 
 @pytest.mark.parametrize(
@@ -16,7 +17,7 @@ from longhaul.jobs import stage_checks
     ],
 )
 def test_a_shorter_stage_is_validated_at_its_end(words, interval):
-    recipe = stage_checks.override(stage_checks.factory("tiny_512"), words)
+    recipe = overrides.override(factories.recipe_named("tiny_512"), words)
     assert recipe.trainer.val_check_interval == interval
 
 
@@ -25,18 +26,18 @@ def test_the_misspelled_one_of_several_is_named(right):
     with pytest.raises(
         ValueError, match=r"no trainer\.max_stpes; did you mean trainer\.max_steps\?"
     ):
-        stage_checks.override(stage_checks.factory("tiny_512"), [right, "trainer.max_stpes=3"])
+        overrides.override(factories.recipe_named("tiny_512"), [right, "trainer.max_stpes=3"])
 
 
 def test_a_value_that_cannot_be_is_named_beside_a_right_one():
     words = ["trainer.max_steps=3", "trainer.devices=[1"]
     with pytest.raises(ValueError, match=r"trainer\.devices"):
-        stage_checks.override(stage_checks.factory("tiny_512"), words)
+        overrides.override(factories.recipe_named("tiny_512"), words)
 
 
 def test_nemo_run_s_log_of_a_wrong_override_is_not_printed(capsys, caplog):
     """Where a job has been started in this process, nemo-run's handler prints to the console."""
     with pytest.raises(ValueError, match=r"did you mean trainer\.max_steps\?"):
-        stage_checks.override(stage_checks.factory("tiny_512"), ["trainer.max_stpes=3"])
+        overrides.override(factories.recipe_named("tiny_512"), ["trainer.max_stpes=3"])
     assert not caplog.records
     assert "Error processing" not in "".join(capsys.readouterr())

@@ -15,11 +15,7 @@ from recipes.pretrain import pretrain
 from recipes.shipped.factories import FACTORIES
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K, M
 from tests.recipes.test_cards import EACH, EACH_PUBLISHED, NEMO, listed, nemo_defaults
 

@@ -8,7 +8,7 @@ from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.nemo2.lr_schedule import WarmupCosine, WarmupLinear
 from recipes.pretrain import pretrain
-from recipes.resolved.check import tokens_per_batch
+from recipes.resolved.read import tokens_per_batch
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.stage import Linear
 

@@ -14,11 +14,7 @@ from recipes.models import CARDS
 from recipes.shipped.select import rotation_refusal
 from recipes.spec import cluster
 from recipes.spec.naming import recipe_name
-from recipes.spec.stage import (
-    Ladder,
-    Linear,
-    Stage,
-)
+from recipes.spec.stage import Ladder, Linear, Stage
 
 EACH_LADDER = pytest.mark.parametrize("ladder", LADDERS.values(), ids=LADDERS)
 OF_CARDS = [(ladder, card) for ladder in LADDERS.values() for card in ladder.cards]

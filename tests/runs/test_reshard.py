@@ -21,12 +21,12 @@ def test_a_checkpoint_of_two_tensor_ranks_evaluates_the_same_under_two_context_r
     training_run,
 ):
     from eval.run_folder import write_json
-    from longhaul.jobs import stage_checks
+    from longhaul.jobs import records
     from tests.runs.train import recipe
 
     run = training_run("tp", ranks=2, layout={"tp": 2}, steps=5)
     run.finish()
-    stage_checks.record(recipe(run.options), start="scratch")
+    records.record(recipe(run.options), start="scratch")
     write_json(run.folder / "run.json", {"ladder": "tiny", "card": "tiny", "stages": ["tiny_512"]})
     done = subprocess.run(
         [LONGHAUL, "evaluate", "--run", run.folder, "--documents", "6", "--context-parallel", "2"],

@@ -10,7 +10,7 @@ from pathlib import Path
 import nemo_run as run
 import pytest
 
-from longhaul.jobs import stage_checks
+from longhaul.jobs import records, training
 from slurm.entrypoint import train
 from slurm.experiment import Job, run_in_order
 from tests.ranks import TREE
@@ -34,8 +34,8 @@ def _programs_of_this_environment(monkeypatch):
 def _job(folder, store) -> Job:
     """Return the job of `longhaul pretrain`, with a bad sample planted in what its ranks read."""
     made = recipe({"run": str(folder), "store": str(store), "layout": {}})
-    stage_checks.record(made, start="scratch")
-    job = stage_checks.training_job(made)
+    records.record(made, start="scratch")
+    job = training.training_job(made)
     assert job.task.__fn_or_cls__ is train
     job.executor.env_vars["PYTHONPATH"] = path_with(TREE)
     task = run.Partial(poison.train, place=4 * BROKEN - 2, **job.task.__arguments__)

@@ -26,21 +26,14 @@ def recipe(options: dict[str, Any]):
     `card` of the options holds in what the model differs from the tiny one, `positions` how those
     of the training samples are drawn.
     """
-    from custom_modules.memory.config import (
-        Offload,
-        Recompute,
-        Tiling,
-    )
+    from custom_modules.memory.config import Offload, Recompute, Tiling
     from custom_modules.rope.config import RopeScaling
     from custom_modules.rope.gene import gene_rotation
     from recipes.models import TINY
-    from recipes.pretrain import place, pretrain
+    from recipes.nemo2.settings import place
+    from recipes.pretrain import pretrain
     from recipes.spec.layout import ContextParallel, Layout
-    from recipes.spec.stage import (
-        Cosine,
-        Ladder,
-        Stage,
-    )
+    from recipes.spec.stage import Cosine, Ladder, Stage
     from recipes.spec.train_short import Positions
 
     sizes = dict(options["layout"])

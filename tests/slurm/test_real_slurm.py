@@ -11,11 +11,7 @@ import pytest
 
 from tests.conditions import until
 from tests.slurm.support.processes import carrying
-from tests.slurm.support.real_slurm import (
-    NODES,
-    TREE,
-    SlurmError,
-)
+from tests.slurm.support.real_slurm import NODES, TREE, SlurmError
 
 # A step whose task says what it caught, on each node.
 CATCHING = """

@@ -7,11 +7,7 @@ What is proposed here may break a law; `recipes.planner.remedies.climb` asks the
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.planner.plan import host_cap
 from recipes.planner.workload import Job
 from recipes.spec.cluster import Cluster

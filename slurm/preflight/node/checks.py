@@ -6,12 +6,7 @@ from collections.abc import Iterator
 from slurm.preflight.check import Check, Group
 from slurm.preflight.machine import Machine, Rank
 from slurm.preflight.node.filesystem import WRITTEN, folder_checks
-from slurm.preflight.node.gpus import (
-    connection_checks,
-    gpu_checks,
-    gpus,
-    visible_checks,
-)
+from slurm.preflight.node.gpus import connection_checks, gpu_checks, gpus, visible_checks
 from slurm.preflight.node.host import host_checks
 from slurm.preflight.node.network import hca_checks, nccl_checks
 from slurm.preflight.node.topology import topology_checks

@@ -12,11 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data import verification
-from data.files.writable import (
-    existing,
-    reason,
-    require_folder,
-)
+from data.files.writable import existing, reason, require_folder
 from data.store import Manifest, StoreError
 from recipes.spec.units import GiB
 from slurm.preflight.check import Check, Group

@@ -19,20 +19,10 @@ from slurm.preflight.check import Check, Group, joined
 from slurm.preflight.machine import Machine
 from slurm.preflight.node.filesystem import awaited, content_checks
 from slurm.preflight.ranks.clocks import clock_check, offset
-from slurm.preflight.ranks.placement import (
-    Place,
-    leaders,
-    place_checks,
-    place_of,
-)
+from slurm.preflight.ranks.placement import Place, leaders, place_checks, place_of
 from slurm.preflight.ranks.rendezvous import Meeting, unless_done
 from slurm.preflight.ranks.slow_ranks import speed_checks
-from slurm.preflight.ranks.timings import (
-    ON_CPU,
-    ON_GPU,
-    Bench,
-    Sizes,
-)
+from slurm.preflight.ranks.timings import ON_CPU, ON_GPU, Bench, Sizes
 from slurm.preflight.requirements import Expected
 
 SEEN_SECONDS = 20.0

@@ -10,11 +10,7 @@ from pathlib import Path
 from slurm.preflight.check import Check, Group
 from slurm.preflight.machine import Machine, Rank
 from slurm.preflight.node.gpus import VISIBLE, visible
-from slurm.preflight.node.versions import (
-    HELD,
-    ON_GPUS,
-    installed,
-)
+from slurm.preflight.node.versions import HELD, ON_GPUS, installed
 from slurm.preflight.requirements import Expected
 
 TREE = Path(__file__).resolve().parents[3]

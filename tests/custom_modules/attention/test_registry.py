@@ -8,11 +8,7 @@ import pytest
 import torch
 
 from custom_modules.attention.documents import Documents
-from custom_modules.attention.registry import (
-    CPU_FLASH,
-    KERNELS,
-    kernel_for,
-)
+from custom_modules.attention.registry import CPU_FLASH, KERNELS, kernel_for
 from tests.custom_modules.support import zigzag
 from tests.reference import attention as reference
 

@@ -14,11 +14,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from custom_modules.checkpoints.index import (
-    CheckpointError,
-    ForeignClassError,
-    outline,
-)
+from custom_modules.checkpoints.index import CheckpointError, ForeignClassError, outline
 from custom_modules.checkpoints.safe_loading import read_safely, require_common
 from recipes.checkpoints.verified import is_of_all_ranks, refusal
 

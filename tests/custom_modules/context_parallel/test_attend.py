@@ -12,16 +12,8 @@ from torch import Tensor
 
 from custom_modules.attention.documents import Documents
 from custom_modules.attention.registry import CPU_FLASH
-from custom_modules.context_parallel.attend import (
-    Groups,
-    attend,
-    split_group,
-)
-from tests.custom_modules.support.zigzag import (
-    differences,
-    made_up,
-    shard_of,
-)
+from custom_modules.context_parallel.attend import Groups, attend, split_group
+from tests.custom_modules.support.zigzag import differences, made_up, shard_of
 from tests.ranks import run_ranks
 from tests.reference.attention import attention_with_gradients
 

@@ -4,11 +4,7 @@
 import pytest
 import torch
 
-from custom_modules.context_parallel.config import (
-    Degrees,
-    fits_ulysses,
-    stage_sizes,
-)
+from custom_modules.context_parallel.config import Degrees, fits_ulysses, stage_sizes
 from custom_modules.context_parallel.cost import AttentionShape
 from tests.custom_modules.support.counted_bytes import (
     HEAD_DIM,

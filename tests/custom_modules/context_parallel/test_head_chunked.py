@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from custom_modules.attention.documents import Documents
-from custom_modules.attention.qkv_projection import Projection, TensorParallel
+from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import CPU_FLASH
 from custom_modules.context_parallel.config import stage_sizes
 from custom_modules.context_parallel.head_chunked import (
@@ -15,6 +15,7 @@ from custom_modules.context_parallel.head_chunked import (
     HeadStages,
     head_chunked_attention,
 )
+from custom_modules.tensor_parallel import TensorParallel
 from tests.custom_modules.support.head_chunks import (
     LENGTH,
     Case,

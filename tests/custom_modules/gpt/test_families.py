@@ -9,18 +9,9 @@ from megatron.core import dist_checkpointing
 from torch import Tensor, nn
 
 from custom_modules.context_parallel.config import ContextParallelKind
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from tests.custom_modules.support import families
-from tests.custom_modules.support.families import (
-    BEST,
-    EXPERTS,
-    VOCAB,
-    WITH_EXPERTS,
-)
+from tests.custom_modules.support.families import BEST, EXPERTS, VOCAB, WITH_EXPERTS
 
 pytestmark = pytest.mark.usefixtures("megatron_rank")
 

@@ -7,12 +7,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 
-from custom_modules.gpt.norm import (
-    LayerNorm,
-    Norm,
-    RMSNorm,
-    norm_of,
-)
+from custom_modules.gpt.norm import LayerNorm, Norm, RMSNorm, norm_of
 from tests.reference.norm import layer_norm, rms_norm
 
 WIDTH, EPS = 24, 1e-2

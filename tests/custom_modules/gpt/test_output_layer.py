@@ -18,12 +18,7 @@ from torch import Tensor
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.gpt.output_layer import loss_of
 from tests.custom_modules.support import llamas
-from tests.custom_modules.support.losses import (
-    HIDDEN,
-    VOCAB,
-    Case,
-    whole,
-)
+from tests.custom_modules.support.losses import HIDDEN, VOCAB, Case, whole
 from tests.ranks import run_ranks
 
 CASE = Case(12, 3, 7)

@@ -14,11 +14,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.gpt.param_gather import finish_gather
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
 from tests.ranks import run_ranks

@@ -5,12 +5,7 @@ import pytest
 import torch
 
 from custom_modules.context_parallel.config import ContextParallelKind
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    SavedTensors,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, SavedTensors, Tiling
 from tests.custom_modules.support import llamas
 
 

@@ -14,22 +14,10 @@ from torch import Tensor
 
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.cpu.backend import cpu_backend
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    SavedTensors,
-)
+from custom_modules.memory.config import Offload, Recompute, SavedTensors
 from custom_modules.memory.host_offload import HostOffload, Moved
-from custom_modules.memory.pinned_pool import (
-    GIB,
-    HostPool,
-    left_to_groups,
-)
-from custom_modules.memory.recompute import (
-    Checkpoint,
-    kept,
-    recomputed,
-)
+from custom_modules.memory.pinned_pool import GIB, HostPool, left_to_groups
+from custom_modules.memory.recompute import Checkpoint, kept, recomputed
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
 from tests.ranks import run_ranks

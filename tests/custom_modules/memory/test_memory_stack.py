@@ -15,11 +15,7 @@ from megatron.core.utils import get_batch_on_this_cp_rank
 
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.cpu.backend import cpu_backend
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
 from tests.ranks import run_ranks

@@ -11,17 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from custom_modules.context_parallel.config import ContextParallelKind
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
-from custom_modules.memory.recompute import (
-    Checkpoint,
-    in_second_run,
-    kept,
-    recomputed,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
+from custom_modules.memory.recompute import Checkpoint, in_second_run, kept, recomputed
 from custom_modules.rope.config import RopeScaling
 from custom_modules.tiling.mlp import TokenFunction, tiled
 from tests.custom_modules.support import llamas

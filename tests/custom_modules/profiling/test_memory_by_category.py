@@ -19,17 +19,9 @@ from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.context_parallel.p2p import post
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.memory.config import Recompute
-from custom_modules.profiling.categories import (
-    CAUSES,
-    cause,
-    retag,
-)
+from custom_modules.profiling.categories import CAUSES, cause, retag
 from custom_modules.profiling.memory_by_category import MemoryByCause
-from custom_modules.profiling.step_memory import (
-    Measured,
-    Training,
-    measure,
-)
+from custom_modules.profiling.step_memory import Measured, Training, measure
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
 from tests.ranks import run_ranks

@@ -4,12 +4,7 @@ import torch
 
 from custom_modules.rope import rotary
 from custom_modules.rope.config import RopeScaling
-from custom_modules.rope.rotary import (
-    inverse_frequencies,
-    rotary_table,
-    rotate,
-    rotate_,
-)
+from custom_modules.rope.rotary import inverse_frequencies, rotary_table, rotate, rotate_
 from tests.reference import rope as reference
 
 

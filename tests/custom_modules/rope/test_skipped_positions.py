@@ -10,12 +10,7 @@ import torch
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.gene import gene_rotation
 from custom_modules.rope.rotary import inverse_frequencies
-from custom_modules.rope.skipped_positions import (
-    gene_frequencies,
-    gene_scale,
-    longrecipe,
-    pose,
-)
+from custom_modules.rope.skipped_positions import gene_frequencies, gene_scale, longrecipe, pose
 
 LLAMA_2 = {"base": 10_000, "factor": 16.0, "original_length": 4096, "head_dim": 128}
 

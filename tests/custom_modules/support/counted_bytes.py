@@ -7,19 +7,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from custom_modules.attention.qkv_projection import Projection, TensorParallel
+from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import CPU_FLASH
-from custom_modules.context_parallel.attend import (
-    Groups,
-    attend,
-    split_group,
-)
+from custom_modules.context_parallel.attend import Groups, attend, split_group
 from custom_modules.context_parallel.head_chunked import (
     HeadChunked,
     HeadStages,
     head_chunked_attention,
 )
 from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.tensor_parallel import TensorParallel
 
 TOKENS, HEAD_DIM, HIDDEN = 32, 16, 8
 

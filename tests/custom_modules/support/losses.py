@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from custom_modules.attention.qkv_projection import TensorParallel
+from custom_modules.tensor_parallel import TensorParallel
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy
 from tests.custom_modules.support.zigzag import made_up
 from tests.reference.loss import loss_with_gradients

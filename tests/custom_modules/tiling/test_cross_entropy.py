@@ -11,12 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from custom_modules.profiling.byte_counter import Ledger
 from custom_modules.tiling import cross_entropy
 from custom_modules.tiling.cross_entropy import rounds, tiled_cross_entropy
-from custom_modules.tiling.softmax_tile import (
-    IN_PLACE,
-    Slope,
-    accumulate,
-    compiled,
-)
+from custom_modules.tiling.softmax_tile import IN_PLACE, Slope, accumulate, compiled
 from tests.custom_modules.support.losses import (
     HIDDEN,
     MASKS,

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from custom_modules.attention.qkv_projection import TensorParallel
+from custom_modules.tensor_parallel import TensorParallel
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy
 from tests.custom_modules.support.losses import (
     MASKS,

@@ -4,13 +4,7 @@
 import pytest
 import yaml
 
-from data.files.user_file import (
-    LARGEST,
-    MOST_VALUES,
-    read_json,
-    read_text,
-    read_yaml,
-)
+from data.files.user_file import LARGEST, MOST_VALUES, read_json, read_text, read_yaml
 
 LAUGHS = "a0: &a0 [1]\n" + "".join(
     f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 10)}]\n" for at in range(1, 9)

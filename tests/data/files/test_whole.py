@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data.files.whole import (
-    chain,
-    folder_beside,
-    replacing,
-    write_text,
-)
+from data.files.whole import chain, folder_beside, replacing, write_text
 
 LIMITED = """
 import resource, sys

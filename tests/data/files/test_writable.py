@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data.files.writable import (
-    existing,
-    require_file,
-    require_folder,
-)
+from data.files.writable import existing, require_file, require_folder
 
 
 @pytest.fixture

@@ -5,12 +5,7 @@ import pytest
 import torch
 
 from data.train_short.samples import sample_generator
-from data.train_short.sentences import (
-    chosen_tokens,
-    ends_sentence,
-    has_digit,
-    sentence_starts,
-)
+from data.train_short.sentences import chosen_tokens, ends_sentence, has_digit, sentence_starts
 
 TEXTS = ["a", ".", "7", " b", "?", "<eod>", " .", "x1"]
 EOD = 5

@@ -7,13 +7,7 @@ from dataclasses import replace
 import pytest
 
 from eval.report import page
-from eval.report.evaluations import (
-    Settings,
-    alike,
-    comparable,
-    other_evaluations,
-    write_evaluation,
-)
+from eval.report.evaluations import Settings, alike, comparable, other_evaluations, write_evaluation
 from eval.run_folder import (
     Evaluation,
     RangeMean,
@@ -24,12 +18,7 @@ from eval.run_folder import (
     write_json,
 )
 from longhaul.commands.report import report as show_report
-from tests.eval.report.test_page import (
-    NAMES,
-    built,
-    make_run,
-    words,
-)
+from tests.eval.report.test_page import NAMES, built, make_run, words
 
 LONG = Evaluation(
     stage="tiny_8k", seq_length=8192, eval_length=8192, documents=24, tokens=24 * 8192,

@@ -44,16 +44,17 @@ def test_a_stage_trained_from_an_import_is_exported_to_the_logits_it_has(
         "rope": YARN.to_dict(),
     }
     made = recipe(options)
-    from longhaul.jobs import stage_checks
+    from longhaul.jobs import records, stage_checks
+    from recipes.resolved import read
 
     stage_checks.require_inputs(made)
     stage_checks.require_start(made)
-    stage_checks.record(made, start=str(start))
+    records.record(made, start=str(start))
     with Ranks(
         train_on_forked_rank, ranks, options, str(tmp_path / "output.log"), server=NEMO
     ) as started:
         started.results(300)
-    stage = stage_checks.folder_of(made)
+    stage = read.folder_of(made)
     lines = (stage / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 5
 

@@ -6,11 +6,7 @@ import signal
 
 import pytest
 
-from custom_modules.context_parallel.config import (
-    KINDS,
-    ContextParallelKind,
-    degrees,
-)
+from custom_modules.context_parallel.config import KINDS, ContextParallelKind, degrees
 from custom_modules.context_parallel.measure import Measured, kinds_for
 from longhaul.commands import probe
 

@@ -15,7 +15,9 @@ from longhaul.pages import recipe_facts
 from longhaul.terminal import console
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
+from recipes.shipped import select
 from recipes.shipped.table import ROWS, Row
+from recipes.spec import naming
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.stage import Stage
 from recipes.spec.units import K, M
@@ -261,12 +263,12 @@ def test_a_page_is_printed_or_written_not_both(answer):
 
 
 def test_the_recipe_written_is_the_one_that_pretrain_runs(answer, tmp_path):
-    from longhaul.jobs.stage_checks import factory
     from recipes.resolved import yaml_file
+    from recipes.shipped.factories import recipe_named
 
     path = tmp_path / "recipe.yaml"
     assert lines_of(answer, "show", NAME, "--to-yaml", str(path))[-1].endswith("recipe.yaml")
-    assert yaml_file.read(path) == factory(NAME)
+    assert yaml_file.read(path) == recipe_named(NAME)
     shown = lines_of(answer, "pretrain", "--yaml", str(path), "--dryrun")
     assert "seq_length: 65536" in "\n".join(shown)
 
@@ -315,7 +317,7 @@ def test_what_waits_on_the_host_is_said():
     [(512, "512"), (853_000, "853K"), (1_720_320, "1.72M"), (21 * 10**9, "21B"), (8e11, "800B")],
 )
 def test_an_amount_has_three_figures(tokens, shown):
-    assert recipe_facts.amount(tokens) == shown
+    assert naming.amount(tokens) == shown
 
 
 def test_a_constant_rate_and_a_line_are_said():
@@ -340,9 +342,9 @@ def test_a_layout_in_words():
 
 
 def test_a_card_that_the_ladder_is_not_for_is_noted():
-    said = recipe_facts.of_other_cards(LADDERS["prolong"], CARDS["qwen25_7b"])
+    said = select.of_other_cards(LADDERS["prolong"], CARDS["qwen25_7b"])
     assert said.startswith("ladder prolong is for llama3_8b; its rotations were not chosen for")
-    assert recipe_facts.of_other_cards(LADDERS["prolong"], CARDS["llama3_8b"]) == ""
+    assert select.of_other_cards(LADDERS["prolong"], CARDS["llama3_8b"]) == ""
 
 
 def test_every_stage_of_every_ladder_can_be_described():

@@ -59,11 +59,14 @@ def test_a_mistake_is_one_sentence(words, expected):
 
 
 def test_a_recipe_takes_a_method_by_name_and_the_rest_from_its_own_rotation():
-    from longhaul.jobs.stage_checks import factory, with_rope
+    from recipes.resolved.overrides import with_rope
+    from recipes.shipped.factories import recipe_named
 
-    made = with_rope(factory("tiny_8k"), "ntk:factor=8").model.config.rope
+    made = with_rope(recipe_named("tiny_8k"), "ntk:factor=8").model.config.rope
     assert (made.method, made.base, made.factor, made.original_length) == ("ntk", 40_000, 8, 2048)
-    stretched = with_rope(factory("tiny_8k"), "linear:factor=2,original_length=8192,before=own")
+    stretched = with_rope(
+        recipe_named("tiny_8k"), "linear:factor=2,original_length=8192,before=own"
+    )
     assert stretched.model.config.rope.before.method == "yarn"
 
 

@@ -10,20 +10,18 @@ import fiddle as fdl
 import pytest
 
 from custom_modules.rope.config import RopeScaling
-from longhaul.jobs import stage_checks
+from longhaul.jobs import records, stage_checks
 from recipes.checkpoints.marker import checkpoint_facts
 from recipes.hugging_face.config import card_of, exported_config
 from recipes.models import TINY
 from recipes.nemo2 import checkpoint_callback
+from recipes.nemo2.settings import place
 from recipes.notation import rope_file
-from recipes.pretrain import place, pretrain
+from recipes.pretrain import pretrain
+from recipes.resolved import read as resolved_read
 from recipes.resolved import yaml_file
 from recipes.spec.layout import ContextParallel, Layout
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 
 SIZES = {"base": 10_000, "factor": 4.0, "original_length": 512}
 LISTS = {"short_factor": [1.0] * 16, "long_factor": [1 + at / 7 for at in range(16)]}
@@ -69,8 +67,8 @@ def _trainer(made, rope: RopeScaling) -> SimpleNamespace:
 @pytest.mark.parametrize("rope", ROTATIONS.values(), ids=ROTATIONS)
 def test_a_rotation_is_the_same_after_every_hand_over(rope, tmp_path):
     made = recipe(rope, tmp_path)
-    stage_checks.record(made, start="scratch")  # config.yaml and stage.json
-    read = yaml_file.read(stage_checks.folder_of(made) / "config.yaml")
+    records.record(made, start="scratch")  # config.yaml and stage.json
+    read = yaml_file.read(resolved_read.folder_of(made) / "config.yaml")
     of_recipe = fdl.build(read.model.config.rope)
     assert of_recipe == rope
 
@@ -94,7 +92,7 @@ def test_a_rotation_is_the_same_after_every_hand_over(rope, tmp_path):
 @pytest.mark.parametrize("rope", ROTATIONS.values(), ids=ROTATIONS)
 def test_a_resume_with_another_rotation_is_refused(rope, tmp_path):
     made = recipe(rope, tmp_path)
-    stage_checks.record(made, start="scratch")
+    records.record(made, start="scratch")
     checkpoint = Path(made.resume.resume_from_directory) / "step=1"
     checkpoint.mkdir(parents=True)
     (checkpoint / "longhaul.json").write_text('{"step": 1, "max_steps": 1, "tokenizer": ""}')
@@ -105,6 +103,6 @@ def test_a_resume_with_another_rotation_is_refused(rope, tmp_path):
 
 def test_the_record_of_a_stage_states_the_temperature(tmp_path):
     made = recipe(ROTATIONS["yarn"], tmp_path)
-    stage_checks.record(made, start="scratch")
-    stated = json.loads((stage_checks.folder_of(made) / "stage.json").read_text())["rope"]
+    records.record(made, start="scratch")
+    stated = json.loads((resolved_read.folder_of(made) / "stage.json").read_text())["rope"]
     assert stated["temperature"] == ROTATIONS["yarn"].temperature

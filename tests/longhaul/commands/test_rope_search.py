@@ -46,11 +46,11 @@ def slow(test):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_store) -> Path:
     """Return the run folder of a stage that was trained for 20 steps."""
-    from longhaul.jobs import stage_checks
+    from longhaul.jobs import records
 
     run = tmp_path_factory.mktemp("trained")
     options = {"run": str(run), "store": str(small_store), "layout": {"dp": 2}}
-    stage_checks.record(recipe(options), start="scratch")
+    records.record(recipe(options), start="scratch")
     server = Server("recipes.pretrain", "nemo_run")
     log = str(run / "train.log")
     with Ranks(train_on_forked_rank, 2, options, log, server=server) as ranks:

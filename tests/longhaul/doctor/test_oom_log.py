@@ -3,12 +3,7 @@
 
 import pytest
 
-from longhaul.doctor.oom_log import (
-    AFTER,
-    BLOCK,
-    failures,
-    read,
-)
+from longhaul.doctor.oom_log import AFTER, BLOCK, failures, read
 
 GIB, MIB = 2**30, 2**20
 

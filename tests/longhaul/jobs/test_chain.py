@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.slurm.support.real_slurm import (
-    ACCOUNT,
-    ENDED,
-    PARTITION,
-    TREE,
-)
+from tests.slurm.support.real_slurm import ACCOUNT, ENDED, PARTITION, TREE
 from tests.warm_start import path_with
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]

@@ -6,11 +6,7 @@ from pathlib import Path
 import pytest
 
 from longhaul.jobs import ladder_run
-from longhaul.jobs.cluster_checks import (
-    Folder,
-    folders,
-    lacking,
-)
+from longhaul.jobs.cluster_checks import Folder, folders, lacking
 from longhaul.jobs.store_source import Documents
 from recipes.ladders import LADDERS
 from recipes.models import CARDS

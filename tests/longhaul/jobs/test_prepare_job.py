@@ -3,7 +3,7 @@
 
 import pytest
 
-from longhaul.prepare_job import prepare_for
+from longhaul.jobs.store_source import prepare_for
 from recipes.spec.gate import GateShutError
 
 

@@ -9,17 +9,13 @@ import pytest
 
 from longhaul.commands.run_on_slurm import _laid_out
 from longhaul.jobs import ladder_run, slurm_chain
-from longhaul.jobs.job_times import (
-    layout_of,
-    planned,
-    require_time,
-    save_seconds,
-)
+from longhaul.jobs.job_times import planned, require_time, save_seconds
 from longhaul.jobs.store_source import Documents
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from
 from recipes.pretrain import pretrain
+from recipes.resolved.read import layout_of
 from recipes.shipped.factories import FACTORIES
 from recipes.shipped.table import ROWS
 from recipes.spec.layout import Fp8

@@ -72,19 +72,21 @@ def test_light_commands_of_pages_answer_when_they_are_typed(answer, name):
 def recipes_of(words: list[str]) -> list:
     """Return the recipes that a printed command trains, its overrides applied; needs NeMo."""
     from longhaul.commands import run_on_slurm
-    from longhaul.jobs import local_chain, stage_checks
+    from longhaul.jobs import local_chain
+    from recipes.resolved import overrides as resolved_overrides
+    from recipes.shipped import factories
 
     _, name, *options = words
     context = loaded(name).make_context(name, list(options))
     given, overrides = context.params, context.args
     if name == "pretrain":
         if given["factory"]:
-            recipe = stage_checks.factory(given["factory"])
+            recipe = factories.recipe_named(given["factory"])
         else:
             names = (given[kind] for kind in ("card", "ladder", "stage"))
             sizes = {"nodes": given["nodes"], "cluster_name": given["cluster"]}
             recipe = select.choose(*names, **sizes, device=given["device"]).recipe()
-        return [stage_checks.override(recipe, overrides)]
+        return [resolved_overrides.override(recipe, overrides)]
     assert (name, given["executor"]) == ("run", "slurm")
     planned = given["nodes"] is not None
     ladder, card = ladder_run.choose(given["ladder"], given["card"], planned=planned)
@@ -117,7 +119,7 @@ def recipes_of(words: list[str]) -> list:
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_commands_print_is_accepted_with_its_overrides(answer, words, gpus):
-    from recipes.resolved.check import world_size
+    from recipes.resolved.read import world_size
 
     code, out, err = answer(*shlex.split(words))
     assert code == 0 or "type `longhaul" in err, err

@@ -72,7 +72,7 @@ def test_what_cannot_be_probed_is_one_sentence(answer, monkeypatch, words, said)
 
 def test_every_recipe_shrinks_with_its_structure_and_within_a_laptop():
     from longhaul.probe import resize
-    from recipes.resolved.check import world_size
+    from recipes.resolved.read import world_size
     from recipes.shipped.factories import FACTORIES
 
     for name, factory in FACTORIES.items():

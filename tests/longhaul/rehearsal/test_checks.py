@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longhaul.rehearsal.checks import (
-    WEIGHT_SUMS,
-    Planned,
-    verdict,
-)
+from longhaul.rehearsal.checks import WEIGHT_SUMS, Planned, verdict
 
 ROPE = {"method": "default", "base": 10_000.0}
 BEFORE = Planned(

@@ -11,13 +11,7 @@ from pathlib import Path
 import pytest
 
 from longhaul.run_folder import lock
-from longhaul.run_folder.lock import (
-    FILE,
-    OF_RANKS,
-    InUseError,
-    in_use,
-    require_unused,
-)
+from longhaul.run_folder.lock import FILE, OF_RANKS, InUseError, in_use, require_unused
 
 HOLDS = """
 import sys

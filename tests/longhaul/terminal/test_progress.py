@@ -10,12 +10,7 @@ from rich.console import Console
 from longhaul.terminal.console import plain_console
 from longhaul.terminal.messages import resumable
 from longhaul.terminal.pace import last_lines
-from longhaul.terminal.progress import (
-    Watched,
-    progress,
-    time_left,
-    tokens_done,
-)
+from longhaul.terminal.progress import Watched, progress, time_left, tokens_done
 from tests.conditions import until
 from tests.longhaul.test_terminal import lines_left
 

@@ -14,19 +14,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from custom_modules.checkpoints.index import CheckpointError, ForeignClassError
-from recipes.checkpoints.files import (
-    Reading,
-    described,
-    for_marker,
-    require_whole,
-    saved_files,
-)
+from recipes.checkpoints.files import Reading, described, for_marker, require_whole, saved_files
 from recipes.checkpoints.marker import write_marker
-from recipes.checkpoints.verified import (
-    described_by_ranks,
-    names_of_rank,
-    verified,
-)
+from recipes.checkpoints.verified import described_by_ranks, names_of_rank, verified
 from tests.ranks import run_ranks
 
 FACTS = {"step": 2, "max_steps": 2, "tokenizer": "t"}

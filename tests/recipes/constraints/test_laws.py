@@ -5,12 +5,7 @@ from dataclasses import replace
 import pytest
 
 from custom_modules.context_parallel.config import ContextParallelKind
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    SavedTensors,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, SavedTensors, Tiling
 from custom_modules.rope.config import RopeScaling
 from recipes.constraints import laws
 from recipes.spec.layout import Fp8, Layout

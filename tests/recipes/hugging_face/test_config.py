@@ -7,12 +7,7 @@ from dataclasses import replace
 import pytest
 
 from custom_modules.rope.config import RopeScaling
-from recipes.hugging_face.config import (
-    card_of,
-    exported_config,
-    read_config,
-    require_same,
-)
+from recipes.hugging_face.config import card_of, exported_config, read_config, require_same
 from recipes.models import CARDS, LLAMA31_8B, LLAMA32_1B
 
 LLAMA = {

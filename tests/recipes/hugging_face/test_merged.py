@@ -15,11 +15,7 @@ from recipes.hugging_face.config import card_of, read_config
 from recipes.hugging_face.export import export
 from recipes.hugging_face.source_checkpoint import trained
 from tests.recipes.hugging_face.support.models import CONTEXT, folder
-from tests.recipes.hugging_face.support.stages import (
-    LENGTH,
-    recipe,
-    untrained,
-)
+from tests.recipes.hugging_face.support.stages import LENGTH, recipe, untrained
 from tests.recipes.hugging_face.test_parity import imported
 
 YARN = RopeScaling.yarn(base=5_000, factor=8.0, original_length=CONTEXT)

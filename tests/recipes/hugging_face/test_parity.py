@@ -11,12 +11,7 @@ import transformers
 from custom_modules.rope.config import RopeScaling
 from recipes.hugging_face.config import card_of, read_config, require_weights
 from recipes.hugging_face.safetensors_files import stored_tensors
-from tests.recipes.hugging_face.support.models import (
-    CONFIGS,
-    CONTEXT,
-    VOCAB,
-    folder,
-)
+from tests.recipes.hugging_face.support.models import CONFIGS, CONTEXT, VOCAB, folder
 from tests.recipes.hugging_face.support.stages import LENGTH, untrained
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from recipes.hugging_face.convert import WORDS, content
-from recipes.hugging_face.safetensors_files import (
-    INDEX,
-    WHOLE,
-    Shards,
-    stored_tensors,
-)
+from recipes.hugging_face.safetensors_files import INDEX, WHOLE, Shards, stored_tensors
 from recipes.spec.units import GiB
 
 TENSORS = {

@@ -2,11 +2,7 @@
 import pytest
 import torch
 
-from recipes.nemo2.lr_schedule import (
-    SCHEDULES,
-    WarmupCosine,
-    WarmupLinear,
-)
+from recipes.nemo2.lr_schedule import SCHEDULES, WarmupCosine, WarmupLinear
 
 
 def rates(steps: int, peak: float, schedule: type = WarmupCosine, **shares: float) -> list[float]:

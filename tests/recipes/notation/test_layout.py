@@ -1,18 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.notation.layout import layout_from, words_of
 from recipes.shipped.table import ROWS
-from recipes.spec.layout import (
-    ContextParallel,
-    Fp8,
-    Layout,
-)
+from recipes.spec.layout import ContextParallel, Fp8, Layout
 
 
 def test_every_word_is_what_it_says():

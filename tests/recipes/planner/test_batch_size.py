@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from recipes.planner.batch_size import (
-    Batch,
-    data_ranks,
-    solve,
-)
+from recipes.planner.batch_size import Batch, data_ranks, solve
 from recipes.spec.units import K, M
 
 WHOLE = Batch(seq_length=64 * K, micro_batch=2, accumulation=4, dp=8)

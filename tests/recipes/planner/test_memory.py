@@ -5,11 +5,7 @@ import itertools
 
 import pytest
 
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.models import LLAMA31_8B, TINY
 from recipes.models.llama import LLAMA2_7B
 from recipes.models.mistral import MIXTRAL_8X7B
@@ -17,16 +13,8 @@ from recipes.planner.memory import FUSED, HUGGING_FACE, PLAIN, Kernels, memory
 from recipes.planner.plan import plan
 from recipes.planner.workload import Job
 from recipes.spec import cluster
-from recipes.spec.layout import (
-    ContextParallel,
-    Fp8,
-    Layout,
-)
-from recipes.spec.units import (
-    GiB,
-    K,
-    M,
-)
+from recipes.spec.layout import ContextParallel, Fp8, Layout
+from recipes.spec.units import GiB, K, M
 
 H100 = cluster.load("dgx_h100")
 FULL, KEPT = Recompute(kind="full"), Recompute(kind="kept_attention")

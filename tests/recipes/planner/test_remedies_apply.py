@@ -4,13 +4,12 @@
 import fiddle as fdl
 import pytest
 
-from longhaul.jobs import stage_checks
 from recipes.notation.layout import layout_from
 from recipes.planner.plan import plan
 from recipes.planner.remedies.climb import remedies
 from recipes.planner.workload import Job
 from recipes.pretrain import pretrain
-from recipes.resolved import check
+from recipes.resolved import overrides, read
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
 
@@ -36,24 +35,24 @@ def test_each_remedy_applies_and_is_the_layout_it_was_counted_for(words):
     assert len(applied) >= 8
     for remedy in applied:
         recipe = pretrain(ROW.card, ROW.ladder, ROW.seq_length, layout_from(words))
-        recipe = stage_checks.override(recipe, remedy.words)
+        recipe = overrides.override(recipe, remedy.words)
         layout, strategy = remedy.alone.job.layout, recipe.trainer.strategy
-        assert check.world_size(recipe) == layout.world_size, remedy.name
+        assert read.world_size(recipe) == layout.world_size, remedy.name
         assert strategy.tensor_model_parallel_size == layout.tp
         assert strategy.context_parallel_size == layout.cp.size
         assert fdl.build(recipe.model.config.cp) == layout.cp.how
         assert fdl.build(recipe.model.config.recompute) == layout.recompute
         assert fdl.build(recipe.model.config.tiling) == layout.tiling
         assert fdl.build(recipe.model.config.offload) == layout.offload
-        assert check.sharding_of(recipe) == layout.sharding
-        assert check.fp8(recipe) == layout.fp8
+        assert read.sharding_of(recipe) == layout.sharding
+        assert read.fp8(recipe) == layout.fp8
         assert recipe.optim.config.optimizer_offload_fraction == layout.optimizer_offload
         assert recipe.data.micro_batch_size == layout.micro_batch
         assert recipe.data.seq_length == remedy.alone.job.seq_length
-        assert check.tokens_per_batch(recipe) == remedy.alone.job.tokens_per_batch
+        assert read.tokens_per_batch(recipe) == remedy.alone.job.tokens_per_batch
 
 
 def test_words_of_a_key_that_is_not_there_are_refused():
     recipe = pretrain(ROW.card, ROW.ladder, ROW.seq_length, layout_from("ulysses8"))
     with pytest.raises(ValueError, match=r"model\.config\.tilings"):
-        stage_checks.override(recipe, ["model.config.tilings.mlp=true"])
+        overrides.override(recipe, ["model.config.tilings.mlp=true"])

@@ -5,11 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.models import CARDS
 from recipes.models.llama import LLAMA2_7B, LLAMA3_8B, LLAMA31_8B
 from recipes.models.mistral import MIXTRAL_8X7B
@@ -17,16 +13,8 @@ from recipes.notation.layout import layout_from
 from recipes.planner.time import time
 from recipes.planner.workload import Job
 from recipes.spec import cluster
-from recipes.spec.efficiency import (
-    HOPPER,
-    NEMO_2024,
-    Efficiency,
-)
-from recipes.spec.layout import (
-    ContextParallel,
-    Fp8,
-    Layout,
-)
+from recipes.spec.efficiency import HOPPER, NEMO_2024, Efficiency
+from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.units import K, M
 
 H100 = cluster.load("dgx_h100")

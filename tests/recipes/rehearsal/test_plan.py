@@ -9,18 +9,10 @@ import pytest
 from recipes.constraints import laws
 from recipes.constraints.train_short import broken_positions
 from recipes.rehearsal import shrink
-from recipes.rehearsal.plan import (
-    PEAK,
-    STEPS,
-    rehearsal,
-)
+from recipes.rehearsal.plan import PEAK, STEPS, rehearsal
 from recipes.rehearsal.shrink import Shares, fewer_ranks
 from recipes.shipped.table import ROWS
-from recipes.spec.units import (
-    GiB,
-    K,
-    M,
-)
+from recipes.spec.units import GiB, K, M
 from tests.recipes.support.rows_to_rehearse import ROWS_TO_REHEARSE
 
 ALL = {**ROWS, **ROWS_TO_REHEARSE}

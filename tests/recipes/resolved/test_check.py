@@ -13,17 +13,11 @@ from custom_modules.rope.config import RopeScaling
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.nemo2.model import LongContextNemotronConfig
+from recipes.nemo2.settings import described
 from recipes.nemo2.strategy import CpuStrategy
-from recipes.pretrain import described
 from recipes.resolved import yaml_file
-from recipes.resolved.check import (
-    check,
-    named_parameters,
-    notes,
-    phantom_keys,
-    tokens_per_batch,
-    world_size,
-)
+from recipes.resolved.check import check, named_parameters, notes, phantom_keys
+from recipes.resolved.read import tokens_per_batch, world_size
 from recipes.shipped.factories import FACTORIES
 from recipes.shipped.table import ROWS
 from recipes.spec.model_card import ModelCard

@@ -14,20 +14,13 @@ from transformers.activations import ACT2FN
 from custom_modules.memory.config import Tiling
 from custom_modules.rope.config import RopeScaling
 from recipes.models import TINY
+from recipes.nemo2.cpu import plain_kernels
 from recipes.nemo2.model import LongContextMixin
-from recipes.pretrain import config_class, model_config, plain_kernels, pretrain
+from recipes.pretrain import config_class, model_config, pretrain
 from recipes.spec.families import FAMILIES
-from recipes.spec.layout import (
-    ContextParallel,
-    Fp8,
-    Layout,
-)
+from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 
 WITH_EXPERTS = [family.name for family in FAMILIES.values() if family.experts]
 EACH = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

@@ -6,26 +6,16 @@ import nemo_run as run
 import pytest
 from nemo_run.cli.cli_parser import parse_cli_args
 
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.ladders import NEMO
 from recipes.models import LLAMA32_1B
-from recipes.pretrain import described, on_cpu, pretrain
-from recipes.resolved.check import (
-    check,
-    fp8,
-    notes,
-    sharding_of,
-)
+from recipes.nemo2.cpu import on_cpu
+from recipes.nemo2.settings import described
+from recipes.pretrain import pretrain
+from recipes.resolved.check import check, notes
+from recipes.resolved.read import fp8, sharding_of
 from recipes.shipped.factories import FACTORIES
-from recipes.spec.layout import (
-    ContextParallel,
-    Fp8,
-    Layout,
-)
+from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.units import K
 
 

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from recipes.spec.naming import (
-    budget_from,
-    length_from,
-    length_shown,
-    length_word,
-)
+from recipes.spec.naming import budget_from, length_from, length_shown, length_word
 from recipes.spec.units import K, M
 
 LENGTHS = [(512, "512"), (1536, "1,536"), (38_400, "38,400"), (64 * K, "64K"), (4 * M, "4M")]

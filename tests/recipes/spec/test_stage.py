@@ -10,12 +10,7 @@ from recipes.models import CARDS, TINY
 from recipes.spec import naming
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Linear,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Linear, Stage
 from recipes.spec.train_short import Positions
 from recipes.spec.units import K, M
 

@@ -10,22 +10,15 @@ import torch
 
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.gene import gene_rotation
-from longhaul.jobs.stage_checks import override
 from recipes.constraints.train_short import broken_positions
 from recipes.models import TINY
 from recipes.pretrain import data_module, pretrain
 from recipes.resolved import yaml_file
-from recipes.resolved.check import (
-    check,
-    notes,
-    trained_length,
-)
+from recipes.resolved.check import check, notes
+from recipes.resolved.overrides import override
+from recipes.resolved.read import trained_length
 from recipes.spec.layout import ContextParallel, Layout
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.train_short import Positions
 
 GENE = gene_rotation(base=10_000, factor=8.0, original_length=256, head_dim=32)

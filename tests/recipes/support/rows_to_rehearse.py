@@ -3,25 +3,13 @@
 
 from dataclasses import replace
 
-from custom_modules.memory.config import (
-    Offload,
-    Recompute,
-    Tiling,
-)
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.gene import gene_rotation
 from recipes.models import LLAMA31_8B, TINY
 from recipes.shipped.table import Row
-from recipes.spec.layout import (
-    ContextParallel,
-    Fp8,
-    Layout,
-)
-from recipes.spec.stage import (
-    Cosine,
-    Ladder,
-    Stage,
-)
+from recipes.spec.layout import ContextParallel, Fp8, Layout
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.train_short import Positions
 from recipes.spec.units import K, M
 

@@ -9,20 +9,11 @@ from recipes.notation.layout import layout_from
 from recipes.spec import cluster as clusters
 from slurm.preflight.check import Check
 from slurm.preflight.machine import Machine
-from slurm.preflight.node.gpus import (
-    connection_checks,
-    gpu_checks,
-    parsed,
-    visible_fault,
-)
+from slurm.preflight.node.gpus import connection_checks, gpu_checks, parsed, visible_fault
 from slurm.preflight.node.topology import device_order, topology_checks
 from slurm.preflight.node.topology import parsed as topology
 from slurm.preflight.requirements import Expected
-from tests.slurm.preflight.support.samples import (
-    BRIDGED,
-    DGX_H100,
-    listed,
-)
+from tests.slurm.preflight.support.samples import BRIDGED, DGX_H100, listed
 
 UNDERLINED = DGX_H100.replace("\tGPU0", "\t\x1b[4mGPU0", 1).replace("GPU NUMA ID", "\x1b[0m", 1)
 

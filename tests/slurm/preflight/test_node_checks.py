@@ -19,18 +19,10 @@ from recipes.spec.units import GiB
 from slurm.cluster_file import ClusterFile, Preflight
 from slurm.preflight.check import Check, Group, as_json, blamed, exit_code, joined, page
 from slurm.preflight.machine import Machine, first_node, rank_of
-from slurm.preflight.node.filesystem import (
-    awaited,
-    content_checks,
-    folder_checks,
-)
+from slurm.preflight.node.filesystem import awaited, content_checks, folder_checks
 from slurm.preflight.node.host import host_checks
 from slurm.preflight.node.network import unreachable
-from slurm.preflight.node.versions import (
-    pins,
-    version_checks,
-    within,
-)
+from slurm.preflight.node.versions import pins, version_checks, within
 from slurm.preflight.ranks.checks import _content
 from slurm.preflight.ranks.placement import Place, place_checks
 from slurm.preflight.requirements import Expected, thresholds

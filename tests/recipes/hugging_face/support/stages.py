@@ -13,13 +13,10 @@ LENGTH = 512
 
 def recipe(card: ModelCard, rope: RopeScaling, run: Path, start: Path, **sizes):
     """Return a stage of 5 steps of 2 sequences of 512 tokens on CPU in fp32."""
-    from recipes.pretrain import place, pretrain
+    from recipes.nemo2.settings import place
+    from recipes.pretrain import pretrain
     from recipes.spec.layout import Layout
-    from recipes.spec.stage import (
-        Cosine,
-        Ladder,
-        Stage,
-    )
+    from recipes.spec.stage import Cosine, Ladder, Stage
 
     stage = Stage(
         seq_length=LENGTH,

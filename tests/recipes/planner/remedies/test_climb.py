@@ -8,11 +8,7 @@ import pytest
 from recipes.notation.layout import layout_from
 from recipes.planner.constraints import refusals
 from recipes.planner.plan import Plan, plan
-from recipes.planner.remedies.climb import (
-    UNTRIED,
-    Remedy,
-    remedies,
-)
+from recipes.planner.remedies.climb import UNTRIED, Remedy, remedies
 from recipes.planner.remedies.overrides import override_words
 from recipes.planner.remedies.steps import RUNGS
 from recipes.planner.workload import Job

@@ -5,11 +5,7 @@ import pytest
 
 from slurm.preflight.check import Check
 from slurm.preflight.ranks.clocks import clock_check
-from slurm.preflight.ranks.slow_ranks import (
-    allowed,
-    bus_share,
-    speed_checks,
-)
+from slurm.preflight.ranks.slow_ranks import allowed, bus_share, speed_checks
 from slurm.preflight.ranks.timings import schedule, tournament
 from slurm.preflight.requirements import Bandwidth, Expected
 

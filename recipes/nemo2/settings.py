@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a recipe that span several of NeMo's configs: paths, sharding, offload, FP8."""
+
+from pathlib import Path
+
+import nemo_run as run
+
+from custom_modules.callbacks.hang_guard import HangGuard
+from custom_modules.callbacks.loss_guard import LossGuard
+from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.memory.config import Offload, Recompute, Tiling
+from custom_modules.rope.config import RopeScaling
+from recipes.spec.gate import Gate
+from recipes.spec.layout import Fp8, Sharding
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import recipe_name, stage_folder, start_folder
+from recipes.spec.stage import Ladder, Stage
+
+MEGATRON_FSDP: dict[Sharding, str] = {
+    "gradients": "optim_grads",
+    "parameters": "optim_grads_params",
+}
+"""Megatron's words for what its FSDP shards; sharding by other means is not in it."""
+
+
+def described(
+    noun: RopeScaling | ContextParallelKind | Recompute | Tiling | Offload | Gate,
+) -> run.Config:
+    """Return a description as a node of the tree, so that an override reaches its fields.
+
+    A tuple becomes a list, the only sequence that YAML and nemo-run's overrides have. A rotation
+    that stretches another holds that as a node of its own.
+    """
+    fields = {name: getattr(noun, name) for name in type(noun).__dataclass_fields__}
+    if isinstance(noun, RopeScaling) and noun.before is not None:
+        fields["before"] = described(noun.before)
+    lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
+    return run.Config(type(noun), **fields | lists)
+
+
+def place(
+    recipe: run.Partial, card: ModelCard, ladder: Ladder, stage: Stage, *, run_to: Path, store: Path
+) -> None:
+    """Set every path of the recipe: what it writes under `run_to`, what it reads."""
+    folder = stage_folder(run_to, recipe_name(card, ladder, stage))
+    start = start_folder(card, ladder, stage, run_to)
+    recipe.data.store = str(store)
+    recipe.trainer.callbacks[0].path = str(folder / "metrics.jsonl")
+    for guard in recipe.trainer.callbacks[1:]:
+        if isinstance(guard, run.Config) and guard.__fn_or_cls__ is LossGuard:
+            guard.path = str(folder / "rewinds.jsonl")
+        elif isinstance(guard, run.Config) and guard.__fn_or_cls__ is HangGuard:
+            guard.folder = str(folder / "stacks")
+    recipe.log.name = folder.name
+    recipe.log.explicit_log_dir = str(folder / "logs")
+    recipe.log.ckpt.dirpath = str(folder / "checkpoints")
+    recipe.log.tensorboard.save_dir = str(folder)
+    recipe.resume.resume_from_directory = str(folder / "checkpoints")
+    recipe.resume.start = None if start is None else str(start)
+
+
+def shard(recipe: run.Partial, sharding: Sharding) -> None:
+    """Set what each of the ranks that share parameters has a part of."""
+    strategy, distributed = recipe.trainer.strategy, sharding != "none"
+    strategy.ddp.use_distributed_optimizer = distributed
+    strategy.ddp.overlap_param_gather = distributed  # else every rank has them all
+    recipe.optim.config.use_distributed_optimizer = distributed
+    if sharding in MEGATRON_FSDP:
+        strategy.fsdp = "megatron"
+        strategy.ddp.use_megatron_fsdp = True
+        strategy.ddp.data_parallel_sharding_strategy = MEGATRON_FSDP[sharding]
+        strategy.save_ckpt_format = "fsdp_dtensor"
+        strategy.ckpt_async_save = False  # NeMo writes this format synchronously
+        recipe.model.config.gradient_accumulation_fusion = False  # FSDP owns the gradients
+
+
+def offload_optimizer(recipe: run.Partial, fraction: float) -> None:
+    """Leave a fraction of the optimizer's state and step to the CPU, or none."""
+    config, offloads = recipe.optim.config, fraction != 0
+    config.optimizer_cpu_offload = offloads
+    config.optimizer_offload_fraction = fraction
+    config.overlap_cpu_optimizer_d2h_h2d = offloads
+    config.use_precision_aware_optimizer = offloads  # else fp32 weights stay on the GPU as well
+
+
+def compute_in_fp8(recipe: run.Partial, fp8: Fp8) -> None:
+    """Set NeMo's precision plugin, which overwrites the model's FP8 fields, to a recipe."""
+    plugin = recipe.trainer.plugins
+    # The formats of Transformer Engine's own recipes: a block's scale leaves gradients in range.
+    plugin.fp8 = "e4m3" if fp8.recipe in ("blockwise", "mxfp8") else "hybrid"
+    plugin.fp8_recipe = fp8.recipe
+    plugin.first_last_layers_bf16 = bool(fp8.bf16_first or fp8.bf16_last)
+    plugin.num_layers_at_start_in_bf16 = fp8.bf16_first
+    plugin.num_layers_at_end_in_bf16 = fp8.bf16_last
+    if fp8.recipe == "delayed":
+        plugin.fp8_amax_history_len = 1024  # as NeMo's own recipe of delayed scaling
+        plugin.fp8_amax_compute_algo = "max"
