@@ -8,9 +8,9 @@ import typer
 
 from longhaul.doctor.case import Case, Recipe, after_comments, on_one_line
 from longhaul.options import K_IS, Json, length_of, print_json
-from longhaul.pages.next_commands import OnCluster
 from longhaul.pages.plan_page import as_json, bill, page
 from longhaul.terminal.messages import note
+from longhaul.terminal.next_commands import OnCluster
 from recipes.constraints.laws import fp8_refusal
 from recipes.ladders import LADDERS
 from recipes.models import CARDS

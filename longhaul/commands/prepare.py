@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data.prepare import HELDOUT_FRACTION, VOCAB_SIZE
-from data.readers import LEFT_OUT
+from longhaul.pages.store_page import show_store
 from longhaul.terminal.messages import next_command
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from data.store import Manifest
+    pass
 
 
 def prepare(
@@ -47,7 +45,6 @@ def prepare(
 ) -> None:
     """Turn documents into a token store: tokenizer, train and held-out tokens, manifest."""
     from data.prepare import prepare as write_store
-    from longhaul.terminal.console import show
 
     if tokenizer is not None and vocab_size != VOCAB_SIZE:
         raise ValueError("--vocab-size is for a tokenizer that is trained; leave out --tokenizer")
@@ -61,47 +58,8 @@ def prepare(
         skip_broken=skip_broken,
         overwrite=overwrite,
     )
-    show(lambda _: _length_table(manifest))
-    for line in _summary(manifest):
-        typer.echo(line)
+    show_store(manifest)
     next_command(
         ["longhaul", "pretrain", "--factory", "NAME", f"data.store={out}"],
         "train on it; NAME is a recipe that `longhaul recipes` lists",
     )
-
-
-def _length_table(manifest: "Manifest") -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table("tokens", title="Documents by length", box=box.ASCII2)
-    for heading in ("train", "held out", "share of tokens"):
-        table.add_column(heading, justify="right")
-    splits = [
-        {bucket.at_least: bucket for bucket in split.lengths}
-        for split in (manifest.train, manifest.heldout)
-    ]
-    total = manifest.train.tokens + manifest.heldout.tokens
-    for bound in sorted({bound for split in splits for bound in split}):
-        found = [split[bound] for split in splits if bound in split]
-        table.add_row(
-            f"{bound:,} to {2 * bound - 1:,}",
-            *(f"{split[bound].documents:,}" if bound in split else "0" for split in splits),
-            f"{sum(bucket.tokens for bucket in found) / total:.1%}",
-        )
-    return table
-
-
-def _summary(manifest: "Manifest") -> list[str]:
-    facts = manifest.tokenizer
-    lines = [
-        f"{name}: {split.documents:,} documents, {split.tokens:,} tokens,"
-        f" the longest {split.longest:,}"
-        for name, split in (("train", manifest.train), ("held out", manifest.heldout))
-    ]
-    lines.append(f"tokenizer: {facts.name}, {facts.vocab_size:,} tokens")
-    if manifest.skipped:
-        counts = ", ".join(f"{n:,} {LEFT_OUT.get(why, why)}" for why, n in manifest.skipped.items())
-        lines.append(f"left out: {counts}")
-    lines.append(f"store: {manifest.root}")
-    return lines

@@ -9,10 +9,10 @@ import typer
 
 from data.files.writable import require_file
 from longhaul.options import Verify, require_device
-from longhaul.pages.next_commands import OnCluster
 from longhaul.run_folder.lock import in_use
 from longhaul.terminal.console import held_back, loading, output_to
 from longhaul.terminal.messages import next_command, note, resumable
+from longhaul.terminal.next_commands import OnCluster
 from longhaul.terminal.progress import Watched, progress
 from recipes.shipped.table import ROWS
 from recipes.spec.cluster import CLUSTER

@@ -92,7 +92,7 @@ class Unlisted:
     @property
     def command(self) -> str | None:
         """The command that trains it; None where no cluster that is tried holds it."""
-        from longhaul.pages.next_commands import training
+        from longhaul.terminal.next_commands import training
 
         return training(self.card, self.ladder, self.stage)
 
@@ -297,7 +297,7 @@ def _combined(words: Sequence[str]) -> str:
 
     Those whose rotation suits the card come first, the others with the reason why it does not.
     """
-    from longhaul.pages.next_commands import YOUR_CLUSTER, training
+    from longhaul.terminal.next_commands import YOUR_CLUSTER, training
     from recipes.ladders import LADDERS
     from recipes.models import CARDS
     from recipes.shipped.select import heads_refusal, rotation_refusal

@@ -13,6 +13,7 @@ from data.files.writable import require_folder
 from longhaul.jobs import ladder_run
 from longhaul.options import Verify, require_device
 from longhaul.pages import ladder_table
+from longhaul.pages.store_page import show_store
 from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.terminal.console import loading, output_to
 from longhaul.terminal.messages import note, resumable
@@ -111,7 +112,9 @@ def _run_here(
     """Run what is left of the ladder on this machine, or print it."""
     if not dryrun:
         require_unused(plan.run / "eval")
-        ladder_run.require_store(plan)
+        made = ladder_run.make_missing_store(plan)
+        if made is not None:
+            show_store(made)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import local_chain
         from longhaul.run_folder.places import require_places

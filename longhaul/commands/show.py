@@ -101,7 +101,7 @@ def _stage(stage: "Stage", card: "ModelCard") -> dict[str, Any]:
 
 def commands(row: "Row") -> Iterator[tuple[str, str]]:
     """Yield what to type next, each with what it is for."""
-    from longhaul.pages.next_commands import OnCluster
+    from longhaul.terminal.next_commands import OnCluster
     from recipes.shipped.table import ROWS
     from recipes.spec.naming import recipe_name
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from longhaul.pages.next_commands import OnCluster
 from longhaul.pages.recipe_facts import counted
+from longhaul.terminal.next_commands import OnCluster
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from, words_of

@@ -96,19 +96,20 @@ def plan(
     )
 
 
-def require_store(plan: Plan) -> None:
-    """Make the store of a card that is trained from scratch; for another, raise ValueError.
+def make_missing_store(plan: Plan) -> Manifest | None:
+    """Make the store of a card that is trained from scratch and return its manifest.
 
-    A store that is there is looked at, so that one that cannot be used is refused at once.
+    None where there is a store; one that cannot be used is refused at once. Raises ValueError for
+    a card whose weights are published, since its store needs documents.
     """
     if plan.store.exists():
         Manifest.load(plan.store)
-        return
+        return None
     if plan.card.hf_id is not None:
         raise ValueError(
             f"there is no token store at {plan.store}; make one: "
             f"longhaul prepare --source DOCUMENTS --tokenizer {plan.card.hf_id} --out {plan.store}"
         )
-    from longhaul.commands.prepare import prepare
+    from data.prepare import prepare
 
-    prepare(out=plan.store, vocab_size=plan.card.vocab)
+    return prepare(None, plan.store, vocab_size=plan.card.vocab)

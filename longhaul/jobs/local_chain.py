@@ -14,7 +14,7 @@ from longhaul.jobs import evaluation, records, stage_checks, training
 from longhaul.jobs.evaluation import evaluation_job
 from longhaul.jobs.ladder_run import Plan
 from longhaul.jobs.store_source import require_heldout
-from longhaul.pages.next_commands import OnCluster
+from longhaul.terminal.next_commands import OnCluster
 from longhaul.version import versions
 from recipes.checkpoints.marker import is_finished, steps_taken
 from recipes.nemo2.settings import place

@@ -18,6 +18,7 @@ from recipes.checkpoints.marker import RECIPE, checkpoint_facts, checkpoints_in,
 from recipes.hugging_face.config import ROTATION, card_of, read_config, require_same
 from recipes.spec.families import FAMILIES
 from recipes.spec.model_card import ModelCard
+from recipes.spec.moved_names import current_name
 
 OF_RECIPES = {
     "_target_", "apply_rope_fusion", "attention_kernel", "bias_activation_fusion",
@@ -172,7 +173,7 @@ def _starts(recipe: dict[str, Any]) -> Iterator[Path]:
 def _family(target: str) -> str:
     """Return the family that a config class of ours is of."""
     for family in FAMILIES.values():
-        if family.config_class == target:
+        if family.config_class == current_name(target):
             return family.name
     raise ValueError(f"{RECIPE} has a model of {target}, which is of no family that is exported")
 

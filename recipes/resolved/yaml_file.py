@@ -18,6 +18,7 @@ import recipes.nemo2.signatures  # noqa: F401  # before the first config of a cl
 from data.files.user_file import read_yaml
 from data.files.whole import write_text
 from recipes.resolved.values import missing, wrong_types
+from recipes.spec.moved_names import current_name
 
 TRUSTED = ("recipes", "custom_modules", "data", "nemo", "megatron.core", "lightning.pytorch")
 
@@ -77,7 +78,7 @@ def _import(name: Any, where: str) -> Any:
             f"{where}: _target_ {name!r} is not of a package that recipes are made of; name one of "
             f"{', '.join(TRUSTED)}"
         )
-    module, _, attribute = name.rpartition(".")
+    module, _, attribute = current_name(name).rpartition(".")
     try:
         target = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from recipes.ladders import LADDERS
 from recipes.models import CARDS, TINY
@@ -15,9 +15,6 @@ from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import length_from, length_shown, recipe_name
 from recipes.spec.stage import Ladder, Stage
 from recipes.spec.suggest import named, there_are
-
-if TYPE_CHECKING:
-    import nemo_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +42,8 @@ class Combination:
             source=f"planned for {self.nodes} x {self.cluster}",
         )
 
-    def recipe(self) -> "nemo_run.Partial":
-        """Return the recipe; needs NeMo."""
+    def recipe(self) -> Any:
+        """Return the recipe, a `nemo_run.Partial`; needs NeMo."""
         from recipes.pretrain import pretrain
 
         return pretrain(

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
@@ -28,27 +29,27 @@ KERNELS_OF = {  # packages that a module adapts, imported where they are install
 }
 BUILT_FROM_SOURCE = {"flash_attn_interface"}  # FlashAttention 3: no distribution to declare
 HEAVY = {"torch", "nemo", "nemo_run", "megatron", "lightning", "transformer_engine", "transformers"}
-HEAVY_RECIPES = {
-    "recipes.resolved.check",
-    "recipes.nemo2.checkpoint_callback",
-    "recipes.shipped.factories",
-    "recipes.nemo2.model",
-    "recipes.hugging_face.export",
-    "recipes.hugging_face.import_",
-    "recipes.hugging_face.convert",
-    "recipes.checkpoints.merge",
-    "recipes.resolved.single_step",
+HEAVY_RECIPES = (  # rooms and modules that need torch or NeMo; all other recipes answer without
+    "recipes.nemo2",
+    "recipes.resolved",
     "recipes.pretrain",
-    "recipes.nemo2.lr_schedule",
-    "recipes.nemo2.signatures",
-    "recipes.nemo2.strategy",
+    "recipes.shipped.factories",
+    "recipes.checkpoints.merge",
     "recipes.checkpoints.streamed_weights",
-    "recipes.resolved.values",
-    "recipes.nemo2.train_short",
     "recipes.checkpoints.verified",
     "recipes.checkpoints.weight_checksums",
-    "recipes.resolved.ineffective",
-    "recipes.resolved.yaml_file",
+    "recipes.hugging_face.convert",
+    "recipes.hugging_face.export",
+    "recipes.hugging_face.import_",
+)
+SEES_ALONE = {  # rooms of a room that see no other of its rooms than these
+    "recipes.spec": set(),
+    "recipes.constraints": {"recipes.spec"},
+    "recipes.checkpoints": set(),
+    "recipes.planner": {"recipes.spec", "recipes.constraints"},
+    "longhaul.terminal": set(),
+    "longhaul.jobs": {"longhaul.terminal", "longhaul.version"},
+    "longhaul.pages": {"longhaul.terminal", "longhaul.jobs", "longhaul.options"},
 }
 
 
@@ -76,7 +77,49 @@ def forbidden_imports(tree: Path) -> list[str]:
 
 def light_recipes(tree: Path) -> list[str]:
     """List the recipe modules that answer without torch."""
-    return [name for name, _ in modules(tree, "recipes") if name not in HEAVY_RECIPES]
+    return [name for name, _ in modules(tree, "recipes") if not within(name, HEAVY_RECIPES)]
+
+
+def within(name: str, above: Iterable[str]) -> bool:
+    """Return whether a dotted name is one of those, or lies below one."""
+    return any(f"{name}.".startswith(f"{room}.") for room in above)
+
+
+def arrows(tree: Path) -> dict[str, dict[str, str]]:
+    """Return what each part of a room imports of the others, with one import as an example.
+
+    A part is a folder or a file directly in a room: `recipes.planner`, `recipes.pretrain`.
+    """
+    parts = {
+        ".".join(name.split(".")[:2])
+        for room in ROOMS
+        for name, _ in modules(tree, room)
+        if "." in name
+    }
+    found: dict[str, dict[str, str]] = {part: {} for part in parts}
+    for room in ROOMS:
+        for name, file in modules(tree, room):
+            own = ".".join(name.split(".")[:2])
+            for target in imports(name, file):
+                part = ".".join(target.split(".")[:2])
+                if part in parts - {own} and own in parts and part.startswith(f"{room}."):
+                    found[own][part] = f"{name} imports {target}"
+    return found
+
+
+def circles(graph: dict[str, dict[str, str]]) -> list[str]:
+    """List an import of each part from which the part can be reached again."""
+    reached = {part: set(targets) for part, targets in graph.items()}
+    for middle in reached:
+        for part, targets in reached.items():
+            if middle in targets:
+                reached[part] = targets | reached[middle]
+    return sorted(
+        example
+        for part, targets in graph.items()
+        for target, example in targets.items()
+        if part in reached[target]
+    )
 
 
 def heavy_modules_after(names: list[str], tree: Path) -> str:
@@ -129,7 +172,7 @@ def declared_distributions() -> set[str]:
 def plant(tree: Path, module: str, source: str) -> None:
     """Write one module, and the packages it lies in, beneath a tree."""
     file = tree.joinpath(*module.split(".")).with_suffix(".py")
-    file.parent.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     for folder in [file.parent, *file.parent.parents]:
         if folder == tree:
             break
@@ -185,6 +228,46 @@ def test_a_forbidden_import_is_refused(tmp_path, module, source):
 def test_an_allowed_import_passes(tmp_path, module, source):
     plant(tmp_path, module, source)
     assert forbidden_imports(tmp_path) == []
+
+
+def test_rooms_of_a_room_go_in_no_circle():
+    assert circles(arrows(TREE)) == []
+
+
+def test_a_circle_is_found(tmp_path):
+    plant(tmp_path, "recipes.spec.layout", "from recipes.notation import layout")
+    plant(tmp_path, "recipes.notation.layout", "from recipes.planner import search")
+    plant(tmp_path, "recipes.planner.search", "from recipes.spec import layout")
+    assert circles(arrows(tmp_path)) == [
+        "recipes.notation.layout imports recipes.planner.search",
+        "recipes.planner.search imports recipes.spec.layout",
+        "recipes.spec.layout imports recipes.notation.layout",
+    ]
+
+
+@pytest.mark.parametrize("room", SEES_ALONE)
+def test_a_low_room_sees_only_those_below_it(room):
+    seen = arrows(TREE)[room]
+    assert [seen[target] for target in seen.keys() - SEES_ALONE[room]] == []
+
+
+def test_only_the_command_line_imports_commands():
+    importers = {part for part, seen in arrows(TREE).items() if "longhaul.commands" in seen}
+    assert importers <= {"longhaul.cli"}
+
+
+CATALOGUES = ("recipes.ladders", "recipes.models")  # their packages list what lies in them
+
+
+def test_rooms_within_rooms_import_nothing_by_themselves():
+    rooms = [
+        file
+        for room in ROOMS
+        for name, file in modules(TREE, room)
+        if file.name == "__init__.py" and "." in name and name not in CATALOGUES
+    ]
+    assert rooms
+    assert [str(file) for file in rooms if any(imports("", file))] == []
 
 
 def test_light_recipes_load_nothing_heavy_at_any_depth():

@@ -8,7 +8,7 @@ import pytest
 from longhaul.doctor.case import case
 from longhaul.doctor.oom import planners_choice, unexplained
 from longhaul.doctor.oom_log import failures
-from longhaul.pages.next_commands import YOUR_CLUSTER
+from longhaul.terminal.next_commands import YOUR_CLUSTER
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM
 from recipes.planner.search import search

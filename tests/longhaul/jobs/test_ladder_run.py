@@ -39,7 +39,7 @@ def test_a_card_that_the_ladder_has_no_recipes_for_is_refused():
 def test_a_published_card_without_a_store_is_told_how_to_make_one(tmp_path):
     plan = ladder_run.plan(LADDERS["nemo"], CARDS["llama32_1b"], None, tmp_path / "none")
     with pytest.raises(ValueError, match=r"longhaul prepare .* meta-llama/Llama-3.2-1B"):
-        ladder_run.require_store(plan)
+        ladder_run.make_missing_store(plan)
 
 
 def test_places_named_on_the_command_line_win_over_convention():

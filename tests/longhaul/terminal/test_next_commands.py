@@ -12,7 +12,7 @@ import yaml
 from longhaul.cli import COMMANDS, loaded
 from longhaul.commands import show
 from longhaul.jobs import ladder_run
-from longhaul.pages.next_commands import YOUR_CLUSTER, OnCluster
+from longhaul.terminal.next_commands import YOUR_CLUSTER, OnCluster
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.shipped import select

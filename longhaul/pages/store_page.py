@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages about a token store: its documents by length, its tokens, its tokenizer."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from data.readers import LEFT_OUT
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from data.store import Manifest
+
+
+def show_store(manifest: "Manifest") -> None:
+    """Print the documents of a store by length, and what it consists of."""
+    from longhaul.terminal.console import show
+
+    show(lambda _: _length_table(manifest))
+    for line in _summary(manifest):
+        typer.echo(line)
+
+
+def _length_table(manifest: "Manifest") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table("tokens", title="Documents by length", box=box.ASCII2)
+    for heading in ("train", "held out", "share of tokens"):
+        table.add_column(heading, justify="right")
+    splits = [
+        {bucket.at_least: bucket for bucket in split.lengths}
+        for split in (manifest.train, manifest.heldout)
+    ]
+    total = manifest.train.tokens + manifest.heldout.tokens
+    for bound in sorted({bound for split in splits for bound in split}):
+        found = [split[bound] for split in splits if bound in split]
+        table.add_row(
+            f"{bound:,} to {2 * bound - 1:,}",
+            *(f"{split[bound].documents:,}" if bound in split else "0" for split in splits),
+            f"{sum(bucket.tokens for bucket in found) / total:.1%}",
+        )
+    return table
+
+
+def _summary(manifest: "Manifest") -> list[str]:
+    facts = manifest.tokenizer
+    lines = [
+        f"{name}: {split.documents:,} documents, {split.tokens:,} tokens,"
+        f" the longest {split.longest:,}"
+        for name, split in (("train", manifest.train), ("held out", manifest.heldout))
+    ]
+    lines.append(f"tokenizer: {facts.name}, {facts.vocab_size:,} tokens")
+    if manifest.skipped:
+        counts = ", ".join(f"{n:,} {LEFT_OUT.get(why, why)}" for why, n in manifest.skipped.items())
+        lines.append(f"left out: {counts}")
+    lines.append(f"store: {manifest.root}")
+    return lines
