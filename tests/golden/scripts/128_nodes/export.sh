@@ -7,7 +7,7 @@
 # Parameters
 #SBATCH --account=tests
 #SBATCH --exclusive
-#SBATCH --job-name=longhaul.commands.export
+#SBATCH --job-name=longhaul.export
 #SBATCH --kill-on-invalid-dep=yes
 #SBATCH --mem=0
 #SBATCH --nodes=1

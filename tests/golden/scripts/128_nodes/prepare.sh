@@ -7,7 +7,7 @@
 # Parameters
 #SBATCH --account=tests
 #SBATCH --exclusive
-#SBATCH --job-name=longhaul.commands.prepare
+#SBATCH --job-name=longhaul.prepare
 #SBATCH --kill-on-invalid-dep=yes
 #SBATCH --mem=0
 #SBATCH --nodes=1
