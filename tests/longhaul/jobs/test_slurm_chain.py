@@ -170,7 +170,7 @@ def test_thresholds_of_the_cluster_file_reach_a_stage(plan, made):
 
 def test_an_evaluation_of_odd_ranks_is_spread_evenly(plan, made, monkeypatch):
     layout = {"ranks": 12, "tensor_parallel": 4, "context_parallel": 3, "device": "cuda"}
-    monkeypatch.setattr(slurm_chain.stages, "evaluation_layout", lambda _: dict(layout))
+    monkeypatch.setattr(slurm_chain.evaluation, "evaluation_layout", lambda _: dict(layout))
     made_of = jobs(plan, made, site())[f"evaluate_{made[0].log.name}"].executor
     assert (made_of.nodes, made_of.ntasks_per_node) == (2, 6)
 
