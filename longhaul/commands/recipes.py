@@ -18,7 +18,7 @@ from longhaul.terminal.messages import note
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from recipes.shipped.table import Row
+    from recipes.shipped.row import Row
     from recipes.spec.model_card import ModelCard
     from recipes.spec.stage import Ladder, Stage
 

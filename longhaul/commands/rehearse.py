@@ -32,7 +32,7 @@ from recipes.spec.suggest import named
 if TYPE_CHECKING:
     from longhaul.rehearsal.checks import Check, Planned
     from recipes.rehearsal.plan import Rehearsal
-    from recipes.shipped.table import Row
+    from recipes.shipped.row import Row
 
 MOST_RANKS = 64
 """Processes of one machine; the kinds of parallelism that there are need 32."""

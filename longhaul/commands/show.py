@@ -15,7 +15,7 @@ from recipes.spec.suggest import named
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from recipes.shipped.table import Row
+    from recipes.shipped.row import Row
     from recipes.spec.model_card import ModelCard
     from recipes.spec.stage import Stage
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from custom_modules.rope.config import RopeScaling
 from recipes.notation.describe import in_words
-from recipes.shipped.table import Row
+from recipes.shipped.row import Row
 from recipes.spec import cluster
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.model_card import ModelCard

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from longhaul.rehearsal import verification_card as cards
-from recipes.shipped.table import ROWS, Row
+from recipes.shipped.row import Row
+from recipes.shipped.table import ROWS
 from tests.house.rooms import TREE
 from tests.longhaul.support.rehearsed_rows import of_the_suite, ranks_for, smallest_rows, structure
 from tests.recipes.support.rows_to_rehearse import ROWS_TO_REHEARSE
