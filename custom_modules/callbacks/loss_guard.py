@@ -76,7 +76,7 @@ class LossGuard(Callback):
                 again=False,
             )
         raise LossBrokeError(
-            f"{said}; run again, the stage goes on from its last checkpoint without the batches "
+            f"{said}; run again, the stage resumes from its last checkpoint without the batches "
             "from there to this step",
             again=True,
         )
