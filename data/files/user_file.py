@@ -37,7 +37,7 @@ def read_text(path: Path, most: int = LARGEST) -> str:
         why = (error.strerror or str(error)).lower()
         raise ValueError(f"{path} cannot be read: {why}; name a readable file") from error
     if len(content) > most:
-        raise ValueError(f"{path} has more than {most:,} bytes; name the file that is meant")
+        raise ValueError(f"{path} has more than {most:,} bytes; check the path")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -56,7 +56,7 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not JSON ({error})") from None
     except RecursionError:
         raise ValueError(
-            f"{path} is not JSON that can be read (nested too deeply); name the file that is meant"
+            f"{path} is not JSON that can be read (nested too deeply); check the path"
         ) from None
 
 
@@ -81,7 +81,7 @@ def read_yaml(path: Path) -> Any:
         raise ValueError(f"{path} is not YAML: {_on_one_line(error)}") from None
     except RecursionError:
         raise ValueError(
-            f"{path} is not YAML that can be read (nested too deeply); name the file that is meant"
+            f"{path} is not YAML that can be read (nested too deeply); check the path"
         ) from None
 
 

@@ -59,7 +59,7 @@ def changed(tmp_path, **sections):
         ({"slurm": {"sbatch": {"x=1 y": 1}}}, "slurm.sbatch.x=1 y is 'x=1 y'; write the flag "),
         ({"slurm": {"sbatch": {"comment": "a\ntouch x"}}}, "slurm.sbatch.comment is 'a\\ntouch x'"),
         ({"slurm": {"srun": ["--a\n"]}}, "slurm.srun.0 is '--a\\n'; it has a line break"),
-        ({"tunnel": {"folder": "/x; y"}}, "tunnel.folder is '/x; y'; take letters, digits and"),
+        ({"tunnel": {"folder": "/x; y"}}, "tunnel.folder is '/x; y'; use letters, digits and"),
         (
             {"environment": {"A;touch x": 1}},
             "environment.A;touch x is 'A;touch x'; a name may have A",
