@@ -61,7 +61,7 @@ def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree)
         ({"python": "/nowhere/venv"}, (), "/nowhere/venv/bin/python is not there"),
         ({"slurm": {"account": "me", "array": "0-3"}}, (), "several times in the same folders"),
         ({}, ("--source", "books"), "--source books is not there"),
-        ({"executor": "docker"}, (), "a chain needs a scheduler that knows dependencies"),
+        ({"executor": "docker"}, (), "a chain needs a scheduler with job dependencies"),
         ({"tunnel": {"kind": "ssh", "host": "127.0.0.1", "port": 1, "user": "me", "folder": "/x"}},
          (), "tunnel.host 127.0.0.1 does not answer on port 1"),
         ({}, ("--gate", "pasky=1"), "a gate has no 'pasky'; did you mean passkey?"),
