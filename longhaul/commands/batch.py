@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul batch`: the arithmetic of an optimizer step."""
+"""`longhaul batch`: solve the arithmetic of an optimizer step."""
 
 from typing import Annotated
 

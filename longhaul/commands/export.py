@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul export`: a trained stage becomes a Hugging Face folder that loads without edits."""
+"""`longhaul export`: convert a trained stage to a Hugging Face folder that loads without edits."""
 
 import math
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul import`: a Hugging Face checkpoint becomes one that a stage starts from."""
+"""`longhaul import`: convert a Hugging Face checkpoint to one that a stage starts from."""
 
 import math
 from pathlib import Path

@@ -121,9 +121,7 @@ def rehearse(
         asked = _options(card=card, ladder=ladder, stage=stage, nodes=nodes, cluster=cluster)
         first = asked if combined else [name]
         given = [*first, *_options(ranks=ranks, store=store), *overrides]
-        command = shlex.join(
-            ["longhaul", "rehearse", *given]
-        )  # without the options of where it writes
+        command = shlex.join(["longhaul", "rehearse", *given])  # without output paths
         done = _card_of(row, run, planned, checks, command, revision, seconds)
         cards.write(done, write_card)
         typer.echo(write_card)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul rope search`: the divisors of RoPE's frequencies that suit a trained stage."""
+"""`longhaul rope search`: search divisors of RoPE's frequencies that suit a trained stage."""
 
 import json
 from pathlib import Path

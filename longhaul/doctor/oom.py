@@ -378,7 +378,7 @@ def _of_log(log: Log | None) -> str:
 def planners_choice(found: Case, beyond: float) -> Plan | None:
     """Return the fastest plan of the same GPUs that has room for what the log shows.
 
-    Not the layout of the case, which has failed or does not fit; None where there is no other.
+    Not the layout of the case, which has failed or does not fit; None if there is no other.
     """
     for one in search(found.question).plans:
         if one.short + beyond <= 0 and not found.same_layout(one.job.layout):

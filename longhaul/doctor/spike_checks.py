@@ -42,7 +42,7 @@ class Check:
 
 
 def checks(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
-    """Yield every check of a stage, with the stage before it where there is one."""
+    """Yield every check of a stage, with the stage before it if there is one."""
     steps = stage.results.steps
     yield from lines(stage)
     yield from finite(steps)
@@ -301,7 +301,7 @@ def _differing(stated: dict[str, Any], written: dict[str, Any]) -> list[str]:
 
 
 def _of_description(described: dict[str, Any], written: dict[str, Any]) -> list[str]:
-    """Return what differs from stage.json, which names `before` and has no divisors of pairs."""
+    """Return the names that differ from stage.json, which names `before` and lacks divisors."""
     short = {name: value for name, value in written.items() if name in described}
     if isinstance(described.get("before"), str):
         short["before"] = (written.get("before") or {}).get("method")

@@ -51,7 +51,7 @@ def save_seconds(file: ClusterFile, found: Plan | None) -> int:
 
 
 def require_time(run: Run, made: Sequence[nemo_run.Partial], file: ClusterFile) -> None:
-    """Raise ValueError where the limit of a job is too short for steps and for saving."""
+    """Raise ValueError if the limit of a job is too short for steps and for saving."""
     limit = seconds_of(file.slurm.time)
     for recipe in made:
         if local_chain.is_done(recipe):

@@ -83,7 +83,7 @@ def require(made: list[nemo_run.Partial], *, started: bool) -> None:
 
 
 def require_store(made: list[nemo_run.Partial]) -> None:
-    """Raise ValueError where the store does not fit a stage, or cannot evaluate the longest."""
+    """Raise ValueError if the store does not fit a stage, or cannot evaluate the longest."""
     for recipe in made:
         manifest = stage_checks.require_inputs(recipe)
     require_heldout(manifest, longest(made))
@@ -151,7 +151,7 @@ def _require_this_machine(plan: Plan, recipe: nemo_run.Partial) -> None:
 
 
 def metrics(recipe: nemo_run.Partial) -> Path:
-    """Return the file a stage writes a line a step to."""
+    """Return the file that a stage writes one line per step to."""
     return Path(recipe.trainer.callbacks[0].path)
 
 

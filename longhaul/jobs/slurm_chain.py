@@ -154,7 +154,7 @@ def _parallel(recipe: nemo_run.Partial) -> dict[str, Any]:
 
 
 def _with_gpus(file: ClusterFile, recipe: nemo_run.Partial) -> ClusterFile:
-    """Return the file asking for no GPUs where the ranks of a stage are on the CPU."""
+    """Return the cluster file, asking for no GPUs if the ranks of a stage are on the CPU."""
     return file if read.device_of(recipe) == "cuda" else _without_gpus(file)
 
 

@@ -33,7 +33,7 @@ class SlurmJob:
     state: str = ""
     """Slurm's state, such as PENDING; empty if Slurm was not asked or does not know the job."""
     not_asked: str = ""
-    """Why Slurm was not asked; empty where it was."""
+    """Why Slurm was not asked; empty if it was."""
 
     @property
     def words(self) -> str:

@@ -27,7 +27,7 @@ def described(recipe: nemo_run.Partial) -> str:
 
 
 def require_device(recipe: nemo_run.Partial) -> None:
-    """Raise ValueError where the recipe needs more GPUs, or another kernel, than are here."""
+    """Raise ValueError if the recipe needs more GPUs, or another kernel, than are here."""
     device = device_of(recipe)
     if device == "cuda":
         _require_gpus(recipe)
@@ -56,7 +56,7 @@ def _require_gpus(recipe: nemo_run.Partial) -> None:
 
 
 def require_inputs(recipe: nemo_run.Partial) -> Manifest:
-    """Return the store's manifest; raise ValueError where store, vocabulary or start do not fit."""
+    """Return the store's manifest; raise ValueError if store, vocabulary or start do not fit."""
     manifest = Manifest.load(recipe.data.store)
     rows = recipe.model.config.vocab_size
     if manifest.tokenizer.vocab_size > rows:

@@ -74,7 +74,7 @@ def _tokenizer(word: str | None) -> str | None:
 
 
 def require_heldout(manifest: Manifest, length: int) -> None:
-    """Raise ValueError where no held-out document is longer than a length to evaluate at."""
+    """Raise ValueError if no held-out document is longer than a length to evaluate at."""
     if manifest.heldout.longest <= length:
         raise ValueError(
             f"the longest held-out document of {manifest.root} has "

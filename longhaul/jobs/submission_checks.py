@@ -96,7 +96,7 @@ def require_idle(plan: Plan, file: ClusterFile) -> None:
 
 
 def require_shared(plan: Plan, file: ClusterFile) -> None:
-    """Raise ValueError where a cluster behind a tunnel does not see what was written here."""
+    """Raise ValueError if a cluster behind a tunnel does not see what was written here."""
     if file.tunnel.kind == "local":
         return
     record = plan.run.resolve() / "run.json"

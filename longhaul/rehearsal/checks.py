@@ -176,7 +176,7 @@ def _layout(stage: Planned) -> str:
 
 
 def heldout_loss(run: Path, stage: Planned) -> float:
-    """Return the mean loss of held-out documents over all positions; NaN where there is none."""
+    """Return the mean loss of held-out documents over all positions; NaN if there is none."""
     found = read_evaluation(run, stage.name)
     return math.nan if found is None or not found.by_position else fmean(found.by_position.loss)
 

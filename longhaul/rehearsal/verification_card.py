@@ -59,7 +59,7 @@ class VerificationCard:
     ladder: str
     recipe: str
     command: str
-    """As given, without the options of where it writes."""
+    """As given, without output paths."""
     commit: str
     """All 40 digits; of the tree that was run, with ` and changes` if it had any."""
     date: date

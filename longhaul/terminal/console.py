@@ -21,7 +21,7 @@ from rich.text import Text
 from longhaul.terminal.messages import ENCODING_ERRORS, is_quiet, is_verbose, note
 
 IN_A_PIPE = 120
-"""Columns of text where there is no terminal to state them."""
+"""Columns of text if there is no terminal."""
 TEE_SECONDS = 5.0
 """How long the last lines of a verbose command may take to be shown."""
 
