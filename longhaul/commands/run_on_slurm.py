@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul run --executor slurm`: a ladder as a chain of jobs that is submitted and left."""
+"""`longhaul run --executor slurm`: submit a ladder as a chain of jobs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -89,7 +89,7 @@ def run_on_cluster(
     write_json(plan.run / "launch" / "jobs.json", numbers)
     for name, number in numbers.items():
         typer.echo(f"{number}  {name}")
-    next_command(["longhaul", "status", plan.run], "look how far it is")
+    next_command(["longhaul", "status", plan.run], "show its progress")
 
 
 def _with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:
@@ -110,7 +110,7 @@ def _with_gates(plan: ladder_run.Plan, words: str) -> ladder_run.Plan:
 def _laid_out(
     plan: ladder_run.Plan, words: Sequence[str], cluster: str, nodes: int, device: str | None
 ) -> "list[nemo_run.Partial]":
-    """Return the recipes laid out by the planner on so many nodes of a cluster."""
+    """Return the recipes laid out by the planner on a number of nodes of a cluster."""
     from longhaul.jobs import local_chain
     from recipes.shipped.factories import FACTORIES
     from recipes.shipped.select import Combination, layout_for

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage is planned to take on a cluster, and the times of its job that follow.
+"""The plan of a stage on a cluster, and the time limits of its job that follow from it.
 
 The layout is read back from the resolved recipe, so that the command line's overrides count.
 """
@@ -19,11 +19,11 @@ from recipes.resolved.read import layout_of, tokens_per_batch
 from slurm.cluster_file import LONGEST_SIGNAL, ClusterFile, seconds_of
 
 LEAST_STEPS = 2
-"""That a job has to have time for beside saving; what it starts with takes about one more."""
+"""Steps that a job must have time for besides saving; starting takes about one more."""
 
 
 def planned(run: Run, recipe: nemo_run.Partial, file: ClusterFile) -> Plan | None:
-    """Return the plan of a stage on a cluster; None for CPU ranks and where no machine is said."""
+    """Return the plan of a stage on a cluster; None for CPU ranks or without stated hardware."""
     if read.device_of(recipe) == "cpu" or file.hardware is None:
         return None
     layout = layout_of(recipe)
@@ -40,7 +40,7 @@ def planned(run: Run, recipe: nemo_run.Partial, file: ClusterFile) -> Plan | Non
 def save_seconds(file: ClusterFile, found: Plan | None) -> int:
     """Return how long before its limit a training job is warned, in whole minutes if planned.
 
-    What the file says is taken for the time of writing too; a planned step is waited for anyway.
+    The file's `save_seconds` includes the time of writing; a planned step is waited for anyway.
     """
     said = file.slurm.save_seconds
     if found is None:
@@ -51,7 +51,7 @@ def save_seconds(file: ClusterFile, found: Plan | None) -> int:
 
 
 def require_time(run: Run, made: Sequence[nemo_run.Partial], file: ClusterFile) -> None:
-    """Raise ValueError where the limit of a job is too short for steps and for saving."""
+    """Raise ValueError if the limit of a job is too short for steps and for saving."""
     limit = seconds_of(file.slurm.time)
     for recipe in made:
         if local_chain.is_done(recipe):

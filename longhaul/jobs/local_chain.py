@@ -54,11 +54,11 @@ def placed(
 def overridden(
     recipe: nemo_run.Partial, words: Sequence[str], device: str | None = None
 ) -> nemo_run.Partial:
-    """Return a placed recipe with what the command line says, checked, its paths absolute."""
+    """Return a placed recipe with the command line's overrides, checked, its paths absolute."""
     for word in words:
         if PLACE.match(word):
             raise ValueError(
-                f"{word.partition('=')[0]} is a place, which all stages would share; "
+                f"{word.partition('=')[0]} is a path that all stages would share; "
                 "use --out and --store"
             )
     recipe = overrides.override(recipe, words)
@@ -68,9 +68,9 @@ def overridden(
 
 
 def require(made: list[nemo_run.Partial], *, started: bool) -> None:
-    """Raise ValueError for what would fail once ranks run; the start of the first stage too.
+    """Raise ValueError for what would fail once ranks run, including the first stage's start.
 
-    Where nothing is `started`, only for a run folder that holds another run.
+    If nothing is `started`, only for a run folder that holds another run.
     """
     for recipe in made:
         stage_checks.require_same(recipe)
@@ -83,7 +83,7 @@ def require(made: list[nemo_run.Partial], *, started: bool) -> None:
 
 
 def require_store(made: list[nemo_run.Partial]) -> None:
-    """Raise ValueError where the store does not fit a stage, or cannot evaluate the longest."""
+    """Raise ValueError if the store does not fit a stage, or cannot evaluate the longest."""
     for recipe in made:
         manifest = stage_checks.require_inputs(recipe)
     require_heldout(manifest, longest(made))
@@ -151,7 +151,7 @@ def _require_this_machine(plan: Plan, recipe: nemo_run.Partial) -> None:
 
 
 def metrics(recipe: nemo_run.Partial) -> Path:
-    """Return the file a stage writes a line a step to."""
+    """Return the file that a stage writes one line per step to."""
     return Path(recipe.trainer.callbacks[0].path)
 
 

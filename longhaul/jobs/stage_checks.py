@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `longhaul pretrain` and `longhaul run` do with a recipe before and while it runs.
+"""Checks of `longhaul pretrain` and `longhaul run` on a recipe before it runs.
 
-Everything here needs NeMo; the commands import it after they have said that they are loading.
+Everything here needs NeMo; the commands import it after they have shown that they are loading.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def described(recipe: nemo_run.Partial) -> str:
 
 
 def require_device(recipe: nemo_run.Partial) -> None:
-    """Raise ValueError where the recipe needs more GPUs, or another kernel, than are here."""
+    """Raise ValueError if the recipe needs more GPUs, or another kernel, than are here."""
     device = device_of(recipe)
     if device == "cuda":
         _require_gpus(recipe)
@@ -37,7 +37,7 @@ def require_device(recipe: nemo_run.Partial) -> None:
 
 
 def fewer_ranks(recipe: nemo_run.Partial, shipped: int) -> Iterator[str]:
-    """Yield a sentence where a recipe for `shipped` GPUs was put on fewer, which hold more each."""
+    """Yield a sentence if a recipe for `shipped` GPUs runs on fewer, each of which holds more."""
     ranks = world_size(recipe)
     if device_of(recipe) == "cuda" and ranks < shipped:
         yield (
@@ -56,7 +56,7 @@ def _require_gpus(recipe: nemo_run.Partial) -> None:
 
 
 def require_inputs(recipe: nemo_run.Partial) -> Manifest:
-    """Return the store's manifest; raise ValueError where store, vocabulary or start do not fit."""
+    """Return the store's manifest; raise ValueError if store, vocabulary or start do not fit."""
     manifest = Manifest.load(recipe.data.store)
     rows = recipe.model.config.vocab_size
     if manifest.tokenizer.vocab_size > rows:
@@ -76,7 +76,7 @@ def require_inputs(recipe: nemo_run.Partial) -> Manifest:
 
 
 def require_start(recipe: nemo_run.Partial) -> None:
-    """Raise ValueError where the stage starts from a checkpoint that is not there or not whole."""
+    """Raise ValueError if the stage starts from a checkpoint that is missing or incomplete."""
     if recipe.resume.start is not None and not newest_checkpoint(
         Path(recipe.resume.resume_from_directory)
     ):
@@ -87,10 +87,10 @@ def require_start(recipe: nemo_run.Partial) -> None:
 
 
 def require_same(recipe: nemo_run.Partial) -> None:
-    """Raise ValueError where the stage's folder holds checkpoints of another recipe.
+    """Raise ValueError if the stage's folder holds checkpoints of another recipe.
 
-    So it does where what the stage has recorded there cannot be read. Steps count too: Megatron
-    shuffles the samples for the number that a run will take.
+    The same applies if the stage's record there cannot be read. Steps count too: Megatron shuffles
+    the samples for the number of steps that a run will take.
     """
     folder = folder_of(recipe)
     try:
@@ -112,5 +112,5 @@ def require_same(recipe: nemo_run.Partial) -> None:
         raise ValueError(
             f"{folder} holds checkpoints of a recipe with another "
             f"{' and '.join(differing)}; remove it, or train into another run folder: `run` takes "
-            "--out, `pretrain` writes below the folder that it is typed in"
+            "--out, `pretrain` writes below the working folder"
         )

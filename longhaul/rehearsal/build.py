@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of a rehearsal, and what they say will happen; imports NeMo."""
+"""The recipes and jobs of a rehearsal, and the values that they plan; imports NeMo."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ def recipes(
         place(recipe, rehearsal.card, part.ladder, stage, run_to=run, store=store)
         if stage.start == "card":
             recipe.resume.start = made[0].log.ckpt.dirpath
-        # Each costs as much as a few steps: once, after the last.
+        # A checkpoint or a validation costs as much as a few steps: once, after the last.
         recipe.log.ckpt.every_n_train_steps = recipe.trainer.val_check_interval = stage.steps
         recipe.trainer.limit_val_batches = 1
         recipe = local_chain.overridden(recipe, words)
@@ -47,7 +47,7 @@ def recipes(
 
 
 def planned(recipe: nemo_run.Partial) -> Planned:
-    """Return what a resolved recipe says will happen."""
+    """Return the values that a resolved recipe plans."""
     strategy, steps = recipe.trainer.strategy, int(recipe.trainer.max_steps)
     sizes = {
         "tp": int(strategy.tensor_model_parallel_size),
@@ -62,7 +62,7 @@ def planned(recipe: nemo_run.Partial) -> Planned:
         seq_length=int(recipe.data.seq_length),
         steps=steps,
         tokens_per_step=tokens_per_batch(recipe),
-        # NeMo's warm-up has its peak at the step after its last.
+        # NeMo's rate peaks at the step after the last one of the warm-up.
         first_rate=recipe.optim.config.lr / (shape.warmup_steps(steps) + 1),
         rope=fdl.build(recipe.model.config.rope).to_dict(),
         layout={**sizes, "dp": world_size(recipe) // model_ranks},
@@ -79,7 +79,7 @@ def jobs(
 
 
 def require_impactful(made: list[nemo_run.Partial], *, stand_in: bool) -> bool:
-    """Look for the store's impactful tokens where a stage asks for them; make them up or refuse.
+    """Require the store's impactful tokens if a stage uses them; with `stand_in` make them up.
 
     Returns whether they were made up: every tenth token of the vocabulary.
     """

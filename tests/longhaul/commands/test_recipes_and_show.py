@@ -149,7 +149,7 @@ def test_a_page_says_model_ladder_data_layout_and_each_stage(answer):
         row.ladder.source,
         row.ladder.data,
         "starts from the one before; Adam with beta2 0.95, weight decay 0.1",
-        f"stands on: {row.source}",
+        f"based on: {row.source}",
     ):
         assert words in page
     stages = [line for line in page.splitlines() if "cosine" in line]
