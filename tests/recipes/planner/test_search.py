@@ -118,7 +118,7 @@ def test_what_a_law_refuses_is_not_chosen_and_is_counted():
         seq_length=100_000, tokens_per_batch=100_000, gpus=8, fp8=Fp8(recipe="tensorwise")
     )
     answer = search(asked)
-    assert any("takes multiples of 16" in why for why in answer.ruled_out)
+    assert any("needs multiples of 16" in why for why in answer.ruled_out)
     experts = question(
         card=CARDS["mixtral_8x7b"], seq_length=64 * K, gpus=64, fp8=Fp8(recipe="tensorwise")
     )
