@@ -71,4 +71,4 @@ def _value(key: str, text: str) -> Any:
     try:
         return json.loads(text.lower() if text.lower() in ("true", "false") else text)
     except (json.JSONDecodeError, RecursionError):
-        raise ValueError(f"{key} is {text!r}; it must be a number, true or false") from None
+        raise ValueError(f"{key} is {text!r}; it takes a number, true or false") from None

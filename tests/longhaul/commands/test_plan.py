@@ -153,7 +153,7 @@ def test_the_picture_has_a_rate_at_each_length_and_says_where_nothing_fits():
          "has no GiB; write offload-inputs:64"),
         (("plan", "llama31_8b", "--seq", "64K", "--plot", "x.pdf"), "is not a .png file"),
         (("plan", "llama31_8b", "--seq", "64K", "--tokens-per-batch", "100K"),
-         "no whole number of sequences"),
+         "not a whole number of sequences"),
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, tuple) else None,
 )  # fmt: skip

@@ -87,7 +87,7 @@ def test_a_config_of_hugging_face_turns_heads_as_transformers_does(tmp_path):
         (_ours(rope={**FOUND.to_dict(), "factr": 4}), "has no 'factr'"),
         (
             _ours(rope={**FOUND.to_dict(), "factor": "four"}),
-            "factor is 'four'; it must be a number",
+            "factor is 'four'; it takes a number",
         ),
         (_ours(rope={"base": 10_000}), "needs method"),
     ],
