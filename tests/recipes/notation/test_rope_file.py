@@ -85,10 +85,7 @@ def test_a_config_of_hugging_face_turns_heads_as_transformers_does(tmp_path):
         (_ours(version=2), "its version is 2 and this Longhaul reads 1"),
         (_ours(rope=None), "has no rope"),
         (_ours(rope={**FOUND.to_dict(), "factr": 4}), "has no 'factr'"),
-        (
-            _ours(rope={**FOUND.to_dict(), "factor": "four"}),
-            "factor is 'four'; it takes a number",
-        ),
+        (_ours(rope={**FOUND.to_dict(), "factor": "four"}), "factor is 'four'; it takes a number"),
         (_ours(rope={"base": 10_000}), "needs method"),
     ],
     ids=str,
