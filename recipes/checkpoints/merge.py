@@ -255,7 +255,7 @@ def _require_same(first: _Source, second: _Source, *, names: tuple[Path, Path]) 
     if different:
         name = different[0]
         raise ValueError(
-            f"{names[0]} and {names[1]} are not of the same model: {name} is "
+            f"{names[0]} and {names[1]} are not of one model: {name} is "
             f"{shapes[0].get(name, 'missing')} in one and {shapes[1].get(name, 'missing')} in the "
             f"other, and {len(different) - 1} more differ"
         )
