@@ -61,6 +61,6 @@ def broken_positions(
     elif largest_scale != rope.factor:
         yield (
             f"the largest scale drawn is {largest_scale} and rope factor {rope.factor:g}, which "
-            "evaluation turns by; take a multiple of the least scale, sequence length over "
+            "evaluation uses; take a multiple of the least scale, sequence length over "
             "original_length"
         )

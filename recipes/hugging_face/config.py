@@ -216,7 +216,7 @@ def _rope(config: Mapping[str, Any], unstated: Unstated) -> RopeScaling:
         if factors is not None and len(factors) != pairs:
             raise ValueError(
                 f"{CONFIG} has {len(factors)} numbers in {name}, and {pairs} pairs of dimensions "
-                "turn; it takes one for each"
+                "are rotated; it takes one for each"
             )
     return rope
 
@@ -225,7 +225,7 @@ def _refuse_part(rope: RopeScaling, unstated: Unstated) -> None:
     if rope.partial_rotary_factor != 1 and unstated.rotated == 1:
         raise ValueError(
             f"partial_rotary_factor is {rope.partial_rotary_factor}, and the family's model in "
-            "transformers turns whole heads; of these families Nemotron turns a part"
+            "transformers rotates whole heads; of these families only Nemotron rotates a part"
         )
 
 
