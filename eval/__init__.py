@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the longer context works: loss by position, retrieval, and the report of a run."""
+"""Evaluation of the longer context: loss by position, retrieval, and the report of a run."""

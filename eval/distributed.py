@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a torchrun job, laid out for one evaluation."""
+"""Parallel groups of a torchrun job for one evaluation."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from custom_modules.cpu.backend import cpu_backend
 def parallel_ranks(tensor_parallel: int, context_parallel: int, device: str) -> Iterator[None]:
     """Join the job's process group and Megatron's parallel groups; `device` is cpu or cuda.
 
-    Data parallel ranks are what the other two leave of the world. Both are left again at the end.
+    The remaining ranks are data parallel. All groups are destroyed at the end.
     """
     with ExitStack() as stack:
         if device == "cpu":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate the stages of a run: loss by position and the passkey grid, one JSON file a stage.
+"""Evaluate the stages of a run: loss by position and the passkey grid, one JSON file per stage.
 
 Runs on every rank of a torchrun job; `longhaul evaluate` and `longhaul run` launch it.
 """
@@ -42,12 +42,11 @@ def evaluate(
 ) -> None:
     """Write `RUN/eval/<stage>.json` for each stage, at the longest of `lengths`.
 
-    An evaluation with other settings that was there is kept (`eval.report.evaluations`).
+    Existing evaluations with other settings are kept (`eval.report.evaluations`).
 
-    `lengths` are the contexts of the ladder: they bound the ranges of positions and are the
-    lengths of the passkey prompts, of which there are none where `trials` is 0. Data parallel ranks
-    are what the other two leave of the world. Checkpoints are compared with what was saved unless
-    `verify` is False.
+    `lengths` are the contexts of the ladder: the bounds of the ranges of positions and the lengths
+    of the passkey prompts. With `trials` 0 there are no prompts. The remaining ranks are data
+    parallel. Checksums of checkpoints are verified unless `verify` is False.
     """
     with parallel_ranks(tensor_parallel, context_parallel, device):
         manifest = Manifest.load(store)
@@ -81,7 +80,7 @@ def evaluation(
     lengths: list[int],
     grid: Passkey | None,
 ) -> Evaluation:
-    """Return the record of one stage; `losses` by bucket of positions."""
+    """Return the evaluation of one stage; `losses` are by bucket of positions."""
     longest = max(lengths)
     return Evaluation(
         stage=name,
@@ -114,7 +113,7 @@ def passkey_grid(
     lengths: list[int],
     trials: int,
 ) -> Passkey:
-    """Return hits and nats by length and depth; data ranks take the prompts in turn."""
+    """Return hits and nats by length and depth; prompts are distributed over data ranks."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(manifest.tokenizer_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge an evaluated stage by its gate, and keep the judgement beside the evaluation.
+"""Judge an evaluated stage by its gate, and store the judgement next to the evaluation.
 
 RUN/eval/<stage>.gate.json        open or not, and a sentence for each judgement
 """
@@ -19,7 +19,7 @@ from recipes.spec.gate import Gate, GateShutError
 
 @dataclass(frozen=True)
 class Judgement:
-    """One threshold, and what was measured against it."""
+    """One threshold, and the measured value."""
 
     name: str
     measured: float
@@ -29,7 +29,7 @@ class Judgement:
 
 
 def judge(gate: Gate, stage: Evaluation, before: Evaluation | None) -> Iterator[Judgement]:
-    """Yield what a gate says of a stage, and of what the stage before could do already."""
+    """Yield the judgements of a gate on a stage, compared with the stage before if needed."""
     length = stage.seq_length
     if gate.rise is not None:
         late, early = _mean(stage, 3 * length // 4, length), _mean(stage, length // 4, length // 2)
@@ -51,13 +51,13 @@ def judge(gate: Gate, stage: Evaluation, before: Evaluation | None) -> Iterator[
 
 def _passkeys(least: float, stage: Evaluation) -> Judgement:
     if stage.passkey is None:
-        said = "no passkeys were asked for; raise the trials of the evaluation"
+        said = "the evaluation has no passkey prompts; raise its trials"
         return Judgement("passkey", math.nan, least, False, said)
     rows = stage.passkey.hits
     found = sum(map(sum, rows)) / sum(map(len, rows))
     return Judgement(
         "passkey", found, least, found >= least,
-        f"{found:.0%} of the passkeys found, at least {least:.0%} asked for",
+        f"{found:.0%} of the passkeys found, at least {least:.0%} required",
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def _at_most(name: str, measured: float, allowed: float, said: str) -> Judgement
 
 
 def _mean(stage: Evaluation, start: int, stop: int) -> float:
-    """Return the mean loss of the bins that begin in a range of positions; NaN where none does."""
+    """Return the mean loss of the bins that begin in a range of positions; NaN if none does."""
     bins = stage.by_position
     if bins is None:
         return math.nan
@@ -81,18 +81,18 @@ def _mean(stage: Evaluation, start: int, stop: int) -> float:
 
 
 def gate_path(run: Path, stage: str) -> Path:
-    """Return where the judgement of a stage lies."""
+    """Return the path of the judgement of a stage."""
     return evaluation_path(run, stage).with_suffix(".gate.json")
 
 
 def has_passed(run: Path, stage: str) -> bool:
-    """Return whether a stage has been judged and its gate is open."""
+    """Return whether a stage was judged and its gate is open."""
     path = gate_path(run, stage)
     return path.is_file() and bool(json.loads(path.read_text())["open"])
 
 
 def pass_gate(run: Path, stage: str, before: str | None, gate: Gate) -> None:
-    """Judge a stage that has been evaluated; raise GateShutError where it must not go on."""
+    """Judge an evaluated stage; raise GateShutError if the next stage must not start."""
     found = read_evaluation(run, stage)
     if found is None:
         raise ValueError(f"{stage} of {run} has not been evaluated; there is nothing to judge")

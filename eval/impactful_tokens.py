@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the token types that a longer context matters to, and leave them beside the store.
+"""Find the token types that a longer context helps most, and write them to the store's folder.
 
     torchrun --nproc-per-node N -m eval.impactful_tokens STORE BEFORE AFTER --length 16384
 
 BEFORE and AFTER are folders of two stages of one model: before and after a short extension of its
-context (RUN/stages/NAME). Both score the same windows of `length` tokens, one a document; the
-types whose log-probability grew most in all are what LongRecipe keeps sentences for
+context (RUN/stages/NAME). Both score the same windows of `length` tokens, one per document.
+LongRecipe keeps sentences with the types whose total log-probability grew most
 (`data.train_short.impactful_tokens` has the formula). One model is in memory at a time.
 """
 
@@ -44,9 +44,9 @@ def analyse(
 ) -> None:
     """Write `impactful_tokens.json` of a store; runs on every rank of a torchrun job.
 
-    `share` of the types that occur are impactful. Raises ValueError where the split has no
-    document of `length` + 1 tokens, or a stage no complete checkpoint, and StoreError where one
-    was trained with another tokenizer than the store's.
+    `share` is the share of the occurring types that are impactful. Raises ValueError if the split
+    has no document of `length` + 1 tokens or a stage has no complete checkpoint, and StoreError if
+    one was trained with another tokenizer than the store's.
     """
     manifest = Manifest.load(store)
     for stage in (before, after):
@@ -86,7 +86,7 @@ def require_trained(stage: Path, manifest: Manifest) -> None:
 def windows_of(
     manifest: Manifest, split: SplitName, *, length: int, documents: int
 ) -> list[Tensor]:
-    """Return a window [1, length + 1] of each of the first long documents, at a random start."""
+    """Return a window [1, length + 1] of each of the first long documents, with random start."""
     starts = np.random.default_rng(0)
     texts = islice(long_documents(manifest, min_tokens=length + 1, split=split), documents)
     windows = []
@@ -104,7 +104,7 @@ def windows_of(
 def losses_of(stage: Path, windows: Sequence[Tensor], *, bf16: bool) -> list[tuple[Tensor, Tensor]]:
     """Return tokens and their losses, each [n], of this rank's shards of its windows, on the CPU.
 
-    Data ranks take the windows in turn.
+    Windows are distributed over data ranks.
     """
     length = windows[0].shape[1] - 1
     model = load_model.load(stage, seq_length=length, bf16=bf16)
@@ -114,13 +114,13 @@ def losses_of(stage: Path, windows: Sequence[Tensor], *, bf16: bool) -> list[tup
     found = []
     for window in windows[rank::size]:
         losses, positions = token_losses(model, window.to(device))
-        at = positions.flatten().cpu() + 1  # the loss at a place is that of the next token
+        at = positions.flatten().cpu() + 1  # the loss at a position is that of the next token
         found.append((window[0, at], losses.flatten().cpu()))
     return found
 
 
 def checkpoint_name(stage: Path) -> str:
-    """Return which checkpoint of a stage is loaded: its recipe and its step."""
+    """Return the name of a stage's newest checkpoint: recipe and step."""
     newest = newest_checkpoint(stage / "checkpoints")
     assert newest is not None  # it has been loaded
     return f"{stage.resolve().name} {newest.name}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained stage as a plain Megatron model under any layout, without NeMo's trainer.
+"""Load a trained stage as a plain Megatron model under any layout, without NeMo's trainer.
 
-The shape and the rotation come from the resolved recipe that the stage left beside its
-checkpoints; the weights are resharded from the checkpoint by Megatron's distributed checkpointing.
+The shape and the rotation come from the resolved recipe next to the checkpoints; the weights are
+resharded from the checkpoint by Megatron's distributed checkpointing.
 """
 
 from pathlib import Path
@@ -26,11 +26,11 @@ from recipes.resolved import yaml_file
 def load(
     stage: Path, *, seq_length: int, bf16: bool = False, verify: bool = True
 ) -> LongContextGPT:
-    """Return the model of the stage's newest checkpoint, to be used up to `seq_length` tokens.
+    """Return the model of the stage's newest checkpoint, for up to `seq_length` tokens.
 
-    Megatron's parallel state must be initialised; this rank's shard is loaded for it, and with
-    `verify` the checkpoint's files are compared with what was saved. Raises ValueError where the
-    stage has no complete checkpoint, or a damaged one.
+    Megatron's parallel state must be initialised; this rank's shard is loaded. With `verify` the
+    checksums of the checkpoint's files are verified. Raises ValueError if the stage has no complete
+    checkpoint, or a damaged one.
     """
     checkpoint = newest_checkpoint(stage / "checkpoints")
     if checkpoint is None:

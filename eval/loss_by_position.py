@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mean loss at each position of long documents: the plainest picture of a usable context.
+"""Mean loss at each position of long documents: the basic test of a usable context.
 
-A model whose context works predicts better the more it has read, so its loss falls (or stays)
-with position. One used beyond its context is lost past its border, and its loss rises.
+A model that uses its context predicts better the more it has read, so its loss falls (or stays
+equal) with position. Beyond the usable context the loss rises.
 
 Each document contributes one window of `length` predictions, so every position averages over the
 same documents. The window begins at a random token, drawn from a seed: the opening of a document
-(licence, imports) is another kind of text than its middle, and would pass for an effect of
-position. Losses are sums over documents and counts, added up over data and context ranks.
+(licence, imports) differs from its middle, which would look like an effect of position. Sums of
+losses and counts are added up over documents, data ranks and context ranks.
 """
 
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ def loss_by_position(
 ) -> tuple[list[float], int]:
     """Return mean loss per bucket of `BUCKET` positions and the number of documents.
 
-    Documents have at least `length + 1` tokens; data ranks take them in turn.
+    Documents have at least `length + 1` tokens; they are distributed over data ranks.
     """
     starts = np.random.default_rng(0)
     rank = parallel_state.get_data_parallel_rank()

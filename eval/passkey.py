@@ -6,8 +6,8 @@ r"""Passkey retrieval: a number planted in long text, asked for at its end.
 
 The answer is scored by one forward pass over prompt and answer: greedy decoding would produce it
 exactly if and only if each of its tokens is the argmax given the ones before, so `hit` needs no
-generation. `nats` is the mean loss of an answer token, the finer measure for a small model.
-The text is held-out documents; the digits are drawn from a seed, the same for every checkpoint.
+generation. `nats` is the mean loss per answer token, a finer measure for small models. The text is
+held-out documents; the digits are drawn from a seed, the same for every checkpoint.
 """
 
 import random
@@ -48,7 +48,7 @@ def prompts(
 ) -> list[Prompt]:
     """Return prompts of exactly `length` tokens with the needle at `depth` (0 first, 1 last).
 
-    `text` is a document of at least `length` tokens. Raises ValueError where the needle and the
+    `text` is a document of at least `length` tokens. Raises ValueError if the needle and the
     question alone are longer than `length`.
     """
     numbers = random.Random(f"{seed} {length} {depth}")
@@ -76,7 +76,7 @@ def score(model: LongContextGPT, prompt: Prompt) -> tuple[float, float, float]:
     """Return hit (0 or 1), summed nats and number of tokens of the answer.
 
     Each rank holds the logits of its positions for its part of the vocabulary: maximum and
-    log-sum-exp are taken over tensor ranks, sums over context ranks. A token is a hit where no
+    log-sum-exp are taken over tensor ranks, sums over context ranks. A token is a hit if no
     logit is above its own.
     """
     device = torch.device("cuda", torch.cuda.current_device())

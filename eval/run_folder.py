@@ -4,14 +4,14 @@
     RUN/run.json                      the ladder, its stages in order, versions and machine
     RUN/stages/<stage>/stage.json     length, RoPE, layout, token budget and start of one stage
     RUN/stages/<stage>/config.yaml    its resolved recipe
-    RUN/stages/<stage>/metrics.jsonl  one object a training step
+    RUN/stages/<stage>/metrics.jsonl  one object per training step
     RUN/eval/<stage>.json             loss by position, mean loss by range, passkey grid
-    RUN/eval/other/<stage>/*.json     the same by other settings (`eval.report.evaluations`)
+    RUN/eval/other/<stage>/*.json     the same with other settings (`eval.report.evaluations`)
 
-The dataclasses below are the schema: a field without a default must be in the file, keys not named
-here are ignored, and `null` for a number reads as NaN. Losses are in nats per token. Required is
-run.json, or the stage.json of a stage that `longhaul pretrain` trained: a stage that has not been
-trained or evaluated yet has None in place of its record.
+The dataclasses below are the schema: a field without a default must be in the file, unknown keys
+are ignored, and `null` for a number reads as NaN. Losses are in nats per token. Either run.json or
+the stage.json of a stage that `longhaul pretrain` trained is required. The record of a stage that
+was not trained or evaluated yet is None.
 """
 
 import itertools
@@ -29,16 +29,16 @@ T = TypeVar("T")
 
 
 class MissingResultError(ValueError):
-    """Report a result file that is not there."""
+    """Raised for a missing result file."""
 
 
 class BrokenResultError(ValueError):
-    """Report a result file whose content does not fit its schema."""
+    """Raised for a result file whose content does not fit its schema."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Hold what `run.json` states; ladder and card are empty where stages were trained apart."""
+    """Content of `run.json`; ladder and card are empty if stages were trained separately."""
 
     ladder: str
     card: str
@@ -48,7 +48,7 @@ class RunRecord:
     machine: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse stage names that are not names of one folder each."""
+        """Raise ValueError unless each stage name is the name of one folder, listed once."""
         for name in self.stages:
             if not name or name in {".", ".."} or "/" in name or "\\" in name:
                 raise ValueError(f"stage name {name!r} must be the name of one folder")
@@ -58,7 +58,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class StageRecord:
-    """Hold what `stage.json` states."""
+    """Content of `stage.json`."""
 
     name: str
     seq_length: int
@@ -68,17 +68,17 @@ class StageRecord:
     layout: dict[str, Any] = field(default_factory=dict)
     start: str = ""
     target_length: int | None = None
-    """Tokens of the context it trains for, where those of its sequences are fewer."""
+    """Context length that it trains for, if longer than its sequences."""
 
     @property
     def context(self) -> int:
-        """The length at which it is evaluated."""
+        """Length at which it is evaluated."""
         return self.target_length or self.seq_length
 
 
 @dataclass(frozen=True)
 class Step:
-    """Hold one training step; a figure that was not measured is NaN."""
+    """Metrics of one training step; NaN if not measured."""
 
     step: int
     loss: float
@@ -93,14 +93,14 @@ class Step:
 
 @dataclass(frozen=True)
 class ByPosition:
-    """Hold the mean loss of each bin of positions `edges[i]` to `edges[i + 1]`."""
+    """Mean loss of each bin of positions `edges[i]` to `edges[i + 1]`."""
 
     edges: tuple[int, ...]
     loss: tuple[float, ...]
     tokens: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse bins that do not fit their edges."""
+        """Raise ValueError for bins that do not fit their edges."""
         if not len(self.edges) - 1 == len(self.loss) == len(self.tokens):
             raise ValueError(
                 f"{len(self.edges)} edges need {len(self.edges) - 1} bins, "
@@ -112,7 +112,7 @@ class ByPosition:
 
 @dataclass(frozen=True)
 class RangeMean:
-    """Hold the mean loss over positions `start` to `stop`."""
+    """Mean loss over positions `start` to `stop`."""
 
     start: int
     stop: int
@@ -122,12 +122,12 @@ class RangeMean:
 
 @dataclass(frozen=True)
 class Passkey:
-    """Hold the passkey grid: one row a prompt length, one column a depth.
+    """The passkey grid: one row per prompt length, one column per depth.
 
     Args:
         hits: Share of the prompts whose greedy answer is exactly right.
-        nats: Mean loss of an answer token.
-        chance_nats: Loss of an answer token under a uniform guess.
+        nats: Mean loss per answer token.
+        chance_nats: Loss per answer token of a uniform guess.
     """
 
     lengths: tuple[int, ...]
@@ -139,7 +139,7 @@ class Passkey:
     chance_nats: float
 
     def __post_init__(self) -> None:
-        """Refuse grids of another shape than lengths by depths."""
+        """Raise ValueError for grids of another shape than lengths by depths."""
         for name, grid in (("hits", self.hits), ("nats", self.nats)):
             if [len(row) for row in grid] != [len(self.depths)] * len(self.lengths):
                 raise ValueError(
@@ -149,7 +149,7 @@ class Passkey:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Hold what `eval/<stage>.json` states."""
+    """Content of `eval/<stage>.json`."""
 
     stage: str
     seq_length: int
@@ -160,14 +160,14 @@ class Evaluation:
     ranges: tuple[RangeMean, ...] = ()
     passkey: Passkey | None = None
     store: str = ""
-    """The token store of the documents; empty in files that do not say it."""
+    """Token store of the documents; empty in files that do not state it."""
     step: int | None = None
-    """The step of the checkpoint that was evaluated; None in files that do not say it."""
+    """Step of the evaluated checkpoint; None in files that do not state it."""
 
 
 @dataclass(frozen=True)
 class StageResults:
-    """Hold everything a run folder knows about one stage."""
+    """All results of one stage in a run folder."""
 
     name: str
     record: StageRecord | None
@@ -176,23 +176,23 @@ class StageResults:
     evaluation: Evaluation | None
 
     def step_tokens(self) -> list[float]:
-        """List the tokens of each step, those of a batch where a step does not say."""
+        """Return the tokens of each step, by default those of a batch."""
         batch = math.nan if self.record is None else self.record.tokens_per_batch
         return [step.tokens if math.isfinite(step.tokens) else batch for step in self.steps]
 
 
 def run_path(run: Path) -> Path:
-    """Return where the record of the run lies."""
+    """Return the path of the record of the run."""
     return run / "run.json"
 
 
 def stage_folder(run: Path, stage: str) -> Path:
-    """Return the folder of one stage's training results."""
+    """Return the folder of the training results of one stage."""
     return run / "stages" / stage
 
 
 def evaluation_path(run: Path, stage: str) -> Path:
-    """Return where the latest evaluation of one stage lies."""
+    """Return the path of the latest evaluation of one stage."""
     return run / "eval" / f"{stage}.json"
 
 
@@ -202,7 +202,7 @@ def write_json(path: Path, obj: Any) -> None:
 
 
 def append_step(path: Path, step: Step | dict[str, Any]) -> None:
-    """Append one step to a `metrics.jsonl`, on a line of its own even after a line cut short."""
+    """Append one step to a `metrics.jsonl`, on a new line even after a truncated one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(plain(step), allow_nan=False).encode() + b"\n"
     with path.open("a+b") as file:
@@ -224,9 +224,9 @@ def read_run(run: Path) -> RunRecord:
 
 
 def stage_names(run: Path) -> list[str]:
-    """Return the stages of `run.json` in its order, then those trained or merged apart, by context.
+    """Return the stages of `run.json` in order, then those trained or merged apart, by context.
 
-    Raises MissingResultError where there is neither.
+    Raises MissingResultError if there are none.
     """
     listed = list(read_run(run).stages) if run_path(run).is_file() else []
     there = (read_stage(run, file.parent.name) for file in (run / "stages").glob("*/stage.json"))
@@ -253,8 +253,8 @@ def evaluation_at(path: Path) -> Evaluation | None:
 def read_steps(path: Path) -> tuple[Step, ...]:
     """Read a `metrics.jsonl` in order of steps, each step once: the last line written for it.
 
-    A kill can cut a line short. Such a line is passed over where nothing is lost by it: at the end
-    of the file, or where a resumed run went back to a step that the lines before already reach.
+    A kill can truncate a line. Such a line is skipped if nothing is lost by it: at the end of the
+    file, or if a resumed run went back to a step that earlier lines already reach.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -304,7 +304,7 @@ def load(run: Path) -> tuple[RunRecord, list[StageResults]]:
 
 
 def plain(obj: Any) -> Any:
-    """Return dataclasses, mappings and lists as what JSON has; NaN and infinity become None."""
+    """Return dataclasses, mappings and lists as JSON types; NaN and infinity become None."""
     if is_dataclass(obj) and not isinstance(obj, type):
         return plain(asdict(obj))
     if isinstance(obj, dict):
@@ -328,7 +328,7 @@ def _read(kind: type[T], path: Path) -> T | None:
 
 
 def _decode(kind: Any, value: Any, where: str) -> Any:
-    """Turn a JSON value into `kind`, or raise with the place and what was expected there."""
+    """Convert a JSON value to `kind`; raise BrokenResultError with its place and expected type."""
     if is_dataclass(kind):
         return _decode_record(kind, value, where)
     if type(None) in get_args(kind):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained: model cards, stages, ladders of stages, layouts, and the recipe functions."""
+"""Model cards, stages, ladders of stages, layouts, and the functions that build recipes."""

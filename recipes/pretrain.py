@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our nouns become NeMo's: the only place where a stage turns into `llm.pretrain`."""
+"""Build NeMo's `llm.pretrain` from a model card, a stage and a layout."""
 
 import importlib
 from typing import TypeAlias
@@ -46,11 +46,11 @@ def pretrain(
     nodes: int = 1,
     machines: Cluster | None = None,
 ) -> PretrainRecipe:
-    """Return the recipe of one stage: `llm.pretrain` with everything it takes.
+    """Return the recipe of one stage: `llm.pretrain` with all its arguments.
 
-    The ranks are `layout.world_size`, spread evenly over `nodes`. From the step planned for
-    `machines` (a DGX H100 where none are given) follows how long a collective may wait. Raises
-    ValueError where card, stage, layout and nodes do not fit together.
+    The ranks are `layout.world_size`, spread evenly over `nodes`. The timeout of collectives
+    follows from the step time planned for `machines` (by default a DGX H100). Raises ValueError
+    if card, stage, layout and nodes do not fit together.
     """
     stage = ladder[seq_length]
     recipe = run.Partial(
@@ -84,12 +84,12 @@ def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
         if of_stage != of_card:
             raise ValueError(
                 f"{name} of the stage's rotation is {of_stage} and {card.name}'s {of_card}; it is "
-                "a fact of the model: set it alike"
+                "a fact of the model: set both to the same value"
             )
     if card.facts.experts and (layout.tiling.mlp or layout.fp8.recipe != "none"):
         raise ValueError(
-            f"{card.name} has experts, which compute neither in tiles (the router's loss is of all "
-            "tokens) nor in FP8; leave tiling mlp and fp8 out of the layout"
+            f"{card.name} has experts, which support neither tiling (the router's loss is over all "
+            "tokens) nor FP8; leave tiling mlp and fp8 out of the layout"
         )
     experts = {
         "num_moe_experts": card.experts,
@@ -137,7 +137,7 @@ def trainer(
     nodes: int,
     machines: Cluster | None = None,
 ) -> run.Config:
-    """Return the trainer: steps, ranks, precision, our step log for its progress, and guards."""
+    """Return the trainer: steps, ranks, precision, step log in place of a progress bar, guards."""
     if layout.world_size % nodes:
         raise ValueError(
             f"the layout has {layout.world_size} ranks, which do not divide evenly over "
@@ -155,7 +155,7 @@ def trainer(
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=True,
             average_in_collective=False,  # gradients are sums; the tokens divide them once
-            check_for_nan_in_grad=False,  # it ends a run that LossGuard could rewind
+            check_for_nan_in_grad=False,  # it would end a run that LossGuard can rewind
         ),
         ckpt_async_save=True,
         ckpt_parallel_load=True,
@@ -193,7 +193,7 @@ def trainer(
 
 
 def data_module(stage: Stage, layout: Layout) -> run.Config:
-    """Return the data module over the store, batches counted in sequences."""
+    """Return the data module of the store, with batch sizes in sequences."""
     return run.Config(
         StoreDataModule,
         seq_length=stage.seq_length,
@@ -207,7 +207,7 @@ def data_module(stage: Stage, layout: Layout) -> run.Config:
 
 
 def optimizer(stage: Stage, layout: Layout) -> run.Config:
-    """Return Adam with the stage's own rate, warmed up and annealed within the stage."""
+    """Return Adam with the learning rate schedule of the stage."""
     return run.Config(
         nl.MegatronOptimizerModule,
         config=run.Config(
@@ -234,7 +234,7 @@ def logger(stage: Stage) -> run.Config:
     """Return NeMo's logger with our checkpoints and TensorBoard."""
     return run.Config(
         nl.NeMoLogger,
-        use_datetime_version=False,  # ranks name it by their own clocks
+        use_datetime_version=False,  # each rank would use its own clock
         update_logger_directory=False,
         ckpt=run.Config(
             StageCheckpoint,

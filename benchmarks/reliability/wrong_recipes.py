@@ -109,7 +109,7 @@ RECIPE_FILES: dict[str, tuple[bytes, str]] = {
     "system": (b"_target_: os.system\n_partial_: true\ncommand: 'true'\n", "os.system"),
     "passed on": (
         b"_target_: lightning.pytorch.trainer.connectors.signal_connector.call\n_partial_: true\n",
-        "is really of subprocess",
+        "is defined in subprocess",
     ),
     "other": (
         b"_target_: nemo.collections.llm.api.validate\n_partial_: true\n", "holds no recipe",

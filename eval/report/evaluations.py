@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluations of a run beside each other: what they were made with, and which can be compared.
+"""Settings of the evaluations of a run, and which of them can be compared.
 
     RUN/eval/<stage>.json                    the latest evaluation of a stage
-    RUN/eval/other/<stage>/<settings>.json   those before it that were made with other settings
+    RUN/eval/other/<stage>/<settings>.json   earlier ones with other settings
 
-Evaluations with the same settings replace each other; nothing else is overwritten. One of an
-earlier checkpoint than the stage's newest is not chosen where there is one of the newest, and is
-marked wherever it is shown.
+An evaluation replaces an earlier one with the same settings; nothing else is overwritten. If a
+stage has an evaluation of its newest checkpoint, those of earlier checkpoints are not chosen; they
+are marked wherever they are shown.
 """
 
 import math
@@ -33,14 +33,14 @@ from recipes.checkpoints.marker import steps_taken
 
 @dataclass(frozen=True)
 class Settings:
-    """What an evaluation was made with."""
+    """Settings of an evaluation."""
 
     eval_length: int
     documents: int
     trials: int
-    """Passkey prompts of a cell; 0 for none."""
+    """Passkey prompts per cell; 0 for none."""
     store: str = ""
-    """Empty where the file does not say it."""
+    """Empty if the file does not state it."""
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Settings":
@@ -49,23 +49,23 @@ class Settings:
         return cls(evaluation.eval_length, evaluation.documents, trials, evaluation.store)
 
     def same_as(self, other: "Settings") -> bool:
-        """Whether two evaluations can be compared; a store that is not said counts as the same."""
+        """Return whether two evaluations can be compared; a store not stated counts as the same."""
         if self.store and other.store and self.store != other.store:
             return False
         return replace(self, store="") == replace(other, store="")
 
     def described(self, *, with_store: bool) -> str:
-        """Return the settings as they are read, the store among them if it is asked for."""
+        """Return the settings as text, on request with the store."""
         documents = f"{self.documents:,} document{'s' * (self.documents != 1)}"
         trials = (
             f"{self.trials:,} trial{'s' * (self.trials != 1)}" if self.trials else "no passkeys"
         )
-        of_store = f" of {self.store or 'a store that is not said'}" if with_store else ""
+        of_store = f" of {self.store or 'a store that is not stated'}" if with_store else ""
         return f"{documents}{of_store} to {self.eval_length:,} tokens, {trials}"
 
     @property
     def file_name(self) -> str:
-        """The name of a file that no other settings have."""
+        """File name, unique to these settings."""
         store = f"_{sha256(self.store.encode()).hexdigest()[:8]}" if self.store else ""
         return (
             f"{self.eval_length}_tokens_{self.documents}_documents_{self.trials}_trials{store}.json"
@@ -73,7 +73,7 @@ class Settings:
 
 
 def write_evaluation(run: Path, evaluation: Evaluation) -> None:
-    """Write the latest evaluation of a stage; one with other settings that was there is kept."""
+    """Write the latest evaluation of a stage; keep an existing one with other settings."""
     stage = evaluation.stage
     try:
         before = read_evaluation(run, stage)
@@ -86,7 +86,7 @@ def write_evaluation(run: Path, evaluation: Evaluation) -> None:
 
 
 def other_evaluations(run: Path, stage: str) -> list[Evaluation]:
-    """Read the evaluations of a stage that were made with other settings than the latest."""
+    """Read the evaluations of a stage with other settings than the latest."""
     found = map(evaluation_at, sorted(_others(run, stage).glob("*.json")))
     return [each for each in found if each is not None]
 
@@ -100,20 +100,20 @@ def _other_path(run: Path, evaluation: Evaluation) -> Path:
 
 
 class Chosen(NamedTuple):
-    """The stages, each with the evaluation that most others can be compared with, and the rest."""
+    """The stages, each with its most comparable evaluation, and the other evaluations."""
 
     stages: list[StageResults]
     others: list[Evaluation]
     outdated: list[str]
-    """A sentence for each of the stages whose evaluation is of an earlier checkpoint."""
+    """One sentence for each stage whose evaluation is of an earlier checkpoint."""
 
 
 def comparable(run: Path, stages: Sequence[StageResults]) -> Chosen:
     """Choose for each stage the evaluation with the settings that most stages have.
 
-    Only those of its newest checkpoint are chosen from, where it has one. Of settings that equally
-    many have those of the later stages' latest evaluations; a stage without an evaluation of the
-    chosen settings has its latest.
+    Evaluations of the newest checkpoint are preferred. Ties between settings are decided by the
+    latest evaluations of later stages. A stage without an evaluation with the chosen settings gets
+    its latest.
     """
     newest = {stage.name: _newest_step(run, stage) for stage in stages}
     every_one = {
@@ -154,40 +154,40 @@ def comparable(run: Path, stages: Sequence[StageResults]) -> Chosen:
 
 
 def _newest_step(run: Path, stage: StageResults) -> int | None:
-    """Return the step of a stage's newest checkpoint; where it has none, of its evaluation."""
+    """Return the step of a stage's newest checkpoint, or else of its evaluation."""
     try:
         taken = steps_taken(stage_folder(run, stage.name) / "checkpoints")
-    except CheckpointError:  # named by `status`; what was evaluated is shown all the same
+    except CheckpointError:  # reported by `status`; the evaluation is shown anyway
         taken = 0
     return taken or (None if stage.evaluation is None else stage.evaluation.step)
 
 
 def alike(evaluations: Sequence[Evaluation]) -> bool:
-    """Whether all were made with the same settings."""
+    """Return whether all have the same settings."""
     settings = [Settings.of(each) for each in evaluations]
     return all(each.same_as(settings[0]) for each in settings[1:])
 
 
 def in_words(evaluation: Evaluation, among: Iterable[Evaluation] = ()) -> str:
-    """Return the settings of an evaluation, with its store where that of others is another."""
+    """Return the settings of an evaluation as text, with its store if others have another."""
     stores = {each.store for each in (evaluation, *among)}
     return Settings.of(evaluation).described(with_store=len(stores - {""}) > 1)
 
 
 class RangeRow(NamedTuple):
-    """Pair a stage with its mean loss in each of the `range_bounds`; NaN where not measured."""
+    """A stage and its mean loss in each of the `range_bounds`; NaN if not measured."""
 
     stage: str
     means: list[float]
 
 
 def range_bounds(evaluations: Iterable[Evaluation]) -> list[tuple[int, int]]:
-    """List the ranges of positions that any of the evaluations measured, in rising order."""
+    """Return the ranges of positions that any of the evaluations measured, in rising order."""
     return sorted({(mean.start, mean.stop) for each in evaluations for mean in each.ranges})
 
 
 def range_rows(evaluations: Sequence[Evaluation]) -> list[RangeRow]:
-    """Tabulate the mean loss of each evaluation in each range of `range_bounds`."""
+    """Return the mean loss of each evaluation in each range of `range_bounds`."""
     bounds = range_bounds(evaluations)
     rows = []
     for each in evaluations:
@@ -197,7 +197,7 @@ def range_rows(evaluations: Sequence[Evaluation]) -> list[RangeRow]:
 
 
 def range_table(run: Path) -> list[RangeRow]:
-    """Tabulate the mean loss by range of the evaluated stages, in the order of the ladder."""
+    """Return the mean loss by range of the evaluated stages, in the order of the ladder."""
     return range_rows(read_evaluations(run))
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build `report.html` from the result files of a run folder: one page, no network, no script.
 
-What the page says in words is computed here from the figures it shows, and in both directions: a
-longer context that does not help is reported as such. A part that is missing leaves a sentence.
+All sentences of the page are computed here from the figures it shows, in both directions: a longer
+context that does not help is reported as such. A missing part is replaced by a sentence.
 """
 
 import importlib.resources
@@ -27,7 +27,7 @@ MFU = "causal MFU"
 
 @dataclass(frozen=True)
 class Cell:
-    """Hold a table cell: its text, whether to mark it, and how deep its shade is (0 to 1)."""
+    """A table cell: its text, whether to mark it, and its shade (0 to 1)."""
 
     text: str
     marked: bool = False
@@ -36,7 +36,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """Hold a table row under the name of a stage or a prompt length."""
+    """A table row, named by a stage or a prompt length."""
 
     name: str
     cells: list[Cell]
@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Grid:
-    """Hold the passkey grid of one stage as two tables of the same shape."""
+    """The passkey grid of one stage as two tables of the same shape."""
 
     stage: str
     sentence: str
@@ -55,7 +55,7 @@ class Grid:
 
 
 def build(run: Path, out: Path | None = None) -> Path:
-    """Write the report of a run and the picture beside it, and return the path of the report.
+    """Write the report of a run and its picture next to it, and return the path of the report.
 
     Args:
         out: The file to write, or a folder for it; `report.html` in the run folder if not given.
@@ -102,12 +102,12 @@ def target_of(run: Path, out: Path | None) -> Path:
 
 
 def span(start: int, stop: int) -> str:
-    """Name a range of positions."""
+    """Return a range of positions as text."""
     return f"{start:,}-{stop:,}"
 
 
 def verdict(evaluations: Sequence[Evaluation]) -> str:
-    """Say in one sentence whether the last stage beats the first at the longest positions."""
+    """Return a sentence on whether the last stage beats the first at the longest positions."""
     if not evaluations:
         return "No stage has been evaluated yet, so nothing can be said about the longer context."
     bounds, rows = range_bounds(evaluations), range_rows(evaluations)
@@ -145,7 +145,7 @@ def _compared(where: str, first: str, before: float, last: str, after: float) ->
 
 
 def other_settings(evaluation: Evaluation, among: Iterable[Evaluation] = ()) -> str:
-    """Say in one line what an evaluation with other settings, or at another step, found."""
+    """Return one line with the results of an evaluation with other settings or another step."""
     where = "" if evaluation.step is None else f" at step {evaluation.step:,}"
     means = ", ".join(
         f"{_number(mean.loss, '{:.2f}')} at {span(mean.start, mean.stop)}"
@@ -156,7 +156,7 @@ def other_settings(evaluation: Evaluation, among: Iterable[Evaluation] = ()) -> 
 
 
 def trends(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Say for each evaluation how its loss moves from the first range of positions to the last."""
+    """Return a sentence per evaluation on its loss from the first to the last range."""
     sentences = []
     for each in evaluations:
         ranges = [mean for mean in each.ranges if math.isfinite(mean.loss)]
@@ -175,7 +175,7 @@ def trends(evaluations: Sequence[Evaluation]) -> list[str]:
 
 
 def passkey_sentence(passkey: Passkey) -> str:
-    """Say in words what a passkey grid shows."""
+    """Return a sentence with the result of a passkey grid."""
     prompts = passkey.trials * len(passkey.lengths) * len(passkey.depths)
     hits = sum(round(share * passkey.trials) for row in passkey.hits for share in row)
     nats = [value for row in passkey.nats for value in row if math.isfinite(value)]
@@ -203,7 +203,7 @@ def _template() -> jinja2.Template:
 
 
 def _held_out(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -> list[str]:
-    """Say on what was measured, with the stores where there are several."""
+    """Return the measured documents as text, with the stores if there are several."""
     several = len({each.store for each in (*evaluations, *others)} - {""}) > 1
     measured = {
         (each.documents, each.tokens, each.eval_length, each.store if several else "")
@@ -217,7 +217,7 @@ def _held_out(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -
 
 
 def _means(evaluations: Sequence[Evaluation], stages: Sequence[StageResults]) -> list[Row]:
-    """Tabulate mean losses; where settings differ rows say theirs and none is marked as lowest."""
+    """Return rows of mean losses; if settings differ, rows state theirs and no lowest is marked."""
     rows: list[RangeRow] = range_rows(evaluations)
     same = alike(evaluations)
     notes = {
@@ -272,7 +272,7 @@ def _grid(evaluation: Evaluation, passkey: Passkey) -> Grid:
 
 
 def _facts(stages: Sequence[StageResults]) -> list[Row]:
-    """Tabulate how the stages differ; a cell that differs from the stage before is marked."""
+    """Return rows of facts of the stages; cells that differ from the stage before are marked."""
     rows: list[Row] = []
     before: list[str] | None = None
     for stage in stages:
@@ -309,7 +309,7 @@ def _fact_texts(record: StageRecord) -> list[str]:
 
 
 def _costs(stages: Sequence[StageResults]) -> tuple[list[str], list[Row]]:
-    """Tabulate what each stage took; return the heads of the columns too."""
+    """Return the column heads and the rows of the cost of each stage."""
     heads = ["steps", "tokens", "time", "tokens/s per rank", MFU, "peak memory", "last loss"]
     rows = [Row(stage.name, _cost_cells(stage)) for stage in stages if stage.steps]
     mfu = heads.index(MFU)
@@ -322,7 +322,7 @@ def _costs(stages: Sequence[StageResults]) -> tuple[list[str], list[Row]]:
 
 def _cost_cells(stage: StageResults) -> list[Cell]:
     steps = stage.steps
-    settled = steps[1:] or steps  # the first step of a stage also pays for warming up
+    settled = steps[1:] or steps  # the first step of a stage includes start-up costs
     seconds = [step.seconds for step in steps if math.isfinite(step.seconds)]
     peaks = [step.peak_memory_bytes for step in steps if math.isfinite(step.peak_memory_bytes)]
     return [

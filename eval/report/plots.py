@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw the pictures of a report: loss by position, and the training curves.
 
-A figure is drawn once, in the light palette. `inline_svg` leaves text as text and turns each colour
-of `PALETTE` into a CSS variable of the same name, which the page redefines for a dark screen;
-`standalone` keeps the colours and turns text into outlines, for a file shown outside the page.
+A figure is drawn once, in the light palette. `inline_svg` keeps text as text and turns each colour
+of `PALETTE` into a CSS variable of the same name, which the page redefines for dark mode.
+`standalone` keeps the colours and turns text into outlines, for use outside of the page.
 """
 
 import io
@@ -45,7 +45,7 @@ Floats = NDArray[np.float64]
 
 
 def color(stage: int) -> str:
-    """Return the colour of the stage at this place of the ladder."""
+    """Return the colour of the stage at this index of the ladder."""
     return PALETTE[SERIES[stage % len(SERIES)]]
 
 
@@ -95,7 +95,7 @@ def by_position(stages: Sequence[StageResults]) -> Figure | None:
 
 
 def training(stages: Sequence[StageResults]) -> Figure | None:
-    """Draw loss and learning rate by tokens seen, stages joined, or return None if untrained."""
+    """Draw loss and learning rate by tokens seen over all stages, or return None if untrained."""
     curves = [(index, stage, _tokens_seen(stage)) for index, stage in enumerate(stages)]
     curves = [(index, stage, seen) for index, stage, seen in curves if seen.size]
     if not curves:
@@ -160,7 +160,7 @@ def inline_svg(figure: Figure, title: str) -> str:
 
 
 def standalone(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
-    """Return the figure as a file of its own, on white."""
+    """Return the content of an image file of the figure, on white."""
     return _save(figure, kind, fonttype="path", transparent=False)
 
 
@@ -183,7 +183,7 @@ def _figure(height: float) -> Figure:
 
 
 def _title(axes: Axes, text: str) -> None:
-    """Name the y axis above its top, where it reads upright, and quiet the frame."""
+    """Write the name of the y axis horizontally above it, and simplify the frame."""
     axes.annotate(
         text,
         (0, 1),
@@ -233,7 +233,7 @@ def _position_ticks(axes: Axes, first: float, last: float) -> None:
 
 
 def _pad_losses(axes: Axes, curves: Sequence[Floats]) -> None:
-    """Fit the y axis to the heavy lines; the scatter of bins and steps may leave the plot."""
+    """Fit the y axis to the heavy lines; single bins and steps may lie outside."""
     values = np.concatenate(curves)
     values = values[np.isfinite(values)]
     if values.size:
@@ -243,7 +243,7 @@ def _pad_losses(axes: Axes, curves: Sequence[Floats]) -> None:
 
 
 def _bins(evaluation: Evaluation, *, coarse: bool) -> tuple[Floats, Floats]:
-    """Return middle and mean loss of each bin, coarse bins being of equal width on a log axis."""
+    """Return middle and mean loss of each bin; coarse bins have equal width on a log axis."""
     found = evaluation.by_position
     if found is None:
         return np.empty(0), np.empty(0)
@@ -269,7 +269,7 @@ def _tokens_seen(stage: StageResults) -> Floats:
 
 
 def _shown(steps: int) -> NDArray[np.intp]:
-    """Choose the steps that a curve is drawn through, the last one among them."""
+    """Return the steps that a curve is drawn through, including the last."""
     stride = math.ceil(steps / POINTS_PER_CURVE)
     return np.unique(np.append(np.arange(0, steps, stride), steps - 1))
 
@@ -282,7 +282,7 @@ def _running_median(values: Floats, at: NDArray[np.intp]) -> Floats:
 
 
 def _spread(heights: Sequence[float], limits: tuple[float, float]) -> list[float]:
-    """Move heights apart until labels at them do not overlap, the order kept."""
+    """Move heights apart until labels at them do not overlap, preserving their order."""
     gap = 0.055 * (limits[1] - limits[0])
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     placed = list(heights)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained rotation stretched by a divisor a pair, beginning with YaRN's.
+"""Stretch a trained rotation by one divisor per pair, starting from YaRN's.
 
-A rotation that was itself stretched before is stretched on from its own frequencies: divisors
-multiply those it has, relative to plain RoPE, and the temperature multiplies its own. All
-candidates turn at one temperature, YaRN's `0.1 ln(factor) + 1`, so that they differ in their
-divisors alone; LongRoPE2 states none.
+A rotation that was already stretched is stretched further from its own frequencies: new divisors
+multiply its existing ones, relative to plain RoPE, and the temperature multiplies its own. All
+candidates have the same temperature, YaRN's `0.1 ln(factor) + 1`, so that they differ only in their
+divisors; LongRoPE2 states none.
 """
 
 from collections.abc import Sequence
@@ -15,26 +15,26 @@ from custom_modules.rope.rotary import inverse_frequencies
 from eval.rope_search.evolution import critical_pairs
 
 DIGITS = 12
-"""Kept of YaRN's divisors: quotients that are alike would else differ in the last, out of order."""
+"""YaRN's divisors are rounded to these digits, so that equal quotients do not fall out of order."""
 
 
 class Stretching:
-    """The rotation of a model trained on `trained` tokens, on its way to `target`."""
+    """The rotation of a model trained on `trained` tokens, to be stretched to `target`."""
 
     def __init__(self, rope: RopeScaling, head_dim: int, *, trained: int, target: int) -> None:
-        """Take the rotation; raises ValueError for a target within reach, and methods by length."""
+        """Raise ValueError for a target within reach, and for methods that depend on length."""
         if target <= trained:
             raise ValueError(
                 f"the target is {target:,} tokens and the model was trained on {trained:,}; a "
-                "search stretches, so name a longer one"
+                "search stretches the context, so name a longer target"
             )
         self.rope = rope
         self.trained = trained
         self.factor = target / trained
         if rope.by_length:
             raise ValueError(
-                f"the model is rotated by {rope.method}, whose frequencies go by the length of the "
-                "sequence; search from a stage before it"
+                f"the model is rotated by {rope.method}, whose frequencies depend on the length of "
+                "the sequence; search from a stage before it"
             )
         self._of_both: dict[str, Any] = {
             "base": rope.base,
@@ -59,13 +59,13 @@ class Stretching:
 
     @property
     def critical(self) -> range:
-        """The pairs from which on divisors may be searched."""
+        """Candidates for the critical pair, from which on divisors are searched."""
         return critical_pairs(self.frequencies, self.trained)
 
     def by(self, divisors: Sequence[float]) -> RopeScaling:
-        """Return the rotation: frequencies as trained up to the trained length, stretched beyond.
+        """Return the rotation: trained frequencies up to the trained length, stretched beyond.
 
-        Its temperature is that of the stretched one at every length, as Hugging Face's longrope.
+        At every length its temperature is that of the stretched one, as in Hugging Face's longrope.
         """
         return RopeScaling(
             method="longrope",

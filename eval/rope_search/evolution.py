@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evolutionary search of LongRoPE's divisors from the critical pair on (arXiv 2502.20082).
 
-A head turns in pairs of dimensions, pair i by f_i radians per position, so it needs 2 pi / f_i
-tokens for a turn. A model trained on L0 tokens has seen no whole turn of the pairs that need more,
-and stretched to S * L0 tokens these meet new angles unless divided by S at least:
+RoPE rotates pairs of dimensions, pair i by f_i radians per position, so it needs 2 pi / f_i tokens
+for a full turn. A model trained on L0 tokens has not seen a full turn of the pairs that need more.
+Stretched to S * L0 tokens, these reach new angles unless divided by at least S:
 
     f'_i = f_i / d_i        d_i in [S, 2S], not falling          for i >= k, searched
                             d_i = d_k ** (i / k)                 for i <  k, by rule
 
-The rule is NTK-aware scaling that ends in the critical pair k: nothing for the fastest pair, all of
-d_k for k. By theory k is the first pair whose turn needs L0 tokens or more. Training shows a long
-turn less often than a short one, so the pair from which on a model is lost comes earlier; the
-paper finds it by trying every k from the first pair of at most ten turns on.
+The rule is NTK-aware scaling that ends in the critical pair k: a divisor of 1 for the fastest pair,
+d_k for k. In theory k is the first pair whose turn needs L0 tokens or more. Training shows long
+turns less often than short ones, so the model fails from an earlier pair on; the paper finds it by
+trying every k from the first pair of at most ten turns on.
 
-The population starts with one flat candidate for each k, and the divisors to be beaten (YaRN's),
+The population starts with one flat candidate for each k and the divisors to improve on (YaRN's),
 and is filled up by mutations. A mutation redraws entries from k on between their neighbours, so
 they stay in order, and the rest follow by the rule; k is not mutated, only selected. The best half
-are parents of one child each; the best of all stay. Every candidate is scored once.
+are parents of one child each; the best of all survive. Every candidate is scored once.
 
-The paper states population 64, 40 rounds and mutation probability 0.3. How many are parents, and
-how an entry is redrawn, it does not say: those are of LongRoPE's published code (arXiv 2402.13753),
-but for the order in which entries are redrawn, at random here. The paper's Algorithm 1 writes the
-rule with the pair of ten turns in place of k, which would break the order; its text has k.
+The paper states population 64, 40 rounds and mutation probability 0.3. It does not state how many
+are parents and how an entry is redrawn: these follow LongRoPE's published code (arXiv 2402.13753),
+except that entries are redrawn in random order here. The paper's Algorithm 1 writes the rule with
+the pair of ten turns in place of k, which would violate the order; its text has k.
 
-Ours: the start is a candidate too, and a second flat one for each k has the start's shape for its
-rule, d_i = d_k ** (log start_i / log start_k). YaRN leaves the fastest pairs alone where NTK does
-not, and what a model predicts from the tokens just before depends on them.
+Ours: the start is a candidate too, and a second flat one for each k has the shape of the start as
+its rule, d_i = d_k ** (log start_i / log start_k). Unlike NTK, YaRN does not change the fastest
+pairs, on which predictions from nearby tokens depend.
 """
 
 import math
@@ -36,19 +36,19 @@ from functools import partial
 from itertools import pairwise
 
 Score = Callable[[tuple[float, ...]], float]
-"""Of divisors, lower is better; not a number counts as the worst."""
+"""Score of divisors; lower is better, and NaN is the worst."""
 
 GRID = 100
-"""Searched divisors are whole hundredths, as in LongRoPE's code."""
+"""Searched divisors are multiples of 0.01, as in LongRoPE's code."""
 TURNS_SEEN = 10
-"""Pairs of more turns than these in training are never critical (arXiv 2502.20082)."""
+"""Pairs with more turns in training are never critical (arXiv 2502.20082)."""
 TRIES = 20
-"""Mutations until one is new, as in LongRoPE's code."""
+"""Maximum of mutations until one is new, as in LongRoPE's code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """How long and how widely to search."""
+    """Size and duration of the search."""
 
     population: int = 64
     iterations: int = 40
@@ -57,7 +57,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse a search that could not begin."""
+        """Raise ValueError for values out of range."""
         if self.population < 2:
             raise ValueError(f"population is {self.population}; it must be at least 2")
         if self.iterations < 0:
@@ -68,10 +68,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Divisors of all pairs, and the rule that those before the critical pair follow."""
+    """Divisors of all pairs, and the rule of those before the critical pair."""
 
     exponents: tuple[float, ...]
-    """Of the critical pair's divisor, one for each pair before it; 0 is the first."""
+    """Exponents of the critical pair's divisor, one for each pair before it; the first is 0."""
     divisors: tuple[float, ...]
 
     @property
@@ -82,20 +82,20 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What a search ended with."""
+    """Result of a search."""
 
     best: Candidate
     score: float
     start_score: float
     evaluations: int
     history: tuple[float, ...]
-    """Best score of the first population and after each iteration."""
+    """Best scores: of the first population and after each iteration."""
 
 
 def first_pair_below(turns: float, frequencies: Sequence[float], length: int) -> int:
     """Return the first pair that makes at most `turns` turns in `length` tokens.
 
-    `frequencies` are radians per position, falling; their number where every pair makes more.
+    `frequencies` are radians per position, falling. Returns their number if every pair makes more.
     """
     return sum(length * each / (2 * math.pi) > turns for each in frequencies)
 
@@ -103,8 +103,8 @@ def first_pair_below(turns: float, frequencies: Sequence[float], length: int) ->
 def critical_pairs(frequencies: Sequence[float], length: int) -> range:
     """Return the pairs that may be critical for a model trained on `length` tokens.
 
-    From the first of at most ten turns to the first of at most one, both within 1 and the last
-    pair: where all pairs have made a turn, only the last is left to be searched.
+    From the first of at most ten turns to the first of at most one, both between 1 and the last
+    pair: if all pairs have made a turn, only the last is searched.
     """
     if len(frequencies) < 2:
         raise ValueError("the search takes at least 4 rotated dimensions, and there are 2")
@@ -116,7 +116,7 @@ def critical_pairs(frequencies: Sequence[float], length: int) -> range:
 
 
 def of_rule(exponents: Sequence[float], searched: Sequence[float]) -> Candidate:
-    """Return the candidate with `searched` from the critical pair on, and the rule's before it."""
+    """Return the candidate with `searched` from the critical pair on, and the rule before it."""
     before = (searched[0] ** each for each in exponents)
     return Candidate(tuple(exponents), (*before, *searched))
 
@@ -135,7 +135,7 @@ def rule_of(start: Sequence[float], critical: int) -> tuple[float, ...]:
 def mutated(parent: Candidate, factor: float, chance: float, draws: random.Random) -> Candidate:
     """Return the parent with entries redrawn, each with probability `chance`, still in order.
 
-    Entries of the parent outside [factor, 2 * factor], as a start may have, are moved to its ends.
+    Entries outside [factor, 2 * factor], which a start may have, are clamped.
     """
     least, most = _ends(factor)
     searched = parent.divisors[parent.critical :]
@@ -158,11 +158,11 @@ def search(
     settings: Settings | None = None,
     watch: Callable[[int, float], None] | None = None,
 ) -> Found:
-    """Return the divisors of the lowest score, never one above that of `start`.
+    """Return the divisors with the lowest score, never above that of `start`.
 
-    `start` has a divisor a pair, `critical` the pairs to try. `watch` is told how many iterations
-    are done and the best score so far. The same arguments give the same result. Raises ValueError
-    for a factor that does not stretch, pairs that `start` has not, and a start out of order.
+    `start` has one divisor per pair, `critical` the pairs to try. `watch` receives the number of
+    iterations done and the best score so far. The same arguments give the same result. Raises
+    ValueError for a factor that does not stretch, pairs not in `start`, and a start out of order.
     """
     settings = settings or Settings()
     _require(start, critical, factor)
@@ -178,7 +178,7 @@ def search(
         return scores[candidate.divisors]
 
     def child(parent: Candidate) -> Candidate:
-        """Return a mutation that was not made yet, or the last of so many tries."""
+        """Return a new mutation, or the last one after the maximum of tries."""
         for _ in range(TRIES):
             new = mutated(parent, factor, settings.mutation, draws)
             if new not in made:
@@ -212,7 +212,7 @@ def search(
 
 
 def _ends(factor: float) -> tuple[int, int]:
-    """Return the least and the largest searched divisor in steps of the grid."""
+    """Return the smallest and the largest searched divisor in steps of the grid."""
     return math.ceil(factor * GRID), math.floor(2 * factor * GRID)
 
 

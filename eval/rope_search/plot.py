@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw rotations beside a model's own: the wavelength of each pair, and what divides it."""
+"""Plot rotations next to a model's own: wavelength and divisor of each pair."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from eval.report.plots import PALETTE, SERIES
 def draw(
     path: Path, shown: Mapping[str, Stretch], *, title: str, trained: int, length: int
 ) -> None:
-    """Write the picture as PNG; the first of `shown` is the model's own rotation."""
+    """Write the plot as PNG; the first of `shown` is the model's own rotation."""
     figure = Figure(figsize=(10.4, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     waves, divided = figure.subplots(1, 2)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find LongRoPE's divisors for a trained stage and write them as a file a Stage can use.
+"""Search for LongRoPE's divisors of a trained stage and write them as a file a Stage can use.
 
 Runs on every rank of a torchrun job, which `longhaul rope search` launches. All ranks run the same
-search; the texts of a score are shared out over data ranks, each text over context ranks.
+search; the texts of a score are distributed over data ranks, each text over context ranks.
 
-Scores that were searched on are the best of many draws. So start and found are scored once more on
-texts that the search has not seen: other held-out documents, or where the store has no more, other
-needles in other windows of the same.
+The scores of a search are biased, as the best of many draws. So start and result are scored again
+on texts that the search has not used: other held-out documents or, if the store has no more, other
+needles in other windows of the same documents.
 """
 
 import math
@@ -34,7 +34,7 @@ from recipes.checkpoints.marker import newest_checkpoint
 from recipes.notation import rope_file
 
 Objective = Literal["needle", "documents"]
-"""Answers to needles, or all tokens of documents past the trained length."""
+"""Scored tokens: answers to needles, or all tokens of documents past the trained length."""
 
 
 def find_factors(
@@ -55,10 +55,10 @@ def find_factors(
     device: str = "cpu",
     verify: bool = True,
 ) -> None:
-    """Write to `out` the rotation that suits the stage's weights best at `target` tokens.
+    """Write to `out` the best rotation of the stage's weights at `target` tokens.
 
-    One line an iteration is appended to `progress`. Raises ValueError for a target that is not
-    longer than the stage was trained at, and for a store without held-out documents of its length.
+    One line per iteration is appended to `progress`. Raises ValueError for a target that is not
+    longer than the trained length, and for a store without held-out documents of that length.
     """
     with parallel_ranks(tensor_parallel, context_parallel, device):
         rope, about = found_factors(
@@ -91,7 +91,7 @@ def found_factors(
     verify: bool,
     watch: Callable[[int, float], None],
 ) -> tuple[RopeScaling, dict[str, Any]]:
-    """Return the best rotation and where it is from; Megatron's parallel state is initialised."""
+    """Return the best rotation and its origin; Megatron's parallel state must be initialised."""
     if objective not in get_args(Objective):
         raise ValueError(f"objective is {objective!r}; it is {' or '.join(get_args(Objective))}")
     folder = stage_folder(run, stage)

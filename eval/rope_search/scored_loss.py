@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mean loss of the scored tokens of texts under a rotation, over any layout of ranks.
+"""Mean loss of the scored tokens of texts under a rotation, for any layout.
 
     score = sum of losses at scored tokens / their number        (its exp is the perplexity)
 
-The rotation is replaced for the call; weights stay where they are, so a candidate of a search costs
-one forward pass a text. Logits are formed for a tile of tokens at a time and at scored ones alone.
+The rotation is replaced for the call and weights are not moved, so a candidate of a search costs
+one forward pass per text. Logits are formed only for scored tokens, one tile at a time.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def scored_losses(model: LongContextGPT, text: ScoredText) -> Tensor:
     device = torch.device("cuda", torch.cuda.current_device())
     tokens = torch.from_numpy(text.tokens[None]).to(device)
     asked = torch.from_numpy(text.scored[None]).to(device).roll(-1, dims=1)
-    asked[:, -1] = False  # would be the first token's
+    asked[:, -1] = False  # its next token would be the first
     shard = get_batch_on_this_cp_rank(
         {
             "tokens": tokens,
@@ -47,9 +47,9 @@ def scored_losses(model: LongContextGPT, text: ScoredText) -> Tensor:
 
 
 def mean_loss(model: LongContextGPT, texts: Sequence[ScoredText], rope: RopeScaling) -> float:
-    """Return nats per scored token of the model rotated by `rope`; the same on every rank.
+    """Return nats per scored token of the model with rotation `rope`, the same on every rank.
 
-    Data ranks take the texts in turn.
+    Texts are distributed over data ranks.
     """
     rank = parallel_state.get_data_parallel_rank()
     size = parallel_state.get_data_parallel_world_size()

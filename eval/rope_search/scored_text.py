@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of one length with the tokens of them that are scored: answers to needles, or an end.
+"""Texts of one length with their scored tokens: answers to needles, or the end of a document.
 
     <instruction> \n\nThe magic number of amber is 4182650.\n\n <held-out document> ...
     \n\nThe magic number of amber, as the text above says, is 4182650
                                                              ^^^^^^^^ scored
 
-Needle-driven perplexity (arXiv 2502.20082, 3.2) is that of the answers alone: most tokens of a
-document are told by those just before them, and their loss says little of a rotation of distant
-ones. The paper hides one number of 7 digits at the very start of each text. Several are hidden in
-one text here, each asked for by its key, since a forward pass then scores as many answers; `depths`
-put them elsewhere. `texts_past` scores the end of plain documents, as the first LongRoPE did
+Needle-driven perplexity (arXiv 2502.20082, 3.2) is that of the answers only: most tokens of a
+document are predicted from those just before them, and their loss depends little on the rotation at
+long distances. The paper hides one number of 7 digits at the very start of each text. Here a text
+hides several, each with a key, so that one forward pass scores several answers; `depths` sets where
+they are. `texts_past` scores the end of plain documents, as the first LongRoPE did
 (arXiv 2402.13753).
 """
 
@@ -33,11 +33,11 @@ KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """Hold the tokens of one text, and which of them are scored."""
+    """Tokens of one text, and which of them are scored."""
 
     tokens: NDArray[np.int64]
     scored: NDArray[np.bool_]
-    """As long as `tokens`; the first token has nothing before it and is not scored."""
+    """As long as `tokens`; the first token is never scored."""
 
 
 def needle_texts(
@@ -49,16 +49,16 @@ def needle_texts(
     depths: Sequence[float] = (0.0,),
     seed: int = 0,
 ) -> list[ScoredText]:
-    """Return a text of `length` tokens a document, with needles at `depths` (0 first, 1 last).
+    """Return a text of `length` tokens per document, with needles at `depths` (0 first, 1 last).
 
-    Depths are taken in turn; questions are in the order of the needles. Documents have at least
-    `length` tokens. Raises ValueError for a number of needles that there are no keys for, depths
-    beyond the ends, and a length that needles and questions alone exceed.
+    Depths are used in turn; questions are in the order of the needles. Documents have at least
+    `length` tokens. Raises ValueError for more needles than keys, depths outside 0 to 1, and a
+    length that needles and questions alone exceed.
     """
     if not 1 <= needles <= len(KEYS):
-        raise ValueError(f"needles is {needles}; a text takes 1 to {len(KEYS)}")
+        raise ValueError(f"needles is {needles}; it must be 1 to {len(KEYS)}")
     if not depths or not all(0 <= depth <= 1 for depth in depths):
-        raise ValueError(f"depths are {list(depths)}; each is a share of the text, 0 to 1")
+        raise ValueError(f"depths are {list(depths)}; each must be a share of the text, 0 to 1")
     draws = random.Random(f"{seed} {length} {needles}")
     return [
         _needle_text(encode, document, length, [depths[i % len(depths)] for i in range(needles)],
@@ -68,7 +68,7 @@ def needle_texts(
 
 
 def guess_nats(texts: Sequence[ScoredText], needles: int) -> float:
-    """Return nats per scored token of a guess that knows a number by its digits' count alone."""
+    """Return nats per scored token of a guess that knows only the number of digits."""
     answered = sum(int(text.scored.sum()) for text in texts)
     return len(texts) * needles * DIGITS * math.log(10) / answered
 
@@ -76,12 +76,12 @@ def guess_nats(texts: Sequence[ScoredText], needles: int) -> float:
 def texts_past(
     documents: Sequence[NDArray[np.int64]], *, length: int, after: int, seed: int = 0
 ) -> list[ScoredText]:
-    """Return a window of `length` tokens a document, scored from position `after` on.
+    """Return a window of `length` tokens per document, scored from position `after` on.
 
-    Raises ValueError where nothing is left to score.
+    Raises ValueError if nothing is left to score.
     """
     if not 1 <= after < length:
-        raise ValueError(f"positions from {after:,} on of {length:,} are none to score")
+        raise ValueError(f"nothing to score from position {after:,} on in {length:,} tokens")
     draws = random.Random(f"{seed} {length}")
     return [
         ScoredText(_window(document, length, draws), np.arange(length) >= after)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints on disk: complete ones, their files and checksums, and means of two."""
+"""Checkpoints on disk: completeness markers, files, checksums and merging."""

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the files of a checkpoint are those that were written; light.
+"""Verify that the files of a checkpoint are those that were written.
 
-The marker of a checkpoint has the size and the SHA-256 of every file, taken when it was saved:
+The marker of a checkpoint records the size and SHA-256 of every file when it was saved:
 
     longhaul.json     {..., "files": {"weights/__0_0.distcp": {"bytes": N, "sha256": "..."}, ...}}
 
-`require_whole` compares sizes and reads the index, which takes milliseconds: commands ask it before
-they start ranks. `Reading` compares the sums in threads while the checkpoint is read. Checkpoints
-of NeMo's own, and those from before there were sums, have no "files": for these the index says what
-must be there, and nothing says what is in it.
+`require_whole` compares sizes and reads the index, which takes milliseconds; commands call it
+before they start ranks. `Reading` compares checksums in threads while the checkpoint is read.
+Checkpoints of NeMo, and those of earlier versions without checksums, have no "files": only the
+presence of the files in the index is checked, not their content.
 """
 
 import json
@@ -22,28 +22,28 @@ from data.files.sha256 import Hashing, Part, sha256_of
 from recipes.checkpoints.marker import MARKER, checkpoint_facts
 
 FILES = "files"
-"""The marker's key."""
+"""Key in the marker."""
 WEIGHTS = "weights"
 CONTEXT = "context"
-"""NeMo's record of the run, pickles among it, which nothing here reads."""
+"""NeMo's record of the run, which contains pickles; never read here."""
 HUGGING_FACE = "hugging_face"
-"""Of an import: read by an export alone."""
+"""Files of an import that only an export reads."""
 
 
 class DamagedFileError(CheckpointError):
-    """A file whose SHA-256 is not what was saved."""
+    """Raised for a file whose SHA-256 differs from the saved one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """What a file was when it was saved."""
+    """Size and SHA-256 of a file when it was saved."""
 
     bytes: int
     sha256: str
 
 
 def described(checkpoint: Path, names: Iterable[str] | None = None) -> dict[str, SavedFile]:
-    """Return files of a checkpoint by their name in it, as they are now; all where none are named.
+    """Return the current state of files of a checkpoint by name; of all if `names` is None.
 
     Raises OSError for a file that cannot be read.
     """
@@ -58,8 +58,8 @@ def described(checkpoint: Path, names: Iterable[str] | None = None) -> dict[str,
 def saved_names(checkpoint: Path) -> list[str]:
     """Return the names of all files that a marker describes.
 
-    It describes neither itself, nor the one of an earlier save into the folder that it replaces,
-    nor files that are still being written.
+    It describes neither itself, nor the marker of an earlier save that it replaces, nor files that
+    are still being written.
     """
     return [
         path.relative_to(checkpoint).as_posix()
@@ -76,9 +76,9 @@ def for_marker(files: Mapping[str, SavedFile]) -> dict[str, dict[str, int | str]
 
 
 def saved_files(checkpoint: Path, *, but: tuple[str, ...] = ()) -> dict[str, SavedFile] | None:
-    """Return what a marker says of files outside of some folders; None where it says nothing.
+    """Return the files in a marker outside of the folders `but`; None if it lists no files.
 
-    Raises CheckpointError for a marker that says it in another way, or of a file elsewhere.
+    Raises CheckpointError for a malformed marker and for a file outside of the checkpoint.
     """
     facts = checkpoint_facts(checkpoint) or {}
     if FILES not in facts:
@@ -95,21 +95,21 @@ def saved_files(checkpoint: Path, *, but: tuple[str, ...] = ()) -> dict[str, Sav
 
 
 def _saved_file(name: str, content: Mapping[str, Any]) -> SavedFile:
-    """Return what a marker says of one file; raises ValueError or TypeError where it is unsound."""
+    """Return the marker's entry of one file; raise ValueError or TypeError if it is malformed."""
     path = PurePosixPath(name)
     if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
         raise ValueError(f"it names {name!r}, which is not a file of the checkpoint")
     file = SavedFile(**content)
     if type(file.bytes) is not int or file.bytes < 0 or not isinstance(file.sha256, str):
-        raise ValueError(f"the size or the SHA-256 of {name!r} is not one")
+        raise ValueError(f"the size or the SHA-256 of {name!r} is not valid")
     return file
 
 
 def require_whole(checkpoint: Path) -> None:
-    """Raise CheckpointError for a checkpoint that could not be read, or would run code if it were.
+    """Raise CheckpointError for a checkpoint that cannot be read, or would run code when read.
 
-    Its index is read without running anything, and every file that the index or the marker names
-    must have its size. Anything that Megatron or NeMo would unpickle beside these is refused.
+    The index is read without running code, and every file that the index or the marker names must
+    have its size. Other files that Megatron or NeMo would unpickle are refused.
     """
     for path, least in require_index(checkpoint).items():
         _require_size(path, least, exactly=False)
@@ -120,8 +120,8 @@ def require_whole(checkpoint: Path) -> None:
 def require_index(checkpoint: Path) -> dict[Path, int]:
     """Return the data files that a checkpoint's index names, and the bytes that each must have.
 
-    Raises CheckpointError for an index that is damaged or would run code, and where Megatron or
-    NeMo would unpickle something else.
+    Raises CheckpointError for an index that is damaged or would run code, and for other files that
+    Megatron or NeMo would unpickle.
     """
     weights = weights_of(checkpoint)
     _require_safe(weights)
@@ -133,16 +133,16 @@ def require_index(checkpoint: Path) -> dict[Path, int]:
 
 
 def weights_of(checkpoint: Path) -> Path:
-    """Return the folder of the weights; Megatron FSDP writes them into the checkpoint's own."""
+    """Return the folder of the weights; Megatron FSDP writes them into the checkpoint folder."""
     weights = checkpoint / WEIGHTS
     return weights if weights.is_dir() else checkpoint
 
 
 def _require_safe(weights: Path) -> None:
-    """Raise CheckpointError where something else than tensors and an index would be unpickled."""
+    """Raise CheckpointError if anything but tensors and an index would be unpickled."""
     if (state := weights / "modelopt_state").exists():
         raise CheckpointError(
-            f"{state} is a pickle that NVIDIA's Model Optimizer would run; Longhaul trains without "
+            f"{state} is a pickle that NVIDIA's Model Optimizer would run; Longhaul does not need "
             "it: remove it, or take the checkpoint from before it was quantized"
         )
     config = weights / "metadata.json"
@@ -178,7 +178,7 @@ def _require_size(path: Path, size: int, *, exactly: bool) -> None:
 
 
 def require_undamaged(checkpoint: Path, folder: str) -> None:
-    """Raise CheckpointError for a file of a folder of a checkpoint that is not what was saved."""
+    """Raise CheckpointError for a file in `folder` that differs from the saved one."""
     files = saved_files(checkpoint) or {}
     chosen = {name: file for name, file in files.items() if Path(name).parts[0] == folder}
     with Reading(checkpoint, chosen) as reading:
@@ -189,9 +189,9 @@ def require_undamaged(checkpoint: Path, folder: str) -> None:
 def damage(
     checkpoint: Path, files: Mapping[str, SavedFile], refused: CheckpointError
 ) -> DamagedFileError | None:
-    """Return what to say instead of a refused file where its SHA-256 is not what was saved.
+    """Return the error to raise instead of a refusal if the file's SHA-256 differs.
 
-    A flipped bit in the name of a class looks like a file that would run code.
+    A flipped bit in the name of a class can look like a file that would run code.
     """
     path = refused.path
     if path is None or not path.is_relative_to(checkpoint) or isinstance(refused, DamagedFileError):
@@ -213,7 +213,7 @@ def damage(
 
 
 def note(checkpoint: Path, verify: bool) -> str | None:
-    """Return why the content of a checkpoint is not verified; None where it is."""
+    """Return why the content of a checkpoint is not verified, or None if it is."""
     if not verify:
         return f"{checkpoint} is not verified, as --no-verify asks"
     if saved_files(checkpoint) is None:
@@ -222,22 +222,22 @@ def note(checkpoint: Path, verify: bool) -> str | None:
 
 
 class Reading:
-    """The sums of a checkpoint's files, computed from the moment this is made.
+    """The checksums of a checkpoint's files, computed in threads from construction on.
 
-    Of `ranks` that read the checkpoint together each computes a share, of about as many bytes.
+    Each of `ranks` that read the checkpoint together computes a share of about equal bytes.
     """
 
     def __init__(
         self, checkpoint: Path, files: Mapping[str, SavedFile], *, rank: int = 0, ranks: int = 1
     ) -> None:
-        """Start the threads on this rank's share."""
+        """Start the threads for this rank's share."""
         self._checkpoint = checkpoint
         self._share = share(files, rank, ranks)
         self._hashing = Hashing([Part(checkpoint / name) for name in self._share])
         self.bytes = sum(file.bytes for file in files.values())
 
     def damaged(self) -> list[str]:
-        """Return a sentence for each file of the share that differs from what was saved."""
+        """Return one sentence for each file of the share that differs from the saved one."""
         results = zip(self._share.items(), self._hashing.results(), strict=True)
         return [
             _damaged(self._checkpoint, name, result)
@@ -253,7 +253,7 @@ class Reading:
 
 
 def share(files: Mapping[str, SavedFile], rank: int, ranks: int) -> dict[str, SavedFile]:
-    """Return the files that a rank hashes: the largest first, each to who has fewest bytes."""
+    """Return the files that a rank hashes: largest first, each to the rank with fewest bytes."""
     loads = [0] * ranks
     mine = {}
     for name, file in sorted(files.items(), key=lambda pair: (-pair[1].bytes, pair[0])):

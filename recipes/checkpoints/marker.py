@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which checkpoints are whole; light, since the CLI asks before anything is loaded."""
+"""Completeness markers of checkpoints. Imports no torch, since the CLI checks them first."""
 
 import json
 from collections.abc import Mapping
@@ -10,24 +10,24 @@ from custom_modules.checkpoints.index import CheckpointError
 from data.files.whole import write_text
 
 RECIPE = "config.yaml"
-"""A stage's resolved recipe, in its folder; what its ranks read."""
+"""File of a stage's resolved recipe, in the stage folder; its ranks read it."""
 
 MARKER = "longhaul.json"
 
 
 def is_marked(folder: Path) -> bool:
-    """Say whether a folder has the marker of a complete checkpoint, in whatever state it is.
+    """Return whether a folder has the marker of a complete checkpoint, valid or not.
 
-    NeMo's sibling `<name>-unfinished` means a save or a removal was under way.
+    NeMo's sibling `<name>-unfinished` means that a save or a removal was interrupted.
     """
     return not folder.with_name(folder.name + "-unfinished").exists() and (folder / MARKER).exists()
 
 
 def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
-    """Return the marker of a complete checkpoint, or None where there is none.
+    """Return the marker of a complete checkpoint, or None if there is none.
 
-    Raises CheckpointError for a marker that is there and damaged: without one the folder would
-    count as empty, and a stage would begin anew.
+    Raises CheckpointError for a damaged marker: without the error the folder would count as empty,
+    and the stage would start over.
     """
     if not is_marked(folder):
         return None
@@ -50,7 +50,7 @@ def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
 
 
 def write_marker(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write the marker that makes a checkpoint complete, after everything else of it."""
+    """Write the marker that makes a checkpoint complete, after all its other files."""
     write_text(folder / MARKER, json.dumps(facts, indent=1), durable=True)
 
 
@@ -83,21 +83,21 @@ def steps_taken(folder: Path) -> int:
 
 
 def is_finished(folder: Path, steps: int) -> bool:
-    """Say whether the stage that saves into `folder` has taken `steps` steps."""
+    """Return whether the stage that saves into `folder` has taken `steps` steps."""
     return steps_taken(folder) >= steps
 
 
 def checkpoints_in(folder: Path) -> Path:
-    """Return where the checkpoints of a stage's folder are; any other folder as it is."""
+    """Return the checkpoint folder of a stage's folder; any other folder unchanged."""
     within = folder / "checkpoints"
     return within if within.is_dir() and checkpoint_facts(folder) is None else folder
 
 
 def start_checkpoint(start: Path) -> Path:
-    """Return the checkpoint that a stage begins from: one of ours, finished, or one of NeMo's.
+    """Return the checkpoint that a stage starts from: a finished one of ours, or one of NeMo.
 
-    NeMo's own (`llm.import_ckpt` writes them) is a folder with `weights/` and `context/`. Raises
-    ValueError where there is neither, or where the stage that wrote it stopped before its end.
+    A checkpoint of NeMo (written by `llm.import_ckpt`) is a folder with `weights/` and `context/`.
+    Raises ValueError if there is neither, or if the stage that wrote it stopped before its end.
     """
     found = newest_checkpoint(start)
     if found is None:
@@ -110,7 +110,7 @@ def start_checkpoint(start: Path) -> Path:
     facts = checkpoint_facts(found)
     if facts is not None and facts["step"] < facts["max_steps"]:
         raise ValueError(
-            f"{found} is where its stage stopped, at step {facts['step']} of "
+            f"{found} is of an unfinished stage, which stopped at step {facts['step']} of "
             f"{facts['max_steps']}; run that stage to its end first"
         )
     return found

@@ -3,16 +3,16 @@
 
     out = (1 - share) * first + share * second        summed in fp64, in the dtype of `first`
 
-LongRecipe (arXiv 2409.00509, eq. 7) averages the model before any extension with the one after its
-annealing, half each, to give back what the short context could do. Both are Megatron's
-`torch_dist`, whatever layout wrote them: a tensor is known by its name and its place in the whole,
-so the two may be cut differently. One chunk at a time is read of each and written, so that the
-memory taken is that of the largest chunk, a layer's. Optimizers are left out.
+LongRecipe (arXiv 2409.00509, eq. 7) averages the model before any extension and the one after its
+annealing, half each, to restore its quality at short context. Both are in Megatron's `torch_dist`
+format and may have been written under different layouts: a tensor is identified by its name and
+its place in the whole. One chunk at a time is read from each and written, so memory is that of the
+largest chunk, one layer. Optimizers are left out.
 
-What is written stands where the second could: the folder of a stage, from which another starts,
-and that is evaluated and exported as any; or an import, where the second is one.
+The result has the form of the second: a stage folder, which another stage can start from and which
+can be evaluated and exported; or an import, if the second is one.
 
-    OUT/config.yaml, stage.json          the second's recipe, which says where it began, and facts
+    OUT/config.yaml, stage.json          the second's recipe, which names its start, and facts
     OUT/checkpoints/step=N/              weights and marker, N the second's step
 
     OUT/                                 weights, marker and hugging_face/ of a second import
@@ -63,29 +63,29 @@ from recipes.checkpoints.streamed_weights import write_weights
 from recipes.checkpoints.verified import verified
 
 WEIGHTS = "module."
-"""What the names of a model's tensors begin with in a checkpoint of NeMo's."""
+"""Prefix of the names of a model's tensors in a checkpoint of NeMo."""
 STAGE = "stage.json"
-"""What a run's report knows of a stage (`eval.run_folder.StageRecord`)."""
+"""Record of a stage that a run's report reads (`eval.run_folder.StageRecord`)."""
 
 
 def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
-    """Write the mean of two complete checkpoints as a stage, or an import, that is not there yet.
+    """Write the mean of two complete checkpoints as a new stage or import.
 
-    `share` is that of the second, a checkpoint in the folder of its stage or an import, whose
-    recipe, length, rotation and tokenizer the mean gets. `out` appears whole or not at all. Raises
-    ValueError for a share beyond 0 and 1, for checkpoints that are not whole or not of one model
-    and tokenizer, for a second without its stage's recipe, where `out` is there already, and where
-    a file of the two is damaged.
+    `share` is the weight of the second, a checkpoint in the folder of its stage or an import, whose
+    recipe, length, rotation and tokenizer the mean gets. `out` is written atomically. Raises
+    ValueError for a share outside 0 to 1, for incomplete checkpoints, for different models or
+    tokenizers, for a second without its stage's recipe, if `out` exists, and if a file of the two
+    is damaged.
     """
     if not 0 <= share <= 1:
-        raise ValueError(f"share is {share}; it is that of the second checkpoint, 0 to 1")
+        raise ValueError(f"share is {share}; the share of the second checkpoint must be 0 to 1")
     if out.exists():
-        raise ValueError(f"{out} is there already; merge into a folder that is not")
+        raise ValueError(f"{out} exists already; merge into a new folder")
     require_folder(out, "the mean's folder")
     facts = [checkpoint_facts(folder) for folder in (first, second)]
     for folder, found in zip((first, second), facts, strict=True):
         if found is None:
-            raise ValueError(f"{folder} is no complete checkpoint; give a folder with {MARKER}")
+            raise ValueError(f"{folder} is not a complete checkpoint; name a folder with {MARKER}")
     assert facts[0] is not None
     assert facts[1] is not None
     if facts[0]["tokenizer"] != facts[1]["tokenizer"]:
@@ -117,7 +117,7 @@ def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
 
 
 def _describe(stage: Path, to: Path, name: str, start: str) -> None:
-    """Write a stage's recipe and facts into another folder, the facts under that one's name."""
+    """Write a stage's recipe and facts into another folder, with the new name in the facts."""
     shutil.copy(stage / RECIPE, to)
     if (stage / STAGE).is_file():
         record = json.loads((stage / STAGE).read_text())
@@ -125,7 +125,7 @@ def _describe(stage: Path, to: Path, name: str, start: str) -> None:
 
 
 class _Source:
-    """The model's part of one checkpoint: what it has, and any chunk of it."""
+    """The model's tensors in one checkpoint, readable by chunk."""
 
     def __init__(self, weights: Path) -> None:
         self.reader = FileSystemReader(weights)
@@ -143,7 +143,7 @@ class _Source:
         ]
 
     def chunk(self, name: str, chunk: ChunkStorageMetadata) -> Tensor:
-        """Return a part of a tensor, which the files may have in other parts."""
+        """Return a chunk of a tensor, which the files may store in other chunks."""
         entry = self.tensors[name]
         part = torch.empty(chunk.sizes, dtype=entry.properties.dtype)
         planner = _OneChunk(part, create_read_items_for_chunk_list(name, entry, [chunk]))
@@ -153,21 +153,21 @@ class _Source:
 
 
 class _OneChunk(LoadPlanner):
-    """Reads into one tensor."""
+    """Read into one tensor."""
 
     def __init__(self, part: Tensor, items: list[ReadItem]) -> None:
         self._part = part
         self._items = items
 
     def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
-        """Keep nothing: the items are there."""
+        """Do nothing: the items are given."""
 
     def create_local_plan(self) -> LoadPlan:
-        """Return what to read."""
+        """Return the items to read."""
         return LoadPlan(self._items)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are: one process reads."""
+        """Return the plans unchanged: one process reads."""
         return global_plan
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
@@ -175,11 +175,11 @@ class _OneChunk(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Refuse what is no tensor; none is asked for."""
+        """Raise an error for anything but a tensor; none is requested."""
         raise NotImplementedError(read_item)
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """Return the place that an item is read to."""
+        """Return the destination of an item."""
         place = self._part
         for dim, (start, length) in enumerate(
             zip(read_item.dest_offsets, read_item.lengths, strict=True)
@@ -188,11 +188,11 @@ class _OneChunk(LoadPlanner):
         return place
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Do nothing: it was read in place."""
+        """Do nothing: the tensor was read in place."""
 
 
 class _Mean(SavePlanner):
-    """Plans the chunks of the first checkpoint, and makes each when it is written."""
+    """Plan the chunks of the first checkpoint, and compute each when it is written."""
 
     def __init__(self, first: _Source, second: _Source, share: float) -> None:
         self._first = first
@@ -200,10 +200,10 @@ class _Mean(SavePlanner):
         self._share = share
 
     def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
-        """Keep nothing: there is no state dict."""
+        """Do nothing: there is no state dict."""
 
     def create_local_plan(self) -> SavePlan:
-        """Return a chunk of each tensor, and an empty state for each module that asks for one."""
+        """Return the chunks of each tensor, and an empty state for each module that needs one."""
         items = [
             WriteItem(
                 index=MetadataIndex(name, chunk.offsets),
@@ -222,7 +222,7 @@ class _Mean(SavePlanner):
         return SavePlan(items + states)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the plans and the metadata of what they write."""
+        """Return the plans and the metadata of the checkpoint."""
         return create_default_global_save_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
@@ -230,7 +230,7 @@ class _Mean(SavePlanner):
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """Return the mean of a chunk; modules get no state, as before a first step."""
+        """Return the mean of a chunk; the state of modules is empty, as before a first step."""
         if write_item.type == WriteItemType.BYTE_IO:
             empty = io.BytesIO()
             torch.save([None], empty)  # a list of one, as Megatron saves its sharded objects

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint of Megatron's, written by one process and one tensor at a time into several files.
+"""Write a Megatron checkpoint from one process, one tensor at a time, into several files.
 
-`torch.distributed.checkpoint`, whose format Megatron's `torch_dist` is, writes one data file for
-one thread; and a file is hashed by one thread, and at a later start by one rank. Its own threads
-would write several, each with a tensor of its own in memory. Here the plan is cut instead, in its
-order, into parts of about as many bytes, and these are written in turn.
+`torch.distributed.checkpoint`, whose format `torch_dist` uses, writes one data file per thread,
+and each file is hashed by one thread, later by one rank. Several of its threads would each hold a
+tensor in memory. Here the plan is split instead, in order, into parts of about equal bytes, which
+are written in turn.
 """
 
 import warnings
@@ -21,14 +21,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 DATA_FILES = 8
-"""As many as there are threads that hash; fewer for fewer tensors."""
+"""Number of hashing threads; fewer files for fewer tensors."""
 
 
 def write_weights(folder: Path, planner: SavePlanner) -> None:
-    """Write a checkpoint of what a planner makes into a folder that is not there."""
+    """Write a checkpoint of the planner's tensors into a new folder."""
     folder.mkdir(parents=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that this is one process
+        warnings.simplefilter("ignore", UserWarning)  # about a single process
         save({}, storage_writer=_SeveralFiles(folder), planner=planner, no_dist=True)
     torch.save({"content_metadata": {"singleton_local_shards": False}}, folder / "common.pt")
     config = CheckpointingConfig("torch_dist", 1, common_backend="torch", common_backend_version=1)
@@ -36,10 +36,10 @@ def write_weights(folder: Path, planner: SavePlanner) -> None:
 
 
 class _SeveralFiles(FileSystemWriter):
-    """Writes a plan in parts, each into a file that is named as that of a rank."""
+    """Write a plan in parts, each into a file named like that of a rank."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the parts in turn; return what is where."""
+        """Write the parts in turn; return where each item is."""
         results: list[WriteResult] = []
         for number, items in enumerate(_parts(plan.items)):
             prefix = replace(plan.storage_data, prefix=f"__{number}_")
@@ -51,7 +51,7 @@ class _SeveralFiles(FileSystemWriter):
 
 
 def _parts(items: Iterable[WriteItem]) -> list[list[WriteItem]]:
-    """Return items in their order, in at most DATA_FILES parts of about as many bytes."""
+    """Return the items in order, in at most DATA_FILES parts of about equal bytes."""
     sized = [(item, _bytes(item)) for item in items]
     total = max(1, sum(size for _, size in sized))
     parts: dict[int, list[WriteItem]] = {}
@@ -64,7 +64,7 @@ def _parts(items: Iterable[WriteItem]) -> list[list[WriteItem]]:
 
 
 def _bytes(item: WriteItem) -> int:
-    """Return the bytes of a tensor; states are small and count as none."""
+    """Return the bytes of a tensor; states are small and count as 0."""
     if item.tensor_data is None:
         return 0
     return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize

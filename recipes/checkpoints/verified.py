@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints read safely, and compared meanwhile with what was saved; torch.
+"""Read checkpoints without running code, and verify their checksums at the same time.
 
-Every reader of a checkpoint goes through `verified`: training, evaluation, export and merging. Its
-block is the reading; the sums of the files are computed in threads at the same time, each by one
-rank of the job, and all ranks learn the result. The cost is 0.7 s of a CPU core for 1 GB; where
-cores are idle, hashing overlaps with reading (benchmarks/reliability/verification.py).
+All reads of a checkpoint use `verified`: training, evaluation, export and merging. The checkpoint
+is read in its block; meanwhile threads compute the checksums, each file on one rank of the job, and
+all ranks get the result. The cost is 0.7 s of a CPU core per GB; if cores are idle, hashing
+overlaps with reading (benchmarks/reliability/verification.py).
 """
 
 import logging
@@ -37,7 +37,7 @@ from recipes.checkpoints.files import (
 )
 
 LOG = logging.getLogger("custom_modules.checkpoints")
-"""Below the logger whose messages the first rank of a training shows."""
+"""Child of the logger whose messages the first rank of a training shows."""
 OF_RANK = re.compile(r"(?:^|/)__(0|[1-9]\d*)_\d+\.distcp$")
 
 
@@ -45,11 +45,11 @@ OF_RANK = re.compile(r"(?:^|/)__(0|[1-9]\d*)_\d+\.distcp$")
 def verified(
     checkpoint: Path, *, verify: bool = True, but: tuple[str, ...] = (CONTEXT, HUGGING_FACE)
 ) -> Iterator[None]:
-    """Read a checkpoint in the block; raise CheckpointError where it is not what was saved.
+    """Read a checkpoint in the block; raise CheckpointError if it differs from what was saved.
 
-    Where torch.distributed is initialised all ranks enter, and all raise. Files in the folders
-    `but` are not compared. With `verify` False nothing is compared, which is logged; a foreign
-    class is refused all the same.
+    If torch.distributed is initialised all ranks must enter, and all raise. Files in the folders
+    `but` are not compared. With `verify` False nothing is compared, which is logged; foreign
+    classes are still refused.
     """
     read_safely()
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -65,7 +65,7 @@ def verified(
         except (Exception, CheckpointException) as error:
             refused, of_all = refusal(error), is_of_all_ranks(error)
             if refused is None and isinstance(error, ValueError) and not is_of_content(error):
-                raise  # a mistake that is told already
+                raise  # already reported
             if isinstance(refused, ForeignClassError) or (refused is not None and not of_all):
                 refused = damage(checkpoint, files, refused) or refused
             else:
@@ -83,21 +83,21 @@ def verified(
 
 
 def refusal(error: BaseException) -> CheckpointError | None:
-    """Return the CheckpointError that an exception is, or that is behind it; None where none is.
+    """Return the CheckpointError that an exception is or was caused by, or None.
 
-    Torch collects what ranks raise in an exception of its own, and NeMo makes another one of that.
+    Torch wraps the exceptions of ranks in its own, and NeMo wraps that once more.
     """
     return next((link for link in chain(error) if isinstance(link, CheckpointError)), None)
 
 
 def is_of_all_ranks(error: BaseException) -> bool:
-    """Whether torch has raised an error on every rank, or what is behind it."""
+    """Return whether torch has raised an error, or its cause, on every rank."""
     return any(isinstance(link, CheckpointException) for link in chain(error))
 
 
 @contextmanager
 def one_rank() -> Iterator[None]:
-    """Give torch's checkpoint reader the process group it asks for, of this process alone."""
+    """Initialise the process group that torch's checkpoint reader needs, of this process only."""
     if dist.is_initialized():
         yield
         return
@@ -117,11 +117,11 @@ def _require_undamaged(reading: Reading, ranks: int) -> None:
 
 
 def described_by_ranks(checkpoint: Path) -> dict[str, SavedFile]:
-    """Return all files of a checkpoint that all ranks have just saved; every rank calls it.
+    """Return all files of a checkpoint that was just saved; every rank must call it.
 
-    A rank reads the data files that it wrote, which it may still have in memory, and the first one
-    everything else. That one alone looks at every file: with 1,024 ranks and 2 files each, the
-    others would ask a shared file system two million times.
+    A rank reads the data files that it wrote, which may still be cached, and the first rank all
+    others. Only the first rank lists all files: with 1,024 ranks and 2 files each, listing on every
+    rank would be two million requests to a shared file system.
     """
     if not dist.is_initialized():
         return described(checkpoint)
@@ -139,9 +139,9 @@ def described_by_ranks(checkpoint: Path) -> dict[str, SavedFile]:
 
 
 def names_of_rank(checkpoint: Path, rank: int, ranks: int) -> list[str]:
-    """Return the files that a rank describes: its own data files, the first rank all that is left.
+    """Return the files that a rank describes: its own data files; the first rank also all others.
 
-    A folder may have data files of an earlier save by more ranks; those are left to the first one.
+    The folder may have data files of an earlier save by more ranks; the first rank describes those.
     """
     weights = weights_of(checkpoint)
     if rank == 0:
@@ -159,14 +159,14 @@ def names_of_rank(checkpoint: Path, rank: int, ranks: int) -> list[str]:
 
 
 def _writer(name: str, ranks: int) -> int:
-    """Return the rank that wrote a file of this name, 0 for a file that names none."""
+    """Return the rank that wrote a file by its name, 0 if the name has no rank."""
     match = OF_RANK.search(name)
     rank = 0 if match is None else int(match[1])
     return rank if rank < ranks else 0
 
 
 def _of_all(mine: Any, ranks: int) -> list[Any]:
-    """Return what each rank gives, on all of them."""
+    """Return the values of all ranks on every rank."""
     if ranks == 1:
         return [mine]
     gathered: list[Any] = [None] * ranks

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two sums of each weight of the whole model, the same under every layout: what a hand-over keeps.
+"""Two sums of each weight of the whole model, to verify that a hand-over preserves weights.
 
     sum(w), sum(w * w)        in double precision, over all ranks, each shard once
 
-A stage that starts from another's checkpoint has, before its first step, the sums that the other
-had after its last. Shards are those of Megatron's distributed checkpoint, gathered by the name and
-the layer that they have there, so that tensor, pipeline and data ranks do not matter.
+A stage that starts from the checkpoint of another has before its first step the sums that the other
+had after its last. Shards are those of Megatron's distributed checkpoint, gathered by name and
+layer, so the sums do not depend on the layout.
 """
 
 import json
@@ -27,15 +27,15 @@ class WeightSums(Callback):
     """Write the sums before the first step and after the last to a file, as `start` and `end`."""
 
     def __init__(self, path: str) -> None:
-        """Take where to write."""
+        """Take the path of the file to write."""
         self.path = Path(path)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what training begins with."""
+        """Write the sums at the start of training."""
         self._write("start", trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what it ended with."""
+        """Write the sums at the end of training."""
         self._write("end", trainer)
 
     def _write(self, when: str, trainer: Trainer) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The relations that card, stage, layout and machine must keep, each a sentence when broken.
+"""Constraints between card, stage, layout and machine; each violation is one sentence.
 
-Pure functions of numbers: the recipe builder calls them with nouns, `recipes.resolved.check` with
-what it reads back from a resolved recipe, so that an override is held to the same laws.
+Pure functions of numbers. The recipe builder calls them at build; `recipes.resolved.check` calls
+them with the values of a resolved recipe, so the same constraints apply after an override.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from recipes.spec.layout import Fp8, Fp8Recipe, Sharding
 from recipes.spec.units import GiB
 
 FP8_BLOCK = {"delayed": 16, "tensorwise": 16, "mxfp8": 32, "blockwise": 128}
-"""The numbers that a dimension of an FP8 matrix product is a multiple of: 16 for the product,
-the recipe's own block where that is larger (Transformer Engine 2.9's `is_quantizable`)."""
+"""Required divisors of the dimensions of an FP8 matrix product: 16 for the product, or the block
+size of the recipe if larger (Transformer Engine 2.9's `is_quantizable`)."""
 
 
 def broken(
@@ -39,7 +39,7 @@ def broken(
     global_batch: int,
     micro_batch: int,
 ) -> Iterator[str]:
-    """Yield one sentence for each law that these numbers break.
+    """Yield one sentence for each constraint that these numbers violate.
 
     `global_batch` and `micro_batch` are in sequences; `world_size` is nodes times ranks per node.
     `heads` and `kv_heads` are the model's.
@@ -109,7 +109,7 @@ def broken(
 
 
 def broken_schedule(*, max_steps: int, lr: float) -> Iterator[str]:
-    """Yield one sentence for each law of the schedule that is broken."""
+    """Yield one sentence for each violated constraint of the schedule."""
     if max_steps < 1:
         yield f"max_steps is {max_steps}; a stage has at least one step"
     if not 0 < lr < 1:
@@ -128,9 +128,9 @@ def broken_memory(
     pp: int,
     micro_batches: int,
 ) -> Iterator[str]:
-    """Yield one sentence for each law of what layers keep that is broken.
+    """Yield one sentence for each violated constraint of recompute, tiling and offload.
 
-    `saved` are the sizes on one rank; `micro_batches` are those of a step on one DP rank.
+    `saved` are sizes on one rank; `micro_batches` is the number in a step on one DP rank.
     """
     per_stage = layers // pp
     if recompute.layers > per_stage:
@@ -147,12 +147,12 @@ def broken_memory(
         )
     if "core_attn" in recompute.modules and head_chunked:
         yield (
-            "recompute modules have core_attn, and head-chunked attention keeps no queries, keys "
-            "and values to recompute from; leave it out, or take ulysses, ring or hybrid"
+            "recompute modules include core_attn, but head-chunked attention keeps no queries, "
+            "keys and values to recompute from; leave it out, or take ulysses, ring or hybrid"
         )
     if "mlp" in recompute.modules and tiling.mlp:
         yield (
-            "recompute modules have mlp, and tiling mlp rebuilds the MLP as well, a tile at a "
+            "recompute modules include mlp, and tiling mlp also recomputes the MLP, one tile at a "
             "time; leave one of them out"
         )
     if (why := offload.refusal(recompute)) is not None:
@@ -172,9 +172,9 @@ def broken_memory(
 
 
 def clamped_tiles(tiling: Tiling, *, tokens: int, tp: int) -> Iterator[str]:
-    """Yield one sentence for each tile that is larger than what it is cut from.
+    """Yield one sentence for each tile that is larger than the tokens it divides.
 
-    `tokens` are a rank's, which sequence parallelism divides by TP outside of attention and loss.
+    `tokens` are those of a rank, before sequence parallelism divides them by TP.
     """
     for part, there in (("loss", tokens), ("mlp", tokens // tp)):
         tile = getattr(tiling, f"{part}_tile")
@@ -186,24 +186,24 @@ def clamped_tiles(tiling: Tiling, *, tokens: int, tp: int) -> Iterator[str]:
 
 
 def broken_rope(rope: RopeScaling, *, documents: str) -> Iterator[str]:
-    """Yield one sentence where a rotation by length meets documents of other lengths."""
+    """Yield one sentence if the rotation depends on length and documents differ in length."""
     alike = rope.method == "longrope" and rope.short_factor == rope.long_factor
     if documents == "within" and rope.by_length and not alike:
         yield (
-            f"documents is within and rope {rope.method} goes by the tokens at hand: a short "
-            "document would turn as the whole sequence does, and alone as a short one; take "
-            "documents across, or ntk or yarn"
+            f"documents is within, but rope {rope.method} depends on the sequence length: a short "
+            "document would be rotated differently in a long sequence than alone; take documents "
+            "across, or ntk or yarn"
         )
 
 
 def unstretched(rope: RopeScaling, *, length: int) -> Iterator[str]:
-    """Yield one sentence where a rotation and the context that it is used at do not meet."""
+    """Yield one sentence if a rotation does not match the context that it is used at."""
     if rope.original_length is None or rope.reach is None:
         return
     if rope.original_length > length:
         yield (
             f"rope original_length is {rope.original_length:,} and the context {length:,} tokens; "
-            f"{rope.method} slows heads down for a context that is not reached"
+            f"{rope.method} lowers frequencies for a context that is not reached"
         )
     elif rope.reach < length:
         yield (
@@ -221,7 +221,7 @@ def broken_sharding(
     tiling: Tiling,
     head_chunked: bool,
 ) -> Iterator[str]:
-    """Yield one sentence for each law of sharding and the optimizer's offload that is broken."""
+    """Yield one sentence for each violated constraint of sharding and optimizer offload."""
     fsdp = sharding in ("gradients", "parameters")
     if fsdp and tiling.loss:
         yield (
@@ -240,7 +240,7 @@ def broken_sharding(
         )
     if fsdp and pp > 1:
         yield (
-            f"sharding {sharding} is Megatron FSDP's, which lays ranks out as DP x TP, and PP is "
+            f"sharding {sharding} uses Megatron FSDP, which lays ranks out as DP x TP, but PP is "
             f"{pp}; take PP 1, or sharding optimizer"
         )
     if not 0 <= optimizer_offload <= 1:
@@ -248,12 +248,12 @@ def broken_sharding(
     elif optimizer_offload and sharding != "optimizer":
         yield (
             f"optimizer_offload is {optimizer_offload:g} with sharding {sharding}; Megatron-Core "
-            "offloads shards of its distributed optimizer alone: take sharding optimizer"
+            "offloads only shards of its distributed optimizer: take sharding optimizer"
         )
     elif optimizer_offload and not precision_aware:
         yield (
             f"optimizer_offload is {optimizer_offload:g} without use_precision_aware_optimizer, "
-            "whose way of handing over gradients it takes; set that too"
+            "which it needs to receive gradients; set that too"
         )
 
 
@@ -273,9 +273,9 @@ def broken_fp8(
     layers: int,
     pp: int,
 ) -> Iterator[str]:
-    """Yield one sentence for each law of FP8 that is broken; the device's own are `fp8_refusal`.
+    """Yield one sentence for each violated constraint of FP8; `fp8_refusal` checks the device.
 
-    `ffn` and `qkv` are rows of a TP rank, `tokens` those that a rank has outside of attention.
+    `ffn` and `qkv` are rows per TP rank, `tokens` are those of a rank outside of attention.
     """
     if fp8.recipe == "none":
         return
@@ -283,12 +283,12 @@ def broken_fp8(
         yield f"fp8 {fp8.recipe} does not compute on cpu; leave fp8 out, or run on GPUs"
         return
     if not bf16:
-        yield f"fp8 {fp8.recipe} goes with precision bf16, which the rest of the model has"
+        yield f"fp8 {fp8.recipe} needs precision bf16 for the rest of the model"
     if not transformer_engine:
-        yield f"fp8 {fp8.recipe} is Transformer Engine's, and this model runs without it"
+        yield f"fp8 {fp8.recipe} needs Transformer Engine, and this model runs without it"
     if head_chunked:
         yield (
-            f"fp8 is {fp8.recipe} and head-chunked attention projects in the model's dtype; take "
+            f"fp8 is {fp8.recipe}, but head-chunked attention projects in the model's dtype; take "
             "ulysses, ring or hybrid"
         )
     per_stage = layers // pp
@@ -312,13 +312,13 @@ def broken_fp8(
     for name, size in sizes.items():
         if size % block:
             yield (
-                f"fp8 {fp8.recipe} takes multiples of {block}, and the {name} are {size:,}; "
+                f"fp8 {fp8.recipe} needs multiples of {block}, and the {name} are {size:,}; "
                 f"{max(1, size // block) * block:,} would do"
             )
 
 
 def _broken_delayed(fp8: Fp8, tiling: Tiling) -> Iterator[str]:
-    """Yield what cannot be where a step's largest values become the scales of later ones."""
+    """Yield one sentence for each violated constraint of delayed scaling."""
     if fp8.bf16_first or fp8.bf16_last:
         yield (
             f"fp8 delayed with bf16_first {fp8.bf16_first} and bf16_last {fp8.bf16_last}: its "
@@ -327,9 +327,9 @@ def _broken_delayed(fp8: Fp8, tiling: Tiling) -> Iterator[str]:
         )
     if tiling.mlp:
         yield (
-            "fp8 delayed with tiling mlp: Transformer Engine takes one call of a module a step, "
-            "and a tile would overwrite the largest value of the one before; take tensorwise, "
-            "blockwise or mxfp8"
+            "fp8 delayed with tiling mlp: Transformer Engine expects one call of a module per "
+            "step, and each tile would overwrite the largest value of the one before; take "
+            "tensorwise, blockwise or mxfp8"
         )
 
 
@@ -338,7 +338,7 @@ def fp8_refusal(
 ) -> str | None:
     """Return why a device of this compute capability cannot compute a recipe, or None.
 
-    The limits of Transformer Engine 2.9 (`pytorch/quantization.py`), `cuda` its torch's version.
+    Limits of Transformer Engine 2.9 (`pytorch/quantization.py`); `cuda` is the version torch has.
     """
     device = f"this device has compute capability {capability[0]}.{capability[1]}"
     with_cuda = f"{device} and CUDA {cuda[0]}.{cuda[1]}"
@@ -346,22 +346,22 @@ def fp8_refusal(
         return None
     if recipe == "mxfp8":
         if capability < (10, 0):
-            return f"fp8 mxfp8 takes 10.0 (Blackwell), and {device}; take tensorwise or blockwise"
+            return f"fp8 mxfp8 needs 10.0 (Blackwell), and {device}; take tensorwise or blockwise"
         if capability >= (12, 0):
-            return f"fp8 mxfp8 takes 10.x, and {device}; take tensorwise or blockwise"
+            return f"fp8 mxfp8 needs 10.x, and {device}; take tensorwise or blockwise"
     elif recipe == "blockwise":
         if capability < (9, 0) or cuda < (12, 9):
             return (
-                f"fp8 blockwise takes 9.0 (Hopper) and CUDA 12.9, and {with_cuda}; take tensorwise"
+                f"fp8 blockwise needs 9.0 (Hopper) and CUDA 12.9, and {with_cuda}; take tensorwise"
             )
     elif capability < (8, 9):
-        return f"fp8 {recipe} takes 8.9 (Ada), and {device}; leave fp8 out"
+        return f"fp8 {recipe} needs 8.9 (Ada), and {device}; leave fp8 out"
     elif capability < (9, 0) and cuda < (12, 1):
-        return f"fp8 {recipe} takes CUDA 12.1 on Ada, and {with_cuda}; leave fp8 out"
+        return f"fp8 {recipe} needs CUDA 12.1 on Ada, and {with_cuda}; leave fp8 out"
     return None
 
 
 def _divisors(*numbers: int) -> str:
-    """Return the common divisors of the numbers as words for a message."""
+    """Return the common divisors of the numbers as text for a message."""
     common = [d for d in range(1, min(numbers) + 1) if all(n % d == 0 for n in numbers)]
     return ", ".join(map(str, common[:-1])) + f" or {common[-1]}" if common[1:] else "1 only"

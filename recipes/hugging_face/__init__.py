@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models in from Hugging Face, and out to it."""
+"""Import models from Hugging Face, and export them to it."""

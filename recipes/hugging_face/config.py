@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.json: read into a model card, held to the weights, written for a new length; light.
+"""Read config.json into a model card, check it against the weights, write it for a new length.
 
-It is read as JSON, never by code that it names. Every field that changes what the model computes
-is either in the card or has the one value that our model computes with; any other value is refused
-by name, since a field that is passed over makes another model.
+It is read as JSON; code that it names is never run. Every field that changes what the model
+computes is either in the card or has the only value that our model supports. Any other value is
+refused by name, since ignoring a field would give a different model.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,13 +25,13 @@ OF_ROPE = (
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
     "max_position_embeddings", "original_max_position_embeddings", RECORD,
 )  # fmt: skip
-"""Fields of config.json that a rotation and a length decide."""
+"""Fields of config.json that depend on the rotation and the length."""
 
 MOST_LAYERS, LARGEST = 10_000, 2**24
-"""Of layers or experts, and of the sides of a matrix: no model has a hundredth of either."""
+"""Maximum of layers or experts, and of matrix dimensions: models have less than a hundredth."""
 
 _OTHER_LENGTHS = ("max_sequence_length", "max_seq_len", "n_positions", "seq_length")
-"""Fields that some configs have beside max_position_embeddings; vLLM serves the least of all."""
+"""Fields of some configs in addition to max_position_embeddings; vLLM serves the smallest."""
 
 ROTATION = ("native_context", "native_rope")
 """Fields of a card that training changes."""
@@ -41,26 +41,26 @@ _NOT_FACTS = ("name", "init_std", "config_class", "config_contexts", "hf_id", "s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unstated:
-    """What a family's config.json means where it leaves a field out, as in transformers 4.57."""
+    """Meaning of fields that a family's config.json leaves out, as in transformers 4.57."""
 
     norm_epsilon: str = "rms_norm_eps"
-    """The field's name, not a value: it must be stated."""
+    """Name of the field, not a default: it must be stated."""
     init_std: float = 0.02
     kv_heads: Literal["all heads", "must be stated"] = "must be stated"
     head_dim: Literal["hidden / heads", "must be stated"] = "hidden / heads"
     window: int | None = None
     window_switch: bool = False
-    """Whether `use_sliding_window` must be true for a window to be in use."""
+    """Whether a window is used only if `use_sliding_window` is true."""
     rotated: float = 1.0
     """`partial_rotary_factor`."""
     reads_scaling: bool = True
-    """Whether transformers turns heads by `rope_scaling`; its Nemotron passes over it."""
+    """Whether transformers applies `rope_scaling`; its Nemotron ignores it."""
     ffn: str = "intermediate_size"
-    """The field that has the width of an MLP, or of one expert."""
+    """Field with the width of the MLP, or of one expert."""
     experts: str = "num_local_experts"
-    """The field that has their number."""
+    """Field with the number of experts."""
     only: tuple[tuple[str, Any, Any], ...] = ()
-    """Fields of which ours has one value: the name, what it means unstated, and that value."""
+    """Fields with one supported value: name, meaning if not stated, and that value."""
 
 
 UNSTATED = {
@@ -92,10 +92,10 @@ UNSTATED = {
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json of a Hugging Face folder; raise ValueError where there is none."""
+    """Return config.json of a Hugging Face folder; raise ValueError if there is none."""
     file = folder / CONFIG
     if not file.exists():
-        raise ValueError(f"{folder} has no {CONFIG}; name a folder of Hugging Face's")
+        raise ValueError(f"{folder} has no {CONFIG}; name the folder of a Hugging Face model")
     content = read_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no JSON object; name the folder of a Hugging Face model")
@@ -105,8 +105,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> ModelCard:
     """Return the card of a model with this config.json.
 
-    Raises ValueError, by its name, for an architecture, a rotation or a value of a field that is
-    not known here.
+    Raises ValueError, with its name, for an unsupported architecture, rotation or field value.
     """
     family = _family(config)
     unstated = UNSTATED[family.name]
@@ -121,7 +120,7 @@ def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> M
         whole(config, "head_dim")
     rope = _rope(config, unstated)
     context = whole(config, "max_position_embeddings")
-    if rope.method in ("linear", "dynamic"):  # where the field is the length before extension
+    if rope.method in ("linear", "dynamic"):  # for these the field is the length before extension
         context = rope.reach or context
     return ModelCard(
         name=name,
@@ -158,7 +157,7 @@ def _family(config: Mapping[str, Any]) -> Family:
 
 
 def _refuse(config: Mapping[str, Any], family: Family) -> None:
-    """Raise ValueError for a field whose value our model does not compute with."""
+    """Raise ValueError for a field value that our model does not support."""
     only = {
         "hidden_act": family.activation,
         "attention_bias": False,
@@ -168,7 +167,7 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
     }
     why = {
         "quantization_config": "; dequantize it to bfloat16 first",
-        "auto_map": "; code that a repository brings is not run here",
+        "auto_map": "; code from a repository is not run here",
     }
     for key, value in only.items():
         if key in config and config[key] != value:
@@ -203,7 +202,7 @@ def _refuse_scaling(config: Mapping[str, Any], family: Family) -> None:
     if method != "default" and not UNSTATED[family.name].reads_scaling:
         raise ValueError(
             f"{CONFIG} has rope_scaling {method}, which {family.architecture} of transformers "
-            "passes over, so it would compute something else; a model of this family is stretched "
+            "ignores, so it would compute something else; a model of this family is stretched "
             "by its base alone (default or ntk)"
         )
 
@@ -217,7 +216,7 @@ def _rope(config: Mapping[str, Any], unstated: Unstated) -> RopeScaling:
         if factors is not None and len(factors) != pairs:
             raise ValueError(
                 f"{CONFIG} has {len(factors)} numbers in {name}, and {pairs} pairs of dimensions "
-                "turn; it takes one for each"
+                "are rotated; it takes one for each"
             )
     return rope
 
@@ -226,12 +225,12 @@ def _refuse_part(rope: RopeScaling, unstated: Unstated) -> None:
     if rope.partial_rotary_factor != 1 and unstated.rotated == 1:
         raise ValueError(
             f"partial_rotary_factor is {rope.partial_rotary_factor}, and the family's model in "
-            "transformers turns whole heads; of these families Nemotron turns a part"
+            "transformers rotates whole heads; of these families only Nemotron rotates a part"
         )
 
 
 def require_weights(card: ModelCard, stored: Mapping[str, Stored]) -> None:
-    """Raise ValueError unless the tensors are those of the card, in its shapes."""
+    """Raise ValueError unless the tensors have the names and shapes of the card."""
     wanted = {
         name: (shape, piece.megatron)
         for piece in pieces(card)
@@ -246,14 +245,14 @@ def require_weights(card: ModelCard, stored: Mapping[str, Stored]) -> None:
     unknown = [name for name in stored if name not in wanted and not _redundant(name, card)]
     if unknown:
         raise ValueError(
-            f"the weights have {len(unknown)} tensors that a {card.family} model here has not, "
-            f"{unknown[0]} the first; they would be lost"
+            f"the weights have {len(unknown)} tensors that a {card.family} model here does not "
+            f"have, {unknown[0]} the first; they would be lost"
         )
     firsts: dict[str, str] = {}
     for name, (shape, megatron) in wanted.items():
         if stored[name].shape != shape:
             raise ValueError(f"{name} is {stored[name].shape}; by {CONFIG} it would be {shape}")
-        first = firsts.setdefault(megatron, name)  # of all layers and experts
+        first = firsts.setdefault(megatron, name)  # over all layers and experts
         if stored[name].dtype != stored[first].dtype:
             raise ValueError(
                 f"{name} is {stored[name].dtype} and {first} {stored[first].dtype}; Megatron has "
@@ -262,16 +261,16 @@ def require_weights(card: ModelCard, stored: Mapping[str, Stored]) -> None:
 
 
 def _redundant(name: str, card: ModelCard) -> bool:
-    """Whether a tensor says nothing: a tied LM head, or the frequencies that old files keep."""
+    """Return whether a tensor is redundant: a tied LM head, or the frequencies in old files."""
     tied = card.tied_embeddings and name == "lm_head.weight"
     return tied or name.endswith(".rotary_emb.inv_freq")
 
 
 def require_same(card: ModelCard, other: ModelCard, what: str, but: Collection[str] = ()) -> None:
-    """Raise ValueError naming each fact in which a model differs from the card.
+    """Raise ValueError with each fact in which a model differs from the card.
 
-    Names, sources and the width of initial weights are no facts of it, nor are those in `but`. A
-    native context is the card's own, or what its published config.json says instead.
+    Names, sources, the width of initial weights and the facts in `but` are not compared. A native
+    context may be the card's own or another value of its published config.json.
     """
     if other.native_context in card.config_contexts:
         but = (*but, "native_context")
@@ -292,11 +291,11 @@ def _said(fact: Any) -> str:
 def exported_config(
     base: Mapping[str, Any] | None, card: ModelCard, rope: RopeScaling, length: int, dtype: str
 ) -> dict[str, Any]:
-    """Return config.json for the card's model, turned by `rope`, to be used up to `length` tokens.
+    """Return config.json of the card's model with rotation `rope` for up to `length` tokens.
 
-    `base` is the config.json that it came with, whose other fields are kept; None for a model that
-    has none. `dtype` is torch's word for that of the weights. Raises ValueError for a rotation that
-    the family's model in transformers does not read.
+    `base` is the original config.json, whose other fields are kept, or None. `dtype` is torch's
+    name for that of the weights. Raises ValueError for a rotation that the family's model in
+    transformers does not support.
     """
     config = dict(_made(card) if base is None else base)
     for key in (*OF_ROPE, *_OTHER_LENGTHS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields of config.json by their kind: one sentence for a value of another; light."""
+"""Read fields of config.json by type, with an error message for a wrong type."""
 
 import math
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def numbers(content: Mapping[str, Any], key: str) -> list[float]:
 
 
 def mapping(content: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a JSON object, empty where the field is null or left out."""
+    """Return a JSON object, empty if the field is null or left out."""
     value = content.get(key)
     if value is None:
         return {}
@@ -47,7 +47,7 @@ def mapping(content: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def words(content: Mapping[str, Any], key: str) -> list[str]:
-    """Return a list of words, empty where the field is null or left out."""
+    """Return a list of strings, empty if the field is null or left out."""
     value = content.get(key) or []
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise ValueError(f"{CONFIG} has {key} {value!r}; it is a list of words")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a `Piece` from one side to the other; nothing is computed, so every bit stays."""
+"""Convert the tensors of a `Piece` in both directions by copying, so every bit is preserved."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ from recipes.hugging_face.weight_map import Piece
 from recipes.spec.model_card import ModelCard
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""Of safetensors' words."""
+"""Torch dtypes by their names in safetensors."""
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
 
 
 def to_megatron(piece: Piece, tensors: Sequence[Tensor], card: ModelCard) -> Tensor:
-    """Return Megatron's part made of Hugging Face's tensors, in their order in the piece."""
+    """Return Megatron's part from Hugging Face's tensors, in their order in the piece."""
     if piece.kind == "qkv":
         rest = tensors[0].shape[1:]
         groups = [t.view(card.kv_heads, -1, card.head_dim, *rest) for t in tensors]
@@ -24,7 +24,7 @@ def to_megatron(piece: Piece, tensors: Sequence[Tensor], card: ModelCard) -> Ten
 
 
 def to_hugging_face(piece: Piece, part: Tensor, card: ModelCard) -> list[Tensor]:
-    """Return Hugging Face's tensors, contiguous, of Megatron's part with or without padding."""
+    """Return Hugging Face's tensors, contiguous, from Megatron's part, padded or not."""
     if piece.kind == "qkv":
         queries = card.heads // card.kv_heads
         groups = part.view(card.kv_heads, queries + 2, card.head_dim, *part.shape[1:])
@@ -35,5 +35,5 @@ def to_hugging_face(piece: Piece, part: Tensor, card: ModelCard) -> list[Tensor]
 
 
 def content(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor, not copied."""
+    """Return the bytes of a contiguous tensor without a copy."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data

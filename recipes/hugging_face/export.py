@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint of ours becomes a Hugging Face folder that transformers and vLLM load as it is.
+"""Export a checkpoint to a Hugging Face folder that transformers and vLLM load unchanged.
 
     DIR/config.json                 the model at its new length and rotation
-    DIR/generation_config.json      as it came; for a model from scratch its special tokens
-    DIR/tokenizer*                  as they came, model_max_length raised
+    DIR/generation_config.json      the original; for a model from scratch its special tokens
+    DIR/tokenizer*                  the original, model_max_length raised
     DIR/model*.safetensors          the weights, in files of bounded size, and their index
 
-A layer is read at a time (of experts, one expert at a time), from a checkpoint written under any
-layout, and written at once: no model is built, and the memory taken is that of a layer, or of the
-embedding where that is larger. Bits and dtype are those of the checkpoint unless another dtype is
-asked for. What is read are the weights that the model computed with (in a bf16 run those in bf16,
-not the optimizer's fp32 copies).
+One layer at a time (one expert at a time) is read, from a checkpoint written under any layout, and
+written: no model is built, and memory is that of a layer, or of the embedding if it is larger. Bits
+and dtype are those of the checkpoint unless another dtype is requested. The exported weights are
+those that the model computed with (in a bf16 run the bf16 weights, not the optimizer's fp32
+copies).
 """
 
 import warnings
@@ -52,12 +52,12 @@ def export(
     max_shard_gib: float = 5.0,
     verify: bool = True,
 ) -> None:
-    """Write a Hugging Face folder that does not exist; it appears whole or not at all.
+    """Write a new Hugging Face folder atomically.
 
-    `dtype` is that of all weights, None for the checkpoint's own. With `verify` the files of the
-    checkpoint are compared with what was saved. Raises ValueError where one is damaged, where the
-    checkpoint's tensors are not those of the model that it is said to be, where the tokenizer is
-    another than it was trained with, and where a weight is beyond the range of `dtype`.
+    `dtype` is that of all weights, None for the checkpoint's own. With `verify` the checksums of
+    the checkpoint's files are verified. Raises ValueError if one is damaged, if the tensors are not
+    those of the recipe's model, if the tokenizer is not the one it was trained with, and if a
+    weight is beyond the range of `dtype`.
     """
     weights = source.checkpoint / "weights"
     if verify and source.like is not None and source.like.name == HUGGING_FACE:
@@ -65,11 +65,11 @@ def export(
     if source.like is not None and fingerprint(source.like) != source.tokenizer:
         raise ValueError(
             f"{source.checkpoint} was trained with another tokenizer than that of {source.like}; "
-            "name a Hugging Face folder that has its own with --like"
+            "name a Hugging Face folder with its tokenizer by --like"
         )
     reading = verified(source.checkpoint, verify=verify)
     with appearing(to) as part, one_rank(), reading, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # Megatron's, of how it calls torch
+        warnings.simplefilter("ignore", FutureWarning)  # from Megatron's calls of torch
         stored = _stored(weights)
         require_pieces(source, stored)
         of_weights = dtype or stored[f"{PREFIX}embedding.word_embeddings.weight"].dtype
@@ -78,13 +78,13 @@ def export(
 
 
 def export_stage(source: str, to: str, verify: bool = True) -> None:
-    """Export a trained stage's folder, as a job does; an export that is there already stays."""
+    """Export the folder of a trained stage in a job; an existing export is kept."""
     if not Path(to).exists():
         export(trained(Path(source)), Path(to), verify=verify)
 
 
 def require_pieces(source: Trained, stored: Described) -> None:
-    """Raise ValueError unless the checkpoint has the card's tensors, and no other of a model."""
+    """Raise ValueError unless the checkpoint has exactly the card's model tensors."""
     wanted = {piece.megatron: piece for piece in pieces(source.card)}
     ours = {name for name in stored if name.startswith(PREFIX)}
     where = source.checkpoint
@@ -92,8 +92,8 @@ def require_pieces(source: Trained, stored: Described) -> None:
         raise ValueError(f"{where} has no {missing[0]}, which a {source.card.family} model has")
     if unknown := sorted(ours - wanted.keys()):
         raise ValueError(
-            f"{where} has {unknown[0]}, which a {source.card.family} model in Hugging Face's words "
-            "has not; it would be lost"
+            f"{where} has {unknown[0]}, which a {source.card.family} model of Hugging Face does "
+            "not have; it would be lost"
         )
     for name, piece in wanted.items():
         shape, expected = stored[name].global_shape, (*piece.of, *piece.shape)
@@ -117,7 +117,7 @@ def _write_side_files(source: Trained, part: Path, dtype: torch.dtype) -> None:
 
 
 def _store_tokenizer(source: Trained) -> Path:
-    """Return the tokenizer of the store that a model from scratch was trained on."""
+    """Return the tokenizer folder of the store that a model from scratch was trained on."""
     assert source.store is not None, "an import has its own"
     manifest = Manifest.load(source.store)
     require_tokenizer(manifest, source.tokenizer)
@@ -151,7 +151,7 @@ def _write_weights(
 
 
 def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor in another dtype; raise ValueError where that makes a number infinite."""
+    """Return a tensor in another dtype; raise ValueError if a number becomes infinite."""
     cast = tensor.to(dtype)
     if dtype != tensor.dtype and (lost := cast.isinf() & tensor.isfinite()).any():
         raise ValueError(
@@ -162,7 +162,7 @@ def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _read(weights: Path, together: list[Piece], stored: Described) -> dict[str, Tensor]:
-    """Return the parts of these pieces, each with the padding that it has."""
+    """Return the parts of these pieces, with their padding."""
     wanted = {}
     for piece in together:
         whole, axes = stored[piece.megatron], range(len(piece.at))
@@ -175,7 +175,7 @@ def _read(weights: Path, together: list[Piece], stored: Described) -> dict[str, 
     loaded = dist_checkpointing.load(
         dict(wanted),
         str(weights),
-        validate_access_integrity=False,  # a part of the tensors is asked for, on purpose
+        validate_access_integrity=False,  # only some of the tensors are read
     )
     return {piece.megatron: loaded[piece.megatron].view(-1, *piece.shape[1:]) for piece in together}
 
@@ -184,7 +184,7 @@ def _stored(weights: Path) -> Described:
     """Return the tensors of a checkpoint by name, without their data."""
     if not dist_checkpointing.check_is_distributed_checkpoint(str(weights)):
         raise ValueError(
-            f"{weights} is not in Megatron's format torch_dist (a stage under Megatron-FSDP writes "
+            f"{weights} is not in Megatron's format torch_dist (a stage under Megatron FSDP writes "
             "fsdp_dtensor); train its last steps without FSDP and export that"
         )
     described: Described = dist_checkpointing.load_tensors_metadata(str(weights))

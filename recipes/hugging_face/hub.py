@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model by its name on the Hugging Face hub becomes a local folder; what it needs alone."""
+"""Download the required files of a model from the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ _WEIGHTS = (INDEX, "model*.safetensors")
 
 
 def local_folder(name: str, revision: str | None, *, weights: bool) -> Path:
-    """Return the folder of this path, or of this name on the hub once it is downloaded.
+    """Return the folder of this path, or download the model of this name on the hub.
 
-    Without `weights` only the small files come, enough to refuse a model by. Raises ValueError for
-    what is neither, and where the hub does not give it.
+    Without `weights` only the small files are downloaded, which is enough to refuse a model. Raises
+    ValueError if it is neither, and if the download fails.
     """
     if revision is not None and Path(name).is_dir():
-        raise ValueError(f"--revision {revision} is of a name on the hub; {name} is a folder")
+        raise ValueError(f"--revision {revision} is only for names on the hub; {name} is a folder")
     return hub.local_folder(name, (*SIDE_FILES, *(_WEIGHTS if weights else ())), revision)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face checkpoint becomes a checkpoint of ours that a stage starts from.
+"""Import a Hugging Face checkpoint as a checkpoint that a stage can start from.
 
     FOLDER/weights/         Megatron's distributed checkpoint, in NeMo's names
-    FOLDER/hugging_face/    config.json, generation_config.json and tokenizer files as they came
-    FOLDER/longhaul.json    the marker that makes it whole, as of a finished stage of no steps
+    FOLDER/hugging_face/    the original config.json, generation_config.json and tokenizer files
+    FOLDER/longhaul.json    the marker of completeness, as of a finished stage of 0 steps
 
-No bit of a weight changes, nor its dtype. The checkpoint is written by
-`recipes.checkpoints.streamed_weights` through a planner that reads a tensor when its turn comes to
-be written: the memory taken is that of the largest one. Reading and converting are in
-`recipes.hugging_face.weight_map` and `weights`; what is refused is refused by
-`recipes.hugging_face.config` and `shards` before this module is imported.
+Bits and dtype of weights do not change. The checkpoint is written by
+`recipes.checkpoints.streamed_weights` through a planner that reads each tensor when it is written,
+so memory is that of the largest one. `recipes.hugging_face.weight_map` and `convert` read and
+convert; `recipes.hugging_face.config` and `safetensors_files` refuse unsupported models before this
+module is imported.
 """
 
 import io
@@ -52,16 +52,15 @@ from recipes.spec.model_card import ModelCard
 def write_checkpoint(
     folder: Path, source: Path, card: ModelCard, stored: Mapping[str, Stored]
 ) -> None:
-    """Write the checkpoint of a model into a folder that does not exist.
+    """Write the checkpoint of a model atomically into a new folder.
 
-    `stored` are the tensors of `source`, checked by `recipes.hugging_face.config`. It appears
-    whole or not at all. Raises ValueError where the tokenizer of `source` is none that documents
-    can be tokenized with.
+    `stored` are the tensors of `source`, checked by `recipes.hugging_face.config`. Raises
+    ValueError if `source` has no usable tokenizer.
     """
     if not any(next(source.glob(pattern), None) for pattern in TOKENIZER_FILES):
         raise ValueError(
             f"{source} has no tokenizer: no tokenizer.json, tokenizer.model or vocab.json is "
-            "there; put the files of the model's tokenizer beside its weights"
+            "there; put the files of the model's tokenizer next to its weights"
         )
     with appearing(folder) as part:
         copy_side_files(source, part / HUGGING_FACE)
@@ -78,16 +77,16 @@ def write_checkpoint(
 
 
 def fingerprint(source: Path) -> str:
-    """Return the fingerprint that a store made with this tokenizer has: of what is saved again.
+    """Return the fingerprint of a store made with this tokenizer, computed from its saved form.
 
-    Raises ValueError where `source` has none that documents can be tokenized with.
+    Raises ValueError if `source` has no usable tokenizer.
     """
     with tempfile.TemporaryDirectory() as scratch:
         return tokenizer.load(str(source)).save(Path(scratch) / "tokenizer")
 
 
 class _Streamed(SavePlanner):
-    """Plans one chunk for each piece, and makes it when it is written."""
+    """Plan one chunk per piece, and convert it when it is written."""
 
     def __init__(self, card: ModelCard, stored: Mapping[str, Stored]) -> None:
         self._card = card
@@ -98,10 +97,10 @@ class _Streamed(SavePlanner):
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Keep nothing: there is no state dict."""
+        """Do nothing: there is no state dict."""
 
     def create_local_plan(self) -> SavePlan:
-        """Return a chunk a piece, and an empty state for each module that asks for one."""
+        """Return one chunk per piece, and an empty state for each module that needs one."""
         items = [self._item(piece) for piece in weight_map.pieces(self._card)]
         items += [
             WriteItem(index=MetadataIndex(key), type=WriteItemType.BYTE_IO)
@@ -126,15 +125,15 @@ class _Streamed(SavePlanner):
         )
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the plan of this one process, and what the checkpoint says of its tensors."""
+        """Return the plan of this single process, and the metadata of its tensors."""
         return create_default_global_save_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the plan as it is."""
+        """Return the plan unchanged."""
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return one chunk, read and converted now."""
+        """Read, convert and return one chunk."""
         if write_item.type == WriteItemType.BYTE_IO:
             empty = io.BytesIO()
             torch.save([None], empty)  # a list of one, as Megatron saves its sharded objects

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rotation in the words of Hugging Face's config.json, and back; light.
+"""Convert a rotation to the fields of Hugging Face's config.json, and back.
 
-`rope_fields` writes what transformers and the serving engines compute from, so that all of them
-turn heads as the training did. Where one method has no word of its own there, it is written as
-another that gives the same frequencies:
+`rope_fields` writes the fields that transformers and the serving engines use, so that all of them
+rotate heads as in training. A method that they do not have is written as another with the same
+frequencies:
 
-* `ntk` is plain RoPE at the base it comes to, and written so;
+* `ntk` is plain RoPE with the resulting base;
 * `ntk_by_parts` is `yarn` with its attention factor at 1;
-* what stretches another rotation (`RopeScaling.before`) is `longrope` with the same divisors for
+* a rotation that stretches another (`RopeScaling.before`) is `longrope` with the same divisors for
   short and long sequences.
 
-The temperature is always written, never left to a default. Beside them stands the whole
-description under `RECORD`, which `rope_of` takes where it still says what the other fields say, so
-that a rotation comes back as it went.
+The temperature is always written, never left to a default. The full description is also stored
+under `RECORD`. `rope_of` uses it if it agrees with the other fields, so that a rotation survives a
+round trip.
 """
 
 import json
@@ -24,10 +24,10 @@ from custom_modules.rope.config import RopeScaling
 from recipes.hugging_face.config_fields import mapping, number, numbers, whole
 
 RECORD = "longhaul_rope"
-"""Our own key of config.json; others pass over it."""
+"""Our own key in config.json; other libraries ignore it."""
 
 BASE_WHERE_UNSTATED = {"mixtral": 1_000_000.0}
-"""The default of the config class in transformers, where it is not 10,000."""
+"""Default of the config class in transformers, if not 10,000."""
 
 _COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _KEYS = {
@@ -51,9 +51,8 @@ _KEYS = {
 def rope_of(config: Mapping[str, Any], rotated: float = 1.0) -> RopeScaling:
     """Return the rotation of a model with this config.json.
 
-    `rotated` is the family's `partial_rotary_factor` where the config states none. Raises
-    ValueError, naming it, for a rotation or a parameter of one that is not known here, and for two
-    fields that disagree.
+    `rotated` is the family's `partial_rotary_factor` if the config states none. Raises ValueError,
+    with its name, for an unknown rotation or parameter, and for two fields that disagree.
     """
     found = _stated(config, rotated)
     record = mapping(config, RECORD)
@@ -69,17 +68,17 @@ def rope_of(config: Mapping[str, Any], rotated: float = 1.0) -> RopeScaling:
 
 
 def head_dim_of(config: Mapping[str, Any]) -> int:
-    """Return the dimensions of a head; raise ValueError where the config does not say."""
+    """Return the head size; raise ValueError if the config does not state it."""
     if config.get("head_dim") is not None:
         return whole(config, "head_dim")
     return whole(config, "hidden_size") // whole(config, "num_attention_heads")
 
 
 def _stated(config: Mapping[str, Any], rotated: float) -> RopeScaling:
-    """Return what the fields that others read say, by the rules of transformers."""
+    """Return the rotation of the standard fields, by the rules of transformers."""
     scaling = _scaling_of(config)
     method = str(scaling.get("rope_type", scaling.get("type", "default")))
-    method = "longrope" if method == "su" else method  # its first name
+    method = "longrope" if method == "su" else method  # its former name
     if method not in _KEYS:
         raise ValueError(
             f"rope_scaling of config.json has rope_type {method!r}, which is not known here; "
@@ -115,14 +114,14 @@ def _stated(config: Mapping[str, Any], rotated: float) -> RopeScaling:
         }
         given["truncate"] = bool(scaling.get("truncate", True))
         for key in ("mscale", "mscale_all_dim"):
-            given[key] = number(scaling, key) if scaling.get(key) else None  # 0 is unset there
+            given[key] = number(scaling, key) if scaling.get(key) else None  # 0 means not set
     if scaling.get("attention_factor") is not None:
         given["attention_factor"] = number(scaling, "attention_factor")
     return RopeScaling(**given)
 
 
 def _scaling_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `rope_scaling`, or what transformers 5 writes in its place."""
+    """Return `rope_scaling`, or the field that replaces it in transformers 5."""
     old, new = mapping(config, "rope_scaling"), mapping(config, "rope_parameters")
     differing = [key for key in old if old and new and old[key] != new.get(key)]
     if differing:
@@ -134,11 +133,11 @@ def _scaling_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _once(scaling: Mapping[str, Any], config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return where a field stands, in rope_scaling or beside it, where both say the same."""
+    """Return the mapping with a field: rope_scaling or the config; both must agree."""
     inside, beside = scaling.get(key), config.get(key)
     if inside is not None and beside is not None and inside != beside:
         raise ValueError(
-            f"config.json has {key} {beside!r} and in rope_scaling {inside!r}; set both alike"
+            f"config.json has {key} {beside!r} and in rope_scaling {inside!r}; they must be equal"
         )
     return config if inside is None else scaling
 
@@ -152,7 +151,7 @@ def _having(scaling: Mapping[str, Any], key: str, method: str) -> Mapping[str, A
 
 
 def _original(scaling: Mapping[str, Any], config: Mapping[str, Any], method: str) -> int:
-    """Return the context before extension, from where transformers takes it for this method."""
+    """Return the context before extension, from the field that transformers uses."""
     key, longest = "original_max_position_embeddings", "max_position_embeddings"
     stated = _once(scaling, config, key)
     if stated.get(key) is None or method == "dynamic":
@@ -162,7 +161,7 @@ def _original(scaling: Mapping[str, Any], config: Mapping[str, Any], method: str
         if method == "dynamic" and stated.get(key) not in (None, found):
             raise ValueError(
                 f"config.json has {key} {stated[key]!r} and transformers computes rope_type "
-                f"dynamic from {longest} {found:,}; set both alike"
+                f"dynamic from {longest} {found:,}; they must be equal"
             )
         return found
     return whole(stated, key)
@@ -171,24 +170,23 @@ def _original(scaling: Mapping[str, Any], config: Mapping[str, Any], method: str
 def _factor(scaling: Mapping[str, Any], config: Mapping[str, Any], method: str) -> float:
     key = "original_max_position_embeddings"
     if method == "longrope" and config.get(key) is not None:
-        # transformers takes the ratio, whatever factor says
+        # transformers uses the ratio and ignores factor
         return whole(config, "max_position_embeddings") / whole(config, key)
     return number(_having(scaling, "factor", method), "factor")
 
 
 def _whole(base: float) -> float:
-    """Return a base as cards write it: 500000.0 and 500000 are one rotation."""
+    """Return a base as cards write it: 500000.0 and 500000 are the same rotation."""
     return int(base) if base.is_integer() else base
 
 
 def rope_fields(
     rope: RopeScaling, *, head_dim: int, length: int, rotated: float = 1.0
 ) -> dict[str, Any]:
-    """Return the fields of config.json for a model of this rotation used up to `length` tokens.
+    """Return the fields of config.json for a model with this rotation up to `length` tokens.
 
-    None is a field to be left null. `rotated` is what the family takes for a
-    `partial_rotary_factor` that is not stated. Raises ValueError for interleaved pairs, which no
-    family's Hugging Face model has.
+    A value of None means null. `rotated` is the family's default of `partial_rotary_factor`.
+    Raises ValueError for interleaved pairs, which no family's Hugging Face model supports.
     """
     if rope.interleaved:
         raise ValueError(
@@ -229,7 +227,7 @@ def _scaling(rope: RopeScaling, head_dim: int) -> dict[str, Any] | None:
         case "linear":
             return {"rope_type": "linear", "factor": float(rope.factor)}
         case "dynamic":
-            # Without the original length, where SGLang would not multiply by the factor.
+            # Without the original length, with which SGLang would not multiply by the factor.
             return {"rope_type": "dynamic", "factor": float(rope.factor)}
         case "llama3":
             return {
@@ -258,14 +256,16 @@ def _scaling(rope: RopeScaling, head_dim: int) -> dict[str, Any] | None:
     }
     paper = 0.1 * math.log(rope.factor) + 1
     if rope.temperature != paper:
-        scaling["attn_factor"] = rope.temperature / paper  # of engines that multiply the paper's
+        scaling["attn_factor"] = (
+            rope.temperature / paper
+        )  # for engines that multiply the paper's by it
     if not rope.truncate:
         scaling["truncate"] = False
     return scaling
 
 
 def _temperature_of_longrope(temperature: float) -> dict[str, float]:
-    """Return it under the key of transformers, and under those of vLLM and SGLang."""
+    """Return the temperature under the keys of transformers, vLLM and SGLang."""
     return {
         "attention_factor": temperature,
         "short_mscale": temperature,
@@ -274,8 +274,8 @@ def _temperature_of_longrope(temperature: float) -> dict[str, float]:
 
 
 def _divided(rope: RopeScaling, head_dim: int) -> dict[str, Any]:
-    """Return a rotation that stretches another as divisors of plain RoPE's frequencies."""
-    from custom_modules.rope.rotary import inverse_frequencies  # brings torch
+    """Return the fields of a rotation that stretches another, as divisors of plain RoPE."""
+    from custom_modules.rope.rotary import inverse_frequencies  # imports torch
 
     frequencies, temperature = inverse_frequencies(rope, head_dim)
     plain, _ = inverse_frequencies(

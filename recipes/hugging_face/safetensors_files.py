@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a Hugging Face folder as files: which tensor lies where, in what shape; light.
+"""Read the headers of a Hugging Face folder's safetensors files, and write such files.
 
 A safetensors file is eight bytes with the length of its header, the header (JSON: dtype, shape and
-the bytes' place of every tensor), then the bytes. So a folder is checked by its headers alone, and
-a file is written a tensor at a time: `safetensors.torch.save_file` would hold a whole file, twice.
+byte range of every tensor), then the bytes. So a folder can be checked from its headers only, and a
+file is written one tensor at a time: `safetensors.torch.save_file` would hold a whole file, twice.
 """
 
 import json
@@ -19,7 +19,7 @@ from recipes.spec.units import GiB
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-"""Dtypes that weights have here, in the words of safetensors, and the bytes of a number."""
+"""Supported dtypes of weights by their names in safetensors, and bytes per number."""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
@@ -27,7 +27,7 @@ _LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """Where a tensor lies and what it is."""
+    """File, dtype and shape of a tensor."""
 
     file: Path
     dtype: str
@@ -38,7 +38,7 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     """Return every tensor of the folder's safetensors by name.
 
     Raises ValueError for a folder of pickles, for one without weights or with two sets of them, for
-    shards that are missing, cut off or not as the index says, and for a dtype that is not in
+    shards that are missing, truncated or different from the index, and for a dtype that is not in
     `BYTES`.
     """
     where = _places(folder)
@@ -52,18 +52,20 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
                 )
             if name in tensors or where.get(name, file.name) != file.name:
                 other = tensors[name].file.name if name in tensors else where[name]
-                raise ValueError(f"{name} lies in {file}, and in {other} by {INDEX} or once more")
+                raise ValueError(
+                    f"{name} is in {file} and also in {other}, by that file or by {INDEX}"
+                )
             tensors[name] = Stored(file=file, dtype=dtype, shape=shape)
     if absent := sorted(where.keys() - tensors.keys()):
         raise ValueError(
-            f"{folder / where[absent[0]]} has no {absent[0]}, which {INDEX} says lies there; "
+            f"{folder / where[absent[0]]} has no {absent[0]}, which it should have by {INDEX}; "
             "download both again"
         )
     return tensors
 
 
 def _places(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor by the index; nothing where all are in one file."""
+    """Return the file of each tensor by the index; empty if all are in one file."""
     index = folder / INDEX
     if not index.is_file():
         if (folder / WHOLE).is_file():
@@ -71,15 +73,17 @@ def _places(folder: Path) -> dict[str, str]:
         raise ValueError(_no_weights(folder))
     if (folder / WHOLE).is_file():
         raise ValueError(
-            f"{folder} has both {WHOLE} and {INDEX}, and transformers would read the first alone; "
-            "remove the one that is not meant"
+            f"{folder} has both {WHOLE} and {INDEX}, and transformers would read only the first; "
+            "remove the wrong one"
         )
     try:
         where = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{index} is no index of shards ({error!r})") from error
+        raise ValueError(f"{index} is not an index of shards ({error!r})") from error
     if not where or not all(isinstance(name, str) for name in where.values()):
-        raise ValueError(f"{index} is no index of shards: its weight_map names no file, or no word")
+        raise ValueError(
+            f"{index} is not an index of shards: its weight_map is not a map to file names"
+        )
     names = sorted(set(where.values()))
     outside = [name for name in names if Path(name).name != name]
     if outside:
@@ -99,34 +103,36 @@ def _no_weights(folder: Path) -> str:
         return f"{folder} has neither {WHOLE} nor {INDEX}; name a folder with safetensors weights"
     return (
         f"{folder} holds its weights as a pickle ({pickles[0].name}), which runs code as it loads; "
-        'convert it where you trust it: python -c "import transformers as t; m = '
+        'if you trust it, convert it: python -c "import transformers as t; m = '
         "t.AutoModelForCausalLM.from_pretrained('FOLDER', torch_dtype='auto'); "
         "m.save_pretrained('NEW', safe_serialization=True)\", and copy the tokenizer's files"
     )
 
 
 def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return dtype and shape of each tensor of one file, whose bytes must be as it says."""
+    """Return dtype and shape of each tensor of one file, whose size must match its header."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if not 2 <= length <= min(_LARGEST_HEADER, size):
-                raise ValueError("it is no safetensors file")
+                raise ValueError("it is not a safetensors file")
             header = json.loads(stream.read(length))
         if not isinstance(header, dict) or not _is_metadata(header.pop("__metadata__", {})):
-            raise ValueError("it is no object of tensors and words")
+            raise ValueError("it is not an object of tensors and strings")
         entries = {name: _entry(name, entry) for name, entry in header.items()}
     except (OSError, ValueError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{file} is no safetensors file, or its header cannot be read ({reason}); download it "
-            "again"
+            f"{file} is not a safetensors file, or its header cannot be read ({reason}); download "
+            "it again"
         ) from error
     end = 0
     for name, (_, _, start, after) in sorted(entries.items(), key=lambda entry: entry[1][2:]):
         if start != end:
-            raise ValueError(f"{file} has {name} from byte {start:,}, where {end:,} would be next")
+            raise ValueError(
+                f"{file} has {name} from byte {start:,}, but the previous ends at {end:,}"
+            )
         end = after
     whole = 8 + length + end
     if size != whole:
@@ -155,20 +161,20 @@ def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _is_sizes(content: Any, count: int | None = None) -> bool:
-    """Whether this is a list of whole numbers from 0 up, as many as `count` where it is given."""
+    """Return whether this is a list of whole numbers from 0 up, `count` of them if given."""
     numbers = isinstance(content, list) and all(type(n) is int and n >= 0 for n in content)
     return numbers and (count is None or len(content) == count)
 
 
 class Shards:
-    """Writes tensors, in the order planned, into safetensors files of bounded size and an index."""
+    """Write tensors, in the planned order, into safetensors files of bounded size and an index."""
 
     def __init__(
         self, folder: Path, planned: Mapping[str, tuple[str, tuple[int, ...]]], max_gib: float
     ) -> None:
-        """Take dtype and shape of each tensor by name; a tensor above `max_gib` has its own file.
+        """Plan tensors by name with dtype and shape; a tensor above `max_gib` has its own file.
 
-        Raises ValueError where `max_gib` is not positive or not finite.
+        Raises ValueError if `max_gib` is not positive and finite.
         """
         if not (max_gib > 0 and math.isfinite(max_gib * GiB)):
             raise ValueError(f"max_shard_gib is {max_gib:g}; it must be above 0 and finite")
@@ -181,7 +187,7 @@ class Shards:
     def write(self, name: str, content: memoryview) -> None:
         """Append the bytes of the next tensor.
 
-        Raises ValueError for one out of turn or of another size than planned.
+        Raises ValueError for one out of order or of another size than planned.
         """
         expected = self._left.pop(0) if self._left else None
         size = _bytes(*self._planned[name]) if name == expected else None
@@ -198,7 +204,7 @@ class Shards:
             self._close(number)
 
     def finish(self) -> None:
-        """Write the index where there are several files; raise ValueError for a tensor left out."""
+        """Write the index if there are several files; raise ValueError if a tensor is missing."""
         if self._left:
             raise ValueError(f"{len(self._left)} tensors were not written, {self._left[0]} first")
         if len(self._files) == 1:
@@ -223,8 +229,8 @@ class Shards:
 
 
 def header(described: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
-    """Return what precedes the bytes of these tensors in a file, padded as the format asks."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+    """Return the bytes before the data of these tensors in a file, with the format's padding."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     start = 0
     for name, (dtype, shape) in described.items():
         end = start + _bytes(dtype, shape)
@@ -240,7 +246,7 @@ def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _split(planned: Mapping[str, tuple[str, tuple[int, ...]]], most: int) -> list[tuple[str, ...]]:
-    """Return the names of each file in turn."""
+    """Return the tensor names of each file in order."""
     files: list[list[str]] = [[]]
     size = 0
     for name, described in planned.items():

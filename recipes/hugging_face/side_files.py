@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Hugging Face folder holds beside weights and config.json; light."""
+"""Files of a Hugging Face folder other than weights and config.json."""
 
 import json
 import shutil
@@ -10,17 +10,17 @@ from typing import Any
 from data.hub import TOKENIZER_FILES
 
 SIDE_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
-"""By pattern: what is kept of a model that comes in, and given back as it came."""
+"""Patterns of the files that an import keeps and an export returns unchanged."""
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 UNLIMITED = 10**18
-"""Above it a model_max_length is no limit: transformers writes 10**30 for none."""
+"""A model_max_length above it means no limit: transformers writes 10**30."""
 
 
 def copy_side_files(source: Path, to: Path) -> None:
-    """Copy what is not weights into a folder, which is made."""
+    """Copy the side files into a folder, which is created."""
     to.mkdir(parents=True, exist_ok=True)
     for pattern in SIDE_FILES:
         for file in sorted(source.glob(pattern)):
@@ -29,7 +29,7 @@ def copy_side_files(source: Path, to: Path) -> None:
 
 
 def raise_model_max_length(folder: Path, length: int) -> None:
-    """Let tokenizer and generation of a folder take texts of `length` tokens; more stays."""
+    """Raise the maximum length of tokenizer and generation of a folder to at least `length`."""
     file = folder / TOKENIZER_CONFIG
     content = _json(file)
     stated = content.get("model_max_length")
@@ -41,7 +41,7 @@ def raise_model_max_length(folder: Path, length: int) -> None:
 
 
 def special_tokens(folder: Path) -> dict[str, int]:
-    """Return the ids of the tokenizer's special tokens by the names that config.json has."""
+    """Return the ids of the tokenizer's special tokens by their names in config.json."""
     stated = _json(folder / TOKENIZER_CONFIG)
     ids = {one["content"]: one["id"] for one in _json(folder / TOKENIZER)["added_tokens"]}
     names = {kind: stated.get(f"{kind}_token") for kind in ("bos", "eos", "pad")}
@@ -54,6 +54,6 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object as Hugging Face does: indented by two, text as it is."""
+    """Write a JSON object as Hugging Face does: indented by two, not escaped to ASCII."""
     text = json.dumps(content, indent=2, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint of ours is, told from what lies beside it; light.
+"""Find the model, rotation and origin of a checkpoint from the files next to it.
 
-A stage's folder has its resolved recipe (`config.yaml`) beside `checkpoints/`: the shape, and where
-the stage began (`resume.start`). From there the way leads back, stage by stage, to the import that
-the first began with, whose `hugging_face/` keeps what that model came with.
+A stage's folder has its resolved recipe (`config.yaml`) next to `checkpoints/`. The recipe states
+the shape and the start of the stage (`resume.start`). These starts are followed back, stage by
+stage, to the import that the first stage started from, whose `hugging_face/` keeps the original
+files.
 """
 
 from collections.abc import Iterator
@@ -30,23 +31,23 @@ OF_RECIPES = {
     "recompute", "rope", "seq_length", "share_embeddings_and_output_weights", "tiling",
     "transformer_engine", "use_cpu_initialization", "vocab_size",
 }  # fmt: skip
-"""Fields of a model's config that recipes write; the card tells them, or they are of kernels."""
+"""Fields of a model's config that recipes set; the card has them, or they concern kernels."""
 
 _OF_TRAINING = {"attention_dropout", "hidden_dropout", "moe_aux_loss_coeff", "moe_z_loss_coeff"}
-"""Fields that a user may set beside them, and that a trained model does not compute with."""
+"""Other fields that a user may set and that do not change what a trained model computes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """A checkpoint with all that its export needs."""
+    """A checkpoint with all facts that its export needs."""
 
     checkpoint: Path
     card: ModelCard
     rope: RopeScaling
     length: int
-    """Tokens that it may be used up to."""
+    """Maximum context in tokens."""
     like: Path | None
-    """Folder with the config.json and tokenizer that the model came with; None from scratch."""
+    """Folder with the original config.json and tokenizer; None for a model from scratch."""
     store: Path | None
     """Token store that it was trained on; None for an import."""
     tokenizer: str
@@ -54,11 +55,11 @@ class Trained:
 
 
 def trained(source: Path, like: Path | None = None) -> Trained:
-    """Return what lies in `source`: a stage's folder, its checkpoints, one of them, or an import.
+    """Return the checkpoint in a stage folder, its `checkpoints`, one of these, or an import.
 
-    `like` is a Hugging Face folder to take the place of the import's. Raises ValueError where
-    there is no complete checkpoint, where the way back to the import is cut off, and where the
-    model that `like` is of has another shape (beside an import, another rotation as well).
+    `like` is a Hugging Face folder that replaces the import's. Raises ValueError if there is no
+    complete checkpoint, if the import cannot be found, and if the model in `like` has another shape
+    (for an import also if it has another rotation).
     """
     checkpoint = newest_checkpoint(checkpoints_in(source))
     if checkpoint is None:
@@ -122,7 +123,7 @@ def _facts(checkpoint: Path) -> dict[str, Any]:
 
 
 def _stage(checkpoint: Path) -> Path:
-    """Return the folder of the stage that a checkpoint lies in."""
+    """Return the stage folder of a checkpoint."""
     return checkpoint.absolute().parents[1]
 
 
@@ -139,7 +140,7 @@ def _recipe(stage: Path) -> dict[str, Any]:
 
 
 def _length(recipe: dict[str, Any], rope: RopeScaling) -> int:
-    """Return the context that a stage trains for: its target where it trains short."""
+    """Return the context that a stage trains for: its target if it trains short."""
     if recipe["data"].get("rope_scale") is not None:
         return rope.reach or int(recipe["data"]["seq_length"])
     skips = recipe["data"].get("positions")
@@ -147,7 +148,7 @@ def _length(recipe: dict[str, Any], rope: RopeScaling) -> int:
 
 
 def _origin(recipe: dict[str, Any]) -> Path | None:
-    """Return the `hugging_face` folder of the import that the stages began with, if one."""
+    """Return the `hugging_face` folder of the import that the stages started from, or None."""
     for start in _starts(recipe):
         if (start / HUGGING_FACE).is_dir():
             return start / HUGGING_FACE
@@ -155,13 +156,13 @@ def _origin(recipe: dict[str, Any]) -> Path | None:
 
 
 def _starts(recipe: dict[str, Any]) -> Iterator[Path]:
-    """Yield the checkpoint that each stage on the way back began with."""
+    """Yield the start checkpoint of this stage, of the one before, and so on."""
     while recipe["resume"]["start"] is not None:
         start = Path(recipe["resume"]["start"])
         found = newest_checkpoint(start)
         if found is None and not (start / "weights").is_dir():
             raise ValueError(
-                f"the stage began with {start}, where no checkpoint is any more; name a Hugging "
+                f"the stage started from {start}, which no longer has a checkpoint; name a Hugging "
                 "Face folder of the same model with --like"
             )
         yield found or start
@@ -171,11 +172,11 @@ def _starts(recipe: dict[str, Any]) -> Iterator[Path]:
 
 
 def _family(target: str) -> str:
-    """Return the family that a config class of ours is of."""
+    """Return the family of one of our config classes."""
     for family in FAMILIES.values():
         if family.config_class == current_name(target):
             return family.name
-    raise ValueError(f"{RECIPE} has a model of {target}, which is of no family that is exported")
+    raise ValueError(f"{RECIPE} has a model of {target}, whose family cannot be exported")
 
 
 def _card(recipe: dict[str, Any], rope: RopeScaling, length: int) -> ModelCard:
@@ -184,7 +185,7 @@ def _card(recipe: dict[str, Any], rope: RopeScaling, length: int) -> ModelCard:
     for name in sorted(config.keys() - OF_RECIPES - _OF_TRAINING):
         raise ValueError(
             f"{RECIPE} of {recipe['log']['name']} sets model.config.{name}, which no recipe sets "
-            "and the family's Hugging Face model may have no word for; it could compute something "
+            "and the family's Hugging Face model may not support; it could compute something "
             "else"
         )
     try:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which weights of Hugging Face's model are which of Megatron-Core's, for every family; light.
+"""Map between the weights of Hugging Face and Megatron-Core, for every family.
 
-Megatron's distributed checkpoint has one global tensor for each weight of a layer, the layers (and
-in a layer the experts) being its first axes. A `Piece` is one layer's part of it and the tensors
-that it is made of in a Hugging Face checkpoint. They differ in three places:
+Megatron's distributed checkpoint has one global tensor for each weight of a layer; its first axes
+are the layers (and the experts of a layer). A `Piece` is one layer's part of it and the tensors of
+a Hugging Face checkpoint that it consists of. They differ in three places:
 
-* query, key and value are one tensor, which has for every KV head in turn its queries, its key and
-  its value, head by head;
-* the MLP's gate and up projections are one tensor, the gate first;
-* rows that pad the vocabulary are Megatron's alone.
+* query, key and value are one tensor in Megatron, with the query heads, the key and the value of
+  each KV head in turn;
+* the MLP's gate and up projections are one tensor in Megatron, the gate first;
+* only Megatron has rows that pad the vocabulary.
 
-The names of a whole model come from its card, so a tensor that only one side has is found before
-anything is converted. Families differ as `recipes.spec.families` says.
+All names of a model follow from its card, so a tensor that only one side has is detected before
+anything is converted. `recipes.spec.families` states how families differ.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from typing import Literal
 from recipes.spec.model_card import ModelCard
 
 PREFIX = "module."
-"""Of a model's weights in NeMo's checkpoints; what begins otherwise is the optimizer's."""
+"""Prefix of a model's weights in NeMo's checkpoints; other names belong to the optimizer."""
 
 Kind = Literal["same", "rows", "qkv", "gate_up"]
 Shape = tuple[int, ...]
@@ -29,21 +29,21 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """One part of a global tensor of Megatron's, and what it is made of."""
+    """One part of a global Megatron tensor, and the Hugging Face tensors it consists of."""
 
     megatron: str
     at: Shape
-    """Its layer, and its expert: the part's indices in the first axes."""
+    """Layer and expert: indices of the part in the first axes."""
     of: Shape
-    """The sizes of these axes."""
+    """Sizes of these axes."""
     kind: Kind
     hugging_face: tuple[str, ...]
     shapes: tuple[Shape, ...]
-    """Of the Hugging Face tensors."""
+    """Shapes of the Hugging Face tensors."""
 
     @property
     def shape(self) -> Shape:
-        """The part's shape in Megatron, without padding."""
+        """Shape of the part in Megatron, without padding."""
         rows = sum(shape[0] for shape in self.shapes)
         return (rows, *self.shapes[0][1:])
 
@@ -78,15 +78,15 @@ def _norm(card: ModelCard) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layer:
-    """Where the weights of one layer, or of one of its experts, lie on both sides."""
+    """Names and indices of the weights of one layer, or of one of its experts, on both sides."""
 
     layer: int
     layers: int
     expert: tuple[int, int] | None = None
-    """Its number, and how many there are."""
+    """Number of the expert, and number of experts."""
 
     def piece(self, megatron: str, shapes: Mapping[str, Shape], kind: Kind = "same") -> Piece:
-        """Return the piece made of tensors with these shapes by name."""
+        """Return the piece of tensors with these shapes by name."""
         of_expert = () if self.expert is None else (self.expert,)
         at, of = zip((self.layer, self.layers), *of_expert, strict=True)
         return Piece(
@@ -100,7 +100,7 @@ class _Layer:
 
 
 def _layer(card: ModelCard, number: int) -> Iterator[Piece]:
-    """Yield the weights of one layer, those of its experts one expert after the other."""
+    """Yield the weights of one layer, expert by expert."""
     layer = _Layer(layer=number, layers=card.layers)
     hidden, queries, keys = card.hidden, card.heads * card.head_dim, card.kv_heads * card.head_dim
     rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
@@ -120,7 +120,7 @@ def _layer(card: ModelCard, number: int) -> Iterator[Piece]:
     yield layer.piece(
         "self_attention.linear_proj.weight", {"self_attn.o_proj.weight": (hidden, queries)}
     )
-    # Before experts the norm is a module of its own; before one MLP it is a part of its linear_fc1.
+    # Before experts the norm is a separate module; before a single MLP it is part of linear_fc1.
     norm = "pre_mlp_layernorm." if card.experts else "mlp.linear_fc1.layer_norm_"
     for name in _norm(card):
         yield layer.piece(f"{norm}{name}", {f"post_attention_layernorm.{name}": (hidden,)})
@@ -144,7 +144,7 @@ _EXPERTS = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
-"""Hugging Face's names of a layer's experts and of the gate, up and down of each, by family."""
+"""Hugging Face's names of a layer's experts and of their gate, up and down, by family."""
 
 
 def _experts(card: ModelCard, layer: _Layer) -> Iterator[Piece]:
@@ -162,10 +162,10 @@ def _experts(card: ModelCard, layer: _Layer) -> Iterator[Piece]:
 
 
 def states(card: ModelCard) -> Iterator[str]:
-    """Yield the keys of what modules keep beside weights, empty in a model not trained in FP8.
+    """Yield the keys of the extra states of modules, empty in a model not trained in FP8.
 
-    Those of Transformer Engine's modules and of Megatron's own; a model asks for the keys of its
-    modules, and passes over the others.
+    They include those of Transformer Engine's modules and of Megatron's own; a model reads the keys
+    of its modules and ignores the others.
     """
     yield f"{PREFIX}decoder.final_layernorm._extra_state/shard_0_1"
     of_layer = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ladders, one source a module."""
+"""Ladders, one module per source."""
 
 from recipes.ladders.fifteen_million import FIFTEEN_MILLION
 from recipes.ladders.five_million import FIVE_MILLION

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fifteen million tokens: what ALST (arXiv 2506.13996) shows to fit on four nodes.
+"""Fifteen million tokens, shown by ALST (arXiv 2506.13996) to fit on four nodes.
 
 Stated: Llama-3.1-8B-Instruct at 15M tokens on 32 H100, one sequence per step (tables 2 to 4;
 run-h100-sp32-llama-8b.yml of snowflakedb/ArcticTraining, whose limit is 15,500,000). It measures
 memory and speed and trains no model.
 
-So the training is ours: Nemotron-UltraLong's one step (arXiv 2504.06214), YaRN over the 8,192
-tokens that Llama 3.1's scaling is of, with its ramp and its rate, and about its 1B tokens. A step
-takes 7.5 hours there.
+So the training is ours: Nemotron-UltraLong's single step (arXiv 2504.06214), YaRN over the 8,192
+tokens that Llama 3.1's scaling starts from, with its ramp and its rate, and about its 1B tokens. A
+step takes 7.5 hours there.
 
-The length is 15M in binary as all of ours, 15,728,640 tokens, and so 1.5% above that limit. Its
-stack shards parameters over the ranks, which a tiled loss does not go with here; ours reaches 14M
-on its 32 GPUs (`longhaul plan llama31_8b --seq 15M --nodes 4` says by how much 15M does not fit),
-so that the shipped recipe takes eight nodes.
+The length is a binary 15M, as everywhere here: 15,728,640 tokens, 1.5% above that limit. The source
+shards parameters over the ranks, which is not possible with a tiled loss here. Ours reaches 14M on
+its 32 GPUs (`longhaul plan llama31_8b --seq 15M --nodes 4` shows what 15M lacks), so the shipped
+recipe takes eight nodes.
 """
 
 from recipes.ladders.ultralong import SCHEDULE, STARTS_FROM, one_step
@@ -25,7 +25,7 @@ FIFTEEN_MILLION = Ladder(
     name="fifteen_million",
     source="arXiv 2506.13996 (length, model, GPUs); arXiv 2504.06214 (training)",
     cards=("llama31_8b",),
-    data="Ours: Nemotron-UltraLong's, long documents drawn more often, which see one another.",
+    data="Ours: Nemotron-UltraLong's, long documents drawn more often, attention across documents.",
     starts_from=STARTS_FROM,
     ours=(
         "All of the training: Nemotron-UltraLong's rotation and rate, and 64 steps, its 1B tokens.",
@@ -33,8 +33,9 @@ FIFTEEN_MILLION = Ladder(
     ),
     departures=(
         "The source's machine is four nodes of 8 H100 of 80 GB. By the planner their longest "
-        "context here is 14,680,064 tokens, and 15,728,640 lack 3.2 GiB a GPU: the source shards "
-        "parameters, which does not go with a tiled loss here. So the recipe takes eight nodes.",
+        "context here is 14,680,064 tokens, and 15,728,640 lack 3.2 GiB per GPU: the source "
+        "shards parameters, which is not possible with a tiled loss here. So the recipe takes "
+        "eight nodes.",
         "15M is binary, 15,728,640 tokens; the source's limit is 15,500,000.",
     ),
     stages=(one_step(15 * M, tokens=STEPS * 15 * M, tokens_per_batch=15 * M),),

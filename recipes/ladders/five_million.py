@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Five million tokens on one node: what Untied Ulysses (arXiv 2602.21196) shows to fit.
+"""Five million tokens, shown by Untied Ulysses (arXiv 2602.21196) to fit on one node.
 
 Stated: Llama 3 8B at 5,242,880 tokens on 8 H100, one sequence per step, by attention in chunks of
 heads (abstract; run_all_8B.sh of togethercomputer/Untied-Ulysses). It measures memory and speed of
 ten steps and trains no model.
 
-So the training is ours: Nemotron-UltraLong's one step (arXiv 2504.06214), YaRN over the 8,192
-tokens of Llama 3 with its ramp and its rate, and about its 1B tokens. One sequence is one batch, a
-step of more than two hours on that node: the schedule of a long stage, for whom it is worth it.
+So the training is ours: Nemotron-UltraLong's single step (arXiv 2504.06214), YaRN over the 8,192
+tokens of Llama 3 with its ramp and its rate, and about its 1B tokens. One sequence is one batch,
+and a step takes more than two hours on that node.
 
-Its stack shards parameters over the node, which a tiled loss does not go with here, and leaves no
-headroom. On its machine ours reaches 3.5M (`longhaul plan llama3_8b --seq 5M` says by how much it
-does not fit), so that the shipped recipe is laid out for one node of H200.
+The source shards parameters over the node, which is not possible with a tiled loss here, and leaves
+no headroom. On its machine ours reaches 3.5M (`longhaul plan llama3_8b --seq 5M` shows what 5M
+lacks), so the shipped recipe is laid out for one node of H200.
 """
 
 from recipes.ladders.ultralong import SCHEDULE, one_step
@@ -24,17 +24,17 @@ FIVE_MILLION = Ladder(
     name="five_million",
     source="arXiv 2602.21196 (length, model, GPUs); arXiv 2504.06214 (training)",
     cards=("llama3_8b",),
-    data="Ours: Nemotron-UltraLong's, long documents drawn more often, which see one another.",
+    data="Ours: Nemotron-UltraLong's, long documents drawn more often, attention across documents.",
     ours=(
-        "All of the training: Nemotron-UltraLong's rotation and rate, and 200 steps, the least "
-        "whole hundred with its 1B tokens.",
+        "All of the training: Nemotron-UltraLong's rotation and rate, and 200 steps, the smallest "
+        "multiple of 100 that has its 1B tokens.",
         SCHEDULE,
     ),
     departures=(
         "The source's machine is one node of 8 H100 of 80 GB. By the planner its longest context "
-        "here is 3,670,016 tokens, and 5,242,880 lack 17.5 GiB a GPU: the source shards "
-        "parameters, which does not go with a tiled loss here. So the recipe takes one node of "
-        "H200, or two of H100.",
+        "here is 3,670,016 tokens, and 5,242,880 lack 17.5 GiB per GPU: the source shards "
+        "parameters, which is not possible with a tiled loss here. So the recipe takes one node "
+        "of H200, or two of H100.",
     ),
     stages=(one_step(5 * M, tokens=STEPS * 5 * M, tokens_per_batch=5 * M),),
 )

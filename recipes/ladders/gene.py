@@ -20,8 +20,8 @@ GENE_64K = Ladder(
     source="10.18653/v1/2024.findings-acl.249; LhLi-QED/GeNE",
     cards=("llama2_7b", "llama2_13b"),  # ours: the 13B
     data=(
-        "One document a sequence, cut at 16K (finetune.py). Ours: documents of 16K or more, since "
-        "which those were the repository does not say."
+        "One document per sequence, cut at 16K (finetune.py). Ours: documents of 16K or more, "
+        "since the repository does not say which documents it used."
     ),
     ours=("Llama 2 13B, whose rotation is the same.",),
     departures=("Left out: the instruction tuning that followed (configs/ift_16k_64k.yaml).",),

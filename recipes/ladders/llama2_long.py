@@ -6,8 +6,8 @@ Llama 2 (which is 4M, arXiv 2307.09288, section 2.2), a cosine with 2,000 steps 
 2e-5 and 1e-5 (section 2.1), base 500,000 in place of 10,000 (sections 2.1, 4.1). Two ladders, since
 sizes differ in length and rate; the 34B was never published.
 
-Not stated: where the cosine ends, the optimizer, and whether documents see one another. A batch of
-4M is binary here, so that 100,000 steps are 419B tokens.
+Not stated: where the cosine ends, the optimizer, and whether attention crosses documents. A batch
+of 4M is binary here, so 100,000 steps are 419B tokens.
 """
 
 from custom_modules.rope.config import RopeScaling
@@ -22,7 +22,7 @@ DATA = (
 OURS = (
     "The cosine's end, a tenth of the peak, Adam's beta2 of 0.95 and the weight decay of 0.1: "
     "Llama 2's own (arXiv 2307.09288, section 2.2).",
-    "Documents see one another: masks between them came with Llama 3.",
+    "Attention across documents: masks between them came with Llama 3.",
 )
 DEPARTURES = ("A batch is 4M tokens in binary, so that 100,000 steps are 419B tokens, not 400B.",)
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama 3.1 (arXiv 2407.21783): 8K -> 128K in six stages.
 
-Stated of the 405B: six stages from 8K to 128K, about 800B tokens, the next when short evaluations
-have recovered and a needle is found at every depth (section 3.4.2); base 500,000, attention within
-documents (section 3.2); 16M tokens per batch at 128K (table 4). The piecewise scaling by 8 of the
-frequencies is not in the paper but in every published config.json of 3.1.
+Stated of the 405B: six stages from 8K to 128K, about 800B tokens; the next stage starts when short
+evaluations have recovered and a needle is found at every depth (section 3.4.2); base 500,000,
+attention within documents (section 3.2); 16M tokens per batch at 128K (table 4). The piecewise
+scaling of the frequencies by 8 is not in the paper but in every published config.json of 3.1.
 
-Not stated: the lengths between, the tokens of each, the rate, and when the scaling came in. On the
-last 40M tokens the rate fell to zero, and checkpoints were averaged (section 3.4.3).
+Not stated: the lengths between, the tokens of each stage, the rate, and when the scaling was added.
+On the last 40M tokens the rate fell to zero, and checkpoints were averaged (section 3.4.3).
 
-The published weights of 3.1 have been through this. The ladder starts from the 8K weights of Llama
-3; on `llama31_405b`, whose 8K weights are unpublished, it is for planning, or for weights of yours.
+The published weights of 3.1 have had this training. The ladder starts from the 8K weights of Llama
+3; on `llama31_405b`, whose 8K weights are unpublished, it is for planning or for your own weights.
 """
 
 from custom_modules.rope.config import RopeScaling
@@ -59,11 +59,11 @@ LLAMA31 = Ladder(
         "The scaling of the frequencies from the first stage on, so that it changes once.",
     ),
     departures=(
-        "The source went on when short evaluations had recovered and a needle was found at every "
-        "depth; here a stage ends with its tokens, and `longhaul evaluate` says whether they do.",
+        "The source started the next stage when short evaluations had recovered and a needle was "
+        "found at every depth; here a stage ends with its tokens, and `longhaul evaluate` checks.",
         "Left out: the rate's fall to zero on the last 40M tokens, and the average of checkpoints "
         "(section 3.4.3).",
-        "The 8K weights of the 405B were never published; those of 3.1 have been through this. "
+        "The 8K weights of the 405B were never published; those of 3.1 have had this training. "
         "The source says of the 8B and 70B only that their recipes are similar.",
     ),
     stages=tuple(_stage(*lengths) for lengths in BATCHES.items()),

@@ -6,12 +6,13 @@ tokens, 5e-5; "dynamic NTK" by 16, which comes to base 131.5M, that of 131,072 t
 constant and without warm-up, weight decay 0.1, betas 0.9 and 0.999 (zero3_offload.json of
 zhiyuanhubj/LongRecipe).
 
-Sentences are those of the released code, with a digit or kept by a chance of one half; the paper's
-`impactful` ones take an analysis of the store first (docs/positions.md, which also tells of its
-second and third phase: a replay of pretraining data, and the mean with the model before).
+Sentences are chosen as in the released code: those with a digit, and others with a probability of
+one half. The paper's `impactful` ones need an analysis of the store first (docs/positions.md, which
+also describes the second and third phase: a replay of pretraining data, and the mean with the
+original model).
 
-The source starts from Llama-3-8B-Instruct. The table has no Llama 3 70B and for Qwen2 and Mistral
-other bases, so one card.
+The source starts from Llama-3-8B-Instruct. The table has no Llama 3 70B, and other bases for Qwen2
+and Mistral, so there is one card.
 """
 
 from custom_modules.rope.config import RopeScaling
@@ -25,15 +26,16 @@ LONGRECIPE_128K = Ladder(
     cards=("llama3_8b",),
     data=(
         "10,000 texts of 128K tokens from SlimPajama with long documents drawn more often, domain "
-        "by domain (Fu et al., arXiv 2402.10171); section 5.2. A text is of the target's length, "
-        "and sentences of it make a sample."
+        "by domain (Fu et al., arXiv 2402.10171); section 5.2. A text has the target length, and "
+        "some of its sentences make a sample."
     ),
     starts_from="meta-llama/Meta-Llama-3-8B-Instruct",
     departures=(
-        "Sentences with a digit are kept and others by a chance of one half, as in the released "
-        "code; the paper's `impactful` ones take an analysis of your store (docs/positions.md).",
-        "Left out: the replay of pretraining data and the mean with the model before, its second "
-        "and third phase (docs/positions.md).",
+        "Sentences with a digit are kept, others with a probability of one half, as in the "
+        "released code; the paper's `impactful` ones need an analysis of your store "
+        "(docs/positions.md).",
+        "Left out: the second and third phase, a replay of pretraining data and the mean with the "
+        "original model (docs/positions.md).",
     ),
     stages=(
         Stage(

@@ -2,19 +2,19 @@
 """LongRoPE2 (arXiv 2502.20082): Llama 3 8B to 128K on 10B tokens, a divisor for each frequency.
 
 Stated: 10B tokens in one epoch, 64 sequences of 128K per batch, 2e-5 and a cosine (section 4.1);
-up to 8,192 tokens the rotation of before (section 3.3); divisors found by search, from the critical
-pair on between once and twice 16, below it as NTK scaling has them (section 3.2). The critical pair
-of Llama 3 8B is 30, not the 35 of theory (figure 4).
+the original rotation up to 8,192 tokens (section 3.3); divisors found by search, between 16 and 32
+from the critical pair on, and those of NTK scaling below it (section 3.2). The critical pair of
+Llama 3 8B is 30, not the theoretical 35 (figure 4).
 
-The divisors themselves are printed nowhere, only drawn (figure 4). So those here are where the
-paper's search starts (algorithm 1) at the critical pair that it found, with 16 from there on, the
-least that it allows; its own are slightly larger. Search your own and train with them:
+The divisors are not printed, only plotted (figure 4). Those here are the start of the paper's
+search (algorithm 1) for the critical pair that it found, with 16 from there on, the smallest value
+that it allows; the paper's are slightly larger. Search your own and train with them:
 
     longhaul rope search --run RUN --stage STAGE --target 131072 --out rope.json
     longhaul pretrain --factory llama3_8b_longrope2_128k --rope rope.json
 
-Of the source's sequences those of short documents keep the rotation of before, with
-documents apart; a stage has one rotation and one policy, that of its long sequences.
+In the source, sequences of short documents keep the original rotation, with attention within
+documents; a stage here has one rotation and one policy, those of the long sequences.
 
 Not stated: warm-up, the cosine's end, the optimizer, and the temperature, which here is LongRoPE's.
 """
@@ -37,14 +37,14 @@ LONGROPE2 = Ladder(
         "Cut into 128K between begin and end tokens (section 4.1, table 1)."
     ),
     ours=(
-        "The divisors, which the source prints nowhere: where its search starts at the critical "
+        "The divisors, which the source does not print: the start of its search for the critical "
         "pair that it found (algorithm 1). `longhaul rope search` finds your own.",
         "The cosine's warm-up and end, Adam's beta2, the weight decay, and the temperature, which "
         "is LongRoPE's.",
     ),
     departures=(
-        "In the source short documents keep the rotation of before and see themselves alone; a "
-        "stage here has one rotation and one policy, those of the long sequences.",
+        "In the source short documents keep the original rotation and attend only to themselves; "
+        "a stage here has one rotation and one policy, those of the long sequences.",
     ),
     stages=(
         Stage(

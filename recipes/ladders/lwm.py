@@ -4,10 +4,10 @@
 Stated (table 11): lengths, bases, 4M tokens per batch, steps, warm-up, a constant rate of 4e-5. The
 table's totals (4.8B, 12B, 12B, 3B, 1.8B) are steps times 4,000,000; here a batch is 4M in binary,
 5% more. The base of 128K is also in scripts/run_eval_needle.sh of LargeWorldModel/LWM, that of 1M
-in the model's config.json. Weight decay 0.1 is of the example in scripts/run_train_text.sh, whose
-other figures are not those of the table.
+in the model's config.json. Weight decay 0.1 is from the example in scripts/run_train_text.sh, whose
+other values differ from the table.
 
-Not stated: the betas of Adam, and whether documents see one another. Chat tuning and video follow
+Not stated: the betas of Adam, and whether attention crosses documents. Chat tuning and video follow
 in the source; they are not part of this ladder.
 """
 
@@ -47,9 +47,9 @@ LWM = Ladder(
         "for 256K, 500K-1M for 512K, above 1M for 1M (figure 3)."
     ),
     ours=(
-        "Documents see one another: masked packing is described for chat and video alone.",
-        "Adam's beta2 of 0.95; the weight decay of 0.1 is of an example script of the source, "
-        "not of its table.",
+        "Attention across documents: masked packing is described only for chat and video.",
+        "Adam's beta2 of 0.95; the weight decay of 0.1 is from an example script of the source, "
+        "not from its table.",
     ),
     departures=(
         "A batch is 4M tokens in binary, 5% more than in the totals of the table.",

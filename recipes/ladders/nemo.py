@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeMo's lengths 16K -> 64K -> 128K, with what its long-context recipes leave out.
+"""NeMo's lengths 16K -> 64K -> 128K, with the training that its long-context recipes leave out.
 
-Lengths: the long-context recipes of NeMo 2.7.3 (`nemo.collections.llm.recipes`), which set nothing
-but sequence length and parallelism, so the card keeps its own rotation. They are of Llama 3 8B at
-16K, 64K and 128K, and at 16K and 64K of Llama 3 70B, Mixtral 8x7B, Nemotron 3 22B and Nemotron 4
-15B; of Mixtral 8x22B at 64K alone. All train from scratch on mock data.
+Lengths: the long-context recipes of NeMo 2.7.3 (`nemo.collections.llm.recipes`), which set only
+sequence length and parallelism, so the card keeps its own rotation. They exist for Llama 3 8B at
+16K, 64K and 128K; for Llama 3 70B, Mixtral 8x7B, Nemotron 3 22B and Nemotron 4 15B at 16K and 64K;
+for Mixtral 8x22B at 64K only. All train from scratch on mock data.
 
-A first stage of 2K, with which such a ladder is told where a model is trained from random weights,
-is left out: every card here knows 4K or more, and would learn nothing of length from it.
+A first stage of 2K, usual when a model is trained from random weights, is left out: every card here
+was trained at 4K or more.
 
 Batch and schedule: ProLong's first stage (arXiv 2410.02660, table 9). A model whose own rotation
-does not reach the length learns to use distant text from these tokens alone; another ladder says
-how to turn its heads first.
+does not reach the length learns to use distant text from these tokens only; other ladders change
+its rotation first.
 """
 
 from recipes.spec.stage import Cosine, Ladder, Stage
@@ -39,14 +39,14 @@ NEMO = Ladder(
     ),
     data="NeMo's recipes have mock data. Ours: ProLong's 64K mix, long documents and short ones.",
     ours=(
-        "Batch and schedule of each stage: ProLong's of its first.",
-        "2.1B tokens a stage: a tenth of ProLong's, enough to see the loss by position settle.",
-        "The cards from llama31_8b on, whose own rotation is of 128K; 128K for any but llama3_8b, "
-        "and 16K for mixtral_8x22b: NeMo has no recipe of these.",
+        "Batch and schedule of each stage: those of ProLong's first.",
+        "2.1B tokens per stage: a tenth of ProLong's, enough to see the loss by position settle.",
+        "The cards from llama31_8b on, whose own rotation reaches 128K; 128K for any but "
+        "llama3_8b, and 16K for mixtral_8x22b: NeMo has no recipe for these.",
     ),
     departures=(
         "NeMo's recipes train from random weights; this ladder starts from the card's, and so "
-        "without a stage of 2K, a length that each card knows.",
+        "without a stage of 2K, a length that each card was trained at.",
     ),
     stages=(
         Stage(

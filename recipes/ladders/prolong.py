@@ -6,12 +6,12 @@ betas 0.9 and 0.95), peak 1e-5 with 10% of warm-up and a cosine to 1e-6 in each 
 within documents, from Llama-3-8B-Instruct (table 9; steps in train_64K.sh and train_512K.sh of
 princeton-nlp/ProLong). The paper's K, M and B are binary (its footnote 2), as they are here.
 
-Paper and script differ on the second stage's peak, 1e-5 and 5e-6; which made the published model
-neither says. Here it is the paper's.
+Paper and script differ on the second stage's peak, 1e-5 and 5e-6; neither says which was used for
+the published model. Here it is the paper's.
 
-The script carries the optimizer's state over to the second stage; here a stage begins with a fresh
-one. The source starts from the instruct model: put its weights where the card's are looked for,
-`longhaul import` makes them.
+The script carries the optimizer's state over to the second stage; here a stage starts with a new
+one. The source starts from the instruct model: import its weights with `longhaul import` in place
+of the card's.
 """
 
 from custom_modules.rope.config import RopeScaling
@@ -32,12 +32,12 @@ PROLONG = Ladder(
     ),
     starts_from="meta-llama/Meta-Llama-3-8B-Instruct",
     ours=(
-        "The second stage's peak of 1e-05, as in the paper; the script has 5e-06, and which made "
-        "the published model neither says.",
+        "The second stage's peak of 1e-05, as in the paper; the script has 5e-06, and neither says "
+        "which was used for the published model.",
     ),
     departures=(
         "The script carries the optimizer's state over to the second stage; here each stage "
-        "begins with a fresh one.",
+        "starts with a new one.",
     ),
     stages=(
         Stage(

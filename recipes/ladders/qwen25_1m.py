@@ -2,12 +2,12 @@
 """Qwen2.5-1M (arXiv 2501.15383): 32K -> 64K -> 128K -> 256K, the base raised to ten million.
 
 Stated (section 3): five stages, 4K, 32K, 64K, 128K and 256K, at bases 10,000, then 1M, 1M, 5M and
-10M. The first two are those of other Qwen2.5 models, and the source goes on from an intermediate
-version of the base models that is not published. The published base models have been through the
-same two, so the ladder has the last three. The models reach a million tokens by extrapolation,
-without training on them (section 5.1).
+10M. The first two are those of other Qwen2.5 models, and the source continues from an unpublished
+intermediate version of the base models. The published base models have had the same two stages, so
+the ladder has the last three. The models reach a million tokens by extrapolation, without training
+at that length (section 5.1).
 
-Not stated: tokens, batch, rate, optimizer, and whether documents see one another.
+Not stated: tokens, batch, rate, optimizer, and whether attention crosses documents.
 """
 
 from custom_modules.rope.config import RopeScaling
@@ -55,16 +55,16 @@ QWEN25_1M = Ladder(
         "retrieving a paragraph by keyword or place, putting paragraphs back in order (section 3)."
     ),
     ours=(
-        "10.5B tokens a stage: half of what ProLong gives one, since a context doubles at most.",
+        "10.5B tokens per stage: half of ProLong's, since a context at most doubles.",
         "Batches of 4M tokens, the cosine from 1e-05 to 1e-06, its warm-up, Adam's beta2 and the "
         "weight decay: ProLong's.",
-        "Documents see one another: the synthetic tasks join pieces of one sequence.",
-        "The cards after qwen25_14b: as the source's, trained on 32K at base 1,000,000 without a "
+        "Attention across documents: the synthetic tasks join pieces of one sequence.",
+        "The cards after qwen25_14b: like the source's, trained on 32K at base 1,000,000 without a "
         "window (mistral_7b is version 0.3, which has none).",
     ),
     departures=(
-        "The source goes on from an intermediate version of the base models, which is not "
-        "published; here the published weights, which have been through its first two stages.",
+        "The source continues from an unpublished intermediate version of the base models; this "
+        "ladder from the published weights, which have had its first two stages.",
     ),
     stages=tuple(_stage(*lengths) for lengths in BASES.items()),
 )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rehearsal: 512 from scratch, a base change to 2,048, YaRN to 8,192.
+"""A tiny ladder: 512 tokens from scratch, a base change to 2,048, YaRN to 8,192.
 
-Every figure is ours, set by what two CPU cores train in some five minutes. The later peaks are
-lower than the first: their batches hold four sequences, then one, and are noisier for it.
+All values are ours, chosen so that two CPU cores train it in about five minutes. The later peaks
+are lower than the first, since batches of four sequences, then one, are noisier.
 """
 
 from custom_modules.rope.config import RopeScaling
@@ -16,7 +16,7 @@ TINY_LADDER = Ladder(
     source="ours",
     cards=("tiny",),
     data="Ours: the documents that `longhaul prepare` makes without a source.",
-    ours=("Every figure: what two CPU cores train in some five minutes.",),
+    ours=("All values, chosen so that two CPU cores train it in about five minutes.",),
     stages=(
         Stage(
             seq_length=512,

@@ -6,14 +6,14 @@ sequences of 64K per batch; 2e-5 after 20 steps of warm-up, no weight decay, bet
 Warm-up in both and a line down to zero: finetune.py, train.sh and deepspeed/zero3.json of
 jquesnelle/yarn.
 
-The source trained the factor of 32 on sequences of 64K as well, for lack of compute,
-and found that it reaches 128K all the same. Here the second stage has sequences of 128K, half as
-many of them, since stages of one ladder are named by their length. As published it is the 64K
-recipe once more, with `--rope yarn:factor=32,base=10000,original_length=4096`, 200 steps and the
-first run's checkpoint as `resume.start`.
+For lack of compute the source trained the factor of 32 on sequences of 64K too, and found that it
+still reaches 128K. Here the second stage has half as many sequences of 128K, since the stages of a
+ladder are named by their length. To train it as published, run the 64K recipe again with
+`--rope yarn:factor=32,base=10000,original_length=4096`, 200 steps and the first run's checkpoint as
+`resume.start`.
 
-Llama 2 70B (a factor of 8, sequences of 8K) and Mistral (a window) have rows of their own in
-train.sh, and are not in this ladder.
+Llama 2 70B (a factor of 8, sequences of 8K) and Mistral (a window) have their own rows in train.sh
+and are not in this ladder.
 """
 
 from custom_modules.rope.config import RopeScaling
@@ -26,7 +26,7 @@ YARN = Ladder(
     cards=("llama2_7b", "llama2_13b"),
     data=(
         "PG-19, books cut into segments of 64K tokens, each between the begin and end tokens "
-        "(section 4.1); of a segment all tokens see those before."
+        "(section 4.1); attention over the whole segment."
     ),
     departures=(
         "The source trained the factor of 32 on sequences of 64K too, for lack of compute; here "

@@ -14,4 +14,4 @@ CARDS: dict[str, ModelCard] = {
     for card in vars(family).values()
     if isinstance(card, ModelCard)
 }
-"""Every card by its name, in the order of the modules."""
+"""All cards by name, in the order of the modules."""

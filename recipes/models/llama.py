@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base models of Llama 2, 3, 3.1 and 3.2, by the published config.json of each."""
+"""Base models of Llama 2, 3, 3.1 and 3.2, from the published config.json of each."""
 
 from custom_modules.rope.config import RopeScaling
 from recipes.spec.model_card import ModelCard

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base models of Mistral and Mixtral, by the published config.json of each.
+"""Base models of Mistral and Mixtral, from the published config.json of each.
 
-Mistral 7B is version 0.3, whose attention has no window; the window of 4,096 that NeMo's class has
-is version 0.1's, whose vocabulary and base were smaller too. Mistral NeMo was trained for 128K; its
-config.json has said 1,024,000 and 128,000 as well.
+Mistral 7B is version 0.3, whose attention has no window. The window of 4,096 in NeMo's class is
+that of version 0.1, which also had a smaller vocabulary and base. Mistral NeMo was trained for
+128K; revisions of its config.json state 1,024,000 and 128,000.
 """
 
 from custom_modules.rope.config import RopeScaling
@@ -28,7 +28,7 @@ def _mistral(
     experts: int = 0,
     said: tuple[int, ...] = (),
 ) -> ModelCard:
-    """Return a card; `said` are contexts in revisions of config.json."""
+    """Return a card; `said` are the contexts in revisions of config.json."""
     return ModelCard(
         name=name,
         family="mixtral" if experts else "mistral",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base models of Nemotron 3 and 4, which NVIDIA describes and whose weights it has not published.
+"""Base models of Nemotron 3 and 4, which NVIDIA describes but whose weights are not published.
 
-The shapes are those of NeMo's config classes, to which its own pretraining recipes belong. Where
-arXiv 2402.16819 gives a figure of Nemotron-4 15B it is the same; NeMo's classes leave the
-vocabulary to the tokenizer, which has 256,000 entries. A stage starts from weights that a user has.
+The shapes are those of NeMo's config classes, which its pretraining recipes use. Values of
+Nemotron-4 15B in arXiv 2402.16819 are the same; NeMo's classes leave the vocabulary to the
+tokenizer, which has 256,000 entries. A stage starts from the user's own weights.
 """
 
 from custom_modules.rope.config import RopeScaling

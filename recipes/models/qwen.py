@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base models of Qwen 2.5 and 3, by the published config.json of each.
+"""Base models of Qwen 2.5 and 3, from the published config.json of each.
 
 All were trained on 32,768 tokens at most (arXiv 2412.15115, section 3.3; 2505.09388, section 3.2).
-The config.json of most of Qwen 2.5 says 131,072, which is what its authors extrapolate to.
+The config.json of most Qwen 2.5 models says 131,072, to which the authors extrapolate.
 
-Of Qwen 3 32B no base model was published. Its card is that of the post-trained model, whose
-config.json says 40,960: 32,768 tokens of an answer, and room for a prompt.
+No base model of Qwen 3 32B was published. Its card is that of the post-trained model, whose
+config.json says 40,960: 32,768 tokens for the answer plus the prompt.
 """
 
 from custom_modules.rope.config import RopeScaling

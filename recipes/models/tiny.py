@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Llama in shape, small enough to train on two CPU cores.
+"""A model of Llama's architecture, small enough to train on two CPU cores.
 
-The vocabulary is small so that words are spelled: a model of a few million training tokens then
-leans on its attention, and shows where its context ends. The initial weights are wider than a
-large model's 0.02, as their width asks (about half of 1 / sqrt(hidden)).
+The vocabulary is small so that words are spelled: after a few million training tokens the model
+then depends on attention and shows where its context ends. The standard deviation of initial
+weights is larger than the 0.02 of a large model, since it is about half of 1 / sqrt(hidden).
 """
 
 from custom_modules.rope.config import RopeScaling

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a recipe that are configurations of NeMo and Megatron-Core."""
+"""Parts of a recipe that configure NeMo and Megatron-Core."""

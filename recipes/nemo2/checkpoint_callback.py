@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a stage: complete or absent, found by one rule, resumed or begun from.
+"""Save the checkpoints of a stage atomically, and resume or start from them.
 
 A checkpoint is a folder `step=N` with NeMo's `weights/` and `context/`. Its completeness marker
-`longhaul.json` is written last, after every rank has finished, by write, sync and rename. Whatever
-lacks it does not exist for any loader of ours, so a kill at any moment leaves the last whole one.
-It has the SHA-256 of every file (`recipes.checkpoints.files`).
+`longhaul.json` is written last, after every rank has finished, by write, sync and rename. All our
+loaders ignore folders without it, so after a kill at any moment the last complete checkpoint is
+used. The marker has the SHA-256 of every file (`recipes.checkpoints.files`).
 """
 
 import shutil
@@ -31,11 +31,11 @@ from recipes.checkpoints.verified import described_by_ranks
 class StageCheckpoint(nl.ModelCheckpoint):
     """Save every n steps and at the end; keep the newest complete one, or all.
 
-    Removal is ours: Lightning's forgets at a resume what there is, and unmarks nothing.
+    We remove checkpoints ourselves: Lightning forgets earlier ones at a resume and keeps markers.
     """
 
     def __init__(self, keep_all: bool = False, **nemo: Any) -> None:
-        """Take what to keep; `nemo` goes to `nl.ModelCheckpoint`."""
+        """Set what to keep; `nemo` goes to `nl.ModelCheckpoint`."""
         super().__init__(monitor=None, save_top_k=-1, save_last=False, **nemo)
         self.keep_all = keep_all
 
@@ -44,7 +44,7 @@ class StageCheckpoint(nl.ModelCheckpoint):
         return steps_taken(Path(self.dirpath))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the last step if the interval did not fall on it."""
+        """Save the last step if the interval has not saved it."""
         super().on_train_end(trainer, pl_module)
         if trainer.global_step != self._last_global_step_saved:
             self._save_none_monitor_checkpoint(trainer, self._monitor_candidates(trainer))
@@ -63,8 +63,8 @@ class StageCheckpoint(nl.ModelCheckpoint):
     ) -> Any:
         """Return the marker's writer followed by NeMo's finalizer.
 
-        NeMo's `-unfinished` sibling hides the checkpoint until all ranks have met in the
-        finalizer; the old one is removed after that.
+        NeMo's `-unfinished` sibling hides the checkpoint until all ranks have synchronised in the
+        finalizer; then the old one is removed.
         """
         finalize = super()._get_finalize_save_checkpoint_callback(trainer, filepath, global_step)
 
@@ -81,7 +81,7 @@ class StageCheckpoint(nl.ModelCheckpoint):
 
 
 def _write_marker(folder: Path, trainer: Trainer, step: int, files: dict[str, SavedFile]) -> None:
-    """Write what a later stage, an evaluation and an export need to know of this checkpoint."""
+    """Write the facts that a later stage, an evaluation and an export need."""
     config = trainer.lightning_module.config
     marker = {
         "step": step,
@@ -96,7 +96,7 @@ def _write_marker(folder: Path, trainer: Trainer, step: int, files: dict[str, Sa
 
 
 def _remove_others(newest: Path) -> None:
-    """Remove the earlier checkpoints beside the newest, each by its marker first."""
+    """Remove the checkpoints before the newest, each time its marker first."""
     for folder in newest.parent.glob("step=*"):
         if folder != newest and is_marked(folder):
             (folder / MARKER).unlink()
@@ -105,24 +105,24 @@ def _remove_others(newest: Path) -> None:
 
 @dataclass(kw_only=True)
 class StageResume(nl.AutoResume):
-    """Continue this stage from its newest complete checkpoint; else begin from `start`.
+    """Resume this stage from its newest complete checkpoint; otherwise start from `start`.
 
-    `start` is a folder of checkpoints (or one checkpoint): weights alone are taken from it, the
-    optimizer and the schedule begin afresh.
+    `start` is a folder of checkpoints (or one checkpoint). Only weights are loaded from it;
+    optimizer and schedule start anew.
     """
 
     start: Optional[str] = None  # noqa: UP045 - nemo-run 0.11.1 cannot parse `str | None`
     verify: bool = True
-    """Whether the files that are read are compared with what was saved."""
+    """Whether the checksums of the files are verified when they are read."""
 
     def setup(self, trainer: Any, model: Any = None) -> None:
-        """Point the trainer at what to load. Raises ValueError for a `start` that is not whole."""
+        """Set the checkpoint that the trainer loads; raise ValueError if `start` is incomplete."""
         if self.start is not None and self._find_trainer_ckpt_path() is None:
             self.restore_config = nl.RestoreConfig(
                 path=str(start_checkpoint(Path(self.start))),
                 load_model_state=True,
                 load_optim_state=False,
-                load_artifacts=False,  # the tokenizer is the store's; an import has no context
+                load_artifacts=False,  # the tokenizer is from the store; an import has no context
             )
         trainer.strategy.verify_checkpoints = self.verify
         super().setup(trainer, model)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe on CPU ranks: gloo, plain kernels, no Transformer Engine."""
+"""Adapt a recipe to CPU ranks: gloo, plain kernels, no Transformer Engine."""
 
 import fiddle as fdl
 import nemo_run as run
@@ -10,15 +10,15 @@ from recipes.nemo2.strategy import CpuStrategy
 
 
 def on_cpu(recipe: run.Partial) -> None:
-    """Turn a recipe for GPUs into one for CPU ranks under gloo; the numbers stay the same."""
+    """Turn a recipe for GPUs into one for CPU ranks under gloo with the same numerics."""
     strategy = recipe.trainer.strategy
     fdl.update_callable(strategy, CpuStrategy)
     strategy.process_group_backend = "gloo"
-    strategy.ckpt_async_save = False  # there is no device to copy from meanwhile
+    strategy.ckpt_async_save = False  # there is no device to copy from asynchronously
     strategy.ddp.overlap_grad_reduce = False
     strategy.ddp.overlap_param_gather = False
     if recipe.optim.config.optimizer_cpu_offload:
-        offload_optimizer(recipe, 0.0)  # it is there already
+        offload_optimizer(recipe, 0.0)  # it is on the CPU anyway
     recipe.trainer.accelerator = "cpu"
     kept = [one for one in recipe.trainer.callbacks if one.__fn_or_cls__ is not Stragglers]
     recipe.trainer.callbacks = kept
@@ -28,7 +28,7 @@ def on_cpu(recipe: run.Partial) -> None:
 
 
 def plain_kernels(config: run.Config) -> None:
-    """Set a model config to the kernels that CPU has; they compute what the fused ones do."""
+    """Set a model config to kernels that run on CPU; they compute the same as the fused ones."""
     config.transformer_engine = False
     config.attention_kernel = "auto"
     config.use_cpu_initialization = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callbacks that end a run in time, and one that hangs or diverges."""
+"""Callbacks that stop a run before its time limit, when it hangs and when it diverges."""
 
 import math
 
@@ -19,13 +19,13 @@ from recipes.spec.model_card import ModelCard
 from recipes.spec.stage import Stage
 
 ON_CPU = {"first_seconds": 7200, "seconds": 3600}
-"""When a CPU rank hangs; there is no plan of its step."""
+"""Timeouts of CPU ranks, whose steps are not planned."""
 
 
 def guards(
     card: ModelCard, stage: Stage, layout: Layout, machines: Cluster | None
 ) -> list[run.Config]:
-    """Return the callbacks that stop a run in time, one that hangs and one whose loss breaks."""
+    """Return the callbacks against the time limit, hangs and a diverging loss."""
     found = [
         run.Config(StopInTime),
         run.Config(LossGuard, path="", warmup_steps=stage.lr.warmup_steps(stage.steps)),
@@ -45,5 +45,5 @@ def guards(
 
 
 def _minutes(seconds: float) -> int:
-    """Return seconds to the next ten minutes."""
+    """Return seconds as minutes, rounded up to ten."""
     return math.ceil(seconds / 600) * 600

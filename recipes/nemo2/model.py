@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thin layer that puts `custom_modules` into NeMo's GPT configs and model."""
+"""Adapters of NeMo's GPT configs and model to `custom_modules`."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -35,16 +35,16 @@ def forward_step(model: torch.nn.Module, batch: dict[str, Any]) -> Tensor:
         position_ids=batch["position_ids"],
         attention_mask=None,
         labels=batch["labels"],
-        loss_mask=batch["loss_mask"],  # a tiled loss leaves masked tokens out
+        loss_mask=batch["loss_mask"],  # a tiled loss skips masked tokens
         packed_seq_params=batch.get("documents"),
         rope_scale=batch.get("rope_scale"),
     )
 
 
 def ranks_per_node() -> int:
-    """Return how many ranks this node runs, the reach of its fast links.
+    """Return the number of ranks on this node, which its fast links join.
 
-    As torchrun says; without it one for each GPU, or all on CPU.
+    Taken from torchrun; without it one per GPU, or all on CPU.
     """
     said = os.environ.get("LOCAL_WORLD_SIZE")
     if said is not None:
@@ -55,10 +55,10 @@ def ranks_per_node() -> int:
 
 @dataclass(kw_only=True)
 class LongContextMixin:
-    """What a NeMo GPT config gains so that its model is a `LongContextGPT`.
+    """Mixin for a NeMo GPT config that builds a `LongContextGPT`.
 
-    Not itself a `GPTConfig`: a dataclass base brings all its fields, and would put GPTConfig's
-    defaults above those of the family it is mixed into.
+    It is not a `GPTConfig`: as a dataclass base that would override the defaults of the family's
+    config with its own.
     """
 
     rope: RopeScaling = field(default_factory=lambda: RopeScaling.base_change(10_000))
@@ -68,20 +68,20 @@ class LongContextMixin:
     tiling: Tiling = field(default_factory=Tiling)
     offload: Offload = field(default_factory=Offload)
     transformer_engine: bool = False
-    position_embedding_type: str = "none"  # rotation is ours, from the position ids
+    position_embedding_type: str = "none"  # our rotation, from the position ids
     calculate_per_token_loss: bool = True  # sum(loss) / sum(tokens) over DP and CP
     forward_step_fn: Callable[..., Tensor] = forward_step
 
     def __post_init__(self) -> None:
-        """Hand Megatron-Core its own kinds of recompute before it checks its fields."""
+        """Set Megatron-Core's fields for its own kinds of recompute before it checks them."""
         self.rotary_interleaved = self.rope.interleaved
         for name, value in self.recompute.megatron_settings().items():
             given = getattr(self, name)
-            # Megatron-Core fills the modules in, also where nothing is recomputed.
+            # Megatron-Core fills in the modules even if nothing is recomputed.
             if given and given != value and name != "recompute_modules":
                 raise ValueError(
-                    f"{name} is {given!r} and recompute is {self.recompute.kind}, which says "
-                    f"{value!r}; set recompute alone"
+                    f"{name} is {given!r} and recompute is {self.recompute.kind}, which means "
+                    f"{value!r}; set only recompute"
                 )
             setattr(self, name, value)
         super().__post_init__()  # type: ignore[misc]  # of the NeMo config this is mixed into
@@ -93,7 +93,7 @@ class LongContextMixin:
         post_process: bool | None = None,
         vp_stage: int | None = None,
     ) -> LongContextGPT:
-        """Build this rank's pipeline stage. The vocabulary is the config's, not the tokenizer's."""
+        """Build this rank's pipeline stage with the config's vocabulary, not the tokenizer's."""
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
         config: Any = self  # the NeMo config this is mixed into
@@ -119,50 +119,50 @@ class LongContextMixin:
 
 @dataclass(kw_only=True)
 class LongContextLlamaConfig(LongContextMixin, LlamaConfig):
-    """NeMo's Llama config with a `LongContextGPT` for its model."""
+    """NeMo's Llama config with a `LongContextGPT` as its model."""
 
 
 @dataclass(kw_only=True)
 class LongContextQwen2Config(LongContextMixin, Qwen2Config):
-    """NeMo's Qwen 2 and 2.5 config with a `LongContextGPT` for its model."""
+    """NeMo's Qwen 2 and 2.5 config with a `LongContextGPT` as its model."""
 
 
 @dataclass(kw_only=True)
 class LongContextQwen3Config(LongContextMixin, Qwen3Config):
-    """NeMo's config of dense Qwen 3 with a `LongContextGPT` for its model."""
+    """NeMo's config of dense Qwen 3 with a `LongContextGPT` as its model."""
 
 
 @dataclass(kw_only=True)
 class LongContextMistralConfig(LongContextMixin, MistralConfig7B):
-    """NeMo's Mistral config with a `LongContextGPT` for its model; attention has no window."""
+    """NeMo's Mistral config with a `LongContextGPT` as its model; attention has no window."""
 
     window_size: list[int] | None = None
-    cp_comm_type: str | None = None  # the config's cp says it
+    cp_comm_type: str | None = None  # set by the config's cp
 
 
 @dataclass(kw_only=True)
 class LongContextMixtralConfig(LongContextMixin, MixtralConfig):
-    """NeMo's Mixtral config with a `LongContextGPT` for its model."""
+    """NeMo's Mixtral config with a `LongContextGPT` as its model."""
 
 
 @dataclass(kw_only=True)
 class LongContextQwen3MoeConfig(LongContextMixin, Qwen3MoEConfig):
-    """NeMo's config of Qwen 3 with experts, with a `LongContextGPT` for its model."""
+    """NeMo's config of Qwen 3 with experts, with a `LongContextGPT` as its model."""
 
 
 @dataclass(kw_only=True)
 class LongContextNemotronConfig(LongContextMixin, NemotronConfig):
-    """NeMo's Nemotron 3 and 4 config with a `LongContextGPT` for its model."""
+    """NeMo's Nemotron 3 and 4 config with a `LongContextGPT` as its model."""
 
 
 class TokenWeightedLoss(MaskedTokenLossReduction):
-    """NeMo's reduction, which also keeps the number of valid tokens that the mean is over."""
+    """NeMo's reduction, which also stores the number of valid tokens of the mean."""
 
     valid_tokens: Tensor | None = None
-    """Of the last `reduce`; None on pipeline stages before the last, which have no loss."""
+    """Valid tokens of the last `reduce`; None on pipeline stages without the loss."""
 
     def reduce(self, losses_reduced_per_micro_batch: list[dict[str, Tensor]]) -> Tensor:
-        """Return sum(loss) / sum(tokens) over the batch, DP and CP; 0 where no token is valid."""
+        """Return sum(loss) / sum(tokens) over the batch, DP and CP; 0 if no token is valid."""
         device = torch.cuda.current_device()
         pairs = [one["loss_sum_and_ub_size"] for one in losses_reduced_per_micro_batch]
         total = torch.stack(pairs).sum(0) if pairs else torch.zeros(2, device=device)
@@ -173,7 +173,7 @@ class TokenWeightedLoss(MaskedTokenLossReduction):
 
 
 class LongContextModel(GPTModel):
-    """NeMo's GPT module: batches are tallied, positions reach every pipeline stage."""
+    """NeMo's GPT module with batches counted and positions on every pipeline stage."""
 
     def __init__(
         self,
@@ -182,22 +182,22 @@ class LongContextModel(GPTModel):
         tokenizer: Any = None,
         model_transform: Any = None,
     ) -> None:
-        """Take the config; `llm.pretrain` sets optimizer and tokenizer on module and record."""
+        """Store the config; `llm.pretrain` sets optimizer and tokenizer on module and record."""
         super().__init__(config, optim, tokenizer, model_transform)
         self._training_loss_reduction: TokenWeightedLoss | None = None
         self._validation_loss_reduction: TokenWeightedLoss | None = None
         self.tally = Tally()
 
     def forward(self, *inputs: Any, **megatron: Any) -> Tensor:
-        """Return what Megatron-Core's model returns; NeMo's own forward leaves out `loss_mask`."""
+        """Return the output of Megatron-Core's model; NeMo's own forward drops `loss_mask`."""
         out: Tensor = self.module(*inputs, **megatron)
         return out
 
     def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
         """Return this rank's zigzag shard of the next micro-batch, each entry [b, s].
 
-        Where documents are kept apart, `documents` is the table of the whole sequences; where the
-        rotation is drawn, `rope_scale` [b] stays on the CPU, which makes its frequencies.
+        If documents are kept apart, `documents` is the table of the whole sequences. If the
+        rotation is drawn, `rope_scale` [b] stays on the CPU, where its frequencies are computed.
         """
         batch = next(dataloader_iter)
         batch = batch[0] if isinstance(batch, tuple) else batch

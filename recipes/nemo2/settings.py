@@ -20,16 +20,16 @@ MEGATRON_FSDP: dict[Sharding, str] = {
     "gradients": "optim_grads",
     "parameters": "optim_grads_params",
 }
-"""Megatron's words for what its FSDP shards; sharding by other means is not in it."""
+"""Megatron FSDP's name of each sharding; other shardings do not use FSDP."""
 
 
 def described(
     noun: RopeScaling | ContextParallelKind | Recompute | Tiling | Offload | Gate,
 ) -> run.Config:
-    """Return a description as a node of the tree, so that an override reaches its fields.
+    """Return a description as a node of the tree, so that overrides can set its fields.
 
-    A tuple becomes a list, the only sequence that YAML and nemo-run's overrides have. A rotation
-    that stretches another holds that as a node of its own.
+    Tuples become lists, the only sequence of YAML and nemo-run's overrides. A rotation that
+    stretches another has that as a nested node.
     """
     fields = {name: getattr(noun, name) for name in type(noun).__dataclass_fields__}
     if isinstance(noun, RopeScaling) and noun.before is not None:
@@ -41,7 +41,7 @@ def described(
 def place(
     recipe: run.Partial, card: ModelCard, ladder: Ladder, stage: Stage, *, run_to: Path, store: Path
 ) -> None:
-    """Set every path of the recipe: what it writes under `run_to`, what it reads."""
+    """Set every path of the recipe: outputs under `run_to`, and inputs."""
     folder = stage_folder(run_to, recipe_name(card, ladder, stage))
     start = start_folder(card, ladder, stage, run_to)
     recipe.data.store = str(store)
@@ -60,10 +60,10 @@ def place(
 
 
 def shard(recipe: run.Partial, sharding: Sharding) -> None:
-    """Set what each of the ranks that share parameters has a part of."""
+    """Set what is sharded over the ranks that hold the same parameters."""
     strategy, distributed = recipe.trainer.strategy, sharding != "none"
     strategy.ddp.use_distributed_optimizer = distributed
-    strategy.ddp.overlap_param_gather = distributed  # else every rank has them all
+    strategy.ddp.overlap_param_gather = distributed  # otherwise parameters are not sharded
     recipe.optim.config.use_distributed_optimizer = distributed
     if sharding in MEGATRON_FSDP:
         strategy.fsdp = "megatron"
@@ -71,27 +71,27 @@ def shard(recipe: run.Partial, sharding: Sharding) -> None:
         strategy.ddp.data_parallel_sharding_strategy = MEGATRON_FSDP[sharding]
         strategy.save_ckpt_format = "fsdp_dtensor"
         strategy.ckpt_async_save = False  # NeMo writes this format synchronously
-        recipe.model.config.gradient_accumulation_fusion = False  # FSDP owns the gradients
+        recipe.model.config.gradient_accumulation_fusion = False  # FSDP manages the gradients
 
 
 def offload_optimizer(recipe: run.Partial, fraction: float) -> None:
-    """Leave a fraction of the optimizer's state and step to the CPU, or none."""
+    """Offload a fraction of the optimizer's state and step to the CPU, or none."""
     config, offloads = recipe.optim.config, fraction != 0
     config.optimizer_cpu_offload = offloads
     config.optimizer_offload_fraction = fraction
     config.overlap_cpu_optimizer_d2h_h2d = offloads
-    config.use_precision_aware_optimizer = offloads  # else fp32 weights stay on the GPU as well
+    config.use_precision_aware_optimizer = offloads  # otherwise fp32 weights also stay on the GPU
 
 
 def compute_in_fp8(recipe: run.Partial, fp8: Fp8) -> None:
-    """Set NeMo's precision plugin, which overwrites the model's FP8 fields, to a recipe."""
+    """Set the FP8 recipe in NeMo's precision plugin, which overwrites the model's FP8 fields."""
     plugin = recipe.trainer.plugins
-    # The formats of Transformer Engine's own recipes: a block's scale leaves gradients in range.
+    # Formats of Transformer Engine's own recipes: block scales keep gradients in range.
     plugin.fp8 = "e4m3" if fp8.recipe in ("blockwise", "mxfp8") else "hybrid"
     plugin.fp8_recipe = fp8.recipe
     plugin.first_last_layers_bf16 = bool(fp8.bf16_first or fp8.bf16_last)
     plugin.num_layers_at_start_in_bf16 = fp8.bf16_first
     plugin.num_layers_at_end_in_bf16 = fp8.bf16_last
     if fp8.recipe == "delayed":
-        plugin.fp8_amax_history_len = 1024  # as NeMo's own recipe of delayed scaling
+        plugin.fp8_amax_history_len = 1024  # as in NeMo's own recipe of delayed scaling
         plugin.fp8_amax_compute_algo = "max"

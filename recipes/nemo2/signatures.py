@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give NeMo's classes the signature of their `__init__`, on every Python.
+"""Make the signature of NeMo's classes that of their `__init__` on every Python version.
 
-`inspect.signature` of a class takes the `__new__` or the `__init__` that is nearest in its bases
-only since Python 3.11.5. Before, an inherited `__new__` comes first, and NeMo's `IOMixin` has one
-of `(cls, *args, **kwargs)`: a class below it without an `__init__` of its own then seems to take
-anything. fiddle, which asks `inspect`, has no default of it to read and refuses no misspelled
-argument. Importing this module states the signature where `inspect` looks first.
+Only since Python 3.11.5 does `inspect.signature` of a class use the nearest `__new__` or `__init__`
+in its bases. Before, an inherited `__new__` comes first, and NeMo's `IOMixin` has one of
+`(cls, *args, **kwargs)`: a subclass without its own `__init__` then seems to accept anything, so
+fiddle, which uses `inspect`, finds no defaults and refuses no misspelled argument. Importing this
+module sets the signature where `inspect` looks first.
 """
 
 import inspect
@@ -16,10 +16,10 @@ from nemo.lightning.io.mixin import IOMixin
 
 
 class InitSignature:
-    """A `__signature__` that each class below the one that holds it answers for itself."""
+    """A `__signature__` that each subclass computes for itself."""
 
     def __get__(self, instance: object, owner: Any) -> inspect.Signature:
-        """Return what the class takes; an instance, where it can be called, has its own."""
+        """Return the signature of the class; a callable instance has its own."""
         if instance is not None:
             raise AttributeError("__signature__")
         return inspect.signature(MethodType(owner.__init__, owner))  # bound: without self

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeMo's Megatron strategy with validation weighted by tokens, and its twin for the CPU."""
+"""NeMo's Megatron strategy with validation weighted by tokens, and its version for CPU."""
 
 import logging
 from contextlib import ExitStack
@@ -11,40 +11,40 @@ from nemo import lightning as nl
 from nemo.lightning import _strategy_lib
 from nemo.lightning.ckpt_utils import WEIGHTS_PATH, ckpt_to_dir
 
-import recipes.nemo2.signatures  # noqa: F401  # before the first config of a class of NeMo's
+import recipes.nemo2.signatures  # noqa: F401  # before the first config of a NeMo class
 from custom_modules.cpu.backend import cpu_backend
 from recipes.checkpoints.verified import verified
 from recipes.constraints.laws import fp8_refusal
 
 
 class LongContextStrategy(nl.MegatronStrategy):
-    """NeMo's strategy with the validation loss weighted by tokens, and our choices in the log.
+    """NeMo's strategy with the validation loss weighted by tokens, and kernel choices in the log.
 
-    Checkpoints are read safely, and their files compared with what was saved.
+    Checkpoints are read without running code, and their checksums are verified.
     """
 
     verify_checkpoints = True
-    """Set by the resume of a recipe (`recipes.nemo2.checkpoint_callback.StageResume`)."""
+    """Set by `recipes.nemo2.checkpoint_callback.StageResume`."""
 
     def setup_environment(self) -> None:
-        """Set up ranks and groups; the first rank's log then names kernels and kinds.
+        """Set up ranks and groups; the first rank then logs kernels and context parallel kinds.
 
-        Raises ValueError where this rank's device cannot compute in the FP8 that is asked for.
+        Raises ValueError if this rank's device does not support the FP8 recipe.
         """
         super().setup_environment()
         self._refuse_fp8()
         chosen = logging.getLogger("custom_modules")
         chosen.setLevel(logging.INFO)
-        chosen.propagate = False  # other ranks, and what NeMo adds to the root, would repeat it
+        chosen.propagate = False  # other ranks and NeMo's root handlers would repeat it
         if torch.distributed.get_rank() == 0 and not chosen.handlers:
             chosen.addHandler(logging.StreamHandler())
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, selective_restore: bool = False
     ) -> dict[str, Any]:
-        """Return the checkpoint as NeMo does; raise CheckpointError on all ranks where damaged."""
+        """Return the checkpoint as NeMo does; raise CheckpointError on all ranks if damaged."""
         folder = Path(ckpt_to_dir(checkpoint_path))
-        folder = folder.parent if folder.name == WEIGHTS_PATH else folder  # so at a resume
+        folder = folder.parent if folder.name == WEIGHTS_PATH else folder  # at a resume
         with verified(folder, verify=self.verify_checkpoints):
             state: dict[str, Any] = super().load_checkpoint(checkpoint_path, selective_restore)
             return state
@@ -53,14 +53,14 @@ class LongContextStrategy(nl.MegatronStrategy):
         chosen = self.precision_plugin.dtype_config
         cuda = torch.version.cuda
         if not chosen.fp8 or cuda is None:
-            return  # without CUDA the recipe has been refused
+            return  # without CUDA the recipe was already refused
         major, minor = (int(part) for part in cuda.split(".")[:2])
         why = fp8_refusal(chosen.fp8_recipe, torch.cuda.get_device_capability(), (major, minor))
         if why is not None:
             raise ValueError(why)
 
     def validation_step(self, dataloader_iter: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return the loss of one batch, and log it with its valid tokens as its weight.
+        """Return the loss of one batch, and log it weighted by its valid tokens.
 
         Lightning averages over batches by weight, so `val_loss` is sum(loss) / sum(tokens) over
         the whole validation, however uneven the masks of the batches are.
@@ -78,7 +78,7 @@ class LongContextStrategy(nl.MegatronStrategy):
 
 
 class CpuStrategy(LongContextStrategy):
-    """The same on CPU: a recipe that names it runs inside `cpu_backend()`."""
+    """The same on CPU, inside `cpu_backend()`."""
 
     def setup_environment(self) -> None:
         """Enter the CPU backend, then set up ranks and groups."""
@@ -87,7 +87,7 @@ class CpuStrategy(LongContextStrategy):
         super().setup_environment()
 
     def teardown(self) -> None:
-        """Leave the CPU backend last."""
+        """Tear down, then leave the CPU backend."""
         try:
             super().teardown()
         finally:

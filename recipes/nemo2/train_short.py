@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage's choice of positions as arguments of the data module."""
+"""Arguments of the data module for the positions of a stage."""
 
 import math
 from typing import Any
@@ -14,9 +14,9 @@ from recipes.spec.train_short import Positions
 
 
 def train_short(stage: Stage) -> dict[str, Any]:
-    """Return what the data module draws for training samples, by its arguments; often nothing.
+    """Return the arguments of the data module that draw positions; none for consecutive ones.
 
-    Raises ValueError where GeNE's positions go with a rotation that has no factor of its own.
+    Raises ValueError if positions are GeNE's and the rotation has no factor of its own.
     """
     how = stage.positions
     match how.kind:
@@ -51,7 +51,7 @@ def _scales(how: Positions, rope: RopeScaling | str, seq_length: int) -> run.Par
         raise ValueError(
             f"positions gene have target_length {how.target_length:,} and rope reaches "
             f"{rope.reach:,}, factor {rope.factor:g} times original_length "
-            f"{rope.original_length:,}; set both alike"
+            f"{rope.original_length:,}; set both to the same length"
         )
     least = math.ceil(seq_length / rope.original_length)
     return run.Partial(gene_scale, least=least, scales=max(1, int(rope.factor // least)))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts, rotations and user files as text, and back."""
+"""Text forms of layouts and rotations, and files of rotations."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptions such as `Recompute` in words: the fields that differ from their defaults; light."""
+"""Format descriptions such as `Recompute` as text, showing only non-default fields."""
 
 from dataclasses import fields
 from typing import Any
 
 
 def in_words(noun: Any) -> str:
-    """Return the fields of a description that differ from its defaults, `none` if all have them."""
+    """Return the fields of a description that differ from their defaults, or `none`."""
     plain = type(noun)()
     changed = {}
     for field in fields(noun):

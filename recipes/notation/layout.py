@@ -6,15 +6,15 @@
 | word | |
 | --- | --- |
 | `tp2` `pp2` `dp8` `mb2` | sizes; `mb` is the micro-batch |
-| `ulysses4` `ring8` `head_chunked8` `head_chunked8/16` | context parallelism, heads a stage |
-| `hybrid4x8` `hybrid4x8/8` | all-to-all inside, ring outside, heads a stage |
+| `ulysses4` `ring8` `head_chunked8` `head_chunked8/16` | context parallelism, heads per stage |
+| `hybrid4x8` `hybrid4x8/8` | all-to-all inside, ring outside, heads per stage |
 | `full` `kept_attention` `selective:mlp` | recompute |
-| `tile-loss` `tile-mlp` | tiling, of the usual tiles |
+| `tile-loss` `tile-mlp` | tiling, with the default tiles |
 | `offload-inputs:64` `offload-both:64` | host offload and its cap in GiB |
-| `zero0` `zero2` `zero3` | sharding; the distributed optimizer (ZeRO-1) goes without saying |
+| `zero0` `zero2` `zero3` | sharding; the default is the distributed optimizer (ZeRO-1) |
 | `adam-on-host:0.5` | the optimizer's share on the host |
 | `fp8:tensorwise` `cpu` `fp32` | precision and device |
-| `one rank` | alone: nothing of the above |
+| `one rank` | on its own: none of the above |
 """
 
 import re
@@ -31,12 +31,12 @@ _CP = re.compile(r"(ulysses|ring|head_chunked|hybrid)(\d+)(?:x(\d+))?(?:/(\d+))?
 
 
 def layout_from(line: str) -> Layout:
-    """Return the layout that a line says; raise ValueError for a word that says nothing."""
+    """Return the layout that a line describes; raise ValueError for an unknown or repeated word."""
     fields: dict[str, Any] = {}
     for word in line.split() if line.strip() != ONE_RANK else ():
         meant = _meant(word, fields)
         if again := (meant.keys() & fields.keys()) - {"tiling"}:
-            raise ValueError(f"{word!r} says {again.pop()} again; leave one of them out")
+            raise ValueError(f"{word!r} sets {again.pop()} again; leave one of them out")
         fields |= meant
     return Layout(**fields)
 
@@ -74,7 +74,7 @@ def _meant(word: str, before: dict[str, Any]) -> dict[str, Any]:
 
 def _nothing(word: str) -> str:
     return (
-        f"{word!r} says nothing of a layout; its words are tp2 pp2 dp8 mb2, ulysses4 ring8 "
+        f"{word!r} is not a layout setting; choose from tp2 pp2 dp8 mb2, ulysses4 ring8 "
         "head_chunked8 hybrid4x8 (heads at a time: /16), full kept_attention selective:mlp, "
         "tile-loss tile-mlp, offload-inputs:64 offload-both:64, zero0 zero2 zero3, "
         "adam-on-host:0.5, fp8:tensorwise, fp32 cpu"
@@ -87,7 +87,7 @@ def _number(word: str, value: str, what: str) -> float:
     except ValueError:
         name = word.partition(":")[0]
         raise ValueError(
-            f"{word!r} says no {what}; write {name}:64 or {name}:0.5, a number after the colon"
+            f"{word!r} has no {what}; write {name}:64 or {name}:0.5, with a number after the colon"
         ) from None
 
 
@@ -105,7 +105,7 @@ def _context_parallel(found: re.Match[str]) -> ContextParallel:
 
 
 def words_of(layout: Layout) -> str:
-    """Return the line that `layout_from` reads; sizes of 1 and usual choices are left out."""
+    """Return the line that `layout_from` reads; sizes of 1 and defaults are left out."""
     found = [f"{word}{getattr(layout, name)}" for word, name in _SIZES.items()]
     said = [word for word in found if not word.endswith(("p1", "b1"))]
     how, size = layout.cp.how, layout.cp.size

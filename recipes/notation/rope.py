@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rotation in one word of the command line: `yarn:factor=8,beta_fast=16`, or a file; light."""
+"""Rotations as one word of the command line: `yarn:factor=8,beta_fast=16`, or a file."""
 
 import json
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ def rope_from(
     own: RopeScaling | None = None,
     trained: int | None = None,
 ) -> RopeScaling:
-    """Return the rotation that `word` names: METHOD[:KEY=VALUE,...], or a file's.
+    """Return the rotation that `word` describes: METHOD[:KEY=VALUE,...], or a file.
 
     `of_model` are fields that the word need not repeat: base, partial_rotary_factor, and
-    original_length where the method takes one. `before=own` stretches `own`, the model's rotation,
-    further instead of taking its place, from the context that the model was `trained` at. Raises
-    ValueError for a key that a rotation does not have, and for values outside the method's domain.
+    original_length if the method takes one. `before=own` stretches `own`, the model's rotation,
+    further instead of replacing it, from the context that the model was `trained` at. Raises
+    ValueError for an unknown key and for values out of the method's range.
     """
     method, _, rest = word.partition(":")
     if Path(word).is_file() or method.endswith(".json"):
@@ -39,7 +39,7 @@ def rope_from(
             raise ValueError(f"{word!r} states {key} twice; leave one of them out")
         if key == "before":
             if value != "own" or own is None:
-                raise ValueError(f"before is {value!r}; it is own, the model's own rotation")
+                raise ValueError(f"before is {value!r}; it must be own, the model's own rotation")
             given[key] = own
         else:
             given[key] = _value(key, value)
@@ -49,7 +49,7 @@ def rope_from(
         raise ValueError(f"a rotation has no {strange[0]!r}; it has {', '.join(sorted(known))}")
     if method in get_args(RopeMethod) and method != "default" and "factor" not in given:
         raise ValueError(
-            f"{word!r} has no factor, by how much it stretches the context; write {method}:factor=8"
+            f"{word!r} has no factor by which to stretch the context; write {method}:factor=8"
         )
     inherited = {key: value for key, value in of_model.items() if key not in given}
     if method == "default" or "before" in given:
@@ -57,7 +57,7 @@ def rope_from(
     if "before" in given and "original_length" not in given:
         if trained is None:
             raise ValueError(
-                f"{word!r} stretches the model's own rotation and has no original_length, the "
+                f"{word!r} stretches the model's own rotation but has no original_length, the "
                 "context in tokens that the model was trained at; state it"
             )
         inherited["original_length"] = trained
@@ -65,7 +65,7 @@ def rope_from(
 
 
 def _value(key: str, text: str) -> Any:
-    """Return what the text says in JSON, which has numbers, true and false; or a length."""
+    """Return the value of the text: JSON (a number, true or false) or a length."""
     if key == "original_length" and text[-1:].upper() in ("K", "M"):
         return length_from(text)
     try:

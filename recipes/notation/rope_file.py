@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rotation as a file: what `longhaul rope search` writes and a Stage can use; light.
+"""Files of rotations, which `longhaul rope search` writes and a Stage can use.
 
     {"format": "longhaul rope", "version": 1, "rope": {"method": "longrope", ...}, "about": {...}}
 
-`rope` is `RopeScaling.to_dict`. `about` says where it is from (checkpoint, store, scores, seed) and
-is for people: nothing is computed from it. A config.json of Hugging Face is read as well.
+`rope` is `RopeScaling.to_dict`. `about` records its origin (checkpoint, store, scores, seed) for
+people: nothing is computed from it. A config.json of Hugging Face is read as well.
 """
 
 import json
@@ -22,15 +22,15 @@ _OF_HUGGING_FACE = ("rope_theta", "rope_scaling", "rope_parameters", RECORD)
 
 
 def write(path: Path, rope: RopeScaling, about: Mapping[str, Any]) -> None:
-    """Write the rotation and where it is from, whole or not at all."""
+    """Write the rotation and its origin atomically."""
     content = {"format": FORMAT, "version": VERSION, "rope": rope.to_dict(), "about": dict(about)}
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def read(path: Path) -> RopeScaling:
-    """Return the rotation of a file of ours or of a config.json.
+    """Return the rotation of a rotation file or of a config.json.
 
-    Raises ValueError, with the path, where there is none or where it is not one that is known.
+    Raises ValueError, with the path, if the file has no rotation or an unknown one.
     """
     content = read_json(path)
     if not isinstance(content, dict):
@@ -46,13 +46,11 @@ def _rope(content: dict[str, Any]) -> RopeScaling:
         if any(key in content for key in _OF_HUGGING_FACE):
             return rope_of(content)
         raise ValueError(
-            f"it holds no rotation: neither a file of format {FORMAT!r}, as `longhaul rope search` "
-            "writes, nor a config.json with rope_theta or rope_scaling"
+            f"it has no rotation: it is neither a file of format {FORMAT!r}, as `longhaul rope "
+            "search` writes, nor a config.json with rope_theta or rope_scaling"
         )
     if content["format"] != FORMAT:
-        raise ValueError(
-            f"its format is {content['format']!r}; that of a rotation must be {FORMAT!r}"
-        )
+        raise ValueError(f"its format is {content['format']!r}; it must be {FORMAT!r}")
     if content.get("version") != VERSION:
         raise ValueError(
             f"its version is {content.get('version')!r} and this Longhaul reads {VERSION}; run "

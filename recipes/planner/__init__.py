@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage takes on a cluster, before a GPU is touched: bytes, seconds, and the best layout.
+"""Estimates of memory and step time of a stage on a cluster, and a search for its best layout.
 
-Light: no torch, no NeMo. `memory` and `time` predict a `Job`, `plan` holds both, `search` finds the
-layout, `remedies` says what to change where something does not fit.
+Imports neither torch nor NeMo. `memory` and `time` predict a `Job`, `plan` combines both, `search`
+finds the layout, `remedies` proposes changes if it does not fit.
 """

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an optimizer step is made of: sequences in a forward, forwards in a step, data ranks; light.
+"""Relation of tokens, sequence length, micro-batch, accumulation and data ranks of a step.
 
     tokens = sequence length x global batch        global batch = micro-batch x accumulation x DP
 
-Papers keep the tokens of a batch as sequences grow longer; with any three of tokens, length, DP and
-accumulation (and a micro-batch) the fourth follows, or the nearest batches that come out whole.
+Papers keep the tokens per batch constant as sequences grow longer. Any three of tokens, length, DP
+and accumulation (with a micro-batch) determine the fourth, or the nearest batches that divide.
 """
 
 from dataclasses import dataclass
 from math import prod
 
 MOST_ACCUMULATION = 32
-"""Forwards of a step on one data rank; beyond it the ranks are few for the batch."""
+"""Micro-batches per step on one data rank above which more data ranks are advised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,14 +20,14 @@ class Batch:
 
     seq_length: int
     micro_batch: int
-    """Sequences in one forward."""
+    """Sequences in one forward pass."""
     accumulation: int
-    """Forwards of a step on each data rank."""
+    """Micro-batches per step on each data rank."""
     dp: int
 
     @property
     def sequences(self) -> int:
-        """The global batch, as Megatron counts it."""
+        """Global batch size in sequences, as Megatron counts it."""
         return self.micro_batch * self.accumulation * self.dp
 
     @property
@@ -44,10 +44,10 @@ def solve(
     accumulation: int | None = None,
     micro_batch: int = 1,
 ) -> Batch:
-    """Return the batch of which three of tokens, length, DP and accumulation are known.
+    """Return the batch given three of tokens, length, DP and accumulation.
 
-    Raises ValueError for more or fewer, for numbers below 1, and where the tokens are no whole
-    number of rounds, with the nearest batches that are.
+    Raises ValueError for more or fewer, for numbers below 1, and, with the nearest valid batches,
+    if the tokens do not divide.
     """
     parts = {"sequence length": seq_length, "DP": dp, "accumulation": accumulation}
     given = {"tokens per batch": tokens, **parts, "micro-batch": micro_batch}
@@ -73,7 +73,7 @@ def solve(
 
 
 def data_ranks(*, gpus: int, tp: int = 1, cp: int = 1, pp: int = 1) -> int:
-    """Return the replicas that so many GPUs hold; raise ValueError for no whole number of them."""
+    """Return the number of replicas on `gpus` GPUs; raise ValueError if it is not whole."""
     for name, size in {"GPUs": gpus, "TP": tp, "CP": cp, "PP": pp}.items():
         if size < 1:
             raise ValueError(f"{name} is {size}; it must be at least 1")
@@ -82,7 +82,7 @@ def data_ranks(*, gpus: int, tp: int = 1, cp: int = 1, pp: int = 1) -> int:
         below = gpus // replica * replica
         nearest = " or ".join(f"{count:,}" for count in (below, below + replica) if count)
         raise ValueError(
-            f"{gpus:,} GPUs are no whole number of replicas of TP {tp} x CP {cp} x PP {pp} = "
+            f"{gpus:,} GPUs are not a whole number of replicas of TP {tp} x CP {cp} x PP {pp} = "
             f"{replica:,}; take {nearest}"
         )
     return gpus // replica

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the recipe check would say of a job: the same laws, called with the numbers of a layout."""
+"""The constraints of the recipe check, applied to a job before its recipe is built."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,24 +10,24 @@ from recipes.planner.workload import Job
 from recipes.spec.cluster import Cluster
 
 CUDA = (12, 9)
-"""The CUDA that FP8 recipes are judged by where no device is at hand: that of recent builds."""
+"""CUDA version assumed for FP8 recipes, since no device is queried: that of recent builds."""
 
 
 def before_planning(job: Job, cluster: Cluster) -> str:
-    """Return the first law that a job breaks whatever its host cap is, or an empty text.
+    """Return the first constraint that a job violates with any host cap, or an empty string.
 
-    A plan divides by the sizes that these laws hold to, and then says what cap it needs.
+    A plan relies on these constraints, and then sets the cap that it needs.
     """
     bare = replace(job, layout=replace(job.layout, offload=Offload()))
     return next(refusals(bare, cluster), "")
 
 
 def refusals(job: Job, cluster: Cluster) -> Iterator[str]:
-    """Yield one sentence for each law that a job breaks on a cluster."""
+    """Yield one sentence for each constraint that a job violates on a cluster."""
     layout, card = job.layout, job.card
     devices = min(layout.world_size, cluster.gpus_per_node)
     if layout.world_size % devices:
-        yield f"{layout.world_size} ranks are no whole number of nodes of {devices}"
+        yield f"{layout.world_size} ranks are not a whole number of nodes of {devices}"
         return
     of_shapes = list(
         laws.broken(
@@ -49,12 +49,12 @@ def refusals(job: Job, cluster: Cluster) -> Iterator[str]:
     )
     if of_shapes:
         yield from of_shapes
-        return  # what follows divides by them
+        return  # the checks below divide by them
     yield from _of_memory(job)
     yield from _of_fp8(job, cluster)
     if card.facts.experts and (layout.tiling.mlp or layout.fp8.recipe != "none"):
         yield (
-            f"{card.name} has experts, which compute neither in tiles nor in FP8; leave tiling mlp "
+            f"{card.name} has experts, which support neither tiling nor FP8; leave tiling mlp "
             "and fp8 out"
         )
 

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of one rank by cause, at the moment of a step when most are held.
+"""Peak bytes of one rank in a step, by cause.
 
-A step's peak is in one of a few moments, and each is written down as what lives then; the largest
-is the answer. Numbers a token, of one rank: h hidden / TP (sequence parallelism shards what lies
+The peak occurs at one of a few moments. For each the tensors alive are summed; the largest sum is
+the result. Numbers per token on one rank: h hidden / TP (sequence parallelism shards the tensors
 between the blocks), A heads x D and K KV heads x D, F inner width of the MLP, V vocabulary, each
-over TP; e bytes a number. A layer whose backward keeps everything holds
+over TP; e bytes per number. Without recompute a layer holds
 
     input  h,   norm  h,   q k v  A + 2K,   rotated q and k  A + K,   output  A,   log-sum-exp,
     middle h,   norm  h,   MLP  5F (gate and up, activation, product; 3F where they are fused)
 
-With an all-to-all the exchanged q, k, v and output are kept in place of those before it, and the
-output that came home; head-chunked attention keeps its output alone. What recompute leaves of it is
-`custom_modules.memory.config`'s table. The moments:
+With an all-to-all the exchanged q, k, v and output are kept instead of those before it, and the
+output after the exchange back; head-chunked attention keeps only its output. The table in
+`custom_modules.memory.config` lists what recompute leaves of it. The moments:
 
-    loss        all layers' kept, of the last one what offload sends away as well, logits (or a tile
-                of them) and the last layer's output, 3h
-    MLP         the others' kept, the last layer whole, 2F of gradients, the gradient of its output;
-                or a tile of it and the sums of its weights' gradients
-    attention   the others' kept, the layer up to its middle, attention's own backward
+    loss        kept tensors of all layers, of the last one also its offloaded ones, logits (or a
+                tile of them) and the last layer's output, 3h
+    MLP         kept tensors of the other layers, the whole last layer, 2F of gradients, gradient of
+                its output; or a tile of it and the accumulated gradients of its weights
+    attention   kept tensors of the other layers, the layer up to its middle, attention's backward
                 (`custom_modules.context_parallel.cost`), the gradient of the residual
-    rebuild     the same with attention's forward
+    rebuild     the same with attention's forward instead
 
-Derived from the modules and held to the bytes of real steps, cause by cause, by
+Derived from the modules and compared with the bytes of real steps, cause by cause, by
 `benchmarks/planner_memory.py`. Pipeline: the first stage holds min(PP, micro-batches) forwards, the
 last one and the loss (1F1B, arXiv 2104.04473). Optimizer and gradients: Megatron-Core's distributed
 optimizer, fp32 gradients and, for bf16, 12 bytes a parameter over the ranks that hold it.
@@ -36,36 +36,36 @@ from recipes.spec.units import GiB
 
 FP8_COPIES = 2
 """Bytes of a weight in FP8 and its transpose, which Transformer Engine keeps through a step's
-micro-batches beside the bf16 one."""
+micro-batches in addition to the bf16 one."""
 INPUTS_BYTES = 56
-"""A token's ids, label, mask, position and document, as the data module hands them out."""
+"""Ids, label, mask, position and document of a token, as the data module returns them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
-    """What an implementation keeps where implementations differ."""
+    """Bytes that depend on the implementation of the kernels."""
 
     mlp_kept: float
-    """Numbers kept of a gated MLP, in F."""
+    """Numbers kept of a gated MLP, in units of F."""
     logit_bytes: float
-    """Bytes a logit, where they are formed whole, for a bf16 model: Megatron's are bf16, its
-    cross-entropy fp32."""
+    """Bytes per logit of a bf16 model without tiling: Megatron's are bf16, its cross-entropy
+    fp32."""
     norm_kept: float = 1
-    """Numbers kept of a norm beside its input, in h."""
+    """Numbers kept of a norm in addition to its input, in units of h."""
     exchange_copies: float = 0
-    """Copies of q, k and v that an all-to-all makes beside the ones it exchanges."""
+    """Copies of q, k and v that an all-to-all makes in addition to the exchanged ones."""
     weight_gradients: bool = False
     """Whether a weight's gradient exists before it is added to the buffer."""
     gradient_bytes: float = 4
-    """Of a weight."""
+    """Bytes per weight."""
     reserve_gib: float
-    """CUDA's context, NCCL's buffers, workspaces, and what the allocator cannot hand out."""
+    """CUDA's context, NCCL's buffers, workspaces, and fragmentation of the allocator."""
 
 
 PLAIN = Kernels(mlp_kept=5, logit_bytes=6, weight_gradients=True, reserve_gib=0)
-"""CPU: PyTorch's operators one by one."""
+"""CPU: unfused PyTorch operators."""
 FUSED = Kernels(mlp_kept=3, logit_bytes=6, reserve_gib=4.0)
-"""GPU: fused SwiGLU and gradient accumulation. The reserve is ours, not measured yet."""
+"""GPU: fused SwiGLU and gradient accumulation. The reserve is a guess, not measured yet."""
 HUGGING_FACE = Kernels(
     mlp_kept=4,
     logit_bytes=14,
@@ -74,24 +74,24 @@ HUGGING_FACE = Kernels(
     gradient_bytes=2,
     reserve_gib=4.0,
 )
-"""A peer, to hold the formulas to lengths that others measured: transformers' Llama under DeepSpeed
+"""A peer, to compare the formulas with published lengths: transformers' Llama under DeepSpeed
 (ALST, arXiv 2506.13996). Its norm keeps an fp32 copy of its input and the result before its
-weight, its loss three fp32 copies of the bf16 logits; DeepSpeed's all-to-all makes what it sends
-contiguous and permutes what it receives."""
+weight, its loss three fp32 copies of the bf16 logits; DeepSpeed's all-to-all makes its input
+contiguous and permutes its output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes of the rank that holds most."""
+    """Bytes of the rank with the highest peak."""
 
     causes: dict[str, float]
-    """At the peak."""
+    """Bytes at the peak, by cause."""
     peak_in: str
     """The moment: loss, mlp, attention, rebuild, or optimizer."""
     stage: int
-    """The pipeline stage, from 0."""
+    """Pipeline stage of that rank, from 0."""
     host: float
-    """Pinned on the host by the rank that pins most."""
+    """Largest number of pinned host bytes of a rank."""
 
     @property
     def total(self) -> float:
@@ -106,7 +106,7 @@ class Memory:
 
 
 def memory(job: Job, kernels: Kernels = FUSED) -> Memory:
-    """Return the bytes of a job's fullest rank, and the most that a rank pins on its host."""
+    """Return the bytes of the rank with the highest peak, and the most pinned host bytes."""
     stages = sorted({0, job.layout.pp - 1})
     layer = _Layer(job, kernels)
     host = max(_host(job, layer, stage) for stage in stages)
@@ -122,7 +122,7 @@ def _of_stage(job: Job, kernels: Kernels, layer: "_Layer", stage: int, host: flo
 
 
 def _fixed(job: Job, kernels: Kernels, stage: int) -> dict[str, float]:
-    """Return what does not depend on the tokens."""
+    """Return the bytes that do not depend on the tokens, by cause."""
     layout, weights = job.layout, job.weights(stage)
     sharding, replicas = layout.sharding, job.replicas
     of_weights = replicas if sharding == "parameters" else 1
@@ -133,7 +133,7 @@ def _fixed(job: Job, kernels: Kernels, stage: int) -> dict[str, float]:
     held = job.element_bytes * weights / of_weights
     gradients = kernels.gradient_bytes * weights / of_gradients
     two_layers = min(2 * job.layer_weights, weights)
-    if sharding == "parameters":  # gathered: the layer at work and the next
+    if sharding == "parameters":  # gathered: the current layer and the next
         held += job.element_bytes * two_layers
     if sharding in ("gradients", "parameters"):  # not reduced yet
         gradients += kernels.gradient_bytes * two_layers
@@ -170,12 +170,12 @@ class _Layer:
         self.kv_heads = t * card.kv_heads / layout.tp * card.head_dim * e
         self.lse = t * card.heads / layout.tp * 4
         self.result = self.heads + self.lse
-        """What kept-attention recompute keeps beside the input."""
+        """Bytes that kept-attention recompute keeps in addition to the input."""
         self.ffn = t * card.ffn_hidden / layout.tp * e
         gated = card.facts.gated
         self.mlp = (kernels.mlp_kept if gated else 2) * self.ffn
         self.mlp_gradients = (2 if gated else 1) * self.ffn
-        if card.facts.experts:  # each token goes to some of them, permuted before and after
+        if card.facts.experts:  # each token goes to several, permuted before and after
             k, gathered = card.experts_per_token, self.x * layout.tp
             self.mlp = k * (self.mlp + self.x + gathered)
             self.mlp_gradients = k * (self.mlp_gradients + gathered)
@@ -194,7 +194,7 @@ class _Layer:
 
     @property
     def attention(self) -> float:
-        """What attention's block keeps of a layer beside its input: norms, q, k, v and output."""
+        """Bytes kept of the attention block without its input: norms, q, k, v and output."""
         ends = self.norm + self.x
         if self.by_head:
             return ends + self.result
@@ -205,12 +205,12 @@ class _Layer:
 
     @property
     def whole(self) -> dict[str, float]:
-        """Everything of a layer, by cause."""
+        """All bytes of a layer, by cause."""
         mlp = 0.0 if self.job.layout.tiling.mlp else self.norm + self.mlp
         return {"saved inputs": self.x, "attention": self.attention, "mlp": mlp}
 
     def kept(self, number: int) -> dict[str, float]:
-        """Return what a layer, by its number from 1, holds between forward and backward."""
+        """Return the bytes that layer `number`, from 1, holds between forward and backward."""
         recompute = self.job.layout.recompute
         if recompute.kind == "selective":
             return self._selective()
@@ -226,7 +226,7 @@ class _Layer:
         return {"saved inputs": held - self.away(number)}
 
     def away(self, number: int) -> float:
-        """Return what of a layer waits on the host."""
+        """Return the bytes of a layer that are offloaded to the host."""
         recompute, offload = self.job.layout.recompute, self.job.layout.offload
         kind = recompute.of_layer(number)
         if kind == "none" or not offload.takes(number):
@@ -257,17 +257,17 @@ class _Layer:
             "communication": self.x * layout.tp if layout.tp > 1 else 0.0,
         }
         if 0 < stage == layout.pp - 1 and job.micro_batches > 1:
-            # 1F1B lets go of the gradient sent back for a micro-batch at the next one's backward.
+            # 1F1B frees the gradient sent back for a micro-batch at the next one's backward.
             always["communication"] += self.x
         _add(every, always)
         last = numbers[-1]
-        if stage == layout.pp - 1:  # what the last layer sends away has not left yet
+        if stage == layout.pp - 1:  # the last layer's offload has not finished yet
             stays = {"saved inputs": self.away(last)}
             yield "loss", _sum(every, _sum(stays, {"loss": self._loss()}))
-        if job.card.tied_embeddings and layout.pp == 1:  # the head's gradient waits for both uses
+        if job.card.tied_embeddings and layout.pp == 1:  # the gradient waits for both uses
             tied = job.vocabulary_weights * job.element_bytes * self.kernels.weight_gradients
             _add(every, {"loss": tied})
-        # In the backward of the last layer: what it kept is still there, and what it rebuilds.
+        # In the backward of the last layer its kept and its recomputed tensors both exist.
         chunk = layout.recompute.layers if layout.recompute.kind == "uniform" else 1
         others = _sum(every, {name: -chunk * size for name, size in self.kept(last).items()})
         others = _sum(others, {name: size * (chunk - 1) for name, size in self.whole.items()})
@@ -278,7 +278,7 @@ class _Layer:
         yield "rebuild", _sum(others, self._attention_forward(rebuilt))
 
     def _loss(self) -> float:
-        """Return what the loss holds: norm, head and cross-entropy."""
+        """Return the bytes of the loss: norm, head and cross-entropy."""
         job, tiling, tp = self.job, self.job.layout.tiling, self.job.layout.tp
         vocab, e = job.card.vocab / tp, job.element_bytes
         ends = 3 * self.x
@@ -296,7 +296,7 @@ class _Layer:
         by_megatron = recompute.kind == "uniform" or "mlp" in recompute.modules
         by_megatron |= recompute.kind == "block" and recompute.layers >= self.job.layers
         found = dict(self.whole)
-        # The MLP's output, which our own second run does not form.
+        # The MLP's output, which our recompute does not form.
         if layout.tiling.mlp:
             kept = recompute.of_layer(self.job.card.layers) == "none"
             found["mlp"] = self.x * (1 + kept) + self._mlp_tile()
@@ -305,9 +305,9 @@ class _Layer:
         return _sum(found, {"loss": self.x})
 
     def _mlp_tile(self) -> float:
-        """Return what the tiled MLP holds beside its input and the gradients of both its ends.
+        """Return the bytes of the tiled MLP, without its input and the gradients of both its ends.
 
-        The most is held where the down projection has its gradients, or where all have theirs.
+        The peak is when the gradients of the down projection, or of all projections, exist.
         """
         layout, card, e = self.job.layout, self.job.card, self.job.element_bytes
         tile = min(layout.tiling.mlp_tile, self.tokens // layout.tp) * e
@@ -324,7 +324,7 @@ class _Layer:
         dead = 0.0 if self.by_head or self.exchanged else self.unrotated
         inside = self.norm + dead + shape.backward_peak - home + self.copies
         if self.by_head:
-            # Gradients of the norm's output and of the projection, summed over the stages.
+            # Gradients of the norm's output and of the projection, accumulated over head stages.
             card = self.job.card
             rows = (card.heads + 2 * card.kv_heads) * card.head_dim / self.job.layout.tp
             inside += self.x + rows * card.hidden * self.job.element_bytes
@@ -333,7 +333,7 @@ class _Layer:
             "saved inputs": self.x, "attention": inside, "mlp": self.x, "loss": self.x * ends,
         }  # fmt: skip
         if self.job.layout.offload.inputs:
-            # The next layer's input comes back when the kernel, or the ring, has let go.
+            # The next layer's input is fetched after the kernel, or the ring, has freed its memory.
             alone = replace(shape, degrees=replace(shape.degrees, ring=1)).backward_peak
             found["attention"] += max(0.0, self.x - (shape.backward_peak - alone))
         return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layout with what it is predicted to cost."""
+"""Plans: a layout with its predicted memory, time and cost."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,15 +12,15 @@ from recipes.spec.cluster import Cluster
 from recipes.spec.units import GiB
 
 HEADROOM = 0.04
-"""Of a GPU's memory that a plan leaves free, for what the formulas do not know."""
+"""Share of GPU memory that a plan leaves free, since the formulas are not exact."""
 HOST_SHARE = 0.9
-"""Of the host's memory that pinned buffers may take."""
+"""Share of host memory that pinned buffers may take."""
 LEAST_MFU, FULL_HOST, LEAST_CAUSE = 0.4, 0.7, 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What one stage takes under one layout on one cluster."""
+    """Memory and time of one stage under one layout on one cluster."""
 
     job: Job
     cluster: Cluster
@@ -29,7 +29,7 @@ class Plan:
 
     @property
     def short(self) -> float:
-        """Bytes that a GPU lacks; negative where more than the headroom is left."""
+        """Bytes that a GPU lacks; negative if more than the headroom is free."""
         return short(self.memory, self.cluster)[0]
 
     @property
@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether GPU and host hold it."""
+        """Whether it fits GPU and host memory."""
         return self.short <= 0 and self.host_short <= 0
 
     @property
@@ -52,17 +52,17 @@ class Plan:
         return tokens / self.time.tokens_per_gpu_second / 3600
 
     def cost(self, tokens: float) -> float:
-        """Return the price of a token budget; 0 where the cluster states none."""
+        """Return the price of a token budget; 0 if the cluster file has no price."""
         return self.gpu_hours(tokens) * self.cluster.price_per_gpu_hour
 
     @property
     def warnings(self) -> list[str]:
-        """What fits and should be looked at."""
+        """Sentences about a plan that fits but deserves attention."""
         found = []
         if self.job.micro_batches > MOST_ACCUMULATION:
             found.append(
-                f"{self.job.micro_batches} micro-batches a step on each data rank; more GPUs as "
-                "data ranks would take a step faster"
+                f"{self.job.micro_batches} micro-batches per step on each data rank; more GPUs as "
+                "data ranks would make a step faster"
             )
         if self.time.mfu < LEAST_MFU:
             found.append(f"MFU is {self.time.mfu:.0%}; {self._slowed_by()}")
@@ -71,12 +71,12 @@ class Plan:
             found.append(
                 f"pinned host memory is {held:.0%} of a rank's share of the node "
                 f"({self.memory.host / GiB:,.0f} of {self.cluster.host_bytes_per_gpu / GiB:,.0f} "
-                "GiB); nothing else of weight may run there"
+                "GiB); run nothing else there that needs much memory"
             )
         return found
 
     def _slowed_by(self) -> str:
-        """Return what of a step is neither products nor attention, or that nothing else is."""
+        """Return the largest cost other than products and attention, or that there is none."""
         causes, step = self.time.causes, self.time.step
         worst, most = max(
             ((name, s) for name, s in causes.items() if name not in ("matmul", "attention")),
@@ -84,7 +84,7 @@ class Plan:
         )
         if most > LEAST_CAUSE * step:
             return (
-                f"beside products and attention most time goes to {worst}, {most / step:.0%} of "
+                f"after products and attention most time goes to {worst}, {most / step:.0%} of "
                 "the step"
             )
         of_attention = causes["attention"] / step
@@ -95,13 +95,13 @@ class Plan:
 
 
 def short(held: Memory, cluster: Cluster) -> tuple[float, float]:
-    """Return the bytes that a GPU lacks, and a rank's share of the host; negative: to spare."""
+    """Return the bytes that a GPU and a rank's share of the host lack; negative if free."""
     of_gpu = held.total - (1 - HEADROOM) * cluster.gpu_bytes
     return of_gpu, held.host - HOST_SHARE * cluster.host_bytes_per_gpu
 
 
 def plan(job: Job, cluster: Cluster, *, kernels: Kernels = FUSED) -> Plan:
-    """Return what a job takes on a cluster."""
+    """Return the plan of a job on a cluster."""
     return Plan(
         job=job,
         cluster=cluster,
@@ -111,7 +111,7 @@ def plan(job: Job, cluster: Cluster, *, kernels: Kernels = FUSED) -> Plan:
 
 
 def capped(job: Job, cluster: Cluster) -> Plan:
-    """Return the plan of a job whose host cap is set to what it needs, to a tenth of a GiB."""
+    """Return the plan of a job with its host cap set to what it needs, to a tenth of a GiB."""
     found, offload = plan(job, cluster), job.layout.offload
     if offload.tensors == "none":
         return found

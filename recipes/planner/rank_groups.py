@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks work together, and over which link.
+"""Groups of ranks, and the link that each group communicates over.
 
-Megatron-Core numbers ranks TP first, then CP, DP, PP (its order `tp-cp-ep-dp-pp`): TP ranks are
-neighbours, so they share a node's fast link where TP divides it; of context ranks the inner
-all-to-all are the next neighbours, the ring goes round them.
+Megatron-Core numbers ranks TP first, then CP, DP, PP (its order `tp-cp-ep-dp-pp`). TP ranks are
+neighbours, so they share the fast link of a node if TP divides it. Of the context ranks those of
+the inner all-to-all come next, then those of the ring.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from recipes.spec.cluster import Cluster
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """The ranks of one kind of parallelism, by the group that rank 0 is in."""
+    """The group of rank 0 in one kind of parallelism."""
 
     kind: str
     size: int
     stride: int
-    """Between neighbours of the group."""
+    """Distance between neighbours of the group."""
     inside: bool
     """Whether the fast link joins the whole group."""
 
@@ -36,7 +36,7 @@ class Group:
 
 
 def rank_map(job: Job, cluster: Cluster) -> list[Group]:
-    """Return the groups of more than one rank, from the innermost out."""
+    """Return the groups of more than one rank, the innermost first."""
     layout, cp = job.layout, job.degrees
     sizes = (
         ("TP", layout.tp),

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layouts of a stage on so many GPUs, ranked by the time of a step, ties by memory.
+"""Search for the layouts of a stage on a given number of GPUs, ranked by step time, then memory.
 
-All sizes of TP (powers of two), CP, PP and DP that the model and the batch admit, each with the
-kinds of context parallelism that fit its heads, and of what layers keep the cheapest that fits:
-those are ordered by what they cost in time, so the first that fits and that the recipe's laws allow
-is taken. Left to the user, in words: recompute that differs from layer to layer, Megatron's own,
-ZeRO-2, and pipelines whose stages differ.
+Tries all sizes of TP (powers of two), CP, PP and DP that the model and the batch admit, with the
+kinds of context parallelism that fit the heads. Recompute, tiling and offload are tried in the
+order of their cost in time, so the first that fits and that the recipe's constraints allow is
+taken. Not searched: recompute that differs between layers, Megatron's own recompute, ZeRO-2, and
+uneven pipelines.
 """
 
 import math
@@ -29,21 +29,21 @@ MOST_PP, MICRO_BATCHES = 16, (1, 2, 4)
 UNEVEN_SEQUENCE = "2 x CP x TP does not divide a sequence of {:,} tokens"
 UNEVEN_BATCH = "DP does not divide a batch of {:,} sequences"
 MOST_GPUS = 64
-"""Times the GPUs asked for, among which it is looked for what would do."""
+"""Largest multiple of the requested GPUs that is tried for an alternative."""
 LARGEST_CLUSTER = 2**20
-"""GPUs, above which nothing is planned."""
+"""Largest number of GPUs that is planned for."""
 MICRO_BATCH_BELOW = 16 * K
-"""Tokens of a rank below which more sequences at a time are tried."""
+"""Tokens per rank below which larger micro-batches are tried."""
 KEPT, FULL = Recompute(kind="kept_attention"), Recompute(kind="full")
 
 
 class NoLayoutError(ValueError):
-    """Nothing fits; says what is short, by how much, and what would do."""
+    """Raised when nothing fits; says what is lacking, how much, and what would fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What is to be laid out."""
+    """A stage and the GPUs to lay it out on."""
 
     card: ModelCard
     seq_length: int
@@ -69,23 +69,23 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What was found."""
+    """The result of a search."""
 
     plans: list[Plan]
-    """That fit, the fastest first."""
+    """Plans that fit, the fastest first."""
     ruled_out: Counter[str] = field(default_factory=Counter)
-    """Why others are not among them, and how many."""
+    """Reasons why other layouts are excluded, with their number."""
     nearest: Plan | None = None
-    """Of those that do not fit, the one that lacks least."""
+    """The plan that lacks the least memory of those that do not fit."""
     refused: str = ""
-    """Why the recipe refuses what there is memory for, of the first such."""
+    """The constraint that the first plan that fits in memory violates."""
     tried: int = 0
 
 
 def best(
     card: ModelCard, stage: Stage, cluster: Cluster, *, gpus: int, fp8: Fp8 | None = None
 ) -> Plan:
-    """Return the fastest plan of a stage; raise NoLayoutError where none fits."""
+    """Return the fastest plan of a stage; raise NoLayoutError if none fits."""
     question = of_stage(card, stage, cluster, gpus=gpus, fp8=fp8 or Fp8())
     answer = search(question)
     if not answer.plans:
@@ -94,7 +94,7 @@ def best(
 
 
 def of_stage(card: ModelCard, stage: Stage, cluster: Cluster, *, gpus: int, fp8: Fp8) -> Question:
-    """Return the question that a stage of a ladder puts."""
+    """Return the question for a stage of a ladder."""
     return Question(
         card=card,
         seq_length=stage.seq_length,
@@ -108,8 +108,8 @@ def of_stage(card: ModelCard, stage: Stage, cluster: Cluster, *, gpus: int, fp8:
 def search(question: Question) -> Answer:
     """Return the layouts that fit.
 
-    What is not tried on GPUs yet, or slow by what others measured (Megatron FSDP, Adam on the
-    host), is looked at where nothing else fits.
+    Layouts that are untested on GPUs or slow by published measurements (Megatron FSDP, Adam on the
+    host) are searched only if nothing else fits.
     """
     shapes: list[Layout] = []
     answer = Answer(plans=[])
@@ -127,7 +127,7 @@ def _fitting(
     ways: Callable[[Question, Layout], Iterator[Layout]],
     before: Answer,
 ) -> Answer:
-    """Return for each shape the first way that fits, beside what was ruled out before."""
+    """Return the first layout of each shape that fits, with those ruled out before."""
     plans: list[Plan] = []
     ruled_out, nearest, tried = before.ruled_out, before.nearest, before.tried
     refused = before.refused
@@ -165,7 +165,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _shapes(question: Question, ruled_out: Counter[str]) -> Iterator[Layout]:
-    """Yield the sizes of each kind of parallelism, what layers keep left open."""
+    """Yield layouts with all sizes of parallelism, without recompute, tiling and offload."""
     card, cluster, gpus = question.card, question.cluster, question.gpus
     if gpus < 1:
         raise ValueError(f"{gpus} GPUs; there must be at least 1")
@@ -174,8 +174,8 @@ def _shapes(question: Question, ruled_out: Counter[str]) -> Iterator[Layout]:
     sequences, rest = divmod(question.tokens_per_batch, question.seq_length)
     if rest or not sequences:
         raise ValueError(
-            f"a batch of {question.tokens_per_batch:,} tokens is no whole number of sequences of "
-            f"{question.seq_length:,}; take a multiple of it"
+            f"a batch of {question.tokens_per_batch:,} tokens is not a whole number of sequences "
+            f"of {question.seq_length:,}; take a multiple of it"
         )
     for tp in _powers(min(cluster.linked_gpus, gpus)):
         if card.heads % tp or card.kv_heads % tp or card.vocab % tp:
@@ -235,7 +235,7 @@ def _kinds(question: Question, tp: int, cp: int) -> Iterator[ContextParallel]:
 
 
 def _tilings(question: Question, shape: Layout) -> tuple[Tiling, Tiling]:
-    """Return the tiled loss, and with it the tiled MLP, where a rank has more than a tile."""
+    """Return tiled loss, and tiled loss and MLP, if a rank has more than one tile."""
     tokens = question.seq_length // shape.cp.size * shape.micro_batch
     loss = Tiling(loss=True) if tokens > Tiling().loss_tile else Tiling()
     many = tokens // shape.tp > Tiling().mlp_tile
@@ -245,13 +245,13 @@ def _tilings(question: Question, shape: Layout) -> tuple[Tiling, Tiling]:
 
 
 def _offloads(question: Question) -> tuple[Offload, Offload]:
-    """Return the offload of layer inputs, and of both, up to the host's share of a rank."""
+    """Return the offload of layer inputs, and of both, capped by a rank's share of the host."""
     cap = host_cap(question.cluster)
     return Offload(tensors="inputs", cap_gib=cap), Offload(tensors="both", cap_gib=cap)
 
 
 def _keeping(question: Question, shape: Layout) -> Iterator[Layout]:
-    """Yield a shape with what its layers keep, from the fastest to the smallest."""
+    """Yield a shape with recompute, tiling and offload, from the fastest to the smallest."""
     loss, both = _tilings(question, shape)
     inputs, everything = _offloads(question)
     ways = (
@@ -283,7 +283,7 @@ def _last_resorts(question: Question, shape: Layout) -> Iterator[Layout]:
 
 
 def why_not(question: Question, answer: Answer) -> str:
-    """Return what is short where nothing fits, by how much, and the cheapest change that helps."""
+    """Return what is lacking if nothing fits, how much, and the cheapest change that helps."""
     card, cluster = question.card, question.cluster
     said = (
         f"no layout of {card.name} at {question.seq_length:,} tokens fits {question.gpus} GPUs of "
@@ -300,7 +300,7 @@ def why_not(question: Question, answer: Answer) -> str:
 
 
 def lacks(one: Plan) -> str:
-    """Return what a plan that does not fit lacks, in words."""
+    """Return as text what a plan that does not fit lacks."""
     short_of = []
     if one.short > 0:
         short_of.append(f"{one.short / GiB:.1f} GiB of GPU memory")
@@ -310,7 +310,7 @@ def lacks(one: Plan) -> str:
 
 
 def _even_sizes(question: Question) -> str:
-    """Return the nearest GPUs, batch or length that divide, where no sizes do."""
+    """Return as text the nearest number of GPUs, batch or length that divides and fits."""
     sequences = question.tokens_per_batch // question.seq_length
     gpus = question.gpus
     fewer = 2 ** (gpus.bit_length() - 1)
@@ -338,13 +338,13 @@ def _odd_part(number: int) -> int:
 
 
 def even_batch(tokens: int, seq_length: int, gpus: int) -> int:
-    """Return about so many tokens: whole sequences that as many data ranks as may be share."""
+    """Return about `tokens` tokens: whole sequences for as many data ranks as possible."""
     sequences, odd = max(tokens // seq_length, 1), _odd_part(gpus)
     return (sequences - sequences % odd or sequences) * seq_length
 
 
 def _cheapest_change(question: Question) -> str:
-    """Return the smallest change among GPUs and length that makes it fit, in words."""
+    """Return as text the smallest change of GPUs or length that makes it fit."""
     found = []
     gpus = question.gpus
     while 2 * gpus <= min(MOST_GPUS * question.gpus, LARGEST_CLUSTER):
@@ -360,7 +360,7 @@ def _cheapest_change(question: Question) -> str:
 
 
 def fits_somehow(question: Question) -> bool:
-    """Whether any layout fits: of each shape the ways that hold least are looked at."""
+    """Whether any layout fits; only the smallest choices of each shape are tried."""
     for shape in _shapes(question, Counter()):
         smallest = (*list(_keeping(question, shape))[-2:], *_last_resorts(question, shape))
         for layout in smallest:
@@ -373,7 +373,7 @@ def fits_somehow(question: Question) -> bool:
 
 
 def longest(fits: Callable[[int], bool]) -> int:
-    """Return the longest context that fits, in eighths of a power of two; 0 where none does."""
+    """Return the longest context that fits, in eighths of a power of two; 0 if none fits."""
     length = K
     if not fits(length):
         return 0
@@ -384,11 +384,11 @@ def longest(fits: Callable[[int], bool]) -> int:
 
 
 def max_length(question: Question) -> int:
-    """Return the longest context that fits in any layout; 0 where none does."""
+    """Return the longest context that fits in any layout; 0 if none fits."""
     return longest(lambda length: fits_somehow(at_length(question, length)))
 
 
 def at_length(question: Question, length: int) -> Question:
-    """Return the question at another length, its batch of about as many tokens."""
+    """Return the question at another length, with about as many tokens per batch."""
     batch = even_batch(question.tokens_per_batch, length, question.gpus)
     return replace(question, seq_length=length, tokens_per_batch=batch)

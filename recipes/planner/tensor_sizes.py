@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The large tensors of a step by name: which one is a failed allocation of so many bytes.
+"""Sizes of the large tensors of a step, to identify a failed allocation by its bytes.
 
-Sizes of one rank, t its tokens, e bytes a number; what is tiled is there whole and as a tile, since
-a log may be of a run without the tiles.
+Sizes on one rank; t is its tokens, e bytes per number. Tiled tensors are listed whole and as a
+tile, since a log may be from a run without tiling.
 """
 
 from recipes.planner.workload import Job
 
 PAGE = 2 * 2**20
-"""What CUDA's caching allocator rounds a large request up to."""
+"""Multiple that CUDA's caching allocator rounds large requests up to."""
 SAME = 0.006
-"""Of a size that is written with two decimals."""
+"""Rounding error of a size written with two decimals."""
 
 
 def tensor_sizes(job: Job) -> dict[str, float]:
@@ -44,7 +44,7 @@ def tensor_sizes(job: Job) -> dict[str, float]:
 
 
 def matching(job: Job, asked: float) -> list[str]:
-    """Return the tensors of a size, the nearest first, each size once."""
+    """Return the tensors of about `asked` bytes, the nearest first, each size once."""
     found: dict[float, tuple[float, str]] = {}
     for name, size in tensor_sizes(job).items():
         off = min(abs(asked - size), abs(asked - -(-size // PAGE) * PAGE))

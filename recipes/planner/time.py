@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds of one optimizer step by cause.
+"""Seconds of one optimizer step, by cause.
 
-Work of a micro-batch on one rank, t tokens of a TP group, S the sequence, e bytes a number:
+Work of a micro-batch on one rank, t tokens of a TP group, S the sequence, e bytes per number:
 
-    matmul      2 P t forward, 4 P t backward, P the rank's weights in products (LM head apart);
-                2 P t more where a layer is rebuilt; head-chunked attention rebuilds q, k, v as well
+    matmul      2 P t forward, 4 P t backward, P the rank's weights in products (LM head separate);
+                2 P t more if a layer is recomputed; head-chunked attention also recomputes q, k, v
     attention   2 A S t forward, causal, A = heads x D / TP; 5/2 of that backward (a flash backward
-                executes 5 products where the forward has 2); once more where it runs again
-    memory      norms, rotation, activations, residuals, logits: bytes through device memory
-    TP          4 messages of t h e (TP - 1)/TP forward, 6 backward (the gathered inputs come once
-                more for the weights' gradients): sequence parallelism, arXiv 2205.05198. Experts
-                gather every token once for each of the k that it goes to: 4 k instead of 5
+                executes 5 products, the forward 2); forward once more if it is recomputed
+    memory      norms, rotation, activations, residuals, logits: bytes moved through device memory
+    TP          4 messages of t h e (TP - 1)/TP forward, 6 backward (inputs are gathered once more
+                for the weights' gradients): sequence parallelism, arXiv 2205.05198. Experts
+                gather every token once for each of its k experts: 4 k instead of 5
                 (Megatron-Core's all-to-all dispatcher)
-    CP          all-to-all: (u - 1)/u (2 H + 2 K) head slices each way, waited for (arXiv
+    CP          all-to-all: (u - 1)/u (2 H + 2 K) head slices each way, not overlapped (arXiv
                 2309.14509), a stage of heads twice that backward; ring: (c - 1) 2 K forward, twice
-                that and fp32 gradients backward, under attention (arXiv 2310.01889)
+                that and fp32 gradients backward, overlapped with attention (arXiv 2310.01889)
     PP          the last stage has the LM head and sets the pace; the pipeline fills and drains for
                 PP - 1 micro-batches without it (1F1B, arXiv 2104.04473); t h e / TP to and from
-                each neighbour, waited for
-    DP          gradients fp32 and parameters once a step, or each micro-batch under FSDP, under
-                compute as far as it reaches
-    copies      what offload moves, under compute as far as it reaches
+                each neighbour, not overlapped
+    DP          gradients fp32 and parameters once per step, or per micro-batch under FSDP,
+                overlapped with compute as far as possible
+    copies      offloaded bytes, overlapped with compute as far as possible
     optimizer   Adam's traffic, on the device or on the host
 
-A group's messages take the fast link where it joins the whole group; beyond it a rank has its port
-of the network, a collective of several ranks of a node the ports of them all (NCCL's rings, one a
-port), and an exchange sends over the network only what is for other nodes.
+Messages of a group use the fast link if it joins the whole group. Otherwise a rank has one network
+port, a collective of several ranks of a node has all their ports (NCCL's rings, one per port), and
+an all-to-all sends over the network only what is for other nodes.
 
-Throughput is tokens/s/GPU, MFU the causal one: `6 P_mm + 6 L (H D) S` FLOPs a token over the bf16
+Throughput is tokens/s/GPU. MFU is causal: `6 P_mm + 6 L (H D) S` FLOPs per token over the bf16
 peak, recompute not counted.
 """
 
@@ -38,7 +38,7 @@ from recipes.spec.cluster import Cluster
 
 GB, TERA = 1e9, 1e12
 ADAM_BYTES = 30
-"""Read and written of a parameter's gradient, moments, fp32 and bf16 weight in a step."""
+"""Bytes read and written per parameter and step: gradient, moments, fp32 and bf16 weight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,12 +46,12 @@ class Time:
     """Seconds of a step."""
 
     causes: dict[str, float]
-    """They add up to the step."""
+    """Seconds by cause; their sum is the step time."""
     tokens_per_gpu_second: float
     mfu: float
-    """Causal, of the bf16 peak."""
+    """Causal MFU, of the bf16 peak."""
     micro_batch: float
-    """Seconds of one micro-batch, forward and backward, on a rank."""
+    """Seconds of forward and backward of one micro-batch on a rank."""
 
     @property
     def step(self) -> float:
@@ -60,7 +60,7 @@ class Time:
 
 
 def time(job: Job, cluster: Cluster) -> Time:
-    """Return the seconds of a job's step on a cluster, at the shares of peak it states."""
+    """Return the step time of a job on a cluster, at the efficiencies that its file states."""
     work = _Work(job, cluster)
     m, pp = job.micro_batches, job.layout.pp
     each = work.micro_batch(head=1)
@@ -88,12 +88,12 @@ class _Work:
         self.job, self.cluster, self.efficiency = job, cluster, cluster.efficiency
         self.layers, self.e = job.layers, job.element_bytes
         self.again = self._again()
-        """Shares of a layer's forward that run again: products, attention, MLP."""
+        """Recomputed shares of a layer's forward: products, attention, MLP."""
 
     def micro_batch(self, head: int) -> dict[str, float]:
-        """Return seconds by cause of a stage with or without the LM head (1 or 0).
+        """Return the seconds by cause of a stage with or without the LM head (1 or 0).
 
-        Communication counts as far as nothing hides it.
+        Only exposed communication counts.
         """
         matmul, rebuilt = self._matmul(head)
         forward, backward, repeated = self._attention()
@@ -129,7 +129,7 @@ class _Work:
         return mixed[0], mixed[1], mixed[2]
 
     def _matmul(self, head: int) -> tuple[float, float]:
-        """Return seconds of the products, and of those that run again."""
+        """Return the seconds of the products, and of the recomputed ones."""
         job, card, layout = self.job, self.job.card, self.job.layout
         qkv = card.hidden * card.head_dim * (card.heads + 2 * card.kv_heads)
         attention = qkv + card.hidden * card.head_dim * card.heads
@@ -148,18 +148,18 @@ class _Work:
         of_attention = 2 * job.tokens * attention / layout.tp * self.layers / rate
         of_head = 2 * job.tokens * job.vocabulary_weights / bf16 * head
         again = self.again[0] * of_attention + self.again[2] * of_mlp
-        if job.degrees.heads_per_stage:  # where attention is kept, the rebuilt layer's are these
+        if job.degrees.heads_per_stage:  # with kept attention, those of the recomputed layer
             only_kept = self.again[0] - self.again[1]
             again += (1 - only_kept) * of_attention * qkv / attention
         return 3 * (of_attention + of_mlp + of_head), again
 
     def _attention(self) -> tuple[float, float, float]:
-        """Return seconds of forward, backward, and of forwards that run again."""
+        """Return the seconds of forward, backward and recomputed forward."""
         job = self.job
         width = job.card.heads * job.card.head_dim / job.layout.tp
         unit = width * job.seq_length * job.tokens * self.layers
         peak = self.cluster.gpu.bf16_tflops * TERA
-        if job.degrees.ring > 1:  # a step's queries and keys: a chunk, half of a zigzag shard
+        if job.degrees.ring > 1:  # queries and keys of a step: a chunk, half of a zigzag shard
             chunk = job.seq_length / job.degrees.ring / 2
             peak /= 1 + self.efficiency.ring_block / chunk
         forward = 2 * unit / (peak * self.efficiency.attention_forward)
@@ -167,7 +167,7 @@ class _Work:
         return forward, backward, self.again[1] * forward
 
     def _memory(self, head: int) -> tuple[float, float]:
-        """Return seconds through device memory, and of what runs again."""
+        """Return the seconds of device memory traffic, and of the recomputed part."""
         job, card, tp = self.job, self.job.card, self.job.layout.tp
         heads = (card.heads + 2 * card.kv_heads) * card.head_dim
         k = card.experts_per_token if card.facts.experts else 1
@@ -188,7 +188,7 @@ class _Work:
         return message * ((attention + mlp) * self.layers + 3 * head) / self._link(tp)
 
     def pipeline(self) -> float:
-        """Return seconds that a micro-batch's tensors take to the next stage and back."""
+        """Return the seconds to send a micro-batch's tensors to the next stage and back."""
         job, layout = self.job, self.job.layout
         if layout.pp == 1:
             return 0.0
@@ -199,8 +199,8 @@ class _Work:
         job, shape = self.job, self.job.attention
         u, c = job.degrees.ulysses, job.degrees.ring
         inner = max(shape.kv_heads, u)
-        # Forward and backward; q, k and v again and home again where the layer is rebuilt. By
-        # stages of heads twice in the backward, and again where attention is not kept.
+        # Forward and backward; q, k, v and output once more if the layer is recomputed. In stages
+        # of heads twice in the backward, and once more if attention is not kept.
         runs = 2 + self.again[0]
         if job.degrees.heads_per_stage:
             runs = (3 + self.again[1]) / self.efficiency.staged
@@ -219,7 +219,7 @@ class _Work:
         return waited + hidden
 
     def _copies(self, compute: float) -> float:
-        """Return what copies to and from the host take beyond the compute that hides them."""
+        """Return the exposed seconds of copies to and from the host."""
         job, layout = self.job, self.job.layout
         if layout.offload.tensors == "none":
             return 0.0
@@ -231,7 +231,7 @@ class _Work:
         return max(0.0, seconds - compute / 3) + max(0.0, seconds - 2 * compute / 3)
 
     def data_parallel(self, compute: float) -> float:
-        """Return seconds of a step that gradients and parameters take beyond compute."""
+        """Return the exposed seconds per step of gradient and parameter communication."""
         job, layout, n = self.job, self.job.layout, self.job.replicas
         if n == 1:
             return 0.0
@@ -246,7 +246,7 @@ class _Work:
         return max(0.0, gradients + parameters - under)
 
     def optimizer(self) -> float:
-        """Return seconds of Adam and its copies."""
+        """Return the seconds of Adam and its copies."""
         job, layout = self.job, self.job.layout
         weights = max(job.weights(0), job.weights(layout.pp - 1))
         mine = weights / (1 if layout.sharding == "none" else job.replicas)
@@ -265,18 +265,18 @@ class _Work:
         return self.cluster.network_gbps * GB * self.efficiency.network
 
     def _link(self, span: int) -> float:
-        """Return bytes a second that a rank sends to a neighbour of a group that spans so many."""
+        """Return the bytes per second between neighbours of a group that spans `span` ranks."""
         return self._fast if self.cluster.joins(span) else self._port
 
     def _collective(self, size: int, stride: int) -> float:
-        """Return bytes a second of a rank in a ring over a group, by all its ports of a node."""
+        """Return the bytes per second of a rank in a ring over a group, by all ports of a node."""
         if self.cluster.joins(stride * size):
             return self._fast
         here = max(1, self.cluster.linked_gpus // stride)
         return min(self._fast, here * self._port)
 
     def _exchange(self, size: int, stride: int) -> float:
-        """Return seconds that a byte of an all-to-all takes, what stays on the rank left out."""
+        """Return the seconds per byte of an all-to-all, without the part that stays on the rank."""
         if self.cluster.joins(stride * size):
             return (size - 1) / size / self._fast
         here = max(1, self.cluster.linked_gpus // stride)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is planned: a model, a stage's numbers, and how they are laid on GPUs."""
+"""The workload to plan: a model, the numbers of a stage, and a layout."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,18 +12,18 @@ from recipes.spec.model_card import ModelCard
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One stage of one model under one layout; sizes below are those of one rank."""
+    """One stage of one model under one layout; the properties are sizes on one rank."""
 
     card: ModelCard
     seq_length: int
     tokens_per_batch: int
     layout: Layout
     gpus_per_node: int
-    """Of what the scheduler calls a node."""
+    """Per node as the scheduler counts it."""
 
     @cached_property
     def degrees(self) -> Degrees:
-        """How context ranks share attention; raises ValueError where the kind does not fit."""
+        """Degrees of context parallelism; raises ValueError if the kind does not fit."""
         tp = self.layout.tp
         return degrees(
             self.layout.cp.how,
@@ -37,7 +37,7 @@ class Job:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of a number of the model's dtype."""
+        """Bytes per number in the model's dtype."""
         return 4 if self.layout.precision == "fp32" else 2
 
     @property
@@ -47,23 +47,23 @@ class Job:
 
     @property
     def micro_batches(self) -> int:
-        """Of a step on each data rank."""
+        """Micro-batches per step on each data rank."""
         per_round = self.seq_length * self.layout.micro_batch * self.layout.dp
         return self.tokens_per_batch // per_round
 
     @property
     def layers(self) -> int:
-        """Of a pipeline stage."""
+        """Layers per pipeline stage."""
         return self.card.layers // self.layout.pp
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold the same parameters: they share the optimizer's state."""
+        """Ranks that hold the same parameters and share the optimizer's state."""
         return self.layout.dp * self.layout.cp.size
 
     @cached_property
     def attention(self) -> AttentionShape:
-        """The attention of one layer."""
+        """Shape of the attention of one layer."""
         return AttentionShape(
             degrees=self.degrees,
             heads=self.card.heads // self.layout.tp,

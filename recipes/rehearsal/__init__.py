@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe made small enough for this machine, with its kinds of parallelism kept."""
+"""Small versions of a recipe for this machine, with the same kinds of parallelism."""

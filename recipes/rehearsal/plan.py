@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as two short stages on CPU ranks: what is kept of it, and what is reduced; light.
+"""Plan of a rehearsal: a recipe as two short stages on CPU ranks.
 
-Two stages, since the hand-over between them is where a run of several nights goes wrong: the stage
-asked for and the one before it. Before a first stage stands one from random weights at the card's
-own context, in the place of the published weights; a ladder that begins with random weights is
-rehearsed with its second stage instead. `recipes.rehearsal.shrink` makes the numbers small.
+The stage and the one before it, since long runs tend to fail at the hand-over between stages. A
+first stage is preceded by one from random weights at the card's own context, which replaces the
+published weights; a first stage from random weights is rehearsed with the second stage instead.
+`recipes.rehearsal.shrink` reduces the numbers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,15 +22,15 @@ from recipes.spec.stage import Ladder, Stage
 from recipes.spec.train_short import Positions
 
 STEPS = 6
-"""Optimizer steps of a stage: where the recipe warms up for a tenth, one, and then its decay."""
+"""Optimizer steps of a stage: one of warm-up if the recipe warms up for a tenth, then decay."""
 PEAK = 1e-3
-"""The larger peak rate of the two, at least: a few steps of a small model at a large one's show
-nothing. Twice that overshoots after the hand-over, where Adam begins afresh on trained weights."""
+"""Minimum of the larger peak rate of the two: with the rate of a large model a few steps of a small
+one show nothing. Twice that overshoots after the hand-over, where Adam starts anew."""
 BATCH = 512
-"""Tokens of a step, at least, where the recipe has the micro-batches for them."""
+"""Minimum of tokens per step, if the recipe has enough micro-batches."""
 UNSHARED = Layout().cp
 STAND_IN = "native"
-"""Name of the ladder of one stage that takes the place of the published weights."""
+"""Name of the ladder of one stage that replaces the published weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class Rehearsal:
         return max(part.layout.world_size for part in self.parts)
 
     def compared(self) -> list[tuple[str, str, str]]:
-        """Return what is compared, as the recipe has it and as it is rehearsed, in words."""
+        """Return rows of fact, value in the recipe and value in the rehearsal, as text."""
         whole = [_facts(self.whole_card, part) for part in self.whole]
         small = [_facts(self.card, part) for part in self.parts]
         return [
@@ -73,18 +73,18 @@ class Rehearsal:
         ]
 
     def notes(self) -> list[str]:
-        """Return what is left out or stands in for something else, a sentence each."""
+        """Return one sentence for each part that is left out or replaced."""
         return list(dict.fromkeys(_notes(self)))
 
 
 def rehearsal(row: Row, *, ranks: int, rows: Mapping[str, Row], vocab: int = 0) -> Rehearsal:
-    """Return the rehearsal of a row on at most so many ranks, for a tokenizer of `vocab` tokens.
+    """Return the rehearsal of a row on at most `ranks` ranks, for a tokenizer of `vocab` tokens.
 
-    `rows` are where the layout of the stage before is looked for; it is the row's own where there
-    is none. Raises ValueError where the row breaks a law, and for less than one rank.
+    The layout of the stage before is taken from `rows`, or else is the row's own. Raises ValueError
+    if the row violates a constraint, and for less than one rank.
     """
     if ranks < 1:
-        raise ValueError(f"a rehearsal takes ranks, at least 1; got {ranks}")
+        raise ValueError(f"a rehearsal needs at least 1 rank; got {ranks}")
     whole = _pair(row, rows)
     card = row.card
     shares = [
@@ -113,7 +113,7 @@ def rehearsal(row: Row, *, ranks: int, rows: Mapping[str, Row], vocab: int = 0) 
 
 
 def _pair(row: Row, rows: Mapping[str, Row]) -> tuple[Part, Part]:
-    """Return the recipe's stage and the one before it, or that which stands in for it."""
+    """Return the stage before the recipe's, or its replacement, and the recipe's stage."""
     order = row.ladder.stages
     place = order.index(row.stage)
     if row.stage.start == "scratch" and len(order) > 1:
@@ -133,7 +133,7 @@ def _part(row: Row, stage: Stage, asked: Stage, rows: Mapping[str, Row]) -> Part
 
 
 def _alone(stage: Stage) -> Ladder:
-    return Ladder(name=STAND_IN, source="in the place of the published weights", stages=(stage,))
+    return Ladder(name=STAND_IN, source="in place of the published weights", stages=(stage,))
 
 
 def _stand_in(card: ModelCard, asked: Stage) -> Stage:
@@ -158,7 +158,7 @@ def _stages(
     card: ModelCard,
     whole_head_dim: int,
 ) -> list[Stage]:
-    """Return both stages small, the tokens of their steps in the ratio that they had."""
+    """Return both stages reduced, with the ratio of their tokens per step preserved."""
     rates_times = max(1.0, PEAK / max(part.stage.lr.peak for part in whole))
     asked, layout = whole[1], layouts[1]
     unit = layout.micro_batch * layout.dp
@@ -195,7 +195,7 @@ def _stages(
 def _parts(
     whole: tuple[Part, Part], stages: list[Stage], layouts: list[Layout]
 ) -> tuple[Part, Part]:
-    """Return the small stages in ladders of their own: one of both, or one each."""
+    """Return the small stages in new ladders: one ladder of both, or one each."""
     before, asked = stages
     before = replace(before, start="scratch")
     if whole[0].ladder.name == STAND_IN:
@@ -204,7 +204,9 @@ def _parts(
             for part, stage in zip(whole, (before, replace(asked, start="card")), strict=True)
         ]
     else:
-        if before.seq_length == asked.seq_length:  # both at the shortest, and folders by length
+        if (
+            before.seq_length == asked.seq_length
+        ):  # both at the minimum, and folders are named by length
             asked = _longer(asked)
         ladders = [replace(whole[1].ladder, stages=(before, replace(asked, start="previous")))] * 2
     first, second = (
@@ -220,7 +222,7 @@ def _parts(
 
 
 def _longer(stage: Stage) -> Stage:
-    """Return the stage at twice its length, with as many sequences in a step."""
+    """Return the stage at twice its length, with the same number of sequences per step."""
     positions = stage.positions
     if positions.target_length is not None:
         positions = replace(positions, target_length=2 * positions.target_length)
@@ -234,7 +236,7 @@ def _longer(stage: Stage) -> Stage:
 
 
 def _facts(card: ModelCard, part: Part) -> dict[str, str]:
-    """Return what a rehearsal keeps or reduces, in words, by what it is."""
+    """Return as text the facts that a rehearsal keeps or reduces, by name."""
     stage, layout = part.stage, part.layout
     share = Shares.of(card, stage.seq_length, layout, part.ranks_per_node)
     experts = f", {card.experts_per_token} of {card.experts} experts" if card.experts else ""
@@ -283,29 +285,29 @@ def _joined(words: Iterator[str]) -> str:
 def _notes(made: Rehearsal) -> Iterator[str]:
     if made.whole[0].ladder.name == STAND_IN:
         yield (
-            f"{made.stage_names[0]}, from random weights at the model's own context, stands in for "
+            f"{made.stage_names[0]}, from random weights at the model's own context, replaces "
             "the published weights"
         )
     else:
-        yield f"{made.stage_names[0]} begins from random weights; nothing is before it here"
+        yield f"{made.stage_names[0]} starts from random weights; no stage precedes it here"
     for whole, small in zip(made.whole, made.parts, strict=True):
         yield from _left_out(made, whole, small)
         layout = whole.layout
         if layout.device == "cuda":
-            yield "Transformer Engine's layers and kernels are GPUs'; torch's stand in"
+            yield "Transformer Engine's layers and kernels need GPUs; torch's replace them"
         if layout.fp8.recipe != "none":
-            yield f"fp8 {layout.fp8.recipe} is left out, which CPU does not compute in"
+            yield f"fp8 {layout.fp8.recipe} is left out, since CPUs do not support it"
         if layout.sharding != small.layout.sharding:
             yield (
-                f"sharding {layout.sharding} is Megatron FSDP's, whose checkpoints CPU cannot "
-                f"write; sharding {small.layout.sharding} stands in"
+                f"sharding {layout.sharding} uses Megatron FSDP, whose checkpoints CPU cannot "
+                f"write; sharding {small.layout.sharding} replaces it"
             )
         if layout.optimizer_offload:
-            yield "the optimizer is on the CPU as it is; no part of it is offloaded"
+            yield "the optimizer is on the CPU anyway; no part of it is offloaded"
         if layout.cp.how.kind in shrink.BY_TORCH:
             yield (
                 f"context parallel kind {layout.cp.how.kind} is Transformer Engine's; "
-                f"{small.layout.cp.how.kind} stands in"
+                f"{small.layout.cp.how.kind} replaces it"
             )
         if whole.stage.lr.peak != small.stage.lr.peak:
             times = small.stage.lr.peak / whole.stage.lr.peak
@@ -313,7 +315,7 @@ def _notes(made: Rehearsal) -> Iterator[str]:
 
 
 def _left_out(made: Rehearsal, whole: Part, small: Part) -> Iterator[str]:
-    """Yield the kinds of parallelism that the ranks have no room for."""
+    """Yield a sentence with the kinds of parallelism that the ranks are not enough for."""
     share = Shares.of(made.whole_card, whole.stage.seq_length, whole.layout, whole.ranks_per_node)
     kept = Shares.of(made.card, small.stage.seq_length, small.layout, small.ranks_per_node)
     lost = [kind for kind in RANKS_BY_KIND if share.ranks[kind] > 1 == kept.ranks[kind]]

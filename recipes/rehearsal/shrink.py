@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nouns at a laptop's size with their structure kept: the numbers of a rehearsal; light.
+"""Model cards, stages and layouts reduced to the size of a laptop with the same structure.
 
-Lengths are divided by one number, rotations with them: a context that is extended 4 times is so
-here, from a shorter one. Widths, layers, vocabulary and experts become small, what divides them
-stays a divisor. Ranks become 2 of each kind of parallelism that is above 1, and more where there
-are more.
+All lengths, and the rotations with them, are divided by one number, so a context extended 4 times
+is still extended 4 times. Widths, layers, vocabulary and experts become small and keep their
+divisors. Each parallel size above 1 becomes 2, and more if enough ranks are available.
 """
 
 from collections.abc import Iterable
@@ -29,36 +28,36 @@ from recipes.spec.units import GiB
 
 HIDDEN, HEAD_DIM, VOCAB, EXPERTS = 128, 32, 512, 8
 LAYERS_OF_RANK = 2
-"""Layers of a pipeline rank: two, so that a choice of every second layer is one."""
+"""Layers per pipeline rank: two, so that choosing every second layer gives one."""
 LONGEST, LONGEST_OF_WIDE = 1024, 8192
-"""Tokens of the longest context; the second where it is over 16 times the shortest."""
+"""Tokens of the longest context; the second if it is over 16 times the shortest."""
 SHORTEST = 64
-"""Tokens of the shortest context, and what all are multiples of, as evaluation counts them."""
+"""Tokens of the shortest context; all lengths are multiples of it, as evaluation requires."""
 MICRO_BATCHES = 4
-"""The most micro-batches of a step on a data rank."""
+"""Maximum of micro-batches per step on a data rank."""
 BY_TORCH: dict[str, Kind] = {
     "p2p": "ring",
     "all_gather": "ring",
     "a2a": "ulysses",
     "a2a+p2p": "hybrid",
 }
-"""Our kinds that stand in for Transformer Engine's, which CPU does not have."""
+"""Our kinds that replace those of Transformer Engine, which CPU does not have."""
 
 RANKS_BY_KIND = ("CP all-to-all", "CP ring", "TP", "PP", "DP")
-"""Kinds of parallelism in the order in which ranks are given to them."""
+"""Kinds of parallelism in the order in which they receive ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """What a layout comes to for a model: its ranks by kind, and how CP exchanges heads."""
+    """Parallel sizes of a layout for a model, and how CP exchanges heads."""
 
     ranks: dict[str, int]
-    """By name in `RANKS_BY_KIND`."""
+    """Ranks by name in `RANKS_BY_KIND`."""
     cp: Degrees
 
     @classmethod
     def of(cls, card: ModelCard, seq_length: int, layout: Layout, ranks_per_node: int) -> "Shares":
-        """Work the kind of context parallelism out for the model; raises ValueError as the law."""
+        """Resolve the kind of context parallelism; raise ValueError if it does not fit."""
         cp = degrees(
             layout.cp.how,
             size=layout.cp.size,
@@ -73,9 +72,9 @@ class Shares:
 
 
 def fewer_ranks(whole: dict[str, int], ranks: int) -> dict[str, int]:
-    """Return the sizes of each kind on at most `ranks` ranks: 2 of each above 1, in their order.
+    """Return the sizes of each kind on at most `ranks` ranks: 2 for each above 1, in order.
 
-    What ranks are left double the kind that is reduced most. A kind that does not fit is 1.
+    Remaining ranks double the kind that is reduced most. A kind that does not fit is 1.
     """
     kept = dict.fromkeys(whole, 1)
     for name, size in whole.items():
@@ -93,9 +92,9 @@ def fewer_ranks(whole: dict[str, int], ranks: int) -> dict[str, int]:
 
 
 def divisor(lengths: Iterable[int]) -> int:
-    """Return the power of two by which lengths become a laptop's.
+    """Return the power of two that lengths are divided by.
 
-    Their ratio stays up to 128; beyond, the shorter ones are held up at the shortest.
+    Ratios up to 128 are preserved; beyond, the shorter lengths are clamped to the shortest.
     """
     lengths = list(lengths)
     by = 1
@@ -107,16 +106,15 @@ def divisor(lengths: Iterable[int]) -> int:
 
 
 def length(tokens: int, by: int, unit: int = SHORTEST) -> int:
-    """Return a length divided, up to the next multiple of `unit` and of the shortest."""
+    """Return a length divided by `by`, rounded up to a multiple of `unit` and of the shortest."""
     step = lcm(unit, SHORTEST)
     return max(1, ceil(tokens / by / step)) * step
 
 
 def rotation(rope: RopeScaling, by: int, *, head_dim: int, whole_head_dim: int) -> RopeScaling:
-    """Return a rotation for contexts divided by `by`: base and factor stay.
+    """Return a rotation for contexts divided by `by`, with the same base and factor.
 
-    LongRoPE's divisors of a smaller head are those of its frequencies, which a larger head has
-    between others.
+    LongRoPE's divisors of a smaller head are those of the same frequencies in the larger head.
     """
     changed: dict[str, Any] = {}
     if rope.original_length is not None:
@@ -140,9 +138,9 @@ def smaller_card(
     *,
     vocab: int = VOCAB,
 ) -> ModelCard:
-    """Return the model at a laptop's size, for ranks from as many to as few by each of `shares`.
+    """Return the small model, for the full and the reduced ranks in each of `shares`.
 
-    The share of KV heads, of FFN width, of experts a token is sent to and the family stay.
+    Preserves the family and the ratios of KV heads, FFN width and experts per token.
     """
     shares = list(shares)
     heads, kv_heads = _heads(card, shares)
@@ -161,7 +159,7 @@ def smaller_card(
         vocab=max(vocab, VOCAB),
         experts=min(card.experts, EXPERTS),
         experts_per_token=per_token,
-        # As wide as the width asks, see recipes.models.tiny; a large model's would not move.
+        # Scaled to the width, see recipes.models.tiny; with a large model's it would not train.
         init_std=card.init_std if hidden == card.hidden else 0.5 * hidden**-0.5,
         native_context=length(card.native_context, by),
         native_rope=rotation(card.native_rope, by, head_dim=head_dim, whole_head_dim=card.head_dim),
@@ -170,7 +168,7 @@ def smaller_card(
 
 
 def _heads(card: ModelCard, shares: list[tuple[Shares, dict[str, int]]]) -> tuple[int, int]:
-    """Return the fewest heads and KV heads that the kept ranks share as the whole model's do."""
+    """Return the fewest heads and KV heads that the kept ranks split as in the full model."""
     group = card.heads // card.kv_heads
     for alike in (True, False):
         for kv_heads in range(1, card.kv_heads + 1):
@@ -189,7 +187,7 @@ def _shared(heads: int, kv_heads: int, kept: dict[str, int]) -> bool:
 
 
 def _alike(card: ModelCard, kv_heads: int, whole: Shares, kept: dict[str, int]) -> bool:
-    """Whether KV heads are copied for the all-to-all, and heads taken in stages, as before."""
+    """Whether KV heads are replicated and heads taken in stages as in the full model."""
     tp, ulysses = kept["TP"], kept["CP all-to-all"]
     if ulysses > 1:
         copied = card.kv_heads // whole.ranks["TP"] % whole.cp.ulysses > 0
@@ -209,7 +207,7 @@ def smaller_layout(
     card: ModelCard,
     small: ModelCard,
 ) -> Layout:
-    """Return the layout on CPU ranks, of each kind as many as are kept; its tiles are `fitted`."""
+    """Return the layout on CPU ranks with the kept parallel sizes; `fitted` sets its tiles."""
     per_rank = card.layers // layout.pp, small.layers // kept["PP"]
     fsdp = layout.sharding in ("gradients", "parameters")
     return replace(
@@ -230,7 +228,7 @@ def smaller_layout(
 def _context_parallel(
     cp: ContextParallel, whole: Shares, kept: dict[str, int], *, card: ModelCard, small: ModelCard
 ) -> ContextParallel:
-    """Return the kind that `auto` or Transformer Engine's comes to, on fewer ranks."""
+    """Return the kind that replaces `auto` or Transformer Engine's, on fewer ranks."""
     ulysses, tp = kept["CP all-to-all"], kept["TP"]
     if cp.size == 1:
         return cp
@@ -252,7 +250,7 @@ def _context_parallel(
 
 
 def _recompute(recompute: Recompute, whole: int, small: int) -> Recompute:
-    """Return what is recomputed where a pipeline rank has `small` layers, not `whole`."""
+    """Return the recompute for a pipeline rank of `small` layers instead of `whole`."""
     if recompute.kind in ("uniform", "block"):
         return replace(recompute, layers=max(1, round(recompute.layers * small / whole)))
     return replace(recompute, every=min(recompute.every, small))
@@ -271,7 +269,7 @@ def smaller_stage(
 ) -> Stage:
     """Return the stage at lengths divided by `by`; `card` and `layout` are the small ones.
 
-    Its steps are few, each of so many sequences; its rates are raised alike.
+    It has few steps of `sequences` each; all rates are raised by the same factor.
     """
     seq_length = length(stage.seq_length, by, unit=2 * layout.cp.size * layout.tp)
     positions = stage.positions
@@ -293,16 +291,16 @@ def smaller_stage(
 
 
 def micro_batches(stage: Stage, layout: Layout) -> int:
-    """Return the micro-batches of a step on a data rank."""
+    """Return the micro-batches per step on a data rank."""
     return stage.sequences_per_batch // (layout.micro_batch * layout.dp)
 
 
 def fitted(
     small: Layout, whole: Layout, *, cards: tuple[ModelCard, ModelCard], stages: tuple[Stage, Stage]
 ) -> Layout:
-    """Return the small layout with tiles as many, up to 4, and an offload's cap as tight.
+    """Return the small layout with as many tiles, up to 4, and as tight a cap on offload.
 
-    `cards` and `stages` are the whole ones and the small ones.
+    `cards` and `stages` are each the full and the small one.
     """
     tiling, offload = whole.tiling, whole.offload
     there = stages[1].seq_length // small.cp.size * small.micro_batch
@@ -323,12 +321,12 @@ def fitted(
 
 
 def _tile(tiled: bool, tile: int, before: int, there: int) -> int | None:
-    """Return the tokens of a tile of `there`, of which there were as many `before`; None: all."""
+    """Return the tile that splits `there` tokens as `tile` splits `before`; None if not tiled."""
     return ceil(there / min(4, ceil(before / tile))) if tiled else None
 
 
 def _on_host(offload: Offload, layout: Layout, card: ModelCard, stage: Stage) -> int:
-    """Return the most host bytes of a rank, as `recipes.constraints.laws` counts them."""
+    """Return the largest host bytes of a rank, as `recipes.constraints.laws` counts them."""
     saved = SavedTensors(
         tokens=stage.seq_length // layout.cp.size * layout.micro_batch,
         hidden=card.hidden,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolved recipes: overrides, checks, and what is read back out of them."""
+"""Resolved recipes: overrides, checks, YAML files, and reading facts back."""

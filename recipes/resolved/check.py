@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hold a resolved recipe to the laws, at build and again after the command line's overrides."""
+"""Check a resolved recipe against the constraints, at build and again after overrides."""
 
 import difflib
 import inspect
@@ -30,7 +30,7 @@ from recipes.spec.families import FAMILIES
 
 
 def check(recipe: run.Partial) -> None:
-    """Raise ValueError for a key that no target takes, and for numbers that break a law."""
+    """Raise ValueError for a key that no target accepts, and for violated constraints."""
     problems = [*missing(recipe)] or [*wrong_types(recipe)]
     problems = problems or [*without_effect(recipe), *disagreements(recipe), *out_of_range(recipe)]
     problems = [*phantom_keys(recipe), *problems]
@@ -39,7 +39,7 @@ def check(recipe: run.Partial) -> None:
         nouns = (config.rope, config.cp, config.recompute, config.tiling, config.offload)
         try:
             fdl.build([*nouns, recipe.optim.lr_scheduler])
-        except ValueError as error:  # of the noun's own check; fiddle adds a paragraph
+        except ValueError as error:  # of the dataclass's own check; fiddle adds a paragraph
             raise ValueError(str(error).splitlines()[0]) from None
         fp8(recipe)
         problems = list(broken_laws(recipe))
@@ -48,7 +48,7 @@ def check(recipe: run.Partial) -> None:
 
 
 def notes(recipe: run.Partial) -> list[str]:
-    """Return what a checked recipe says that will be done otherwise, a sentence each."""
+    """Return warnings about settings of a checked recipe, one sentence each."""
     tiling, tp = recipe.model.config.tiling, recipe.trainer.strategy.tensor_model_parallel_size
     rope = fdl.build(recipe.model.config.rope)
     return [
@@ -59,23 +59,23 @@ def notes(recipe: run.Partial) -> list[str]:
 
 
 def _unexportable(recipe: run.Partial, rope: RopeScaling) -> Iterator[str]:
-    """Yield one sentence where the family's Hugging Face model would not turn heads so."""
+    """Yield one sentence if the family's Hugging Face model does not support the rotation."""
     target = fdl.get_callable(recipe.model.config)
     for family in FAMILIES.values():
         ours = family.config_class == f"{target.__module__}.{target.__name__}"
         alone = rope.method in ("default", "ntk") and rope.before is None
         if ours and not UNSTATED[family.name].reads_scaling and not alone:
             yield (
-                f"rope {rope.method} is trained and cannot be exported: {family.architecture} of "
-                "transformers passes over rope_scaling; default and ntk can"
+                f"rope {rope.method} can be trained but not exported: {family.architecture} of "
+                "transformers ignores rope_scaling; default and ntk can be exported"
             )
 
 
 def phantom_keys(node: Any, path: str = "") -> Iterator[str]:
-    """Yield a sentence for each argument in the tree that its target does not name.
+    """Yield one sentence for each argument in the tree that is not a parameter of its target.
 
-    fiddle refuses a misspelled keyword unless the target takes `**kwargs`; NeMo's
-    `MegatronStrategy` does, so there a misspelled parallel size would build and do nothing.
+    fiddle refuses a misspelled keyword unless the target takes `**kwargs`, as NeMo's
+    `MegatronStrategy` does: a misspelled parallel size would be accepted and have no effect.
     """
     if isinstance(node, fdl.Buildable):
         target = fdl.get_callable(node)
@@ -96,7 +96,7 @@ def phantom_keys(node: Any, path: str = "") -> Iterator[str]:
 
 
 def named_parameters(target: Any) -> list[str]:
-    """Return the parameters a function names, or a class and, through `**kwargs`, its bases."""
+    """Return the parameter names of a function, or of a class and its bases via `**kwargs`."""
     if not inspect.isclass(target):
         return _named(inspect.signature(target).parameters.values())
     names: list[str] = []
@@ -115,7 +115,7 @@ def _named(parameters: Iterable[inspect.Parameter]) -> list[str]:
 
 
 def disagreements(recipe: run.Partial) -> Iterator[str]:
-    """Yield a sentence for each number that two places of the tree state differently."""
+    """Yield one sentence for each number that two places of the tree state differently."""
     logs = [node for node in recipe.trainer.callbacks if hasattr(node, "tokens_per_batch")]
     pairs = [
         ("model.config.seq_length", recipe.model.config.seq_length, recipe.data.seq_length),
@@ -145,7 +145,7 @@ def _calculates_per_token_loss(config: Any) -> bool:
 
 
 def broken_laws(recipe: run.Partial) -> Iterator[str]:
-    """Yield the laws broken by the numbers that the resolved tree holds."""
+    """Yield one sentence for each constraint that the resolved tree violates."""
     config, strategy = recipe.model.config, recipe.trainer.strategy
     tp, pp = strategy.tensor_model_parallel_size, strategy.pipeline_model_parallel_size
     cp = strategy.context_parallel_size
@@ -171,7 +171,7 @@ def broken_laws(recipe: run.Partial) -> Iterator[str]:
     yield from of_shapes
     yield from laws.broken_schedule(max_steps=recipe.trainer.max_steps, lr=optim.lr)
     if of_shapes:
-        return  # what follows divides by them
+        return  # the checks below divide by them
     try:
         Rotation(fdl.build(config.rope), config.kv_channels)
     except ValueError as error:

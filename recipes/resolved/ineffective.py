@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a resolved recipe that NeMo would overwrite, or that nothing here supports."""
+"""Settings of a resolved recipe that NeMo would overwrite or that are not supported."""
 
 import functools
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _FSDP_SETTINGS = {
 
 
 def without_effect(recipe: run.Partial) -> Iterator[str]:
-    """Yield a sentence for each setting that NeMo would overwrite or that nothing here supports."""
+    """Yield one sentence for each setting that NeMo would overwrite or that is not supported."""
     config, strategy = recipe.model.config, recipe.trainer.strategy
     for name in (
         "tensor_model_parallel_size",
@@ -37,7 +37,7 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
         if name in fdl.ordered_arguments(config):
             yield f"model.config.{name} is overwritten by trainer.strategy.{name}; set that one"
     if recipe.data.documents not in get_args(DocumentPolicy):
-        yield f"data.documents is {recipe.data.documents!r}; attention goes 'across' or 'within'"
+        yield f"data.documents is {recipe.data.documents!r}; it must be 'across' or 'within'"
     if config.attention_kernel not in get_args(KernelName):
         yield (
             f"model.config.attention_kernel is {config.attention_kernel!r}; it is one of "
@@ -102,7 +102,7 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
     if strategy.process_group_backend == "nccl" and recipe.trainer.plugins.precision == "32":
         yield "trainer.plugins.precision is 32, which has no CUDA attention kernel; use bf16-mixed"
     if not any(hasattr(node, "tokens_per_batch") for node in recipe.trainer.callbacks):
-        yield "trainer.callbacks has no StepLog, which asserts what each step consumes; leave it in"
+        yield "trainer.callbacks has no StepLog, which checks what each step consumes; leave it in"
 
 
 def _without_effect_on_precision(recipe: run.Partial) -> Iterator[str]:

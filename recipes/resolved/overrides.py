@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overrides: `key=value` words, a rotation or a device of the command line, applied to a recipe."""
+"""Apply overrides of the command line to a recipe: `key=value` words, a rotation, a device."""
 
 import difflib
 import inspect
@@ -26,17 +26,17 @@ LENGTHS = (
     "seq_length", "original_length", "target_length", "source_length", "tokens_per_batch",
     "loss_tile", "mlp_tile",
 )  # fmt: skip
-"""Fields of a recipe that are counts of tokens, and may be written as lengths are."""
+"""Fields of a recipe in tokens, which may be written as lengths such as 8K."""
 
 
 def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial:
-    """Return the recipe with nemo-run's `key=value` words applied, held to the laws again."""
+    """Return the recipe with nemo-run's `key=value` words applied and checked again."""
     for word in words:
         if word.startswith("-") or "=" not in word:
             raise ValueError(
                 f"{word!r} is not an override; expected KEY=VALUE, for example trainer.max_steps=20"
             )
-    # nemo-run logs what it raises, the whole recipe with it; the sentence below is the answer.
+    # nemo-run logs its exceptions with the whole recipe; the message below replaces them.
     logging.getLogger("nemo_run.cli.cli_parser").setLevel(logging.CRITICAL)
     own = fdl.build(recipe.model.config.rope)
     words = [_in_tokens(word) for word in words]
@@ -53,9 +53,9 @@ def override(recipe: nemo_run.Partial, words: Sequence[str]) -> nemo_run.Partial
 
 
 def _validate_within_the_stage(recipe: nemo_run.Partial, words: Sequence[str]) -> None:
-    """Validate after the last step where overrides leave fewer than the recipe's interval.
+    """Validate after the last step if overrides leave fewer steps than the interval.
 
-    Lightning refuses an interval longer than the steps that the store's samples are drawn for.
+    Lightning refuses an interval longer than the number of steps that samples are drawn for.
     """
     trainer = recipe.trainer
     if any(word.startswith("trainer.val_check_interval") for word in words):
@@ -66,7 +66,7 @@ def _validate_within_the_stage(recipe: nemo_run.Partial, words: Sequence[str]) -
 
 
 def _in_tokens(word: str) -> str:
-    """Return an override with a length such as 8K as a number, which is what nemo-run reads."""
+    """Return an override with a length such as 8K written as a number, for nemo-run."""
     key, _, value = word.partition("=")
     if key.rpartition(".")[2] in LENGTHS and re.fullmatch(r"[\d,]+[KM]|\d+(,\d{3})+", value, re.I):
         return f"{key}={length_from(value)}"
@@ -74,7 +74,7 @@ def _in_tokens(word: str) -> str:
 
 
 def _require_rotation(recipe: nemo_run.Partial, own: RopeScaling) -> None:
-    """Raise ValueError where the recipe's rotation was changed into one that does not fit it."""
+    """Raise ValueError if the recipe's rotation was changed to one that does not fit it."""
     chosen, context = fdl.build(recipe.model.config.rope), trained_length(recipe)
     if chosen == own:
         return
@@ -87,7 +87,7 @@ def _require_rotation(recipe: nemo_run.Partial, own: RopeScaling) -> None:
 
 
 def require_same_rotary_dims(chosen: RopeScaling, model: RopeScaling, what: str) -> None:
-    """Raise ValueError where other dimensions of a head would turn than the model's do."""
+    """Raise ValueError if other dimensions of a head would be rotated than in the model."""
     for name in ("partial_rotary_factor", "interleaved"):
         of_chosen, of_model = getattr(chosen, name), getattr(model, name)
         if of_chosen != of_model:
@@ -98,9 +98,9 @@ def require_same_rotary_dims(chosen: RopeScaling, model: RopeScaling, what: str)
 
 
 def _not_applied(recipe: nemo_run.Partial, words: Sequence[str], error: Exception) -> str:
-    """Return which word could not be applied, and the nearest key there is.
+    """Return a message with the word that could not be applied and the nearest key.
 
-    Keys come first: the error shows the whole recipe, and so the values of words that it took.
+    Keys are checked first, since the error contains the whole recipe with the applied values.
     """
     for word in words:
         key = word.partition("=")[0]
@@ -129,10 +129,10 @@ def _kind(value: Any) -> str:
 
 
 def _takes(node: Any, name: str) -> str:
-    """Return what the annotation of a recipe's field admits; empty where it does not say."""
+    """Return the end of a message with the values that a field's annotation admits, or ''."""
     if not isinstance(node, nemo_run.Config | nemo_run.Partial):
         return ""
-    # Not get_type_hints: NeMo's classes quote names that they import for type checkers alone.
+    # Not get_type_hints: NeMo's classes quote names that they import only for type checkers.
     parameter = inspect.signature(node.__fn_or_cls__).parameters.get(name)
     annotation = parameter and parameter.annotation
     kinds = tuple(kind for kind in alternatives(annotation) if kind is not NoneType)
@@ -145,9 +145,9 @@ def _takes(node: Any, name: str) -> str:
 
 
 def with_rope(recipe: nemo_run.Partial, word: str) -> nemo_run.Partial:
-    """Return the recipe with its heads turned by what `word` names (`recipes.notation.rope`).
+    """Return the recipe with the rotation that `word` describes (`recipes.notation.rope`).
 
-    Fields that the word leaves out are those of the recipe's own rotation.
+    Fields that the word omits are those of the recipe's own rotation.
     """
     own = fdl.build(recipe.model.config.rope)
     kept = ("base", "partial_rotary_factor", "interleaved", "original_length")
@@ -158,7 +158,7 @@ def with_rope(recipe: nemo_run.Partial, word: str) -> nemo_run.Partial:
 
 
 def on_device(recipe: nemo_run.Partial, device: str | None) -> None:
-    """Put the recipe on the device asked for, and refuse one that this machine lacks."""
+    """Put the recipe on the requested device; raise ValueError if this machine lacks it."""
     laid_out_for = device_of(recipe)
     if device == "cpu" and laid_out_for == "cuda":
         on_cpu(recipe)

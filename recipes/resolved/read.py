@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts read back out of a resolved recipe: ranks, tokens, layout, folders."""
+"""Read facts of a resolved recipe: ranks, tokens, layout, folders."""
 
 import os
 from pathlib import Path
@@ -31,7 +31,7 @@ def tokens_per_batch(recipe: run.Partial) -> int:
 
 
 def trained_length(recipe: run.Partial) -> int:
-    """Return the context that the stage trains for: its target where it trains short."""
+    """Return the context that the stage trains for: its target if it trains short."""
     given = fdl.ordered_arguments(recipe.data)
     if "rope_scale" in given:
         return fdl.build(recipe.model.config.rope).reach or int(recipe.data.seq_length)
@@ -40,7 +40,7 @@ def trained_length(recipe: run.Partial) -> int:
 
 
 def context_parallelism(recipe: run.Partial) -> Degrees:
-    """Return the degrees of context parallelism that the recipe asks for, or `auto` chooses."""
+    """Return the degrees of context parallelism that the recipe sets or `auto` chooses."""
     config, strategy = recipe.model.config, recipe.trainer.strategy
     tp = strategy.tensor_model_parallel_size
     return degrees(
@@ -55,7 +55,7 @@ def context_parallelism(recipe: run.Partial) -> Degrees:
 
 
 def sharding_of(recipe: run.Partial) -> Sharding:
-    """Return what each of the ranks that share parameters has a part of."""
+    """Return what is sharded over the ranks that hold the same parameters."""
     ddp = recipe.trainer.strategy.ddp
     if recipe.trainer.strategy.fsdp == "megatron":
         by_megatron = {theirs: ours for ours, theirs in MEGATRON_FSDP.items()}
@@ -64,7 +64,7 @@ def sharding_of(recipe: run.Partial) -> Sharding:
 
 
 def fp8(recipe: run.Partial) -> Fp8:
-    """Return the FP8 choices that NeMo's precision plugin holds."""
+    """Return the FP8 settings of NeMo's precision plugin."""
     plugin = recipe.trainer.plugins
     if not plugin.fp8:
         return Fp8()
@@ -107,7 +107,7 @@ def absolute(recipe: run.Partial) -> None:
 
 
 def layout_of(recipe: run.Partial) -> Layout:
-    """Return the layout that a resolved recipe has."""
+    """Return the layout of a resolved recipe."""
     config, strategy, optim = recipe.model.config, recipe.trainer.strategy, recipe.optim.config
     tp = int(strategy.tensor_model_parallel_size)
     cp = int(strategy.context_parallel_size)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training step of a recipe without its trainer: model, optimizer and step of one rank.
+"""One training step of a recipe without NeMo's trainer: model, optimizer and step of one rank.
 
-Model, precision, data parallelism, optimizer and step are those that NeMo's strategy makes of the
-recipe; what is left out is the trainer around them: data store, checkpoints, logs and validation.
-Tokens are random. `custom_modules.profiling.step_memory` counts the bytes of such a step.
+Model, precision, data parallelism, optimizer and step are those that NeMo's strategy builds from
+the recipe, without data store, checkpoints, logs and validation. Tokens are random.
+`custom_modules.profiling.step_memory` counts the bytes of such a step.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from recipes.resolved.read import world_size
 def micro_batches(recipe: nemo_run.Partial) -> tuple[int, int]:
     """Return how many micro-batches are run, and how many the recipe has in a step.
 
-    As many as may be under way at once in its pipeline; further ones find the same memory.
+    As many are run as can be in flight in the pipeline; more do not change the memory.
     """
     strategy = recipe.trainer.strategy
     pp = strategy.pipeline_model_parallel_size
@@ -36,7 +36,7 @@ def micro_batches(recipe: nemo_run.Partial) -> tuple[int, int]:
 
 
 def training(recipe: nemo_run.Partial, *, rank: int, local_rank: int) -> Training:
-    """Return this rank's part of the recipe's model, optimizer and step, as NeMo makes them."""
+    """Return this rank's part of the recipe's model, optimizer and step, as NeMo builds them."""
     strategy = fdl.build(recipe.trainer.strategy)
     precision = strategy.precision_plugin = fdl.build(recipe.trainer.plugins)
     module = fdl.build(recipe.model)

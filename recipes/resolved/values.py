@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of a resolved recipe: there, of the type that their field takes, and within range.
+"""Check that the values of a resolved recipe are present, of the right type and in range.
 
-NeMo and Lightning look at most of them when training begins, on every rank, and at some never:
-checkpoints every 0 steps are none.
+NeMo and Lightning check most of them only when training begins, on every rank, and some never:
+checkpoints every 0 steps are no checkpoints.
 """
 
 import inspect
@@ -30,9 +30,9 @@ NEEDED = (
     "log.name", "log.explicit_log_dir", "log.ckpt.dirpath", "log.tensorboard.save_dir",
     "resume.resume_from_directory", "resume.start",
 )  # fmt: skip
-"""What every recipe of ours states; a file that was cut off lacks some."""
+"""Fields that every recipe states; a truncated file lacks some."""
 LONGEST = 2**31 - 1
-"""Steps that a schedule counts in 32 bits."""
+"""Maximum of steps: a schedule counts them in 32 bits."""
 PRECISIONS = ("bf16-mixed", "32")
 TIME = re.compile(r"\d{1,4}:\d{2}:\d{2}:\d{2}")
 WHOLE = (
@@ -60,20 +60,20 @@ _PLAIN = {int: "a number", float: "a number", bool: "true or false", str: "text"
 
 
 def missing(recipe: run.Partial) -> Iterator[str]:
-    """Yield a sentence for each part that a recipe needs and does not have."""
+    """Yield one sentence for each part that a recipe needs but does not have."""
     for path in NEEDED:
         node: Any = recipe
         for at, name in enumerate(path.split(".")):
             try:
                 node = getattr(node, name)
-            except (AttributeError, ValueError):  # fiddle's, for a default that is made by a call
+            except (AttributeError, ValueError):  # raised by fiddle for a default made by a call
                 where = ".".join(path.split(".")[: at + 1])
-                yield f"the recipe has no {where}; `longhaul show NAME --to-yaml` writes all"
+                yield f"the recipe has no {where}; `longhaul show NAME --to-yaml` writes all fields"
                 return
 
 
 def wrong_types(node: Any, path: str = "") -> Iterator[str]:
-    """Yield a sentence for each value that is not of a type its field takes, or not a number."""
+    """Yield one sentence for each value of a type that its field does not accept, and each NaN."""
     if isinstance(node, fdl.Buildable):
         annotations = _annotations(fdl.get_callable(node))
         for name, value in fdl.ordered_arguments(node, include_var_keyword=True).items():
@@ -86,11 +86,11 @@ def wrong_types(node: Any, path: str = "") -> Iterator[str]:
         for at, value in enumerate(node):
             yield from wrong_types(value, f"{path}[{at}]")
     elif isinstance(node, float) and not math.isfinite(node):
-        yield f"{path} is {node}; it is a finite number"
+        yield f"{path} is {node}; it must be a finite number"
 
 
 def _annotations(target: Any) -> dict[str, Any]:
-    """Return the annotations of a target's parameters, of a class those of its first __init__."""
+    """Return the annotations of a target's parameters; for a class those of its first __init__."""
     if inspect.isclass(target):
         target = next(vars(one)["__init__"] for one in target.__mro__ if "__init__" in vars(one))
     try:
@@ -101,15 +101,15 @@ def _annotations(target: Any) -> dict[str, Any]:
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """Return the types that an annotation admits: those of a union, else itself."""
+    """Return the types that an annotation admits: the members of a union, or itself."""
     union = get_origin(annotation) in (Union, UnionType)
     return get_args(annotation) if union else (annotation,)
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
-    """Return the types of an annotation; empty where it has others than plain ones.
+    """Return the types of an annotation; empty if it has other than plain ones.
 
-    Words of a `Literal` are checked by the noun that has them.
+    The dataclass itself checks the values of a `Literal`.
     """
     kinds = alternatives(annotation)
     return kinds if all(one in (*_PLAIN, NoneType) for one in kinds) else ()
@@ -133,23 +133,23 @@ def _described(annotation: Any) -> str:
 
 
 def out_of_range(recipe: run.Partial) -> Iterator[str]:
-    """Yield a sentence for each setting of trainer, loader and checkpoints that cannot be meant."""
+    """Yield one sentence for each setting of trainer, loader and checkpoints out of range."""
     for path in WHOLE:
         if isinstance(value := _stated(recipe, path), float):
-            yield f"{path} is {value}; it is a whole number"
+            yield f"{path} is {value}; it must be a whole number"
     for path, least in AT_LEAST.items():
         value = _stated(recipe, path)
         if isinstance(value, int | float) and value < least:
-            yield f"{path} is {value}; it is at least {least}"
+            yield f"{path} is {value}; it must be at least {least}"
     steps = _stated(recipe, "trainer.max_steps")
     if isinstance(steps, int) and steps > LONGEST:
-        yield f"trainer.max_steps is {steps}; it is at most {LONGEST:,}"
+        yield f"trainer.max_steps is {steps}; it must be at most {LONGEST:,}"
     every = _stated(recipe, "trainer.val_check_interval")
     if isinstance(every, int | float) and not (every >= 1 if isinstance(every, int) else every > 0):
-        yield f"trainer.val_check_interval is {every}; it is a number of steps, at least 1"
+        yield f"trainer.val_check_interval is {every}; it must be a number of steps, at least 1"
     limit = _stated(recipe, "trainer.max_time")
     if isinstance(limit, str) and TIME.fullmatch(limit) is None:
-        yield f"trainer.max_time is {limit!r}; it is DD:HH:MM:SS, as 00:04:00:00"
+        yield f"trainer.max_time is {limit!r}; it must be DD:HH:MM:SS, as 00:04:00:00"
     if _stated(recipe, "trainer.precision") is not None:
         yield "trainer.precision is overwritten by trainer.plugins.precision; set that one"
     precision = _stated(recipe, "trainer.plugins.precision")
@@ -158,11 +158,11 @@ def out_of_range(recipe: run.Partial) -> Iterator[str]:
     for name in ("adam_beta1", "adam_beta2"):
         beta = _stated(recipe, f"optim.config.{name}")
         if isinstance(beta, int | float) and not 0 <= beta < 1:
-            yield f"optim.config.{name} is {beta:g}; it is from 0 up to, not including, 1"
+            yield f"optim.config.{name} is {beta:g}; it must be at least 0 and below 1"
 
 
 def _stated(recipe: run.Partial, path: str) -> Any:
-    """Return what the recipe states at a path; None where it says nothing."""
+    """Return the value at a path of the recipe, or None."""
     node: Any = recipe
     for name in path.split("."):
         if not isinstance(node, fdl.Buildable):

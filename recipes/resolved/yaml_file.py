@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes as YAML files: what `--to-yaml` writes and `--yaml` reads.
+"""Recipes as YAML files, which `--to-yaml` writes and `--yaml` reads.
 
-The format is nemo-run's (`_target_`, `_partial_`, `_call_`). Reading is ours: nemo-run turns the
-file into command-line words and loses empty strings and `None` on the way. Building a recipe
-imports what the file names, so only ours and the libraries that recipes are made of are accepted.
+The format is nemo-run's (`_target_`, `_partial_`, `_call_`). Its reader is not used: it turns the
+file into command-line words and loses empty strings and `None`. Building a recipe imports what the
+file names, so only our packages and the libraries that recipes use are accepted.
 """
 
 import importlib
@@ -14,7 +14,7 @@ import nemo_run as run
 from nemo.collections import llm
 from nemo_run.core.serialization.yaml import YamlSerializer
 
-import recipes.nemo2.signatures  # noqa: F401  # before the first config of a class of NeMo's
+import recipes.nemo2.signatures  # noqa: F401  # before the first config of a NeMo class
 from data.files.user_file import read_yaml
 from data.files.whole import write_text
 from recipes.resolved.values import missing, wrong_types
@@ -29,18 +29,18 @@ def dump(recipe: run.Partial) -> str:
 
 
 def write(recipe: run.Partial, path: Path) -> None:
-    """Write the resolved recipe, whole or not at all."""
+    """Write the resolved recipe atomically."""
     write_text(path, dump(recipe))
 
 
 def read(path: Path) -> run.Partial:
-    """Return the recipe in the file; raise ValueError where it is none or names what it may not."""
+    """Return the recipe in the file; raise ValueError for invalid content."""
     content = read_yaml(path)
     recipe = _node(content, str(path))
     if not isinstance(recipe, run.Partial) or recipe.__fn_or_cls__ is not llm.pretrain:
         raise ValueError(
-            f"{path} holds no recipe: its top is not a partial of llm.pretrain; `longhaul show "
-            "NAME --to-yaml FILE` writes one"
+            f"{path} holds no recipe: its top level is not a partial of llm.pretrain; `longhaul "
+            "show NAME --to-yaml FILE` writes one"
         )
     problems = [*missing(recipe)] or [*wrong_types(recipe)]
     if problems:
@@ -75,7 +75,7 @@ def _import(name: Any, where: str) -> Any:
     rooms = tuple(f"{room}." for room in TRUSTED)
     if not isinstance(name, str) or not name.startswith(rooms):
         raise ValueError(
-            f"{where}: _target_ {name!r} is not of a package that recipes are made of; name one of "
+            f"{where}: _target_ {name!r} is not from a package that recipes may use; use one of "
             f"{', '.join(TRUSTED)}"
         )
     module, _, attribute = current_name(name).rpartition(".")
@@ -85,5 +85,5 @@ def _import(name: Any, where: str) -> Any:
         raise ValueError(f"{where}: _target_ {name!r} cannot be imported: {error}") from error
     home = f"{getattr(target, '__module__', '')}."
     if not home.startswith(rooms):
-        raise ValueError(f"{where}: _target_ {name!r} is really of {home[:-1]}; leave it out")
+        raise ValueError(f"{where}: _target_ {name!r} is defined in {home[:-1]}; leave it out")
     return target

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nouns of a recipe: units, model cards, stages, layouts, clusters. Imports no other room."""
+"""Units, model cards, stages, layouts and clusters. Imports no other package of recipes."""

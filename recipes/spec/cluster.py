@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One machine class: its GPUs, memory and links; read from `slurm/clusters/*.yaml`; light."""
+"""GPUs, memory and links of one kind of machine, read from `slurm/clusters/*.yaml`."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,7 +12,7 @@ from recipes.spec.units import GiB
 
 FOLDER = Path(__file__).resolve().parents[2] / "slurm" / "clusters"
 WITHOUT = ("local", "template")
-"""Files without hardware to plan for: whatever one sits at, and what to fill in."""
+"""Files without hardware to plan for: the local machine, and the template."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,39 +21,39 @@ class Gpu:
 
     name: str
     memory_gib: float
-    """What CUDA reports as its whole."""
+    """Total memory that CUDA reports."""
     bf16_tflops: float
     fp8_tflops: float
-    """0 where it has no FP8."""
+    """0 without FP8 support."""
     memory_gbps: float
-    """GB/s of its memory."""
+    """Memory bandwidth in GB/s."""
     capability: tuple[int, int]
     """CUDA's compute capability."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Nodes of one kind and the links between them; link speeds in GB/s, one direction, a GPU."""
+    """Nodes of one kind and the links between them; link speeds in GB/s per GPU and direction."""
 
     name: str
     gpu: Gpu
     gpus_per_node: int
-    """Of what the scheduler calls a node."""
+    """Per node as the scheduler counts it."""
     host_memory_gib: float
-    """Of a node."""
+    """Per node."""
     nvlink_gbps: float
     network_gbps: float
     host_link_gbps: float
     """Pinned copies between a GPU and its host."""
     price_per_gpu_hour: float = 0.0
-    """0: not stated."""
+    """0 if not stated."""
     gpus_per_link: int = 0
-    """GPUs that NVLink joins where it spans several nodes; 0: those of a node."""
+    """GPUs that NVLink joins if it spans several nodes; 0 for those of one node."""
     efficiency: Efficiency = HOPPER
-    """What shares of these peaks kernels reach."""
+    """Fractions of these peaks that kernels reach."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no machine has."""
+        """Raise ValueError for impossible sizes."""
         for name in (
             "gpus_per_node", "host_memory_gib", "nvlink_gbps", "network_gbps", "host_link_gbps",
         ):  # fmt: skip
@@ -69,8 +69,8 @@ class Cluster:
                 )
         if self.gpus_per_link % self.gpus_per_node:
             raise ValueError(
-                f"cluster {self.name}: gpus_per_link is {self.gpus_per_link}, no whole number of "
-                f"nodes of {self.gpus_per_node}"
+                f"cluster {self.name}: gpus_per_link is {self.gpus_per_link}, not a multiple of "
+                f"the {self.gpus_per_node} GPUs of a node"
             )
 
     @property
@@ -79,7 +79,7 @@ class Cluster:
         return self.gpus_per_link or self.gpus_per_node
 
     def joins(self, ranks: int) -> bool:
-        """Whether the fast link joins each so many neighbouring ranks."""
+        """Whether the fast link joins every group of `ranks` neighbouring ranks."""
         return self.linked_gpus % ranks == 0
 
     @property
@@ -89,17 +89,17 @@ class Cluster:
 
     @property
     def host_bytes_per_gpu(self) -> int:
-        """Host memory that a rank may count on, where all GPUs of the node have one."""
+        """Host memory per rank with one rank per GPU."""
         return int(self.host_memory_gib * GiB / self.gpus_per_node)
 
 
 def names() -> list[str]:
-    """Return the clusters there are files of that say their hardware."""
+    """Return the names of the shipped clusters that state their hardware."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem not in WITHOUT)
 
 
 def path_of(name: str) -> Path:
-    """Return the file of a shipped name, or the path given; raise ValueError for neither."""
+    """Return the file of a shipped name, or the given path; raise ValueError if it is neither."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if name == "template":
         raise ValueError(
@@ -115,7 +115,7 @@ def path_of(name: str) -> Path:
 
 
 def content(path: Path) -> dict[str, Any]:
-    """Return what a cluster file says; raise ValueError where it is no YAML mapping."""
+    """Return the content of a cluster file; raise ValueError if it is not a YAML mapping."""
     found = read_yaml(path)
     if not isinstance(found, dict):
         kind = "empty" if found is None else f"a {type(found).__name__}"
@@ -126,9 +126,9 @@ def content(path: Path) -> dict[str, Any]:
 
 
 def load(name: str) -> Cluster:
-    """Return the cluster of a shipped name or of a YAML file.
+    """Return the cluster of a shipped name or a YAML file.
 
-    Raises ValueError for an unknown name, with the nearest, and for a file of another shape.
+    Raises ValueError, with the nearest name, for an unknown one, and for a malformed file.
     """
     path = path_of(name)
     found = content(path)
@@ -145,7 +145,7 @@ def load(name: str) -> Cluster:
 
 
 def _require_known(kind: Any, given: dict[str, Any], where: str) -> None:
-    """Raise ValueError for a name that is not a field, with the nearest."""
+    """Raise ValueError, with the nearest field, for a name that is not one."""
     known = [field.name for field in fields(kind)]
     for name in given:
         if name not in known:
@@ -153,9 +153,9 @@ def _require_known(kind: Any, given: dict[str, Any], where: str) -> None:
 
 
 def _made(kind: Any, given: Any, where: str) -> Any:
-    """Return the dataclass with the fields given; raise ValueError for wrong names and types."""
+    """Return the dataclass with the given fields; raise ValueError for wrong names and types."""
     if not isinstance(given, dict):
-        raise ValueError(f"{where} is {given!r}; a mapping is needed")
+        raise ValueError(f"{where} is {given!r}; it must be a mapping")
     _require_known(kind, given, where)
     known = {field.name: field for field in fields(kind)}
     values: dict[str, Any] = {}
@@ -176,4 +176,4 @@ def _made(kind: Any, given: Any, where: str) -> Any:
 
 
 CLUSTER = "dgx_h100"
-"""The cluster that is meant where none is named."""
+"""The default cluster."""

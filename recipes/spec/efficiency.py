@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What share of a peak a kind of work reaches: the constants of the time model, by name.
+"""Constants of the time model: the share of its peak that each kind of work reaches.
 
-Shares of the peaks in the cluster file. They are set so that published step times come out (tests
-hold them to it), not measured here: put your own measurement into a cluster file of yours,
+They are fractions of the peaks in the cluster file, fitted to published step times (tests check
+this), not measured here. State your own measurements in your cluster file:
 
     hardware:
       efficiency: {attention_forward: 0.65}
@@ -18,29 +18,29 @@ class Efficiency:
     matmul: float = 0.72
     """bf16 products of large shapes."""
     matmul_fp8: float = 0.50
-    """Of the FP8 peak, casts and scales included."""
+    """Of the FP8 peak, including casts and scaling."""
     experts: float = 0.50
-    """Of bf16 products where tokens are permuted to experts that are wide."""
+    """bf16 products of wide experts, including the permutation of tokens."""
     expert_width: float = 2048
-    """Inner width of an expert on a rank at which its products reach half of that."""
+    """Inner width of an expert on one rank at which its products reach half of that."""
     attention_forward: float = 0.60
     """FlashAttention-3 and cuDNN reach 0.62 to 0.75 alone at long lengths (arXiv 2407.08608)."""
     attention_backward: float = 0.50
     ring_block: float = 1024
-    """Tokens of a ring's step at which its kernels reach half of those rates."""
+    """Tokens of a ring step at which its kernels reach half of those rates."""
     memory: float = 0.75
-    """Of device memory's bandwidth, for norms, rotation, activations, residuals."""
+    """Of device memory bandwidth: norms, rotation, activations, residuals."""
     nvlink: float = 0.70
     network: float = 0.80
     staged: float = 0.85
-    """Of those, all-to-alls that carry a few heads at a time: smaller messages, more of them."""
+    """Of those, all-to-alls of a few heads at a time: more and smaller messages."""
     compute_overlapped: float = 0.80
-    """Of a micro-batch's compute that gradients and parameters travel under."""
+    """Share of a micro-batch's compute that can hide gradient and parameter communication."""
     host_adam_gbps: float = 20.0
-    """GB/s of state that Adam on the host goes through, a GPU's share of the host."""
+    """GB/s of optimizer state that Adam processes on the host, per GPU."""
 
 
 HOPPER = Efficiency()
-"""Kernels of 2025 on H100 and H200."""
+"""H100 and H200 with kernels of 2025."""
 NEMO_2024 = Efficiency(attention_forward=0.42, attention_backward=0.36)
 """NeMo 24.03 on H100: Transformer Engine's attention of early 2024."""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of models that the recipes train: what sets each apart from a Llama; light.
+"""Model families that the recipes train, and how each differs from Llama.
 
-All are decoders with grouped-query attention, rotary positions and no bias in linear layers but
-where it is said. Facts from the config classes of transformers 4.57 and NeMo 2.7, which tests
-compare with these.
+All are decoders with grouped-query attention, rotary positions and, unless stated, no bias in
+linear layers. Facts from the config classes of transformers 4.57 and NeMo 2.7; tests compare them.
 """
 
 from dataclasses import dataclass
@@ -12,31 +11,31 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """One architecture, by the names that others know it by."""
+    """One architecture and its names in other libraries."""
 
     name: str
     architecture: str
-    """Class of transformers: an entry of `architectures` in config.json."""
+    """Class in transformers: an entry of `architectures` in config.json."""
     model_type: str
     """As in config.json."""
     nemo_config: str
-    """NeMo's config class, from which ours is derived, by dotted name."""
+    """Dotted name of NeMo's config class, the base of ours."""
     config_class: str
-    """Ours, by dotted name."""
+    """Dotted name of our config class."""
     activation: Literal["silu", "relu2"] = "silu"
-    """In transformers' words; relu2 is the square of a ReLU."""
+    """Name in transformers; relu2 is the square of a ReLU."""
     gated: bool = True
-    """Whether the MLP has a gate beside its first projection."""
+    """Whether the MLP has a gate projection."""
     normalization: Literal["RMSNorm", "LayerNorm"] = "RMSNorm"
     zero_centered: bool = False
     """Whether norms scale by 1 + weight."""
     qkv_bias: bool = False
     qk_norm: bool = False
-    """Whether queries and keys are normalised, each head by itself, before they turn."""
+    """Whether queries and keys are normalised per head before rotation."""
     experts: bool = False
-    """Whether MLPs are experts, of which a router picks some for each token.
+    """Whether MLPs are experts, some of which a router selects for each token.
 
-    All MLPs are; the probabilities of those picked add up to 1, and none sees every token.
+    All MLPs are then experts; the selected probabilities add up to 1; there is no shared expert.
     """
 
 

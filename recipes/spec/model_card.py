@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts of one model that every later decision needs."""
+"""Facts of one model."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ _WITH_EXPERTS = " or ".join(family.name for family in FAMILIES.values() if famil
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCard:
-    """Shape, vocabulary, native context and the names under which others know the model."""
+    """Shape, vocabulary, native context and the model's names in other libraries."""
 
     name: str
     family: str = "llama"
@@ -19,31 +19,31 @@ class ModelCard:
     layers: int
     hidden: int
     ffn_hidden: int
-    """Inner width of the MLP; of one expert where there are experts."""
+    """Inner width of the MLP, or of one expert."""
     heads: int
     kv_heads: int
     head_dim: int
     vocab: int
-    """Rows of the embedding before padding to a multiple for tensor parallelism."""
+    """Rows of the embedding before padding for tensor parallelism."""
     experts: int = 0
-    """Of each layer; 0 in a family without them."""
+    """Experts per layer; 0 in a family without them."""
     experts_per_token: int = 0
     tied_embeddings: bool
     norm_epsilon: float
     init_std: float
     native_context: int
-    """Tokens the published weights were trained to attend over."""
+    """Context length in tokens that the published weights were trained for."""
     config_contexts: tuple[int, ...] = ()
-    """What `max_position_embeddings` of the published config.json says, or has said, instead."""
+    """Other values of `max_position_embeddings` in revisions of the published config.json."""
     native_rope: RopeScaling
     config_class: str | None = None
-    """NeMo's config class of this model by dotted name; None where NeMo has none."""
+    """Dotted name of NeMo's config class of this model; None if NeMo has none."""
     hf_id: str | None
-    """Hugging Face repository of weights and tokenizer; None where there are none published."""
+    """Hugging Face repository of weights and tokenizer; None if none are published."""
     source: str
 
     def __post_init__(self) -> None:
-        """Refuse shapes that no transformer has, or none of the family."""
+        """Raise ValueError for a shape that is impossible in general or in the family."""
         if self.family not in FAMILIES:
             raise ValueError(
                 f"{self.name}: family {self.family!r} is unknown; there are {', '.join(FAMILIES)}"
@@ -56,25 +56,24 @@ class ModelCard:
         if self.facts.experts and not 1 <= self.experts_per_token <= self.experts:
             raise ValueError(
                 f"{self.name}: {self.experts_per_token} experts per token of {self.experts}; "
-                f"{self.family} takes at least one for each token, and no more than there are"
+                f"{self.family} needs at least one per token, and at most as many as there are"
             )
         if not self.facts.experts and (self.experts or self.experts_per_token):
             raise ValueError(
-                f"{self.name}: {self.experts} experts, {self.experts_per_token} per token, and "
+                f"{self.name}: {self.experts} experts, {self.experts_per_token} per token, but "
                 f"family {self.family} has none; leave both 0, or take {_WITH_EXPERTS}"
             )
 
     @property
     def facts(self) -> Family:
-        """What sets the family apart."""
+        """The model's family."""
         return FAMILIES[self.family]
 
     @property
     def matmul_parameters(self) -> int:
-        """Weights that take part in a matrix product per token.
+        """Weights in the matrix products of one token.
 
-        The LM head does, the embedding does not; of experts those do that a token is sent to, and
-        the router.
+        Includes the LM head, the router and the experts that a token is sent to, not the embedding.
         """
         return self._matrices(self.experts_per_token)
 
@@ -89,7 +88,7 @@ class ModelCard:
         return self._matrices(self.experts) + embedding + vectors
 
     def _matrices(self, experts: int) -> int:
-        """Return the weights of matrices, of `experts` experts where there are any."""
+        """Return the number of weights in matrices, counting `experts` experts."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         mlp = (3 if self.facts.gated else 2) * self.hidden * self.ffn_hidden
         if self.facts.experts:

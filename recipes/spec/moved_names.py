@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where classes lie today that files written by earlier versions name; light.
+"""Current modules of classes that files of earlier versions name.
 
-A run folder's `config.yaml` names the classes of its recipe by module. Whoever reads a name out of
-a file asks here first, so that run folders of earlier versions are resumed, evaluated and exported.
+A run folder's `config.yaml` names the classes of its recipe by module. Readers of such files
+translate each name first, so that run folders of earlier versions can be resumed, evaluated and
+exported.
 """
 
 MODULES = {
@@ -17,10 +18,10 @@ MODULES = {
     "recipes.schedule": "recipes.nemo2.lr_schedule",
     "recipes.strategy": "recipes.nemo2.strategy",
 }
-"""The module that files before 22 November 2026 name, and today's."""
+"""Module in files from before 22 November 2026, and its current name."""
 
 
 def current_name(name: str) -> str:
-    """Return today's dotted name of a class; a name that has not moved is returned as it is."""
+    """Return the current dotted name of a class; unchanged if it has not moved."""
     module, _, attribute = name.rpartition(".")
     return f"{MODULES[module]}.{attribute}" if module in MODULES else name

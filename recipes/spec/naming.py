@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and places by convention, so that no recipe carries a None to be filled in later."""
+"""Names and default folders of recipes, runs and stages."""
 
 import re
 from pathlib import Path
@@ -12,19 +12,19 @@ RUNS = Path("runs")
 STORES = Path("stores")
 MODELS = Path("models")
 BUDGET_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-"""Of tokens to train on, which papers count in tens; lengths and batches are in powers of two."""
+"""Units of token budgets, which papers count in powers of ten; lengths and batches are binary."""
 
 
 def family_name(card: ModelCard, ladder: Ladder) -> str:
-    """Return `<card>_<ladder>`, or the card's name where the ladder was made for it."""
+    """Return `<card>_<ladder>`, or the card's name if the ladder was made for it."""
     return card.name if card.name == ladder.name else f"{card.name}_{ladder.name}"
 
 
 def recipe_name(card: ModelCard, ladder: Ladder, stage: Stage) -> str:
     """Return `<card>_<ladder>_<length>`.
 
-    A ladder of one stage may have in its name the context that the stage trains for, as
-    `ultralong_1m` has; it is not said twice.
+    The name of a ladder of one stage may already end in the context, as in `ultralong_1m`; it is
+    then not repeated.
     """
     family = family_name(card, ladder)
     if len(ladder.stages) == 1 and ladder.name.endswith(f"_{length_word(stage.target_length)}"):
@@ -33,7 +33,7 @@ def recipe_name(card: ModelCard, ladder: Ladder, stage: Stage) -> str:
 
 
 def length_word(tokens: int) -> str:
-    """Return a length exactly, in the largest binary unit it is a multiple of: 512, 64k, 1m."""
+    """Return an exact length in the largest binary unit it is a multiple of: 512, 64k, 1m."""
     for unit, letter in ((M, "m"), (K, "k")):
         if tokens % unit == 0:
             return f"{tokens // unit}{letter}"
@@ -41,15 +41,15 @@ def length_word(tokens: int) -> str:
 
 
 def length_shown(tokens: int) -> str:
-    """Return a length exactly, as people read it: 512, 38,400, 64K, 1M."""
+    """Return an exact length for display: 512, 38,400, 64K, 1M."""
     word = length_word(tokens)
     return f"{tokens:,}" if word.isdigit() else word.upper()
 
 
 def length_from(word: str) -> int:
-    """Return the tokens that a word of the command line means: 512, 38,400, 64K, 1M.
+    """Return the number of tokens in a word of the command line: 512, 38,400, 64K, 1M.
 
-    Raises ValueError for any other word, and for none at all.
+    Raises ValueError for any other word.
     """
     found = re.fullmatch(r"(\d{1,15}|\d{1,3}(?:,\d{3}){1,4})([KM]?)", word.strip(), re.A | re.I)
     if found is None:
@@ -81,22 +81,22 @@ def budget_from(word: str) -> int:
 
 
 def run_folder(card: ModelCard, ladder: Ladder) -> Path:
-    """Return where a run of the ladder writes unless told otherwise."""
+    """Return the default folder of a run of the ladder."""
     return RUNS / family_name(card, ladder)
 
 
 def store_folder(card: ModelCard) -> Path:
-    """Return where the tokens for a card are looked for unless told otherwise."""
+    """Return the default folder of the token store of a card."""
     return STORES / card.name
 
 
 def stage_folder(run: Path, name: str) -> Path:
-    """Return where one stage of a run writes."""
+    """Return the folder of one stage of a run."""
     return run / "stages" / name
 
 
 def start_folder(card: ModelCard, ladder: Ladder, stage: Stage, run: Path) -> Path | None:
-    """Return the folder of the checkpoint a stage begins from, None for random weights."""
+    """Return the folder of the checkpoint that a stage starts from, None for random weights."""
     if stage.start == "scratch":
         return None
     if stage.start == "card":

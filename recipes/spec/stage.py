@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One continued-pretraining step, and an ordered list of them."""
+"""Stages of continued pretraining, and ladders: ordered lists of stages."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -13,16 +13,16 @@ DocumentPolicy = Literal["across", "within"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Warmed:
-    """What every schedule says: a warm-up from zero to the peak, and where it ends."""
+    """Fields of every schedule: the peak, its warm-up from zero, and the final rate."""
 
     peak: float
     final_ratio: float = 0.1
-    """Rate at the last step as a share of the peak; 1 keeps the peak."""
+    """Rate at the last step as a share of the peak; 1 for a constant rate."""
     warmup_ratio: float = 0.1
-    """Share of the stage's steps spent warming up; `20 / 400` for 20 steps of 400."""
+    """Share of the stage's steps used for warm-up; `20 / 400` for 20 steps of 400."""
 
     def __post_init__(self) -> None:
-        """Refuse rates that no schedule has."""
+        """Raise ValueError for rates outside 0 to 1."""
         if not 0 < self.peak < 1:
             raise ValueError(f"peak learning rate is {self.peak}; it must lie between 0 and 1")
         for name in ("final_ratio", "warmup_ratio"):
@@ -31,7 +31,7 @@ class _Warmed:
                 raise ValueError(f"{name} is {value}; it must lie between 0 and 1")
 
     def warmup_steps(self, steps: int) -> int:
-        """Steps of warm-up in a stage of `steps`, at least one: the first step never runs at 0."""
+        """Return the warm-up steps of a stage of `steps`, at least one: no step runs at rate 0."""
         return max(1, round(self.warmup_ratio * steps))
 
 
@@ -53,31 +53,29 @@ class Stage:
     rope: RopeScaling | Literal["native"]
     """How positions are rotated; `native` keeps the rotation of the card."""
     tokens: int
-    """Budget of the whole stage."""
+    """Token budget of the whole stage."""
     tokens_per_batch: int
     """Tokens of one optimizer step over all ranks."""
     lr: Cosine | Linear
     documents: DocumentPolicy = "across"
-    """Whether tokens attend across the documents of a sequence, positions running on
-    (Nemotron-UltraLong, arXiv 2504.06214), or within their document alone, positions restarting
-    (Llama-3.1, arXiv 2407.21783)."""
+    """Whether tokens attend across the documents of a sequence, with continuous positions
+    (Nemotron-UltraLong, arXiv 2504.06214), or only within their document, with positions that
+    restart (Llama-3.1, arXiv 2407.21783)."""
     positions: Positions = Positions()
-    """Of training samples: consecutive, or drawn so that a stage of this length trains for a longer
-    context, its target length."""
+    """Positions of training samples: consecutive, or drawn so that a stage of this length trains
+    for a longer context, its target length."""
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
     start: Literal["scratch", "card", "previous"] = "previous"
-    """Weights to begin from: random, the card's published ones, or the stage before this one.
-    Optimizer and schedule always begin afresh."""
+    """Initial weights: random, the card's published ones, or those of the previous stage.
+    Optimizer and schedule always start anew."""
     gate: Gate = Gate()
-    """What it has to show, evaluated, before the next stage may start."""
+    """Thresholds that its evaluation must meet before the next stage may start."""
 
     def __post_init__(self) -> None:
-        """Refuse a budget that is not a whole number of batches of whole sequences."""
+        """Raise ValueError for a budget or batch that does not fit the sequence length."""
         if self.documents not in get_args(DocumentPolicy):
-            raise ValueError(
-                f"documents is {self.documents!r}; tokens attend 'across' documents or 'within'"
-            )
+            raise ValueError(f"documents is {self.documents!r}; it must be 'across' or 'within'")
         for name in ("seq_length", "tokens", "tokens_per_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
@@ -99,45 +97,45 @@ class Stage:
 
     @property
     def target_length(self) -> int:
-        """Tokens of the context that the stage trains for."""
+        """Context length that the stage trains for, in tokens."""
         return self.positions.target_length or self.seq_length
 
     @property
     def steps(self) -> int:
-        """Optimizer steps; a budget that ends inside a batch is rounded to the nearest step."""
+        """Optimizer steps; the budget is rounded to the nearest whole number of batches."""
         return max(1, round(self.tokens / self.tokens_per_batch))
 
     @property
     def sequences_per_batch(self) -> int:
-        """The global batch in sequences, which is what Megatron counts."""
+        """Global batch size in sequences, as Megatron counts it."""
         return self.tokens_per_batch // self.seq_length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ladder:
-    """Stages in order, who says so, for which models, and on which data."""
+    """An ordered list of stages with its source, models and data."""
 
     name: str
     source: str
     stages: tuple[Stage, ...]
     cards: tuple[str, ...] = ()
-    """Model cards by name for which the rotations are right: those that the source trained, then
-    those that have the same rotation. Empty where the ladder speaks for none."""
+    """Names of the model cards that the rotations are valid for: those that the source trained,
+    then those with the same rotation. Empty if the ladder is for no card in particular."""
     data: str = ""
-    """What the source trained on, for the user whose store has to be like it."""
+    """Training data of the source, to which the user's store should be similar."""
     starts_from: str = ""
-    """Hugging Face repository of the weights that the source began with, where those are not the
-    published ones of its first card."""
+    """Hugging Face repository of the source's initial weights, if not the published ones of its
+    first card."""
     ours: tuple[str, ...] = ()
-    """What the source does not say, and so is chosen here, a sentence each."""
+    """Choices made here that the source does not state, one sentence each."""
     departures: tuple[str, ...] = ()
-    """What the source says and this ladder does otherwise, or leaves out, a sentence each."""
+    """Differences between the source and this ladder, and omissions, one sentence each."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty ladder, one that shrinks, and a start that nothing precedes.
+        """Raise ValueError for an empty or shrinking ladder and for an impossible start.
 
-        What grows is the context that stages train for; no two have sequences of one length, by
-        which stages and their folders are named.
+        The context that stages train for must grow. Sequence lengths must differ, since stages and
+        their folders are named by them.
         """
         if not self.stages:
             raise ValueError(f"ladder {self.name} has no stage")
@@ -151,7 +149,7 @@ class Ladder:
             if after.start != "previous":
                 raise ValueError(
                     f"ladder {self.name}: the stage of {after.seq_length:,} tokens starts from "
-                    f"{after.start!r}, which throws away the stage before it"
+                    f"{after.start!r}, which discards the stage before it"
                 )
         lengths = [stage.seq_length for stage in self.stages]
         for length in lengths:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the command line: what is meant, or the nearest names there are."""
+"""Look up names of the command line and suggest the nearest ones."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -8,21 +8,21 @@ from typing import TypeVar
 Named = TypeVar("Named")
 SHOWN = 3
 MOST = 12
-"""Names that a sentence lists."""
+"""Most names that a message lists."""
 _CARDS = "longhaul recipes --cards"
 LISTED_BY = {"recipe": "longhaul recipes", "card": _CARDS, "model card": _CARDS}
-"""What lists the names of a kind, where a sentence has no room for them."""
+"""Command that lists the names of a kind when there are more."""
 
 
 def named(kind: str, name: str, there: Mapping[str, Named]) -> Named:
-    """Return what has the name; raise ValueError with the nearest names, or where all are."""
+    """Return the object of that name; raise ValueError with the nearest names, or the command."""
     if name not in there:
         raise ValueError(f"no {kind} is called {name!r}; {hint(name, there, kind)}")
     return there[name]
 
 
 def hint(name: str, there: Iterable[str], kind: str = "") -> str:
-    """Return the names nearest to one, or what there is where none is near, to end a sentence."""
+    """Return the end of a message: the names nearest to `name`, or all if none is near."""
     names = list(there)
     alike = {one.casefold(): one for one in names}
     near = [alike[one] for one in difflib.get_close_matches(name.casefold(), alike, n=SHOWN)]
@@ -35,7 +35,7 @@ def hint(name: str, there: Iterable[str], kind: str = "") -> str:
 
 
 def there_are(there: Iterable[str], kind: str = "") -> str:
-    """Return the names as the end of a sentence; of many the first, and what lists the others."""
+    """Return the end of a message: the names, or the first ones and the command that lists all."""
     names = list(there)
     if len(names) <= MOST + 1:
         return f"there are {', '.join(names)}"

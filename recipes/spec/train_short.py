@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which positions a stage trains on: a way to train short and test long, as a choice of a Stage.
+"""Positions that a stage trains on: ways to train on short sequences for a longer context.
 
-| kind | what is other than in plain training | source |
+| kind | difference from plain training | source |
 | --- | --- | --- |
 | consecutive | nothing | |
 | pose | positions in a few chunks, with skips between them | 2309.10400 |
 | longrecipe | text of chosen sentences, positions with skips between sentences | 2409.00509 |
-| gene | a rotation scaled by chance, positions as they are | 2024.findings-acl.249 |
+| gene | a rotation scaled at random, consecutive positions | 2024.findings-acl.249 |
 
-Light: `custom_modules.rope.skipped_positions` draws them, `data.nemo_module` calls it for training
-samples alone.
+`custom_modules.rope.skipped_positions` draws them; `data.nemo_module` calls it for training samples
+only.
 """
 
 from dataclasses import dataclass, fields
@@ -30,23 +30,24 @@ _USES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Positions:
-    """One kind with its parameters; raises ValueError for values outside of its domain."""
+    """One kind with its parameters; raises ValueError for values out of range."""
 
     kind: PositionKind = "consecutive"
     # Optional[...] here: nemo-run 0.11.1 cannot parse an override of a field annotated `X | None`.
     target_length: Optional[int] = None  # noqa: UP045
-    """Tokens of the context that the stage trains for, at which it is evaluated."""
+    """Context length in tokens that the stage trains for and is evaluated at."""
     chunks: int = 2
-    """Of PoSE; the paper's choice, one more covers more distances and departs further."""
+    """PoSE only. The default is the paper's; more chunks cover more distances and differ more from
+    plain training."""
     sentences: Sentences = "all"
-    """Of LongRecipe: which sentences of a text of `target_length` make a sample. `all` takes a
-    text of the stage's length as it is; `digits` those with a digit, as the released code;
+    """LongRecipe only: which sentences of a text of `target_length` make a sample. `all` takes a
+    text of the stage's length unchanged; `digits` those with a digit, as in the released code;
     `impactful` those with a token that the analysis found (`eval.impactful_tokens`)."""
     keep_others: float = 0.0
-    """Of LongRecipe: the chance of any other sentence to stay; the released code has 0.5."""
+    """LongRecipe only: probability of keeping any other sentence; 0.5 in the released code."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside the kind's domain, and those without effect on it."""
+        """Raise ValueError for values out of range or without effect on the kind."""
         if self.kind not in get_args(PositionKind):
             *most, last = get_args(PositionKind)
             raise ValueError(
@@ -61,13 +62,15 @@ class Positions:
         if self.kind != "consecutive":
             self._require_target()
         if self.chunks < 2:
-            raise ValueError(f"chunks is {self.chunks}; positions skip between two or more")
+            raise ValueError(f"chunks is {self.chunks}; it must be at least 2")
         if self.sentences not in get_args(Sentences):
             raise ValueError(
-                f"sentences is {self.sentences!r}; it is one of {', '.join(get_args(Sentences))}"
+                f"sentences is {self.sentences!r}; choose {', '.join(get_args(Sentences))}"
             )
         if not 0 <= self.keep_others < 1:
-            raise ValueError(f"keep_others is {self.keep_others}; it is a chance, 0 to below 1")
+            raise ValueError(
+                f"keep_others is {self.keep_others}; it is a probability, 0 to below 1"
+            )
         if self.keep_others and self.sentences == "all":
             raise ValueError(
                 "keep_others has no effect on sentences 'all'; leave it out, or choose 'digits' or "

@@ -95,5 +95,5 @@ def test_thresholds_may_be_said_in_words():
     assert gate_from("", Gate(rise=0.3)) == Gate(rise=0.3)
     with pytest.raises(ValueError, match=r"a gate has no 'pasky'; did you mean passkey\?"):
         gate_from("pasky=1", Gate())
-    with pytest.raises(ValueError, match="gate rise is 'x'; it is a number, or none"):
+    with pytest.raises(ValueError, match="gate rise is 'x'; it must be a number, or none"):
         gate_from("rise=x", Gate())

@@ -200,7 +200,7 @@ def test_how_far_the_planner_is_from_a_source_s_machine_is_what_it_says(name, no
     asked = of_stage(CARDS[ladder.cards[0]], stage, machine, gpus=gpus, fp8=Fp8())
     short = lacks(search(asked).nearest).removeprefix("lacks ").removesuffix(" of GPU memory")
     said = " ".join(ladder.departures)
-    assert f"{stage.seq_length:,} lack {short} a GPU" in said
+    assert f"{stage.seq_length:,} lack {short} per GPU" in said
     assert f"{max_length(asked):,} tokens" in said
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a stage fit that runs out of memory: a ladder of remedies, the cheapest first.
+"""Search for remedies for a stage that runs out of memory, the cheapest first.
 
-Each rung is tried alone on the layout as it is, and together with those above it that helped. A
-rung may have several layouts (sizes of CP, say): of those that no law refuses the fastest that fits
-is taken, or the one that lacks least. The climb goes up until it fits, and again without each rung
-that it took, for as long as that ends faster: full recompute is not paid for where offload would
-do. The `cure` is its rungs without those that it fits without. What nobody has tried on GPUs here
-(`UNTRIED`) is climbed only where the rest does not fit these GPUs at this length. Bytes and seconds
-are the planner's; `unexplained` are bytes that a log shows and the planner does not know, which no
-remedy is taken to reduce.
+The remedies are rungs of a ladder. Each rung is tried alone on the current layout, and together
+with the previous ones that helped. A rung may have several layouts (sizes of CP, for example): of
+those that violate no constraint the fastest that fits is taken, or the one that lacks least. The
+climb ends when it fits, and is repeated without each rung taken as long as the result is faster, so
+that full recompute is not chosen if offload is enough. The `cure` omits the rungs that are not
+needed. Rungs that are untested on GPUs (`UNTRIED`) are used only if the rest does not fit these
+GPUs at this length. Bytes and seconds are the planner's; `unexplained` are bytes that a log shows
+but the planner does not predict, and no remedy is assumed to reduce them.
 """
 
 import math
@@ -24,32 +24,32 @@ from recipes.spec.cluster import Cluster
 from recipes.spec.units import GiB
 
 LEAST_HELP = 0.1 * GiB
-"""What a rung has to save to be taken."""
+"""Least saving for which a rung is taken."""
 REBUILDING = frozenset({"recompute kept_attention", "recompute full"})
-"""Rungs that are left out together: one of them comes where the other does not."""
+"""Rungs that are left out together, since one replaces the other."""
 UNTRIED = frozenset({"sharded parameters", "Adam on the host", "FP8"})
-"""Rungs that nobody has tried on GPUs here, as the planner's last resorts."""
+"""Rungs that are untested on GPUs, the planner's last resorts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """One rung: what it does alone, and with those above it."""
+    """One rung: its plan alone, and together with the previous ones."""
 
     name: str
     alone: Plan | None = None
-    """None where it is not possible."""
+    """None if it is not possible."""
     fits: bool = False
-    """Whether nothing is lacking with it alone."""
+    """Whether the stage fits with it alone."""
     why_not: str = ""
     words: tuple[str, ...] = ()
     """Overrides that apply it to the recipe."""
     together: Plan | None = None
-    """With the rungs above it; None where it did not help there."""
+    """Plan with the previous rungs; None if it did not help there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cure:
-    """The rungs that fit together."""
+    """A set of rungs under which the stage fits."""
 
     names: tuple[str, ...]
     plan: Plan
@@ -58,15 +58,15 @@ class Cure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedies:
-    """What there is to do about a plan."""
+    """The remedies for a plan."""
 
     ladder: tuple[Remedy, ...]
     cure: Cure | None
-    """None where the whole ladder does not fit, and empty where nothing is lacking."""
+    """None if the whole ladder does not fit; empty if nothing is lacking."""
 
 
 def remedies(start: Plan, *, unexplained: float = 0.0) -> Remedies:
-    """Return the ladder for a plan, and the first set of rungs under which it fits."""
+    """Return the remedies for a plan, and the first set of rungs under which it fits."""
     climb = _Climb(start.cluster, unexplained)
     together, taken = climb.fastest(start)
     ladder = []
@@ -89,7 +89,7 @@ def remedies(start: Plan, *, unexplained: float = 0.0) -> Remedies:
 
 
 class _Climb:
-    """The rungs on one cluster."""
+    """The search on one cluster."""
 
     def __init__(self, cluster: Cluster, unexplained: float) -> None:
         self.cluster, self.unexplained = cluster, unexplained
@@ -100,9 +100,9 @@ class _Climb:
         return max(one.short + self.unexplained, 0.0) + max(one.host_short, 0.0)
 
     def best(self, job: Job, name: str) -> Plan | str:
-        """Return the best plan that a rung makes of a job, or why there is none."""
+        """Return the best plan that a rung makes of a job, or the reason why there is none."""
         key = (name, job.seq_length, repr(job.layout))
-        if key not in self._known:  # climbs begin alike
+        if key not in self._known:  # climbs share their first rungs
             self._known[key] = self._best(job, name)
         return self._known[key]
 
@@ -129,13 +129,13 @@ class _Climb:
         return (lacking, one.gpus, -one.job.seq_length, one.time.step)
 
     def _price(self, one: Plan) -> tuple[float, ...]:
-        """Return what a plan that fits costs, and then its bytes."""
+        """Return the sort key of a plan that fits: its cost, then its bytes."""
         return (one.gpus, -one.job.seq_length, _seconds(one), one.memory.total)
 
     def fastest(self, start: Plan) -> tuple[dict[str, Plan], list[str]]:
-        """Return the climb that ends best, with rungs that are untried where it needs them.
+        """Return the climb with the best end, with untested rungs only if it needs them.
 
-        They are needed where without them it does not fit, takes more GPUs or shortens the stage.
+        They are needed if without them it does not fit, takes more GPUs or shortens the stage.
         """
         tried = self._fastest(start, UNTRIED)
         end = self._end(start, tried)
@@ -145,7 +145,7 @@ class _Climb:
         return anything if self._end(start, anything)[:-1] < end[:-1] else tried
 
     def _fastest(self, start: Plan, left_out: frozenset[str]) -> tuple[dict[str, Plan], list[str]]:
-        """Return the climb that ends best: the first, or one that leaves rungs of it out."""
+        """Return the climb with the best end: the first, or one without some of its rungs."""
         best = self.climb(start, left_out)
         if not best[1]:
             return best
@@ -163,11 +163,11 @@ class _Climb:
         return (*self._cost(last)[:-1], _seconds(last))
 
     def climb(self, start: Plan, left_out: frozenset[str]) -> tuple[dict[str, Plan], list[str]]:
-        """Return the plans on the way up, and the rungs taken, until it fits or nothing helps."""
+        """Return the plan after each rung, and the rungs taken, until it fits or nothing helps."""
         found: dict[str, Plan] = {}
         taken: list[str] = []
         here, before = start, math.inf
-        while 0 < self.lacking(here) < before:  # a rung may help only once another has
+        while 0 < self.lacking(here) < before:  # a rung may help only after another
             before = self.lacking(here)
             for name in RUNGS:
                 if name in left_out or not self.lacking(here):
@@ -184,9 +184,9 @@ class _Climb:
         return self.lacking(one) <= lacking - min(LEAST_HELP, lacking)
 
     def least(self, start: Plan, taken: Iterable[str]) -> Cure | None:
-        """Return the rungs without those that only cost, the dearest left out first.
+        """Return the rungs without those that are not needed, leaving out the most expensive first.
 
-        What takes no time and no GPUs stays: bytes that are free leave room for what no plan sees.
+        Rungs that cost neither time nor GPUs stay: free bytes are a margin for errors of the plan.
         """
         names = list(taken)
         best = self._after(start, names)
@@ -209,5 +209,5 @@ class _Climb:
 
 
 def _seconds(one: Plan) -> float:
-    """Return the seconds of a step to three digits: the planner does not know more."""
+    """Return the seconds of a step to three digits, the precision of the planner."""
     return float(f"{one.time.step:.3g}")

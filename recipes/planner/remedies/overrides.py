@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words that turn the recipe of one job into that of another: `KEY=VALUE` for the CLI.
+"""Overrides `KEY=VALUE` for the CLI that turn the recipe of one job into that of another.
 
-They set what `recipes.pretrain` would have set, so that the recipe check holds for the outcome.
+They set what `recipes.pretrain` would set, so that the result passes the recipe check.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _BLOCK_SCALED = ("blockwise", "mxfp8")
 
 
 def override_words(before: Job, after: Job) -> list[str]:
-    """Return the overrides by which the recipe of `before` becomes that of `after`."""
+    """Return the overrides that turn the recipe of `before` into that of `after`."""
     one, other = before.layout, after.layout
     words = [*_ranks(before, after), *_length(before, after)]
     if other.micro_batch != one.micro_batch:
@@ -61,7 +61,7 @@ def _machines(job: Job) -> tuple[int, int]:
 
 
 def _length(before: Job, after: Job) -> Iterator[str]:
-    """Yield what states the sequence length; the batch keeps its tokens."""
+    """Yield the overrides of the sequence length; the tokens per batch stay the same."""
     if after.seq_length == before.seq_length:
         return
     yield f"{CONFIG}.seq_length={after.seq_length}"
@@ -73,7 +73,7 @@ def _length(before: Job, after: Job) -> Iterator[str]:
 
 
 def _changed(where: str, one: Any, other: Any) -> Iterator[str]:
-    """Yield the fields of a description that differ."""
+    """Yield overrides of the fields that differ."""
     for field in fields(one):
         was, now = getattr(one, field.name), getattr(other, field.name)
         if now != was:

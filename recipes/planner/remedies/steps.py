@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rungs of the ladder of remedies: what each could make of a job, or why nothing.
+"""Rungs of the ladder of remedies: the jobs that each can make of a job, or why there are none.
 
-What is proposed here may break a law; `recipes.planner.remedies.climb` asks the laws and chooses.
+A proposed job may violate a constraint; `recipes.planner.remedies.climb` checks and chooses.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,11 @@ from recipes.spec.layout import ContextParallel, Fp8
 from recipes.spec.units import K
 
 MOST_GPUS, SHORTEST = 16, K
-"""Times as many GPUs as now; tokens of a sequence."""
+"""Largest multiple of the current GPUs; shortest sequence in tokens."""
 KEPT, FULL = Recompute(kind="kept_attention"), Recompute(kind="full")
 
 Found = Sequence[Job] | str
-"""The jobs that a rung could make of one, or why it has none."""
+"""The jobs that a rung makes of a job, or the reason why there are none."""
 Rung = Callable[[Job, Cluster], Found]
 
 
@@ -37,7 +37,7 @@ def _smaller_micro_batch(job: Job, cluster: Cluster) -> Found:
 def _tiled_loss(job: Job, cluster: Cluster) -> Found:
     tiling = job.layout.tiling
     if tiling.loss:
-        return "the loss is tiled"
+        return "the loss is already tiled"
     if job.tokens <= Tiling().loss_tile:
         return f"a rank has {job.tokens:,} tokens, which are one tile"
     return [_with(job, tiling=replace(tiling, loss=True))]
@@ -46,7 +46,7 @@ def _tiled_loss(job: Job, cluster: Cluster) -> Found:
 def _tiled_mlp(job: Job, cluster: Cluster) -> Found:
     tiling, tokens = job.layout.tiling, job.tokens // job.layout.tp
     if tiling.mlp:
-        return "the MLP is tiled"
+        return "the MLP is already tiled"
     if tokens <= Tiling().mlp_tile:
         return f"a rank has {tokens:,} tokens in its MLP, which are one tile"
     return [_with(job, tiling=replace(tiling, mlp=True))]
@@ -80,7 +80,7 @@ def _head_chunked(job: Job, cluster: Cluster) -> Found:
 
 
 def _chunked(job: Job, size: int) -> Iterator[ContextParallel]:
-    """Yield the kinds of a size that attend with a few heads at a time."""
+    """Yield the kinds of context parallelism that take a few heads at a time."""
     if job.degrees.ring == 1:
         yield ContextParallel.head_chunked(size)
         return
@@ -91,7 +91,7 @@ def _chunked(job: Job, size: int) -> Iterator[ContextParallel]:
 
 
 def _kinds(size: int) -> Iterator[ContextParallel]:
-    """Yield the kinds of context parallelism; laws say which fit the heads."""
+    """Yield the kinds of context parallelism; constraints decide which fit the heads."""
     yield ContextParallel.ulysses(size)
     yield ContextParallel.head_chunked(size)
     if size > 1:
@@ -104,7 +104,7 @@ def _kinds(size: int) -> Iterator[ContextParallel]:
 def _more_cp(job: Job, cluster: Cluster) -> Found:
     layout = job.layout
     if layout.dp == 1:
-        return "no data ranks are left to share sequences; that takes more GPUs"
+        return "no data ranks are left to split sequences over; that needs more GPUs"
     return [
         _with(job, cp=kind, dp=dp)
         for dp in _divisors(layout.dp)
@@ -136,7 +136,7 @@ def _offload(job: Job, cluster: Cluster, tensors: str) -> Found:
     offload = Offload(tensors=tensors, cap_gib=host_cap(cluster))  # type: ignore[arg-type]
     recompute = layout.recompute
     if offload.refusal(recompute) and recompute.kind != "full":
-        recompute = KEPT  # else there is nothing kept that could wait on the host
+        recompute = KEPT  # otherwise nothing is kept that could be offloaded
     return [_with(job, offload=offload, recompute=recompute)]
 
 
@@ -152,9 +152,9 @@ def _sharded(job: Job, cluster: Cluster) -> Found:
     if job.layout.sharding == "parameters":
         return "parameters are sharded"
     if job.replicas == 1:
-        return "one rank has each parameter; there is none to share it with"
+        return "each parameter is on one rank only; there is no rank to shard it over"
     tried = [_with(job, sharding="parameters")]
-    if job.layout.tiling.loss:  # FSDP's law
+    if job.layout.tiling.loss:  # not possible with FSDP
         untiled = replace(job.layout.tiling, loss=False, loss_tile=Tiling().loss_tile)
         tried.append(_with(job, sharding="parameters", tiling=untiled))
     return tried
@@ -195,7 +195,7 @@ def _shorter_stage(job: Job, cluster: Cluster) -> Found:
 
 
 def _divisors(most: int) -> list[int]:
-    """Return the divisors below a number."""
+    """Return the divisors smaller than a number."""
     return [size for size in range(1, most) if most % size == 0]
 
 
@@ -216,4 +216,4 @@ RUNGS: dict[str, Rung] = {
     "more GPUs": _more_gpus,
     "shorter stage": _shorter_stage,
 }
-"""In the order of what they cost."""
+"""In the order of their cost."""

@@ -121,7 +121,7 @@ def test_the_end_of_a_document_is_scored_from_the_position_asked_for():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"needles": 0}, "needles is 0; a text takes 1 to 16"),
+        ({"needles": 0}, "needles is 0; it must be 1 to 16"),
         ({"needles": 17}, "needles is 17"),
         ({"depths": ()}, r"depths are \[\]"),
         ({"depths": (0.5, 1.5)}, r"depths are \[0.5, 1.5\]"),
@@ -136,7 +136,7 @@ def test_texts_that_cannot_be_made_are_refused(wrong, said):
 
 @pytest.mark.parametrize("after", [0, 100])
 def test_an_end_that_is_none_is_refused(after):
-    with pytest.raises(ValueError, match="none to score"):
+    with pytest.raises(ValueError, match="nothing to score"):
         texts_past(DOCUMENTS, length=100, after=after)
 
 

@@ -158,7 +158,7 @@ def test_slow_notices_a_run_of_other_ranks(answer, tmp_path):
         (("oom", "--factory", NAME, "--cluster", "dgx_h1000"), "did you mean dgx_h100"),
         (("oom", "--factory", NAME, "--log", "nowhere.log"), "--log nowhere.log is not a file"),
         (("oom", "--factory", NAME, "--layout", "tp3"), "not divisible by TP 3"),
-        (("oom", "--factory", NAME, "--layout", "tq2"), "says nothing of a layout"),
+        (("oom", "--factory", NAME, "--layout", "tq2"), "is not a layout setting"),
         (("oom", "--factory", "tiny_8k"), "longhaul probe memory"),
         (("oom",), "name one recipe: --factory NAME, or --card"),
         (("oom", "--factory", NAME, "--card", "llama3_8b"), "name one recipe"),

@@ -256,7 +256,7 @@ def test_a_mistaken_export_is_told(answer, stage, words, said):
         (("resume", "start"), "models/gone", "with --like"),
         (("model", "config", "num_query_groups"), 3, "kv_heads is 2 where longer has 3"),
         (("model", "config", "softmax_scale"), 0.5, "softmax_scale"),
-        (("model", "config", "_target_"), "recipes.nemo2.model.Other", "of no family"),
+        (("model", "config", "_target_"), "recipes.nemo2.model.Other", "family cannot be exported"),
         (
             ("model", "config"),
             {"_target_": "recipes.nemo2.model.LongContextLlamaConfig"},

@@ -155,9 +155,9 @@ def test_the_dtype_stays_and_the_mean_is_rounded_once(tmp_path, megatron_rank):
 
 def test_what_cannot_be_merged_is_refused(pair, tmp_path):
     first, second = pair
-    with pytest.raises(ValueError, match="share is 2; it is that of the second"):
+    with pytest.raises(ValueError, match="share is 2; the share of the second"):
         merge(first, second, tmp_path / "mean", share=2)
-    with pytest.raises(ValueError, match="first is there already"):
+    with pytest.raises(ValueError, match="first exists already"):
         merge(first, second, first)
     with pytest.raises(ValueError, match=r"first has neither hugging_face/ nor its stage's"):
         merge(second, first, tmp_path / "mean")
@@ -167,7 +167,7 @@ def test_what_cannot_be_merged_is_refused(pair, tmp_path):
     with pytest.raises(ValueError, match="different tokenizers"):
         merge(first, other, tmp_path / "mean")
     (other / "longhaul.json").unlink()
-    with pytest.raises(ValueError, match="other is no complete checkpoint"):
+    with pytest.raises(ValueError, match="other is not a complete checkpoint"):
         merge(first, other, tmp_path / "mean")
     tied = llamas.megatron_weights(llamas.made_up_weights())
     del tied["output_layer.weight"]

@@ -168,7 +168,7 @@ def test_what_layers_keep_may_be(change):
         ),
         (
             {"recompute": Recompute(kind="selective", modules=["mlp"]), "offload": Offload()},
-            "modules have mlp, and tiling mlp",
+            "modules include mlp, and tiling mlp",
         ),
         (
             {
@@ -242,11 +242,11 @@ def test_fp8_that_fits_breaks_no_law(recipe):
     ("fp8", "change", "words"),
     [
         (Fp8(recipe="mxfp8"), {"on_cpu": True}, "mxfp8 does not compute on cpu"),
-        (Fp8(recipe="mxfp8"), {"bf16": False}, "goes with precision bf16"),
+        (Fp8(recipe="mxfp8"), {"bf16": False}, "needs precision bf16"),
         (Fp8(recipe="mxfp8"), {"transformer_engine": False}, "runs without it"),
         (Fp8(recipe="mxfp8"), {"head_chunked": True}, "projects in the model's dtype"),
         (Fp8(recipe="mxfp8", bf16_last=9), {}, "bf16_last 9: each is at most the 8 layers"),
-        (Fp8(recipe="delayed"), {}, "delayed with tiling mlp: .* one call of a module a step"),
+        (Fp8(recipe="delayed"), {}, "delayed with tiling mlp: .* one call of a module per step"),
         (Fp8(recipe="delayed", bf16_first=1), {"tiling": Tiling()}, "delayed with bf16_first 1"),
         (Fp8(recipe="tensorwise"), {"hidden": 4104}, "of 16, and the hidden size are 4,104; 4,096"),
         (Fp8(recipe="mxfp8"), {"ffn": 7184}, "of 32, and the FFN rows of a TP rank are 7,184"),
@@ -266,17 +266,17 @@ def test_fp8_that_cannot_be_is_one_sentence(fp8, change, words):
     [
         ("none", (7, 0), (11, 8), None),
         ("delayed", (8, 9), (12, 1), None),
-        ("delayed", (8, 9), (11, 8), "takes CUDA 12.1 on Ada"),
-        ("tensorwise", (8, 0), (12, 9), "takes 8.9 .* compute capability 8.0; leave fp8 out"),
+        ("delayed", (8, 9), (11, 8), "needs CUDA 12.1 on Ada"),
+        ("tensorwise", (8, 0), (12, 9), "needs 8.9 .* compute capability 8.0; leave fp8 out"),
         ("tensorwise", (12, 0), (12, 9), None),
         ("blockwise", (9, 0), (12, 9), None),
         ("blockwise", (9, 0), (12, 10), None),
         ("blockwise", (9, 0), (12, 8), "CUDA 12.9, and .* 9.0 and CUDA 12.8; take tensorwise"),
-        ("blockwise", (8, 9), (13, 0), "takes 9.0"),
+        ("blockwise", (8, 9), (13, 0), "needs 9.0"),
         ("blockwise", (10, 0), (13, 0), None),
-        ("mxfp8", (9, 0), (12, 9), "takes 10.0 .* 9.0; take tensorwise or blockwise"),
+        ("mxfp8", (9, 0), (12, 9), "needs 10.0 .* 9.0; take tensorwise or blockwise"),
         ("mxfp8", (10, 3), (12, 9), None),
-        ("mxfp8", (12, 0), (13, 0), "takes 10.x, and .* 12.0"),
+        ("mxfp8", (12, 0), (13, 0), "needs 10.x, and .* 12.0"),
     ],
 )
 def test_a_device_computes_an_fp8_recipe_or_is_told_why_not(recipe, capability, cuda, words):
@@ -288,7 +288,7 @@ def test_a_device_computes_an_fp8_recipe_or_is_told_why_not(recipe, capability, 
     ("make", "words"),
     [
         (lambda: Fp8(recipe="nvfp4"), "'nvfp4' is unknown; choose none, delayed, tensorwise"),
-        (lambda: Fp8(bf16_first=1), "bf16_first is 1 layers, and all compute in bf16"),
+        (lambda: Fp8(bf16_first=1), "bf16_first is 1 layers, but without fp8 all compute in bf16"),
         (lambda: Fp8(recipe="mxfp8", bf16_last=-1), "bf16_last is -1 layers"),
         (lambda: Layout(sharding="zero3"), "'zero3' is unknown; choose none, optimizer, gradients"),
         (lambda: Layout(device="cpu", optimizer_offload=0.5), r"is 0\.5 on cpu, where the optim"),
@@ -319,4 +319,4 @@ LONGROPE = RopeScaling(
 )
 def test_a_rotation_by_length_is_refused_where_documents_are_apart(rope, documents, refused):
     broken = list(laws.broken_rope(rope, documents=documents))
-    assert ["goes by the tokens at hand" in sentence for sentence in broken] == [True] * refused
+    assert ["depends on the sequence length" in sentence for sentence in broken] == [True] * refused

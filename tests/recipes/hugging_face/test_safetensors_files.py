@@ -149,14 +149,14 @@ def quantized(folder):
         (empty, "neither model.safetensors nor"),
         (one_shard_missing, r"lacks 1 of the 3 shards .*model-00002-of-00003"),
         (cut_off, "cut off"),
-        (no_safetensors, "no safetensors file"),
+        (no_safetensors, "not a safetensors file"),
         (of_another_folder, "outside its folder"),
-        (broken_index, "no index of shards"),
+        (broken_index, "not an index of shards"),
         (quantized, "a of .* is F8_E4M3"),
         (whole_beside_shards, "both model.safetensors and model.safetensors.index.json"),
-        (tensor_in_another_shard, "a lies in .*model-00001-of-00003.* and in model-00002"),
+        (tensor_in_another_shard, "a is in .*model-00001-of-00003.* and also in model-00002"),
         (tensor_in_no_shard, "model-00002-of-00003.safetensors has no d"),
-        (tensor_in_two_shards, "d lies in .*model-00002.* and in model-00001"),
+        (tensor_in_two_shards, "d is in .*model-00002.* and also in model-00001"),
     ],
 )
 def test_a_folder_that_is_not_whole_is_refused(tmp_path, make, said):
@@ -172,7 +172,7 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     ("header", "said"),
     [
         (b"[" * 200_000, "RecursionError"),
-        (b"[1]", "no object of tensors"),
+        (b"[1]", "not an object of tensors"),
         (b'{"a": 5}', "a has dtype None"),
         ({"a": {**ENTRY, "dtype": None}}, "a has dtype None"),
         ({"a": {**ENTRY, "shape": None}}, "shape None"),
@@ -180,8 +180,8 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": {**ENTRY, "data_offsets": [0, "8"]}}, r"data_offsets \[0, '8'\]"),
         ({"a": {**ENTRY, "data_offsets": [8]}}, r"data_offsets \[8\]"),
         ({"a": {**ENTRY, "data_offsets": [4, 8]}}, "a of F32 .* lies in bytes 4 to 8"),
-        ({"a": ENTRY, "b": ENTRY}, "has b from byte 0, where 8 would be next"),
-        ({"a": ENTRY, "__metadata__": {"format": 1}}, "no object of tensors"),
+        ({"a": ENTRY, "b": ENTRY}, "has b from byte 0, but the previous ends at 8"),
+        ({"a": ENTRY, "__metadata__": {"format": 1}}, "not an object of tensors"),
     ],
 )
 def test_a_header_that_is_not_to_be_trusted_is_refused_by_its_file(tmp_path, header, said):

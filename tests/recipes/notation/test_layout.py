@@ -43,7 +43,7 @@ def test_one_rank_has_words_too():
      "offload-all:3", "fp8:int8", "fp8", "tp2:3"],
 )  # fmt: skip
 def test_a_word_that_says_nothing_is_refused_with_those_that_do(word):
-    with pytest.raises(ValueError, match=f"'{word}' says nothing of a layout; its words are tp2"):
+    with pytest.raises(ValueError, match=f"'{word}' is not a layout setting; choose from tp2"):
         layout_from(f"dp8 {word}")
 
 

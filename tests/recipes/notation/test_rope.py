@@ -48,7 +48,7 @@ def test_a_word_may_stretch_the_models_own_rotation_from_the_context_it_was_trai
         ("yarn:factor=many", "factor is 'many'; it takes a number"),
         ("yarn:betafast=8", "no 'betafast'; it has attention_factor"),
         ("yarn:factor=0.5", "factor is 0.5; it must be at least 1"),
-        ("yarn:factor=2,before=theirs", "before is 'theirs'; it is own"),
+        ("yarn:factor=2,before=theirs", "before is 'theirs'; it must be own"),
         ("default:factor=2", "factor has no effect on RoPE method default"),
         ("yarn:factor=2,factor=3", "states factor twice"),
         ("yarn:factor=true", "factor is True; it takes a number"),

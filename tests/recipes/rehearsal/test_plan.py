@@ -222,5 +222,5 @@ def test_a_tokenizer_with_more_tokens_has_their_rows():
 
 
 def test_no_ranks_are_refused():
-    with pytest.raises(ValueError, match="at least 1; got 0"):
+    with pytest.raises(ValueError, match="at least 1 rank; got 0"):
         of("tiny_2k", 0)

@@ -111,8 +111,8 @@ def test_nemo_run_writes_the_same_yaml(name):
     [
         ("{", "is not YAML"),
         ("seq_length: 8192\n", "holds no recipe"),
-        ("_target_: os.system\n_partial_: true\n", "'os.system' is not of a package"),
-        ("_target_: nemoesque.x\n_partial_: true\n", "is not of a package"),
+        ("_target_: os.system\n_partial_: true\n", "'os.system' is not from a package"),
+        ("_target_: nemoesque.x\n_partial_: true\n", "is not from a package"),
         ("_target_: recipes.nemo2.model.Missing\n_partial_: true\n", "cannot be imported"),
         (
             "_target_: recipes.spec.model_card.ModelCard\n_partial_: true\nlayer: 3\n",
@@ -270,7 +270,7 @@ def test_a_length_that_every_place_agrees_on_is_accepted(recipe):
             r"no effect without trainer.strategy\.fsdp",
         ),
         ("trainer.strategy.ddp.data_parallel_sharding_strategy", "optim", "set the layout's shard"),
-        ("data.documents", "apart", "attention goes 'across' or 'within'"),
+        ("data.documents", "apart", "it must be 'across' or 'within'"),
         ("trainer.devices", 3, "world size 3 does not match"),
         ("trainer.max_steps", 0, "max_steps is 0"),
         ("optim.config.lr", 3.0, "the learning rate is 3"),
@@ -325,4 +325,4 @@ def test_a_rotation_that_a_family_cannot_be_exported_with_is_told(recipe, rope, 
     recipe.model.config = run.Config(
         LongContextNemotronConfig, **fdl.ordered_arguments(recipe.model.config)
     )
-    assert ["passes over rope_scaling" in note for note in notes(recipe)] == [True] * told
+    assert ["ignores rope_scaling" in note for note in notes(recipe)] == [True] * told

@@ -51,7 +51,7 @@ def test_a_file_of_one_s_own_is_read(tmp_path):
         ({"gpus_per_node": 0}, "gpus_per_node is 0; it must be positive"),
         ({"gpus_per_node": 2.5}, "gpus_per_node is 2.5; a whole number is needed"),
         ({"nvlink_gbps": "fast"}, "nvlink_gbps is 'fast'; a number is needed"),
-        ({"gpu": "H100"}, "hardware.gpu is 'H100'; a mapping is needed"),
+        ({"gpu": "H100"}, "hardware.gpu is 'H100'; it must be a mapping"),
         ({"gpu": {"name": "H100"}}, "hardware.gpu lacks memory_gib"),
     ],
     ids=str,
@@ -80,5 +80,7 @@ def test_nvlink_may_span_nodes(tmp_path):
     assert rack.joins(64)
     assert not rack.joins(128)
     assert not cluster.load("dgx_h100").joins(16)
-    with pytest.raises(ValueError, match="gpus_per_link is 6, no whole number of nodes of 4"):
+    with pytest.raises(
+        ValueError, match="gpus_per_link is 6, not a multiple of the 4 GPUs of a node"
+    ):
         cluster.load(changed(tmp_path, gpus_per_node=4, gpus_per_link=6))

@@ -95,7 +95,7 @@ def test_an_offloaded_optimizer_is_the_device_s_again_on_cpu():
     ("layout", "words"),
     [
         ({"fp8": Fp8(recipe="delayed", bf16_first=1)}, "fp8 delayed with bf16_first 1"),
-        ({"sharding": "parameters", "pp": 2, "dp": 4}, "lays ranks out as DP x TP, and PP is 2"),
+        ({"sharding": "parameters", "pp": 2, "dp": 4}, "lays ranks out as DP x TP, but PP is 2"),
         ({"optimizer_offload": 1.5}, "optimizer_offload is 1.5; it is a fraction, 0 to 1"),
         ({"device": "cpu", "sharding": "gradients"}, "take sharding none or optimizer"),
         (

@@ -172,7 +172,7 @@ def test_a_layout_of_no_ranks_is_refused(change, words):
 
 
 def test_a_document_policy_that_nobody_knows_is_refused():
-    with pytest.raises(ValueError, match="documents is 'apart'; tokens attend 'across'"):
+    with pytest.raises(ValueError, match="documents is 'apart'; it must be 'across'"):
         stage(documents="apart")
 
 

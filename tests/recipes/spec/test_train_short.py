@@ -60,7 +60,7 @@ def recipe(positions: Positions, *, cp: int = 1, **change) -> run.Partial:
         ({"kind": "longrecipe", "target_length": 9, "keep_others": 0.5}, "on sentences 'all'"),
         (
             {"kind": "longrecipe", "target_length": 9, "sentences": "digits", "keep_others": 1},
-            "keep_others is 1; it is a chance",
+            "keep_others is 1; it is a probability",
         ),
     ],
     ids=str,
@@ -188,8 +188,8 @@ def test_positions_that_fit_break_no_law(change):
         ({"target_length": 2**31 + 1}, "at most 2^31"),
         ({"source_length": 511}, "chosen from 511 tokens for a sequence of 512"),
         ({"documents": "within"}, "documents is within"),
-        ({"rope": DYNAMIC}, "rope dynamic goes by the tokens at hand"),
-        ({"rope": SEARCHED}, "rope longrope goes by the tokens at hand"),
+        ({"rope": DYNAMIC}, "rope dynamic depends on the sequence length"),
+        ({"rope": SEARCHED}, "rope longrope depends on the sequence length"),
         ({"largest_scale": 8}, "rope is yarn; take custom_modules.rope.gene.gene_rotation"),
         ({"largest_scale": 6, "rope": GENE}, "largest scale drawn is 6 and rope factor 8"),
         (
