@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Megatron-Core lacks for long context; each module works on a plain Megatron-Core model."""
+"""Long-context modules that Megatron-Core lacks; each works on a plain Megatron-Core model."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dtype that sums over many elements are kept in."""
+"""The dtype of sums over many elements."""
 
 import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One attribute replaced for the length of a context."""
+"""Temporary replacement of an attribute."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set `owner.name` to `value`, and put back what was there."""
+    """Set `owner.name` to `value` in the block, and restore the old value afterwards."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorParallel:
-    """How x lies over the ranks of a TP group."""
+    """Distribution of x over the ranks of a TP group."""
 
     group: dist.ProcessGroup | None
     """None: one rank."""

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where and for what Megatron-Core compiles its CUDA extension, which it does when imported.
+"""Build folder and target architecture of the CUDA extension that Megatron-Core compiles on import.
 
-torch asks the devices what to compile for, and without one ends in an IndexError where a CUDA
-toolkit is installed: on a login node, or in a job that asked for no GPU. A process that is killed
-while it compiles leaves torch's lock behind, for which every later one waits without end. A command
-has the variables while it imports, and the ranks that it starts here have them; those of a batch
-job, whose task imports Megatron-Core before any line of ours, get them from its script
-(`slurm.batch_script`).
+torch takes the architecture from the visible devices. With a CUDA toolkit but no device (on a login
+node, or in a job without GPUs) it raises an IndexError. A process killed while compiling leaves
+torch's lock behind, and every later process waits for it forever. A command sets the variables
+during its imports and for the ranks that it starts on this machine. The ranks of a batch job import
+Megatron-Core before any code of Longhaul, so its script (`slurm.batch_script`) sets them.
 """
 
 import os
@@ -14,15 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 FOLDER = "TORCH_EXTENSIONS_DIR"
-"""Environment variable: where torch compiles; a job has a folder of its own, so no old lock."""
+"""Environment variable: torch's build folder; each job has its own, so it finds no old lock."""
 ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
-"""Environment variable: the devices that torch compiles for."""
+"""Environment variable: the architectures that torch compiles for."""
 WITHOUT_DEVICE = "9.0"
-"""An architecture that every CUDA toolkit since 11.8 knows; nothing is run on it."""
+"""An architecture that every CUDA toolkit since 11.8 supports; nothing is run on it."""
 
 
 def architecture() -> dict[str, str]:
-    """Return the variable to set where no device answers and the user names none. Imports torch."""
+    """Return the variable to set if no device is visible and the user set none. Imports torch."""
     import torch
 
     named = os.environ.get(ARCHITECTURES, "")
@@ -32,16 +31,16 @@ def architecture() -> dict[str, str]:
 
 
 def name_architecture() -> None:
-    """Set an architecture for the rest of this process, a rank, where none is named or found."""
+    """Set an architecture for the rest of this process (a rank) if none is set or detected."""
     os.environ.update(architecture())
 
 
 @contextmanager
 def architecture_named() -> Iterator[None]:
-    """Set an architecture while something is imported, where none is named or found.
+    """Set an architecture during an import if none is set or detected.
 
-    It is a guess for this machine: `sbatch` hands the environment to jobs, whose machines have
-    other devices.
+    It is a guess for this machine only: `sbatch` passes the environment on to jobs, whose machines
+    have other devices.
     """
     before = os.environ.get(ARCHITECTURES)
     name_architecture()

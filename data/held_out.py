@@ -14,7 +14,7 @@ from data.store import Manifest, SplitName, StoreError
 _HEADER = struct.Struct("<9sQBQQ")
 _MAGIC = b"MMIDIDX\x00\x00"
 _TOKEN_TYPES: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.uint16)}
-"""The two of Megatron's type codes that a store is written with."""
+"""The two of Megatron's type codes that stores use."""
 
 
 def long_documents(
@@ -35,13 +35,15 @@ def _index(path: Path) -> tuple[np.dtype[Any], NDArray[np.int64]]:
     """Return the token type and the documents' lengths of a Megatron index.
 
     The file is: header, `_HEADER` (magic, version, type code, sequences, documents + 1), then
-    the sequences' lengths (int32) and more that is not needed where a document is one sequence.
+    the sequences' lengths (int32), then fields not needed if a document is one sequence.
     """
     with path.open("rb") as file:
         magic, version, code, sequences, boundaries = _HEADER.unpack(file.read(_HEADER.size))
         if magic != _MAGIC or version != 1 or code not in _TOKEN_TYPES:
             raise StoreError(f"{path} is not the index of a token store")
         if boundaries != sequences + 1:
-            raise StoreError(f"{path} has documents of several sequences, which no store has")
+            raise StoreError(
+                f"{path} has documents of several sequences; in a store a document is one"
+            )
         lengths = np.fromfile(file, dtype=np.int32, count=sequences)
     return _TOKEN_TYPES[code], lengths.astype(np.int64)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model by its name on the Hugging Face hub becomes a local folder with the files asked for.
+"""Download the requested files of a model on the Hugging Face hub to a local folder.
 
-The download is one call for all files: without network it fails at once, where each file that a
-library looks for by itself is tried again and again, for most of a minute.
+One call downloads all files: without network it fails at once, whereas a library that looks for
+each file by itself retries every one, for most of a minute.
 """
 
 import re
@@ -13,22 +13,22 @@ TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "chat_template.*",
 )  # fmt: skip
-"""By pattern: what a tokenizer is loaded from, but for the model's config.json."""
+"""Patterns of the files that a tokenizer is loaded from, except the model's config.json."""
 _NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 
 
 class HubError(ValueError):
-    """What is neither a folder nor a model that the hub gives; the message says what would do."""
+    """A name that is neither a folder nor an accessible model; the message says what to do."""
 
 
 def local_folder(name: str, patterns: Sequence[str], revision: str | None = None) -> Path:
-    """Return the folder of this path, or of this name on the hub once its files are downloaded."""
+    """Return the folder at this path, or the one that a model of this name is downloaded to."""
     if Path(name).is_dir():
         return Path(name)
     if not _NAME.fullmatch(name):
         raise HubError(
-            f"there is no folder {name}, and it is not a name on the Hugging Face hub, as "
-            "meta-llama/Llama-3.1-8B is"
+            f"there is no folder {name}, and it is not a Hugging Face hub name such as "
+            "meta-llama/Llama-3.1-8B"
         )
     from huggingface_hub import snapshot_download
 
@@ -48,8 +48,8 @@ def _why(error: Exception, revision: str | None) -> str:
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
-            "the Hugging Face hub shows you no such model: look at how it is spelled; for a "
-            "private one run `hf auth login`"
+            "the Hugging Face hub shows you no such model: check the spelling; for a private "
+            "model run `hf auth login`"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"on the Hugging Face hub it has no revision {revision}; name another"

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NeMo data module over a store: whole sequences in Megatron's order, numbered.
+"""The NeMo data module of a store: full sequences in Megatron's order, numbered.
 
 Sequences are cut from the concatenated documents by Megatron's `GPTDataset` (shuffled by document
-and by sample, seeded). Whether attention crosses document borders within a sequence is a choice:
-`across`, positions run on; `within`, positions restart at each document, and a sample says where
-documents start, so that the model keeps them apart. Every sample carries its number, by which a
-run asserts that a resume neither repeats nor skips one.
+and by sample, seeded). Attention within a sequence either crosses document borders (`across`,
+consecutive positions) or does not (`within`: positions restart at each document, and a sample marks
+where documents start, so that the model masks the others). Every sample carries its number, by
+which a run asserts that a resume neither repeats nor skips one.
 
-Training samples may be made for a longer context than they have (`data.train_short`); validation
-has the plain text at consecutive positions.
+Training samples may train a longer context than they have (`data.train_short`); validation uses the
+plain text at consecutive positions.
 """
 
 from collections.abc import Iterator
@@ -27,19 +27,18 @@ from data.train_short.sentences import SentenceSelection
 
 
 class NumberedDataset(GPTDataset):
-    """Megatron's GPT dataset whose samples say which they are."""
+    """Megatron's GPT dataset, with the number of each sample."""
 
     train_short: TrainShort | None = None
-    """What samples of training have and those of validation have not."""
+    """Changes to training samples; validation samples have none."""
     passed_over: tuple[tuple[int, int], ...] = ()
-    """Windows of samples that are left out: where each begins, and how many."""
+    """Windows of samples to skip: the first sample and the count of each."""
 
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
         """Return tokens, labels, loss_mask, position_ids [S] and the sample's number.
 
-        Where positions restart, `document_starts` [S] is true at each first token; where the
-        rotation is scaled by chance, `rope_scale` is the scale. The number is that of the plan,
-        whatever is passed over.
+        If positions restart, `document_starts` [S] is true at each first token; if the rotation has
+        a random scale, `rope_scale` is the scale. The number does not depend on skipped windows.
         """
         sample = super().__getitem__(None if idx is None else self.place_of(idx))
         if self.train_short is not None and idx is not None:
@@ -50,10 +49,10 @@ class NumberedDataset(GPTDataset):
         return sample
 
     def place_of(self, number: int) -> int:
-        """Return where in the data the sample of a number is.
+        """Return the index in the data of the sample with a number.
 
-        A window is in the numbers of the run that found it, so later ones are shifted by earlier
-        ones. At its end the data begins anew.
+        A window is in the numbers of the run that found it, so earlier windows shift later ones.
+        The data repeats from its start when it ends.
         """
         over = sum(count for first, count in self.passed_over if number >= first)
         return (number + over) % len(self)
@@ -85,15 +84,15 @@ class StoreDataModule(PreTrainingDataModule):
         """Open the store; raises `data.store.StoreError` where it is missing or cut short.
 
         Batch sizes are in sequences. `documents` says whether attention goes across the documents
-        of a sequence or stays within each. Of training samples alone, `positions` draws the
+        of a sequence or stays within each. For training samples only, `positions` draws the
         positions, `rope_scale` the scale of the rotation, and `sentences` chooses the text.
         """
         if documents not in ("across", "within"):
             raise ValueError(f"documents is {documents!r}; attention goes 'across' or 'within'")
         if documents == "within" and (positions is not None or sentences is not None):
             raise ValueError(
-                "documents is 'within', where positions restart at each document; those that skip "
-                "over a sequence need 'across'"
+                "documents is 'within', where positions restart at each document; skipped "
+                "positions need 'across'"
             )
         manifest = Manifest.load(Path(store))
         train, heldout = (str(manifest.split_prefix(split)) for split in ("train", "heldout"))
@@ -112,7 +111,7 @@ class StoreDataModule(PreTrainingDataModule):
             dataset_cls=NumberedDataset,
             output_log=False,
         )
-        # NeMo builds an [S, S] mask where Transformer Engine is missing; ours needs none.
+        # NeMo builds an [S, S] mask without Transformer Engine; the attention here needs none.
         self.create_attention_mask = False
         self.store = store
         self.manifest = manifest
@@ -130,7 +129,7 @@ class StoreDataModule(PreTrainingDataModule):
             )
 
     def build(self, *args: Any, **kwargs: Any) -> None:
-        """Build the datasets; sentences to train on are chosen from longer texts."""
+        """Build the datasets; training sentences are chosen from longer texts."""
         if self.sentences is None:
             super().build(*args, **kwargs)
         else:
@@ -148,7 +147,7 @@ class StoreDataModule(PreTrainingDataModule):
 
     @contextmanager
     def _building(self, blends: list[Any], length: int) -> Iterator[None]:
-        """Have NeMo build the splits that have a blend, of sequences of that length, meanwhile."""
+        """Make NeMo build the splits that have a blend, with sequences of `length`."""
         before = self.build_kwargs, self.seq_length
         self.build_kwargs = {**self.build_kwargs, "blend_per_split": blends}
         self.seq_length = length
@@ -158,10 +157,10 @@ class StoreDataModule(PreTrainingDataModule):
             self.build_kwargs, self.seq_length = before
 
     def pass_over(self, windows: tuple[tuple[int, int], ...]) -> None:
-        """Leave windows of training samples out: where each begins, and how many."""
+        """Skip windows of training samples: the first sample and the count of each."""
         assert isinstance(self._train_ds, NumberedDataset)  # of one split, never a blend
         self._train_ds.passed_over = windows
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resume continues from: the samples consumed and the store they are of."""
+        """Return the state to resume from: the samples consumed and the store's fingerprint."""
         return {**super().state_dict(), "tokenizer": self.manifest.tokenizer.fingerprint}

@@ -5,8 +5,9 @@ A document is held out if the hash of its text falls below the held-out fraction
 not depend on the order of the source or on other documents, and two copies of one text always
 land in the same split.
 
-The store is built in a hidden folder beside its place and renamed when it is whole, so its place
-holds a whole store or nothing, whenever the run ends. Only a store is ever overwritten.
+The store is built in a hidden folder next to its destination and renamed when it is complete, so
+the destination has a complete store or nothing, whenever the run ends. Only a store is ever
+overwritten.
 """
 
 import hashlib
@@ -42,16 +43,16 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 2_048
 HELDOUT_FRACTION = 0.1
-"""Of the standard library this holds out some 30 documents of more than 8,192 tokens."""
+"""For the standard library it holds out some 30 documents of more than 8,192 tokens."""
 
 TRAINING_SAMPLE_BYTES = 2**26
 """Text a tokenizer is trained on: the documents with the smallest hashes up to this many bytes."""
 
 LEAST_SHARE = 0.25
-"""Of the bytes of its documents, that a store takes at least: 2 bytes for a token of 8."""
+"""Least size of a store as a share of its documents' bytes: 2 bytes for a token of 8."""
 
 BATCH_CHARS = 2**21
-"""Characters of documents tokenized together, from one update of the progress to the next."""
+"""Characters of documents tokenized together, between two updates of the progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +93,12 @@ def prepare(
         source: see `data.documents`.
         tokenizer: folder or name of a Hugging Face tokenizer; without it one is trained on the
             documents that are not held out.
-        vocab_size: of the tokenizer to train.
-        seed: of the hash that chooses the held-out documents.
+        vocab_size: vocabulary of the tokenizer to train.
+        seed: seed of the hash that chooses the held-out documents.
 
     Raises:
-        ValueError: in one sentence, for a source, tokenizer or place that cannot be used. Then
-            nothing has been written and nothing replaced.
+        ValueError: in one sentence, for a source, tokenizer or destination that cannot be used.
+            Then nothing has been written or replaced.
     """
     if not 0 < heldout_fraction < 1:
         raise SourceError(
@@ -125,13 +126,13 @@ def _require_free(place: Path, overwrite: bool) -> None:
     if not place.exists() and not place.is_symlink():
         return
     if not place.is_dir() or place.is_symlink():
-        raise StoreError(f"{place} exists and is no folder; choose another place for the store")
+        raise StoreError(f"{place} exists and is not a folder; choose another folder for the store")
     if not any(place.iterdir()):
         return
     if not is_store(place):
         raise StoreError(
-            f"{place} exists and is no store; only a store is ever overwritten, so"
-            " name another place"
+            f"{place} exists and is not a store; only a store is ever overwritten, so"
+            " name another folder"
         )
     if not overwrite:
         raise StoreError(f"{place} exists; `--overwrite` replaces it once the new store is whole")
@@ -140,7 +141,7 @@ def _require_free(place: Path, overwrite: bool) -> None:
 def _tokenizer(
     given: _Input, name: str | None, vocab_size: int
 ) -> "tuple[DocumentTokenizer, int | None]":
-    """Return the tokenizer and, where all documents had to be read for it, their size.
+    """Return the tokenizer and, if all documents were read to train it, their size.
 
     A source whose first document cannot be read is refused before a tokenizer is loaded.
     """
@@ -269,7 +270,7 @@ class _SplitWriter:
 
 
 def _move(folder: Path, place: Path) -> None:
-    """Put a whole store in its place; the old one is removed last."""
+    """Move a complete store to its destination; the old one is removed last."""
     if not place.exists():
         folder.rename(place)
         return

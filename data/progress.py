@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress on stderr: a bar where stderr is a terminal, now and then a plain line elsewhere."""
+"""Progress on stderr: a bar if stderr is a terminal, otherwise a plain line now and then."""
 
 import logging
 import time
@@ -15,14 +15,14 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Advance(Protocol):
-    """Take the state so far: bytes of text, documents, tokens."""
+    """Receives the progress: bytes of text, documents, tokens."""
 
     def __call__(self, done_bytes: int, documents: int, tokens: int) -> None:
         """Show it."""
 
 
 def say(text: str) -> None:
-    """Write one line on stderr, but where the command line is told to be quiet."""
+    """Write one line to stderr, except with `--quiet`."""
     if _is_quiet():
         return
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
@@ -30,7 +30,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def progress(title: str, total_bytes: int | None) -> Iterator[Advance]:
-    """Give a function that shows the state; the total is None where it is not known."""
+    """Yield a function that shows the progress; `total_bytes` is None if unknown."""
     console = Console(stderr=True, quiet=_is_quiet())
     if not console.is_terminal:
         yield _lines(title)
@@ -73,7 +73,7 @@ def _state(done_bytes: int, documents: int, tokens: int) -> str:
 
 @contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Hold back warnings, and log lines up to that level, of what is imported inside."""
+    """Suppress warnings, and log lines up to that level, of imports in the block."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

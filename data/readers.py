@@ -5,7 +5,7 @@ A source is written as one string:
 
     PATH                       a folder: text files (one document each) and the record files
                                below, recursively, in sorted order; names that begin with a dot
-                               are left out
+                               are skipped
     FILE.txt                   one document (any of TEXT_ENDINGS)
     FILE.jsonl[.gz|.zst]       one document a line, an object with the text under the text key
     FILE.parquet               one document a row, the column named by the text key
@@ -13,11 +13,12 @@ A source is written as one string:
                                if not given
     None                       the Python standard library of the interpreter in use
 
-A record that cannot be used is an error that names its place. With `skip_broken` it is counted
-instead. Files that are no UTF-8 text, files with other endings and empty documents are always
-left out and counted. A source without a single document is an error.
+An unusable record is an error that names its place. With `skip_broken` it is counted instead. Files
+that are not UTF-8 text, files with other endings and empty documents are always skipped and
+counted. A source without a single document is an error.
 
-Only the standard library is imported here; pyarrow and datasets are loaded when a source asks.
+Only the standard library is imported here; pyarrow and datasets are loaded when a source needs
+them.
 """
 
 import gzip
@@ -48,7 +49,7 @@ PARQUET_ENDING = ".parquet"
 HUB_PREFIX = "hf:"
 
 MAX_DOCUMENT_BYTES = 256 * 2**20
-"""Cap on one document and on one JSONL line; a line without end would else fill the memory."""
+"""Cap on one document and on one JSONL line; an endless line would otherwise fill the memory."""
 
 PARQUET_ROWS = 256
 """Rows read at once; a row may be a whole book."""
@@ -62,7 +63,7 @@ LEFT_OUT: dict[str, str] = {
     "empty": "empty",
     "other_ending": "with an ending that is not known",
 }
-"""What a reason says of a record, in words."""
+"""Each reason as words in a message."""
 
 
 class SourceError(ValueError):
@@ -78,14 +79,14 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Unusable:
-    """What is wrong with a record, and whether that is an error or only counted."""
+    """The problem of a record, and whether it is an error or only counted."""
 
     reason: SkipReason
     problem: str
 
 
 _Record = tuple[str, str | _Unusable]
-"""Where it was found, and its text or what is wrong with it."""
+"""Where it was found, and its text or its problem."""
 
 _Reader = Callable[[Path, str], Iterator[_Record]]
 
@@ -96,9 +97,9 @@ def source_name(source: str | None) -> str:
 
 
 def stored_bytes(source: str | None) -> int:
-    """Return the bytes of the files that a source is read from; 0 for one that is not a file.
+    """Return the bytes of the files that a source is read from; 0 if it is not a file or folder.
 
-    Compressed files count as they lie there, so the text is this large at least.
+    Compressed files count with their compressed size, so the text is at least this large.
     """
     path = Path("" if source is None or source.startswith(HUB_PREFIX) else source)
     if source is None or path == Path():
@@ -117,7 +118,7 @@ def documents(
     """Yield every document of a source in an order that does not change from call to call.
 
     Args:
-        skipped: receives the number of records left out, by `SkipReason`.
+        skipped: receives the number of skipped records, by `SkipReason`.
 
     Raises:
         SourceError: for a source that is missing, damaged or empty, and, unless `skip_broken`,
@@ -133,7 +134,7 @@ def documents(
             continue
         if judged.reason == "broken" and not skip_broken:
             raise SourceError(
-                f"{origin}: {judged.problem}; mend it, or pass such records over with --skip-broken"
+                f"{origin}: {judged.problem}; fix it, or skip such records with --skip-broken"
             )
         counts[judged.reason] += 1
     if not found:
@@ -153,7 +154,7 @@ def _judge(content: str | _Unusable) -> str | _Unusable:
     try:
         size = len(content.encode())
     except UnicodeEncodeError:
-        return _Unusable("broken", "the text holds half of a surrogate pair, which is no Unicode")
+        return _Unusable("broken", "the text has half of a surrogate pair, which is not Unicode")
     if size > MAX_DOCUMENT_BYTES:
         return _too_long("the document")
     return content
@@ -183,7 +184,7 @@ def _records(source: str | None, text_key: str) -> Iterator[_Record]:
                 yield from reader(file, text_key)
         return
     if not path.is_file():
-        raise SourceError(f"the source {source} does not exist; look at how it is spelled")
+        raise SourceError(f"the source {source} does not exist; check the spelling")
     reader = _reader(path)
     if reader is None:
         known = ", ".join((*JSONL_ENDINGS, PARQUET_ENDING, ".txt and other text"))
@@ -215,7 +216,7 @@ def _files(root: Path, left_out: tuple[str, ...] = ()) -> Iterator[Path]:
 
 
 def _text_file(path: Path, text_key: str) -> Iterator[_Record]:
-    """Yield the one document of a text file, which has no records and so needs no text key."""
+    """Yield the one document of a text file, which has no records and needs no text key."""
     del text_key
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
@@ -230,7 +231,7 @@ def _text_file(path: Path, text_key: str) -> Iterator[_Record]:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        yield str(path), _Unusable("undecodable", "the file is no UTF-8 text")
+        yield str(path), _Unusable("undecodable", "the file is not UTF-8 text")
     else:
         yield str(path), text
 
@@ -273,11 +274,11 @@ def _text_of_line(line: bytes, text_key: str) -> str | _Unusable:
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        return _Unusable("broken", f"no UTF-8 at byte {error.start} of the line")
+        return _Unusable("broken", f"invalid UTF-8 at byte {error.start} of the line")
     except json.JSONDecodeError as error:
-        return _Unusable("broken", f"no valid JSON ({error.msg} at column {error.colno})")
+        return _Unusable("broken", f"invalid JSON ({error.msg} at column {error.colno})")
     except (ValueError, RecursionError) as error:
-        return _Unusable("broken", f"no usable JSON ({error})")
+        return _Unusable("broken", f"unusable JSON ({error})")
     if not isinstance(record, dict):
         return _Unusable("broken", f"not a JSON object but {_json_type(record)}")
     if text_key not in record:
@@ -317,14 +318,16 @@ def _parquet_file(path: Path, text_key: str) -> Iterator[_Record]:
                     yield f"{path} row {row}", _text_of_field(value, text_key)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise SourceError(f"{path}: no readable Parquet after row {row} ({reason})") from error
+        raise SourceError(f"{path}: unreadable Parquet after row {row} ({reason})") from error
 
 
 def _hub(source: str, text_key: str) -> Iterator[_Record]:
     name, _, split = source.removeprefix(HUB_PREFIX).partition("@")
     name, _, config = name.partition(":")
     if not name:
-        raise SourceError(f"the source {source} names no data set; write hf:NAME[:CONFIG][@SPLIT]")
+        raise SourceError(
+            f"the source {source} does not name a data set; write hf:NAME[:CONFIG][@SPLIT]"
+        )
     row = 0
     try:
         import datasets

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The token store on disk, its manifest, and the laws a store must meet before it is used.
+"""The token store on disk, its manifest, and the checks a store must pass before it is used.
 
     STORE/train.bin, train.idx        Megatron IndexedDataset, one sequence a document, each
     STORE/heldout.bin, heldout.idx    document ended by the eod token
     STORE/tokenizer/                  a Hugging Face tokenizer folder
     STORE/blocks.json                 SHA-256 of each block of train.bin and heldout.bin
-    STORE/manifest.json               what lies in the files; written last
+    STORE/manifest.json               a description of the files; written last
 
-A folder without a manifest is a store that was never finished. Loading a manifest compares the
-size of every file with what was written; `data.verification` compares what is in them.
+A folder without a manifest is an unfinished store. Loading a manifest checks the size of every
+file; `data.verification` checks the content.
 
 Only the standard library is imported here, so that a bad store is refused at once.
 """
@@ -38,7 +38,7 @@ class StoreError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredFile:
-    """What a file of the store looked like when it was written."""
+    """Size and hash of a file of the store when it was written."""
 
     path: str
     """Relative to the store."""
@@ -63,7 +63,7 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthBucket:
-    """The documents of at least this many tokens and of fewer than twice as many."""
+    """The documents of at least this many tokens and fewer than twice as many."""
 
     at_least: int
     documents: int
@@ -83,7 +83,7 @@ class Split:
     idx: StoredFile
 
     def __post_init__(self) -> None:
-        """Refuse a split whose two files are not named alike, as Megatron needs them."""
+        """Refuse a split whose two files differ in name, since Megatron needs the same name."""
         if self.bin.path.removesuffix(".bin") != self.idx.path.removesuffix(".idx"):
             raise StoreError(f"{self.bin.path} and {self.idx.path} are not the files of one split")
 
@@ -100,7 +100,7 @@ class TokenizerFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What lies in a store, and where."""
+    """Content of a store: its files, splits and tokenizer."""
 
     root: Path
     source: str
@@ -110,13 +110,13 @@ class Manifest:
     train: Split
     heldout: Split
     skipped: dict[str, int]
-    """Records left out, by reason."""
+    """Skipped records, by reason."""
     blocks: StoredFile | None = None
     """The sums of the blocks of token files (`data.verification`); older stores have none."""
 
     @classmethod
     def load(cls, store: Path | str) -> "Manifest":
-        """Read the manifest of a store whose files all have the size they were written with.
+        """Read the manifest of a store and check that all files have their original size.
 
         Raises:
             StoreError: if the store is missing, unfinished, truncated or of another format.
@@ -128,7 +128,7 @@ class Manifest:
             content = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise StoreError(
-                f"{root} has no {MANIFEST}: it is no store, or one that was never finished; "
+                f"{root} has no {MANIFEST}: it is not a store, or was never finished; "
                 "`longhaul prepare` makes one"
             ) from None
         except (OSError, ValueError) as error:
@@ -213,7 +213,7 @@ class Manifest:
                 )
         if not (self.tokenizer_path / TOKENIZER_FILE).is_file():
             raise StoreError(
-                f"the store has lost its tokenizer: {self.tokenizer_path} is not whole"
+                f"the store has lost its tokenizer: {self.tokenizer_path} is incomplete"
             )
 
 
@@ -239,7 +239,7 @@ def require_tokenizer(manifest: Manifest, fingerprint: str) -> None:
 def tokenizer_fingerprint(folder: Path) -> str:
     """Return the sha256 of a tokenizer's definition, whatever the layout of its file.
 
-    Truncation and padding are no part of it: they are settings of a call that a save may keep.
+    Truncation and padding do not count: they are settings of a call that a save may keep.
     """
     file = folder / TOKENIZER_FILE
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents of made-up words, for a rehearsal: the same on every machine, written in a second.
 
-Words are syllables, some often and most seldom (Zipf); each is followed by few others. A document
-has a few names and numbers of its own, which it comes back to: what a longer context can learn.
+Words are made of syllables; a few are frequent and most are rare (Zipf), and each is followed by
+few others. A document repeats a few names and numbers of its own, which a longer context can learn.
 """
 
 import json
@@ -40,7 +40,7 @@ def made_up_documents(seed: int = 0) -> Iterator[str]:
 def _sentences(
     draw: random.Random, word: str, followers: dict[str, list[str]], names: list[str], size: int
 ) -> Iterator[str]:
-    """Yield sentences of so many words in all, a name in each."""
+    """Yield sentences with this many words in all, a name in each."""
     while size > 0:
         length = draw.randint(5, 14)
         sentence = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut a long text into pieces whose tokens, put one after another, are those of the whole.
+"""Cut a long text into pieces whose concatenated tokens are those of the whole text.
 
 A tokenizer's time and memory grow with the piece it is given, and some grow much faster than the
 text. So a text is cut before it is tokenized, at most `PIECE_CHARS` characters a piece (a character
@@ -10,7 +10,7 @@ is at most 4 bytes, so a piece is at most 1 MiB). Where to cut:
    and nothing on one side of the cut changes how the other side is split;
 2. only where a trial agrees: `WINDOW` characters on either side give the same tokens together as
    apart. This refuses the places of rule 1 under a tokenizer that works in another way;
-3. the last such place of the piece's second half, looking at `TRIALS` candidates of either kind;
+3. at the last such place in the second half of the piece, among `TRIALS` candidates of each kind;
 4. if there is none (a line of a million characters without a space, or a tokenizer that marks the
    start of every text), at the full length of the piece: a hard cut. The text is still whole;
    the tokens that touch the cut may differ from those of the uncut text.
@@ -23,7 +23,7 @@ WINDOW = 128
 TRIALS = 32
 
 SameApart = Callable[[str, str], bool]
-"""Whether two neighbouring texts give the same tokens together as apart."""
+"""Whether two adjacent texts give the same tokens together as apart."""
 
 
 def pieces(text: str, same_apart: SameApart, limit: int = PIECE_CHARS) -> Iterator[str]:
@@ -37,7 +37,7 @@ def pieces(text: str, same_apart: SameApart, limit: int = PIECE_CHARS) -> Iterat
 
 
 def _last_cut(text: str, low: int, high: int, same_apart: SameApart) -> int:
-    """Return the last proven place in (low, high], or `high` where there is none."""
+    """Return the last proven place in (low, high], or `high` if there is none."""
     for mark in ("\n", " "):
         for cut in _candidates(text, mark, low, high):
             if same_apart(text[max(cut - WINDOW, 0) : cut], text[cut : cut + WINDOW]):

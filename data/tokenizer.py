@@ -48,7 +48,7 @@ class TokenizerError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentTokenizer:
-    """A tokenizer as documents need it: no special token from text, no truncation, no padding."""
+    """A tokenizer for documents: no special token from text, no truncation, no padding."""
 
     name: str
     hugging_face: "PreTrainedTokenizerFast"
@@ -91,13 +91,13 @@ def require_vocab_size(vocab_size: int) -> None:
     """Raise TokenizerError for a vocabulary that cannot hold every byte, or that no trainer can."""
     if vocab_size < SMALLEST_VOCABULARY:
         raise TokenizerError(
-            f"a vocabulary of {vocab_size} is too small: {SMALLEST_VOCABULARY} is the least, one"
+            f"a vocabulary of {vocab_size} is too small: {SMALLEST_VOCABULARY} is the minimum, one"
             " token for each byte and one that ends a document"
         )
     if vocab_size > LARGEST_VOCABULARY:
         raise TokenizerError(
-            f"a vocabulary of {vocab_size:,} is too large: {LARGEST_VOCABULARY:,} is the most; the"
-            " trainer takes memory for all of it at once"
+            f"a vocabulary of {vocab_size:,} is too large: {LARGEST_VOCABULARY:,} is the maximum;"
+            " the trainer allocates memory for all of it at once"
         )
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the files of a store are still what was written; standard library only.
+"""Check that the files of a store are as they were written; standard library only.
 
-The sums of the index files are in the manifest, so these are read whole each time: some bytes a
-document. Those of the token files, which may be terabytes, are kept for each block as well:
+The manifest has the sums of the index files, which are read whole each time: some bytes a document.
+Token files may have terabytes, so there is also a sum for each block:
 
     STORE/blocks.json     SHA-256 of every 64 MiB of train.bin and heldout.bin
 
-It is in the manifest like any other file. A sample of blocks, drawn anew each time and always with
-the first and the last, finds what truncation, zeroed regions and exchanged files do; a flipped bit
-anywhere is found by reading everything, in threads.
+The manifest lists it like any other file. A sample of blocks, drawn anew each time and always with
+the first and the last, detects truncation, zeroed regions and exchanged files; a flipped bit
+anywhere is detected by reading everything, in threads.
 """
 
 import json
@@ -31,7 +31,7 @@ BLOCKS = "blocks.json"
 BLOCK = 64 * 2**20
 """Bytes of a block."""
 DRAWN = 4
-"""Blocks of a token file that are read in a sample, besides its first and its last."""
+"""Blocks of a token file that a sample reads, in addition to the first and the last."""
 
 
 def write_blocks(folder: Path, names: Sequence[str]) -> StoredFile:
@@ -46,10 +46,10 @@ def write_blocks(folder: Path, names: Sequence[str]) -> StoredFile:
 
 
 def verify(manifest: Manifest, *, whole: bool = False, splits: Sequence[SplitName] = SPLITS) -> int:
-    """Compare the files of splits, and the tokenizer, with what was written; return bytes read.
+    """Verify the files of splits and the tokenizer by their sums; return bytes read.
 
     Index files are read whole; of token files a sample of blocks, or all with `whole`. An older
-    store has no sums of blocks: its token files are read only where a sample would be all of them.
+    store has no sums of blocks: its token files are read only if a sample would cover them.
 
     Raises:
         StoreError: for the first file that is damaged, or that cannot be read.
@@ -78,7 +78,7 @@ def is_sampled(manifest: Manifest, *, splits: Sequence[SplitName] = SPLITS) -> b
 
 
 def _blocks(manifest: Manifest) -> dict[str, list[str]]:
-    """Return the sums of the blocks by token file, once their file is found undamaged."""
+    """Return the sums of the blocks by token file; raise StoreError if their file is damaged."""
     if manifest.blocks is None:
         return {}
     path = manifest.root / manifest.blocks.path
@@ -98,7 +98,7 @@ def _blocks(manifest: Manifest) -> dict[str, list[str]]:
 def _of_tokens(
     root: Path, file: StoredFile, blocks: dict[str, list[str]], whole: bool
 ) -> Iterator[tuple[Part, int, str]]:
-    """Yield what to read of a token file, with its bytes and its sum."""
+    """Yield the parts of a token file to read, each with its bytes and its sum."""
     path = root / file.path
     if file.path not in blocks:
         if whole or file.bytes <= _sample_bytes():
@@ -128,7 +128,7 @@ def _parts(path: Path, size: int) -> list[Part]:
 
 
 def _require_size(path: Path, size: int) -> None:
-    """Raise StoreError for a file that is gone or has another size since the store was opened."""
+    """Raise StoreError for a file that was removed or resized since the store was opened."""
     try:
         found = path.stat().st_size
     except OSError as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `longhaul` command: every sub-command, and one place where a user's mistake is answered.
+"""The `longhaul` command: its sub-commands, and the one place that reports a user's errors.
 
-A sub-command's module is imported when that command is called: help and completion need names and
-one line each, which are written here.
+The module of a sub-command is imported only when that command runs: help and completion need only
+a name and one line each, which are listed here.
 """
 
 import importlib
@@ -64,7 +64,7 @@ COMMANDS = {
     ),
     "rehearse": SubCommand(
         "longhaul.commands.rehearse:rehearse",
-        "Run a recipe's stage and the one before it, small, on CPU ranks, and say what held.",
+        "Run a recipe's stage and the one before it, small, on CPU ranks, and check both.",
         OVERRIDES,
     ),
     "evaluate": SubCommand(
@@ -85,7 +85,7 @@ COMMANDS = {
     ),
     "preflight": SubCommand(
         "longhaul.commands.preflight:preflight",
-        "Check GPUs, links, host, folders, versions and clocks, and of ranks of a job the links.",
+        "Check GPUs, links, host, folders, versions, clocks and, in a job, links between ranks.",
     ),
     "status": SubCommand(
         "longhaul.commands.status:status",
@@ -95,7 +95,7 @@ COMMANDS = {
         "longhaul.commands.clusters:app", "List the cluster files, or check one."
     ),
     "doctor": SubCommand(
-        "longhaul.commands.doctor:app", "What is wrong with a run, and what to change."
+        "longhaul.commands.doctor:app", "Find what is wrong with a run, and what to change."
     ),
     "probe": SubCommand(
         "longhaul.commands.probe:app", "Measure what a module costs on this machine."
@@ -108,22 +108,22 @@ COMMANDS = {
 
 
 class Commands(TyperGroup):
-    """The sub-commands, each a name and a line until it is called."""
+    """Group of sub-commands, each only a name and a line of help until it runs."""
 
     def __init__(self, **given: Any) -> None:
-        """Take what typer gives a group."""
+        """Register every sub-command by its name and its line of help."""
         super().__init__(**given)
         for name, command in COMMANDS.items():
             self.add_command(TyperCommand(name, help=command.summary, context_settings=HELP))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return name, command and the words after it, with the command's module imported."""
+        """Return name, command and remaining arguments; import the module of the command."""
         name, command, rest = super().resolve_command(ctx, args)
         _refuse_empty(rest)
         return name, command and loaded(str(name)), rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the sub-command; say what an interrupt leaves, which typer says nothing of."""
+        """Run the sub-command; print a sentence on Ctrl-C, which typer does not."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
@@ -131,12 +131,12 @@ class Commands(TyperGroup):
 
 
 def _refuse_empty(words: list[str]) -> None:
-    """Raise ValueError for a value that is empty: a shell's variable that was not set."""
+    """Raise ValueError for an empty value, such as an unset shell variable."""
     for at, word in enumerate(words):
         option, equals, value = word.partition("=")
         if word == "":
             before = words[at - 1] if at else ""
-            what = before if before.startswith("--") else "a word of the command"
+            what = before if before.startswith("--") else "an argument"
         elif option.startswith("--") and equals and not value:
             what = option
         else:
@@ -145,7 +145,7 @@ def _refuse_empty(words: list[str]) -> None:
 
 
 def loaded(name: str) -> Any:
-    """Return a sub-command of that name from its module, as typer calls it."""
+    """Import a sub-command's module and return the command as typer calls it."""
     module, _, attribute = COMMANDS[name].place.partition(":")
     defined = getattr(importlib.import_module(module), attribute)
     if not isinstance(defined, typer.Typer):
@@ -159,7 +159,7 @@ def loaded(name: str) -> Any:
 
 
 def _add_common_options(command: Any) -> None:
-    """Give a command, and those below it, what every command has: -h, -v and -q."""
+    """Add -h, -v and -q to a command and to its sub-commands."""
     command.context_settings = {**command.context_settings, **HELP}
     command.params += [
         TyperOption(
@@ -174,7 +174,7 @@ def _add_common_options(command: Any) -> None:
 
 VERBOSITIES: dict[Verbosity, str] = {
     "verbose": "Show details and the output of libraries.",
-    "quiet": "Show results and errors alone.",
+    "quiet": "Show only results and errors.",
 }
 
 
@@ -207,7 +207,7 @@ def longhaul(
         bool,
         typer.Option(
             "--version", is_eager=True, callback=_versions,
-            help="Print the version of Longhaul, its commit, and those of the libraries below it.",
+            help="Print the version and commit of Longhaul, and the versions of its libraries.",
         ),
     ] = False,
 ) -> None:  # fmt: skip
@@ -216,12 +216,12 @@ def longhaul(
 
 
 def main() -> None:
-    """Run the command line; what a user can mend ends as one sentence and an exit code."""
+    """Run the command line; report a user's errors by one sentence and an exit code."""
     write_in_the_terminal_s_encoding()
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    # Where HOME cannot be written, matplotlib takes a temporary folder and warns in two lines.
+    # Where HOME is not writable, matplotlib uses a temporary folder and warns in two lines.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    # nemo-run starts torchrun by name; it is this environment's, activated or not.
+    # nemo-run starts torchrun by name: find this environment's, activated or not.
     ours, before = os.path.dirname(sys.executable), os.environ["PATH"]
     if before.split(os.pathsep)[0] != ours:
         os.environ["PATH"] = os.pathsep.join((ours, before))
@@ -230,8 +230,8 @@ def main() -> None:
         try:
             _run()
         finally:
-            sys.stdout.flush()  # a device that is full is met here at the latest
-    except SystemExit:  # typer has answered: an option that is not there, help, the end
+            sys.stdout.flush()  # a full device fails here at the latest
+    except SystemExit:  # typer has printed its answer: an unknown option, help, the end
         raise
     except BaseException as error:
         if os.environ.get("LONGHAUL_TRACEBACK"):
@@ -248,8 +248,8 @@ def _run() -> None:
 
 
 def _say(error: BaseException) -> int:
-    """Say what an error means to the user and return the exit code; raise one that is a fault."""
-    if isinstance(error, HiddenPackageError):  # `mistakes` imports what may be hidden
+    """Print the sentence for a user's error and return its exit code; raise any other error."""
+    if isinstance(error, HiddenPackageError):  # `terminal.errors` imports what may be hidden
         typer.echo(f"error: {error}", err=True)
         return 2
     from longhaul.terminal.errors import answer

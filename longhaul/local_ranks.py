@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of this machine, started by a command and joined by a file."""
+"""Ranks on this machine, started by a command and joined through a file."""
 
 import os
 import tempfile
@@ -24,11 +24,11 @@ def results_of(
     imported: Sequence[str] = (),
     log: Path | None = None,
 ) -> list[Any]:
-    """Run `rank(rank, ranks, folder, *args, results)` as so many processes; return what they put.
+    """Run `rank(rank, ranks, folder, *args, results)` in `ranks` processes; return what they put.
 
     The modules of `imported` are loaded once, in a server from which the processes are forked;
-    without any, each begins anew. What they print goes to `log`, if given. A rank that fails ends
-    the command: its error in one line, exit code 1.
+    without any, each process is spawned. Output goes to `log`, if given. A failing rank ends the
+    command with its error in one line and exit code 1.
     """
     from torch.multiprocessing import get_context
     from torch.multiprocessing.spawn import ProcessException, start_processes
@@ -45,7 +45,7 @@ def results_of(
                 start_processes(
                     rank, (ranks, folder, *args, results), nprocs=ranks, start_method=method
                 )
-        except ProcessException as error:  # one raised, or was ended by a signal
+        except ProcessException as error:  # a rank raised, or a signal ended it
             if os.environ.get("LONGHAUL_TRACEBACK"):
                 raise
             why = str(error).strip().splitlines()[-1]
@@ -67,7 +67,7 @@ IMPORTED = (
 
 
 def preload(log: Path) -> None:
-    """Begin to import, in the process that ranks are forked from; what it prints goes to `log`."""
+    """Start the imports in the process that ranks are forked from; its output goes to `log`."""
     from multiprocessing import forkserver, get_context
 
     get_context("forkserver").set_forkserver_preload(list(IMPORTED))
@@ -76,9 +76,9 @@ def preload(log: Path) -> None:
 
 
 def run_forked(jobs: "Sequence[Job]", log: Path) -> None:
-    """Run each job after the one before it; the command ends at the first that fails.
+    """Run the jobs in order; end the command at the first that fails.
 
-    What ranks print goes to `log`.
+    The output of the ranks goes to `log`.
     """
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
@@ -118,8 +118,8 @@ def _rank(
     log: str,
     results: Any,
 ) -> None:
-    """Do the task on this rank, as nemo-run's runner does."""
-    with open(log, "a") as file:  # the server's own output is that of the first job it knew
+    """Run the task on this rank, as nemo-run's runner does."""
+    with open(log, "a") as file:  # the server itself writes to the log of its first job
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     import warnings

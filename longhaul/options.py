@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands have: the run they read and the ranks they start on it."""
+"""Options shared by several commands: the run they read and the ranks they start on it."""
 
 import json
 from pathlib import Path
@@ -8,16 +8,16 @@ from typing import Annotated, Any
 import typer
 
 K_IS = "K is 1,024, M is 1,024 K"
-"""What help says of lengths and of the tokens of a step; budgets are in powers of ten."""
+"""Units of lengths and of the tokens of a step, for help texts; budgets use powers of ten."""
 
-Run = Annotated[Path, typer.Option(help="Run folder, as `longhaul run` leaves it.")]
+Run = Annotated[Path, typer.Option(help="Run folder, as written by `longhaul run`.")]
 Ranks = Annotated[int, typer.Option(min=1, help="Processes.")]
 TensorParallel = Annotated[int, typer.Option(min=1, help="Ranks that share each layer.")]
 ContextParallel = Annotated[int, typer.Option(min=1, help="Ranks that share each sequence.")]
 Device = Annotated[
-    str | None, typer.Option(help="cpu or cuda; without it what the run trained on.")
+    str | None, typer.Option(help="cpu or cuda; without it the device the run trained on.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, with units in its names.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON; its names include units.")]
 
 
 def print_json(content: Any) -> None:
@@ -28,7 +28,7 @@ def print_json(content: Any) -> None:
 
 
 def require_no_json(context: typer.Context, as_json: bool) -> None:
-    """Raise ValueError where --json stands before a sub-command, which takes it behind its name."""
+    """Raise ValueError if --json precedes the name of a sub-command, which takes it after."""
     if as_json:
         raise ValueError(
             f"--json before {context.invoked_subcommand} has no effect; write it after "
@@ -40,17 +40,17 @@ Verify = Annotated[
     bool | None,
     typer.Option(
         "--verify/--no-verify",
-        help="Read the whole store and compare its SHA-256 / compare no store and no checkpoint.",
+        help="Verify the SHA-256 of the whole store / of neither store nor checkpoint.",
         show_default="a sample of the store, the whole checkpoint",
     ),
 ]
 NoVerify = Annotated[
-    bool, typer.Option("--no-verify", help="Do not compare the checkpoint's SHA-256.")
+    bool, typer.Option("--no-verify", help="Do not verify the checkpoint's SHA-256.")
 ]
 
 
 def length_of(option: str, word: str) -> int:
-    """Return the tokens that the value of an option means; raise ValueError with the option."""
+    """Return the tokens that an option's value means; raise ValueError that names the option."""
     from recipes.spec.naming import length_from
 
     try:
@@ -60,6 +60,6 @@ def length_of(option: str, word: str) -> int:
 
 
 def require_device(device: str | None) -> None:
-    """Raise ValueError for a device that is neither cpu nor cuda; None and "" stand for none."""
+    """Raise ValueError for a device that is neither cpu nor cuda; None and "" mean none given."""
     if device not in (None, "", "cpu", "cuda"):
-        raise ValueError(f"--device is {device!r}; it is cpu or cuda")
+        raise ValueError(f"--device is {device!r}; expected cpu or cuda")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether Longhaul's top-level packages are its own: their names are common ones; light."""
+"""Checks that Longhaul's top-level packages, whose names are common, are its own; light."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,13 +9,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class HiddenPackageError(ValueError):
-    """Report another package or file that Python imports in place of one of Longhaul's."""
+    """Python imports another package or file in place of one of Longhaul's."""
 
 
 def require_own_packages() -> None:
-    """Raise HiddenPackageError where another place on `sys.path` has a package of our names.
+    """Raise HiddenPackageError if another folder on `sys.path` has a package of the same name.
 
-    Nothing is imported: what is in the way does not run.
+    Nothing is imported, so the other package does not run.
     """
     for name in NAMES:
         place = _place(name)
@@ -24,9 +24,9 @@ def require_own_packages() -> None:
 
 
 def require_own_files() -> None:
-    """Raise HiddenPackageError where another distribution has overwritten a package of ours.
+    """Raise HiddenPackageError if another distribution has overwritten a package of Longhaul.
 
-    Reads what each distribution has installed, which takes a moment: for after an ImportError.
+    Reads the file lists of all distributions, which takes a moment: call it after an ImportError.
     """
     for name in NAMES:
         place = _place(name)
@@ -35,13 +35,13 @@ def require_own_files() -> None:
 
 
 def _place(name: str) -> Path | None:
-    """Return the file that `import name` would run; None for none."""
+    """Return the file that `import name` would run; None if there is none."""
     spec = find_spec(name)
     return Path(spec.origin).resolve() if spec is not None and spec.origin else None
 
 
 def _owner(name: str, place: Path) -> str:
-    """Return name and version of the distribution, not ours, that has installed a file."""
+    """Return name and version of the distribution, other than Longhaul, that installed a file."""
     from importlib.metadata import distributions
 
     for one in distributions():

@@ -19,7 +19,7 @@ def versions() -> dict[str, str]:
 def commit(tree: Path = TREE) -> str:
     """Return the commit of a checkout, with `and changes` if tracked files differ from it.
 
-    An empty string where the folder is not a git checkout of its own, or git is not installed.
+    Empty if the folder is not a git checkout of its own, or git is not installed.
     """
     if shutil.which("git") is None or not (tree / ".git").exists():
         return ""

@@ -2,6 +2,7 @@
 """Our nouns become NeMo's: the only place where a stage turns into `llm.pretrain`."""
 
 import importlib
+from typing import TypeAlias
 
 import nemo_run as run
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -32,6 +33,9 @@ CHECKPOINTS_PER_STAGE = 4
 VALIDATIONS_PER_STAGE = 2
 VALIDATION_BATCHES = 2
 
+PretrainRecipe: TypeAlias = run.Partial
+"""A recipe: nemo-run's description of a call of `llm.pretrain`."""
+
 
 def pretrain(
     card: ModelCard,
@@ -41,7 +45,7 @@ def pretrain(
     *,
     nodes: int = 1,
     machines: Cluster | None = None,
-) -> run.Partial:
+) -> PretrainRecipe:
     """Return the recipe of one stage: `llm.pretrain` with everything it takes.
 
     The ranks are `layout.world_size`, spread evenly over `nodes`. From the step planned for

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a recipe runs: executors and cluster files."""
+"""Execution of recipes on clusters: executors and cluster files."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines that nemo-run puts into each batch script before its ranks start.
 
-The ranks' end runs an EXIT trap, which reads `slurm.outcome`'s file: `continue` queues the job
-again under its own number, so that jobs that wait for it go on waiting; a failure does so a few
-times in a row, without the nodes that were blamed, as long as the partition has enough others. A
-job that is cancelled, or whose time limit came before the ranks had saved, stays ended: its script
-is not told, so it asks. So does one that cannot write down that it failed.
+When the ranks end, an EXIT trap reads the file of `slurm.outcome`: `continue` requeues the job
+under the same number, so that dependent jobs keep waiting; a failure is requeued a few times in a
+row, without the nodes that were blamed, as long as the partition has enough others. A job that was
+cancelled, or that reached its time limit before the ranks had saved, is not requeued: Slurm does
+not tell the script, so it asks. Neither is one that cannot record its failure.
 """
 
 import shlex
@@ -77,9 +77,9 @@ rm -rf "$LONGHAUL_OUTCOME.extensions"  # what a killed attempt left: its lock wo
 def setup_lines(
     outcome: Path, *, most_failures: int, python: str | None, excluded: str | None = None
 ) -> str:
-    """Return the lines for a job whose ranks leave their word at `outcome`.
+    """Return the lines for a job whose ranks write their outcome to `outcome`.
 
-    `excluded` are nodes that are never used, as Slurm writes lists.
+    `excluded` are nodes that are never used, in Slurm's list notation.
     """
     said = [
         f"export LONGHAUL_OUTCOME={shlex.quote(str(outcome))}",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster file whole: the machines, and how jobs get to them; light, no NeMo.
+"""The cluster file: the machines, and how jobs are launched on them.
 
-`recipes.spec.cluster` reads `hardware:`, which the planner asks for; everything else of the file is
-about launching and stands here. Each section is a mapping of the fields below. A field that is not
-there is an error with the nearest name, and so is a value of another type or out of range, or one
-that would leave its line of the script: nemo-run quotes values, but neither names nor ends of line.
+`recipes.spec.cluster` reads `hardware:`, which the planner needs; the sections about launching are
+read here. Each section is a mapping of the fields below. An unknown field is an error with the
+nearest name. So is a value of another type or out of range, or one that would break out of its line
+of the script: nemo-run quotes values, but neither names nor line breaks.
 """
 
 import re
@@ -31,11 +31,11 @@ LIMIT = re.compile(r"[0-9]+(:[0-9]{2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}")
 LONGEST_SIGNAL = 65_535
 """Seconds before the limit that sbatch's `--signal` takes."""
 PLACEHOLDER = "CHANGE_ME"
-"""What the shipped files say where only the user knows; a launch refuses it."""
+"""Placeholder in the shipped files for values that only the user knows; a launch refuses it."""
 
 
 def seconds_of(limit: str) -> int:
-    """Return the seconds of a limit as Slurm writes them; raise ValueError for another form.
+    """Return the seconds of a limit in Slurm's notation; raise ValueError for another form.
 
     Minutes, minutes:seconds, h:m:s, days-h, days-h:m or days-h:m:s.
     """
@@ -46,7 +46,7 @@ def seconds_of(limit: str) -> int:
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
     seconds = sum(unit * part for unit, part in zip(units, parts, strict=False))
     if not (seconds := seconds + 86_400 * int(days or 0)):
-        raise ValueError("0 is no limit to Slurm; write the partition's own, as 7-00")
+        raise ValueError("to Slurm 0 means no limit; write the partition's own, as 7-00")
     return seconds
 
 
@@ -57,14 +57,14 @@ def _limit(said: str) -> str:
 
 def _on_one_line(said: Any) -> Any:
     if isinstance(said, str) and not said.isprintable():
-        raise ValueError("it has an end of line or a control character, which breaks the script")
+        raise ValueError("it has a line break or a control character, which breaks the script")
     return said
 
 
 def _variable(name: str) -> str:
     if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) is None:
         raise ValueError(
-            "a name is of A to Z, 0 to 9 and _: nemo-run upper-cases names, and writes them "
+            "a name may have A to Z, 0 to 9 and _: nemo-run upper-cases names, and writes them "
             "unquoted into a shell script"
         )
     return name
@@ -72,7 +72,7 @@ def _variable(name: str) -> str:
 
 def _flag(name: str) -> str:
     if re.fullmatch(r"[a-z][a-z0-9_-]*", name) is None:
-        raise ValueError("write the flag without its dashes, of a to z, 0 to 9, _ and -")
+        raise ValueError("write the flag without its dashes, with a to z, 0 to 9, _ and -")
     return name
 
 
@@ -84,7 +84,7 @@ def _stated(value: str | int | bool) -> str | int | bool:
 
 def _unquoted(folder: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./~-]+", folder) is None:
-        raise ValueError("take letters, digits and _@%+=:,./~-: nemo-run writes it unquoted")
+        raise ValueError("use letters, digits and _@%+=:,./~-: nemo-run writes it unquoted")
     return folder
 
 
@@ -97,33 +97,33 @@ class _Section(BaseModel):
 
 
 class Slurm(_Section):
-    """What sbatch and srun are told."""
+    """Arguments of sbatch and srun."""
 
     account: Text = PLACEHOLDER
     partition: Text | None = None
     """None: the site's default."""
     time: Annotated[str, AfterValidator(_limit)] = "04:00:00"
-    """Limit of a job. A stage that takes longer saves before it and goes on in the next turn."""
+    """Limit of a job. A longer stage saves before the limit and resumes when requeued."""
     save_seconds: Annotated[int, Field(ge=10, le=LONGEST_SIGNAL, validate_default=True)] = 600
-    """How long before the limit ranks are told to save and stop: a step, and a checkpoint."""
+    """Seconds before the limit at which ranks are told to save: a step and a checkpoint fit in."""
     most_failures: Annotated[int, Field(ge=0, le=100)] = 3
-    """Times that a job that failed is queued again; one that saved and stopped always is."""
+    """Times that a failed job is requeued; a job that saved and stopped always is."""
     ask_for_gpus: Literal["gpus_per_node", "gres", "none"] = "gpus_per_node"
-    """`--gpus-per-node=N`, `--gres=gpu:N`, or nothing where whole nodes are given out."""
+    """`--gpus-per-node=N`, `--gres=gpu:N`, or nothing if whole nodes are allocated."""
     exclusive: bool = True
     qos: Text | None = None
     constraint: Text | None = None
     exclude: Text | None = None
-    """Nodes never to use, as Slurm writes lists: n[3,7-9]."""
+    """Nodes never to use, in Slurm's list notation: n[3,7-9]."""
     mem: Text | None = "0"
-    """`0`: all of a node's."""
+    """`0`: all of the node's memory."""
     cpus_per_task: Annotated[int, Field(ge=1)] | None = None
     segment: Annotated[int, Field(ge=1)] | None = None
-    """Nodes that share a block of the topology plugin: NVLink domains of GB200."""
+    """Nodes in one block of the topology plugin: an NVLink domain of GB200."""
     sbatch: dict[Annotated[str, AfterValidator(_flag)], Value] = {}
-    """Further flags of sbatch by name, as `reservation: nightly`; true: without a value."""
+    """Further flags of sbatch by name, such as `reservation: nightly`; true: without a value."""
     srun: tuple[Text, ...] = ()
-    """Further flags of srun, whole: `--mpi=pmix`."""
+    """Further complete flags of srun: `--mpi=pmix`."""
     array: Text | None = None
 
     @field_validator("time", mode="before")
@@ -149,27 +149,27 @@ class Container(_Section):
     """The image that ranks run in, by pyxis on Slurm."""
 
     image: Text
-    """`/shared/longhaul.sqsh`, or `nvcr.io#nvidia/nemo:TAG` as enroot writes registries."""
+    """`/shared/longhaul.sqsh`, or `nvcr.io#nvidia/nemo:TAG` in enroot's notation of registries."""
     mounts: tuple[Text, ...] = ()
-    """As pyxis takes them: `SRC`, at the same place in the container, `SRC:DST`, or
-    `SRC:DST:FLAGS`, as `/data:/data:ro+rprivate`. Run and store folders have to be among them."""
+    """Mounts for pyxis: `SRC` (the same path in the container), `SRC:DST`, or `SRC:DST:FLAGS`, such
+    as `/data:/data:ro+rprivate`. Run and store folders must be among them."""
 
 
 class Preflight(_Section):
-    """What checks before a stage hold a node to, beside its hardware; 0 or empty: not at all."""
+    """Limits of the node checks before a stage, in addition to the hardware; 0 or empty: none."""
 
     least_driver: Annotated[str, Field(pattern=r"^([0-9]+(\.[0-9]+){0,2})?$")] = ""
-    """As `535.104`; an older one is a failure."""
+    """Such as `535.104`; an older driver is a failure."""
     least_sm_clock_mhz: Annotated[int, Field(ge=0)] = 0
-    """Of the highest clock that nvidia-smi lists (clocks.max.sm); a lower one is a failure."""
+    """Least maximum clock by nvidia-smi (clocks.max.sm); a lower one is a failure."""
     least_write_mbps: Annotated[float, Field(ge=0)] = 0
     """MB/s of one node writing and syncing to the run folder; less is a warning."""
     free_gib: Annotated[float, Field(ge=0)] = 0
-    """Room of the run folder's file system, for checkpoints; less is a failure."""
+    """Free space of the run folder's file system, for checkpoints; less is a failure."""
     slow_warned: Annotated[float, Field(gt=1)] = 1.3
-    """How many times slower than the median rank is a warning."""
+    """Slowdown against the median rank that is a warning."""
     slow_failed: Annotated[float, Field(gt=1)] = 2.0
-    """How many times slower than the median rank is a failure."""
+    """Slowdown against the median rank that is a failure."""
 
     @field_validator("least_driver", mode="before")
     @classmethod
@@ -180,7 +180,7 @@ class Preflight(_Section):
 
 
 class Tunnel(_Section):
-    """How commands reach the login node: from it (`local`), or over SSH."""
+    """Access of commands to the login node: on it (`local`), or over SSH."""
 
     kind: Literal["local", "ssh"] = "local"
     host: Text | None = None
@@ -189,44 +189,44 @@ class Tunnel(_Section):
     identity: Text | None = None
     """A private key; without one nemo-run asks for a password."""
     folder: Annotated[Text, AfterValidator(_unquoted)] | None = None
-    """Folder on the cluster that nemo-run keeps scripts, code and output in; it has to be on the
+    """Folder on the cluster in which nemo-run keeps scripts, code and output; it must be on the
     shared file system. None: the run's own."""
 
 
 class ClusterFile(_Section):
-    """One file of `slurm/clusters`, or of one's own."""
+    """One file of `slurm/clusters`, or a user's own."""
 
     name: Text
     hardware: Cluster | None = None
-    """None where the machine is whatever one sits at."""
+    """None for the machine that the command runs on."""
     executor: ExecutorName = "slurm"
     slurm: Slurm = Slurm()
     container: Container | None = None
     environment: dict[Annotated[str, AfterValidator(_variable)], str | int] = {}
-    """Of every rank: NCCL, allocator, Transformer Engine. Names in capitals, as nemo-run writes
-    them; sbatch hands on what else the shell has that submits."""
+    """Variables of every rank: NCCL, allocator, Transformer Engine. Names in capitals, as nemo-run
+    writes them; sbatch passes on the other variables of the submitting shell."""
     python: Text | None = None
-    """A virtual environment that every node sees, where there is no container."""
+    """A virtual environment that every node sees, if there is no container."""
     preflight_seconds: Annotated[float, Field(ge=0, le=600)] = 30
-    """What measuring links may take before a stage trains; 0: not at all."""
+    """Time limit of measuring links before a stage trains; 0: not measured."""
     preflight: Preflight = Preflight()
     tunnel: Tunnel = Tunnel()
     options: dict[str, Any] = {}
-    """Fields of nemo-run's executor of the other kinds, as it names them."""
+    """Fields of nemo-run's other executors, by their own names."""
 
     @property
     def machines(self) -> Cluster:
-        """Return the hardware; raise ValueError where the file has none."""
+        """Return the hardware; raise ValueError if the file has none."""
         if self.hardware is None:
-            raise ValueError(f"cluster {self.name} says no hardware")
+            raise ValueError(f"cluster {self.name} states no hardware")
         return self.hardware
 
 
 def load(name: str) -> ClusterFile:
-    """Return the whole file of a shipped name or of a path.
+    """Return the file of a shipped name or of a path.
 
-    Raises ValueError for an unknown name, and for each mistake in the file, with where it is, what
-    it is and what would be right.
+    Raises ValueError for an unknown name, or with every mistake in the file: its place, the problem
+    and the correct form.
     """
     path = cluster.path_of(name)
     found = cluster.content(path)
@@ -241,14 +241,14 @@ def load(name: str) -> ClusterFile:
 
 
 def _with_tuples(value: Any) -> Any:
-    """Return YAML's content with tuples where it has lists, which strict fields ask for."""
+    """Return YAML's content with tuples in place of lists, as strict fields require."""
     if isinstance(value, Mapping):
         return {key: _with_tuples(one) for key, one in value.items()}
     return tuple(_with_tuples(one) for one in value) if isinstance(value, list) else value
 
 
 def _mistakes(path: Path, error: ValidationError) -> Iterator[str]:
-    """Yield a sentence for each mistake: where it is, what it is, what would be right."""
+    """Yield a sentence for each mistake: its place, the problem and the correct form."""
     for one in error.errors():
         place = [name for name in one["loc"] if name != "[key]"]
         where = ".".join(map(str, place))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank of a job runs: its place in the job, its task, and how it ended.
+"""Entry point of a rank: its place in the job, its task, and its outcome.
 
-torchrun tells a rank its place; srun does in variables of its own, which are read here, so that
-ranks are started one by one and a signal reaches each of them, with no agent between. Imports NeMo
-when a stage is trained.
+torchrun passes a rank its place; srun does so in its own variables, which are read here, so that
+ranks are started one by one and a signal reaches each of them, without an agent in between. NeMo is
+imported only to train a stage.
 """
 
 import os
@@ -24,16 +24,16 @@ from slurm.preflight.requirements import Expected
 from slurm.preflight.run import SECONDS, preflight
 
 TOLD = {signal.SIGTERM, signal.SIGUSR1}
-"""What asks a rank in training to stop."""
+"""Signals that ask a rank in training to stop."""
 _AGAIN = "LONGHAUL_SIGNALS_BLOCKED"
 
 
 def join(*, blocked: bool = False) -> None:
-    """Set torchrun's variables from srun's where torchrun did not.
+    """Set torchrun's variables from srun's if torchrun did not.
 
-    A scheduler signals every process of a step. What asks a rank in training to stop would end the
-    processes that it saves with, Megatron's queue of results among them: so there it is `blocked`,
-    which those inherit, and the training callback looks at what is pending.
+    A scheduler signals every process of a step. A stop signal would end the child processes that a
+    rank saves with, such as Megatron's result queue. So in training these signals are `blocked`,
+    which children inherit, and the training callback reads the pending ones.
     """
     given = os.environ
     place = rank_of(Machine())
@@ -46,7 +46,7 @@ def join(*, blocked: bool = False) -> None:
     given["WORLD_SIZE"] = str(place.world_size)
     given["LOCAL_WORLD_SIZE"] = given["SLURM_NTASKS_PER_NODE"].partition("(")[0]
     given["GROUP_RANK"] = given["SLURM_NODEID"]
-    # Lightning then takes these and not Slurm's, whose environment requeues jobs by itself.
+    # Lightning then uses these and not Slurm's, whose environment requeues jobs by itself.
     given["TORCHELASTIC_RUN_ID"] = f"{given['SLURM_JOB_ID']}.{given.get('SLURM_RESTART_COUNT', 0)}"
 
 
@@ -54,7 +54,8 @@ def _block() -> None:
     """Block the signals in every thread.
 
     Libraries start threads on import (OpenBLAS, with OMP_NUM_THREADS above 1), and a signal goes to
-    any that has it unblocked: where there are some, this process begins anew, which inherits.
+    any thread that has not blocked it. If there are threads, this process re-executes itself and
+    inherits the mask.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, TOLD)
     if len(os.listdir("/proc/self/task")) > 1 and _AGAIN not in os.environ:
@@ -63,15 +64,14 @@ def _block() -> None:
 
 
 def is_first() -> bool:
-    """Whether this rank speaks for the job."""
+    """Whether this rank reports for the job."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def run(task: Callable[[], Any], expected: Expected | None = None, seconds: float = 0.0) -> None:
-    """Run a task and say that it finished; a refusal of its own ends the chain.
+    """Run a task and record that it finished; if the task refuses, the chain ends.
 
-    What the job expects of its machines is looked at first, links for so many seconds. Raises
-    SystemExit as `train` does.
+    The machines are checked first, links for up to `seconds`. Raises SystemExit as `train` does.
     """
     join()
     if expected is not None:
@@ -87,11 +87,10 @@ def run(task: Callable[[], Any], expected: Expected | None = None, seconds: floa
 
 
 def train(config: str, expected: Expected | None = None, seconds: float = SECONDS) -> None:
-    """Train the stage of a recipe file to its end, or to where it is told to stop.
+    """Train the stage of a recipe file to its end, or until it is told to stop.
 
-    What the job expects of its machines is looked at first, links for so many seconds. Raises
-    SystemExit with preflight's exit code, on all ranks alike; nodes that failed by themselves are
-    blamed.
+    The machines are checked first, links for up to `seconds`. Raises SystemExit with preflight's
+    exit code, the same on all ranks; nodes that failed by themselves are blamed.
     """
     join(blocked=True)
     if expected is not None:
@@ -125,12 +124,12 @@ def _how_it_ended(name: str, before: int, taken: int, steps: int) -> tuple[State
         return "finished", f"{name} has all its {steps} steps"
     if taken > before:
         return "continue", f"{name} saved at step {taken} of {steps}"
-    said = f"{name} took no step to its end before it was told to stop"
+    said = f"{name} finished no step before it was told to stop"
     return "refused", f"{said}; raise slurm.time, or slurm.save_seconds where a step is longer"
 
 
 def _say(state: State, said: str) -> None:
-    """Leave the word on rank 0; the others wait for it, since the first to fail ends all."""
+    """Write the outcome on rank 0; the others wait for it, since the first to fail ends all."""
     if is_first():
         leave(state, said)
     else:

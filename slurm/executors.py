@@ -36,7 +36,7 @@ OTHERS: dict[str, tuple[Any, dict[str, str]]] = {
         {"image": "container_image", "ranks": "nprocs_per_node", "nodes": "nodes"},
     ),
 }
-"""Of each other kind nemo-run's class, and how it calls what every job has."""
+"""nemo-run's class for each other kind, and its names of the fields that every job has."""
 
 
 def executor(
@@ -48,11 +48,11 @@ def executor(
     outcome: Path,
     save_seconds: int | None = None,
 ) -> run.Executor:
-    """Return where a job of so many ranks runs.
+    """Return the executor of a job with this many nodes and ranks.
 
-    Records, scripts and code go beneath `folder`, the ranks' last word to `outcome`. Ranks are
-    told so many seconds before a time limit, the file's where none are given, 0 for not at all.
-    Raises ValueError for what only the user knows and has not said.
+    Records, scripts and code go below `folder`, the outcome of the ranks to `outcome`. Ranks are
+    signalled `save_seconds` before the time limit (None: the file's; 0: never). Raises ValueError
+    for missing values that only the user knows.
     """
     if file.executor == "local":
         return local_executor(nodes * ranks_per_node)
@@ -73,7 +73,7 @@ def environment(file: ClusterFile) -> dict[str, str]:
 
 
 def _variables(file: ClusterFile) -> dict[str, str]:
-    """Return what every rank has, and over it what the file says."""
+    """Return the variables of every rank, overridden by those of the file."""
     said = {name: str(value) for name, value in file.environment.items()}
     said[ALLOCATOR] = allocator_settings(said.get(ALLOCATOR, ""))
     return {**OF_EVERY_RANK, **said}
@@ -123,8 +123,8 @@ def _slurm(
         additional_parameters={"kill_on_invalid_dep": "yes", **chosen.sbatch},
         env_vars={
             **environment(file),
-            "MASTER_ADDR": "$head_node_ip",  # nemo-run's script finds it out
-            "MASTER_PORT": "$((20000 + SLURM_JOB_ID % 12000))",  # below those that Linux gives out
+            "MASTER_ADDR": "$head_node_ip",  # set by nemo-run's script
+            "MASTER_PORT": "$((20000 + SLURM_JOB_ID % 12000))",  # below those that Linux assigns
         },
         setup_lines=setup_lines(
             outcome,
@@ -159,7 +159,7 @@ def _tunnel(file: ClusterFile, folder: Path) -> Any:
 
 
 def require_reached(file: ClusterFile) -> None:
-    """Raise ValueError where the login node of an SSH tunnel does not answer, or not to our key."""
+    """Raise ValueError if the login node of an SSH tunnel does not answer or refuses the key."""
     host, port = str(file.tunnel.host), file.tunnel.port or 22
     try:
         socket.create_connection((host, port), timeout=REACHED_SECONDS).close()
@@ -172,7 +172,7 @@ def require_reached(file: ClusterFile) -> None:
         return  # a password is asked for when something is run
     try:
         _tunnel(file, Path()).connect()
-    except (OSError, SystemExit):  # nemo-run's end of a login that failed
+    except (OSError, SystemExit):  # nemo-run exits after a failed login
         raise ValueError(
             f"cluster {file.name}: {host} does not let {file.tunnel.user} in with tunnel.identity "
             f"{file.tunnel.identity}; nothing was submitted"
@@ -180,7 +180,7 @@ def require_reached(file: ClusterFile) -> None:
 
 
 def _other(file: ClusterFile, *, nodes: int, ranks_per_node: int) -> run.Executor:
-    """Return an executor of another kind: what each job has, and the file's own options."""
+    """Return an executor of another kind with the fields of each job and the file's options."""
     kind, names = OTHERS[file.executor]
     known = [field.name for field in fields(kind) if field.init]
     for name in file.options:
@@ -207,5 +207,5 @@ def _other(file: ClusterFile, *, nodes: int, ranks_per_node: int) -> run.Executo
                 include_submodules=False
             ), **given, **file.options,
         )  # fmt: skip
-    except (TypeError, ImportError, AssertionError) as error:  # a cloud's package is not there
+    except (TypeError, ImportError, AssertionError) as error:  # a cloud's package is missing
         raise ValueError(f"cluster {file.name}: {kind.__name__}: {error}") from error

@@ -22,7 +22,7 @@ from slurm.outcome import VARIABLE, outcome, record_failure
 from slurm.quoting import pack
 
 LAST_LINES, LAST_CHARACTERS = 3, 200
-"""Of what a rank wrote, and of each line, that are shown where it raised nothing."""
+"""Lines of a rank's output, and characters of each, shown if it raised nothing."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Job:
 
 
 class JobFailedError(RuntimeError):
-    """Report the job that ended otherwise than well."""
+    """Report a job that did not succeed."""
 
     def __init__(self, name: str, state: str, folder: Path, said: str = "") -> None:
-        """Take the job's name, how it ended, the folder of its output, and what it said itself."""
+        """Take the job's name, its state, the folder of its output, and its own message."""
         self.name, self.state, self.said = name, state, said
         log, reason = _first_error(folder)
         reason = said or reason
@@ -52,13 +52,12 @@ class JobFailedError(RuntimeError):
 class Chain(run.Experiment):
     """An experiment whose jobs run in order, and end with it.
 
-    nemo-run's own goes on after a failed local job, and waits for a running one when it is
-    interrupted.
+    nemo-run's own continues after a failed local job, and waits for a running job when interrupted.
     """
 
     tell: Callable[[str], Any] = print
     words: Mapping[str, Path] = MappingProxyType({})
-    """Where jobs leave how they ended: one that was told to stop ends well, but is not finished."""
+    """Paths of the jobs' outcomes: a job that was told to stop succeeds, but is not finished."""
 
     def _prepare(self, exist_ok: bool = False) -> None:
         super()._prepare(exist_ok=exist_ok)
@@ -89,9 +88,9 @@ class Chain(run.Experiment):
 
 
 def _first_error(folder: Path) -> tuple[Path | None, str]:
-    """Return the newest combined output beneath a folder and the first exception a rank raised.
+    """Return the newest combined output below a folder and the first exception that a rank raised.
 
-    Where none did, how the rank that failed first ended, and what it wrote last.
+    Without an exception: how the rank that failed first ended, and what it wrote last.
     """
     logs = sorted(folder.rglob("combined.log"), key=lambda path: path.stat().st_mtime)
     if not logs:
@@ -106,7 +105,7 @@ def _first_error(folder: Path) -> tuple[Path | None, str]:
 
 
 def _last_words(text: str) -> str:
-    """Return how a rank ended that raised nothing, and the lines that it wrote last."""
+    """Return how a rank without an exception ended, and the last lines of its output."""
     ended = re.search(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)
     if ended is None:
         return ""
@@ -115,7 +114,7 @@ def _last_words(text: str) -> str:
     if code < 0:
         how = f"was ended by {signal.Signals(-code).name}"
     if -code == signal.SIGKILL:
-        how += ", which the kernel sends where memory runs out"
+        how += ", which the kernel sends when memory runs out"
     lines = re.findall(rf"^\[[a-z]*{rank}\]:(.*\S)", text, flags=re.MULTILINE)
     last = " / ".join(line.strip()[:LAST_CHARACTERS] for line in lines[-LAST_LINES:])
     return f"rank {rank} {how}" + (f"; it wrote last: {last}" if last else "")
@@ -126,9 +125,9 @@ def run_in_order(
 ) -> None:
     """Run each job after the one before it; raise JobFailedError at the first that fails.
 
-    A job that left word that it may go on (`slurm.outcome`), as one whose loss broke, is run again.
-    nemo-run's records, the serialized tasks and the output of the ranks go beneath `folder`; what a
-    user has to know meanwhile is told.
+    A job whose outcome is `continue` (`slurm.outcome`), such as after a loss spike, is run again.
+    nemo-run's records, the serialized tasks and the output of the ranks go below `folder`; `tell`
+    receives messages for the user.
     """
     words = {job.name: folder / "outcomes" / job.name for job in jobs}
     left = [_leaving_word(job, words[job.name]) for job in jobs]
@@ -145,7 +144,7 @@ def run_in_order(
             if error.state != "continue":
                 record_failure(words[error.name], str(error))
                 raise
-            tell(f"{error.name} goes on: {error.said}")
+            tell(f"{error.name} continues: {error.said}")
             left = left[[job.name for job in left].index(error.name) :]
 
 
@@ -158,9 +157,9 @@ def _leaving_word(job: Job, word: Path) -> Job:
 def submit(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
     """Hand all jobs to a scheduler, each after the one before it; return their numbers by name.
 
-    Nothing is waited for. The scheduler has looked at every script before one is handed over:
-    raises ValueError with its own words where it would not take it. Where it refuses one after all,
-    those before it are cancelled.
+    The call does not wait for the jobs. The scheduler tests every script before one is submitted:
+    raises ValueError with its own message if it rejects one. If it still refuses a job, those
+    before it are cancelled.
     """
     for job, script in zip(jobs, scripts(title, jobs, folder).values(), strict=True):
         _require_taken(job, script)
@@ -168,7 +167,7 @@ def submit(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
         _add(chain, jobs)
         try:
             chain.run(sequential=True, detach=True)
-        except BaseException:  # half a chain would run, and be submitted again beside itself
+        except BaseException:  # half a chain would run, and then run twice when submitted again
             for job in chain.jobs:
                 job.cancel(chain._runner)
             raise
@@ -185,7 +184,7 @@ def scripts(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
 
 @contextmanager
 def nothing_to_read() -> Iterator[None]:
-    """Keep nemo-run's programs (git, tar, sbatch) from reading what this process is given."""
+    """Keep nemo-run's programs (git, tar, sbatch) from reading this process's standard input."""
     before = sys.stdin
     with open(os.devnull) as nothing:
         sys.stdin = nothing
@@ -201,7 +200,7 @@ def _require_taken(job: Job, script: str) -> None:
         said = job.executor.slurm.run(command, warn=True, hide=True)
     if said.return_code:
         words = " ".join((said.stderr or said.stdout).split())
-        raise ValueError(f"Slurm would not take {job.name}: {words}")
+        raise ValueError(f"Slurm rejects {job.name}: {words}")
 
 
 def commands(title: str, jobs: Sequence[Job], folder: Path) -> list[str]:
@@ -211,7 +210,7 @@ def commands(title: str, jobs: Sequence[Job], folder: Path) -> list[str]:
         _add(chain, jobs)
         chain.dryrun(log=False)
         requests = [job._dryrun_info.request for job in chain.jobs]
-    experiments = folder / "experiments"  # not empty where an earlier run's records are there
+    experiments = folder / "experiments"  # not empty if an earlier run left records
     remove_empty([experiments / title, experiments, *made])
     return [
         shlex.join(replica.args)

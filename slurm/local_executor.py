@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This machine as a place to run: nemo-run's local executor with torchrun."""
+"""Runs on this machine: nemo-run's local executor with torchrun."""
 
 import os
 import shlex
@@ -23,13 +23,13 @@ TREE = Path(__file__).resolve().parents[1]
 OF_EVERY_RANK = {
     "HF_HUB_OFFLINE": "1",  # a run reads the tokenizer of its store, never the hub
     "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONWARNINGS": "ignore",  # NeMo's and Megatron's imports print pages of them
+    "PYTHONWARNINGS": "ignore",  # imports of NeMo and Megatron print pages of them
 }
-"""Variables of ranks wherever they run."""
+"""Variables of ranks on every executor."""
 
 
 def local_executor(ranks: int) -> run.LocalExecutor:
-    """Return an executor of `ranks` processes on this machine, its cores shared out among them."""
+    """Return an executor of `ranks` processes on this machine, with its cores split among them."""
     threads = max(1, (os.cpu_count() or 1) // ranks)
     said = os.environ.get(ALLOCATOR, "")
     return run.LocalExecutor(
@@ -46,25 +46,26 @@ def local_executor(ranks: int) -> run.LocalExecutor:
 
 
 def _python_path() -> dict[str, str]:
-    """Return the variables by which ranks import the packages that this process does.
+    """Return the variables by which ranks import the same packages as this process.
 
-    A file of the user's that has the name of one is not imported for it: neither the working
-    folder nor that of the script comes first.
+    A user's file with the name of a package does not shadow it: neither the working folder nor that
+    of the script comes first.
     """
-    found = {"PYTHONSAFEPATH": "1"}  # from Python 3.11 on, for what ranks start with -c or -m too
-    if (TREE / "pyproject.toml").is_file():  # in a clone, which need not be the one installed
+    found = {
+        "PYTHONSAFEPATH": "1"
+    }  # from Python 3.11 on, also for processes that ranks start with -c or -m
+    if (TREE / "pyproject.toml").is_file():  # in a clone, which may not be the installed one
         before = os.environ.get("PYTHONPATH")
         found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TREE), before)))
     return found
 
 
 def started_without_shell(role: Role, job_folder: Path) -> None:
-    """Change what nemo-run has made of a local job into what torchx starts as it is meant.
+    """Rewrite nemo-run's command line of a local job for torchx, which starts it without a shell.
 
-    nemo-run quotes the words for a shell and torchx starts torchrun without one, so that a path
-    with a blank or an umlaut kept its quotes; what torchx does look for is `$`. The ranks run the
-    file of nemo-run's runner instead of `-m` and its name, which would put the working folder first
-    on Python's path.
+    nemo-run quotes the words for a shell, so a path with a blank or an umlaut would keep its
+    quotes; torchx itself substitutes only `$`. The ranks run the file of nemo-run's runner instead
+    of `-m` and its name, which would put the working folder first on Python's path.
     """
     if role.entrypoint != "torchrun":
         return
@@ -77,10 +78,10 @@ def started_without_shell(role: Role, job_folder: Path) -> None:
 
 
 def allocator_settings(said: str) -> str:
-    """Return torch's settings of its CUDA allocator: the user's own, and expandable segments.
+    """Return the settings of torch's CUDA allocator: the user's own, and expandable segments.
 
-    A segment that grows serves tensors of any size; fixed ones are left with holes, which at long
-    sequences, whose tensors are gigabytes, cost memory that nothing can use.
+    An expandable segment serves tensors of any size; fixed segments fragment, and with the
+    gigabyte-sized tensors of long sequences the holes waste memory.
     """
     if "expandable_segments:" in said:
         return said
@@ -90,9 +91,9 @@ def allocator_settings(said: str) -> str:
 def stop_ranks(tell: Callable[[str], Any]) -> None:
     """Ask the ranks that this process started to stop, and wait until they have.
 
-    A rank in training saves at the end of its step. The agents between do not wait for that, and
-    one that is killed leaves its ranks behind: so they are told of nothing until the ranks ended.
-    Another SIGINT meanwhile kills the ranks and all that they started.
+    A rank in training saves at the end of its step. An agent would not wait for that, and a killed
+    agent leaves its ranks behind, so agents are signalled only after their ranks exit. Another
+    SIGINT in the meantime kills the ranks and all processes that they started.
     """
     below = psutil.Process().children(recursive=True)
     ranks = {process.pid: process for process in below if _is_rank(process)}
@@ -118,7 +119,7 @@ def stop_ranks(tell: Callable[[str], Any]) -> None:
 
 
 def _parent(process: psutil.Process) -> int | None:
-    with suppress(psutil.Error):  # it has ended meanwhile
+    with suppress(psutil.Error):  # it ended in the meantime
         return int(process.ppid())
     return None
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders with blanks in what nemo-run hands to Slurm, and to a shell on the way there.
+"""Quoting of folders with blanks in nemo-run's commands and scripts for Slurm.
 
-nemo-run writes paths into its commands and scripts as they are. Here the folder of the jobs is a
-word of the shell wherever it is written, and the code of a job is unpacked without a shell. What
-Slurm or a container cannot name at all is refused.
+nemo-run writes paths into its commands and scripts unquoted. Here the folder of the jobs is quoted
+for the shell wherever it is written, and the code of a job is unpacked without a shell. Paths that
+Slurm or a container cannot name at all are refused.
 """
 
 import logging
@@ -19,18 +19,18 @@ from nemo_run.core.execution.slurm import SlurmJobDetails, get_packaging_job_key
 from nemo_run.core.tunnel.client import PackagingJob
 
 PATTERN = "%\\\n"
-"""Characters that Slurm reads as more than themselves in the name of a log."""
+"""Characters with a special meaning to Slurm in the name of a log."""
 BETWEEN_MOUNTS = " \t,:"
-"""Characters that end a path where pyxis reads mounts."""
+"""Characters that end a path in mounts of pyxis."""
 
 
 @dataclass(kw_only=True)
 class QuotedJobDetails(SlurmJobDetails):
-    """nemo-run's places of a job's logs, those of the ranks as words of the script."""
+    """nemo-run's paths of a job's logs, those of the ranks quoted for the script."""
 
     @property
     def srun_stdout(self) -> Path:
-        """Return the log of the ranks; its variable is the script's."""
+        """Return the log of the ranks; the script sets its variable."""
         return Path(shlex.quote(str(self.folder)), super().srun_stdout.name)
 
     @property
@@ -41,7 +41,7 @@ class QuotedJobDetails(SlurmJobDetails):
 
 @dataclass(kw_only=True)
 class QuotedTunnel(run.LocalTunnel):
-    """nemo-run's commands on this machine; its folder is only ever a word of one."""
+    """nemo-run's commands on this machine, with the folder quoted in each."""
 
     job_dir: str
 
@@ -51,7 +51,7 @@ class QuotedTunnel(run.LocalTunnel):
 
 
 def require_nameable(folder: Path, *, in_container: bool, through_ssh: bool) -> None:
-    """Raise ValueError where Slurm, or what a job needs besides, could not name a run's folder."""
+    """Raise ValueError if Slurm, the container or the tunnel could not name a run's folder."""
     path, why = str(folder.absolute()), "Slurm"
     refused = {*PATTERN} & {*path}
     if not refused and in_container:
@@ -62,16 +62,16 @@ def require_nameable(folder: Path, *, in_container: bool, through_ssh: bool) -> 
     if refused:
         shown = " and ".join(map(repr, sorted(refused)))
         raise ValueError(
-            f"{why} cannot name {path!r}, which has {shown} in it; choose another --out"
+            f"{why} cannot name {path!r}, which contains {shown}; choose another --out"
         )
 
 
 def pack(executors: Sequence[run.SlurmExecutor]) -> None:
     """Unpack the committed tree into the folder of each job, where its ranks run.
 
-    nemo-run then does not, which would hand the paths to a shell and work in the tree itself.
+    nemo-run would pass the paths to a shell and work in the tree itself; it then unpacks nothing.
     """
-    logging.getLogger(slurm.__name__).setLevel(logging.WARNING)  # it says that it packs nothing
+    logging.getLogger(slurm.__name__).setLevel(logging.WARNING)  # it warns that it packs nothing
     packed = {}
     for one in executors:
         folder = Path(one.job_dir)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from data.cuda_extension import name_architecture
+from longhaul import cli
 from tests import suite_time, warm_start
 from tests.ranks import one_rank
 
@@ -83,3 +84,35 @@ def small_store(tmp_path_factory) -> Path:
     store = tmp_path_factory.mktemp("stores") / "tiny"
     prepare(str(source), store, vocab_size=512)
     return store
+
+
+class Answered(NamedTuple):
+    """What the command line left: its exit code and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    def error(self) -> str:
+        """Return the one line that a mistake is told in."""
+        assert self.code == 2, self.err
+        lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, self.err
+        return lines[0]
+
+
+@pytest.fixture
+def answer(monkeypatch, capfd, tmp_path) -> Callable[..., Answered]:
+    """Return a function that runs the command line in this process, in a folder of the test's."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):  # the pipe is no terminal
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the command sets it for its ranks
+
+    def run(*words: object) -> Answered:
+        monkeypatch.setattr("sys.argv", ["longhaul", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Answered(ended.value.code, *capfd.readouterr())
+
+    return run

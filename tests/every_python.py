@@ -25,7 +25,8 @@ ENVIRONMENTS = TREE / ".pythons"
 MINORS = (10, 11, 12)
 TESTS = (
     "tests/recipes/nemo2/test_signatures.py", "tests/recipes/resolved/test_check.py",
-    "tests/recipes/test_ladder_recipes.py", "tests/longhaul/test_light_commands.py",
+    "tests/recipes/test_ladder_recipes.py", "tests/recipes/shipped/test_import_by_name.py",
+    "tests/longhaul/test_light_commands.py",
     "tests/longhaul/test_own_packages.py", "tests/slurm/test_experiment.py",
     "tests/data/test_cuda_extension.py", "tests/house/test_wheel.py",
 )  # fmt: skip

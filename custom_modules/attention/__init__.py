@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention kernels, and the projections and document bounds that every one of them shares."""
+"""Attention kernels, and the projections and document bounds that they share."""

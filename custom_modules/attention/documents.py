@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the documents of a packed sequence begin and end, whole and on a zigzag shard.
+"""Document boundaries of a packed sequence, on the whole sequence and on a zigzag shard.
 
-    mask[i, j] = document(i) == document(j)        (and j <= i where attention is causal)
+    mask[i, j] = document(i) == document(j)        (and j <= i if attention is causal)
 
 A mask of [S, S] is never formed: attention within documents is attention over runs of tokens. On
 a sequence that C ranks share by zigzag (chunks r and 2C - 1 - r of 2C on rank r) two facts keep it
-as plain, for documents of any length, without padding:
+as simple, for documents of any length, without padding:
 
 1. the two chunks of a rank, put together, are again a packed sequence: a document that spans both
    covers everything between, so its two pieces are neighbours (`Documents.shard`);
@@ -15,7 +15,7 @@ as plain, for documents of any length, without padding:
 So a step of ring attention needs one packed call on the rank's own chunks, and at most one
 rectangle for each pair of chunks after that.
 
-Legend: S tokens of a sequence, C ranks, b sequences of a batch, each with documents of its own.
+Legend: S tokens of a sequence, C ranks, b sequences of a batch, each with its own documents.
 """
 
 from bisect import bisect_right
@@ -36,8 +36,8 @@ Span = tuple[int, int]
 class Documents:
     """The documents of each sequence of a batch, as their lengths in order.
 
-    All rows add up to the same length, the sequence's. A document may have a single token; none
-    may be empty.
+    All rows add up to the length of the sequence. A document may have a single token; none may be
+    empty.
     """
 
     lengths: tuple[tuple[int, ...], ...]
@@ -50,7 +50,7 @@ class Documents:
         init=False, repr=False, compare=False, default_factory=dict
     )
     qkv_format: ClassVar[str] = "sbhd"
-    """Asked for by Megatron-Core of what it calls packed_seq_params: tensors stay [s, b, h, D]."""
+    """Read by Megatron-Core as a field of packed_seq_params: tensors stay [s, b, h, D]."""
 
     def __post_init__(self) -> None:
         """Refuse empty documents, and rows of different lengths."""
@@ -66,7 +66,7 @@ class Documents:
             if bounds[row][-1] != bounds[0][-1]:
                 raise ValueError(
                     f"the documents of sequence {row} add up to {bounds[row][-1]:,} tokens, those "
-                    f"of sequence 0 to {bounds[0][-1]:,}; sequences of a batch are equally long"
+                    f"of sequence 0 to {bounds[0][-1]:,}; sequences of a batch have one length"
                 )
 
     @classmethod
@@ -78,7 +78,7 @@ class Documents:
     def from_starts(cls, starts: Tensor) -> "Documents":
         """Return the table for `starts` [b, S], true at the first token of each document.
 
-        The first token of a sequence always begins one: what came before it is not there.
+        The first token of a sequence always begins a document.
         """
         if starts.ndim != 2:
             raise ValueError(f"document starts have shape {list(starts.shape)}; [b, S] is needed")
@@ -93,7 +93,7 @@ class Documents:
     def from_cu_seqlens(cls, cu_seqlens: Tensor, *, batch: int, seq_length: int) -> "Documents":
         """Return the table for cumulative lengths [n + 1] over `batch` sequences laid end to end.
 
-        Raises ValueError where they do not begin at 0, rise, and add up to the sequences.
+        Raises ValueError unless they begin at 0, increase, and add up to the sequences.
         """
         if cu_seqlens.is_floating_point() or cu_seqlens.numel() < 2:
             raise ValueError(
@@ -130,7 +130,7 @@ class Documents:
 
     @property
     def max_seqlen_q(self) -> int:
-        """Positions that a rotary table for run-on positions has; asked for by Megatron-Core."""
+        """Positions of a rotary table for consecutive positions; read by Megatron-Core."""
         return self.seq_length
 
     max_seqlen_kv = max_seqlen_q
@@ -157,7 +157,7 @@ class Documents:
         return torch.stack(rows)
 
     def require(self, *, batch: int, seq_length: int) -> None:
-        """Raise ValueError where the table is not one of these sequences."""
+        """Raise ValueError unless the table is of sequences of this number and length."""
         if (self.batch, self.seq_length) != (batch, seq_length):
             raise ValueError(
                 f"the document table covers {self.batch} sequences of {self.seq_length:,} tokens, "

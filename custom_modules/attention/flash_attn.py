@@ -4,22 +4,22 @@
     flash_attn_2    package flash-attn, 2.7 and 2.8; compute capability 8.0 or newer
     flash_attn_3    its folder hopper, module flash_attn_interface; compute capability 9.x
 
-Version 2 is newer than the copy inside PyTorch (`cuda_kernels`), version 3 is written for Hopper's
-asynchronous copies and matrix units. What `cuda_kernels` says of layouts, documents and the
-backward's `out` and `lse` holds for both: [b, s, h, D] views, documents as rows laid end to end
-with their cumulative lengths, lse [b, h, s] or [h, b s] in fp32 and natural logarithm, KV heads
+Version 2 is newer than the copy inside PyTorch (`custom_modules.attention.pytorch_cuda`), version 3
+is written for Hopper's asynchronous copies and matrix units. Layouts, documents and the backward's
+`out` and `lse` are as in `pytorch_cuda` for both: [b, s, h, D] views, documents as rows laid end to
+end with their cumulative lengths, lse [b, h, s] or [h, b s] in fp32 and natural logarithm, KV heads
 not expanded. The differences:
 
-* the gradients are written into tensors that we allocate;
+* the gradients are written into preallocated tensors;
 * version 2 adds the dk and dv of a group's h / g heads after rounding, version 3 in fp32 before;
-* both run their deterministic backward where PyTorch is told to be deterministic; version 3 has
-  none for head sizes above 192 and says so itself.
+* both run their deterministic backward if PyTorch's deterministic mode is on; version 3 has none
+  for head sizes above 192 and raises an error.
 
 The functions called are private, below the packages' autograd. Version 3 renamed an argument
 between its release with 2.8 and 3.0.0, so the arguments that both have in the same place are given
 by position.
 
-Legend as in `attention_kernel`.
+Legend as in `custom_modules.attention.kernel`.
 """
 
 from importlib import import_module, util
@@ -168,7 +168,7 @@ def _backward_3(
 
 
 def _layout_3(q: Tensor, documents: Documents | None) -> tuple[Any, Tensor | None, int | None]:
-    """Return how a [b, h, s, D] tensor is given, and the bounds and longest of the documents."""
+    """Return the layout of a [b, h, s, D] tensor, and the bounds and longest of the documents."""
     if documents is None:
         return lambda t: t.transpose(1, 2), None, None
     documents.require(batch=q.shape[0], seq_length=q.shape[2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The central abstraction: an attention kernel is a pair of functions.
+"""The interface of attention kernels: a pair of functions, forward and backward.
 
     forward(q, k, v, causal, documents)                      -> out, lse
     backward(grad_out, q, k, v, out, lse, causal, documents) -> dq, dk, dv
@@ -44,18 +44,18 @@ DenseBackward: TypeAlias = Callable[
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """A forward and its backward, under one name, and where they can be used."""
+    """A forward and its backward, under one name, with the cases that they cannot serve."""
 
     name: str
     refusal: Callable[[torch.device, torch.dtype, int], str | None]
     """Why the kernel cannot serve a device, dtype and head size, as the end of a sentence that
-    begins with its name; None where it can."""
+    begins with its name; None if it can."""
     forward: Forward
     backward: Backward
 
 
 def by_document(forward: DenseForward, backward: DenseBackward) -> tuple[Forward, Backward]:
-    """Return the pair that calls a pair without documents once for each document."""
+    """Return a pair that supports documents by one call of the given pair for each document."""
 
     def forward_within(
         q: Tensor, k: Tensor, v: Tensor, causal: bool, documents: Documents | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention operators that PyTorch brings for CUDA: FlashAttention 2, and cuDNN's.
+"""PyTorch's built-in attention operators for CUDA: FlashAttention 2, and cuDNN's.
 
     cuda_flash    aten._flash_attention_forward and _backward
     cudnn         aten._scaled_dot_product_cudnn_attention and its backward
@@ -27,7 +27,7 @@ first time. Not every release has a plan for a single query or a single key; tho
 The operators are private: names, order and shapes are those of PyTorch 2.11 to 2.13. They run on
 compute capability 8.0 or newer.
 
-Legend as in `attention_kernel`.
+Legend as in `custom_modules.attention.kernel`.
 """
 
 from importlib import metadata
@@ -152,7 +152,7 @@ def _cudnn_refusal(device: torch.device, dtype: torch.dtype, head_dim: int) -> s
     # Gradients of larger heads exist for some releases of cuDNN on some devices.
     refusal = cuda_refusal(device, dtype, head_dim, largest_head=128, capability=(8, 0))
     if refusal is None and not torch.backends.cudnn.is_available():
-        return "needs cuDNN, which this build of PyTorch is without"
+        return "needs cuDNN, which this build of PyTorch lacks"
     return refusal
 
 

@@ -55,7 +55,7 @@ class Projection:
         return nn.functional.linear(x, weight, bias).unflatten(2, (len(rows), self.head_dim))
 
     def backward(self, grad: Tensor, x: Tensor, rows: Tensor, into: "Gradients") -> None:
-        """Add to the gradients those of a projection whose output has the gradient `grad`."""
+        """Add the gradients of a projection whose output has the gradient `grad`."""
         flat, tokens = grad.flatten(2).flatten(0, 1), x.flatten(0, 1)
         dx = into.x.view(-1, into.x.shape[-1])  # a copy would be lost
         weight = self._by_head(self.weight)[rows].flatten(0, 1)
@@ -66,7 +66,7 @@ class Projection:
             self._by_head(into.bias)[rows] = flat.sum(0).unflatten(0, (len(rows), self.head_dim))
 
     def parameters(self) -> list[Tensor]:
-        """Return what has a gradient, in the order of `Gradients.of_parameters`."""
+        """Return the tensors with a gradient, in the order of `Gradients.of_parameters`."""
         own = [self.weight] if self.bias is None else [self.weight, self.bias]
         norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
         return [*own, *(parameter for norm in norms for parameter in norm.parameters())]
@@ -77,7 +77,7 @@ class Projection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gradients:
-    """What the backward fills: of x [s, b, hidden], the projection, and the norms' parameters.
+    """Gradients of x [s, b, hidden], the projection, and the parameters of the norms.
 
     Those of x are summed in its dtype, those of the norms in fp32 (float64 for float64).
     """
@@ -101,7 +101,7 @@ class Gradients:
         )
 
     def of_parameters(self) -> list[Tensor]:
-        """Return those of `Projection.parameters`."""
+        """Return the gradients of `Projection.parameters`."""
         own = [self.weight] if self.bias is None else [self.weight, self.bias]
         return [*own, *self.q_norm, *self.k_norm]
 

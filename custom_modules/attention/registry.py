@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which attention kernel computes: chosen by device, dtype and head size, or forced by name.
+"""Choice of the attention kernel: by device, dtype and head size, or by name.
 
-| name | what it is |
+| name | kernel |
 | --- | --- |
 | `cpu_flash` | PyTorch's CPU flash operator; every floating dtype, any head size |
 | `flash_attn_3` | the flash-attn package for Hopper, where installed |
@@ -72,7 +72,7 @@ def kernel_for(
 ) -> AttentionKernel:
     """Return the kernel of that name, or the first that can serve.
 
-    Raises ValueError with the alternatives where the named one, or every one, refuses.
+    Raises ValueError with the alternatives if the named kernel, or every kernel, refuses.
     """
     if name != "auto" and name not in KERNELS:
         raise ValueError(f"attention kernel {name!r} is unknown; it is one of {_names()}")
@@ -100,7 +100,7 @@ def _names() -> str:
 
 
 def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError where q [s, b, h, D] and k, v [s, b, g, D] do not go together."""
+    """Raise ValueError unless q [s, b, h, D] and k, v [s, b, g, D] match."""
     dtypes = {"q": q.dtype, "k": k.dtype, "v": v.dtype}
     if len(set(dtypes.values())) > 1:
         mixed = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
@@ -108,9 +108,9 @@ def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if q.ndim != 4 or k.shape != v.shape or 0 in (*q.shape, *k.shape):
         raise ValueError(
-            f"attention inputs are {shapes}; [s, b, heads, D] is needed, k and v alike"
+            f"attention inputs are {shapes}; [s, b, heads, D] is needed, the same for k and v"
         )
     if (*q.shape[:2], q.shape[3]) != (*k.shape[:2], k.shape[3]):
-        raise ValueError(f"attention inputs are {shapes}; they may differ in heads alone")
+        raise ValueError(f"attention inputs are {shapes}; they may differ only in heads")
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} KV heads evenly")

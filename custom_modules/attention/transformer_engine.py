@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fused attention that Transformer Engine makes of cuDNN, in its form for any length.
+"""Transformer Engine's fused attention over cuDNN, in its form for any length.
 
     transformer_engine    fused_attn_fwd and fused_attn_bwd of transformer_engine.pytorch, 2.9
 
-The kernels are cuDNN's, as in `cuda_kernels`; what differs is who plans them (the cuDNN that
-Transformer Engine was built against, which may be newer than PyTorch's). The contract of
+The kernels are cuDNN's, as in `custom_modules.attention.pytorch_cuda`, but planned by the cuDNN
+that Transformer Engine was built against, which may be newer than PyTorch's. The contract of
 Transformer Engine's own ring attention is used: the forward's first auxiliary tensor is the
 log-sum-exp of the scaled scores, max + log(sum(exp(x - max))), fp32 [b, h, s, 1]; the backward
 takes one of a longer attention in its place, together with that attention's out.
 
 The layout is bshd_bshd_bshd, [b, s, h, D] without gaps: Transformer Engine computes strides from
-the sizes. Tensors that are not so in memory are copied, b s (h + 2 g) D elements forward and
+the sizes. Tensors of another memory layout are copied, b s (h + 2 g) D elements forward and
 b s (3 h + 2 g) D backward. KV heads are not expanded. Documents are one call each, with a plan for
 each pair of lengths; a single query or a single key, for which not every release of cuDNN has a
 plan, goes to PyTorch's flash operator.
 
-Legend as in `attention_kernel`.
+Legend as in `custom_modules.attention.kernel`.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Ten
     )
 
     out, (lse_bhs1, *_) = fused_attn_fwd(
-        True,  # training: the log-sum-exp is wanted
+        True,  # training: return the log-sum-exp
         *_lengths(q, k),
         *(_gapless(t) for t in (q, k, v)),
         q.dtype,

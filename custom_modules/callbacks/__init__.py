@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning callbacks: the only modules of this room that import lightning."""
+"""Lightning callbacks: the only modules of `custom_modules` that import lightning."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a collective may wait for a rank before the job is ended.
+"""Timeout of collectives, after which the job is ended.
 
-Megatron-Core gives its groups 30 minutes and PyTorch its own 10: a step of an hour outlasts both,
-and the first of a long stage does sooner, which looks like broken hardware. A limit of days would
-never find a rank that hangs, so the limit follows from the planned step
+Megatron-Core's groups have a timeout of 30 minutes and PyTorch's of 10. A step of an hour exceeds
+both, and the first step of a long stage may do so earlier, which looks like broken hardware. A
+timeout of days would never detect a hanging rank, so it is derived from the planned step
 (`recipes.planner.timeouts`).
 """
 
@@ -24,7 +24,7 @@ class CollectiveTimeout(Callback):
         self.seconds = seconds
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set it, on all ranks alike: each waits here for the others."""
+        """Set the timeout on all ranks, each of which waits here for the others."""
         if dist.get_backend() != "nccl":
             return
         timeout = timedelta(seconds=self.seconds)

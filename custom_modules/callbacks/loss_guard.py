@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewind a run whose loss broke, and go on without the batches that broke it.
+"""Rewinds a run after a loss spike, and resumes it without the batches that caused the spike.
 
-A loss or gradient that is no number, or a loss far above its median of late, seldom comes right
-by itself (PaLM, arXiv 2204.02311, section 5.1: restart from a checkpoint before the spike and skip
-the batches around it). The guard ends the run before that step is saved and notes the window in
-`rewinds.jsonl`; run again, the stage goes on from its last checkpoint, and the samples from there
-to the spike are passed over. After so many rewinds it is no batch's fault, and the run fails.
+A NaN or infinite loss or gradient, or a loss far above its recent median, rarely recovers by itself
+(PaLM, arXiv 2204.02311, section 5.1: restart from a checkpoint before the spike and skip the
+batches around it). The guard ends the run before that step is saved and records the window in
+`rewinds.jsonl`. Run again, the stage resumes from its last checkpoint and skips the samples from
+there to the spike. If `most` rewinds do not help, the batches are not the cause, and the run fails.
 
 A stage begins with a jump: the longer context is new to the model (a loss of 5.5 on the first step
-is normal for an extension), so no spike counts in the warm-up. Numbers of samples stay those of the
-plan: a window shifts what is read, not what a step is called.
+is normal for an extension), so spikes in the warm-up are ignored. Sample numbers stay those of the
+plan: a window shifts the data that is read, not the numbers of steps.
 """
 
 import json
@@ -22,43 +22,43 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 MOST_LATE = 32
-"""Steps that the median is of."""
+"""Steps that the median covers."""
 LEAST_LATE = 8
-"""Steps it takes for a median to mean something."""
+"""Steps needed for a meaningful median."""
 
 
 class LossBrokeError(RuntimeError):
-    """Say at which step the loss broke and what follows; `again` is whether to run again."""
+    """Report the step of a loss spike and what follows; `again` is whether to run again."""
 
     def __init__(self, said: str, *, again: bool) -> None:
-        """Take the sentence and whether another attempt may go on."""
+        """Take the message and whether another attempt may resume."""
         super().__init__(said)
         self.again = again
 
 
 class LossGuard(Callback):
-    """End a run at a loss that is no number or `rise` nats above its median.
+    """End a run at a loss that is not finite or `rise` nats above its median.
 
-    Megatron's own look at gradients (`check_for_nan_in_grad`) names the rank, but ends it before
-    this one can note what to pass over: recipes leave it off.
+    Megatron's own check of gradients (`check_for_nan_in_grad`) names the rank, but ends the run
+    before this guard can record the samples to skip: recipes leave it off.
     """
 
     def __init__(self, path: str, warmup_steps: int, rise: float = 2.0, most: int = 3) -> None:
-        """Take the file of rewinds, the steps to leave alone, the nats, and how many rewinds."""
+        """Take the file of rewinds, the steps to ignore, the nats, and the most rewinds."""
         if rise <= 0:
-            raise ValueError(f"rise is {rise:g} nats; a spike stands above the median")
+            raise ValueError(f"rise is {rise:g} nats; expected more than 0")
         if most < 0:
             raise ValueError(f"most is {most}; it must be at least 0")
         self.path, self.warmup_steps, self.rise, self.most = Path(path), warmup_steps, rise, most
         self._late: deque[float] = deque(maxlen=MOST_LATE)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell the training data which samples to pass over."""
+        """Pass the windows of samples to skip to the training data."""
         windows = tuple((one["samples"][0], one["samples"][1]) for one in read(self.path))
         trainer.datamodule.pass_over(windows)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Look at the loss that the step log has just written; all ranks see the same."""
+        """Check the loss that the step log has just written; all ranks see the same."""
         loss = trainer.callback_metrics["reduced_train_loss"].item()
         norm = trainer.callback_metrics.get("grad_norm")
         step = trainer.global_step
@@ -76,7 +76,7 @@ class LossGuard(Callback):
                 again=False,
             )
         raise LossBrokeError(
-            f"{said}; run again, the stage goes on from its last checkpoint without the batches "
+            f"{said}; run again, the stage resumes from its last checkpoint without the batches "
             "from there to this step",
             again=True,
         )
@@ -94,7 +94,7 @@ class LossGuard(Callback):
         return None
 
     def _note(self, trainer: Trainer, step: int, loss: float, why: str) -> None:
-        """Append the window from the checkpoint that the next attempt finds to this step."""
+        """Append the window from the checkpoint of the next attempt to this step."""
         saved = trainer.checkpoint_callback.newest_step()
         sequences = trainer.datamodule.global_batch_size
         line = {

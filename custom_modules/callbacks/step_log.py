@@ -30,11 +30,11 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 TRIES, PAUSE = 5, 0.1
-"""Of the folder's lock: a command that asks who trains holds it for an instant. Seconds between."""
+"""Attempts to lock the folder and seconds between: a status command holds the lock briefly."""
 
 
 class Tally:
-    """What the data steps of one optimizer step have handed to this rank."""
+    """Tokens and samples that this rank has received in one optimizer step."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -57,16 +57,16 @@ class StepLog(Callback):
     def __init__(
         self, path: str, tokens_per_batch: int, seq_length: int, flops_per_token: float
     ) -> None:
-        """Take where to write, the plan of a step, and the model's causal FLOPs per token."""
+        """Take the path of the log, the plan of a step, and the model's causal FLOPs per token."""
         self.path = Path(path)
         self.tokens_per_batch = tokens_per_batch
         self.seq_length = seq_length
         self.flops_per_token = flops_per_token
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Lock the folder, before any other callback touches what is in it.
+        """Lock the folder, before any other callback touches its content.
 
-        Raises RuntimeError where another process, perhaps of a run thought dead, trains into it.
+        Raises RuntimeError if another process, perhaps of a run thought dead, trains into it.
         """
         if not trainer.is_global_zero:
             return
@@ -87,7 +87,7 @@ class StepLog(Callback):
         self.lock.flush()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drop the lines of steps that a kill has undone."""
+        """Drop the lines of steps that were lost by a kill."""
         if not trainer.is_global_zero:
             return
         kept = []
@@ -149,12 +149,12 @@ class StepLog(Callback):
         )
 
     def _assert_consumed(self, step: int, tally: Tally) -> tuple[int, int]:
-        """Return the first and last sample of the step; raise RuntimeError if it broke the plan."""
+        """Return the step's first and last sample; raise RuntimeError unless as planned."""
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         copies = parallel_state.get_context_parallel_world_size()
         sequences = self.tokens_per_batch // self.seq_length
         planned = sequences * copies // group.size()
-        # One length on every rank, whatever it was handed: a short one is padded, a long one cut.
+        # One length on every rank, whatever it received: a short list is padded, a long one cut.
         samples = (tally.samples + [-1] * planned)[:planned]
         mine = torch.tensor([tally.tokens, *samples], device=torch.cuda.current_device())
         everyone = [torch.empty_like(mine) for _ in range(group.size())]
@@ -174,7 +174,7 @@ class StepLog(Callback):
 
 
 def _is_free(file: IO[str]) -> bool:
-    """Lock a file; return False where another process has it locked."""
+    """Lock a file; return False if another process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -185,7 +185,7 @@ def _is_free(file: IO[str]) -> bool:
 
 
 def _this_rank() -> dict[str, Any]:
-    """Return who holds the lock, for people and for `longhaul.run_folder.lock`."""
+    """Return the holder of the lock, for people and for `longhaul.run_folder.lock`."""
     job = os.environ.get("SLURM_JOB_ID")
     return {
         "host": socket.gethostname(),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Save and stop at the end of a step when the scheduler says that the job is about to end.
 
-SIGTERM is what a preemption sends, SIGUSR1 what a job asks its scheduler for some minutes before
-its time limit. Any rank may get it, alone: the ranks agree once a step (an all-reduce of one
-number), so that all stop after the same one. The checkpoint is the one that a stage writes at its
-end; the same stage, run again, goes on from it.
+A preemption sends SIGTERM; SIGUSR1 is requested by the job from its scheduler, some minutes before
+the time limit. A single rank may get it, so the ranks agree once a step (an all-reduce of one
+number) and all stop after the same step. The checkpoint is the one that a stage writes at its end;
+the same stage, run again, resumes from it.
 
 Lightning's own handling of SIGTERM ends ranks between the forward and the step, each for itself.
 """
@@ -22,24 +22,24 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopInTime(Callback):
-    """Stop after the step in which a rank was told to; `stopped` is then that step."""
+    """Stop after the step in which a rank received a signal; `stopped` is then that step."""
 
     def __init__(self) -> None:
-        """Start untold."""
+        """Start without a signal received."""
         self.told: str | None = None
         self.stopped: int | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen; what listened before does again when training ends."""
+        """Install the signal handlers; `teardown` restores the previous ones."""
         for which in SIGNALS:
             self._before[which] = signal.signal(which, self._hear)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Agree, and let training end where one was told; without another validation."""
+        """Agree among ranks, and end training without a validation if any received a signal."""
         if waiting := signal.sigpending() & set(SIGNALS):  # where a launcher has blocked them
             self.told = signal.Signals(min(waiting)).name
-            # No wait without an end: a thread that has not blocked it may have taken it by now.
+            # Without blocking: a thread that has not blocked the signal may have taken it by now.
             signal.sigtimedwait(waiting, 0)
         told = torch.tensor(int(self.told is not None), device=torch.cuda.current_device())
         dist.all_reduce(told, op=dist.ReduceOp.MAX)
@@ -51,7 +51,7 @@ class StopInTime(Callback):
         trainer.should_stop = True
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Hand the signals back."""
+        """Restore the signal handlers."""
         for which, handler in self._before.items():
             signal.signal(which, handler)
         self._before.clear()

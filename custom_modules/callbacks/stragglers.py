@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name the GPUs that compute slower than the fastest rank, or than they themselves did.
+"""Names the GPUs that compute slower than the fastest rank, or slower than before.
 
-One slow GPU slows every rank: all wait for it in the next collective, so that nobody's step time
-tells whose fault it is. NVIDIA's resiliency extension times the kernels of each rank by CUPTI,
-communication left out, and compares them; a score of 0.7 is a GPU at 70% of its reference. Nothing
-is stopped: whether a node is worth a restart is for whoever reads the log and the metrics
-`gpu_relative_perf/min` and `gpu_individual_perf/min`.
+One slow GPU slows every rank: all wait for it in the next collective, so step times do not identify
+it. NVIDIA's resiliency extension times the kernels of each rank by CUPTI, without communication,
+and compares them; a score of 0.7 is a GPU at 70% of its reference. The run is not stopped: the log
+and the metrics `gpu_relative_perf/min` and `gpu_individual_perf/min` help a user to decide whether
+to restart without a node.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 
 class Stragglers(Callback):
-    """Compare kernel times between ranks every so often; idle where CUPTI is not there."""
+    """Compare kernel times between ranks at intervals; do nothing without CUPTI."""
 
     def __init__(self, seconds: int = 300, relative: float = 0.7, individual: float = 0.7) -> None:
         """Take the time between reports, and the scores below which a GPU is named."""
@@ -30,7 +30,7 @@ class Stragglers(Callback):
         self.detector: Any = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Time the kernels of each training step from here on, where every rank can."""
+        """Time the kernels of each training step from now on, if every rank can."""
         said = ""
         try:
             self.detector = self._made()
@@ -41,10 +41,10 @@ class Stragglers(Callback):
         dist.all_reduce(able, op=dist.ReduceOp.MIN)
         if not able:
             self.teardown(trainer, pl_module, stage)
-            rank_zero_info(f"slow GPUs are not looked for: {said or 'a rank has no CUPTI'}")
+            rank_zero_info(f"slow GPUs are not detected: {said or 'a rank has no CUPTI'}")
 
     def on_train_batch_end(self, *step: Any) -> None:
-        """Report where it is time."""
+        """Report if the interval has passed."""
         if self.detector is not None:
             self.detector.on_train_batch_end(*step)
 
@@ -55,7 +55,7 @@ class Stragglers(Callback):
             self.detector = None
 
     def _made(self) -> Any:
-        """Return NVIDIA's callback; what it needs is loaded in its `setup`."""
+        """Return NVIDIA's callback; its `setup` imports its dependencies."""
         from nvidia_resiliency_ext.ptl_resiliency import StragglerDetectionCallback
 
         return StragglerDetectionCallback(

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 states of a checkpoint, admitted where they are what Transformer Engine writes.
+"""FP8 states of a checkpoint, admitted only in the form that Transformer Engine writes.
 
 A module of Transformer Engine saves its FP8 scaling, under a name that ends with `_extra_state`, as
-a tensor of bytes; these are a pickle, or there are none:
+a tensor of bytes: a pickle, or nothing:
 
     {"recipe": DelayedScaling(...), "scale_fwd": Tensor, ..., "extra_fp8_variables": {...}}
 
 Loading unpickles any such tensor that is not empty (`set_extra_state` of Transformer Engine 2.9,
-`_decode_extra_state` of Megatron-Core 0.15), also in a model that is trained in bf16: modules learn
-of FP8 in their first forward, and a stage in bf16 may begin from one in FP8. So the bytes of every
-model are read here first, with a stand-in for each name that Transformer Engine writes and none for
-any other. A stand-in does nothing. It refuses what the original would not be given, so that what
-passes consists of numbers, words, tensors, and recipes made of these.
+`_decode_extra_state` of Megatron-Core 0.15), also in a model that is trained in bf16: modules know
+of FP8 only from their first forward, and a stage in bf16 may begin from one in FP8. So the bytes of
+every model are read here first, with a stand-in for each name that Transformer Engine writes and
+none for any other. A stand-in does nothing. It refuses arguments that the original would not get,
+so an admitted state consists of numbers, strings, tensors, and recipes made of these.
 """
 
 import io
@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 SUFFIX = "_extra_state"
-"""What the names of such states have in them; torch's own."""
+"""Substring of the names of such states; torch's own."""
 
 
 class _RefusedError(Exception):
-    """Something that Transformer Engine does not write; the message says what is asked for."""
+    """A state that Transformer Engine does not write; the message has the name it asks for."""
 
 
 class _StandIn:
-    """Stands for something of torch's or Transformer Engine's."""
+    """Stand-in for an object of torch or Transformer Engine."""
 
     def __setstate__(self, state: Any) -> None:
         """Refuse: setting attributes of a function or a tensor could change what it does."""
@@ -38,10 +38,10 @@ class _StandIn:
 
 
 class _Settings(_StandIn):
-    """Stands for a recipe or a part of one, which are dataclasses."""
+    """Stand-in for a recipe or a part of one, which are dataclasses."""
 
     def __new__(cls) -> "_Settings":
-        """Take nothing: their values come as a state."""
+        """Take no arguments: the values come as a state."""
         made = super().__new__(cls)
         made.fields = {}
         return made
@@ -55,7 +55,7 @@ class _Settings(_StandIn):
 
 
 class _Bounds(_StandIn):
-    """Stands for the largest values of a format."""
+    """Stand-in for the largest values of a format."""
 
     def __new__(cls, max_fwd: Any, max_bwd: Any) -> "_Bounds":
         """Take two numbers."""
@@ -65,7 +65,7 @@ class _Bounds(_StandIn):
 
 
 class _Format(_StandIn):
-    """Stands for a member of an enumeration of formats."""
+    """Stand-in for a member of an enumeration of formats."""
 
     def __new__(cls, value: Any) -> "_Format":
         """Take the member's value."""
@@ -75,7 +75,7 @@ class _Format(_StandIn):
 
 
 class _Member(_StandIn):
-    """Stands for `getattr`, by which Python 3.11.0 saves a member of an enumeration."""
+    """Stand-in for `getattr`, by which Python 3.11.0 saves a member of an enumeration."""
 
     def __call__(self, of: Any, name: Any) -> _Format:
         if of is not _Format or name not in ("E2M1", "E4M3", "E5M2", "HYBRID"):
@@ -84,26 +84,26 @@ class _Member(_StandIn):
 
 
 class _Hooks(_StandIn):
-    """Stands for the empty hooks of a tensor."""
+    """Stand-in for the empty hooks of a tensor."""
 
 
 class _Storage(_StandIn):
-    """Stands for the memory of a tensor."""
+    """Stand-in for the memory of a tensor."""
 
 
 class _Tensor(_StandIn):
-    """Stands for a tensor."""
+    """Stand-in for a tensor."""
 
 
 class _NoHooks(_StandIn):
-    """Stands for `OrderedDict`."""
+    """Stand-in for `OrderedDict`."""
 
     def __call__(self) -> _Hooks:
         return _Hooks()
 
 
 class _StorageFromBytes(_StandIn):
-    """Stands for torch's reading of a storage, which would unpickle whatever is in the bytes."""
+    """Stand-in for torch's loader of a storage, which would unpickle whatever is in the bytes."""
 
     def __call__(self, content: Any) -> _Storage:
         if type(content) is not bytes:
@@ -118,7 +118,7 @@ class _StorageFromBytes(_StandIn):
 
 
 class _TensorOfStorage(_StandIn):
-    """Stands for torch's making of a tensor."""
+    """Stand-in for torch's constructor of a tensor."""
 
     def __call__(
         self, storage: Any, offset: Any, size: Any, stride: Any, gradient: Any, hooks: Any
@@ -149,7 +149,7 @@ _STAND_INS: dict[tuple[str, str], Any] = {
         )
     },
 }  # fmt: skip
-"""What Transformer Engine's states ask for, by module and name."""
+"""Stand-ins for the names in Transformer Engine's states, by module and name."""
 
 
 class _Reader(pickle.Unpickler):
@@ -163,9 +163,9 @@ class _Reader(pickle.Unpickler):
 
 
 def what_it_asks(name: str, state: Any) -> str | None:
-    """Return what is in a module's state that Transformer Engine does not write; None for nothing.
+    """Return the part of a module's state that Transformer Engine does not write, or None.
 
-    Raises UnpicklingError for bytes that are cut or damaged.
+    Raises UnpicklingError for truncated or damaged bytes.
     """
     strange = f"holds {name}, which is not what Transformer Engine writes there"
     if state is None:
@@ -187,7 +187,7 @@ def what_it_asks(name: str, state: Any) -> str | None:
 
 
 def _is_inert(value: Any) -> bool:
-    """Whether a value is of the kinds that a state may consist of."""
+    """Whether a value is of the types that a state may consist of."""
     if type(value) is dict:
         return all(type(key) is str for key in value) and all(map(_is_inert, value.values()))
     if type(value) in (list, tuple):

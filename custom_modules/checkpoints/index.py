@@ -2,13 +2,13 @@
 """The index of a distributed checkpoint, read without running anything that it names.
 
 `.metadata` of `torch.distributed.checkpoint`, which Megatron's `torch_dist` writes as well, is a
-pickle: torch's `FileSystemReader.read_metadata` calls whatever the file asks for. An index needs
-few classes, of torch and of Megatron-Core, and none of them does anything when it is made:
+pickle: torch's `FileSystemReader.read_metadata` calls whatever the file asks for. An index needs a
+few classes of torch and Megatron-Core, and none of them has side effects when constructed:
 `ADMITTED`. Reading admits exactly these, by module and name; any other name ends the reading before
 its module is imported.
 
     read        the index itself, of torch's classes, for torch
-    outline     the data files it names and how long each must be, with torch not even imported
+    outline     the data files it names and their least sizes, without importing torch
 
 Standard library only, so that a checkpoint is refused before anything large is loaded.
 """
@@ -36,7 +36,7 @@ _OF_MEGATRON = {
     "megatron.core.dist_checkpointing.strategies.torch": ("MCoreMetadata", "MCoreSavePlan"),
 }
 _OF_PYTHON = {"pathlib": ("PosixPath",)}
-"""Where the checkpoint was written."""
+"""Path classes of the system that the checkpoint was written on."""
 DTYPES = (
     "bfloat16", "bool", "complex128", "complex64", "float16", "float32", "float64", "float8_e4m3fn",
     "float8_e5m2", "int16", "int32", "int64", "int8", "uint16", "uint32", "uint64", "uint8",
@@ -47,38 +47,38 @@ ADMITTED = frozenset(
     for module, names in modules.items()
     for name in names
 )
-"""Module and name of all that an index may ask for."""
+"""Module and name of everything that an index may ask for."""
 _MEMBER = ("builtins", "getattr")
-"""How early releases of Python 3.11, as Debian 12's, write a member of an enumeration."""
+"""Form of an enumeration's member in early releases of Python 3.11, such as Debian 12's."""
 
 
 class CheckpointError(ValueError):
     """A checkpoint that must not be used; the message names the file, and says what to do."""
 
     def __init__(self, message: str, *, path: Path | None = None) -> None:
-        """Take the file as well where there is one: its SHA-256 may say more."""
+        """Take the file as well if there is one: its SHA-256 may say more."""
         super().__init__(message)
         self.path = path
 
 
 class ForeignClassError(CheckpointError):
-    """A checkpoint that asks for what no checkpoint needs."""
+    """A checkpoint that asks for a name that no checkpoint needs."""
 
     def __init__(self, message: str, *, path: Path | None = None, asks: str = "") -> None:
-        """Take what the file asks for, as the end of a sentence about it."""
+        """Take also the name that the file asks for, as the end of a sentence about it."""
         super().__init__(message, path=path)
         self.asks = asks
 
 
 class _Reader(pickle.Unpickler):
-    """Reads a pickle that asks for admitted names alone."""
+    """Unpickler that admits only names of `ADMITTED`."""
 
     def __init__(self, stream: IO[bytes], path: Path) -> None:
         super().__init__(stream)
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what is admitted under this name; raise ForeignClassError for anything else."""
+        """Return the object of an admitted name; raise ForeignClassError for any other."""
         if (module, name) == _MEMBER:
             return self._member
         if (module, name) not in ADMITTED:
@@ -86,7 +86,7 @@ class _Reader(pickle.Unpickler):
         return super().find_class(module, name)
 
     def _member(self, of: Any, name: Any) -> Any:
-        """Return a member of an admitted enumeration: all that `getattr` is admitted for."""
+        """Return a member of an admitted enumeration, the only admitted use of `getattr`."""
         if not isinstance(of, EnumType) or name not in of.__members__:
             raise self._foreign(".".join(_MEMBER))
         return of[name]
@@ -102,12 +102,12 @@ class _Reader(pickle.Unpickler):
 
 
 class _Placeholder:
-    """Stands for an object of any admitted class and keeps its state."""
+    """Placeholder for an object of any admitted class; keeps its state."""
 
     state: Any = None
 
     def __new__(cls, *_: Any) -> "_Placeholder":
-        """Take and ignore what the class that this stands for takes."""
+        """Take and ignore the arguments of the original class."""
         return super().__new__(cls)
 
     def __setstate__(self, state: Any) -> None:
@@ -118,7 +118,7 @@ class _Outline(_Reader):
     """Reads the same pickles into placeholders."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the placeholder for what is admitted; neither torch nor Megatron is imported."""
+        """Return the placeholder for an admitted name; imports neither torch nor Megatron."""
         if (module, name) not in ADMITTED | {_MEMBER}:
             return super().find_class(module, name)
         return _Placeholder
@@ -127,7 +127,7 @@ class _Outline(_Reader):
 def read(stream: IO[bytes]) -> Any:
     """Return the index in a stream, as torch's `read_metadata` would; raises CheckpointError.
 
-    It is torch's `Metadata` or a class below it.
+    It is torch's `Metadata` or a subclass.
     """
     path = Path(str(getattr(stream, "name", INDEX)))
     index = _unpickled(_Reader(stream, path), path)
@@ -167,7 +167,7 @@ def outline(path: Path) -> dict[str, int]:
 
 
 def _unpickled(reader: _Reader, path: Path) -> Any:
-    """Return the object that a reader finds; a pickle that breaks may raise almost anything."""
+    """Return the object that a reader loads; a damaged pickle may raise almost anything."""
     try:
         return reader.load()
     except CheckpointError:

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of `torch.distributed.checkpoint`, and so Megatron's, that runs nothing from a file.
+"""Safe reading of `torch.distributed.checkpoint`, and so Megatron's: no code from a file runs.
 
-Two places of torch 2.13 unpickle whatever a checkpoint holds:
+Two places in torch 2.13 unpickle whatever a checkpoint has:
 
     filesystem.py       FileSystemReader.read_metadata      pickle.load of `.metadata`
     default_planner.py  DefaultLoadPlanner.load_bytes       torch.load(..., weights_only=False) of
                                                             states other than tensors
 
-`read_safely` puts `custom_modules.checkpoints.index.read` in the place of the first, for every
-reader below torch's, and in the place of the second a load with `weights_only=True`, whose
-unpickler admits tensors, plain values and the classes that Megatron-Core registers. It also names
-the file that could not be read. `common.pt`, which Megatron reads by torch's default, is tried with
+`read_safely` replaces the first by `custom_modules.checkpoints.index.read`, for every subclass of
+torch's reader, and the second by a load with `weights_only=True`, whose unpickler admits tensors,
+plain values and the classes that Megatron-Core registers. It also adds the name of a file that
+could not be read. `common.pt`, which Megatron reads by torch's default, is tried with
 `weights_only=True` by `require_common`.
 
 A third place is in Transformer Engine, which unpickles the FP8 states of modules. Such a state is
-in a data file or in `common.pt`; in both `custom_modules.checkpoints.extra_states` looks at it
-first.
+in a data file or in `common.pt`; `custom_modules.checkpoints.extra_states` checks both first.
 """
 
 import errno
@@ -37,11 +36,11 @@ from custom_modules.checkpoints.extra_states import SUFFIX, what_it_asks
 from custom_modules.checkpoints.index import CheckpointError, ForeignClassError, read
 
 _PICKLE = SimpleNamespace(dump=pickle.dump, load=read)
-"""All of pickle that torch's file system reader and writer use."""
+"""The part of pickle that torch's file system reader and writer use."""
 
 
 def read_safely() -> None:
-    """Have this process read distributed checkpoints safely from now on; again changes nothing."""
+    """Make this process read distributed checkpoints safely from now on; may be called again."""
     filesystem.pickle = _PICKLE  # type: ignore[assignment, attr-defined]
     reader, planner = filesystem.FileSystemReader, default_planner.DefaultLoadPlanner
     if not hasattr(reader.read_data, "names_files"):
@@ -62,10 +61,10 @@ def require_common(path: Path) -> None:
 
 
 def is_of_content(error: BaseException) -> bool:
-    """Whether an error says that a file is not what was written, and not that a resource is short.
+    """Whether an error is due to a file's damaged content, and not to a lack of resources.
 
-    For a flipped byte torch's parsers raise almost anything: what they raise is told by their place
-    in the traceback.
+    For a flipped byte torch's parsers raise almost anything, so their errors are recognised by the
+    place in the traceback.
     """
     if isinstance(error, OSError):
         return error.errno in (errno.ENOENT, errno.EIO)
@@ -90,14 +89,14 @@ def _is_of_parsing(error: BaseException) -> bool:
 
 
 class _ForeignStateError(ForeignClassError):
-    """Says what a state asks for, where the file that holds it is not known."""
+    """Has the name that a state asks for, without the file, which is not known there."""
 
     def __init__(self, asks: str) -> None:
         super().__init__(asks, asks=asks)
 
 
 def _naming_files(read_data: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's reading of tensors and states, file by file, with the file in its errors."""
+    """Return torch's reader of tensors and states, with the file's path in its errors."""
 
     @wraps(read_data)
     def read_each(self: filesystem.FileSystemReader, plan: LoadPlan, planner: LoadPlanner) -> Any:
@@ -125,11 +124,11 @@ def _naming_files(read_data: Callable[..., Any]) -> Callable[..., Any]:
 def _load_bytes(
     self: default_planner.DefaultLoadPlanner, read_item: ReadItem, value: BytesIO
 ) -> None:
-    """Read a state other than a tensor safely, and put it where torch's own method does."""
+    """Read a state other than a tensor safely, and store it as torch's own method does."""
     name = read_item.dest_index.fqn
     state = _load(value, name)
     if SUFFIX in name:
-        # Megatron saves a list; of a tensor in its place each row would be a state
+        # Megatron saves a list; in a tensor instead, each row would be a state
         _require_extra_states(name, state if type(state) is list else [()])
     if self.flatten_state_dict:
         set_element(self.original_state_dict, self.mappings[name], state)
@@ -138,7 +137,7 @@ def _load_bytes(
 
 
 def _load(value: BytesIO | Path, name: str) -> Any:
-    """Return what was saved; raise _ForeignStateError where it names what is not admitted."""
+    """Return the saved object; raise _ForeignStateError if it names a class not admitted."""
     place = "cpu" if isinstance(value, Path) else None
     try:
         return torch.load(value, map_location=place, weights_only=True)
@@ -149,12 +148,12 @@ def _load(value: BytesIO | Path, name: str) -> Any:
 
 
 def _foreign_names(value: BytesIO | Path) -> str:
-    """Return the names in a file that are not admitted; empty where its pickle breaks before."""
+    """Return the names in a file that are not admitted; empty if its pickle is damaged before."""
     if isinstance(value, BytesIO):
         value.seek(0)
     try:
         return ", ".join(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(value)))
-    except Exception:  # the file breaks any parser that it likes
+    except Exception:  # a damaged file may raise almost anything
         return ""
 
 
@@ -170,7 +169,7 @@ def _require_admitted(state: Any) -> None:
 
 
 def _require_extra_states(name: str, states: list[Any]) -> None:
-    """Raise _ForeignStateError where a module's states are not what Transformer Engine writes."""
+    """Raise _ForeignStateError if a module's states are not those of Transformer Engine."""
     for state in states:
         if (asks := what_it_asks(name, state)) is not None:
             raise _ForeignStateError(asks)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context parallelism: ring, Ulysses, head-chunked and their hybrids, with what each costs."""
+"""Context parallelism: ring, Ulysses, head-chunked and their hybrids, with their costs."""

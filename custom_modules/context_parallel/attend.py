@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention over a sequence that ranks share, by all-to-all inside and a ring outside.
+"""Exact attention over a sequence that ranks share: an all-to-all inside, a ring outside.
 
     q [s, b, h, D], k, v [s, b, g, D] on each rank  ->  [s, b, h, D]
 
-`attend` is made of three pieces that know nothing of each other: an attention kernel
-(`custom_modules.attention.registry`), the ring that makes a kernel of it over the keys of a group
+`attend` combines three independent parts: an attention kernel
+(`custom_modules.attention.registry`), the ring that turns it into a kernel over the keys of a group
 (`custom_modules.context_parallel.ring`), and the all-to-all around either
 (`custom_modules.context_parallel.ulysses`). With both groups it is the 2-D hybrid of USP (arXiv
 2405.07719).
@@ -36,7 +36,7 @@ from custom_modules.memory.recompute import at_attention_s_end, kept
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The two groups of a rank; None where a group would be the rank alone."""
+    """The two groups of a rank; None for a group of the rank alone."""
 
     ulysses: dist.ProcessGroup | None
     ring: dist.ProcessGroup | None
@@ -57,13 +57,13 @@ class Groups:
 
 
 _made: WeakKeyDictionary[dist.ProcessGroup, dict[int, Groups]] = WeakKeyDictionary()
-"""A layer asks for the groups of the one before it; they end with the group they are part of."""
+"""Groups by parent group: all layers share them, and they live as long as the parent."""
 
 
 def split_group(group: dist.ProcessGroup, ulysses: int) -> Groups:
     """Return the inner group of `ulysses` neighbours and the ring of this rank.
 
-    Every rank of `group` must call it. The groups of a group are made once.
+    Every rank of `group` must call it. The subgroups of a group are created once.
     """
     size = dist.get_world_size(group)
     if size % ulysses:
@@ -126,7 +126,7 @@ def attend(
     """Return softmax(q k^T / sqrt(D)) v, [s, b, h, D], of zigzag shards over all ranks of `groups`.
 
     Takes q [s, b, h, D] and k, v [s, b, g, D] of one dtype. `documents` is the table of the whole
-    sequence: tokens then attend within their document alone. Raises ValueError for mixed dtypes and
+    sequence: tokens then attend only within their document. Raises ValueError for mixed dtypes and
     shapes, heads that do not fit, and a table that does not add up to the sequence.
     """
     require_alike(q, k, v)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks that share a sequence exchange what: the description, and the choice `auto` makes.
+"""Kinds of context parallelism: their configuration, and the choice that `auto` makes.
 
-Light on purpose (no torch): recipes and the planner build it,
-`custom_modules.context_parallel.attend` and `custom_modules.context_parallel.head_chunked` carry it
-out.
+Does not import torch: recipes and the planner build it, `custom_modules.context_parallel.attend`
+and `custom_modules.context_parallel.head_chunked` implement it.
 
 | kind | inside, all-to-all | outside, ring | needs |
 | --- | --- | --- | --- |
 | `ring` | 1 | CP | nothing of the heads |
-| `ulysses` | CP | 1 | CP divides the heads, and the KV heads or they it |
+| `ulysses` | CP | 1 | CP divides the heads, and CP divides the KV heads or they divide CP |
 | `head_chunked` | CP | 1 | the same, and stages of whole groups of heads |
-| `hybrid` | u | CP / u | the same of u; head-chunked inside where `heads_per_stage` is set |
+| `hybrid` | u | CP / u | the same of u; head-chunked inside if `heads_per_stage` is set |
 | `p2p`, `a2a`, `all_gather`, `a2a+p2p` | | | Transformer Engine's own, on its GPUs |
 
 "Heads" are those of one tensor parallel rank throughout.
@@ -27,7 +26,7 @@ TRANSFORMER_ENGINE_KINDS = ("p2p", "a2a", "all_gather", "a2a+p2p")
 _TWO_LEVELS = ("hybrid", "a2a+p2p")
 
 HEAD_CHUNK_FROM_GIB = 2.0
-"""`auto` chunks the heads where Ulysses' q, k, v before and after the exchange would take more."""
+"""`auto` chunks the heads if Ulysses' q, k, v before and after the exchange would take more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +38,8 @@ class ContextParallelKind:
     ulysses: Optional[int] = None  # noqa: UP045
     """Ranks of the inner all-to-all, for the kinds of two levels; the ring has CP / ulysses."""
     heads_per_stage: Optional[int] = None  # noqa: UP045
-    """Query heads attended with at a time (U of arXiv 2602.21196), for `head_chunked`, which takes
-    the fewest where it is not set, and `hybrid`, which then attends with all at once."""
+    """Query heads attended with at a time (U of arXiv 2602.21196), for `head_chunked` (None: the
+    fewest) and `hybrid` (None: all at once)."""
 
     def __post_init__(self) -> None:
         """Refuse unknown kinds, and numbers that the kind does not use or that are missing."""
@@ -67,13 +66,13 @@ class ContextParallelKind:
 
     @property
     def may_chunk_heads(self) -> bool:
-        """Whether attention may take a few heads at a time, as `auto` decides only with ranks."""
+        """Whether attention may take a few heads at a time; `auto` decides when ranks are known."""
         return self.kind in ("auto", "head_chunked") or self.heads_per_stage is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Degrees:
-    """A kind worked out for a model and a number of ranks."""
+    """A kind resolved for a model and a number of ranks."""
 
     kind: Kind
     """Never `auto`."""
@@ -82,7 +81,7 @@ class Degrees:
     heads_per_stage: int | None
     """None: all heads at once."""
     reason: str
-    """Why `auto` chose it, or that it was asked for."""
+    """Why `auto` chose it, or that it was requested."""
 
     def __str__(self) -> str:
         sizes = f"all-to-all {self.ulysses} x ring {self.ring}"
@@ -103,8 +102,8 @@ def ulysses_sizes(heads: int, kv_heads: int) -> list[int]:
 def stage_sizes(heads: int, kv_heads: int, ulysses: int) -> list[int]:
     """Return the numbers of query heads that a stage of head-chunked Ulysses may have.
 
-    A stage takes the same number of query heads on each rank, for KV heads that are exchanged
-    once: up to the KV heads (each at least once a rank) a divisor of them, above a multiple.
+    A stage takes the same number of query heads on each rank, for KV heads that are exchanged once:
+    a divisor of the KV heads (each at least once a rank) or a multiple of them.
     """
     virtual = max(kv_heads, ulysses)  # KV heads after replication
     return [
@@ -124,7 +123,7 @@ def degrees(
     seq_length: int,
     ranks_per_link: int,
 ) -> Degrees:
-    """Work a kind out for `size` ranks; raise ValueError, with what would fit, where it cannot be.
+    """Resolve a kind for `size` ranks; raise ValueError, with possible values, if it does not fit.
 
     `heads` and `kv_heads` are those of a tensor parallel rank, `ranks_per_link` the neighbouring
     context ranks that share the fast link (NVLink): `auto` keeps the all-to-all inside it.
@@ -178,7 +177,7 @@ def _heads_per_stage(
 
 
 def require_stage(heads_per_stage: int, heads: int, kv_heads: int, ulysses: int) -> None:
-    """Raise ValueError, with what would do, where a stage cannot have so many query heads."""
+    """Raise ValueError, with possible values, if a stage cannot have this number of query heads."""
     possible = stage_sizes(heads, kv_heads, ulysses)
     if heads_per_stage not in possible:
         raise ValueError(
@@ -191,7 +190,7 @@ def require_stage(heads_per_stage: int, heads: int, kv_heads: int, ulysses: int)
 def _chosen(
     size: int, heads: int, kv_heads: int, head_dim: int, seq_length: int, ranks_per_link: int
 ) -> Degrees:
-    """Choose by heads, ranks, links and length, and say why."""
+    """Choose by heads, ranks, links and length; give the reason."""
     inside = [
         n for n in ulysses_sizes(heads, kv_heads) if size % n == 0 and ranks_per_link % n == 0
     ]

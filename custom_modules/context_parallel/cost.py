@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an attention block holds and sends on a rank, by kind: the modules' formulas as code.
+"""Memory and traffic of an attention block on a rank, by kind: the formulas of the modules as code.
 
-Light on purpose (no torch): the planner asks it, `longhaul probe cp` prints it beside what it
-counts, and tests hold the modules to it byte by byte. One formula a kind is derived where the kind
-is (`custom_modules.context_parallel.ring`, `custom_modules.context_parallel.ulysses`,
+Does not import torch: the planner uses it, `longhaul probe cp` prints it next to its measurements,
+and tests compare it with the modules byte by byte. The formula of a kind is derived in its module
+(`custom_modules.context_parallel.ring`, `custom_modules.context_parallel.ulysses`,
 `custom_modules.context_parallel.head_chunked`); the hybrids are their composition: the ring's terms
-over the heads and tokens that the all-to-all hands it.
+over the heads and tokens that it gets from the all-to-all.
 
 Counted in head slices, e = s * b * D elements of this rank, and turned into bytes at the end. For
 `ring`, `ulysses` and `hybrid` without stages q, k, v are given and counted; with stages the block
@@ -23,26 +23,26 @@ class AttentionShape:
 
     degrees: Degrees
     heads: int
-    """Of this TP rank, as the KV heads."""
+    """Query heads of this TP rank; so are the KV heads."""
     kv_heads: int
     head_dim: int
     tokens: int
-    """Of this rank: the sequence over CP."""
+    """Tokens of this rank: the sequence over CP."""
     batch: int = 1
     element_bytes: int = 2
     causal: bool = True
     ring_rank: int = 1
-    """Place in the ring. Where causal, keys of earlier ranks meet all queries of this one, keys of
-    later ranks half of them; the default holds the most."""
+    """Place in the ring. If causal, keys of earlier ranks meet all queries of this one, keys of
+    later ranks half of them; the default has the highest peak."""
 
     @property
     def slice_bytes(self) -> int:
-        """One head of this rank's tokens."""
+        """Bytes of one head of this rank's tokens."""
         return self.tokens * self.batch * self.head_dim * self.element_bytes
 
     @property
     def forward_peak(self) -> int:
-        """The most bytes that live during the forward."""
+        """Peak of live bytes in the forward."""
         inner = self._inner_kv
         if self.degrees.heads_per_stage is not None:
             u, held = self.degrees.heads_per_stage, self._held_kv
@@ -63,10 +63,10 @@ class AttentionShape:
 
     @property
     def backward_peak(self) -> int:
-        """The most bytes that live during the backward, output and its gradient counted.
+        """Peak of live bytes in the backward, including the output and its gradient.
 
-        The q, k and v that were given are counted where they are kept, without an all-to-all. With
-        stages the gradients of x and of the weights come on top.
+        The given q, k and v are counted if they are kept, without an all-to-all. With stages the
+        gradients of x and of the weights are added.
         """
         lse, inner = self.heads * self._lse, self._inner_kv
         if self.degrees.heads_per_stage is not None:
@@ -111,7 +111,7 @@ class AttentionShape:
 
     @property
     def _strided(self) -> bool:
-        """Whether the heads of a stage lie apart in the output, so that a kernel gets a copy."""
+        """Whether a stage's heads are not contiguous in the output, so the kernel gets a copy."""
         assert self.degrees.heads_per_stage is not None
         per_kv = self.degrees.heads_per_stage // self._held_kv
         return self._held_kv > 1 and 1 < per_kv < self.heads // self._inner_kv
@@ -133,7 +133,7 @@ class AttentionShape:
         return copies * heads * (u - 1) / u
 
     def _kernel_forward(self, heads: int, kv_heads: int) -> float:
-        """What the kernel, a plain one or a ring, holds besides its inputs."""
+        """Slices that the kernel, a plain one or a ring, holds in addition to its inputs."""
         ring = self.degrees.ring
         if ring == 1:
             return heads * (1 + self._lse)
@@ -141,7 +141,7 @@ class AttentionShape:
         cast = merge if merge > 1 else 0
         sets = 2 * kv_heads * min(ring - 1, 2)
         own = 2 * kv_heads + heads * (1 + cast + self._lse)
-        sums = 2 if cast else 3  # temporaries of the log-sum-exp beside the part that is merged
+        sums = 2 if cast else 3  # temporaries of the log-sum-exp, next to the part that is merged
         step = sets + heads * (merge + share * (1 + cast) + self._lse * (1 + sums * share))
         return max(own, step)
 

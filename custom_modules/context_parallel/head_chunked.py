@@ -4,17 +4,17 @@
     q, k, v = split(x W);  out = attention(rotate(norm(q)), rotate(norm(k)), v)
 
 over a sequence that C ranks share by zigzag. Ulysses projects, rotates and exchanges all heads,
-then attends: q, k and v of every head are there twice, before and after the exchange, 2 (h + 2g)
-head slices. Here the function goes from x to the output itself, in h/U stages of U query heads:
+then attends: q, k and v of every head exist twice, before and after the exchange, 2 (h + 2g) head
+slices. Here the function computes the output directly from x, in h/U stages of U query heads:
 
 1. keys and values of G KV heads are projected, rotated and exchanged once, for the stages whose
    query heads share them (G = min(U, g); with g < C each KV head goes to
    C/g ranks, and G is C);
 2. each stage projects, rotates and exchanges its U query heads, attends, and sends its output back
-   to where it belongs in one output buffer. The exchanged q, k and v have one buffer each, written
-   by every stage.
+   to its place in one output buffer. The exchanged q, k and v have one buffer each, reused by every
+   stage.
 
-Nothing of q, k and v is kept. The backward rebuilds them stage by stage from x, exchanges output
+q, k and v are not kept. The backward rebuilds them stage by stage from x, exchanges output
 and gradient of a stage, and sums dk and dv of a KV head over its stages in fp32 (float64 for
 float64), dx in the dtype of x. Gradients of the weights are complete at the end: each parameter
 receives its gradient once a backward, as Megatron's hooks count on.
@@ -72,10 +72,10 @@ from custom_modules.tensor_parallel import TensorParallel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadStages:
-    """Which heads each stage takes.
+    """Assignment of heads to stages.
 
-    Query heads share a KV head in runs of neighbours. Where there are fewer KV heads than ranks,
-    each counts as C/g of them ("virtual"), one a rank.
+    Query heads share a KV head in runs of neighbours. With fewer KV heads than ranks, each counts
+    as C/g "virtual" heads, one a rank.
     """
 
     heads: int
@@ -135,21 +135,21 @@ class HeadStages:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadChunked:
-    """One attention block: how heads are made, staged, exchanged and attended with."""
+    """One attention block: how heads are projected, staged, exchanged and attended with."""
 
     projection: Projection
     stages: HeadStages
     kernel: AttentionKernel
-    """Over the keys of the ring where there is one outside."""
+    """The attention kernel, over the keys of the outer ring if there is one."""
     ulysses: dist.ProcessGroup | None
     tensor_parallel: TensorParallel
     table: tuple[Tensor, Tensor] | None
-    """cos and sin, fp32 [s, b, 1, R/2], of this rank's positions; None: heads are not rotated."""
+    """cos and sin, fp32 [s, b, 1, R/2], of this rank's positions; None: no rotation."""
     interleaved: bool = False
-    """How dimensions pair in the rotation (`custom_modules.rope.rotary`)."""
+    """Pairing of dimensions in the rotation (`custom_modules.rope.rotary`)."""
     causal: bool
     documents: Documents | None
-    """Of the whole sequence."""
+    """Documents of the whole sequence."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the output [s, b, h, D], and the log-sum-exp of each stage, [b, U/C, S]."""
@@ -205,7 +205,7 @@ class HeadChunked:
     def _keys_values(
         self, x: Tensor, kv_heads: slice, buffers: "_Buffers"
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values [b, G/C, S, D], made and exchanged."""
+        """Return keys and values [b, G/C, S, D], projected, rotated and exchanged."""
         rows, size = self.projection.keys(kv_heads), self.stages.ranks
         keys = self._dress(self.projection.forward(x, rows), self.projection.k_norm)
         keys = self._exchange(split_heads(keys, size), "keys", buffers)
@@ -228,7 +228,7 @@ class HeadChunked:
         self.projection.backward(self._gradient(dv, len(rows), x.dtype), x, rows + 1, gradients)
 
     def _queries(self, x: Tensor, chunk: slice, stage: slice, buffers: "_Buffers") -> Tensor:
-        """Return the queries of a stage, [b, U/C, S, D], made and exchanged."""
+        """Return the queries of a stage, [b, U/C, S, D], projected, rotated and exchanged."""
         rows = self.projection.queries(self.stages.query_heads(chunk, stage))
         made = self._dress(self.projection.forward(x, rows), self.projection.q_norm)
         return self._exchange(split_heads(made, self.stages.ranks), "queries", buffers)
@@ -296,13 +296,13 @@ class HeadChunked:
 
 
 class _Buffers(dict[str, Tensor]):
-    """What the first stage allocates and every later one writes again."""
+    """Buffers that the first stage allocates and every later one reuses."""
 
 
 class _HeadChunkedAttention(torch.autograd.Function):
     """Saves x [s, b, hidden], the output [s, b, h, D] and the log-sum-exp of each stage.
 
-    Takes the block's parameters besides the block, so that autograd sends their gradients on.
+    Takes the parameters of the block as well, so that autograd passes their gradients on.
     """
 
     @staticmethod
@@ -334,8 +334,8 @@ class _HeadChunkedAttention(torch.autograd.Function):
 def head_chunked_attention(x: Tensor, block: HeadChunked) -> Tensor:
     """Return the attention output [s, b, h, D], before its projection, of x [s, b, hidden].
 
-    With sequence parallelism x is this TP rank's part of the s tokens. Raises ValueError where x
-    and the weights differ in dtype, or the document table is not that of the sequence.
+    With sequence parallelism x is this TP rank's part of the s tokens. Raises ValueError if x and
+    the weights differ in dtype, or if the document table does not fit the sequence.
     """
     weight = block.projection.weight
     if x.dtype != weight.dtype:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each kind of context parallelism costs on the ranks of a group, measured there.
+"""Measured cost of each kind of context parallelism on the ranks of a group.
 
-The block measured is what differs between kinds: x [s, b, hidden] -> projected, rotated, attended
--> [s, b, h, D], forward and backward, without the output projection. Each kind is held to the same
-block on one rank that has the whole sequence. Time is that of the slowest rank, bytes those of the
-rank that holds most, beside the formulas of `custom_modules.context_parallel.cost`.
+The block measured is the part that differs between kinds: x [s, b, hidden] -> projected, rotated,
+attended -> [s, b, h, D], forward and backward, without the output projection. Each kind is compared
+with the same block on one rank that has the whole sequence. Time is that of the slowest rank, bytes
+those of the rank that holds most, together with the formulas of
+`custom_modules.context_parallel.cost`.
 """
 
 import statistics
@@ -38,7 +39,7 @@ from custom_modules.rope.rotary import inverse_frequencies, rotary_table, rotate
 from custom_modules.tensor_parallel import TensorParallel
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-"""Of the largest value: sums of the dtype's rounding over a long sequence."""
+"""Tolerance, relative to the largest value: summed rounding of the dtype over a long sequence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,18 +60,18 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """One kind on one block; bytes of the rank that has most, seconds of the slowest."""
+    """One kind on one block; bytes of the rank that holds most, seconds of the slowest."""
 
     degrees: Degrees
     error: float
     """Largest deviation of output, dx and dW from one rank's, over the largest value."""
     sent_bytes: int
-    """In one forward."""
+    """Bytes sent in one forward."""
     sent_formula: int
     forward_peak: int
     forward_formula: int
     backward_peak: int
-    """Over x, the output and its gradient; head-chunked: and the gradients of x and the weight."""
+    """In addition to x, the output and its gradient; head-chunked: also those of x and weight."""
     backward_formula: int
     forward_seconds: float
     backward_seconds: float
@@ -94,7 +95,7 @@ def kinds_for(size: int, heads: int, kv_heads: int) -> list[ContextParallelKind]
 
 
 class Probe:
-    """A block's inputs on this rank, and the answer of one rank for the whole sequence."""
+    """A block's inputs on this rank, and the result of one rank for the whole sequence."""
 
     def __init__(self, block: Block, group: dist.ProcessGroup, device: torch.device) -> None:
         """Draw the same inputs on every rank, and let the first one compute the reference."""
@@ -115,7 +116,7 @@ class Probe:
         self.reference = self._of_one_rank()
 
     def measure(self, kind: ContextParallelKind, repeats: int) -> Measured:
-        """Run one kind; every rank of the group must call it. Raises ValueError if it cannot be."""
+        """Run one kind; every rank of the group must call it. Raises ValueError if it cannot."""
         block = self.block
         chosen = degrees(
             kind,
@@ -259,7 +260,7 @@ class Probe:
         return answer
 
     def _deviation(self, out: Tensor, x: Tensor, grad_out: Tensor) -> float:
-        """Return how far output, dx and dW are from one rank's, over the largest value."""
+        """Return the deviation of output, dx and dW from one rank's, over the largest value."""
         dx, dw = torch.autograd.grad(out, (x, self.weight), grad_out)
         dw = dw.float() if dw.dtype != torch.float64 else dw  # summed as training sums it
         dist.all_reduce(dw, group=self.group)

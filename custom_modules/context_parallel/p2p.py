@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Point-to-point messages of a process group: what all-to-all and ring attention are made of.
+"""Point-to-point messages of a process group, the basis of all-to-all and ring attention.
 
-An all-to-all here is one grouped batch of sends and receives, which is also what NCCL makes of
-`all_to_all`. Writing it as such lets a rank receive straight into slices of its result, where
-`all_to_all_single` needs one flat block and a copy of the whole tensor after it.
+An all-to-all here is one grouped batch of sends and receives, as NCCL implements `all_to_all`. So a
+rank receives directly into slices of its result, where `all_to_all_single` needs one flat block and
+a copy of the whole tensor after it.
 
-Every message is a contiguous tensor. What is sent must not change, and what is received must not
-be read, before the messages have ended.
+Every message is a contiguous tensor. Sent tensors must not change, and received ones must not be
+read, before the messages have completed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,10 @@ from torch import Tensor
 
 
 class Messages:
-    """Messages under way; `wait` returns when all have ended."""
+    """Messages in flight; `wait` returns when all have completed."""
 
     def __init__(self, works: Iterable[Any], kept: Sequence[Tensor]) -> None:
-        """Hold the works, and the tensors that they read and write."""
+        """Keep the works, and the tensors that they read and write."""
         self._works, self._kept = list(works), list(kept)
 
     def wait(self) -> None:
@@ -38,8 +38,8 @@ def post(
 ) -> Messages:
     """Start sending and receiving (rank in the group, tensor) pairs; return at once.
 
-    Between two ranks messages match in their order. Every rank of the group must post together,
-    and between the same two ranks the same number both ways.
+    Messages between two ranks match by order. All ranks of the group must post together, and any
+    two ranks the same number both ways.
     """
     operations = []
     for function, messages in ((dist.isend, sent), (dist.irecv, received)):

@@ -4,19 +4,19 @@
     out = sum_j exp(lse_j - lse) * out_j,    lse = log sum_j exp(lse_j)
 
 where (out_j, lse_j) is the attention of this rank's queries over the keys of rank j alone. Keys
-and values travel round the ring of C ranks; the full K and V are never in one place. With zigzag
+and values travel around the ring of C ranks; no rank ever holds the full K and V. With zigzag
 sharding (chunks r and 2C - 1 - r of 2C on rank r) causal work is the same on every rank and step:
 
 * step 0, the rank's own keys: its two chunks joined, causal;
 * keys of an earlier rank, j < r: all queries attend to the first chunk of j, whole;
 * keys of a later rank, j > r: the second chunk's queries attend to both chunks of j, whole.
 
-While a step computes, the keys of the next are on their way. The merge is in fp32 (float64 for
-float64): each rank rescales what it has by how its log-sum-exp has grown.
+While a step computes, the keys of the next are in flight. The merge is in fp32 (float64 for
+float64): each rank rescales its output by the growth of its log-sum-exp.
 
 The backward runs the same ring. Given the final out and lse, each step's gradients are exactly
-this part's share (`custom_modules.attention.kernel`); dq stays, dk and dv travel with a step's
-delay behind their keys, summed in fp32, and end at home after a whole turn.
+this part's share (`custom_modules.attention.kernel`); dq stays, dk and dv travel one step behind
+their keys, summed in fp32, and reach their own rank after a whole turn.
 
 With documents kept apart step 0 is a packed call and every other pair of chunks shares at most one
 document (`custom_modules.attention.documents`), so a step is at most four rectangles a sequence.
@@ -57,7 +57,7 @@ Block = tuple[slice, slice, slice]
 def ring_kernel(kernel: AttentionKernel, group: dist.ProcessGroup) -> AttentionKernel:
     """Return the kernel over all keys of a group whose ranks hold zigzag shards.
 
-    Its tensors are this rank's shards, [b, h, s, D]; `documents` is of the whole sequence.
+    Its tensors are this rank's shards, [b, h, s, D]; `documents` covers the whole sequence.
     """
     if dist.get_world_size(group) == 1:
         return kernel
@@ -124,14 +124,14 @@ class _Ring:
                 travelling.wait()
                 sums, coming = coming, sums
                 _add(parts, sums)
-                parts.clear()  # nothing of a step outlives it
+                parts.clear()  # no tensor of a step outlives it
             travelling = self._pass_on(sums, coming)
         travelling.wait()
         dk, dv = (_bhsd(grad).to(q.dtype) for grad in coming)
         return dq.to(q.dtype), dk, dv
 
     def _circulating(self, *tensors: Tensor) -> Iterator[list[Tensor]]:
-        """Yield the tensors of each rank, this one's first, while the next are on their way."""
+        """Yield the tensors of each rank, this one's first, while the next are in flight."""
         held = [_flat(t) for t in tensors]
         free: list[list[Tensor]] = []
         for step in range(self.size):
@@ -162,7 +162,7 @@ class _Ring:
     def _blocks(
         self, step: int, q: Tensor, causal: bool, documents: Documents | None
     ) -> Iterator[Block]:
-        """Yield the rectangles that this rank's queries and the keys of a later step make."""
+        """Yield the rectangles of this rank's queries and the keys of a later step."""
         other = (self.rank - step) % self.size
         chunk = q.shape[2] // 2
         every, first, second = slice(None), slice(0, chunk), slice(chunk, None)
@@ -190,7 +190,7 @@ class _Ring:
 
 
 def _add(parts: list[tuple[Any, tuple[Tensor, ...]]], sums: list[Tensor]) -> None:
-    """Add the gradients of some keys and values to the sums for all of them."""
+    """Add the gradients of some keys and values to the sums of all."""
     for of, of_keys in parts:
         for total, part in zip(sums, of_keys, strict=True):
             _bhsd(total)[of] += part
@@ -204,7 +204,7 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
 
 
 def _flat(t: Tensor) -> Tensor:
-    """Return `t` [b, h, s, D] as one message, [s, b, h, D]: a view where it lies so already."""
+    """Return `t` [b, h, s, D] as one message, [s, b, h, D]: a view if it has this layout."""
     return t.permute(2, 0, 1, 3).contiguous()
 
 

@@ -7,8 +7,8 @@ Megatron cuts the sequence into 2C chunks and gives rank r the chunks r and 2C -
 causal work is even for ring attention. Ulysses does not need the balance (every rank sees the
 whole sequence for its share of the heads), but it must undo the order. Each rank
 
-1. sends head share j of its two chunks to rank j, which receives them where they belong in the
-   natural order, [S, b, h/C, D]: the order is undone by the exchange, without a copy;
+1. sends head share j of its two chunks to rank j, which receives them at their place in the
+   natural order, [S, b, h/C, D]: the exchange undoes the order, without a copy;
 2. attends over whole sequences of its heads, by any attention kernel;
 3. sends the output of each two chunks back to the rank that holds them, [s, b, h, D].
 
@@ -20,12 +20,12 @@ Memory, in head slices e = s * b * D elements, with G = max(g, C), inputs and ou
     forward   (h + 2g) + (h + 2G) + 2h + (C-1)/C * h
     backward  2h + (h + 2G) + 2h + (h + 2G)
 
-and the log-sum-exp. Forward: what is given, exchanged q, k and v, the output before and after it
-goes home, and its messages. (Messages are views of it where b is 1; for b > 1 they are packed, as
-much again.) Backward: the output and its gradient, the exchanged q, k, v, output and its gradient,
-and what the kernel returns; the exchanges are nodes of autograd apart from the kernel, so that
-what it saved is gone before gradients go home. `custom_modules.context_parallel.cost` has the
-formulas as code.
+and the log-sum-exp. Forward: the inputs, exchanged q, k and v, the output before and after its
+return, and its messages. (Messages are views of it if b is 1; for b > 1 they are packed, which
+takes the same again.) Backward: the output and its gradient, the exchanged q, k, v, output and its
+gradient, and the kernel's results; the exchanges are autograd nodes apart from the kernel, so its
+saved tensors are freed before gradients are sent back. `custom_modules.context_parallel.cost` has
+the formulas as code.
 
 Bytes sent by a rank, forward: (C-1)/C * (2h + 2G) * e * element size; backward the same.
 
@@ -53,9 +53,9 @@ def gather_shares(
 ) -> Tensor:
     """Send share j of the heads, [s, b, ..., D], to rank j; return this rank's, [S, b, n, D].
 
-    The shares are alike in shape, with n heads in one dimension or more, and may be views; the
-    same tensor may go to several ranks. What they were, a zigzag shard of the sequence, comes
-    back in the natural order, in `into` where given. Raises ValueError for an odd shard.
+    The shares have the same shape, with n heads in one dimension or more, and may be views; the
+    same tensor may go to several ranks. The zigzag shards of the sequence come back in the natural
+    order, in `into` if given. Raises ValueError for an odd shard.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     s, b, *heads, head_dim = shares[0].shape
@@ -80,7 +80,7 @@ def gather_shares(
 def scatter_shares(t: Tensor, shares: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Undo `gather_shares`: write `t` [S, b, n, D] of rank j to `shares[j]` [s, b, ..., D].
 
-    The shares may be views. Where neighbouring ranks have the same one, it gets their sum.
+    The shares may be views. If neighbouring ranks have the same one, it gets their sum.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     chunks = t.unflatten(0, (2 * size, -1))
@@ -108,8 +108,8 @@ def scatter_shares(t: Tensor, shares: Sequence[Tensor], group: dist.ProcessGroup
 def split_heads(t: Tensor, size: int) -> list[Tensor]:
     """Return the heads of `t` [s, b, h, D] that each of `size` ranks attends with, as views.
 
-    Fewer heads than ranks are shared: neighbouring ranks get the same tensor. Raises ValueError
-    where neither number divides the other.
+    With fewer heads than ranks, neighbouring ranks get the same tensor. Raises ValueError if
+    neither number divides the other.
     """
     heads = t.shape[2]
     if heads % size and size % heads:
@@ -124,7 +124,7 @@ def split_heads(t: Tensor, size: int) -> list[Tensor]:
 def gather_sequence(t: Tensor, group: dist.ProcessGroup, *, into: Tensor | None = None) -> Tensor:
     """Turn a zigzag shard of the sequence, [s, b, h, D], into whole sequences of a head share.
 
-    Returns [S, b, max(h/C, 1), D] in the natural order, in `into` where given.
+    Returns [S, b, max(h/C, 1), D] in the natural order, in `into` if given.
     """
     return gather_shares(split_heads(t, dist.get_world_size(group)), group, into=into)
 
@@ -134,8 +134,8 @@ def scatter_sequence(
 ) -> Tensor:
     """Turn whole sequences of a head share back into the shard, [s, b, heads, D].
 
-    Where a head was sent to several ranks, the shard holds the sum of what they return, added in
-    fp32 (float64 for float64). The shard is in `dtype`, that of `t` if not given.
+    If a head was sent to several ranks, the shard is the sum of their results, added in fp32
+    (float64 for float64). The shard is in `dtype`, that of `t` if not given.
     """
     size, dtype = dist.get_world_size(group), dtype or t.dtype
     t = t.to(lse_dtype(dtype) if heads < size else dtype)
@@ -145,7 +145,7 @@ def scatter_sequence(
 
 
 class _GatherSequence(torch.autograd.Function):
-    """Saves nothing: the gradient goes home, that of a shared head as a sum."""
+    """Saves nothing: the gradient is scattered back, that of a shared head as a sum."""
 
     @staticmethod
     def forward(ctx, t: Tensor, group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]
@@ -183,7 +183,7 @@ def to_tokens(t: Tensor, group: dist.ProcessGroup, *, heads: int) -> Tensor:
 
 
 def require_heads(heads: int, kv_heads: int, size: int) -> None:
-    """Raise ValueError where `size` all-to-all ranks cannot share the heads."""
+    """Raise ValueError if `size` all-to-all ranks cannot share the heads."""
     if not fits_ulysses(heads, kv_heads, size):
         possible = ", ".join(map(str, ulysses_sizes(heads, kv_heads)))
         raise ValueError(

@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core on CPU under gloo: every place that assumes CUDA answered in one context.
+"""Megatron-Core on CPU under gloo: one context that handles every assumption of CUDA.
 
 Megatron-Core and NeMo name CUDA in three ways: they pass `device="cuda"` (or the result of
 `torch.cuda.current_device()`) to factory functions, they call `torch.cuda` for streams, events,
 memory figures and random state, and they compare `Tensor.type()` with `"torch.cuda.FloatTensor"`.
-`cpu_backend()` answers all three while it is entered:
+`cpu_backend()` handles all three while it is entered:
 
 * a `TorchFunctionMode` rewrites CUDA devices to CPU in every torch call, drops `pin_memory`, and
   gives `Tensor.type()` the CUDA name (gradient clipping and the bf16 optimizer assert on it);
 * the functions of `torch.cuda` that would initialise a driver are replaced by ones that do
   nothing or answer for the CPU; streams and events have no effect, since CPU code is in order;
-* functions that Megatron compiles for a GPU (`squared_relu` among them) run as written, since
+* functions that Megatron compiles for a GPU (such as `squared_relu`) run uncompiled, since
   torch's compiler asks for properties of the device;
 * Megatron's random-state tracker keeps the CPU generator's state instead of CUDA's;
 * the distributed optimizer keeps torch's Adam, whose checkpoints need
   `custom_modules.cpu.torch_adam`;
 * gloo's groups share a device, and so a thread (`custom_modules.cpu.gloo_device`).
 
-It is a context with an undo, it nests, and it has no effect before it is entered or after it is
-left. It refuses to start where CUDA is available unless `force` is set: a run on a GPU machine
-must ask for the CPU. Nothing here changes a number: fp32 and bf16 run as torch runs them on CPU.
+The context can be nested, and it restores everything on exit. It refuses to start if CUDA is
+available, unless `force` is set: a run on a GPU machine must ask for the CPU. It does not change
+results: fp32 and bf16 run as torch runs them on CPU.
 
 Limits: CUDA graphs, Transformer Engine and FP8 have no CPU counterpart; asynchronous checkpoints
 copy nothing to pinned memory. The mode is active in the thread that entered it, which is where
@@ -46,11 +46,11 @@ CPU = torch.device("cpu")
 def cpu_backend(*, force: bool = False) -> Iterator[None]:
     """Run Megatron-Core on CPU inside this context.
 
-    Raises RuntimeError where CUDA is available and `force` is not set.
+    Raises RuntimeError if CUDA is available and `force` is not set.
     """
     if torch.cuda.is_available() and not force:
         raise RuntimeError(
-            "the CPU backend was asked for on a machine with CUDA; ask for it by device cpu"
+            "the CPU backend was started on a machine with CUDA; request it with device cpu"
         )
     from megatron.core.tensor_parallel import random as megatron_random
 
@@ -119,7 +119,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class _Stream:
-    """A stream of work that is already in order."""
+    """A stream without effect: CPU work is already in order."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -130,7 +130,7 @@ class _Stream:
 
 
 class _Event:
-    """A moment in time, for the timers that measure between two of them."""
+    """A point in time, for timers that measure between two events."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.seconds = time.perf_counter()
@@ -153,8 +153,8 @@ def _manual_seed(seed: int) -> None:
 
 
 def _answering(value: Any) -> Callable[..., Any]:
-    """Return a function that takes anything and returns `value`; torch's compiler keeps a rule a
-    function, so no two names may share one."""
+    """Return a function that takes any arguments and returns `value`; torch's compiler keeps one
+    rule per function, so names must not share one."""
     return lambda *args, **kwargs: value
 
 
@@ -169,7 +169,7 @@ _TORCH_CUDA: dict[str, Any] = {
     "manual_seed": _manual_seed,
     "is_available": _answering(False),  # a CUDA build asks device_count, where Lightning has it so
     "is_initialized": _answering(True),
-    "device_count": _answering(1),  # NeMo seeds Megatron's generators where there is a device
+    "device_count": _answering(1),  # NeMo seeds Megatron's generators if there is a device
     **{
         name: _answering(0)
         for name in (

@@ -2,15 +2,15 @@
 """Megatron's distributed optimizer over torch's Adam: checkpoints that load.
 
 Transformer Engine's Adam keeps its step count in the parameter group; torch's keeps one per
-parameter. Megatron-Core 0.15.3 handles torch's in part (`DistributedOptimizer`, where neither
-Transformer Engine nor Apex is installed); three things are missing, and are supplied here:
+parameter. Megatron-Core 0.15.3 handles torch's in part (`DistributedOptimizer`, if neither
+Transformer Engine nor Apex is installed). Three things are missing and added here:
 
-* before a load it reads the step out of a state that is still empty: the state is filled as
-  Adam's first step would, at step 0;
-* a load hands one step tensor to all parameters, and Adam, counting in place, would then count it
+* before a load it reads the step from a state that is still empty: the state is filled as by
+  Adam's first step, at step 0;
+* a load gives one step tensor to all parameters, and Adam, counting in place, would then count it
   once for each of them: every parameter gets its own;
 * `fully_reshardable` and `fully_sharded_model_space` loads skip the step of each parameter, then
-  ask for it: it is the one the load has already set.
+  ask for it: it is the one that the load has already set.
 
 Limit: Megatron's `dp_reshardable` format asserts on the step at save; use `fully_reshardable`.
 """

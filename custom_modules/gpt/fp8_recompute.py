@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Transformer Engine must be told where an FP8 layer, or a part of it, runs twice.
+"""Contexts of Transformer Engine for an FP8 layer, or a part of it, that runs twice.
 
-Inside `fp8_autocast` its modules quantise; a backward runs outside of it. So what is run again in a
-backward has to enter it again, and a checkpointed run has to be marked as first or second, since
-delayed scaling must use the scales of the first run in the second. The same contexts as Transformer
-Engine's own `checkpoint` enters (transformer_engine/pytorch/distributed.py). Not run here yet: no
-CPU computes in FP8.
+Inside `fp8_autocast` its modules quantise; a backward runs outside of it. So a forward that is run
+again in a backward must enter it again, and a checkpointed run must be marked as first or second,
+since delayed scaling must use the scales of the first run in the second. These are the contexts
+that Transformer Engine's own `checkpoint` enters (transformer_engine/pytorch/distributed.py). Not
+tested yet: CPUs do not compute in FP8.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 
 def first_run(config: TransformerConfig) -> AbstractContextManager[object]:
-    """Return what surrounds the first run of a recomputed layer."""
+    """Return the context of the first run of a recomputed layer."""
     return _marked(second=False) if config.fp8 else nullcontext()
 
 
 @contextmanager
 def second_run(config: TransformerConfig, layer_number: int) -> Iterator[None]:
-    """Surround the second run of a recomputed layer, by its number from 1."""
+    """Enter the context of the second run of a recomputed layer, by its number from 1."""
     if not config.fp8:
         yield
         return
@@ -31,7 +31,7 @@ def second_run(config: TransformerConfig, layer_number: int) -> Iterator[None]:
 
 
 def again(config: TransformerConfig, layer_number: int) -> AbstractContextManager[object]:
-    """Return what surrounds a part of a layer that a backward runs again."""
+    """Return the context of a part of a layer that a backward runs again."""
     if not config.fp8:
         return nullcontext()
     delayed = config.fp8_recipe == "delayed"  # then one context is for all layers

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's transformer layer with our recompute, host offload and tiled MLP around it.
+"""Megatron-Core's transformer layer with this package's recompute, host offload and tiled MLP.
 
-The layer stays Megatron's, with its modules, names and sharded state; what changes is how it is
-run. In training, by `Recompute.of_layer`, its forward is called through
-`custom_modules.memory.recompute`, and what that keeps may go to the host; the MLP with the norm
-before it is called through `custom_modules.tiling.mlp`. A layer of which neither is asked is
-Megatron's.
+The layer keeps Megatron's modules, names and sharded state; only the way it runs changes. In
+training, by `Recompute.of_layer`, its forward is called through `custom_modules.memory.recompute`,
+and the tensors that it keeps may go to the host; the MLP with the norm before it is called through
+`custom_modules.tiling.mlp`. With neither, the layer runs as Megatron's.
 """
 
 from collections.abc import Callable
@@ -42,10 +41,10 @@ class LongContextLayer(TransformerLayer):
         offload: HostOffload | None = None,
         **megatron: Any,
     ) -> None:
-        """Take what Megatron-Core builds a layer by, and ours by name.
+        """Take Megatron-Core's arguments of a layer, and this package's by name.
 
-        `offload` is that of the pipeline stage. Raises ValueError where Megatron-Core's own
-        recompute is asked for as well.
+        `offload` is that of the pipeline stage. Raises ValueError if Megatron-Core's own recompute
+        is requested as well.
         """
         super().__init__(config, submodules, layer_number, **megatron)
         if isinstance(self.mlp, MoELayer):
@@ -99,7 +98,7 @@ class LongContextLayer(TransformerLayer):
         return out if bias is None else out + bias
 
     def _second_run(self) -> Callable[[], AbstractContextManager[object]]:
-        """Remember the random states, where a layer draws numbers, and return the second run."""
+        """Save the random states if the layer draws numbers; return the second run's context."""
         states = _get_all_rng_states() if self.hidden_dropout else None
 
         @contextmanager

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Megatron-Core GPT with our modules in it: rotation, attention, norm, memory.
+"""A Megatron-Core GPT with this package's rotation, attention, norm and memory.
 
-What differs from `megatron.core.models.gpt.GPTModel`:
+Differences from `megatron.core.models.gpt.GPTModel`:
 
 * rotary tables come from the position ids of this rank (`custom_modules.rope.rotary`), on every
   pipeline stage, and the rotation is fp32;
 * attention is a kernel pair with any kind of context parallelism around it
-  (`custom_modules.gpt.self_attention`); no mask is ever materialised, documents are kept
-  apart where a table of them is given as `packed_seq_params`;
+  (`custom_modules.gpt.self_attention`); no mask is ever materialised, and attention stays within
+  documents if a table of them is given as `packed_seq_params`;
 * the norm's parameters are marked for sequence parallelism, so it works without Transformer Engine;
-* experts, where the config has them, are routed alike on any number of ranks;
-* by choice (`custom_modules.memory.config`) layers are rebuilt in the backward, what they keep
-  waits in host memory, and MLP and loss take the sequence a tile at a time.
+* experts, if the config has them, are routed the same way on any number of ranks;
+* optionally (`custom_modules.memory.config`) layers are rebuilt in the backward, their kept tensors
+  wait in host memory, and MLP and loss take the sequence a tile at a time.
 
 The model takes `position_ids` [b, s] on every pipeline stage, not only on the first. Everything
 else (embedding, linear layers, MLP, LM head, loss, sharded state dict) is Megatron-Core's, so
@@ -76,14 +76,14 @@ def long_context_spec(
     offload: Offload = ON_DEVICE,
     vp_stage: int | None = None,
 ) -> TransformerBlockSubmodules:
-    """Return the layers of this pipeline stage with our modules in them.
+    """Return the layers of this pipeline stage with this package's modules.
 
     With `transformer_engine` its linear layers and norms are used, else Megatron-Core's own. `cp`
-    is how ranks that share a sequence attend (None: chosen, for `seq_length` tokens over all of
-    them and `ranks_per_node` ranks that share the fast link, by default a DGX's). `recompute`,
-    `tiling` and `offload` say what layers keep for their backward, and where; the loss is the
-    model's to tile. Raises ValueError for Transformer Engine's kinds without it or with kept
-    attention, and for choices of memory that exclude each other.
+    is the kind of context parallelism (None: chosen, for `seq_length` tokens over all ranks and
+    `ranks_per_node` ranks that share the fast link, by default a DGX's). `recompute`, `tiling` and
+    `offload` determine what layers keep for their backward, and where; the model tiles the loss.
+    Raises ValueError for Transformer Engine's kinds without it or with kept attention, and for
+    choices of memory that exclude each other.
     """
     cp = cp or ContextParallelKind()
     ours = norm_of(config)
@@ -98,13 +98,13 @@ def long_context_spec(
     if recompute.kind in MEGATRON_KINDS and config.recompute_granularity is None:
         raise ValueError(
             f"recompute {recompute.kind} is Megatron-Core's: set recompute_granularity, "
-            "recompute_method and their kin in the config (Recompute.megatron_settings)"
+            "recompute_method and related fields in the config (Recompute.megatron_settings)"
         )
     selected = config.recompute_granularity == "selective" and config.recompute_modules
     if selected and "layernorm" in selected and not transformer_engine:
         raise ValueError(
             "recompute_modules with layernorm: Megatron-Core 0.15.3 runs it with Transformer "
-            "Engine alone, and this model runs without it; our norm keeps its input alone anyway"
+            "Engine only, and this model runs without it; its norm keeps only its input anyway"
         )
     if offload.tensors != "none" and vp_stage is not None:
         raise ValueError(
@@ -148,7 +148,7 @@ def long_context_spec(
         if cp.may_chunk_heads:
             # Then attention projects by itself, so the norm cannot be inside the projection. In a
             # checkpoint it keeps the fused layer's name; Transformer Engine's own norm would add a
-            # state that the fused layer has not.
+            # state that the fused layer does not have.
             layer.submodules.input_layernorm = ours
             layer.submodules.self_attention.submodules.linear_qkv = TEColumnParallelLinear
             layer.submodules.sharded_state_dict_keys_map["input_layernorm."] = (
@@ -242,7 +242,7 @@ class LongContextGPT(GPTModel):
         if rope.interleaved != config.rotary_interleaved:
             raise ValueError(
                 f"interleaved of the rotation is {rope.interleaved} and rotary_interleaved of the "
-                f"config {config.rotary_interleaved}; set both alike"
+                f"config {config.rotary_interleaved}; set both to one value"
             )
         # Not a buffer: a model cast to bf16 would cast it too.
         self.rotation = Rotation(rope, config.kv_channels)
@@ -251,7 +251,7 @@ class LongContextGPT(GPTModel):
     def forward(self, *inputs: Any, rope_scale: Tensor | None = None, **megatron: Any) -> Tensor:
         """Return what `GPTModel.forward` does.
 
-        `rope_scale`, float64 [b] on the CPU, is the scale of each sequence where GeNE draws them
+        `rope_scale`, float64 [b] on the CPU, is the scale of each sequence if GeNE draws them
         (`custom_modules.rope.skipped_positions`); without it the rotation is the model's own.
         """
         self.rope_scale = rope_scale
@@ -266,7 +266,7 @@ class LongContextGPT(GPTModel):
         loss_mask: Tensor | None = None,
         **megatron: Any,
     ) -> Tensor:
-        """Return losses [b, s] where there are labels, logits [b, s, V] where not.
+        """Return losses [b, s] if there are labels, else logits [b, s, V].
 
         With a tiled loss `loss_mask` [b, s] names the tokens to compute; the others get 0.
         """
@@ -296,7 +296,7 @@ class LongContextGPT(GPTModel):
         """Embed on the first stage; make the rotary table of this rank's positions on every one."""
         if decoder_input is None and self.pre_process:
             decoder_input = self.embedding(input_ids=input_ids, position_ids=position_ids)
-        if decoder_input is not None:  # else GPTModel would hold it through the whole forward
+        if decoder_input is not None:  # otherwise GPTModel would hold it through the whole forward
             decoder_input = WrappedTensor(decoder_input)
         length = position_ids.shape[1] * self.cp_group.size()
         if self.rope_scale is None:

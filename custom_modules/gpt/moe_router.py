@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's mixture of experts in a long-context layer: a router that no layout changes.
+"""Megatron-Core's mixture of experts in a long-context layer, with a layout-independent router.
 
     out(x) = sum over the k best experts e of  p_e MLP_e(x),   p = softmax(top_k(x W_r))
 
@@ -11,9 +11,9 @@ summed over the ranks that share the sequence (tensor ranks by sequence parallel
 ranks), each of which holds its own part of the loss, that is TP x CP times too little.
 `TokenWeightedRouter` weighs by the tokens of all of them.
 
-Limits, refused by `refuse_experts`: routing is top-k with an auxiliary loss per micro-batch or with
-none. Dropped tokens would depend on the layout, jitter would be drawn anew in a recomputed layer,
-the z-loss has the fault above.
+Limits, refused by `refuse_experts`: routing is top-k with an auxiliary loss per micro-batch or
+without one. Dropped tokens would depend on the layout, jitter would be drawn anew in a recomputed
+layer, and the z-loss has the fault above.
 """
 
 from typing import Any
@@ -40,11 +40,11 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "moe_token_dispatcher_type": ("alltoall", "allgather"),
     "moe_z_loss_coeff": (None,),
 }
-"""Fields of Megatron's config and the values that layers with experts are known to train with."""
+"""Fields of Megatron's config and the values that layers with experts support."""
 
 
 class TokenWeightedRouter(TopKRouter):
-    """Megatron's router; its auxiliary loss weighs the same on any number of ranks."""
+    """Megatron's router, with the same weight of the auxiliary loss on any number of ranks."""
 
     def gating(self, input: Tensor) -> Tensor:
         """Return logits [s, b, experts]; Megatron's own need Transformer Engine to be installed."""
@@ -76,14 +76,14 @@ class TokenWeightedRouter(TopKRouter):
 
 
 def weigh_by_tokens(layer: MoELayer, groups: Any) -> None:
-    """Give a layer of experts our router; `groups` are those by which it was built."""
+    """Give a layer of experts the token-weighted router; it was built with `groups`."""
     router = TokenWeightedRouter(config=layer.config, pg_collection=groups)
     router.set_layer_number(layer.layer_number)
     layer.router = router
 
 
 def refuse_experts(config: TransformerConfig, tiling: Tiling, *, transformer_engine: bool) -> None:
-    """Raise ValueError for what layers with experts do not do; dense models are not looked at."""
+    """Raise ValueError for settings that layers with experts do not support; skip dense models."""
     if not config.num_moe_experts:
         return
     for name, known in ONLY.items():

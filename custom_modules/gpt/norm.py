@@ -6,15 +6,15 @@
 
 over the last dimension, fp32 inside (float64 for float64), w = weight. With a zero-centered weight
 (Megatron's `layernorm_zero_centered_gamma`, Nemotron's "1P") w = 1 + weight, added in fp32: in bf16
-a weight below 2^-8 would be lost beside the 1.
+a weight below 2^-8 would be lost when added to 1.
 
-Where PyTorch has no fused kernel for it, a norm is a composite: it keeps one or two whole-sequence
-buffers for the backward (in fp32 for bf16) and makes five more there. There it is taken a tile at a
-time: on CPU, and with a zero-centered weight. Else the fused CUDA kernel keeps the input and one or
-two numbers a token by itself.
+Without a fused kernel of PyTorch, a norm is a composite: it keeps one or two whole-sequence buffers
+for the backward (in fp32 for bf16) and makes five more there. In that case, on CPU and with a
+zero-centered weight, it is computed a tile at a time. Otherwise the fused CUDA kernel keeps only
+the input and one or two numbers a token.
 
-These are the norms where Transformer Engine's are not used; their parameters have the same names
-and meaning as its.
+These norms are used without Transformer Engine; their parameters have the same names and meaning as
+Transformer Engine's.
 """
 
 import torch
@@ -29,7 +29,7 @@ TILE = 1024
 
 
 class Norm(nn.Module):
-    """What norms share: weight, tiles, and the dtype they compute in."""
+    """Common part of the norms: weight, tiles, and the dtype of the computation."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         """Take the arguments by which Megatron-Core builds a norm."""
@@ -41,7 +41,7 @@ class Norm(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         """Return `t` [s, b, ..., h] normalised, in its dtype."""
-        parameters = tuple(self.parameters())  # those of now: the backward runs a tile again
+        parameters = tuple(self.parameters())  # as of now: the backward runs a tile again
 
         def norm(tile: Tensor) -> Tensor:
             return self.of_tile(tile, *parameters)
@@ -95,7 +95,7 @@ NORMS: dict[str, type[Norm]] = {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}
 
 
 def norm_of(config: TransformerConfig) -> type[Norm]:
-    """Return the norm of a config; raise ValueError for one that is not here."""
+    """Return the norm of a config; raise ValueError for an unsupported one."""
     if config.normalization not in NORMS:
         raise ValueError(
             f"normalization is {config.normalization!r}; long-context layers have "
@@ -105,7 +105,7 @@ def norm_of(config: TransformerConfig) -> type[Norm]:
 
 
 def _parameter(start: Tensor, config: TransformerConfig) -> nn.Parameter:
-    """Return a parameter whose gradient Megatron sums over TP, where tokens are sharded over it."""
+    """Return a parameter whose gradient Megatron sums over TP if tokens are sharded over it."""
     parameter = nn.Parameter(start)
     parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
     return parameter

@@ -30,9 +30,8 @@ def loss_of(
 ) -> Tensor:
     """Return losses [b, S], 0 where masked, of the output layer of a GPT model.
 
-    `hidden` is what the layer would be called with, `weight` the embedding's where it is tied; the
-    rest is that of `tiled_cross_entropy`. Raises ValueError for what only the layer's own forward
-    does.
+    `hidden` is the layer's input, `weight` the embedding's if it is tied; the rest is as in
+    `tiled_cross_entropy`. Raises ValueError for features that only the layer's own forward has.
     """
     refuse_output_layer(output_layer)
     finish_gather(output_layer)
@@ -57,7 +56,7 @@ def loss_of(
 
 
 def refuse_output_layer(output_layer: ColumnParallelLinear) -> None:
-    """Raise ValueError where the layer does what the tiled loss does not."""
+    """Raise ValueError if the layer has a feature that the tiled loss lacks."""
     if output_layer.config.defer_embedding_wgrad_compute:
         raise ValueError(
             "defer_embedding_wgrad_compute is on: the tiled loss has the LM head's weight gradient "

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For code that reads a module's weight without calling the module.
+"""Parameter gathering for code that reads a module's weight without calling the module.
 
 Megatron-Core's DDP gathers parameters while the forward already runs, and waits for those of a
-module in a hook before the module's forward. Who reads them otherwise has to wait as well.
+module in a hook before the module's forward. Any other code that reads them must wait too.
 """
 
 from torch import nn

@@ -57,7 +57,7 @@ IGNORED = {
     "softmax_type": "vanilla",
     "window_size": None,
 }
-"""Fields of Megatron's config that our attention does not honour, and the value it computes for."""
+"""Fields of Megatron's config that this attention does not honour, and the supported value."""
 
 
 def ignored_settings(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -65,11 +65,11 @@ def ignored_settings(settings: Mapping[str, Any]) -> Iterator[str]:
     for name, known in IGNORED.items():
         value = settings.get(name, known)
         if value != known and (value or known):
-            yield f"{name} is {value!r}, which long-context attention does not know; only {known!r}"
+            yield f"{name} is {value!r}; long-context attention supports only {known!r}"
 
 
 def refuse_ignored(config: TransformerConfig) -> None:
-    """Raise ValueError where a config asks for what our attention would leave undone."""
+    """Raise ValueError for a config with a setting that this attention would ignore."""
     for sentence in ignored_settings(
         {name: getattr(config, name, known) for name, known in IGNORED.items()}
     ):
@@ -84,9 +84,9 @@ def degrees_for(
     seq_length: int,
     ranks_per_node: int,
 ) -> Degrees:
-    """Work a kind out for the model of a config over the context ranks of its groups.
+    """Resolve a kind for the model of a config over the context ranks of its groups.
 
-    `ranks_per_node` are those of all kinds that share the fast link; TP ranks are neighbours.
+    `ranks_per_node` counts all ranks that share the fast link; TP ranks are neighbours.
     """
     size, tp = groups.cp.size(), groups.tp.size()
     return degrees(
@@ -124,10 +124,11 @@ class ContextParallelAttention(nn.Module):
         seq_length: int = 0,
         ranks_per_node: int = 8,
     ) -> None:
-        """Take the arguments by which Megatron-Core builds core attention, and ours by name.
+        """Take Megatron-Core's arguments of core attention, and this package's by name.
 
-        Raises ValueError for what the kernel pair does not compute: dropout, another scale,
-        another mask; for heads that the kind does not fit; for a kernel that cannot serve.
+        Raises ValueError for settings that the kernel pair does not support (dropout, another
+        scale, another mask), for heads that do not fit the kind, and for a kernel that cannot
+        serve.
         """
         super().__init__()
         if attention_dropout:
@@ -210,7 +211,7 @@ class TransformerEngineAttention(nn.Module):
         self, config: TransformerConfig, *, cp: ContextParallelKind, seq_length: int = 0,
         ranks_per_node: int = 8, pg_collection: ProcessGroupCollection, **megatron: Any,
     ) -> None:  # fmt: skip
-        """Take the arguments by which Megatron-Core builds core attention, and ours by name."""
+        """Take Megatron-Core's arguments of core attention, and this package's by name."""
         super().__init__()
         from megatron.core.extensions.transformer_engine import TEDotProductAttention
 
@@ -254,10 +255,10 @@ def documents_of(packed_seq_params: Any) -> Documents | None:
 
 
 class LongContextSelfAttention(SelfAttention):
-    """Megatron's self-attention with our rotation, documents, and head-chunked attention."""
+    """Megatron's self-attention with fp32 rotation, documents, and head-chunked attention."""
 
     def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
-        """Take what Megatron-Core builds self-attention by.
+        """Take Megatron-Core's arguments of self-attention.
 
         Raises ValueError for settings of the config that would have no effect here.
         """
@@ -313,7 +314,7 @@ class LongContextSelfAttention(SelfAttention):
         return self.core_attention.degrees.heads_per_stage is not None
 
     def projection(self) -> Projection:
-        """Return the QKV projection of this rank; raise ValueError where it is not a plain one."""
+        """Return the QKV projection of this rank; raise ValueError if it is not a plain one."""
         if self.config.fp8:
             raise ValueError(
                 f"fp8 is {self.config.fp8!r}: head-chunked attention projects in the model's "
@@ -342,15 +343,15 @@ class LongContextSelfAttention(SelfAttention):
         )
 
     def table_of(self, rotary_pos_emb: Tensor) -> Tensor:
-        """Return cos and sin, fp32 [2, s, b, 1, R/2], from ours or Megatron's angles [s, 1, 1, R].
+        """Return cos and sin, fp32 [2, s, b, 1, R/2], from these or Megatron's angles [s, 1, 1, R].
 
-        Raises ValueError for what Megatron's angles alone do not say: another table for keys,
-        YaRN's temperature.
+        Raises ValueError for settings that Megatron's angles do not include: another table for
+        keys, YaRN's temperature.
         """
         if isinstance(rotary_pos_emb, Tensor) and rotary_pos_emb.ndim == 5:
             return rotary_pos_emb
         if not isinstance(rotary_pos_emb, Tensor):
-            raise ValueError("only one rotary table is known, for queries and keys alike")
+            raise ValueError("only one rotary table, for both queries and keys, is supported")
         if _yarn_get_concentration_factor_from_config(self.config) != 1.0:
             raise ValueError("YaRN has a temperature; take LongContextGPT with RopeScaling.yarn")
         if self.config.rotary_interleaved:  # each angle twice in a row
@@ -361,7 +362,7 @@ class LongContextSelfAttention(SelfAttention):
 
 
 def _refuse(**without_effect: Any) -> None:
-    """Raise ValueError for arguments that are set and would change nothing."""
+    """Raise ValueError for arguments that are set but would have no effect."""
     given = [name for name, value in without_effect.items() if value is not None]
     if given:
         raise ValueError(

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a layer keeps for its backward, where, and in what pieces: the descriptions.
+"""Configuration of activation memory: recompute, host offload and tiling.
 
-Light on purpose (no torch): recipes and the planner build them, `custom_modules.memory.recompute`,
+Does not import torch: recipes and the planner build it; `custom_modules.memory.recompute`,
 `custom_modules.memory.host_offload`, `custom_modules.tiling.mlp` and
-`custom_modules.tiling.cross_entropy` carry them out.
+`custom_modules.tiling.cross_entropy` implement it.
 
-| recompute | a layer keeps | attention units | whose |
+| recompute | a layer keeps | attention units | implemented by |
 | --- | --- | --- | --- |
 | `none` | everything | 7 | |
-| `full` | its input | 9 | ours, layer by layer |
-| `kept_attention` | its input, attention output and log-sum-exp | 7 | ours, layer by layer |
-| `selective` | all but what `modules` make | 7 (9 with core_attn) | Megatron-Core's |
-| `uniform` | the input of each `layers` layers | 9 | Megatron-Core's |
-| `block` | its input, in the first `layers` of a pipeline stage | 9 there | Megatron-Core's |
+| `full` | its input | 9 | this package, by layer |
+| `kept_attention` | its input, attention output and log-sum-exp | 7 | this package, by layer |
+| `selective` | all but the tensors of `modules` | 7 (9 with core_attn) | Megatron-Core |
+| `uniform` | the input of each `layers` layers | 9 | Megatron-Core |
+| `block` | its input, in the first `layers` of a pipeline stage | 9 there | Megatron-Core |
 
 An attention unit is half an attention forward: 2 for a forward, 5 for a backward.
 """
@@ -25,23 +25,23 @@ LayerKind = Literal["none", "full", "kept_attention"]
 OffloadedTensors = Literal["none", "inputs", "attention", "both"]
 MEGATRON_KINDS = ("selective", "uniform", "block")
 LOSS_TILE, MLP_TILE = 4096, 8192
-"""Tokens of a tile unless said otherwise. Each tile adds its weight gradient to a sum, which costs
-memory traffic of the weight's size: these keep it to a few percent of a large GPU's time."""
+"""Default tokens of a tile. Each tile adds its weight gradient to a sum, which costs memory traffic
+of the weight's size: these defaults keep it to a few percent of a large GPU's time."""
 SELECTIVE_MODULES = ("core_attn", "mlp")
-"""What Megatron-Core's selective recompute does in a dense layer. It knows layernorm too, but runs
-it with Transformer Engine alone, where the norms are fused into the projections and it does
-nothing."""
+"""Modules that Megatron-Core's selective recompute supports in a dense layer. It accepts layernorm
+too, but only with Transformer Engine, where norms are fused into the projections and it has no
+effect."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recompute:
-    """What backward rebuilds instead of keeping it."""
+    """The tensors that the backward rebuilds instead of keeping them."""
 
     kind: RecomputeKind = "none"
     every: int = 1
-    """For full and kept_attention: one layer in so many, counted from the first."""
+    """For full and kept_attention: every N-th layer, counted from the first."""
     others: LayerKind = "none"
-    """The kind of the layers between, where `every` is above 1."""
+    """The kind of the layers in between, if `every` is above 1."""
     layers: int = 1
     """For uniform: the layers of a chunk. For block: those recomputed of each pipeline stage."""
     # A list, since nemo-run 0.11.1 cannot parse an override of a tuple.
@@ -87,7 +87,7 @@ class Recompute:
         return self.kind if mine else self.others  # type: ignore[return-value]
 
     def megatron_settings(self) -> dict[str, Any]:
-        """Return the fields of Megatron-Core's config that say the same."""
+        """Return the equivalent fields of Megatron-Core's config."""
         granularity = {"selective": "selective", "uniform": "full", "block": "full"}
         by_block = self.kind in ("uniform", "block")
         return {
@@ -106,7 +106,7 @@ class Recompute:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiling:
-    """Which parts of the model take the sequence a tile at a time; tiles in tokens of a rank."""
+    """Parts of the model that take the sequence a tile at a time; tiles in tokens of a rank."""
 
     loss: bool = False
     """LM head and cross-entropy: logits of a tile at a time, never of the whole sequence."""
@@ -116,7 +116,7 @@ class Tiling:
     mlp_tile: int = MLP_TILE
 
     def __post_init__(self) -> None:
-        """Refuse empty tiles, and sizes for what is not tiled."""
+        """Refuse empty tiles, and sizes of parts that are not tiled."""
         for part, usual in (("loss", LOSS_TILE), ("mlp", MLP_TILE)):
             tile = getattr(self, f"{part}_tile")
             if tile < 1:
@@ -130,14 +130,14 @@ class Tiling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offload:
-    """What of the tensors that recompute keeps waits for the backward in host memory."""
+    """The kept tensors of recompute that wait for the backward in host memory."""
 
     tensors: OffloadedTensors = "none"
     """Layer inputs, attention outputs (with their log-sum-exp), or both."""
     cap_gib: float = 0.0
     """The most pinned host memory that a rank may take."""
     every: int = 1
-    """One layer in so many, counted from the first."""
+    """Offload every N-th layer, counted from the first."""
 
     def __post_init__(self) -> None:
         """Refuse unknown tensors, and an offload without a cap."""
@@ -170,7 +170,7 @@ class Offload:
         return self.tensors != "none" and (number - 1) % self.every == 0
 
     def refusal(self, recompute: Recompute) -> str | None:
-        """Return why nothing could be offloaded under a way to recompute, or None."""
+        """Return why nothing could be offloaded with a kind of recompute, or None."""
         if self.tensors == "none":
             return None
         kinds = {recompute.kind, recompute.others} if recompute.every > 1 else {recompute.kind}
@@ -188,33 +188,33 @@ class Offload:
 
 
 KEEP_ALL, UNTILED, ON_DEVICE = Recompute(), Tiling(), Offload()
-"""The choices of a model that asks for nothing."""
+"""The defaults of a model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedTensors:
-    """Sizes of what one recomputed layer keeps on one rank."""
+    """Sizes of the tensors that one recomputed layer keeps on one rank."""
 
     tokens: int
-    """Of this rank: the sequence over CP, times the micro-batch."""
+    """Tokens of this rank: the sequence over CP, times the micro-batch."""
     hidden: int
     heads: int
-    """Of this TP rank."""
+    """Heads of this TP rank."""
     head_dim: int
     tp: int = 1
-    """With sequence parallelism, which divides the layer input."""
+    """Ranks of tensor parallelism with sequence parallelism, which divides the layer input."""
     element_bytes: int = 2
     sum_bytes: int = 4
-    """Of a log-sum-exp."""
+    """Bytes of a log-sum-exp."""
 
     @property
     def input_bytes(self) -> int:
-        """The layer's input, [s / TP, b, hidden]."""
+        """Bytes of the layer's input, [s / TP, b, hidden]."""
         return self.tokens // self.tp * self.hidden * self.element_bytes
 
     @property
     def attention_bytes(self) -> int:
-        """The attention output [s, b, h, D] and the log-sum-exp [b, h, s]."""
+        """Bytes of the attention output [s, b, h, D] and the log-sum-exp [b, h, s]."""
         return self.tokens * self.heads * (self.head_dim * self.element_bytes + self.sum_bytes)
 
     def on_host(
@@ -222,8 +222,8 @@ class SavedTensors:
     ) -> int:
         """Return the host bytes of a pipeline stage with these layers, by number from 1.
 
-        `in_flight` are the micro-batches whose backward has yet to come: one without pipeline
-        parallelism, at most PP with it.
+        `in_flight` is the number of micro-batches whose backward is still to come: one without
+        pipeline parallelism, at most PP with it.
         """
         held = 0
         for number in layers:

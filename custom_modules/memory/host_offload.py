@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recompute keeps, held in pinned host memory between a layer's forward and its backward.
+"""Offload of recompute's kept tensors to pinned host memory, from forward to backward.
 
 A recomputed layer keeps its input and perhaps its attention output
 (`custom_modules.memory.recompute`): per token and layer 2 * hidden / TP bytes, twice that with
@@ -10,11 +10,11 @@ Schedule, for layers 1..L of a pipeline stage and one micro-batch:
 
     forward of i    copies out begin when a tensor exists: the input at the layer's start, the
                     attention output when attention ends, under the rest of the layer
-    end of i        the compute stream waits for the copies, and the device memory is let go: a
+    end of i        the compute stream waits for the copies, and the device memory is released: a
                     slow link slows the forward instead of filling the device. The input had the
                     whole layer, the attention output the projection and the MLP after it, whose
                     work is 3 times the copy's on an H100 with PCIe 5
-    backward of i   takes the input of i, waiting for its copy where it is not done, and starts the
+    backward of i   takes the input of i, waiting for its copy if it is not done, and starts the
                     copy back of the attention output of i, part of which passes under the rebuilt
                     norm and projection. When attention's kernel has run for the last time, the copy
                     back of the input of i-1 starts, under the gradients of the projection
@@ -25,18 +25,18 @@ Llama-8B, 55 GB/s, 660 TFLOP/s) a layer waits for 0.07 us a token for its attent
 nothing for its input with Ulysses or a ring, 0.15 us with head-chunked attention, which spreads the
 projection over its stages: of a step at 64K tokens on one GPU 1 and 3%, at 512K 0.2 and 0.7%.
 
-The last layer's memory is let go only when another forward comes before its backward; where the
+The last layer's memory is released only if another forward comes before its backward; if the
 backward follows at once, its tensors are taken as they are. After the first layer of a micro-batch
 comes the last layer of the one whose forward is older than all others, which is the order of 1F1B;
 so pipeline parallelism and gradient accumulation are chains of this schedule one after another.
 
 Copies run on two streams of their own, one each way. Host memory is page-locked, of exactly the
 sizes needed (PyTorch's pinned allocator rounds up to powers of two), allocated once and reused.
-A cap holds it; beyond it, or where the machine has too little, there is an error, never swap.
+A cap limits it; beyond it, or if the machine has too little, there is an error, never swap.
 
-Bytes over the link, a layer and micro-batch: those of `activation_memory.SavedTensors`, once each
-way. Source of the idea: ALST (arXiv 2506.13996), whose copies of layer inputs are synchronous.
-Megatron-Core 0.15's own offload refuses recompute and pipeline parallelism.
+Bytes over the link, a layer and micro-batch: those of `custom_modules.memory.config.SavedTensors`,
+once each way. Source of the idea: ALST (arXiv 2506.13996), whose copies of layer inputs are
+synchronous. Megatron-Core 0.15's own offload refuses recompute and pipeline parallelism.
 """
 
 import weakref
@@ -53,7 +53,7 @@ from custom_modules.memory.pinned_pool import GIB, HostPool, host_memory_left
 
 @dataclass(frozen=True)
 class Moved:
-    """One step of a tensor's way, in the order in which the steps were asked for."""
+    """One step of a tensor's path; steps come in the order in which they were requested."""
 
     what: Literal["leaves", "let go", "returns", "taken"]
     micro_batch: int
@@ -63,23 +63,23 @@ class Moved:
 
 
 class Copies(Protocol):
-    """Copies that run beside the computation, in the order asked for each way."""
+    """Copies that run concurrently with the computation, in the requested order each way."""
 
     def out(self, source: Tensor, target: Tensor) -> object:
-        """Begin a copy from the device when what computes `source` is done; return its end."""
+        """Begin a copy from the device once `source` is computed; return its end."""
 
     def back(self, source: Tensor, target: Tensor, after: object) -> object:
         """Begin a copy to the device after `after`; return its end."""
 
     def wait(self, end: object) -> None:
-        """Make the computation that is asked for next wait for a copy's end."""
+        """Make the next computation wait for a copy's end."""
 
     def reuse(self, end: object) -> None:
-        """Make the copies out that are asked for next wait for a copy's end."""
+        """Make the next copies out wait for a copy's end."""
 
 
 class CpuCopies:
-    """Copies within host memory, done when asked for: the rehearsal."""
+    """Synchronous copies within host memory, for the CPU."""
 
     def out(self, source: Tensor, target: Tensor) -> object:
         """Copy at once."""
@@ -102,11 +102,11 @@ class CudaCopies:
     """Copies between a GPU and page-locked memory, on a stream each way."""
 
     def __init__(self) -> None:
-        """Make the streams on the current device."""
+        """Create the streams on the current device."""
         self._out, self._back = torch.cuda.Stream(), torch.cuda.Stream()
 
     def out(self, source: Tensor, target: Tensor) -> object:
-        """Copy on the stream out, after what is on the current stream now."""
+        """Copy on the stream out, after the work now on the current stream."""
         self._out.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._out):
             target.copy_(source, non_blocking=True)
@@ -121,17 +121,17 @@ class CudaCopies:
         return self._back.record_event()
 
     def wait(self, end: object) -> None:
-        """Hold the current stream."""
+        """Make the current stream wait."""
         torch.cuda.current_stream().wait_event(end)  # type: ignore[arg-type]
 
     def reuse(self, end: object) -> None:
-        """Hold the stream out."""
+        """Make the stream out wait."""
         self._out.wait_event(end)  # type: ignore[arg-type]
 
 
 @dataclass
 class _Held:
-    """One tensor on its way."""
+    """One offloaded tensor."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -140,9 +140,9 @@ class _Held:
     on_device: Tensor | None
     buffer: Tensor
     end: object = None
-    """Of the last copy asked for."""
+    """End of the last requested copy."""
     returned: bool = False
-    """Whether `on_device` is a copy back; else it is the tensor that left, still there."""
+    """Whether `on_device` is a copy back; else it is the original tensor, not yet released."""
 
     def on_host(self) -> Tensor:
         """Return the buffer in the tensor's shape and order."""
@@ -150,7 +150,7 @@ class _Held:
 
 
 class LayerKeeping:
-    """What one layer keeps in one forward (a `recompute.Keeping`)."""
+    """Kept tensors of one layer in one forward (a `recompute.Keeping`)."""
 
     def __init__(self, offload: "HostOffload", layer: int, micro_batch: int) -> None:
         """Begin with nothing."""
@@ -160,7 +160,7 @@ class LayerKeeping:
         self._moved: dict[str, list[_Held]] = {}
 
     def add(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Begin the copies out of tensors that the plan sends away; keep the others."""
+        """Begin the copies out of the tensors that the plan offloads; keep the others."""
         if not self._offload.sends(self.layer, name):
             self._staying[name] = list(tensors)
             return
@@ -170,11 +170,11 @@ class LayerKeeping:
         self._say("leaves", name)
 
     def finish(self) -> None:
-        """Let the device memory go."""
+        """Release the device memory."""
         self._offload.finished(self)
 
     def take(self, name: str) -> list[Tensor]:
-        """Return what was added under a name, on the device.
+        """Return the tensors added under a name, on the device.
 
         With the input, the copy back of this layer's attention output is started.
         """
@@ -199,7 +199,7 @@ class LayerKeeping:
         self._offload.fetch_after(self)
 
     def fetch(self, name: str) -> None:
-        """Start the copies back of what is not on the device."""
+        """Start the copies back of tensors that are not on the device."""
         held = self._moved.get(name, [])
         if any(one.on_device is None for one in held):
             for one in held:
@@ -207,7 +207,7 @@ class LayerKeeping:
             self._say("returns", name)
 
     def let_go(self) -> None:
-        """Free the device memory of what has left, after its copies."""
+        """Free the device memory of offloaded tensors, after their copies."""
         for name, held in self._moved.items():
             for one in held:
                 self._offload.copies.wait(one.end)
@@ -257,9 +257,9 @@ class HostOffload:
         """Take the plan, and the kind of each recomputed layer of the stage, by number from 1.
 
         `input_stays` is the layer whose input came from another rank: the pipeline schedule holds
-        that until the backward anyway. `ranks_per_node` share the host's memory alike. `copies`
-        are those of the tensors' device where not given.
-        `listener` is told each step of the schedule.
+        that until the backward anyway. `ranks_per_node` ranks share the host's memory equally.
+        `copies` default to those of the tensors' device. `listener` receives each step of the
+        schedule.
         """
         self.plan, self.kinds = plan, dict(kinds)
         self.input_stays = input_stays
@@ -272,7 +272,7 @@ class HostOffload:
         self._last: weakref.ref[LayerKeeping] | None = None
         """The last layer that keeps something, whose backward may follow at once."""
         self._borrowed: dict[tuple[int, int], list[_Held]] = {}
-        """By micro-batch and layer, what was taken before its copy out had to be done: its device
+        """By micro-batch and layer, tensors taken before their copy out was done: their device
         memory must outlast that copy, so it is held until the next layer's backward."""
         self._foreseen: dict[str, int] = {}
         self._pool: HostPool | None = None
@@ -287,13 +287,13 @@ class HostOffload:
         return self.plan.attention and self.kinds[layer] == "kept_attention"
 
     def keeping(self, layer: int) -> LayerKeeping:
-        """Return a place for what a layer keeps in the forward that begins now."""
+        """Return the keeping of a layer whose forward begins now."""
         micro_batch, before = self._newest
         if layer <= before or micro_batch < 0:
             micro_batch += 1
         self._newest = (micro_batch, layer)
         if not any(ref() for ref in self._waiting):
-            # The backward has ended, and its copies long ago.
+            # The backward has ended, and its copies before it.
             for other in list(self._borrowed):
                 self.reclaim(self._borrowed.pop(other))
         made = LayerKeeping(self, layer, micro_batch)
@@ -301,7 +301,7 @@ class HostOffload:
         return made
 
     def foresee(self, name: str, size: int) -> None:
-        """Raise MemoryError at the first layer where one micro-batch of all layers cannot fit."""
+        """Raise MemoryError at the first layer if one micro-batch of all layers cannot fit."""
         if name not in self._foreseen:
             senders = sum(self.sends(layer, name) for layer in self.kinds)
             self._foreseen[name] = size * senders
@@ -309,7 +309,7 @@ class HostOffload:
             self.pool.require(more, ranks=self.ranks_per_node)
 
     def finished(self, layer: LayerKeeping) -> None:
-        """Let go of a layer's tensors; of the last one's when the next micro-batch comes first."""
+        """Release a layer's tensors; the last layer's only if another micro-batch comes first."""
         before = None if self._last is None else self._last()
         if before is not None:
             before.let_go()
@@ -320,7 +320,7 @@ class HostOffload:
             layer.let_go()
 
     def taken(self, layer: LayerKeeping, moved: Sequence[_Held]) -> None:
-        """Give back the host memory of what has returned; what never left is still being copied."""
+        """Return the host memory of tensors copied back; others may still be copied out."""
         for one in moved:
             if one.returned:
                 self.pool.give(one.buffer, one.end)
@@ -328,7 +328,7 @@ class HostOffload:
                 self._borrowed.setdefault((layer.micro_batch, layer.layer), []).append(one)
 
     def begun(self, layer: LayerKeeping) -> None:
-        """Learn that a layer's backward has begun."""
+        """Record that a layer's backward has begun."""
         if self._last is not None and self._last() is layer:
             self._last = None
         for other in [key for key in self._borrowed if key != (layer.micro_batch, layer.layer)]:
@@ -343,7 +343,7 @@ class HostOffload:
             following.fetch("input")
 
     def reclaim(self, moved: Sequence[_Held]) -> None:
-        """Give back the host memory of tensors, and let their device memory go after its copies."""
+        """Return the host memory of tensors, and release their device memory after its copies."""
         for one in moved:
             self.copies.wait(one.end)
             one.on_device = None
@@ -362,19 +362,19 @@ class HostOffload:
 
     @property
     def copies(self) -> Copies:
-        """The streams."""
+        """The copies, on their streams."""
         assert self._copies is not None
         return self._copies
 
     def meet(self, device: torch.device) -> None:
-        """Learn which device the tensors are on."""
+        """Record the device of the tensors."""
         if self._copies is None:
             self._copies = CudaCopies() if device.type == "cuda" else CpuCopies()
 
     def _following(
         self, layer: LayerKeeping, waiting: Sequence[LayerKeeping]
     ) -> LayerKeeping | None:
-        """Return the layer whose backward comes next, where its forward has ended."""
+        """Return the layer whose backward comes next, if its forward has ended."""
         same = [one for one in waiting if one.micro_batch == layer.micro_batch]
         if same:
             return same[-1]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Page-locked host memory of exact sizes, allocated once and reused, with a cap.
 
-A GPU copies to and from host memory beside its computation only where the pages are locked.
+A GPU copies to and from host memory concurrently with computation only if the pages are locked.
 PyTorch's pinned allocator rounds every size up to a power of two; buffers here are plain memory,
-registered with CUDA afterwards, so that a cap in GiB means what it says.
+registered with CUDA afterwards, so that a cap in GiB is exact.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,11 +17,11 @@ from custom_modules.profiling.categories import cause
 GIB = 2**30
 CGROUPS = Path("/sys/fs/cgroup")
 LEFT_TO_HOST = GIB
-"""Host memory that is never pinned: the rest of the machine lives in it."""
+"""Host memory that is never pinned: it is left to the rest of the machine."""
 
 
 def host_memory_left() -> int:
-    """Return the bytes this machine, or the container it is, can still hand out without swap."""
+    """Return the bytes that this machine, or its container, can still allocate without swap."""
     fields = dict(
         line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
     )
@@ -30,7 +30,7 @@ def host_memory_left() -> int:
 
 
 def left_to_groups(joined: str, root: Path) -> Iterator[int]:
-    """Yield what each control group that limits this process has left, page cache not counted.
+    """Yield the bytes that each control group of this process has left, without the page cache.
 
     `joined` is /proc/self/cgroup: a line is `0::/path` in version 2, `N:memory:/path` in version 1.
     A batch system limits a job by a group below the root.
@@ -56,12 +56,12 @@ def left_to_groups(joined: str, root: Path) -> Iterator[int]:
 
 
 class HostPool:
-    """Page-locked buffers by size, made once and reused; a cap holds their sum."""
+    """Page-locked buffers by size, allocated once and reused; a cap limits their sum."""
 
     def __init__(
         self, cap_bytes: int, *, pin: bool, memory_left: Callable[[], int] = host_memory_left
     ) -> None:
-        """Begin with nothing; `pin` locks the pages, which takes a CUDA device."""
+        """Begin with nothing; `pin` locks the pages, which needs a CUDA device."""
         self.cap_bytes, self.pin, self.memory_left = cap_bytes, pin, memory_left
         self.made_bytes = 0
         self._free: dict[int, list[tuple[Tensor, object]]] = {}
@@ -70,7 +70,7 @@ class HostPool:
     def take(self, size: int) -> tuple[Tensor, object]:
         """Return a buffer of `size` bytes and the end of the last copy from it, or None.
 
-        Raises MemoryError where the cap, or what the machine has left, is too small.
+        Raises MemoryError if the cap, or the machine's free memory, is too small.
         """
         free = self._free.setdefault(size, [])
         if free:
@@ -91,9 +91,9 @@ class HostPool:
         return buffer, None
 
     def require(self, size: int, *, ranks: int = 1) -> None:
-        """Raise MemoryError where `size` bytes more would break the cap or the machine.
+        """Raise MemoryError if `size` bytes more would exceed the cap or the machine's memory.
 
-        `ranks` of this machine are about to take as much.
+        `ranks` ranks of this machine are about to take the same.
         """
         if self.made_bytes + size > self.cap_bytes:
             raise MemoryError(
@@ -109,7 +109,7 @@ class HostPool:
             )
 
     def give(self, buffer: Tensor, end: object) -> None:
-        """Take a buffer back; it is written again after `end`."""
+        """Take a buffer back; it may be written again after `end`."""
         self._free.setdefault(buffer.numel(), []).append((buffer, end))
 
     def __del__(self) -> None:

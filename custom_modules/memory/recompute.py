@@ -9,12 +9,12 @@ backward, a checkpointed layer costs 2 + 2 + 5 = 9. Attention's backward needs q
 and the log-sum-exp; q, k and v are cheap to rebuild, the output is what the 2 units buy, and it is
 no larger than the layer's input. So keep it:
 
-1. the first run, without gradients, computes the layer; attention hands its output and
-   log-sum-exp to be kept (`kept`), everything else is freed as it goes;
-2. the second run, in the backward, takes them back where attention asks: norm, projection and
+1. the first run, without gradients, computes the layer; the output and log-sum-exp of attention
+   are kept (`kept`), everything else is freed as it goes;
+2. the second run, in the backward, takes them back when it reaches attention: norm, projection and
    rotation run again, the kernel does not, and autograd's node for attention finds q, k, v, output
    and log-sum-exp saved as after any forward: 2 + 5 = 7 units;
-3. what ends the layer and is not needed to rebuild anything may skip its second run altogether
+3. a function that ends the layer and is not needed to rebuild anything may skip its second run
    (`in_second_run`): the tiled MLP, which rebuilds tile by tile in its own backward.
 
 A layer may be given in two parts, attention with its residual and the `rest`. The backward of the
@@ -28,13 +28,13 @@ Memory of a layer between the runs, in bytes, e = element size, on a rank with s
     kept attention   the same + s * b * h * (D * e + 4)
 
 With an all-to-all the kept output is that of the rank's heads over the whole group's sequence, the
-same number of bytes; the second run sends it home again as the first did.
+same number of bytes; the second run sends it back again as the first did.
 
-Both are held by a `Keeping`, which may move them to the host meanwhile
+Both are held by a `Keeping`, which may move them to the host in between
 (`custom_modules.memory.host_offload`). Composes with TP, CP and PP: communication of norm,
-projection and exchange runs twice, as in any checkpoint. What must be the same in both runs (random
-states, FP8 scales) is remembered and restored by contexts that the adapter gives. The idea is that
-of selective checkpointing (arXiv 2205.05198) with the roles swapped.
+projection and exchange runs twice, as in any checkpoint. State that must be the same in both runs
+(random states, FP8 scales) is saved and restored by contexts of the adapter. The idea is that of
+selective checkpointing (arXiv 2205.05198) with the roles swapped.
 
 Limits: re-entrant, so a backward must go through `backward()`, not `grad()`, once; the layer has
 one input that takes gradients; its attention goes through `kept`.
@@ -57,23 +57,23 @@ Context = Callable[[], AbstractContextManager[object]]
 
 
 class Keeping(Protocol):
-    """Holds what one layer keeps in one forward until its backward takes it."""
+    """Holds the kept tensors of one layer from its forward until its backward takes them."""
 
     def add(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Keep tensors as they are made: `input` first, then `attention` where it is kept."""
+        """Keep tensors as they are computed: `input` first, then `attention` if it is kept."""
 
     def finish(self) -> None:
-        """Learn that the layer's forward has ended."""
+        """Note that the layer's forward has ended."""
 
     def take(self, name: str) -> list[Tensor]:
-        """Return what was added under a name, on the device, and let go of it."""
+        """Return the tensors added under a name, on the device, and release them."""
 
     def attention_ended(self) -> None:
-        """Learn, perhaps twice, that attention's backward has ended, where the most is held."""
+        """Note, perhaps twice, that attention's backward, where memory peaks, has ended."""
 
 
 class OnDevice:
-    """Keeps everything where it is."""
+    """Keeps everything on the device."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
@@ -87,7 +87,7 @@ class OnDevice:
         """Do nothing."""
 
     def take(self, name: str) -> list[Tensor]:
-        """Return them, and let go of them."""
+        """Return them, and release them."""
         return self._kept.pop(name)
 
     def attention_ended(self) -> None:
@@ -96,11 +96,11 @@ class OnDevice:
 
 @dataclass
 class _Run:
-    """One of the two runs of a layer, as its modules meet it."""
+    """One of the two runs of a layer, as its modules see it."""
 
     keeping: Keeping
     keep_attention: bool
-    """Whether attention's results go to `keeping` in the first run, and come from there again."""
+    """Whether attention's results go to `keeping` in the first run, and are read back later."""
     second: bool
 
 
@@ -117,15 +117,15 @@ def _running(run: _Run) -> Iterator[None]:
 
 
 def in_second_run() -> bool:
-    """Whether a recomputed layer is being rebuilt, so that its output is not read by anyone."""
+    """Whether a recomputed layer is being rebuilt, so that its output is not read."""
     run = _run.get()
     return run is not None and run.second
 
 
 def kept(attention: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Return what `attention()` returns, from memory where the layer kept it.
+    """Return the result of `attention()`, from memory if the layer kept it.
 
-    Output and log-sum-exp of any shapes; outside a layer that keeps them, this is a call.
+    Output and log-sum-exp may have any shape; outside a layer that keeps them, this is a call.
     """
     run = _run.get()
     if run is None or not run.keep_attention:
@@ -141,9 +141,9 @@ def kept(attention: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 
 def at_attention_s_end() -> Callable[[], None]:
-    """Return what attention calls in its backward when its kernel has run for the last time.
+    """Return the function that attention calls in its backward after its last kernel.
 
-    To be asked for in its forward, where it is known whose layer it is in.
+    Attention must ask for it in its forward, where its layer is known.
     """
     run = _run.get()
     return _nothing if run is None or not run.second else run.keeping.attention_ended
@@ -155,15 +155,15 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """How a layer is run twice."""
+    """Settings of a layer that runs twice."""
 
     keep_attention: bool
     keeping: Callable[[], Keeping] = OnDevice
     """Called once a forward."""
     first: Context = nullcontext
-    """What surrounds the first run of a part."""
+    """Context of the first run of a part."""
     second: Callable[[], Context] = lambda: nullcontext
-    """Called before the first run of a part, to remember it; returns what surrounds its second."""
+    """Called before a part's first run, to save its state; returns the second run's context."""
 
 
 class _Layer:
@@ -176,7 +176,7 @@ class _Layer:
         self.second: list[Context] = []
         self.x: Tensor | None = None
         self.edge: GradientEdge | None = None
-        """Of the first part's output, once it is rebuilt."""
+        """Gradient edge of the first part's output, once it is rebuilt."""
 
     def run(self, part: int, t: Tensor) -> Tensor:
         """Run a part for the first time."""
@@ -198,7 +198,7 @@ class _Layer:
         return out.detach()
 
     def rebuild_rest(self, middle: Tensor) -> GradientEdge:
-        """Return where the graph of the rest begins; the values of its output are not kept."""
+        """Return the edge where the graph of the rest begins; its output values are not kept."""
         with torch.enable_grad(), self._running(second=True), self.second[1]():
             return get_gradient_edge(self.parts[1](middle))
 
@@ -207,7 +207,7 @@ class _Layer:
 
 
 class _First(torch.autograd.Function):
-    """Saves x [s, b, h] and, where attention is kept, its results, in the layer's `Keeping`."""
+    """Saves x [s, b, h] and, if attention is kept, its results, in the layer's `Keeping`."""
 
     @staticmethod
     def forward(ctx, x: Tensor, layer: _Layer) -> Tensor:  # type: ignore[no-untyped-def]
@@ -232,7 +232,7 @@ class _First(torch.autograd.Function):
 
 
 class _Rest(torch.autograd.Function):
-    """Saves nothing: its input [s, b, h] is what the first part's second run returns."""
+    """Saves nothing: its input [s, b, h] is the result of the first part's second run."""
 
     @staticmethod
     def forward(ctx, middle: Tensor, layer: _Layer) -> Tensor:  # type: ignore[no-untyped-def]
@@ -248,11 +248,11 @@ class _Rest(torch.autograd.Function):
 
 
 def refuse_autocast(x: Tensor) -> None:
-    """Raise ValueError inside `torch.autocast`, which a run in the backward would be outside of."""
+    """Raise ValueError inside `torch.autocast`, which would not cover a run in the backward."""
     if torch.is_autocast_enabled(x.device.type):
         raise ValueError(
-            "torch.autocast is on, and what the backward runs again would compute in other dtypes "
-            "than the forward; give the model the dtype it computes in"
+            "torch.autocast is on, and the second run in the backward would compute in other "
+            "dtypes than the forward; give the model the dtype it computes in"
         )
 
 
@@ -263,11 +263,11 @@ def recomputed(
     *,
     rest: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Return `rest(layer(x))`, [s, b, hidden], rebuilt in the backward from what `how` keeps.
+    """Return `rest(layer(x))`, [s, b, hidden], rebuilt in the backward from the kept tensors.
 
-    `layer` holds the attention that may be kept. Gradients of parameters arrive during that
-    backward, once each, as Megatron-Core's hooks count on. Without gradients to compute it is a
-    call. A second backward raises RuntimeError.
+    `layer` has the attention that may be kept. Gradients of parameters arrive during that backward,
+    once each, as Megatron-Core's hooks require. Without gradients to compute it is a plain call. A
+    second backward raises RuntimeError.
     """
     parts = [layer] if rest is None else [layer, rest]
     if not torch.is_grad_enabled():
@@ -276,7 +276,7 @@ def recomputed(
         return x
     refuse_autocast(x)
     if not x.requires_grad:
-        # A frozen embedding: the layer's parameters have gradients all the same.
+        # A frozen embedding: the layer's parameters still have gradients.
         x = x.detach().requires_grad_()
     run = _Layer(how, parts)
     out: Tensor = _First.apply(x, run)

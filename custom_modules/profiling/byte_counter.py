@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a piece of code holds and sends, counted tensor by tensor as it runs.
+"""Counter of the bytes that a piece of code holds and sends, tensor by tensor as it runs.
 
     with Ledger() as ledger:
         out = block(x)
     ledger.peak_bytes, ledger.sent_bytes
 
 Live bytes are those of every storage that an operator returned inside the context and that still
-exists, at its size of the moment; tensors from before are not counted. Kernels' own workspaces are
-not seen, nor those of the communication library: what is counted is what the code's author decides.
-Sent bytes are those of point-to-point messages and of the parts of all-to-all that leave the rank.
+exists, at its current size; earlier tensors are not counted. Workspaces of kernels and of the
+communication library are not seen: the counter covers what the code's author controls. Sent bytes
+are those of point-to-point messages and of the parts of all-to-all that leave the rank.
 """
 
 import weakref
@@ -39,14 +39,16 @@ class Ledger(TorchDispatchMode):
         self._entered = ExitStack()
 
     def restart(self) -> None:
-        """Forget the peak and what was sent; what lives now stays counted."""
+        """Reset the peak and the sent bytes; live storages stay counted."""
         self.peak_bytes, self.sent_bytes = self.live_bytes, 0
 
     def __enter__(self) -> "Ledger":
         resize = torch.UntypedStorage.resize_
 
         def counted(storage: torch.UntypedStorage, size: int) -> None:
-            resize(storage, size)  # no operator: Megatron frees a tensor so and leaves its views
+            resize(
+                storage, size
+            )  # not an operator: Megatron frees a tensor so and leaves its views
             if storage._cdata in self._held:
                 self._resize(storage._cdata, storage.nbytes())
 
@@ -60,7 +62,7 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a DTensor: its operators on the local part come by again
+            return NotImplemented  # a DTensor: its operators on the local part are dispatched again
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor):
                 self._leave_out(leaf.untyped_storage())
@@ -93,7 +95,7 @@ class Ledger(TorchDispatchMode):
         self._held[storage._cdata] = 0
 
     def _resize(self, key: int, size: int) -> None:
-        """Count a storage at another size than before."""
+        """Count a storage at its new size."""
         grown, self._held[key] = size - self._held[key], size
         self._grow(key, grown)
 

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What memory is for, said where it is allocated.
+"""Categories of memory, declared where it is allocated.
 
     with cause("host"):
         buffer = torch.empty(size, pin_memory=True)
     retag(attention_out, "saved inputs")
 
-Storages allocated inside `cause` are counted under that name, the innermost one where contexts
-nest. `retag` moves the whole storage of a tensor to another name: for what is allocated as one
-thing and kept as another. Both cost one look at an empty list unless somebody counts
+Storages allocated inside `cause` are counted under that name, the innermost one if contexts nest.
+`retag` moves the whole storage of a tensor to another name, if it is allocated as one thing and
+kept as another. Both cost one check of an empty list unless a counter is active
 (`custom_modules.profiling.memory_by_category`), so modules may call them in every step.
 
-| cause | what it holds |
+| cause | content |
 | --- | --- |
 | weights | parameters, in the model's dtype |
 | gradients | the buffers that a step's gradients are summed in |
 | optimizer | Adam's moments, and fp32 weights where the model's are bf16 |
-| saved inputs | inputs of layers, and what else recompute keeps on the device |
+| saved inputs | inputs of layers, and other tensors that recompute keeps on the device |
 | attention | norm, projections, kernel and residual of attention, forward and backward |
 | mlp | the same of the MLP |
 | loss | final norm, LM head and cross-entropy |
-| communication | what collectives and messages receive into, while the module that asked runs |
-| host | pinned buffers, and what else is not on the device |
-| other | what no module claims: embedding, tokens, positions, temporaries of the step itself |
+| communication | receive buffers of collectives and messages, while the calling module runs |
+| host | pinned buffers, and everything else that is not on the device |
+| other | the unclaimed rest: embedding, tokens, positions, temporaries of the step itself |
 
 The name is process-wide on purpose: autograd's threads run backward on behalf of the one that waits
 for them. Causes have no effect on what is computed.
@@ -41,10 +41,10 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
 class Counter(Protocol):
-    """Who counts bytes by cause."""
+    """Counter of bytes by cause."""
 
     def cause(self, name: Cause) -> AbstractContextManager[None]:
-        """Count what is allocated inside the context under a name."""
+        """Count the allocations inside the context under a name."""
 
     def retag(self, tensor: Tensor, name: Cause) -> None:
         """Count the storage of a tensor under another name from now on."""
@@ -67,7 +67,7 @@ def retag(tensor: Tensor, name: Cause) -> None:
 
 @contextmanager
 def told_to(counter: Counter) -> Iterator[None]:
-    """Tell `counter` of every `cause` and `retag` inside the context; the innermost one hears."""
+    """Pass every `cause` and `retag` inside the context to `counter`; the innermost one gets it."""
     _counters.append(counter)
     try:
         yield

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live bytes by cause, at the moment of peak and each cause at its own.
+"""Live bytes by cause, at the overall peak and at the peak of each cause.
 
     with MemoryByCause() as memory:
         step()
     memory.at_peak["attention"], memory.most["attention"], memory.peak_bytes
 
-A `Ledger` that writes beside each storage what it is for (`custom_modules.profiling.categories`).
-`at_peak` is a copy of all causes from the moment when most bytes were live, so its sum over all but
-host is `peak_bytes` to the byte; `most` has the peak of each cause, which others need not share.
+A `Ledger` that records the cause of each storage (`custom_modules.profiling.categories`). `at_peak`
+is a copy of all causes from the moment when most bytes were live, so its sum over all but host is
+`peak_bytes` to the byte; `most` has the peak of each cause, which may be at different moments.
 
 **Forward.** A storage belongs to the innermost `cause` around its operator.
 
@@ -18,17 +18,17 @@ own backward comes first: a layer that is recomputed there names its parts again
 makes are looked up like any other. What an accumulation node allocates is a gradient.
 
 **Communication.** A storage that a message, an all-to-all or an all-gather receives into moves to
-communication. What was allocated in a context that ends before the storage does moves back to the
-context's own cause: then it is kept for backward, and is no buffer. In-place collectives and
+communication. If it was allocated in a context that ends before the storage does, it moves back to
+the context's own cause: then it is kept for backward, and is not a buffer. In-place collectives and
 reduce-scatter move nothing, since their results are the layer's own activations.
 
-**Host.** Bytes on another device than the one asked for, or allocated for the cause host, are not
-of the device: they have a row, but no part in the peak.
+**Host.** Bytes on another device than the measured one, or allocated for the cause host, do not
+belong to the device: they have a row, but do not count in the peak.
 
 Autograd runs on the calling thread inside the context, since nodes are numbered by thread. Costs
-one dictionary entry per live storage and one note per change of cause; nothing is kept of tensors.
+one dictionary entry per live storage and one note per change of cause; tensors are not kept alive.
 
-Limits: bytes are those asked for, not an allocator's blocks; kernels' workspaces are not seen; a
+Limits: bytes are those requested, not an allocator's blocks; workspaces of kernels are not seen; a
 weight's gradient counts for its module until it is added to the buffer.
 """
 
@@ -47,7 +47,7 @@ from custom_modules.profiling.byte_counter import Ledger
 from custom_modules.profiling.categories import CAUSES, Cause, told_to
 
 FIXED: tuple[Cause, ...] = ("weights", "gradients", "optimizer", "host")
-"""What stays what it is, whoever receives into it or passes it on."""
+"""Causes that do not change when a storage is received into or passed on."""
 _Node = tuple[int, int]
 """A backward pass and the number of a node in it."""
 _ACCUMULATION = 2**64 - 1
@@ -56,7 +56,7 @@ _ACCUMULATION = 2**64 - 1
 
 @dataclass(slots=True)
 class _Frame:
-    """An open cause: where it was opened, and what was received in it."""
+    """An open cause: where it was opened, and the storages received in it."""
 
     name: Cause
     node: _Node | None
@@ -72,7 +72,7 @@ class _Storage:
 
 
 class MemoryByCause(Ledger):
-    """A ledger by cause of the bytes on one device, and of those on the host beside it."""
+    """A ledger by cause of the bytes on one device and of those on the host."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         """Begin with nothing held; the device is the CPU if none is given."""
@@ -92,7 +92,7 @@ class MemoryByCause(Ledger):
         """The number of the next node when the last operator ended."""
 
     def restart(self) -> None:
-        """Forget the peaks; what lives now stays counted."""
+        """Reset the peaks; live storages stay counted."""
         super().restart()
         self.most, self.at_peak = dict(self.live), dict(self.live)
 
@@ -104,7 +104,7 @@ class MemoryByCause(Ledger):
 
     @contextmanager
     def cause(self, name: Cause) -> Iterator[None]:
-        """Count what is allocated inside the context under a name."""
+        """Count the allocations inside the context under a name."""
         frame = _Frame(name, _running_node(), self._arrived)
         self._frames.append(frame)
         self._note(_get_sequence_nr())
@@ -168,7 +168,7 @@ class MemoryByCause(Ledger):
         self._grow(key, size)
 
     def _settle(self, frame: _Frame) -> None:
-        """Give an ended frame what was allocated and received in it, and is still held."""
+        """Assign the storages received in an ended frame, and still held, to its cause."""
         for key in frame.received:
             known = self._storages.get(key)
             if known is None or known.cause != "communication":
@@ -189,7 +189,7 @@ class MemoryByCause(Ledger):
         return self._names[bisect_right(self._numbers, node[1]) - 1]
 
     def _note(self, number: int) -> None:
-        """Write down which cause the nodes from a number on are made for, if it is another one."""
+        """Note the cause of the nodes from a number on, if it differs from the last."""
         name = self._current()
         if name == self._names[-1]:
             return

@@ -5,18 +5,18 @@
     measured.at_peak["attention"], measured.peak_bytes
 
 `build` returns a model in Megatron-Core's data parallelism, its optimizer and a step. It is called
-where bytes are already counted, so everything has a cause:
+while bytes are already counted, so everything has a cause:
 
 * weights, gradients and optimizer are found by walking the model's parameters, the buffers of its
   data parallelism (or of its FSDP) and the optimizer's state;
 * attention and MLP are the two halves of `TransformerLayer`, each with its norm and its residual;
-  the input of a layer counts as a saved input; loss is what follows the last layer. The halves are
-  entered again where a layer is recomputed, and stay valid for layers that override them;
+  the input of a layer counts as a saved input; loss is everything after the last layer. The halves
+  are entered again if a layer is recomputed, and stay valid for layers that override them;
 * communication and host name themselves (`custom_modules.profiling.memory_by_category`).
 
-Peaks are those of the second of two steps, its optimizer step included: the first one makes Adam's
-moments, and buffers that are reused, which every later step has from the beginning. Weights may be
-rounded up to what data parallelism pads its buffers to.
+Peaks are those of the second of two steps, including its optimizer step: the first one allocates
+Adam's moments, and reused buffers, which every later step has from the beginning. Weights may be
+rounded up to the padded buffers of data parallelism.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,7 +38,7 @@ from custom_modules.profiling.memory_by_category import MemoryByCause
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What one step needs."""
+    """Model, optimizer and step to measure."""
 
     model: Sequence[Any]
     """The model's chunks on this rank, each in Megatron-Core's data parallelism."""
@@ -53,11 +53,11 @@ class Measured:
     """Bytes of one rank."""
 
     at_peak: dict[Cause, int]
-    """At the moment when most bytes were live on the device."""
+    """Bytes by cause at the moment when most bytes were live on the device."""
     most: dict[Cause, int]
-    """The peak of each cause, wherever in the step."""
+    """The peak of each cause, at any moment of the step."""
     peak_bytes: int
-    """Of the device: the sum of `at_peak` over all but host."""
+    """Peak of the device: the sum of `at_peak` over all but host."""
     peak_in: tuple[Cause, bool]
     """The cause whose allocation made the peak, and whether in backward."""
     allocator_bytes: int | None
@@ -65,7 +65,7 @@ class Measured:
 
 
 def measure(build: Callable[[], Training], device: torch.device) -> Measured:
-    """Run two steps of what `build` returns and count the bytes of the second."""
+    """Build the training, run two steps, and count the bytes of the second."""
     on_cuda = device.type == "cuda"
     with MemoryByCause(device) as memory:
         training = build()
@@ -107,11 +107,11 @@ def name_state(training: Training) -> None:
 
 
 def _name(tensor: Any, name: Cause) -> None:
-    retag(getattr(tensor, "_local_tensor", tensor), name)  # of a DTensor: what this rank has of it
+    retag(getattr(tensor, "_local_tensor", tensor), name)  # of a DTensor: the part on this rank
 
 
 def _buffers(chunk: Any) -> Iterator[tuple[Cause, Tensor]]:
-    """Yield the buffers of data parallelism with their causes: of Megatron-Core's, of its FSDP."""
+    """Yield the buffers of data parallelism, or of Megatron-Core's FSDP, with their causes."""
     fsdp = getattr(chunk, "param_and_grad_buffer", None)
     if fsdp is None:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
@@ -120,7 +120,7 @@ def _buffers(chunk: Any) -> Iterator[tuple[Cause, Tensor]]:
                 yield "weights", buffer.param_data
         return
     causes: dict[str, Cause] = {
-        "main_weight_buffer": "optimizer",  # fp32 weights, where the model's are bf16
+        "main_weight_buffer": "optimizer",  # fp32 weights, if the model's are bf16
         "main_grad_buffer": "gradients",
         "model_weight_buffer": "weights",
     }
@@ -140,7 +140,7 @@ def _optimizer_state(optimizer: Any) -> Iterator[Tensor]:
 
 @contextmanager
 def named_parts(model: Iterable[Any]) -> Iterator[None]:
-    """Name the cause of what each part of a model allocates, inside the context."""
+    """Name the cause of the allocations of each part of a model, inside the context."""
     with ExitStack() as stack:
         for module in (module for chunk in model for module in chunk.modules()):
             parts: dict[str, Callable[[Any], Any]] = {}

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How positions are rotated: the description that training, evaluation and export share.
+"""Configuration of the position rotation, shared by training, evaluation and export.
 
-Light on purpose (no torch): recipes build it, `custom_modules.rope.rotary` turns it into
-frequencies.
+Does not import torch: recipes build it, `custom_modules.rope.rotary` turns it into frequencies.
 
 | method | frequencies | source |
 | --- | --- | --- |
@@ -13,7 +12,7 @@ frequencies.
 | ntk_by_parts | slow ones divided by factor, fast ones kept, a ramp between | 2309.00071 |
 | yarn | the same, and a temperature on attention | 2309.00071 |
 | llama3 | the same idea, by wavelength | 2407.21783 |
-| longrope | each divided by a factor of its own, searched for | 2402.13753, 2502.20082 |
+| longrope | each divided by its own factor, found by search | 2402.13753, 2502.20082 |
 
 R is the number of dimensions rotated. The source of a number is an arXiv id.
 """
@@ -27,7 +26,7 @@ RopeMethod = Literal[
     "default", "linear", "ntk", "dynamic", "ntk_by_parts", "yarn", "llama3", "longrope"
 ]
 MAX_POSITION = 2**31
-"""Positions below it are rotated exactly; where they come from, those above are refused."""
+"""Positions below it are rotated exactly; those above are refused at their source."""
 
 _EXTENDS = ("factor", "original_length", "before")
 _RAMP = (*_EXTENDS, "beta_fast", "beta_slow", "truncate")
@@ -63,8 +62,8 @@ class RopeScaling:
 
     `base` is theta of RoPE. Every method but `default` stretches `factor` times the
     `original_length`. Raises ValueError for values of another type or outside the domain of the
-    method, and for parameters that have no effect on it; but one `mscale` alone, or both beside an
-    `attention_factor`, is taken as Hugging Face takes it.
+    method, and for parameters that have no effect on it; but one `mscale` alone, or both together
+    with an `attention_factor`, is accepted as in Hugging Face.
     """
 
     method: RopeMethod
@@ -74,9 +73,9 @@ class RopeScaling:
     original_length: Optional[int] = None  # noqa: UP045
     """Context in tokens that the frequencies were trained on; never a table size."""
     partial_rotary_factor: float = 1.0
-    """Share of a head's dimensions that turn, the first ones; the others carry no position."""
+    """Share of a head's dimensions that are rotated, the first ones; the others are unchanged."""
     interleaved: bool = False
-    """Whether dimension 2i turns with 2i + 1 (GPT-J), or i with i + R/2 (Llama)."""
+    """Whether dimension 2i pairs with 2i + 1 (GPT-J), or i with i + R/2 (Llama)."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
@@ -85,8 +84,8 @@ class RopeScaling:
     """Temperature on cos and sin; None is the method's own (`temperature`)."""
     mscale: Optional[float] = None  # noqa: UP045
     mscale_all_dim: Optional[float] = None  # noqa: UP045
-    """YaRN's temperature is the ratio of the two's where both are set, as in Hugging Face; one
-    alone changes nothing. Both 1 switch the temperature off."""
+    """YaRN's temperature is the ratio of the two if both are set, as in Hugging Face; one alone has
+    no effect. Both 1 switch the temperature off."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     short_factor: Optional[list[float]] = None  # noqa: UP045
@@ -94,8 +93,8 @@ class RopeScaling:
     long_factor: Optional[list[float]] = None  # noqa: UP045
     """The same for sequences that are longer."""
     before: Optional["RopeScaling"] = None
-    """Rotation of the model that this one stretches further, where that is not plain RoPE: its
-    frequencies take the place of the base's, its temperature multiplies this one's."""
+    """Rotation of the model that this one stretches further, if that is not plain RoPE: its
+    frequencies replace those of the base, its temperature multiplies this one's."""
 
     def __post_init__(self) -> None:
         """Refuse values outside the method's domain."""
@@ -150,14 +149,14 @@ class RopeScaling:
         if self.before.method not in COMPOSABLE:
             raise ValueError(
                 f"RoPE method {self.method} cannot stretch {self.before.method}, whose frequencies "
-                f"are not one falling row; it stretches {', '.join(COMPOSABLE)}"
+                f"do not fall monotonically; it stretches {', '.join(COMPOSABLE)}"
             )
         for name in ("base", "partial_rotary_factor", "interleaved"):
             outer, inner = getattr(self, name), getattr(self.before, name)
             if outer != inner:
                 raise ValueError(
                     f"{name} is {outer} and that of the rotation it is stretched from {inner}; "
-                    "it is one fact of the model, so set both alike"
+                    "it is one fact of the model, so set both to one value"
                 )
 
     def _require_parameters(self) -> None:
@@ -220,7 +219,7 @@ class RopeScaling:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what makes this again by `from_dict`: plain values, ready for JSON."""
+        """Return plain values, ready for JSON, that `from_dict` reads."""
         content = self.stated()
         if self.before is not None:
             content["before"] = self.before.to_dict()
@@ -256,7 +255,7 @@ class RopeScaling:
 
     @classmethod
     def dynamic(cls, *, base: float, factor: float, original_length: int) -> "RopeScaling":
-        """NTK-aware scaling by the length of the sequence at hand, as Hugging Face's `dynamic`."""
+        """NTK-aware scaling by the current sequence's length, as Hugging Face's `dynamic`."""
         return cls(method="dynamic", base=base, factor=factor, original_length=original_length)
 
     @classmethod
@@ -287,7 +286,7 @@ class RopeScaling:
 
     @property
     def by_length(self) -> bool:
-        """Whether the frequencies depend on the length of the sequence at hand."""
+        """Whether the frequencies depend on the length of the current sequence."""
         return self.method in ("dynamic", "longrope")
 
     @property

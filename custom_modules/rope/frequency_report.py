@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rotation does to a model trained with another: how far angles stay where they were.
+"""Comparison of a rotation with the one a model was trained with: how far angles stay trained.
 
-A pair of dimensions turns by `distance * f` between two tokens. In training at `trained` tokens a
-pair whose wavelength `2 pi / f` is shorter has turned by every angle; a longer one by those up to
-`trained * f` alone, and larger angles are new to the model (the out-of-distribution positions of
-arXiv 2309.00071 and 2502.20082). A rotation that divides the frequency of such a pair by d keeps
-distances up to `trained * d` within the angles it knows, so the largest distance for all pairs is
+A pair of dimensions rotates by `distance * f` between two tokens. In training at `trained` tokens a
+pair with a shorter wavelength `2 pi / f` has seen every angle; one with a longer wavelength only
+those up to `trained * f`, and larger angles are new to the model (the out-of-distribution positions
+of arXiv 2309.00071 and 2502.20082). A rotation that divides the frequency of such a pair by d keeps
+distances up to `trained * d` within the trained angles, so the largest distance for all pairs is
 `trained` times the least divisor among the long ones.
 """
 
@@ -16,24 +16,24 @@ from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import inverse_frequencies
 
 UNCHANGED = 1.005
-"""Divisors within this ratio of 1 count as 1; those within it of the largest count as that."""
+"""Divisors within this ratio of 1, or of the largest divisor, count as equal to it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """One rotation beside the one that a model was trained with, pair by pair."""
+    """One rotation compared with the one that a model was trained with, pair by pair."""
 
     wavelengths: list[float]
-    """Tokens of a whole turn, for each of the R/2 pairs; inf where a pair does not turn."""
+    """Tokens of a whole turn, for each of the R/2 pairs; inf for a pair that does not rotate."""
     divisors: list[float]
-    """By how much each frequency is below the model's own."""
+    """Ratio of the model's own frequency to the new one, for each pair."""
     temperature: float
     largest_distance: float
-    """Tokens apart that every pair has seen the angle of; inf where all turn within training."""
+    """Largest distance in tokens with trained angles for every pair; inf if there is no limit."""
 
     @property
     def kept(self) -> list[int]:
-        """The pairs that turn as they did."""
+        """The pairs whose frequency is unchanged."""
         return [
             at for at, divisor in enumerate(self.divisors) if 1 / UNCHANGED <= divisor <= UNCHANGED
         ]
@@ -58,10 +58,10 @@ class Stretch:
 def stretch(
     own: RopeScaling, other: RopeScaling, head_dim: int, *, trained: int, length: int
 ) -> Stretch:
-    """Return how `other` turns heads in sequences of `length` tokens, beside `own`.
+    """Return how `other` rotates heads in sequences of `length` tokens, compared with `own`.
 
-    `own` is the rotation in which the model was trained at `trained` tokens. Raises ValueError
-    where the two do not turn the same dimensions of a head.
+    `own` is the rotation that the model was trained with at `trained` tokens. Raises ValueError if
+    the two do not rotate the same dimensions of a head.
     """
     before, _ = inverse_frequencies(own, head_dim, trained)
     after, temperature = inverse_frequencies(other, head_dim, length)

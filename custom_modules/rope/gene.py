@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GeNE's rotation at its full scale, as a `RopeScaling` that exports; light (no torch).
+"""GeNE's rotation at its full scale, as an exportable `RopeScaling`; does not import torch.
 
     f_i = base ** (-2i/R) / factor ** w_i        w_i = min(1, i / beta)
 
-R dimensions of a head turn, and beta is the first pair that makes fewer than `rotations` turns in
-the context before extension: the fastest pair stays, those from beta on are divided by the whole
-factor, between them the exponent grows evenly. A divisor for each pair is what Hugging Face calls
+R dimensions of a head are rotated, and beta is the first pair that makes fewer than `rotations`
+turns in the context before extension: the fastest pair stays, those from beta on are divided by the
+whole factor, between them the exponent grows linearly. A divisor for each pair is Hugging Face's
 `longrope`, with the same divisors for short and long sequences and a temperature of 1. In training
 the factor is drawn anew for every sample (`custom_modules.rope.skipped_positions.gene_scale`).
 
@@ -31,8 +31,8 @@ def gene_rotation(
     """Return the rotation that a stage of GeNE is evaluated with and exported as.
 
     R is `head_dim` times `partial_rotary_factor`, which like `interleaved` is the model's. Raises
-    ValueError where R does not pair, and where all pairs, or none, turn fewer than `rotations`
-    times in `original_length` tokens.
+    ValueError if R is odd, and if all pairs, or none, turn fewer than `rotations` times in
+    `original_length` tokens.
     """
     rotated = int(head_dim * partial_rotary_factor)
     if rotated < 2 or rotated % 2:
@@ -66,7 +66,7 @@ def gene_rotation(
 
 
 def gene_refusal(scaling: RopeScaling) -> str | None:
-    """Return why a rotation cannot be one of GeNE's at its full scale, or None."""
+    """Return why a rotation cannot be GeNE's at its full scale, or None."""
     if scaling.method != "longrope" or scaling.short_factor != scaling.long_factor:
         return (
             f"a scale drawn by GeNE takes a rotation with one divisor a pair for all lengths, and "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary position embedding for the positions a rank holds, exact at millions of positions.
+"""Rotary position embedding for the positions of a rank, exact at millions of positions.
 
     out[p] = t[p] * cos(p * f) + rotate_half(t[p]) * sin(p * f)
 
@@ -38,9 +38,9 @@ def inverse_frequencies(
 ) -> tuple[Tensor, float]:
     """Return radians per position, float64 [R/2], and the temperature on cos and sin.
 
-    `length` is that of the sequence in tokens, for the methods that go by it. Raises ValueError
-    where those are not given it, where the rotated dimensions do not pair, and for per-dimension
-    factors of another count.
+    `length` is the sequence length in tokens, for the methods that depend on it. Raises ValueError
+    if these do not get it, for an odd number of rotated dimensions, and for a wrong number of
+    per-dimension factors.
     """
     rotated = rotary_dims(scaling, head_dim)
     if scaling.by_length and length is None:
@@ -56,7 +56,7 @@ def inverse_frequencies(
 
 
 def rotary_dims(scaling: RopeScaling, head_dim: int) -> int:
-    """Return how many dimensions of a head turn; raise ValueError where they do not pair."""
+    """Return the number of rotated dimensions of a head; raise ValueError if it is odd."""
     rotated = int(head_dim * scaling.partial_rotary_factor)
     if rotated < 2 or rotated % 2:
         share = scaling.partial_rotary_factor
@@ -116,10 +116,10 @@ def _by_parts(plain: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _dimension_of(frequency: float, plain: Tensor, scaling: RopeScaling) -> float:
-    """Return the (real-valued) pair of dimensions that turns at `frequency`.
+    """Return the (real-valued) pair of dimensions that rotates at `frequency`.
 
     The logarithm falls linearly with the pair for plain RoPE; for a rotation that was stretched
-    before it is read off between neighbours, and beyond the ends as between the outermost two.
+    before, it is interpolated between neighbours, and extrapolated from the outermost two.
     """
     if scaling.before is None:
         return -len(plain) * math.log(frequency) / math.log(scaling.base)
@@ -161,7 +161,7 @@ class Rotation:
     """A `RopeScaling` for heads of one size: tables for the positions that a rank holds."""
 
     def __init__(self, scaling: RopeScaling, head_dim: int) -> None:
-        """Take the rotation; raises ValueError where it does not fit the heads."""
+        """Take the rotation; raises ValueError if it does not fit the heads."""
         self.scaling = scaling
         self.head_dim = head_dim
         self._frequencies: dict[tuple[int | None, torch.device], Tensor] = {}
@@ -171,7 +171,7 @@ class Rotation:
         """Return cos and sin, fp32 [2, s, b, 1, R/2], of positions [b, s].
 
         They are positions of sequences of `length` tokens over all ranks that share them.
-        `frequencies` [R/2] take the place of the method's own, as where they vary in training.
+        `frequencies` [R/2] replace the method's own, for example if they vary in training.
         """
         if frequencies is None:
             frequencies = self._of(length, position_ids.device)
@@ -190,8 +190,8 @@ def rotary_table(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin, fp32 [s, b, 1, R/2], of the positions [b, s] (integers).
 
-    Raises ValueError for positions on the CPU below 0 or from 2^31 on; on a device looking would
-    wait for it.
+    Raises ValueError for positions on the CPU below 0 or from 2^31 on; a check on a device would
+    have to wait for it.
     """
     if position_ids.device.type == "cpu" and position_ids.numel():
         low, high = (int(end) for end in position_ids.aminmax())
@@ -210,9 +210,9 @@ def rotary_table(
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotation is linear and orthogonal up to the temperature: its gradient turns back.
+    """Rotation is linear and orthogonal up to the temperature: its gradient rotates back.
 
-    Saves cos and sin, which all layers share; nothing of the input.
+    Saves cos and sin, which all layers share, and not the input.
     """
 
     @staticmethod
@@ -236,7 +236,7 @@ def _tiles(t: Tensor) -> Iterator[slice]:
 
 
 def _pairs(t: Tensor, rotated: int, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Return views of the dimensions that turn together, [..., R/2] each."""
+    """Return views of the paired dimensions, [..., R/2] each."""
     turning = t[..., :rotated]
     if interleaved:
         return turning[..., 0::2], turning[..., 1::2]
@@ -244,7 +244,7 @@ def _pairs(t: Tensor, rotated: int, interleaved: bool) -> tuple[Tensor, Tensor]:
 
 
 def _turn(t: Tensor, cos: Tensor, sin: Tensor, out: Tensor, interleaved: bool) -> Tensor:
-    """Write `t` turned to `out`, which may be `t`, a few tokens at a time."""
+    """Write the rotated `t` to `out`, which may be `t`, a few tokens at a time."""
     compute = torch.promote_types(t.dtype, torch.float32)
     rotated = 2 * cos.shape[-1]
     for tile in _tiles(t):
@@ -259,10 +259,10 @@ def _turn(t: Tensor, cos: Tensor, sin: Tensor, out: Tensor, interleaved: bool) -
 
 
 def rotate(t: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """Return `t` [s, b, h, D] turned by the table, in fp32 inside, in the dtype of `t` outside."""
+    """Return `t` [s, b, h, D] rotated by the table, in fp32 inside, in the dtype of `t` outside."""
     return _Rotate.apply(t, cos, sin, interleaved)
 
 
 def rotate_(t: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """Turn `t` in place and return it: for tensors outside autograd."""
+    """Rotate `t` in place and return it: for tensors outside autograd."""
     return _turn(t, cos, sin, t, interleaved)

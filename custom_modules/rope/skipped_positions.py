@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions for "train short, test long": a sequence of S tokens that is rotated as if of T.
+"""Positions for "train short, test long": a sequence of S tokens that is rotated like one of T.
 
     positions = arange(S) + skip        skip >= 0, never falling, positions[-1] < T
 
-RoPE sees differences of positions alone. A model trained on S tokens has met distances below S;
-at T > S tokens it meets others. Where positions skip, a short sequence has long distances, at the
-cost of the short one: attention stays causal by index, and nothing else knows of it.
+RoPE depends only on differences of positions. A model trained on S tokens has seen distances below
+S; at T > S tokens it meets others. With skipped positions a short sequence has long distances, at
+the cost of the short one: attention stays causal by index, and nothing else changes.
 
 * `pose` cuts the sequence into a few chunks and skips between them (PoSE, arXiv 2309.10400,
   section 3.2, chunk lengths as in its figure 6): skip of chunk 0 is 0, of chunk i drawn from
-  {skip of i-1, ..., T - S}. The text goes on across a skip (the paper's v_i = 0; its table 4).
+  {skip of i-1, ..., T - S}. The text continues across a skip (the paper's v_i = 0; its table 4).
 * `longrecipe` skips between sentences (LongRecipe, arXiv 2409.00509, section 4.2, drawn as its
   released FSProcessor.py and preprocess_data.py do): with n sentences, n of T - S + n slots are
-  drawn and sorted, and sentence k >= 1 is skipped by slot_k - k. All draws are alike probable, the
-  skips are not: that of sentence 0 is dropped after the draw, so that those whose first is skip_1
-  have skip_1 + 1 draws. Then a first part of 1 to (S + 1) // 2 tokens gets back consecutive
-  positions.
+  drawn and sorted, and sentence k >= 1 is skipped by slot_k - k. All draws are equally probable,
+  the skips are not: that of sentence 0 is dropped after the draw, so that those whose first is
+  skip_1 have skip_1 + 1 draws. Then a first part of 1 to (S + 1) // 2 tokens gets consecutive
+  positions again.
 
-GeNE (10.18653/v1/2024.findings-acl.249) leaves positions alone and draws the interpolation: pair
-i turns by base ** (-2i/R) / r ** w_i (`custom_modules.rope.gene` has w). `gene_scale` draws r, of
-ceil(S / L) and its multiples up to the factor that evaluation uses, L the context before
+GeNE (10.18653/v1/2024.findings-acl.249) keeps the positions and draws the interpolation: pair
+i rotates by base ** (-2i/R) / r ** w_i (`custom_modules.rope.gene` has w). `gene_scale` draws r,
+from ceil(S / L) and its multiples up to the factor that evaluation uses, L the context before
 extension, as the repository's RandomScale; `gene_frequencies` gives the frequencies at r from the
 rotation of the evaluation.
 
-Everything is drawn from a generator that is given, on the CPU, so ranks that share a sequence
-draw alike where their generators are seeded alike. Legend: S tokens of a sequence, T target
-length, R dimensions of a head that turn.
+All random numbers come from a given generator on the CPU, so ranks that share a sequence draw the
+same values if their generators have the same seed. Legend: S tokens of a sequence, T target length,
+R rotated dimensions of a head.
 """
 
 import math
@@ -41,8 +41,8 @@ from custom_modules.rope.rotary import Rotation, inverse_frequencies
 def pose(tokens: Tensor, generator: Generator, *, target_length: int, chunks: int = 2) -> Tensor:
     """Return positions, int64 [S], in `chunks` runs; PoSE (arXiv 2309.10400).
 
-    Of `tokens` [S] the length alone counts. Raises ValueError where T is below S, or S
-    below the number of chunks.
+    Only the length of `tokens` [S] matters. Raises ValueError if T is below S, or S below the
+    number of chunks.
     """
     length = len(tokens)
     room = _room(length, target_length)
@@ -66,7 +66,7 @@ def pose(tokens: Tensor, generator: Generator, *, target_length: int, chunks: in
 def longrecipe(sentence_starts: Tensor, generator: Generator, *, target_length: int) -> Tensor:
     """Return positions, int64 [S], that skip between sentences; LongRecipe (arXiv 2409.00509).
 
-    `sentence_starts` [S] is true at the first token of each. Raises ValueError where T is below S.
+    `sentence_starts` [S] is true at the first token of each. Raises ValueError if T is below S.
     """
     length = len(sentence_starts)
     room = _room(length, target_length)
@@ -85,8 +85,8 @@ def longrecipe(sentence_starts: Tensor, generator: Generator, *, target_length: 
 def gene_scale(tokens: Tensor, generator: Generator, *, least: int, scales: int) -> int:
     """Return GeNE's interpolation scale of a sample: `least` times one of 1 to `scales`.
 
-    Up to four are alike probable; of more, the first and the last have 1/4 each and those between
-    share 1/2 (the repository's `pdf`). `tokens` have no part in it.
+    Up to four are equally probable; of more, the first and the last have 1/4 each and the others
+    share 1/2 (the repository's `pdf`). `tokens` are not used.
     """
     if least < 1 or scales < 1:
         raise ValueError(f"least is {least} and scales {scales}; both are at least 1")
@@ -101,7 +101,7 @@ def gene_frequencies(scaling: RopeScaling, head_dim: int, scale: float) -> Tenso
     """Return radians per position, float64 [R/2], of GeNE's rotation at another scale.
 
     `scaling` is the one at its full scale, as `gene_rotation` makes it: divisors factor ** w.
-    Raises ValueError for a rotation that is none, and for scales outside of 1 to its factor.
+    Raises ValueError for any other rotation, and for scales outside of 1 to its factor.
     """
     if (why := gene_refusal(scaling)) is not None:
         raise ValueError(why)
@@ -126,7 +126,7 @@ def scaled_table(rotation: Rotation, position_ids: Tensor, length: int, scales: 
 
 
 def _room(length: int, target_length: int) -> int:
-    """Return the positions that a sequence leaves free."""
+    """Return the number of positions that a sequence leaves free."""
     if target_length < length:
         raise ValueError(
             f"target_length is {target_length:,} and the sequence has {length:,} tokens; "

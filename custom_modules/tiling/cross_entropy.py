@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LM head and cross-entropy over tiles of the sequence: logits are never formed whole.
+"""The LM head and cross-entropy over tiles of the sequence: the full logits are never formed.
 
     loss = cross_entropy(x W^T, labels, reduction="none")
 
 has N * V logits, and its gradient holds them three times (logits, their log-softmax, its gradient):
 with V = 128,256 that is 513 KB a token in fp32 for each, hundreds of times x. Here a tile of T
-tokens goes all the way at once:
+tokens passes through all steps at once:
 
-1. logits = x W^T of the tile, in a buffer that every tile writes again;
+1. logits = x W^T of the tile, in a buffer that every tile reuses;
 2. its log-sum-exp and label logits give the losses;
 3. the buffer becomes dlogits = softmax - onehot, the gradient of each token's own loss
    (`custom_modules.tiling.softmax_tile`), and from it, still in the forward,
@@ -16,9 +16,9 @@ tokens goes all the way at once:
 So x W^T is computed once, as by the plain formula. The backward knows the upstream gradient g of
 each token's loss. dx is linear in it row by row, so its rows are scaled, which is exact for any g.
 dW is not: it needs g to be one number for all counted tokens, which it is when training on a sum or
-mean of losses. Then dW is scaled; for any other g the tiles are gone through once more with the
-true g (one more x W^T). Both are scaled in place, so a second backward through the same graph
-goes through the tiles again too.
+mean of losses. Then dW is scaled; for any other g the tiles are computed once more with the true g
+(one more x W^T). Both are scaled in place, so a second backward through the same graph computes the
+tiles again too.
 
 Masked tokens cost nothing: the rows of counted tokens are selected, tile by tile, before any
 product. With none at all, losses and gradients are zero.
@@ -31,8 +31,8 @@ Vocabulary parallelism: W is this TP rank's v = V/P rows. The ranks merge by log
 all-gather of 2 (3 with smoothing) fp32 numbers a token and rank. x is the same on every rank, and
 its gradient is all-reduced once, in the backward; or, with sequence parallelism, each rank holds
 a contiguous 1/P of the sequence: T/P counted tokens of each are gathered for a tile, padded to the
-rank that gives most, and dx is reduce-scattered. Every rank knows the whole mask, so all take part
-in the same collectives, whatever it counts on them. Losses are the same on every TP rank, and their
+rank with the most, and dx is reduce-scattered. Every rank knows the whole mask, so all take part in
+the same collectives, however many tokens they have. Losses are the same on every TP rank, and their
 upstream gradient must be.
 
 Memory on top of what is returned (losses, dx, dW): T * v logits, 2 T * h of x and dx (with
@@ -42,7 +42,7 @@ the forward to the backward. The plain formula has 3 N * v.
 Legend: s tokens of a sequence on this rank, S over the ranks of sequence parallelism (s without
 it), b sequences, N = S * b tokens, h hidden, V vocabulary, v rows of W here, P ranks, T the tile.
 
-Composes with CP and DP (losses are per token; who averages divides sums by counted tokens), PP and
+Composes with CP and DP (losses are per token; an average divides sums by counted tokens), PP and
 recompute of layers. Limits: no bias; fp16's smallest dlogits are lost, since a loss scale comes
 later; once differentiable. On a GPU the forward waits for the device to count tokens, and the
 backward to compare g. Source: the order of work is that of
@@ -69,18 +69,18 @@ class Round(NamedTuple):
     """The counted tokens of one tile."""
 
     rows: Tensor
-    """Of this rank's x [s * b, h]."""
+    """Row indices in this rank's x [s * b, h]."""
     tokens: Tensor
-    """Of all S * b, those of each rank together, in rank order."""
+    """Indices in all S * b tokens, grouped by rank, in rank order."""
     counts: list[int]
     """How many of them each rank of sequence parallelism holds."""
 
 
 def rounds(counted: Tensor, tile: int, shards: int, rank: int) -> list[Round]:
-    """Share the tokens that `counted` [N] marks out to tiles.
+    """Distribute the tokens that `counted` [N] marks over tiles.
 
-    Tokens lie in `shards` contiguous shards, and a tile takes as many from each, as long as there
-    are. It holds `tile` tokens, rounded up to a multiple of the shards.
+    Tokens are in `shards` contiguous shards, and a tile takes equally many from each while they
+    last. It has `tile` tokens, rounded up to a multiple of the shards.
     """
     each, of_shard = -(-tile // shards), len(counted) // shards
     counts: list[int] = counted.view(shards, of_shard).sum(1).tolist()
@@ -103,7 +103,7 @@ class Objective:
     z_loss: float
 
     def losses(self, lse: Tensor, found: Tensor) -> Tensor:
-        """Return the losses [n] from the log-sum-exp and, over all ranks, what `reduce` found."""
+        """Return the losses [n] from the log-sum-exp and the results of `reduce` over all ranks."""
         losses = lse - (1 - self.label_smoothing) * found[1]
         if self.label_smoothing:
             losses = losses - self.label_smoothing / self.vocabulary * found[2]
@@ -118,7 +118,7 @@ class Objective:
 
 
 class Swept(NamedTuple):
-    """What going through the tiles gives."""
+    """Results of one pass over the tiles."""
 
     losses: Tensor
     """[N], 0 where a token is not counted."""
@@ -130,7 +130,7 @@ class Swept(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TiledLoss:
-    """How one rank goes through the tiles."""
+    """The pass of one rank over the tiles."""
 
     objective: Objective
     tensor_parallel: TensorParallel
@@ -138,7 +138,7 @@ class TiledLoss:
 
     @property
     def shards(self) -> int:
-        """Ranks over which the sequence lies."""
+        """Number of ranks that the sequence is sharded over."""
         spread = self.tensor_parallel.sequence_parallel
         return dist.get_world_size(self.tensor_parallel.group) if spread else 1
 
@@ -152,7 +152,7 @@ class TiledLoss:
         self, x: Tensor, weight: Tensor, labels: Tensor, counted: Tensor, *,
         upstream: Tensor | None, wanted: tuple[bool, bool],
     ) -> Swept:  # fmt: skip
-        """Return losses, and the gradients of x and weight where they are wanted.
+        """Return losses, and the gradients of x and weight if requested.
 
         x is [s, b, h]; labels, `counted` and `upstream` are [N], tokens ordered as in x. The
         gradients are those of the sum of `upstream` (None: 1) times the losses.
@@ -184,9 +184,9 @@ class TiledLoss:
         return Swept(losses, dx, dweight)
 
     def alike(self, upstream: Tensor, counted: Tensor) -> Tensor | None:
-        """Return the one number that `upstream` [N] is for all counted tokens, or None.
+        """Return the common value of `upstream` [N] for all counted tokens, or None.
 
-        TP ranks decide together: one that went through the tiles again alone would wait for the
+        TP ranks decide together: a rank that computed the tiles again alone would wait for the
         others.
         """
         ours = upstream[counted]
@@ -203,7 +203,7 @@ class TiledLoss:
         return 0 if group is None else dist.get_rank(group) * len(weight)
 
     def _merged(self, own: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Return the log-sum-exp and the sums over TP ranks of what `reduce` returned."""
+        """Return the log-sum-exp and the sums over TP ranks of the results of `reduce`."""
         group = self.tensor_parallel.group
         if group is None:
             return None, own
@@ -264,7 +264,7 @@ class _TiledCrossEntropy(torch.autograd.Function):
     def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
         how: TiledLoss = ctx.how
         x, weight, labels, counted = ctx.saved_tensors
-        upstream = upstream.where(counted, 0)  # what a masked token is multiplied with may be NaN
+        upstream = upstream.where(counted, 0)  # the upstream gradient of a masked token may be NaN
         of_x, of_weight = ctx.wanted
         (dx, dweight), ctx.kept = ctx.kept or (None, None), None
         with cause("loss"):
@@ -299,7 +299,7 @@ def tiled_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """Return the loss of each token [b, S], fp32 (float64 for float64), 0 where it is masked.
+    """Return the loss of each token [b, S], fp32 (float64 for float64), 0 if it is masked.
 
     Args:
         hidden: [s, b, h]; with sequence parallelism this TP rank's contiguous part of S tokens.
@@ -307,9 +307,10 @@ def tiled_cross_entropy(
         labels: [b, S], of the whole vocabulary; those of masked tokens are not read.
         mask: [b, S], 0 for tokens that are not counted; None: all are. Labels and mask are whole
             on every TP rank.
-        tile: tokens whose logits are held at a time; more than there are is as many as there are.
+        tile: tokens whose logits are held at a time; a larger tile than the sequence is the
+            whole sequence.
 
-    A label outside the vocabulary raises ValueError on a CPU; on a GPU, where to look would be to
+    A label outside the vocabulary raises ValueError on a CPU; on a GPU, where a check would have to
     wait, it adds nothing to the log-sum-exp.
     """
     tensor_parallel = _needed(tensor_parallel)
@@ -340,7 +341,7 @@ def _size(group: dist.ProcessGroup | None) -> int:
 
 
 def _needed(given: TensorParallel) -> TensorParallel:
-    """Return what there is to communicate: nothing over one rank."""
+    """Return the tensor parallelism to communicate over: none over one rank."""
     return ONE_RANK if _size(given.group) == 1 else given
 
 
@@ -377,6 +378,6 @@ def _require_labels(labels: Tensor, vocabulary: int) -> None:
     wrong = labels[(labels < 0) | (labels >= vocabulary)]
     if len(wrong):
         raise ValueError(
-            f"label {int(wrong[0])} is outside the vocabulary of {vocabulary:,}; mask what is not "
-            "to be counted"
+            f"label {int(wrong[0])} is outside the vocabulary of {vocabulary:,}; mask tokens that "
+            "are not counted"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any function of single tokens, a tile of the sequence at a time: the MLP, the norm before it.
+"""Functions of single tokens, a tile of the sequence at a time: the MLP with the norm before it.
 
     out = f(x)    for f with f(x)[t] = f(x[t])        e.g. f(x) = W2 act(W1 norm(x))
 
@@ -13,13 +13,13 @@ of that tile, and adds the gradients of the weights over the tiles. Live at a ti
 Work: 1 forward, then 1 forward and 1 backward: what a checkpoint of f costs, in matmul units 1 + 1
 + 2. Inside a recomputed layer (`custom_modules.memory.recompute`) a checkpoint of its own would
 make that 1 + 1 + 1 + 2. It does not here: when the layer is rebuilt, f is its last part, whose
-output nobody reads, so the second run of the forward is skipped, and its communication with it.
-Under Megatron-Core's own full recompute, which does not say that it rebuilds, f runs once more.
+output is not read, so the second run of the forward is skipped, and its communication with it.
+Megatron-Core's own full recompute does not indicate that it rebuilds, so there f runs once more.
 
-Gradients of weights: a tile's gradient is that of the module as it is, so Megatron's and
-Transformer Engine's own accumulation into `main_grad` serves where it is on. Else tiles are added
+Gradients of weights: a tile's gradient is that of the unchanged module, so Megatron's and
+Transformer Engine's own accumulation into `main_grad` works if it is on. Otherwise tiles are added
 in fp32 (float64 for float64), and the parameter receives the sum once a backward, in its own dtype,
-as Megatron's hooks count on.
+as Megatron's hooks require.
 
 With tensor parallelism the module communicates a tile at a time, the same bytes in more messages:
 the tile is of this rank's own tokens, gathered where sequence parallelism shards them. FP8 scales
@@ -48,26 +48,26 @@ class TokenFunction:
 
     run: Callable[[Tensor], Tensor]
     parameters: tuple[Tensor, ...]
-    """All that it reads and that may take gradients."""
+    """All tensors that it reads and that may take gradients."""
     ends_layer: bool
     """Whether its output is added to a residual and read by nothing else in its layer."""
     part: Cause | None = "mlp"
-    """What its memory is for; None: what the caller's is for."""
+    """Cause of its memory; None: that of the caller."""
     again: Callable[[], AbstractContextManager[object]] = nullcontext
-    """What surrounds it when the backward runs it again."""
+    """Context in which the backward runs it again."""
 
 
 class SumOverTiles:
     """Gradients of parameters, added up over the tiles in which they are computed."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        """Begin with none; parameters that take no gradient get none."""
+        """Begin without sums; parameters that take no gradient get none."""
         self.parameters = parameters
         self.sums: list[Tensor | None] = [None] * len(parameters)
 
     def add(self, grads: Sequence[Tensor | None], fused: Sequence[bool]) -> None:
-        """Add a tile's gradients; those of `fused` are in `main_grad` already, only their dummy
-        is kept, for the hook that waits for one.
+        """Add a tile's gradients; those of `fused` are in `main_grad` already, and only their dummy
+        is kept, for the hook that waits for a gradient.
         """
         for place, (grad, in_main_grad) in enumerate(zip(grads, fused, strict=True)):
             if grad is None:
@@ -79,7 +79,7 @@ class SumOverTiles:
                 total.add_(grad)
 
     def taken(self) -> list[Tensor | None]:
-        """Return the sums in the dtype of their parameters, and let go of them."""
+        """Return the sums in the dtype of their parameters, and release them."""
         sums, self.sums = self.sums, []
         return [
             None if total is None else total.to(parameter.dtype)
@@ -102,8 +102,8 @@ def _gradients(
     """Return the gradient of a tile, and add those of the parameters to `sums`."""
     tile = tile.detach().requires_grad_()
     takers = [p for p in function.parameters if p.requires_grad]
-    # A fused accumulation says so by a flag on the parameter, which stays set from the
-    # micro-batches before.
+    # A fused accumulation sets a flag on the parameter, which stays set from earlier
+    # micro-batches.
     before = [getattr(p, "grad_added_to_main_grad", False) for p in takers]
     for parameter, flag in zip(takers, before, strict=True):
         if flag:
@@ -120,7 +120,7 @@ def _gradients(
 
 
 class _Tiled(torch.autograd.Function):
-    """Saves x [s, b, h]; takes the parameters so that autograd sends their gradients on."""
+    """Saves x [s, b, h]; takes the parameters so that autograd passes their gradients on."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
@@ -154,8 +154,8 @@ class _Tiled(torch.autograd.Function):
 def tiled(x: Tensor, function: TokenFunction, *, tile: int) -> Tensor:
     """Return `function.run(x)`, of the shape of x [s, b, ...], `tile` tokens at a time.
 
-    Tiles are whole rows of b tokens; one of more tokens than x has is x. Raises ValueError for an
-    empty tile.
+    Tiles are whole rows of b tokens; a tile larger than x is x. Raises ValueError for an empty
+    tile.
     """
     if tile < 1:
         raise ValueError(f"tile is {tile} tokens; it must be at least 1")

@@ -7,11 +7,11 @@ for rows z [v] of a tile [n, v] and numbers a, c, d of each row (`Slope`). With 
 parallelism v is a rank's part: `reduce` gives its own log-sum-exp, the ranks merge theirs, and
 `gradient` gets the merged one. Between the two calls the tile belongs to the pair that was called.
 
-Two pairs of functions. `IN_PLACE`, for the CPU, takes one exponential a logit: `reduce` leaves the
-softmax over the rank's part, a few rows at a time so that a row stays in cache over the five
-passes, and `gradient` rescales it where it must. `compiled` reads the tile once for `reduce`
-(an online softmax) and reads and writes it once for `gradient`, which takes the exponential again:
-on a GPU traffic counts. Both compute in fp32 (float64 for float64) whatever the tile's dtype.
+There are two pairs of functions. `IN_PLACE`, for the CPU, takes one exponential a logit: `reduce`
+leaves the softmax over the rank's part, a few rows at a time so that a row stays in cache over the
+five passes, and `gradient` rescales it if necessary. `compiled` reads the tile once for `reduce`
+(an online softmax) and reads and writes it once for `gradient`, which takes the exponential again,
+since memory traffic dominates on a GPU. Both compute in fp32 (float64 for float64) for any dtype.
 
 `accumulate` adds the weight's gradient of a tile to an fp32 sum, from operands in any dtype.
 """
@@ -27,7 +27,7 @@ from torch import Tensor
 from custom_modules.dtypes import lse_dtype
 
 BLOCK_BYTES = 4 * 2**20
-"""Of rows that the CPU takes through all passes together: what two cores' second caches hold."""
+"""Bytes of rows that the CPU takes through all passes together: two cores' L2 caches."""
 
 
 class Slope(NamedTuple):
@@ -36,9 +36,9 @@ class Slope(NamedTuple):
     softmax: Tensor | None
     """Factor of the softmax; None: 1."""
     label: Tensor
-    """What the label's entry has less."""
+    """Subtracted from the label's entry."""
     every: Tensor | None
-    """What every entry has less; None: 0."""
+    """Subtracted from every entry; None: 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,17 @@ class SoftmaxPasses:
     """One pair of functions over a tile."""
 
     reduce: Callable[[Tensor, Tensor, bool], Tensor]
-    """Take logits [n, v], labels [n], and whether sums are wanted; return, [2 or 3, n], the
-    log-sum-exp, the label's logit (0 for a label outside [0, v)) and the sum of the logits."""
+    """Take logits [n, v], labels [n], and whether to sum; return, [2 or 3, n], the log-sum-exp,
+    the label's logit (0 for a label outside [0, v)) and the sum of the logits."""
     gradient: Callable[[Tensor, Tensor, Tensor, Tensor | None, Slope], None]
-    """Take the tile, labels, what `reduce` returned, the merged log-sum-exp (None where there is
+    """Take the tile, labels, the results of `reduce`, the merged log-sum-exp (None if there is
     nothing to merge), and the slope; leave the gradient in the tile."""
 
 
 def accumulate(into: Tensor, grad: Tensor, x: Tensor) -> None:
-    """Add grad^T x to `into` [v, h], for grad [n, v] and x [n, h]; `into` may be wider than they.
+    """Add grad^T x to `into` [v, h], for grad [n, v] and x [n, h]; `into` may have a wider dtype.
 
-    Products of bf16 are added in fp32: the tensor cores do it, a CPU gets fp32 copies.
+    Products of bf16 are added in fp32: by the tensor cores, or on a CPU with fp32 copies.
     """
     if into.dtype == x.dtype:
         torch.addmm(into, grad.t(), x, out=into)
@@ -86,7 +86,7 @@ def _reduce_in_place(logits: Tensor, labels: Tensor, with_sum: bool) -> Tensor:
     found[1] = _label_logits(logits, labels)
     for rows in _blocks(logits.shape[0], logits.shape[1] * dtype.itemsize):
         block = logits[rows]
-        wide = block.to(dtype)  # the block itself where the dtype is the same
+        wide = block.to(dtype)  # the block itself if the dtype is the same
         if with_sum:
             found[2, rows] = wide.sum(1)
         peak = wide.amax(1, keepdim=True)
@@ -145,7 +145,7 @@ def _gradient(
 
 @cache
 def compiled(backend: str = "inductor") -> SoftmaxPasses:
-    """Return the pair that `torch.compile` fuses, made once for each backend."""
+    """Return the pair fused by `torch.compile`, created once for each backend."""
     reduce = torch.compile(_reduce, backend=backend)
     gradient = torch.compile(_gradient, backend=backend)
 
@@ -164,7 +164,7 @@ def compiled(backend: str = "inductor") -> SoftmaxPasses:
 
 
 def _let_differ(tensors: Sequence[Tensor | None], rows: int) -> None:
-    """Let the number of rows, a dimension, differ: the last tile would else compile anew."""
+    """Mark the number of rows as dynamic: otherwise the last tile would compile anew."""
     for tensor in tensors:
         if tensor is not None:
             torch._dynamo.maybe_mark_dynamic(tensor, rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder that appears whole or not at all, and touches nothing that is there; light."""
+"""Atomic creation of a folder; nothing that exists is touched."""
 
 import os
 from collections.abc import Iterator
@@ -11,23 +11,23 @@ from data.files.writable import require_folder
 
 
 def require_free(to: Path, room: float = 0) -> None:
-    """Raise ValueError unless a folder can be made at `to`: nothing there, and room for it.
+    """Raise ValueError unless a folder can be created at `to`: the path is free, with enough room.
 
-    `room` is in bytes; 0 where it is not known.
+    `room` is in bytes; 0 if unknown.
     """
     if os.path.islink(to):
-        raise ValueError(f"--to {to} is a link; name a folder that is not there")
+        raise ValueError(f"--to {to} is a link; name a folder that does not exist")
     if os.path.lexists(to):
-        raise ValueError(f"--to {to} is there already; remove it, or name another folder")
+        raise ValueError(f"--to {to} already exists; remove it, or name another folder")
     require_folder(to, "--to", room)
 
 
 @contextmanager
 def appearing(to: Path) -> Iterator[Path]:
-    """Give an empty folder that is called `to` once the block is over, and is gone if it raises.
+    """Yield an empty folder, renamed to `to` when the block ends and removed if it raises.
 
-    It is filled beside `to` under a name that no one has, so two at a time do not meet. Raises
-    ValueError where `to` is there or cannot be made.
+    It lies next to `to` under a unique name, so concurrent calls do not collide. Raises ValueError
+    if `to` exists or cannot be created.
     """
     require_free(to)
     with folder_beside(to) as part:

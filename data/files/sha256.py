@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SHA-256 of files and of parts of them, computed in threads; standard library only.
 
-hashlib releases the interpreter's lock while it computes, so several threads hash at the same time
-as other code runs.
+hashlib releases the interpreter's lock while it computes, so threads hash in parallel with other
+code.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ MOST_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes `start` to `stop` of a file; to its end where `stop` is None."""
+    """Bytes `start` to `stop` of a file; to its end if `stop` is None."""
 
     path: Path
     start: int = 0
@@ -28,20 +28,20 @@ class Part:
 
 
 class Hashing:
-    """SHA-256 of several parts, being computed from the moment this is made.
+    """SHA-256 of several parts, computed in threads that start on construction.
 
-    Used as a context, it ends its threads when the block is left.
+    As a context manager, it stops its threads on exit.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        """Start the threads: as many as there are parts, processors, or `MOST_THREADS`."""
+        """Start the threads: at most one a part, one a processor, and `MOST_THREADS`."""
         self._stopped = threading.Event()
         threads = max(1, min(len(parts), os.cpu_count() or 1, MOST_THREADS))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sha256")
         self._running = [self._pool.submit(_digest, part, self._stopped) for part in parts]
 
     def results(self) -> list[str | OSError]:
-        """Return, in the order of the parts, each sum in hexadecimal or why it cannot be read."""
+        """Return the hexadecimal sum of each part, in order, or the error from reading it."""
         return [running.result() for running in self._running]
 
     def __enter__(self) -> "Hashing":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a text, JSON or YAML file of a user: its content, or one sentence with its path; light.
+"""Read a user's text, JSON or YAML file: return its content, or raise one sentence with its path.
 
-A file may be anything: of another encoding, cut off, of gigabytes, nested without end, or with
-aliases in a circle. Each is refused before it is read further.
+A file may have another encoding, be truncated, hold gigabytes, be nested too deeply, or have
+circular aliases. Each is refused before it is read further.
 """
 
 import json
@@ -17,27 +17,27 @@ LARGEST = 2**18
 LARGEST_JSON = 2**22
 """Bytes of a config; quantized models list their modules in it."""
 MOST_VALUES = 1_000_000
-"""That the aliases of a file may stand for, all written out."""
+"""Values that the aliases of a file may expand to."""
 LONGEST_SHOWN = 60
 """Characters of a value that an error repeats."""
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What PyYAML raises for a value that its type cannot be, as month 13 of a date."""
+"""Errors that PyYAML raises for a value that is invalid for its type, such as month 13."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where PyYAML was built with it; both make plain values alone, never objects."""
+"""libyaml's loader if PyYAML was built with it; both create plain values only, never objects."""
 
 
 def read_text(path: Path, most: int = LARGEST) -> str:
     """Return the UTF-8 text of a file of at most `most` bytes; raise ValueError otherwise."""
     if path.is_dir():
-        raise ValueError(f"{path} is a folder, and a file is meant")
+        raise ValueError(f"{path} is a folder; expected a file")
     try:
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ValueError(f"{path} cannot be read: {why}; name a file that can") from error
+        raise ValueError(f"{path} cannot be read: {why}; name a readable file") from error
     if len(content) > most:
-        raise ValueError(f"{path} has more than {most:,} bytes; name the file that is meant")
+        raise ValueError(f"{path} has more than {most:,} bytes; check the path")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -52,19 +52,18 @@ def read_json(path: Path) -> Any:
     text = read_text(path, LARGEST_JSON)
     try:
         return json.loads(text)
-    except ValueError as error:  # a number of more digits than Python reads is no JSONDecodeError
+    except ValueError as error:  # a number with too many digits for Python is not a JSONDecodeError
         raise ValueError(f"{path} is not JSON ({error})") from None
     except RecursionError:
         raise ValueError(
-            f"{path} is not JSON that can be read (nested too deeply); name the file that is meant"
+            f"{path} is not JSON that can be read (nested too deeply); check the path"
         ) from None
 
 
 def read_yaml(path: Path) -> Any:
     """Return the value of a YAML file.
 
-    Raises ValueError for a file that is not one, for a key that a mapping has twice, and for an
-    alias within what it stands for.
+    Raises ValueError for invalid YAML, for a duplicate key in a mapping, and for a circular alias.
     """
     text = read_text(path)
     try:
@@ -82,12 +81,12 @@ def read_yaml(path: Path) -> Any:
         raise ValueError(f"{path} is not YAML: {_on_one_line(error)}") from None
     except RecursionError:
         raise ValueError(
-            f"{path} is not YAML that can be read (nested too deeply); name the file that is meant"
+            f"{path} is not YAML that can be read (nested too deeply); check the path"
         ) from None
 
 
 def _value(loader: Any, top: yaml.Node, path: Path) -> Any:
-    """Return the value of a tree of nodes; raise ValueError for a word that its type cannot be."""
+    """Return the value of a tree of nodes; raise ValueError for a word invalid for its type."""
     try:
         return loader.construct_document(top)
     except UNREADABLE:
@@ -118,7 +117,7 @@ def _scalars(top: yaml.Node) -> Iterator[yaml.ScalarNode]:
 
 
 def _problems(top: yaml.Node) -> Iterator[str]:
-    """Yield what is wrong with a tree of nodes, each with its line."""
+    """Yield the errors of a tree of nodes, each with its line."""
     above: set[int] = set()
     sizes: dict[int, int] = {}
     waiting: list[tuple[yaml.Node, bool]] = [(top, False)]
@@ -129,15 +128,13 @@ def _problems(top: yaml.Node) -> Iterator[str]:
             sizes[id(node)] = 1 + sum(sizes[id(child)] for child in _children(node))
             if sizes[id(node)] > MOST_VALUES:
                 yield (
-                    f"line {_line(node)}: aliases stand for more than {MOST_VALUES:,} values; "
-                    "leave them out"
+                    f"line {_line(node)}: aliases expand to more than {MOST_VALUES:,} values; "
+                    "write the values out"
                 )
                 return
             continue
         if id(node) in above:
-            yield (
-                f"line {_line(node)}: an alias stands for what it is itself a part of; write it out"
-            )
+            yield (f"line {_line(node)}: an alias refers to a value that contains it; write it out")
             return
         if id(node) in sizes:
             continue
@@ -162,7 +159,7 @@ def _repeated(mapping: yaml.MappingNode) -> Iterator[str]:
         if key.tag != "tag:yaml.org,2002:merge" and (key.tag, key.value) in seen:
             yield (
                 f"has {key.value} twice, in lines {seen[key.tag, key.value]} and {_line(key)}; "
-                "leave one of them out"
+                "remove one of them"
             )
         seen[key.tag, key.value] = _line(key)
 

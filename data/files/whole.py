@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and folders that appear whole or not at all; light.
+"""Atomic writes: files and folders appear complete or not at all.
 
-Each is filled under a hidden name in the folder where it will be, and renamed once it is complete.
-Where filling it fails for any reason (an interrupt, a full disk), the hidden file or folder is
-removed, and so are the folders that were made for it. An OSError of a full or a read-only file
-system names the path that was to be written: the one that Python raises has no path at all. A file
-that is a symbolic link stays one: what it points to is written.
+Each is written under a hidden name in its destination folder and renamed once it is complete. If
+writing fails for any reason (an interrupt, a full disk), the hidden file or folder is removed, and
+so are the folders created for it. An OSError of a full or read-only file system names the
+destination: the one that Python raises has no path. A symbolic link stays a link: its target is
+written.
 """
 
 import errno
@@ -20,16 +20,16 @@ from pathlib import Path
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 OF_WRITING = (*NO_ROOM, errno.EROFS, errno.EFBIG)
-"""Errors of a file system, not of a name, that reading does not bring: `write` names no path."""
+"""Errors of the file system, not of a name, that only writing raises; `write` names no path."""
 OF_THE_PLACE = (*OF_WRITING, errno.EIO)
-"""The same, and an error of the disk, which `read` raises without a path too."""
+"""The same and a disk error, which `read` raises without a path too."""
 
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Write a file whole or not at all; its folder is made where it is not there.
+    """Write a file atomically; its folder is created if missing.
 
-    With `durable` that also holds for a machine that loses power: the content is on the disk before
-    the file has its name, and the name is when this returns.
+    With `durable` this also holds if the machine loses power: the content is on the disk before the
+    file is renamed, and the name is on the disk when the call returns.
     """
     with replacing(path) as hidden, hidden.open("wb") as file:
         file.write(content)
@@ -41,12 +41,12 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
 
 
 def write_text(path: Path, content: str, *, durable: bool = False) -> None:
-    """Write a file of UTF-8 text whole or not at all; see `write_bytes`."""
+    """Write a UTF-8 text file atomically; see `write_bytes`."""
     write_bytes(path, content.encode(), durable=durable)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk, where the file system can."""
+    """Sync the names in a folder to the disk, if the file system can."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -57,9 +57,9 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a hidden name to write a file under; the file is called `path` once the block ends.
+    """Yield a hidden path to write a file to; the file is renamed to `path` when the block ends.
 
-    A file that is at `path` is replaced at that moment. If the block raises, nothing has changed.
+    A file at `path` is replaced at that moment. If the block raises, nothing has changed.
     """
     place = link_target(path)
     hidden = place.with_name(f".{place.name[:50]}.{os.getpid()}.tmp")
@@ -77,16 +77,16 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def link_target(path: Path) -> Path:
-    """Return what a symbolic link points to in the end, there or not; any other path as it is."""
+    """Return the final target of a symbolic link, existing or not; any other path unchanged."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else path
 
 
 @contextmanager
 def folder_beside(place: Path) -> Iterator[Path]:
-    """Give an empty hidden folder on the file system of `place`, to be renamed in the block.
+    """Yield an empty hidden folder on the file system of `place`, to be renamed in the block.
 
-    It is removed at the end if it is still there. Two processes never get the same one. SIGTERM, as
-    `kill` and schedulers send it, ends the process as an interrupt does: by an exception.
+    It is removed at the end if it still exists. Two processes never get the same one. SIGTERM, as
+    `kill` and schedulers send it, ends the process by an exception, as an interrupt does.
     """
     hidden = place.with_name(f".{place.name[:50]}.partial-{secrets.token_hex(4)}")
     made = missing_folders(place.parent)
@@ -104,7 +104,7 @@ def folder_beside(place: Path) -> Iterator[Path]:
 
 @contextmanager
 def _ended_by_exception() -> Iterator[None]:
-    """Let SIGTERM raise SystemExit where it would end the process on the spot."""
+    """Make SIGTERM raise SystemExit where it would end the process at once."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -121,13 +121,13 @@ def _ended_by_exception() -> Iterator[None]:
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """Return the folders that `folder` lacks to be there, the inmost first."""
+    """Return the folders of a path that do not exist, the innermost first."""
     folder = folder.absolute()
     return [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
 
 
 def remove_empty(folders: list[Path]) -> None:
-    """Remove folders, the inmost first, up to the first that holds something."""
+    """Remove folders, the innermost first, up to the first that is not empty."""
     with suppress(OSError):
         for folder in folders:
             if os.path.lexists(folder):
@@ -135,9 +135,9 @@ def remove_empty(folders: list[Path]) -> None:
 
 
 def name_place(error: BaseException, place: Path, hidden: Path) -> None:
-    """Let the OSErrors of a chain of exceptions name `place` where they name nothing or `hidden`.
+    """Set the path of OSErrors in a chain of exceptions to `place` if it is missing or `hidden`.
 
-    A library that reports a failed write by an error of its own has the OSError as its context.
+    A library that reports a failed write by its own error has the OSError as that error's context.
     """
     for link in chain(error):
         if not isinstance(link, OSError):
@@ -149,9 +149,9 @@ def name_place(error: BaseException, place: Path, hidden: Path) -> None:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised from, or while handling.
+    """Yield an exception and the exceptions that it was raised from or while handling.
 
-    The failures that `torch.distributed.checkpoint` collects from ranks are among them.
+    They include the failures that `torch.distributed.checkpoint` collects from ranks.
     """
     waiting, seen = [error], set[int]()
     while waiting:

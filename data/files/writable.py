@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places that a command will write to, tried before the work begins; light.
+"""Checks that a command can write to its outputs, made before the work begins.
 
-A place is tried by writing: a file without a name is opened, filled a little and closed in the
-folder that the place will be made in, so nothing is left and nothing is replaced. Permissions alone
-do not tell, since root has them all and a full disk has room for empty files.
+A path is tried by writing: an unnamed file is opened, filled a little and closed in the folder that
+will hold the path, so nothing is left and nothing is replaced. Permissions alone are not enough:
+root has them all, and a full disk has room for empty files.
 """
 
 import errno
@@ -17,18 +17,18 @@ from pathlib import Path
 from data.files.whole import link_target
 
 TRIED = 2**16
-"""Bytes written to try a place: more than a full file system still takes."""
+"""Bytes written to try a path: more than a full file system still takes."""
 GIB = 2**30
 
 
 def require_file(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
-    """Raise ValueError unless a file can be written at `path`; one that is there is replaced.
+    """Raise ValueError unless a file can be written at `path`; an existing one will be replaced.
 
-    Of a symbolic link, what it points to is tried: `data.files.whole.replacing` writes that.
+    For a symbolic link the target is tried, since `data.files.whole.replacing` writes the target.
 
     Args:
-        what: the option or key that named it, as `--out`; the sentence begins with it.
-        suffixes: how the name may end, as `.json`; empty: as it likes.
+        what: the option or key that named it, such as `--out`; the message begins with it.
+        suffixes: allowed suffixes of the name, such as `.json`; empty: any.
     """
     said = f"{what} {path}"
     if suffixes and path.suffix not in suffixes:
@@ -42,34 +42,34 @@ def require_file(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
 
 
 def require_folder(path: Path, what: str, room: float = 0) -> None:
-    """Raise ValueError unless a folder can be made at `path`, or be written to if it is there.
+    """Raise ValueError unless a folder can be created at `path`, or written to if it exists.
 
     Args:
         what: as for `require_file`.
-        room: bytes that the file system must have free; 0: not known.
+        room: bytes that the file system must have free; 0: unknown.
     """
     said = f"{what} {path}"
     mode = _mode(path, said)
     if mode is not None and not stat.S_ISDIR(mode):
-        raise ValueError(f"{said} is a file, and a folder is meant; name another")
+        raise ValueError(f"{said} is a file; expected a folder")
     _try(path.absolute(), said)
     if room:
         free = shutil.disk_usage(existing(path)).free
         if free < room:
             raise ValueError(
                 f"{said} needs about {_size(room)} and its file system has {_size(free)} free; "
-                "make room, or name a place on another"
+                "free some, or name a path on another file system"
             )
 
 
 def existing(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that is there."""
+    """Return the path, or its nearest parent that exists."""
     path = path.absolute()
     return next(above for above in (path, *path.parents) if above.exists())
 
 
 def reason(error: OSError) -> str:
-    """Return in a few words why a place cannot be used."""
+    """Return in a few words why a path cannot be used."""
     if error.errno == errno.EROFS:
         return "the file system is read-only"
     if error.errno == errno.ENOSPC:
@@ -80,12 +80,14 @@ def reason(error: OSError) -> str:
 
 
 def _mode(path: Path, said: str) -> int | None:
-    """Return what is at a path, links followed; None where nothing is, or a link to nothing."""
+    """Return the mode of a path, following links; None if it or the link's target is missing."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:  # too long a name, links in a circle, a folder that may not be entered
+    except (
+        OSError
+    ) as error:  # too long a name, circular links, a folder without permission to enter
         raise ValueError(f"{said} cannot be written ({reason(error)}); name another") from None
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples that stand for a longer context than they have, and the tokens chosen for them."""
+"""Short samples that train a longer context, and the tokens chosen for them."""

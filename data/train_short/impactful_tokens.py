@@ -4,12 +4,12 @@
     score(t) = sum over the places i of t of  log p_after(t | text before i) - log p_before(...)
 
 `before` and `after` are one model before and after a short extension of its context. The paper
-subtracts logits; log-probabilities are those up to a constant of the place, and free of it. The
-types with the highest scores, a share of those that occur, are the impactful ones. The paper
-reads parts of speech off them (numerals lead) and its released code keeps sentences with digits
-alone; here the types themselves are used, as in its equation.
+subtracts logits, which equal log-probabilities up to a constant at each place; log-probabilities
+are free of it. The types with the highest scores, a share of those that occur, are the impactful
+ones. The paper derives parts of speech from them (numerals lead) and its released code keeps only
+sentences with digits; here the types themselves are used, as in its equation.
 
-The result is a file of the store, `impactful_tokens.json`, and says what it was made from.
+The result is a file of the store, `impactful_tokens.json`, which also names its inputs.
 """
 
 import json
@@ -35,27 +35,27 @@ def add_changes(sums: Tensor, counts: Tensor, tokens: Tensor, change: Tensor) ->
 def highest(sums: Tensor, counts: Tensor, share: float) -> list[int]:
     """Return the token types with the highest sums [V], a share of those counted, at least one.
 
-    Raises ValueError for a share that is none, and where nothing was counted.
+    Raises ValueError for an invalid share, and if nothing was counted.
     """
     if not 0 < share <= 1:
-        raise ValueError(f"share is {share}; it lies above 0 and up to 1")
+        raise ValueError(f"share is {share}; expected more than 0 and at most 1")
     seen = counts.nonzero().flatten()
     if not len(seen):
-        raise ValueError("no token was scored; give documents of the length that is asked for")
+        raise ValueError("no token was scored; give documents of the requested length")
     ranked = seen[sums[seen].argsort(descending=True, stable=True)]
     return [int(token) for token in ranked[: max(1, round(share * len(seen)))]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImpactfulTokens:
-    """The impactful types of a store, highest score first, and what they were found by."""
+    """The impactful types of a store, highest score first, and how they were found."""
 
     tokens: tuple[int, ...]
     share: float
-    """Of the types that occur."""
+    """Share of the types that occur."""
     split: SplitName
     sha256: str
-    """Of the split's tokens."""
+    """Hash of the split's tokens."""
     before: str
     after: str
     """Checkpoints: stage and step."""
@@ -63,12 +63,12 @@ class ImpactfulTokens:
     """Tokens that were scored."""
 
     def write(self, store: Path) -> None:
-        """Write the file of the store, whole or not at all."""
+        """Write the file of the store atomically."""
         write_text(store / FILE, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, manifest: Manifest) -> "ImpactfulTokens":
-        """Read a store's file; raises StoreError where it is missing, damaged or of another."""
+        """Read a store's file; raises StoreError if missing, damaged or from another store."""
         path = manifest.root / FILE
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

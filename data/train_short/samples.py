@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a training sample train for a longer context than it has.
+"""Changes to a training sample that make it train a longer context than it has.
 
-A sample is drawn from (seed, its number) alone: again the same after a resume, under any layout,
-and on all ranks that share it.
+The random numbers of a sample depend on (seed, its number) alone: they are the same after a resume,
+under any layout, and on all ranks that share the sample.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ from data.train_short.sentences import (
 )
 
 PositionsOf = Callable[[Tensor, Generator], Tensor]
-"""Positions int64 [S] from tokens [S] and a generator; of a callable whose first parameter is
-called `sentence_starts`, from where sentences start, bool [S]."""
+"""Positions int64 [S] from tokens [S] and a generator; if the first parameter is named
+`sentence_starts`, it receives the sentence starts, bool [S], in place of the tokens."""
 ScaleOf = Callable[[Tensor, Generator], float]
 """The rotation's scale for a sample, from its tokens [S] and a generator."""
 
 
 def reads_sentences(draw: PositionsOf) -> bool:
-    """Say whether positions are drawn from where sentences start."""
+    """Return whether positions are drawn from the sentence starts."""
     return "sentence_starts" in inspect.signature(draw).parameters
 
 
@@ -44,10 +44,10 @@ def sample_generator(seed: int, sample_id: int) -> Generator:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainShort:
-    """Sentences chosen from a longer text, positions that skip, a rotation's scale: what is given.
+    """Sentences chosen from a longer text, skipped positions, a scaled rotation: those given.
 
-    `ends` and `anchors`, bool [V], are the tokens that end a sentence and those that keep one;
-    None where what is given asks for neither.
+    `ends` and `anchors`, bool [V], are the tokens that end a sentence and those that keep one; None
+    if not needed.
     """
 
     seq_length: int
@@ -70,9 +70,9 @@ class TrainShort:
         rope_scale: ScaleOf | None,
         selection: SentenceSelection | None,
     ) -> "TrainShort":
-        """Read what is needed of the store and its Hugging Face tokenizer.
+        """Read the parts needed of the store and its Hugging Face tokenizer.
 
-        The vocabulary is decoded for sentences alone.
+        The vocabulary is decoded only if sentences are needed.
         """
         ends = anchors = None
         if selection is not None or (positions is not None and reads_sentences(positions)):
@@ -91,7 +91,7 @@ class TrainShort:
         )
 
     def __call__(self, sample: dict[str, Tensor], sample_id: int) -> dict[str, Tensor]:
-        """Return the sample as it is trained on; adds `rope_scale`, float64 [], where drawn."""
+        """Return the sample to train on; adds `rope_scale`, float64 [], if it is drawn."""
         generator = sample_generator(self.seed, sample_id)
         sample = dict(sample)
         read = sample["tokens"]
@@ -109,7 +109,7 @@ class TrainShort:
     def _choose(
         self, sample: dict[str, Tensor], selection: SentenceSelection, generator: Generator
     ) -> Tensor:
-        """Leave the chosen sentences in the sample; return where they start."""
+        """Reduce the sample to the chosen sentences; return where they start."""
         assert self.ends is not None
         assert self.anchors is not None
         text = torch.cat([sample["tokens"], sample["labels"][-1:]])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences of a token sequence, and the choice of those that a shorter sample is made of.
+"""Sentences of a token sequence, and the selection of those that make up a shorter sample.
 
-LongRecipe (arXiv 2409.00509, sections 4.1 and 4.2): sentences with none of the token types that a
-long context matters to are left out, and of the rest, in the order of the text, the first ones
-that fill the sample are taken. A sentence ends with a token whose whole text is one of `ENDS`, the
-five that the released code names by their ids in Llama-3's vocabulary.
+LongRecipe (arXiv 2409.00509, sections 4.1 and 4.2): sentences without any of the token types that a
+long context matters to are dropped, and the first of the rest, in the order of the text, fill the
+sample. A sentence ends with a token whose whole text is one of `ENDS`, the five that the released
+code lists by their ids in Llama-3's vocabulary.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ Anchors = Literal["digits", "impactful"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentenceSelection:
-    """Which sentences of a longer text make a sample.
+    """Rule that selects the sentences of a longer text for a sample.
 
     `anchors` are the tokens that keep their sentence: those with a digit (the released code's
-    rule), or those of the store's analysis (`data.train_short.impactful_tokens`). Others stay by a
-    chance.
+    rule), or those of the store's analysis (`data.train_short.impactful_tokens`). Other sentences
+    are kept at random.
     """
 
     anchors: Anchors
@@ -63,9 +63,9 @@ def chosen_tokens(
 ) -> Tensor:
     """Return which tokens of a text make a sample, ascending indices int64 [length].
 
-    `starts` and `anchors`, bool [T], are where sentences start and which tokens keep theirs.
-    Where too few sentences are kept for `length` tokens, others are added at random until they
-    are enough. Raises ValueError where T is below `length`.
+    `starts` and `anchors`, bool [T], mark the tokens that start a sentence and those that keep
+    theirs. If the kept sentences have fewer than `length` tokens, others are added at random until
+    they have enough. Raises ValueError if T is below `length`.
     """
     if len(starts) < length:
         raise ValueError(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of `longhaul`: one file each, loaded by `longhaul.cli` when it is typed."""
+"""The commands of `longhaul`: one file each, imported by `longhaul.cli` when the command runs."""

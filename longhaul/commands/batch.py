@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul batch`: the arithmetic of an optimizer step."""
+"""`longhaul batch`: solve the arithmetic of an optimizer step."""
 
 from typing import Annotated
 
@@ -10,14 +10,16 @@ from longhaul.terminal.messages import note
 
 
 def batch(
-    seq: Annotated[str, typer.Option(help=f"Tokens of a sequence, as 64K ({K_IS}).")] = "",
-    tokens_per_batch: Annotated[str, typer.Option(help=f"Tokens of a step, as 4M ({K_IS}).")] = "",
+    seq: Annotated[str, typer.Option(help=f"Tokens of a sequence, such as 64K ({K_IS}).")] = "",
+    tokens_per_batch: Annotated[
+        str, typer.Option(help=f"Tokens of a step, such as 4M ({K_IS}).")
+    ] = "",
     dp: Annotated[int | None, typer.Option(help="Data ranks.")] = None,
     accumulation: Annotated[
-        int | None, typer.Option(help="Forwards of a step on each data rank.")
+        int | None, typer.Option(help="Micro-batches of a step on each data rank.")
     ] = None,
-    micro: Annotated[int, typer.Option(help="Sequences in one forward.")] = 1,
-    gpus: Annotated[int | None, typer.Option(help="GPUs in all, in the place of --dp.")] = None,
+    micro: Annotated[int, typer.Option(help="Sequences in one micro-batch.")] = 1,
+    gpus: Annotated[int | None, typer.Option(help="GPUs in all, instead of --dp.")] = None,
     tp: Annotated[int, typer.Option(help="Of --gpus, those that share each layer.")] = 1,
     cp: Annotated[int, typer.Option(help="Of --gpus, those that share each sequence.")] = 1,
     pp: Annotated[int, typer.Option(help="Of --gpus, those that have some of the layers.")] = 1,
@@ -31,10 +33,10 @@ def batch(
 
     if gpus is not None:
         if dp is not None:
-            raise ValueError("--gpus and --dp say the same; take one of them")
+            raise ValueError("--gpus and --dp exclude each other; take one of them")
         dp = data_ranks(gpus=gpus, tp=tp, cp=cp, pp=pp)
     elif (tp, cp, pp) != (1, 1, 1):
-        raise ValueError("--tp, --cp and --pp share out --gpus; name that too, or --dp alone")
+        raise ValueError("--tp, --cp and --pp divide --gpus; add --gpus, or give only --dp")
     found = solve(
         tokens=length_of("--tokens-per-batch", tokens_per_batch) if tokens_per_batch else None,
         seq_length=length_of("--seq", seq) if seq else None,
@@ -62,6 +64,6 @@ def batch(
     typer.echo(f"tokens        {found.tokens:,} a step")
     if found.accumulation > MOST_ACCUMULATION:
         note(
-            f"note: accumulation is {found.accumulation:,}, above {MOST_ACCUMULATION}: forwards "
-            "that wait for one another; more data ranks would shorten the step"
+            f"note: accumulation is {found.accumulation:,}, above {MOST_ACCUMULATION}: "
+            "micro-batches run one after another; more data ranks would shorten the step"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul clusters`: the cluster files there are, and what one of them still lacks."""
+"""`longhaul clusters`: list the cluster files, or check what one of them still lacks."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -48,7 +48,7 @@ def clusters(context: typer.Context, as_json: Json = False) -> None:
 
 
 def _content(file: ClusterFile) -> dict[str, Any]:
-    """Return what the table says of a file in numbers."""
+    """Return the table's row of a file in numbers."""
     found: dict[str, Any] = {"name": file.name, "executor": file.executor}
     if file.hardware is not None:
         machine = file.hardware
@@ -83,7 +83,7 @@ def check(
     file: Annotated[str, typer.Argument(help="A cluster file: a shipped name or a path.")],
     as_json: Json = False,
 ) -> None:
-    """Read a cluster file and say what a launch would still lack; exit with 1 where it would."""
+    """Read a cluster file and list what a launch would still lack; if anything, exit with 1."""
     found = load(file)
     lines = lacking(found)
     if as_json:
@@ -94,7 +94,7 @@ def check(
         typer.echo(f"FAIL  {line}")
     if lines:
         raise typer.Exit(1)
-    typer.echo("ok    everything a launch needs is said")
+    typer.echo("ok    everything a launch needs is set")
 
 
 def _sentence(file: ClusterFile) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul doctor`: what is wrong with a run, and what to change."""
+"""`longhaul doctor`: find what is wrong with a run, and what to change."""
 
 import typer
 
@@ -7,7 +7,7 @@ from longhaul.doctor.oom import oom
 from longhaul.doctor.slow import slow
 from longhaul.doctor.spike import spike
 
-app = typer.Typer(help="What is wrong with a run, and what to change.", no_args_is_help=True)
+app = typer.Typer(help="Find what is wrong with a run, and what to change.", no_args_is_help=True)
 app.command()(oom)
 app.command()(spike)
 app.command()(slow)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul evaluate`: what the checkpoints of a run can do at the longest length."""
+"""`longhaul evaluate`: evaluate the checkpoints of a run up to the longest length."""
 
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +33,7 @@ def evaluate(
     documents: Annotated[
         int, typer.Option(min=1, help="Held-out documents to read, at most.")
     ] = 24,
-    trials: Annotated[int, typer.Option(min=1, help="Passkey prompts a cell of the grid.")] = 2,
+    trials: Annotated[int, typer.Option(min=1, help="Passkey prompts per cell of the grid.")] = 2,
     ranks: Ranks = 2,
     tensor_parallel: TensorParallel = 1,
     context_parallel: ContextParallel = 1,
@@ -105,4 +105,4 @@ def evaluate(
         return
     show_evaluations(found, others)
     typer.echo(run / "eval")
-    next_command(["longhaul", "report", "--run", run], "all of it on one page")
+    next_command(["longhaul", "report", "--run", run], "show all results on one page")

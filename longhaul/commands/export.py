@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul export`: a trained stage becomes a Hugging Face folder that loads without edits."""
+"""`longhaul export`: convert a trained stage to a Hugging Face folder that loads without edits."""
 
 import math
 from pathlib import Path
@@ -27,7 +27,9 @@ def export(
     max_shard_gib: Annotated[float, typer.Option(help="Size of a weight file, at most.")] = 5.0,
     like: Annotated[
         Path | None,
-        typer.Option(help="Hugging Face folder with config and tokenizer, not the import's."),
+        typer.Option(
+            help="Hugging Face folder with config and tokenizer, instead of the import's."
+        ),
     ] = None,
     no_verify: NoVerify = False,
 ) -> None:
@@ -38,11 +40,11 @@ def export(
 
     require_free(to)
     if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"--dtype is {dtype!r}; it is one of {', '.join(DTYPES)}")
+        raise ValueError(f"--dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     if not (max_shard_gib >= LEAST_SHARD_GIB and math.isfinite(max_shard_gib)):
         raise ValueError(
-            f"--max-shard-gib is {max_shard_gib:g}; it is at least {LEAST_SHARD_GIB:g} (32 KiB), "
-            "and finite"
+            f"--max-shard-gib is {max_shard_gib:g}; expected at least {LEAST_SHARD_GIB:g} (32 "
+            "KiB), and finite"
         )
     found = trained(source, like)
     files.require_whole(found.checkpoint)

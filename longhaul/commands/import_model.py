@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul import`: a Hugging Face checkpoint becomes one that a stage starts from."""
+"""`longhaul import`: convert a Hugging Face checkpoint to one that a stage starts from."""
 
 import math
 from pathlib import Path
@@ -17,7 +17,7 @@ def import_model(
         str, typer.Option("--from", help="Hugging Face folder, or a name on its hub.")
     ],
     card: Annotated[
-        str | None, typer.Option(help="The model card that it must be, as llama31_8b.")
+        str | None, typer.Option(help="The model card that it must match, such as llama31_8b.")
     ] = None,
     to: Annotated[
         Path | None, typer.Option(help="Folder to write.", show_default="models/CARD or /NAME")
@@ -52,4 +52,4 @@ def import_model(
     write_checkpoint(to, folder, found, stored)
     typer.echo(to)
     if card is not None:
-        next_command(["longhaul", "recipes", "--cards", card], "list the ladders that it is for")
+        next_command(["longhaul", "recipes", "--cards", card], "list the ladders for it")

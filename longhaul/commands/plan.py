@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul plan`: the layout of a stage on your GPUs, and what it takes, before one is touched."""
+"""`longhaul plan`: choose the layout of a stage on given GPUs, with its memory and time."""
 
 from pathlib import Path
 from typing import Annotated
@@ -48,27 +48,27 @@ FP8 = ("tensorwise", "blockwise", "delayed", "mxfp8")
 
 
 def plan(
-    card: Annotated[str, typer.Argument(help="A model card, as llama31_8b.")] = "",
-    seq: Annotated[str, typer.Option(help=f"Context, as 64K or 1M ({K_IS}).")] = "",
-    ladder: Annotated[str, typer.Option(help="Plan every stage of a ladder, and the bill.")] = "",
+    card: Annotated[str, typer.Argument(help="A model card, such as llama31_8b.")] = "",
+    seq: Annotated[str, typer.Option(help=f"Context, such as 64K or 1M ({K_IS}).")] = "",
+    ladder: Annotated[str, typer.Option(help="Plan every stage of a ladder, with its bill.")] = "",
     cluster: Annotated[str, typer.Option(help="Cluster file: a shipped name or a path.")] = CLUSTER,
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes of the cluster.", show_default="1")
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs, where they are no whole nodes.")
+        int | None, typer.Option(min=1, help="GPUs, if they are not whole nodes.")
     ] = None,
     tokens_per_batch: Annotated[
         str, typer.Option(help=f"Tokens of an optimizer step ({K_IS}).", show_default="about 4M")
     ] = "",
     tokens: Annotated[
-        str, typer.Option(help="Budget of the stage, as 5B (10^9).", show_default="1B")
+        str, typer.Option(help="Budget of the stage, such as 5B (10^9).", show_default="1B")
     ] = "",
     fp8: Annotated[str, typer.Option(help=f"Linear layers in FP8: {', '.join(FP8)}.")] = "",
     layout: Annotated[
-        str, typer.Option(help="A layout of your own in words, as 'tp2 ulysses4 kept_attention'.")
+        str, typer.Option(help="Plan this layout, such as 'tp2 ulysses4 kept_attention'.")
     ] = "",
-    max_seq: Annotated[bool, typer.Option("--max-seq", help="The longest that fits.")] = False,
+    max_seq: Annotated[bool, typer.Option("--max-seq", help="Find the longest that fits.")] = False,
     why: Annotated[bool, typer.Option("--why", help="Show what was ruled out.")] = False,
     as_text: Json = False,
     plot: Annotated[Path | None, typer.Option(help="PNG: memory and time by length.")] = None,
@@ -76,7 +76,7 @@ def plan(
     """Choose the fastest layout that fits, and print its memory and its time by cause."""
     machine = clusters.load(cluster)
     if fp8 and fp8 not in FP8:
-        raise ValueError(f"--fp8 is {fp8!r}; it is {', '.join(FP8)}")
+        raise ValueError(f"--fp8 is {fp8!r}; expected one of {', '.join(FP8)}")
     if plot is not None:
         from data.files.writable import require_file
 
@@ -93,7 +93,7 @@ def plan(
     ranks = _gpus(machine, nodes, gpus)
     if ladder:
         _refuse(
-            "--ladder, whose stages say theirs",
+            "--ladder, whose stages set theirs",
             {
                 "--seq": seq, "--tokens-per-batch": tokens_per_batch, "--tokens": tokens,
                 "--layout": layout, "--max-seq": max_seq, "--why": why, "--plot": plot,
@@ -102,15 +102,17 @@ def plan(
         whole_ladder(card, ladder, cluster, ranks, precision, as_text=as_text)
         return
     if not card:
-        raise ValueError("name a model card, as `longhaul plan llama31_8b --seq 1M`, or --ladder")
+        raise ValueError(
+            "name a model card, as in `longhaul plan llama31_8b --seq 1M`, or --ladder"
+        )
     model = named("model card", card, CARDS)
     if max_seq:
-        _refuse("--max-seq, which looks for it", {"--seq": seq})
+        _refuse("--max-seq, which finds it", {"--seq": seq})
     elif not seq:
-        raise ValueError("--seq is missing, as --seq 1M; or ask for --max-seq")
+        raise ValueError("--seq is missing; add it, such as --seq 1M, or --max-seq")
     if layout:
-        _refuse("--layout, which says fp8:RECIPE itself", {"--fp8": fp8})
-        _refuse("--layout; a picture shows the planner's own", {"--plot": plot})
+        _refuse("--layout, which sets fp8:RECIPE itself", {"--fp8": fp8})
+        _refuse("--layout; a plot shows the planner's own", {"--plot": plot})
     length = length_of("--seq", seq) if seq else K
     if tokens_per_batch:
         per_batch = length_of("--tokens-per-batch", tokens_per_batch)
@@ -168,10 +170,9 @@ def training_command(
 ) -> str | None:
     """Return the command that trains a layout as a stage that a ladder has for the card.
 
-    The batch and the budget are then those of the stage, which a comment says where others were
-    asked for. Ladders of other cards come after the card's own, and last those whose rotations do
-    not suit it, each with a comment that says so. None where no ladder has a stage that the layout
-    can train.
+    Batch and budget are then those of the stage; a comment says so if others were asked for. The
+    card's own ladders come first, then those of other cards, last those whose rotations do not
+    suit it, each with a comment. Returns None if no ladder has a stage that the layout can train.
     """
     card = question.card
     stages = [
@@ -190,7 +191,7 @@ def training_command(
 
 
 def _of_the_stage(stage: Stage, batch: int | None, budget: int | None) -> str:
-    """Return in a sentence that a stage trains its own tokens; empty where no others are asked."""
+    """Return a sentence that a stage trains its own tokens; empty if no others were asked for."""
     asked = {
         "--tokens-per-batch": batch not in (None, stage.tokens_per_batch),
         "--tokens": budget not in (None, stage.tokens),
@@ -207,7 +208,7 @@ def _of_the_stage(stage: Stage, batch: int | None, budget: int | None) -> str:
 def stage_command(
     question: Question, layout: Layout, cluster: str, ladder: Ladder, stage: Stage
 ) -> str | None:
-    """Return the command that trains a layout as a stage of a ladder; None where none does."""
+    """Return the command that trains a layout as a stage of a ladder; None if there is none."""
     card = question.card
     row = ROWS.get(recipe_name(card, ladder, stage))
     shipped = row.layout if row is not None and row.cluster == cluster else None
@@ -233,14 +234,14 @@ def _gpus(machine: clusters.Cluster, nodes: int | None, gpus: int | None) -> int
         raise ValueError("--gpus and --nodes both say how many; leave one of them out")
     if gpus > machine.gpus_per_node and gpus % machine.gpus_per_node:
         raise ValueError(
-            f"--gpus is {gpus}, no whole number of nodes of {machine.gpus_per_node}; take "
+            f"--gpus is {gpus}, not a whole number of nodes of {machine.gpus_per_node}; take "
             f"{gpus // machine.gpus_per_node * machine.gpus_per_node}, or fewer than a node has"
         )
     return gpus
 
 
 def _longest(question: Question, words: str) -> Question:
-    """Return the question at the longest context that fits; raise NoLayoutError for none."""
+    """Return the question at the longest context that fits; raise NoLayoutError if none does."""
     if not words:
         length = max_length(question)
         if not length:
@@ -262,14 +263,14 @@ def _layout(question: Question, words: str) -> Layout:
     layout = layout_from(words)
     if layout.world_size != question.gpus:
         raise ValueError(
-            f"--layout has {layout.world_size} ranks and {question.gpus} GPUs are asked for; set "
-            "--nodes, or dp"
+            f"--layout has {layout.world_size} ranks and {question.gpus} GPUs are asked for; "
+            "set --nodes, or dp"
         )
     return layout
 
 
 def _as_asked(question: Question, words: str) -> Answer:
-    """Return the plan of a layout of the user's; raise NoLayoutError where it is none."""
+    """Return the plan of a layout of the user's; raise NoLayoutError if it does not work."""
     layout = _layout(question, words)
     broken = before_planning(question.job(layout), question.cluster)
     if broken:
@@ -282,7 +283,7 @@ def _as_asked(question: Question, words: str) -> Answer:
     if others:
         raise NoLayoutError(f"{said}; the fastest that fits is {words_of(others[0].job.layout)}")
     raise NoLayoutError(
-        f"{said}, and no other layout fits; leave --layout out to see what would do"
+        f"{said}, and no other layout fits; leave out --layout to see what would fit"
     )
 
 
@@ -331,9 +332,9 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
 def _trains_all(
     card: ModelCard, ladder: Ladder, cluster: str, gpus: int, fp8: Fp8
 ) -> OnCluster | None:
-    """Return what trains all stages as they were planned; None where no single command does.
+    """Return the command that trains all stages as planned; None if no single one does.
 
-    `longhaul run` lays stages out on whole nodes, in bf16, and those for CPU ranks on such.
+    `longhaul run` lays stages out on whole nodes, in bf16, and those for CPU ranks on CPU ranks.
     """
     nodes, rest = divmod(gpus, clusters.load(cluster).gpus_per_node)
     rows = [ROWS.get(recipe_name(card, ladder, stage)) for stage in ladder.stages]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul preflight`: what would stop or slow a job on this machine, before it starts."""
+"""`longhaul preflight`: find what would stop or slow a job on this machine, before it starts."""
 
 import os
 import warnings
@@ -18,29 +18,30 @@ if TYPE_CHECKING:
 
 def preflight(
     cluster: Annotated[
-        str, typer.Option(help="Cluster file to hold the machine to: a shipped name or a path.")
+        str,
+        typer.Option(help="Cluster file to check the machine against: a shipped name or a path."),
     ] = "",
     nodes: Annotated[
         int, typer.Option(min=0, help="Nodes of the job.", show_default="those the layout fills")
     ] = 0,
     layout: Annotated[
-        str, typer.Option(help="The job's layout in words, as 'tp2 ulysses4 dp2'.")
+        str, typer.Option(help="The job's layout in words, such as 'tp2 ulysses4 dp2'.")
     ] = "",
-    run: Annotated[Path | None, typer.Option(help="Run folder: written to, by every node.")] = None,
-    store: Annotated[Path | None, typer.Option(help="Token store: read by every node.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder: every node writes to it.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Token store: every node reads it.")] = None,
     seconds: Annotated[
-        float, typer.Option(min=0, help="What measuring links may take; 0: not at all.")
+        float, typer.Option(min=0, help="Time for measuring links; 0: do not measure.")
     ] = 30.0,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not read the whole store.")
     ] = False,
     as_text: Json = False,
 ) -> None:
-    """Check GPUs, links, host, folders, versions and clocks, and of ranks of a job the links.
+    """Check GPUs, links, host, folders, versions, clocks and, in a job, links between ranks.
 
-    Variables of the cluster file's environment are set as in a job, but for those that are set.
+    Variables of the cluster file's environment are set as in a job, except those already set.
     Under torchrun or srun every rank takes part and rank 0 prints the page. The exit code is 0
-    where nothing failed, else that of the first group that did: 20 ranks, 21 GPUs, 22 topology, 23
+    if nothing failed, else that of the first group that did: 20 ranks, 21 GPUs, 22 topology, 23
     versions, 24 host, 25 files, 26 network, 27 clocks, 28 speed.
     """
     from slurm.cluster_file import load
@@ -65,7 +66,7 @@ def preflight(
 
 
 def _expected(file: "ClusterFile | None", nodes: int, words: str) -> "Expected":
-    """Return what the job needs by its cluster and layout.
+    """Return the job's requirements according to its cluster and layout.
 
     Raises ValueError for a layout or a number of nodes without the machine that they are for.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul prepare`: documents to a token store."""
+"""`longhaul prepare`: convert documents to a token store."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

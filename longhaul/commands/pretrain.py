@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul pretrain`: one stage."""
+"""`longhaul pretrain`: train one stage."""
 
 import os
 from pathlib import Path
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 def pretrain(
     context: typer.Context,
-    factory: Annotated[str, typer.Option(help="A shipped recipe, as tiny_8k.")] = "",
-    yaml: Annotated[Path | None, typer.Option(help="A recipe file, as --to-yaml writes.")] = None,
+    factory: Annotated[str, typer.Option(help="A shipped recipe, such as tiny_8k.")] = "",
+    yaml: Annotated[Path | None, typer.Option(help="A recipe file from --to-yaml.")] = None,
     card: Annotated[
         str, typer.Option(help="A model card, with --ladder and --stage: any recipe.")
     ] = "",
-    ladder: Annotated[str, typer.Option(help="The ladder that the stage is of.")] = "",
-    stage: Annotated[str, typer.Option(help="Its stage, by length, as 64K.")] = "",
+    ladder: Annotated[str, typer.Option(help="The ladder of the stage.")] = "",
+    stage: Annotated[str, typer.Option(help="The stage, by its length, such as 64K.")] = "",
     nodes: Annotated[
         int | None, typer.Option(help="Nodes to lay --card out on.", show_default="1")
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="What these nodes are.", show_default=CLUSTER)
+        str | None, typer.Option(help="Cluster file of these nodes.", show_default=CLUSTER)
     ] = None,
     to_yaml: Annotated[Path | None, typer.Option(help="Write the recipe; do not run it.")] = None,
     dryrun: Annotated[
@@ -45,10 +45,10 @@ def pretrain(
     ] = False,
     rope: Annotated[
         str,
-        typer.Option(help="Turn heads by METHOD[:KEY=VALUE,...] or a file, as `longhaul rope`."),
+        typer.Option(help="Rotate by METHOD[:KEY=VALUE,...] or a file, as in `longhaul rope`."),
     ] = "",
     device: Annotated[
-        str | None, typer.Option(help="cpu: run on CPU ranks whatever the recipe says.")
+        str | None, typer.Option(help="cpu: run on CPU ranks, overriding the recipe.")
     ] = None,
     verify: Verify = None,
 ) -> None:
@@ -60,7 +60,7 @@ def pretrain(
         )
     if not combined and (nodes is not None or cluster is not None):
         raise ValueError(
-            "--nodes and --cluster lay out --card; a recipe that has its layout takes the "
+            "--nodes and --cluster apply only to --card; a recipe that has its layout takes the "
             "override trainer.num_nodes=N, so leave them out"
         )
     require_device(device)
@@ -83,7 +83,7 @@ def pretrain(
         from longhaul.run_folder.undamaged import require_undamaged
         from recipes.resolved import overrides, read, yaml_file
         from recipes.resolved.check import notes
-        from recipes.resolved.read import tokens_per_batch
+        from recipes.resolved.stage import ResolvedStage
         from recipes.shipped import factories
         from slurm.experiment import commands, run_in_order
 
@@ -98,7 +98,7 @@ def pretrain(
         recipe = overrides.override(recipe, context.args)
         overrides.on_device(recipe, device)
     shipped = ROWS[factory].layout.world_size if factory else 0
-    fewer = stage_checks.fewer_ranks(recipe, shipped)
+    fewer = stage_checks.fewer_ranks(ResolvedStage.of(recipe), shipped)
     for words in (*(made.notes() if made else ()), *fewer, *notes(recipe)):
         note(f"note: {words}")
     if to_yaml is not None:
@@ -107,15 +107,16 @@ def pretrain(
         return
     read.absolute(recipe)
     require_places(recipe)
-    folder = read.folder_of(recipe)
+    resolved = ResolvedStage.of(recipe)
+    folder = resolved.folder
     several = _several_nodes(recipe, made, from_file=yaml is not None)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
-        typer.echo(f"# {stage_checks.described(recipe)}")
+        typer.echo(f"# {stage_checks.described(resolved)}")
         if several:
             typer.echo(f"# {several}")
             return
-        job = training.training_job(recipe)
+        job = training.training_job(resolved)
         with held_back():
             lines = commands(recipe.log.name, [job], folder / "launch")
         for line in lines:
@@ -123,21 +124,18 @@ def pretrain(
         return
     if several:
         raise ValueError(several)
-    job = training.training_job(recipe)
-    stage_checks.require_device(recipe)
-    stage_checks.require_inputs(recipe)
-    stage_checks.require_start(recipe)
-    stage_checks.require_same(recipe)
-    for words in require_undamaged([recipe], verify):
+    job = training.training_job(resolved)
+    stage_checks.require_device(resolved)
+    stage_checks.require_inputs(resolved)
+    stage_checks.require_start(resolved)
+    stage_checks.require_same(resolved)
+    for words in require_undamaged([resolved], verify):
         note(f"note: {words}")
     with in_use(folder):
-        records.record(recipe, start=str(recipe.resume.start or "scratch"))
+        records.record(resolved, start=str(recipe.resume.start or "scratch"))
         log = folder / "output.log"
         watched = Watched(
-            recipe.log.name,
-            int(recipe.trainer.max_steps),
-            folder / "metrics.jsonl",
-            tokens_per_batch(recipe),
+            resolved.name, resolved.steps, resolved.metrics, resolved.tokens_per_batch
         )
         note(f"the ranks write to {folder / 'launch'}")
         with resumable(), output_to(log) as console, progress(console, [watched]):
@@ -152,10 +150,10 @@ def pretrain(
 def _several_nodes(
     recipe: "nemo_run.Partial", made: "Combination | None", *, from_file: bool
 ) -> str:
-    """Return how a recipe that is laid out on several nodes is run; empty for one on this machine.
+    """Return how to run a recipe that is laid out on several nodes; empty for this machine's.
 
-    Overrides of this command are left to the user: some are of the layout on these nodes. So is
-    what a file changes: only ladders are submitted to a cluster.
+    Overrides of this command are left to the user, since some are for the layout on these nodes.
+    So are the changes of a file, since only ladders are submitted to a cluster.
     """
     nodes = int(recipe.trainer.num_nodes)
     if nodes == 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul probe`: what the modules cost on this machine, measured."""
+"""`longhaul probe`: measure what the modules cost on this machine."""
 
 import random
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ app.command(context_settings={"allow_extra_args": True})(memory)
 def context_parallelism(
     ranks: Annotated[int, typer.Option(min=1, help="Ranks that share a sequence.")] = 4,
     seq: Annotated[
-        str, typer.Option(help=f"Tokens of the sequence, over all ranks, as 8K ({K_IS}).")
+        str, typer.Option(help=f"Tokens of the sequence, over all ranks, such as 8K ({K_IS}).")
     ] = "8K",
     heads: Annotated[int, typer.Option(min=1, help="Query heads.")] = 8,
     kv_heads: Annotated[int, typer.Option(min=1, help="KV heads.")] = 4,
@@ -104,9 +104,9 @@ def context_parallelism(
 
 
 def measure_on_ranks(ranks: int, block: "Block", device: str, repeats: int) -> "list[Measured]":
-    """Start the ranks on this machine, joined by a file, and return what the first one measured.
+    """Start ranks on this machine, joined through a file, and return the results of the first.
 
-    A rank that fails ends the command: its error in one line, exit code 1.
+    A failing rank ends the command with its error in one line and exit code 1.
     """
     quiet = is_quiet()
     measured: list[Measured] = results_of(_rank, ranks, block, device, repeats, quiet)[0]
@@ -123,7 +123,7 @@ def _rank(
     quiet: bool,
     results: Any,
 ) -> None:
-    """Measure every kind on this rank; the first one says which unless it is to be quiet."""
+    """Measure every kind on this rank; the first rank prints progress unless `quiet`."""
     import torch
     import torch.distributed as dist
 
@@ -163,7 +163,7 @@ def _require(
     *, device: str, ranks: int, seq: int, heads: int, kv_heads: int, head_dim: int, dtype: str,
     documents: int, gpus: int,
 ) -> None:  # fmt: skip
-    """Raise ValueError, with what would do, for numbers that cannot be probed."""
+    """Raise ValueError, with a valid alternative, for numbers that cannot be probed."""
     require_device(device)
     if device == "cuda" and gpus < ranks:
         raise ValueError(
@@ -171,7 +171,7 @@ def _require(
             "fewer, or --device cpu"
         )
     if dtype and dtype not in DTYPES:
-        raise ValueError(f"--dtype is {dtype!r}; it is one of {', '.join(DTYPES)}")
+        raise ValueError(f"--dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     if seq % (2 * ranks):
         raise ValueError(
             f"--seq {seq:,} is not divisible by 2 x ranks = {2 * ranks}; "
@@ -209,7 +209,7 @@ def _print(measured: "list[Measured]", tolerance: float) -> None:
             made.add_row(*(line[title] for title in titles))
         return made
 
-    # One after the other until it fits; the sizes and times themselves go last.
+    # Dropped one after the other until the table fits; the measured sizes go last.
     show(
         table,
         (
@@ -220,7 +220,7 @@ def _print(measured: "list[Measured]", tolerance: float) -> None:
 
 
 def _content(one: "Measured", tolerance: float) -> dict[str, Any]:
-    """Return what the table says of one kind in numbers."""
+    """Return the table's row of one kind in numbers."""
     return {
         "kind": one.degrees.kind,
         "all_to_all_ranks": one.degrees.ulysses,
@@ -240,7 +240,7 @@ def _content(one: "Measured", tolerance: float) -> dict[str, Any]:
 
 
 def _line(one: "Measured", tolerance: float) -> dict[str, str]:
-    """Return what the table says of one kind, by column."""
+    """Return the table's row of one kind, by column."""
     sizes = {
         "sent MiB": one.sent_bytes,
         "sent formula": one.sent_formula,

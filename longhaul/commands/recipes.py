@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul recipes`: the shipped recipes as a table that is searched by words.
+"""`longhaul recipes`: list the shipped recipes as a table that can be searched by words.
 
-A card on a ladder that no row is of is found as well, with the command that trains it.
+A card on a ladder without a row is found as well, with the command that trains it.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from longhaul.terminal.messages import note
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from recipes.shipped.table import Row
+    from recipes.shipped.row import Row
     from recipes.spec.model_card import ModelCard
     from recipes.spec.stage import Ladder, Stage
 
@@ -31,7 +31,7 @@ OF_CARDS = ("card", "family", "weights", "native context", "ladders")
 def recipes(
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="Show those with all of these words, in any column."),
+        typer.Argument(help="Show recipes with all of these words, in any column."),
     ] = None,
     cards: Annotated[
         bool, typer.Option("--cards", help="List the model cards, and the ladders of each.")
@@ -59,7 +59,7 @@ def recipes(
     if others:
         for ladder in dict.fromkeys(one.ladder.name for one in others):
             there = ", ".join(one.card.name for one in others if one.ladder.name == ladder)
-            note(f"note: by --card, --ladder and --stage also {there} on {ladder}")
+            note(f"note: --card, --ladder and --stage also train {there} on {ladder}")
     if as_json:
         print_json([described(row) for row in found])
         return
@@ -72,7 +72,7 @@ def recipes(
 
 
 def matching(words: Sequence[str], rows: "Mapping[str, Row]") -> "list[Row]":
-    """Return the rows that have every word in their columns; raise ValueError for none."""
+    """Return the rows that have every word in their columns; raise ValueError if there are none."""
     lines = {name: "\n".join(cells(row)).casefold() for name, row in rows.items()}
     wanted = [word.casefold() for word in words]
     found = [rows[name] for name, line in lines.items() if all(word in line for word in wanted)]
@@ -83,7 +83,7 @@ def matching(words: Sequence[str], rows: "Mapping[str, Row]") -> "list[Row]":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unlisted:
-    """A card on a ladder that speaks for it, without a row."""
+    """A card on a ladder that lists it, without a row."""
 
     card: "ModelCard"
     ladder: "Ladder"
@@ -91,14 +91,14 @@ class Unlisted:
 
     @property
     def command(self) -> str | None:
-        """The command that trains it; None where no cluster that is tried holds it."""
+        """The command that trains it; None if no number of nodes tried holds it."""
         from longhaul.terminal.next_commands import training
 
         return training(self.card, self.ladder, self.stage)
 
     @property
     def sentence(self) -> str:
-        """What can be done with it."""
+        """The card, its ladder and the command, in a sentence."""
         on_ladder = f"card {self.card.name} is on ladder {self.ladder.name}"
         command = self.command
         if command is None:
@@ -173,7 +173,7 @@ def _list_cards(words: Sequence[str], *, as_json: bool) -> None:
 
 
 def card_cells(card: "ModelCard") -> tuple[str, ...]:
-    """Return what the table of cards says of one, by column."""
+    """Return the row of a card in the table of cards, by column."""
     from recipes.spec import naming
     from recipes.spec.naming import length_shown
 
@@ -205,7 +205,7 @@ def _ladders(card: "ModelCard") -> list[str]:
 
 
 def cells(row: "Row") -> tuple[str, ...]:
-    """Return what the table says of a recipe, by column."""
+    """Return the table's row of a recipe, by column."""
     from longhaul.pages import recipe_facts
     from recipes.spec import naming
 
@@ -269,7 +269,7 @@ def _sources(rows: "Sequence[Row]") -> "Table":
 
 
 def _nothing(words: Sequence[str], rows: "Mapping[str, Row]", lines: Mapping[str, str]) -> str:
-    """Return why no recipe has the words, with names that are near, or the command that would do.
+    """Return why no recipe has the words, with similar names, or a command that would work.
 
     Words that are each in some recipe may be a card and a length of a ladder, which are combined.
     """
@@ -293,7 +293,7 @@ def _where(word: str, names: Sequence[str]) -> str:
 
 
 def _combined(words: Sequence[str]) -> str:
-    """Return the commands of the stages that words name by a card, and by a length or a ladder.
+    """Return the commands for the stages that words name by a card and by a length or a ladder.
 
     Those whose rotation suits the card come first, the others with the reason why it does not.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul rehearse`: a recipe's own structure on a few CPU ranks, in about a minute."""
+"""`longhaul rehearse`: run a recipe's structure on a few CPU ranks, in about a minute."""
 
 import os
 import platform
@@ -32,14 +32,14 @@ from recipes.spec.suggest import named
 if TYPE_CHECKING:
     from longhaul.rehearsal.checks import Check, Planned
     from recipes.rehearsal.plan import Rehearsal
-    from recipes.shipped.table import Row
+    from recipes.shipped.row import Row
 
 MOST_RANKS = 64
-"""Processes of one machine; the kinds of parallelism that there are need 32."""
+"""Processes of one machine; all kinds of parallelism together need 32."""
 RECORD = "rehearsal.json"
-"""File that says a folder is a rehearsal's, which the next one of the name may replace."""
+"""File that marks the folder of a rehearsal, which the next one of that name may replace."""
 PRELOADING = "preloading.log"
-"""What is printed while ranks import, before the rehearsal is accepted."""
+"""Output of the ranks' imports, before the rehearsal is accepted."""
 STORE = STORES / "rehearsal"
 
 
@@ -49,14 +49,14 @@ def rehearse(
         str, typer.Argument(help="A shipped recipe; any other by --card, --ladder and --stage.")
     ] = "",
     card: Annotated[str, typer.Option(help="A model card, with --ladder and --stage.")] = "",
-    ladder: Annotated[str, typer.Option(help="The ladder that the stage is of.")] = "",
-    stage: Annotated[str, typer.Option(help="Its stage, by length, as 64K.")] = "",
+    ladder: Annotated[str, typer.Option(help="The ladder of the stage.")] = "",
+    stage: Annotated[str, typer.Option(help="The stage, by its length, such as 64K.")] = "",
     nodes: Annotated[
         int | None,
         typer.Option(help="Nodes to lay --card out on.", show_default="the fewest that fit"),
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="What these nodes are.", show_default=CLUSTER)
+        str | None, typer.Option(help="Cluster file of these nodes.", show_default=CLUSTER)
     ] = None,
     ranks: Ranks = 4,
     out: Annotated[
@@ -64,15 +64,15 @@ def rehearse(
     ] = None,
     store: Annotated[
         Path | None,
-        typer.Option(help="Token store. Without it made-up text.", show_default=str(STORE)),
+        typer.Option(help="Token store. Without it synthetic text.", show_default=str(STORE)),
     ] = None,
     write_card: Annotated[
-        Path | None, typer.Option(help="Write a verification card here where all is green.")
+        Path | None, typer.Option(help="Write a verification card here if all checks pass.")
     ] = None,
 ) -> None:
-    """Run a recipe's stage and the one before it, small, on CPU ranks, and say what held.
+    """Run a recipe's stage and the one before it, small, on CPU ranks, and check both.
 
-    KEY=VALUE overrides follow, as trainer.max_steps=4; they apply to both small stages.
+    KEY=VALUE overrides follow, such as trainer.max_steps=4; they apply to both small stages.
     """
     started = time.monotonic()
     from recipes.rehearsal.plan import rehearsal
@@ -95,7 +95,7 @@ def rehearse(
         row = row_of(card, ladder, stage, nodes=nodes, cluster_name=cluster)
     elif nodes is not None or cluster is not None:
         raise ValueError(
-            f"--nodes and --cluster lay out --card; {name} has its layout, so leave them out"
+            f"--nodes and --cluster apply only to --card; {name} has its layout, so leave them out"
         )
     else:
         row = named("recipe", name, ROWS)
@@ -121,7 +121,7 @@ def rehearse(
         asked = _options(card=card, ladder=ladder, stage=stage, nodes=nodes, cluster=cluster)
         first = asked if combined else [name]
         given = [*first, *_options(ranks=ranks, store=store), *overrides]
-        command = shlex.join(["longhaul", "rehearse", *given])  # but for where it writes
+        command = shlex.join(["longhaul", "rehearse", *given])  # without output paths
         done = _card_of(row, run, planned, checks, command, revision, seconds)
         cards.write(done, write_card)
         typer.echo(write_card)
@@ -135,16 +135,16 @@ def _options(**given: object) -> list[str]:
 
 
 def require_free(run: Path) -> None:
-    """Raise ValueError unless a folder can be written to that is empty, or a rehearsal's."""
+    """Raise ValueError unless a folder is writable, and empty or a rehearsal's."""
     require_folder(run, "--out")
     require_unused(run)
     require_unused(run / "eval")
     if run.exists() and not (run / RECORD).is_file() and any(run.iterdir()):
-        raise ValueError(f"{run} is there and not a rehearsal; name another folder with --out")
+        raise ValueError(f"{run} exists and is not a rehearsal; name another folder with --out")
 
 
 def _emptied(run: Path) -> None:
-    """Remove what an earlier rehearsal left, but for the lock that this one holds."""
+    """Remove the files of an earlier rehearsal, except for the lock that this one holds."""
     for path in run.iterdir():
         if path.name in (lock.FILE, PRELOADING):
             continue
@@ -153,7 +153,7 @@ def _emptied(run: Path) -> None:
 
 @contextmanager
 def _undone_if_refused(run: Path) -> Iterator[None]:
-    """Remove what the preparation of a rehearsal has written where it is refused or interrupted."""
+    """Remove the files of a rehearsal's preparation if it is refused or interrupted."""
     record = run / RECORD
     earlier = record.stat().st_mtime_ns if record.is_file() else None
     try:
@@ -166,7 +166,7 @@ def _undone_if_refused(run: Path) -> Iterator[None]:
 
 
 def describe(made: "Rehearsal") -> None:
-    """Print what is kept of the recipe and what is reduced, and the notes."""
+    """Print the parts of the recipe that are kept and reduced, and the notes."""
     from rich.table import Table
 
     table = Table(title=f"{made.name} on {made.ranks} CPU ranks", title_justify="left")
@@ -180,19 +180,19 @@ def describe(made: "Rehearsal") -> None:
 
 
 def _vocabulary(store: Path | None) -> int:
-    """Return the tokens that the model needs rows for; 0 for the rehearsal's own text."""
+    """Return the vocabulary rows that the model needs; 0 for the rehearsal's own text."""
     if store is None:
         return 0
     from data.store import Manifest
 
-    rows = 128  # whole for any tensor parallel size
+    rows = 128  # divisible by any tensor-parallel size
     return -(-Manifest.load(store).tokenizer.vocab_size // rows) * rows
 
 
 def _run(
     made: "Rehearsal", words: Sequence[str], *, run: Path, store: Path | None
 ) -> "tuple[list[Check], list[Planned]]":
-    """Train both stages and evaluate them; return what was checked and what had been planned."""
+    """Train both stages and evaluate them; return the checks and the planned values."""
     from longhaul.local_ranks import preload, run_forked
     from longhaul.rehearsal.checks import verdict
     from recipes.rehearsal.shrink import VOCAB
@@ -201,13 +201,12 @@ def _run(
     cores = os.cpu_count() or 1
     os.environ["OMP_NUM_THREADS"] = str(max(1, cores // made.ranks))  # of the ranks
     with _undone_if_refused(run), loading("NeMo and Megatron-Core"):
-        # What ranks are forked from imports meanwhile; a refusal removes its log.
+        # The server that ranks are forked from imports meanwhile; a refusal removes its log.
         preload(run / PRELOADING)
         place = store or STORE
-        from longhaul.jobs import local_chain
         from longhaul.rehearsal import build
 
-        recipes = build.recipes(made, words, run=run, store=place)
+        stages = build.stages(made, words, run=run, store=place)
         if store is None and not place.exists():
             from data.synthetic import prepare_made_up
 
@@ -215,17 +214,16 @@ def _run(
         _emptied(run)
         (run / PRELOADING).replace(log)
         _record(run, made, [], 0.0)
-        made_up = build.require_impactful(recipes, stand_in=store is None)
-        jobs = build.jobs(made, recipes, run=run, store=place)
-        planned = [build.planned(recipe) for recipe in recipes]
+        made_up = build.require_impactful(stages, stand_in=store is None)
+        jobs = build.jobs(made, stages, run=run, store=place)
+        planned = [build.planned(stage) for stage in stages]
     if made_up:
         note("note: the analysis of impactful tokens is made up")
     watched = [
-        Watched(stage.name, stage.steps, local_chain.metrics(recipe), int(stage.tokens_per_step))
-        for stage, recipe in zip(planned, recipes, strict=True)
+        Watched(stage.name, stage.steps, stage.metrics, stage.tokens_per_batch) for stage in stages
     ]
     note(f"the ranks write to {log}")
-    with (  # while the ranks run, 1 and 2 are the log
+    with (  # while the ranks run, descriptors 1 and 2 are the log
         os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors=ENCODING_ERRORS) as shown,
         in_use(run / "eval"),
         progress(plain_console(shown), watched, after="evaluating"),
@@ -258,7 +256,7 @@ def _card_of(
     revision: str,
     seconds: float,
 ) -> cards.VerificationCard:
-    """Return the card of a rehearsal in a folder, as its files and its plan have it."""
+    """Return the card of a rehearsal in a folder, from its files and its plan."""
     from longhaul.rehearsal.checks import heldout_loss, steps_of
 
     seen = []

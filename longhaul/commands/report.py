@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul report`: build the page that shows what a run did."""
+"""`longhaul report`: build the page of a run's results."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from longhaul.options import Json, print_json
 
 
 def report(
-    run: Annotated[Path, typer.Option(help="Run folder, as `longhaul run` leaves it.")],
+    run: Annotated[Path, typer.Option(help="Run folder, as written by `longhaul run`.")],
     out: Annotated[
         Path | None,
         typer.Option(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul rope`: rotations beside the model's own, pair by pair, as a table and a picture."""
+"""`longhaul rope`: compare rotations with the model's own by pair, as a table and a plot."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ LIKE = "METHOD[:KEY=VALUE,...], before=own to stretch the model's own, or a file
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """The model whose rotation is looked at."""
+    """The model whose rotation is examined."""
 
     name: str
     head_dim: int
@@ -48,16 +48,16 @@ def rope(
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help=f"A rotation: {LIKE}; repeat it for another beside it."),
+        typer.Option(help=f"A rotation: {LIKE}; repeatable."),
     ] = None,
     length: Annotated[
         str,
         typer.Option(
-            help=f"Context to look at, as 128K ({K_IS}).",
+            help=f"Context to examine, such as 128K ({K_IS}).",
             show_default="the longest that the methods reach",
         ),
     ] = "",
-    plot: Annotated[Path | None, typer.Option(help="Draw it as well, to this PNG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw it, to this PNG.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show the wavelength of each pair of dimensions, and what a method does to it."""
@@ -138,12 +138,12 @@ def _print(
 ) -> None:
     typer.echo(
         f"{subject.name}: heads of {subject.head_dim}, {subject.rope.method} at base "
-        f"{subject.rope.base:,.10g}, trained at {subject.trained:,} tokens; looked at {target:,}"
+        f"{subject.rope.base:,.10g}, trained at {subject.trained:,} tokens; shown at {target:,}"
     )
     for name, word in zip(names[1:], words, strict=True):
         typer.echo(f"{name}: {word}")
     show(lambda _: _pairs(shown, subject.trained, target))
-    typer.echo("* turns by angles that the model was not trained on")
+    typer.echo("* rotates past the trained angles")
     show(lambda _: _summary(shown))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul rope search`: the divisors of RoPE's frequencies that suit a trained stage."""
+"""`longhaul rope search`: search divisors of RoPE's frequencies that suit a trained stage."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ from longhaul.terminal.messages import note
 def search(
     run: Run,
     stage: Annotated[str, typer.Option(help="Trained stage to search for.")],
-    target: Annotated[str, typer.Option(help=f"Context to stretch to, as 64K ({K_IS}).")],
+    target: Annotated[str, typer.Option(help=f"Context to stretch to, such as 64K ({K_IS}).")],
     out: Annotated[Path, typer.Option(help="File to write, .json; a Stage can use it.")],
     store: Annotated[
         Path | None, typer.Option(help="Token store; without it the one the stage trained on.")
@@ -41,13 +41,13 @@ def search(
     needles: Annotated[int, typer.Option(min=1, help="Numbers hidden in each document.")] = 4,
     depth: Annotated[
         list[float] | None,
-        typer.Option(help="Where: 0 first, 1 last; repeatable.", show_default="0"),
+        typer.Option(help="Depth of the numbers: 0 first, 1 last; repeatable.", show_default="0"),
     ] = None,
     score: Annotated[
         str,
         typer.Option(help="needle: loss of the answers. documents: loss past the trained length."),
     ] = "needle",
-    seed: Annotated[int, typer.Option(help="Of candidates and needles.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of candidates and needles.")] = 0,
     ranks: Ranks = 2,
     tensor_parallel: TensorParallel = 1,
     context_parallel: ContextParallel = 1,
@@ -55,14 +55,14 @@ def search(
     as_json: Json = False,
     verify: Verify = None,
 ) -> None:
-    """Search, from YaRN's on, the divisors at which the stage reads TARGET tokens best."""
+    """Search, starting from YaRN's, the divisors with which the stage reads TARGET tokens best."""
     from data.files.writable import require_file, require_folder
     from data.store import Manifest
     from eval.run_folder import read_stage, stage_names
     from recipes.spec.suggest import hint
 
     if score not in ("needle", "documents"):
-        raise ValueError(f"--score is {score!r}; it is needle or documents")
+        raise ValueError(f"--score is {score!r}; expected needle or documents")
     require_device(device)
     require_file(out, "--out", (".json",))
     names = stage_names(run)
@@ -73,7 +73,7 @@ def search(
     if length <= record.context:
         raise ValueError(
             f"--target is {length:,} tokens and {stage} was trained for {record.context:,}; "
-            "a search stretches, so name a longer one"
+            "a search stretches the context, so name a longer one"
         )
     folder = run / "rope_search"
     require_folder(folder, "the search's folder")
@@ -135,7 +135,7 @@ def search(
 
 
 def summary(about: dict[str, Any]) -> list[str]:
-    """Return what was found in lines: nats per scored token, at the start and of the best."""
+    """Return the result in lines: nats per scored token, at the start and of the best."""
     unseen = about["unseen"]
     kind = {"needle": "answers to needles", "documents": f"tokens past {about['trained']:,}"}
     low, high = about["critical_pairs"]
@@ -153,6 +153,6 @@ def summary(about: dict[str, Any]) -> list[str]:
     if about["objective"] == "needle" and unseen["found"]["needle"] > unseen["guess"]:
         lines.append(
             f"note: a guess of the digits costs {unseen['guess']:.4f}, less than the answers; the "
-            "stage does not retrieve, so they tell little of its context. --score documents does"
+            "stage does not retrieve, so they say little about its context; use --score documents"
         )
     return lines

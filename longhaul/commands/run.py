@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul run`: a whole ladder, from documents to the report."""
+"""`longhaul run`: train a whole ladder, from documents to the report."""
 
 import os
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from recipes.spec.cluster import CLUSTER
 
 def run(
     context: typer.Context,
-    ladder: Annotated[str, typer.Option(help="The ladder to climb, as tiny.")],
+    ladder: Annotated[str, typer.Option(help="The ladder to train, such as tiny.")],
     card: Annotated[
         str | None, typer.Option(help="The model card; needed where several fit the ladder.")
     ] = None,
     stage: Annotated[
-        str, typer.Option(help="Only this stage, by length, as 64K.", show_default="all")
+        str, typer.Option(help="Only this stage, by its length, such as 64K.", show_default="all")
     ] = "",
     executor: Annotated[
         str, typer.Option(help="Where to run: local, or slurm with --cluster.")
@@ -39,8 +39,8 @@ def run(
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes of each stage.", show_default="the recipes'")
     ] = None,
-    account: Annotated[str, typer.Option(help="Slurm's account, for the file's own.")] = "",
-    partition: Annotated[str, typer.Option(help="Slurm's partition, for the file's own.")] = "",
+    account: Annotated[str, typer.Option(help="Slurm's account, instead of the file's.")] = "",
+    partition: Annotated[str, typer.Option(help="Slurm's partition, instead of the file's.")] = "",
     source: Annotated[
         str | None, typer.Option(help="Documents to prepare a store from, as a first job.")
     ] = None,
@@ -55,10 +55,10 @@ def run(
         Path | None, typer.Option(help="Token store.", show_default="stores/CARD")
     ] = None,
     gate: Annotated[
-        str, typer.Option(help="Thresholds for the ladder's own: passkey=0.9,rise=none.")
+        str, typer.Option(help="Thresholds instead of the ladder's, such as passkey=0.9,rise=none.")
     ] = "",
     device: Annotated[
-        str | None, typer.Option(help="cpu: run on CPU ranks whatever the recipes say.")
+        str | None, typer.Option(help="cpu: run on CPU ranks, overriding the recipes.")
     ] = None,
     verify: Verify = None,
     dryrun: Annotated[
@@ -81,7 +81,7 @@ def run(
 
         if not dryrun:
             require_folder(plan.run, "--out")
-        # The jobs take no such lock: it is let go when they are submitted.
+        # The jobs take no such lock: it is released once they are submitted.
         with nullcontext() if dryrun else in_use(plan.run):
             run_on_cluster(
                 plan, context.args, cluster=cluster or CLUSTER, nodes=nodes, account=account,
@@ -90,7 +90,7 @@ def run(
             )  # fmt: skip
         return
     if executor != "local":
-        raise ValueError(f"executor {executor!r} is unknown; there are local and slurm")
+        raise ValueError(f"executor {executor!r} is unknown; expected local or slurm")
     given = {
         "--cluster": cluster, "--nodes": nodes, "--account": account, "--partition": partition,
         "--source": source, "--tokenizer": tokenizer, "--export": export,
@@ -119,40 +119,33 @@ def _run_here(
         from longhaul.jobs import local_chain
         from longhaul.run_folder.places import require_places
         from longhaul.run_folder.undamaged import require_undamaged
-        from recipes.resolved import read
-        from recipes.resolved.read import tokens_per_batch
         from slurm.experiment import commands, run_in_order
 
-        recipes = local_chain.recipes(plan, words, device)
-        for recipe in recipes:
-            require_places(recipe)
-        local_chain.require(recipes, started=not dryrun)
-        notes = [] if dryrun else require_undamaged(recipes, plan.verify)
-        standing = local_chain.standing(recipes)
+        stages = local_chain.stages(plan, words, device)
+        for stage in stages:
+            require_places(stage.recipe)
+        local_chain.require(stages, started=not dryrun)
+        notes = [] if dryrun else require_undamaged(stages, plan.verify)
+        standing = local_chain.standing(stages)
     for said in notes if dryrun else (*notes, *standing):
         note(f"note: {said}")
-    ladder_table.describe(plan, recipes)
+    ladder_table.describe(plan, stages)
     if dryrun:
         for said in standing:
             typer.echo(f"# {said}")
-        jobs = local_chain.jobs(plan, recipes, record=False)
+        jobs = local_chain.jobs(plan, stages, record=False)
         lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
         for line in lines or ["nothing is left to do"]:
             typer.echo(line)
         return
     with ExitStack() as held:
         # The evaluation at the end writes where `longhaul evaluate` does.
-        for folder in (*map(read.folder_of, recipes), plan.run / "eval"):
+        for folder in (*(stage.folder for stage in stages), plan.run / "eval"):
             held.enter_context(in_use(folder))
-        jobs = local_chain.jobs(plan, recipes, record=True)
+        jobs = local_chain.jobs(plan, stages, record=True)
         watched = [
-            Watched(
-                recipe.log.name,
-                int(recipe.trainer.max_steps),
-                local_chain.metrics(recipe),
-                tokens_per_batch(recipe),
-            )
-            for recipe in recipes
+            Watched(stage.name, stage.steps, stage.metrics, stage.tokens_per_batch)
+            for stage in stages
         ]
         if jobs:
             note(f"the ranks write to {plan.run / 'launch'}")

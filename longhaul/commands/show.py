@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul show`: one recipe on one page, and the commands to type next."""
+"""`longhaul show`: show one recipe on one page, and the commands to type next."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -15,12 +15,12 @@ from recipes.spec.suggest import named
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from recipes.shipped.table import Row
+    from recipes.shipped.row import Row
     from recipes.spec.model_card import ModelCard
     from recipes.spec.stage import Stage
 
 EXPENDABLE = ("positions", "documents")
-"""Columns of the table of stages that are said once where all stages have the same."""
+"""Columns of the table of stages that are printed once if all stages have the same."""
 
 
 def show(
@@ -51,7 +51,7 @@ def show(
 
 
 def _named(name: str) -> "Row":
-    """Return the recipe of a name; raise ValueError for another, a ladder's or a card's too."""
+    """Return the recipe of a name; raise ValueError for other names, with hints."""
     from recipes.shipped.table import ROWS
 
     of_ladder = [row.name for row in ROWS.values() if name in (row.ladder.name, row.card.name)]
@@ -100,7 +100,7 @@ def _stage(stage: "Stage", card: "ModelCard") -> dict[str, Any]:
 
 
 def commands(row: "Row") -> Iterator[tuple[str, str]]:
-    """Yield what to type next, each with what it is for."""
+    """Yield the commands to type next, each with its purpose."""
     from longhaul.terminal.next_commands import OnCluster
     from recipes.shipped.table import ROWS
     from recipes.spec.naming import recipe_name
@@ -139,7 +139,7 @@ def commands(row: "Row") -> Iterator[tuple[str, str]]:
 
 
 def _import(row: "Row") -> tuple[str, str]:
-    """Return what puts the weights that the ladder begins with where they are looked for."""
+    """Return the command that imports the weights that the ladder starts from, and its purpose."""
     from recipes.spec.naming import MODELS
 
     card, to = row.card, MODELS / row.card.name
@@ -157,7 +157,7 @@ def _import(row: "Row") -> tuple[str, str]:
 
 
 def _prepare(row: "Row") -> tuple[str, str]:
-    """Return what makes the tokens, by the tokenizer of the weights that the ladder begins with."""
+    """Return the command that prepares a store with the tokenizer of those weights."""
     from recipes.spec.naming import store_folder
 
     card, out = row.card, f"--out {store_folder(row.card)}"
@@ -198,12 +198,12 @@ def _print(row: "Row") -> None:
     typer.echo()
     print_table(console, stages)
     typer.echo("\nnext")
-    for line, what_for in commands(row):  # unwrapped, and nothing behind it: a line to copy
+    for line, what_for in commands(row):  # unwrapped, with nothing after it: a line to copy
         typer.echo(f"  {what_for}:\n    {line}")
 
 
 def _parts(row: "Row", said: Sequence[str]) -> "Iterator[tuple[str, Iterable[str]]]":
-    """Yield the parts of a page under their names; `said` are of the stage too."""
+    """Yield the parts of a page under their names; `said` belongs to the stage too."""
     from longhaul.pages import recipe_facts
     from recipes.shipped import select
 
@@ -219,7 +219,7 @@ def _parts(row: "Row", said: Sequence[str]) -> "Iterator[tuple[str, Iterable[str
         "stage",
         (*recipe_facts.training(row.stage, row.card), *([", ".join(said)] if said else ())),
     )
-    yield "layout", (*recipe_facts.layout(row), f"stands on: {row.source}")
+    yield "layout", (*recipe_facts.layout(row), f"based on: {row.source}")
     other = select.of_other_cards(row.ladder, row.card)
     if other:
         yield "note", (other,)
@@ -243,7 +243,7 @@ def _stages(row: "Row", without: Sequence[str]) -> "Table":
 
 
 def _line(stage: "Stage", row: "Row") -> dict[str, str]:
-    """Return what the table of stages says of one, by column."""
+    """Return the row of a stage in the table of stages, by column."""
     from longhaul.pages import recipe_facts
     from recipes.spec import naming
 

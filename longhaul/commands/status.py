@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul status`: how far a run is, stage by stage, while it runs and afterwards."""
+"""`longhaul status`: show the progress of a run by stage, while it runs and afterwards."""
 
 import math
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from recipes.spec.naming import amount
 
 COLUMNS = ("stage", "state", "step", "tokens", "left", "checkpoint", "evaluated", "job")
 EXPENDABLE = ("evaluated", "tokens", "checkpoint", "left", "job")
-"""Columns that a narrow terminal has as lines below the table, from the first on."""
+"""Columns that a narrow terminal shows as lines below the table, from the first on."""
 
 
 def status(
-    run: Annotated[Path, typer.Argument(help="Run folder, as `longhaul run` leaves it.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, as written by `longhaul run`.")],
     as_json: Json = False,
 ) -> None:
     """Show how far a run is: state, step, time left, checkpoint and job of each stage."""
@@ -67,7 +67,7 @@ def status(
         if job.state not in ("", "COMPLETED"):
             typer.echo(f"job {job.number} {job.name}: {job.state.lower()}")
     if any(stage.is_resumable for stage in found.stages):
-        note("the command that started it resumes it from the last checkpoint")
+        note("the command that started the run resumes it from the last checkpoint")
     if all(stage.state == "done" for stage in found.stages):
         typer.echo("all stages are done")
     elif math.isfinite(found.seconds_left):
@@ -77,7 +77,7 @@ def status(
 
 
 def _line(stage: StageState) -> dict[str, str]:
-    """Return what the table says of a stage, by column."""
+    """Return the table's row of a stage, by column."""
     steps = f"{stage.steps:,.0f}" if math.isfinite(stage.steps) else "?"
     left = stage.seconds_left
     job = stage.job
@@ -94,7 +94,7 @@ def _line(stage: StageState) -> dict[str, str]:
 
 
 def _evaluated(stage: StageState) -> str:
-    """Return whether a stage was evaluated; the step where its newest checkpoint is a later one."""
+    """Return whether a stage was evaluated; the step if its newest checkpoint is a later one."""
     saved = stage.checkpoint_step
     if stage.evaluated_step is not None and saved not in (None, stage.evaluated_step):
         return f"at step {stage.evaluated_step:,}"

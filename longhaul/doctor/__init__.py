@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `longhaul doctor` finds out: out of memory, slow steps, loss spikes."""
+"""Diagnoses of `longhaul doctor`: out of memory, slow steps, loss spikes."""

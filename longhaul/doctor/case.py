@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doctor looks at: a stage on a cluster, under the layout that ran."""
+"""The case that `longhaul doctor` examines: a stage on a cluster, under the layout that ran."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -32,10 +32,10 @@ from recipes.spec.units import GiB
 LINE = 78
 ONE_RECIPE = "name one recipe: --factory NAME, or --card with --ladder and --stage"
 
-Factory = Annotated[str, typer.Option(help="A shipped recipe, as llama3_8b_nemo_64k.")]
+Factory = Annotated[str, typer.Option(help="A shipped recipe, such as llama3_8b_nemo_64k.")]
 CardName = Annotated[str, typer.Option(help="A model card, with --ladder and --stage: any recipe.")]
-LadderName = Annotated[str, typer.Option(help="The ladder that the stage is of.")]
-StageName = Annotated[str, typer.Option(help="Its stage, by length, as 64K.")]
+LadderName = Annotated[str, typer.Option(help="The ladder of the stage.")]
+StageName = Annotated[str, typer.Option(help="The stage, by its length, such as 64K.")]
 ClusterName = Annotated[
     str,
     typer.Option(
@@ -47,13 +47,13 @@ Nodes = Annotated[
     int | None, typer.Option(min=1, help="Nodes.", show_default="the recipe's, the layout's, or 1")
 ]
 LayoutWords = Annotated[
-    str, typer.Option(help="The layout that ran, in words, as 'tp2 dp4 tile-loss'.")
+    str, typer.Option(help="The layout that ran, in words, such as 'tp2 dp4 tile-loss'.")
 ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """A stage of a ladder on a card, and how `longhaul pretrain` is asked for it."""
+    """A stage of a ladder on a card, and the options of `longhaul pretrain` that select it."""
 
     card: ModelCard
     ladder: Ladder
@@ -61,11 +61,11 @@ class Recipe:
     cluster: str
     """The name or the path of its cluster file."""
     shipped: Layout | None = None
-    """The layout of a shipped recipe; others are laid out by the planner when they are asked."""
+    """The layout of a shipped recipe; the planner chooses one for others when it is needed."""
 
     @property
     def name(self) -> str:
-        """The name that its run folder has."""
+        """Name of the recipe and of its run folder."""
         return recipe_name(self.card, self.ladder, self.stage)
 
     def job(self, layout: Layout, machine: Cluster) -> Job:
@@ -74,7 +74,7 @@ class Recipe:
         return of_stage(self.card, self.stage, machine, gpus=gpus, fp8=fp8).job(layout)
 
     def asked(self, nodes: int) -> str:
-        """Return the options of a command that name it; a shipped recipe has its own nodes."""
+        """Return the options that name the recipe; a shipped one has its own nodes."""
         if self.shipped is not None:
             return f"--factory {self.name}"
         return (
@@ -84,15 +84,15 @@ class Recipe:
         )
 
     def looked_at(self, nodes: int) -> str:
-        """Return the options of a command of the doctor, which takes another cluster as well."""
+        """Return the options that name the recipe to the doctor, with another cluster if any."""
         asked = self.asked(nodes)
         other = self.shipped is not None and self.cluster != ROWS[self.name].cluster
         return f"{asked} --cluster {shlex.quote(self.cluster)}" if other else asked
 
     def trained_by(self, nodes: int, words: Sequence[str]) -> str:
-        """Return the command that trains it on so many nodes with some overrides.
+        """Return the command that trains it on a number of nodes with some overrides.
 
-        What there is to say of it is a comment on a line of its own before it.
+        An explanation precedes it, as a comment on a line of its own.
         """
         if nodes == 1:
             shipped = self.shipped is not None and not words
@@ -105,7 +105,7 @@ class Recipe:
         return after_comments(folded([*submitted.words, *words]), submitted.explained)
 
     def laid_out(self, nodes: int) -> Layout:
-        """Return the layout that `longhaul pretrain` begins from; raise ValueError for none."""
+        """Return the layout that `longhaul pretrain` starts from; raise ValueError if none."""
         if self.shipped is not None:
             return self.shipped
         return layout_for(self.card, self.ladder, self.stage, self.cluster, nodes)
@@ -113,7 +113,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A recipe with the plan that it is judged by."""
+    """A recipe and the plan of the layout that ran."""
 
     recipe: Recipe
     plan: Plan
@@ -130,7 +130,7 @@ class Case:
 
     @property
     def looked_at(self) -> str:
-        """The options that have the doctor look at the recipe on the same cluster."""
+        """The options with which the doctor examines the recipe on the same cluster."""
         return self.recipe.looked_at(self._nodes(self.plan.job))
 
     def _nodes(self, job: Job) -> int:
@@ -138,7 +138,7 @@ class Case:
 
     @property
     def question(self) -> Question:
-        """What the planner would be asked for the same GPUs."""
+        """The planner's question for the same GPUs."""
         job = self.plan.job
         return Question(
             card=job.card,
@@ -150,7 +150,7 @@ class Case:
         )
 
     def head(self) -> Iterator[str]:
-        """Yield what is looked at, in two lines."""
+        """Yield the two lines that describe the case."""
         job, machine = self.plan.job, self.plan.cluster
         yield (
             f"{self.name}: {job.card.name} at {length_shown(job.seq_length)} tokens on "
@@ -162,7 +162,7 @@ class Case:
         )
 
     def content(self) -> dict[str, Any]:
-        """Return what is looked at, for JSON."""
+        """Return the description of the case for JSON."""
         job = self.plan.job
         return {
             "recipe": self.name,
@@ -176,8 +176,8 @@ class Case:
     def command(self, job: Job) -> str:
         """Return the command that trains the recipe as this job.
 
-        Where the planner lays the recipe out on none of the job's nodes there is nothing that
-        overrides could change: then it is the command that plans the job.
+        If the planner finds no layout of the recipe on the job's nodes, there is nothing that
+        overrides could change: the command then plans the job.
         """
         machine, nodes = self.plan.cluster, self._nodes(job)
         try:
@@ -194,7 +194,7 @@ class Case:
         return self.recipe.trained_by(nodes, override_words(self.recipe.job(begun, machine), job))
 
     def same_layout(self, other: Layout) -> bool:
-        """Whether a layout is that of the case, whatever host memory its offload may take."""
+        """Return whether a layout equals the case's, but for the memory limit of its offload."""
         mine = self.plan.job.layout
         if "none" in (mine.offload.tensors, other.offload.tensors):
             return mine == other
@@ -203,7 +203,7 @@ class Case:
 
 
 def folded(words: list[str]) -> str:
-    """Return a command over lines that a shell joins."""
+    """Return a command folded over lines that a shell joins."""
     lines = [words[0]]
     for word in words[1:]:
         if len(lines[-1]) + len(word) > LINE - 3:
@@ -214,9 +214,9 @@ def folded(words: list[str]) -> str:
 
 
 def after_comments(command: str, *comments: str) -> str:
-    """Return a command to be printed two columns in, below its comments.
+    """Return a command below its comments, to be printed with an indent of two columns.
 
-    A comment behind it would be handed on to it by a shell that takes none, as zsh does.
+    A shell without interactive comments, such as zsh, passes a comment after a command to it.
     """
     return "\n  ".join([*(f"# {comment}" for comment in comments if comment), command])
 
@@ -237,10 +237,10 @@ def case(
     ladder: str = "",
     stage: str = "",
 ) -> Case:
-    """Return the case that the words of a command name.
+    """Return the case that the options of a command name.
 
-    Raises ValueError for names there are not, for two recipes or none, for CPU ranks, and for what
-    the recipe check would refuse.
+    Raises ValueError for an unknown name, for two recipes or none, for CPU ranks, and for what the
+    recipe check would refuse.
     """
     combined = bool(card or ladder or stage)
     if bool(factory) == combined:
@@ -289,7 +289,7 @@ def _layout(recipe: Recipe, machine: Cluster, nodes: int | None, words: str) -> 
         try:
             return recipe.laid_out(nodes or 1)
         except ValueError as error:
-            raise ValueError(f"{error}. --layout has the one that ran looked at") from error
+            raise ValueError(f"{error}. Name the layout that ran by --layout") from error
     if nodes is None:
         return chosen
     model_ranks = chosen.world_size // chosen.dp
@@ -297,7 +297,7 @@ def _layout(recipe: Recipe, machine: Cluster, nodes: int | None, words: str) -> 
     if gpus % model_ranks or gpus < model_ranks:
         raise ValueError(
             f"{words_of(chosen)} takes {model_ranks} GPUs a replica; {nodes} nodes of "
-            f"{machine.gpus_per_node} do not hold a whole number of them"
+            f"{machine.gpus_per_node} do not hold a whole number of replicas"
         )
     return replace(chosen, dp=gpus // model_ranks)
 

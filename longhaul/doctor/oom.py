@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul doctor oom`: why memory ran out, and what to change, the cheapest first."""
+"""`longhaul doctor oom`: why memory ran out, and what to change, cheapest first."""
 
 import shutil
 import textwrap
@@ -38,9 +38,9 @@ OVERRIDES = "overrides, or why not"
 NOT_TRIED = "not tried on GPUs here"
 SET_ALLOCATOR = f"PYTORCH_CUDA_ALLOC_CONF={ALLOCATOR}"
 OF_NCCL = 1 * GiB
-"""What NCCL is taken to lack where it found no memory; its log does not say."""
+"""Bytes that NCCL is assumed to lack when it finds no memory; its log does not state them."""
 FAR_BELOW, OTHER_GPU = 1.15, 0.05
-"""Of a prediction, what is not explained by it; of capacities, what is not the same GPU."""
+"""Ratio that a prediction does not explain; relative difference of another GPU's capacity."""
 ON_THE_GPU = ("device", "nccl")
 ON_THE_HOST = ("pinned", "host", "killed", "shared")
 WHAT = {
@@ -60,11 +60,13 @@ def oom(
     stage: StageName = "",
     cluster: ClusterName = "",
     nodes: Nodes = None,
-    log: Annotated[Path | None, typer.Option(help="What the ranks wrote, as output.log.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Output of the ranks, such as output.log.")
+    ] = None,
     layout: LayoutWords = "",
     as_json: Json = False,
 ) -> None:
-    """Say what takes the memory of a recipe, and what would make it fit, the cheapest first."""
+    """Show what takes the memory of a recipe, and what would make it fit, cheapest first."""
     found = case(factory, cluster, nodes, layout, card=card, ladder=ladder, stage=stage)
     logged = read(log) if log is not None else None
     seen = logged.failures if logged is not None else ()
@@ -134,7 +136,7 @@ def content(found: Case, log: Log | None) -> dict[str, Any]:
 
 
 def predicted(plan: Plan) -> Iterator[str]:
-    """Yield what a plan says of memory."""
+    """Yield the memory that a plan predicts."""
     causes = sorted(plan.memory.causes.items(), key=lambda one: -one[1])
     shown = ", ".join(f"{name} {size / GiB:.1f}" for name, size in causes if size >= GiB / 20)
     counted = (1 - HEADROOM) * plan.cluster.gpu_bytes
@@ -151,13 +153,13 @@ def predicted(plan: Plan) -> Iterator[str]:
 
 
 def said(found: Case, log: Log) -> Iterator[str]:
-    """Yield what a log says, each failure with what it means."""
+    """Yield the failures in a log, each with its meaning."""
     if log.empty:
-        yield "the log is empty; is it of the rank that failed first?"
+        yield "the log is empty; is it the log of the rank that failed first?"
     elif not log.failures and log.binary:
-        yield "the log is not text; name what the ranks wrote, as output.log of the stage's folder"
+        yield "the log is not text; name the output of the ranks: output.log in the stage's folder"
     elif not log.failures:
-        yield "no out-of-memory that is known here; is it of the rank that failed first?"
+        yield "no known out-of-memory error; is it the log of the rank that failed first?"
     for one in log.failures:
         times = f", {one.count} times" if one.count > 1 else ""
         yield f"line {one.number}{times}: {WHAT[one.kind]}"
@@ -189,7 +191,7 @@ def _device(found: Case, one: Failure) -> Iterator[str]:
         yield "no tensor of this layout has that size; is --layout the one that ran?"
     if one.fragmented:
         yield (
-            "fragmentation: what is reserved and unused would have held it; set "
+            "fragmentation: the reserved and unused memory would have held it; set "
             f"{SET_ALLOCATOR} (`longhaul pretrain` and `run` do)"
         )
     if one.others:
@@ -220,7 +222,7 @@ def _device(found: Case, one: Failure) -> Iterator[str]:
 def _nccl(found: Case, one: Failure) -> Iterator[str]:
     yield (
         "its buffers are outside of PyTorch, a few hundred MiB for each group; any remedy below "
-        "leaves it room"
+        "leaves room for them"
     )
 
 
@@ -241,12 +243,12 @@ def _host(found: Case, one: Failure) -> Iterator[str]:
     copy = weights * (plan.job.element_bytes + 12 / plan.job.replicas)
     yield (
         f"an asynchronous checkpoint holds up to {gib(ranks * copy)} of a node meanwhile: "
-        "trainer.strategy.ckpt_async_save=false does without"
+        "trainer.strategy.ckpt_async_save=false avoids it"
     )
     if one.kind == "pinned":
         yield "the limit of locked memory must be off: ulimit -l unlimited, --ulimit memlock=-1"
     if one.kind == "killed":
-        yield "under Slurm ask for the node's whole memory: --mem=0; `dmesg` names who was killed"
+        yield "under Slurm ask for the node's whole memory: --mem=0; `dmesg` names the process"
     if layout.offload.tensors != "none":
         yield (
             "to pin less: model.config.offload.tensors=inputs, or model.config.offload.every=2 "
@@ -257,8 +259,8 @@ def _host(found: Case, one: Failure) -> Iterator[str]:
 def unexplained(plan: Plan, seen: Sequence[Failure]) -> float:
     """Return the bytes that a log shows beyond the prediction.
 
-    A job that ran out of GPU memory did not fit, whatever the prediction says: where the log's
-    sizes do not explain that, or there are none, what the plan has to spare was in use, and a
+    A job that ran out of GPU memory did not fit, whatever the prediction says: if the log's sizes
+    do not explain that, or it has none, the memory that the plan has to spare was in use, and a
     little more.
     """
     failed = [one for one in seen if one.kind in ON_THE_GPU]
@@ -276,13 +278,17 @@ def unexplained(plan: Plan, seen: Sequence[Failure]) -> float:
 
 
 def first_of_all(plan: Plan, seen: Sequence[Failure], beyond: float) -> Iterator[str]:
-    """Yield what to do before any remedy, and what the remedies count with."""
+    """Yield what to do before any remedy, and the bytes that remedies add to the prediction."""
     if any(one.fragmented for one in seen):
         yield f"set the allocator first ({SET_ALLOCATOR}); if it still fails:"
     if beyond > 0:
         yield (
             f"{gib(beyond)} more than predicted are treated as permanently allocated"
-            + (f": it ran out, so the {gib(-plan.short)} to spare were in use" if plan.fits else "")
+            + (
+                f": memory ran out, so the spare {gib(-plan.short)} were in use"
+                if plan.fits
+                else ""
+            )
         )
 
 
@@ -312,7 +318,7 @@ def _print(plan: Plan, there: Remedies) -> None:
 
 
 def wrapped(words: str, columns: int) -> str:
-    """Return words over indented lines that are broken between words alone."""
+    """Return text over indented lines that are broken only between words."""
     return textwrap.fill(
         words, columns, initial_indent="  ", subsequent_indent="  ", break_long_words=False,
         break_on_hyphens=False,
@@ -343,8 +349,8 @@ def what_to_do(found: Case, there: Remedies, log: Log | None, beyond: float) -> 
     yield from first_of_all(plan, () if log is None else log.failures, beyond)
     if cure is None:
         yield (
-            "nothing on this ladder fits, nor all of it; `longhaul plan "
-            f"{plan.job.card.name} --max-seq` has the longest context of these GPUs"
+            "no remedy fits, nor do all of them together; `longhaul plan "
+            f"{plan.job.card.name} --max-seq` finds the longest context of these GPUs"
         )
     elif not cure.names:
         yield f"nothing has to change by this prediction; {_of_log(log)}"
@@ -365,14 +371,14 @@ def what_to_do(found: Case, there: Remedies, log: Log | None, beyond: float) -> 
 
 def _of_log(log: Log | None) -> str:
     if log is None:
-        return "with --log it is held to a log"
+        return "--log compares it with a log"
     return "the log is empty" if log.empty else "the log shows no out-of-memory"
 
 
 def planners_choice(found: Case, beyond: float) -> Plan | None:
     """Return the fastest plan of the same GPUs that has room for what the log shows.
 
-    Not the layout of the case, which has failed or does not fit; None where there is no other.
+    Not the layout of the case, which has failed or does not fit; None if there is no other.
     """
     for one in search(found.question).plans:
         if one.short + beyond <= 0 and not found.same_layout(one.job.layout):

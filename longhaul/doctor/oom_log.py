@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a log says of memory that ran out: PyTorch's allocators, NCCL's, the host's, the kernel's.
+"""Out-of-memory errors in a log: of PyTorch's allocators, of NCCL, of the host and of the kernel.
 
 PyTorch's sentence has had three forms: sizes in brackets with what is `already allocated` (up to
 2.0), `total capacty` (2.1), and `total capacity` with private pools and limits of the process (from
 2.2). Many ranks write it at once; the one that asked for most is taken.
 
-A log may be of any size: it is read block by block, and only lines with one of `_HINTS` are looked
-at. Of a line that is longer, what stands around the hint.
+A log may have any size: it is read block by block, and only lines with one of `_HINTS` are parsed;
+of long lines only the text around the hint.
 """
 
 import io
@@ -33,7 +33,7 @@ _FIELDS = {
 }
 _OTHERS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 _NEAR = r"[^\n]{0,300}"
-"""What may stand between two words of one sentence."""
+"""Text between two words of one sentence."""
 _PINNED = re.compile(
     rf"offload (?:could not lock|needs {_NEAR}host memory)|cudaHostAlloc|cudaHostRegister"
     rf"|(?:pin|pinned)[ _]memory{_NEAR}(?:fail|out of memory|cannot|error)"
@@ -74,11 +74,11 @@ _HINTS = (
     b"bad_alloc", b"errno 12]", b"insufficient shared memory", b"/dev/shm", b"bus error", b"exit",
     b"signal 9", b"kill",
 )  # fmt: skip
-"""In small letters: a line in which one of the patterns above is found has one of these."""
+"""In lower case: every line in which a pattern above is found contains one of these."""
 BLOCK = 2**20
 """Bytes of a log that are held at once."""
 BEFORE, AFTER = 2**10, 2**12
-"""Bytes around a hint that are looked at: more than a sentence of any of these libraries."""
+"""Bytes around a hint that are parsed: more than a sentence of any of these libraries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,16 +87,16 @@ class Failure:
 
     kind: Kind
     line: str
-    """Where it stands in the log."""
+    """Its line in the log."""
     number: int
     count: int = 1
-    """How often the log says so."""
+    """Number of occurrences in the log."""
     gpu: int | None = None
     asked: float | None = None
     capacity: float | None = None
     free: float | None = None
     in_use: float | None = None
-    """By this process, what is not PyTorch's included."""
+    """By this process, including what is outside PyTorch."""
     allocated: float | None = None
     unallocated: float | None = None
     """Reserved by PyTorch and unused."""
@@ -107,21 +107,21 @@ class Failure:
 
     @property
     def fragmented(self) -> bool:
-        """Whether what is reserved and unused would have held what was asked for."""
+        """Return whether the reserved and unused memory would have held the request."""
         if self.unallocated is None or self.asked is None:
             return False
         return self.unallocated >= self.asked and self.unallocated >= 2**28
 
     @property
     def outside(self) -> float | None:
-        """What the process has in use beside PyTorch's own."""
+        """Bytes that the process uses outside PyTorch."""
         if self.in_use is None or self.allocated is None:
             return None
         return max(0.0, self.in_use - self.allocated - (self.unallocated or 0.0))
 
     @property
     def needed(self) -> float | None:
-        """What PyTorch would have held at this moment."""
+        """Bytes that PyTorch would have held with the request."""
         if self.allocated is None or self.asked is None:
             return None
         return self.allocated + self.asked
@@ -129,19 +129,19 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Log:
-    """What a log says of memory."""
+    """The out-of-memory errors of a log."""
 
     failures: tuple[Failure, ...]
     empty: bool = False
-    """Whether nothing at all stands in it."""
+    """Whether it has nothing but white space."""
     binary: bool = False
-    """Whether its beginning has bytes that no text has."""
+    """Whether its beginning has NUL bytes."""
 
 
 def read(path: Path) -> Log:
-    """Return what a log says; raise ValueError where there is none."""
+    """Return the errors of a log; raise ValueError if there is no such file."""
     if not path.is_file():
-        raise ValueError(f"--log {path} is not a file; name what the ranks wrote, as output.log")
+        raise ValueError(f"--log {path} is not a file; name the output of the ranks, as output.log")
     with path.open("rb") as file:
         beginning = file.read(BLOCK)
         if len(beginning) < BLOCK and not beginning.strip():
@@ -177,8 +177,8 @@ def _each(file: BinaryIO) -> Iterator[Failure]:
 
 
 def _suspects(file: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Yield the lines with a hint, by number, cut to what is around it where they are longer."""
-    held, first, seen = b"", 1, 0  # bytes, the number of their first line, how many are done with
+    """Yield the lines with a hint and their numbers, long ones cut to the text around it."""
+    held, first, seen = b"", 1, 0  # bytes, the number of their first line, how many are processed
     while True:
         block = file.read(BLOCK)
         held += block
@@ -186,7 +186,7 @@ def _suspects(file: BinaryIO) -> Iterator[tuple[int, str]]:
         number, counted = first, 0
         for hint in _hints(held, seen, until):
             if hint < seen:
-                continue  # another one of the line before
+                continue  # another hint of the line before
             start, end = _around(held, hint, seen)
             number, counted = number + held.count(b"\n", counted, start), start
             yield number, held[start:end].decode("utf-8", errors="replace")
@@ -199,7 +199,7 @@ def _suspects(file: BinaryIO) -> Iterator[tuple[int, str]]:
 
 
 def _hints(held: bytes, since: int, until: int) -> list[int]:
-    """Return where hints begin, rising."""
+    """Return the offsets of hints in ascending order."""
     small, found = held.lower(), []
     for hint in _HINTS:
         place = small.find(hint, since)
@@ -210,7 +210,7 @@ def _hints(held: bytes, since: int, until: int) -> list[int]:
 
 
 def _around(held: bytes, hint: int, seen: int) -> tuple[int, int]:
-    """Return the bounds of a hint's line, or of what is near it; a progress bar's CR ends one."""
+    """Return the bounds of a hint's line, or of the text near it; a progress bar's CR ends one."""
     low, high = max(seen, hint - BEFORE), hint + AFTER
     breaks = [held.rfind(mark, low, hint) for mark in (b"\n", b"\r")]
     ends = [held.find(mark, hint, high) for mark in (b"\n", b"\r")]
@@ -228,7 +228,7 @@ def _device(line: str, number: int) -> Failure | None:
         sizes["unallocated"] = max(0.0, reserved - allocated)
     gpu = _GPU.search(line)
     others = sum(_bytes(*pair) for pair in _OTHERS.findall(line))
-    # "Process N" is this process where no "this process" is said, as in a container.
+    # "Process N" is this process if the line has no "this process", as in a container.
     if sizes["in_use"] is None and others:
         sizes["in_use"], others = others, 0.0
     return Failure(

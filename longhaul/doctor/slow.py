@@ -30,13 +30,13 @@ from recipes.planner.plan import Plan
 from recipes.planner.search import search
 
 SHARE = 0.05
-"""Of a step, from which a cause is named."""
+"""Share of a step from which a cause is named."""
 SMALL = 1024
 """Columns of a matrix product below which a GPU is not busy."""
 FASTER, SLOWER, JITTER = 0.02, 1.3, 1.5
-"""Of a step: a change worth naming, a measurement the plan does not explain, the slowest steps."""
+"""Relative to a step: a gain worth naming, a time the plan does not explain, the slowest steps."""
 WARM_UP = 2
-"""Steps in which kernels compile and the data is opened."""
+"""First steps, in which kernels compile and the data is opened."""
 
 
 def slow(
@@ -50,7 +50,7 @@ def slow(
     layout: LayoutWords = "",
     as_json: Json = False,
 ) -> None:
-    """Say where the time of a step goes, predicted and measured, and what would be faster."""
+    """Show where the time of a step goes, predicted and measured, and what would be faster."""
     found = case(factory, cluster, nodes, layout, card=card, ladder=ladder, stage=stage)
     steps = _steps(run, found) if run is not None else ()
     if as_json:
@@ -62,8 +62,8 @@ def slow(
         typer.echo(f"\nmeasured: {run}")
         for line in measured(found, steps):
             typer.echo(f"  {line}")
-    typer.echo("\nwhat lowers it")
-    for line in [*causes(found.plan)] or ["nothing above a twentieth of the step"]:
+    typer.echo("\nways to lower it")
+    for line in [*causes(found.plan)] or ["nothing but products and attention takes 5% of it"]:
         typer.echo(f"  {line}")
     typer.echo()
     for line in faster(found):
@@ -71,7 +71,7 @@ def slow(
 
 
 def _content(found: Case, steps: Sequence[Step]) -> dict[str, Any]:
-    """Return the answer in numbers: seconds, tokens a second; null where nothing is measured."""
+    """Return the answer in numbers: seconds, tokens per second; null if nothing is measured."""
     best = _faster(found)
     pace = Pace.of(steps) if steps else None
     return {
@@ -129,15 +129,15 @@ def _predicted(plan: Plan) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """The steps after the warm-up; NaN where they do not say."""
+    """Pace of the steps after the first `WARM_UP`; NaN where they do not record it."""
 
     rate: float
-    """Tokens a second and rank, the median."""
+    """Median of the tokens per second and rank."""
     seconds: float
     first: float
     """Seconds of the first step."""
     slowest: float
-    """Seconds that a twentieth of the steps are above."""
+    """The 95th percentile of the seconds of a step."""
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> "Pace":
@@ -158,10 +158,10 @@ class Pace:
 
 
 def measured(found: Case, steps: Sequence[Step]) -> Iterator[str]:
-    """Yield what the steps of a run show beside the plan."""
+    """Yield what the steps of a run show compared with the plan."""
     plan, pace = found.plan, Pace.of(steps)
     if not math.isfinite(pace.rate):
-        yield "its steps say no tokens a second"
+        yield "its steps record no tokens per second"
         return
     flops = plan.job.card.flops_per_token(plan.job.seq_length)
     mfu = pace.rate * flops / (plan.cluster.gpu.bf16_tflops * 1e12)
@@ -181,7 +181,7 @@ def measured(found: Case, steps: Sequence[Step]) -> Iterator[str]:
     if pace.first > SLOWER * pace.seconds:
         yield (
             f"step 1 took {pace.first:,.1f} s, {pace.first / pace.seconds:.1f} times a step: "
-            "kernels compile and the data is opened; it comes once"
+            "kernels compile and the data is opened; it happens once"
         )
     if pace.slowest > JITTER * pace.seconds:
         yield (
@@ -201,7 +201,7 @@ def measured(found: Case, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def causes(plan: Plan) -> Iterator[str]:
-    """Yield what takes time beside products and attention, the largest first."""
+    """Yield what takes time besides matrix products and attention, the largest first."""
     time, layout = plan.time, plan.job.layout
     parts = sorted(time.causes.items(), key=lambda one: -one[1])
     for name, seconds in parts:
@@ -218,7 +218,7 @@ def causes(plan: Plan) -> Iterator[str]:
     if plan.job.degrees.ring > 1:
         chunk = plan.job.seq_length // plan.job.degrees.ring // 2
         if chunk < 4 * SMALL:
-            yield f"the ring attends to {chunk:,} tokens at a time, which are few for a kernel"
+            yield f"the ring attends to {chunk:,} tokens at a time, too few for a fast kernel"
     if plan.job.micro_batches > MOST_ACCUMULATION:
         yield (
             f"{plan.job.micro_batches} micro-batches one after the other; more data ranks, or a "
@@ -227,7 +227,7 @@ def causes(plan: Plan) -> Iterator[str]:
 
 
 def _why(plan: Plan, name: str) -> str:
-    """Return where a cause comes from and what would lower it."""
+    """Return the origin of a cause and what would lower it."""
     layout, degrees = plan.job.layout, plan.job.degrees
 
     def link(ranks: int) -> str:
@@ -256,7 +256,7 @@ def _why(plan: Plan, name: str) -> str:
 
 
 def _faster(found: Case) -> Plan | None:
-    """Return the fastest plan of the same GPUs; None where none is worth naming."""
+    """Return the fastest plan of the same GPUs; None if the gain is not worth naming."""
     best = next(iter(search(found.question).plans), None)
     if best is None or best.time.step > (1 - FASTER) * found.plan.time.step:
         return None
@@ -267,7 +267,7 @@ def faster(found: Case) -> Iterator[str]:
     """Yield the fastest layout of the same GPUs, and by how much."""
     plan, best = found.plan, _faster(found)
     if best is None:
-        yield "the planner knows no layout of these GPUs that is 2% faster"
+        yield "the planner finds no layout of these GPUs that is 2% faster"
         if not plan.fits:
             yield (
                 f"this one does not fit: `longhaul doctor oom {found.looked_at} --layout "

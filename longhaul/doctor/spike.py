@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul doctor spike`: is the jump of the loss at the start of a stage a fault."""
+"""`longhaul doctor spike`: whether a jump of the loss at the start of a stage is a fault."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ from recipes.spec.suggest import hint
 def spike(
     run: Run,
     stage: Annotated[
-        str, typer.Option(help="A stage of it.", show_default="the last one with steps")
+        str, typer.Option(help="A stage of the run.", show_default="the last one with steps")
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -46,9 +46,9 @@ def spike(
             typer.echo(f"{'':<8}   {check.do}")
         worst = max(worst, ("ok", "warning", "failure").index(check.level))
     said = (
-        "nothing is wrong by these checks",
+        "nothing is wrong according to these checks",
         "no fault; look at the warnings",
-        "there is a fault; begin with the first failure",
+        "there is a fault; start with the first failure",
     )
     typer.echo(said[worst])
     if worst == 2:

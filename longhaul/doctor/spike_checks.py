@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is a jump of the loss at the switch of a stage normal, or a fault: one check a function.
+"""Checks whether a jump of the loss at the switch of a stage is a fault, one per function.
 
 Normal for an extension: the loss of the first steps up by several nats and gradient norms of
 hundreds, back within some 50 steps (Long-Context-Data-Engineering issue 13: loss 5.5 and norm 249
@@ -18,11 +18,11 @@ from longhaul.pages.recipe_facts import counted
 
 Level = Literal["ok", "warning", "failure"]
 RECOVERY, WINDOW = 50, 5
-"""Steps within which a jump is over; steps that a level is the mean of."""
+"""Steps within which a jump is over; steps whose mean loss is a level."""
 BACK, JUMP, OF_RANDOM = 0.1, 8.0, 0.97
-"""Nats of a level that count as the same; nats of a jump; of ln(vocabulary), random weights."""
+"""Nats within which levels are equal; nats of a jump; share of ln(vocabulary): random weights."""
 NORM_AFTER, FEW = 10.0, 3
-"""A gradient norm beyond this many of the stage before; steps that say nothing yet."""
+"""Largest ratio to the gradient norm of the stage before; steps that are too few to judge."""
 SPIKE, SPREAD = 0.5, 8.0
 """A later spike: nats above the steps before it, and times their spread."""
 BEHIND = 20
@@ -33,16 +33,16 @@ FORGOTTEN = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Level
     words: str
     do: str = ""
-    """What to do, where it is not ok."""
+    """What to do if the level is not ok."""
 
 
 def checks(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
-    """Yield every check of a stage, with the stage before it where there is one."""
+    """Yield every check of a stage, with the stage before it if there is one."""
     steps = stage.results.steps
     yield from lines(stage)
     yield from finite(steps)
@@ -59,7 +59,7 @@ def checks(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
 
 
 def lines(stage: StageFacts) -> Iterator[Check]:
-    """Check that metrics.jsonl has no bytes that a run does not write."""
+    """Check that metrics.jsonl has no bytes that a run never writes."""
     if stage.garbled:
         yield Check(
             level="warning",
@@ -75,9 +75,9 @@ def finite(steps: Sequence[Step]) -> Iterator[Check]:
     if broken:
         yield Check(
             level="failure",
-            words=f"the loss is no number at step {broken[0]}, in {len(broken)} steps",
-            do="resume from the checkpoint before; look at that step's samples, at the rate, and "
-            "at a rank whose GPU computes wrongly",
+            words=f"the loss is not a number in {len(broken)} steps, first at step {broken[0]}",
+            do="resume from the checkpoint before it; look at that step's samples, at the rate, "
+            "and for a rank whose GPU computes wrongly",
         )
     else:
         yield Check(level="ok", words=f"the loss is a number in all {len(steps)} steps")
@@ -101,7 +101,7 @@ def jump(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
         yield Check(
             level="failure",
             words=f"the first loss is {first:.2f}, that of random weights ({random:.2f})",
-            do="the start's weights did not arrive, or not with this tokenizer: look at "
+            do="the weights of the start were not loaded, or are of another tokenizer: look at "
             "resume.start, and at the log for the checkpoint that was loaded",
         )
     elif level is None:
@@ -110,7 +110,7 @@ def jump(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
         yield Check(
             level="warning",
             words=f"the loss jumps by {first - level:.2f} nats at the switch, from {level:.2f}",
-            do="more than extensions show; look at the rotation: `longhaul rope`",
+            do="extensions usually show less; look at the rotation: `longhaul rope`",
         )
     else:
         yield Check(
@@ -129,7 +129,7 @@ def recovery(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
     """Check that the loss comes back within the warm-up."""
     steps, until = stage.results.steps, horizon(stage)
     if len(steps) < FEW:
-        yield Check(level="ok", words=f"{len(steps)} steps say nothing of recovery yet")
+        yield Check(level="ok", words=f"{len(steps)} steps are too few to judge recovery")
         return
     losses = [step.loss for step in steps]
     early = losses[:until]
@@ -146,13 +146,13 @@ def recovery(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
         )
     elif level is None:
         falls = "falls" if tail < head else "stays"
-        yield Check(level="ok", words=f"the loss {falls}, {head:.2f} to {tail:.2f}, over them")
+        yield Check(level="ok", words=f"the loss {falls}, {head:.2f} to {tail:.2f}, after that")
     elif back is not None:
         yield Check(level="ok", words=f"the loss is back at {level:.2f} by step {back}")
     elif len(steps) < until:
         yield Check(
             level="warning",
-            words=f"the loss is at {fmean(losses[-WINDOW:]):.2f}, of {level:.2f} before, and falls",
+            words=f"the loss is {fmean(losses[-WINDOW:]):.2f}, was {level:.2f} before, and falls",
             do=f"look again at step {until}",
         )
     else:
@@ -164,7 +164,7 @@ def recovery(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
             words=f"the loss is {fmean(losses[-WINDOW:]):.2f} after {len(steps)} steps and was "
             f"{level:.2f} before the switch"
             + ("; the stage reads another store, whose level may differ" if other else ""),
-            do="look at the rotation, the tokenizer and the start below; where they are ok, at "
+            do="look at the rotation, the tokenizer and the start below; if they are ok, at "
             "held-out loss by position: `longhaul evaluate`",
         )
 
@@ -191,8 +191,8 @@ def later(steps: Sequence[Step]) -> Iterator[Check]:
             level="warning",
             words=f"the loss spikes later, at step {', '.join(map(str, found[:5]))}"
             + (f" and {len(found) - 5} more" if len(found) > 5 else ""),
-            do="one that falls back needs nothing; where they come often, lower the rate, or look "
-            "at the samples of those steps (metrics.jsonl)",
+            do="a spike that falls back needs no action; if spikes are frequent, lower the rate, "
+            "or look at the samples of those steps (metrics.jsonl)",
         )
 
 
@@ -205,7 +205,7 @@ def norms(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
         yield Check(
             level="failure",
             words="a gradient norm is infinite",
-            do="resume from the checkpoint before, with a lower rate",
+            do="resume from the checkpoint before it, with a lower rate",
         )
         return
     until = horizon(stage)
@@ -218,7 +218,7 @@ def norms(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
         yield Check(
             level="failure",
             words=f"the gradient norm is still {median(after):.3g} after step {until}",
-            do="hundreds are normal on the first steps alone; lower the rate, and look at the "
+            do="hundreds are normal only on the first steps; lower the rate, and look at the "
             "rotation below",
         )
     else:
@@ -251,7 +251,7 @@ def rate(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
 
 
 def tokenizer(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
-    """Check that tokens mean what they meant to the start."""
+    """Check that the tokenizer is that of the start."""
     mine = stage.tokenizer
     theirs = stage.start["tokenizer"] if stage.start else before.tokenizer if before else None
     if mine is None or theirs is None:
@@ -261,7 +261,7 @@ def tokenizer(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
     else:
         yield Check(
             level="failure",
-            words="the tokenizer is another than that of the start",
+            words="the tokenizer differs from that of the start",
             do="prepare the store with the tokenizer of the checkpoint: `longhaul prepare "
             "--tokenizer`",
         )
@@ -286,7 +286,7 @@ def rotation(stage: StageFacts) -> Iterator[Check]:
     if differing:
         yield Check(
             level="failure",
-            words=f"the rotation's {' and '.join(differing)} of the checkpoint is not the stage's",
+            words=f"the checkpoint's rotation differs from the stage's: {' and '.join(differing)}",
             do="the checkpoint was trained under another rotation; run the stage into a folder of "
             "its own",
         )
@@ -295,13 +295,13 @@ def rotation(stage: StageFacts) -> Iterator[Check]:
 
 
 def _differing(stated: dict[str, Any], written: dict[str, Any]) -> list[str]:
-    """Return the names whose values differ; what is at its default is in neither."""
+    """Return the names whose values differ; neither has values that are at their defaults."""
     names = [*stated, *(name for name in written if name not in stated)]
     return [name for name in names if stated.get(name) != written.get(name)]
 
 
 def _of_description(described: dict[str, Any], written: dict[str, Any]) -> list[str]:
-    """Return what differs from stage.json, which names `before` and has no divisors of pairs."""
+    """Return the names that differ from stage.json, which names `before` and lacks divisors."""
     short = {name: value for name, value in written.items() if name in described}
     if isinstance(described.get("before"), str):
         short["before"] = (written.get("before") or {}).get("method")
@@ -311,7 +311,7 @@ def _of_description(described: dict[str, Any], written: dict[str, Any]) -> list[
 def samples(stage: StageFacts) -> Iterator[Check]:
     """Check that each step reads the samples after those of the step before, resumes included."""
     lasts = {0: -1}
-    """Of each step; a resume that goes back writes its steps again."""
+    """Last sample of each step; a resume from an earlier step writes its steps again."""
     latest = 0
     for step, first, last in stage.samples:
         if step - 1 in lasts:
@@ -340,13 +340,13 @@ def _out_of_order(step: int, first: int, due: int) -> Check:
         return Check(
             level="failure",
             words=f"step {step} reads samples that earlier steps have read: it begins at {first:,} "
-            f"and {due:,} is due",
-            do="the loader began again after a resume; go back to the checkpoint before it",
+            f"instead of {due:,}",
+            do="the loader started over after a resume; go back to the checkpoint before it",
         )
     return Check(
         level="failure",
-        words=f"step {step} skips {first - due:,} samples: it begins at {first:,} and {due:,} is "
-        "due",
+        words=f"step {step} skips {first - due:,} samples: it begins at {first:,} instead of "
+        f"{due:,}",
         do="the loader went ahead at a resume; go back to the checkpoint before it",
     )
 
@@ -367,12 +367,12 @@ def data(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
         yield Check(
             level="warning",
             words=f"the stage reads {stores[0]}, the one before {stores[1]}",
-            do="another mix of data has another level of loss; compare held-out loss instead",
+            do="the level of the loss depends on the mix of data; compare held-out loss instead",
         )
 
 
 def positions(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
-    """Check held-out loss at the positions that the stage before knew as well."""
+    """Check held-out loss at the positions that the stage before was evaluated at too."""
     mine = stage.results.evaluation
     theirs = before.results.evaluation if before else None
     if mine is None or theirs is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the folder of a stage says without NeMo: its recipe's numbers, its marker, its samples."""
+"""Facts in the folder of a stage, read without NeMo: its recipe, its marker, its samples."""
 
 import json
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ from recipes.spec.stage import Cosine
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageFacts:
-    """One stage of a run; what its files do not say is None or empty."""
+    """Facts of one stage of a run; None or empty where its files lack them."""
 
     results: StageResults
     recipe: dict[str, Any] = field(default_factory=dict)
     """The tree of config.yaml."""
     marker: dict[str, Any] | None = None
-    """Of its newest whole checkpoint."""
+    """The marker of its newest complete checkpoint."""
     start: dict[str, Any] | None = None
-    """The marker of the checkpoint that it began from."""
+    """The marker of the checkpoint that it started from."""
     samples: tuple[tuple[int, int, int], ...] = ()
     """Step, first and last sample, in the order they were written."""
     garbled: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ class StageFacts:
         return self.results.name
 
     def of_recipe(self, path: str) -> Any:
-        """Return a value of the recipe by its dotted path, None where there is none."""
+        """Return a value of the recipe by its dotted path, or None."""
         node: Any = self.recipe
         for part in path.split("."):
             node = node.get(part) if isinstance(node, dict) else None
@@ -58,12 +58,12 @@ class StageFacts:
     def first_rate(self) -> float | None:
         """Return the learning rate of the first step."""
         peak, warmup = self.of_recipe("optim.config.lr"), self.warmup_steps
-        # The warm-up has its peak at the step after its last.
+        # The rate peaks at the step after the last one of the warm-up.
         return None if peak is None or warmup is None else float(peak) / (warmup + 1)
 
     @property
     def rotation(self) -> dict[str, Any] | None:
-        """Return the rotation that the recipe states, as a checkpoint's marker has it."""
+        """Return the rotation that the recipe states, in the form of a checkpoint's marker."""
         tree = self.of_recipe("model.config.rope")
         if not isinstance(tree, dict):
             return None
@@ -71,14 +71,14 @@ class StageFacts:
 
     @property
     def tokenizer(self) -> str | None:
-        """Fingerprint of the tokenizer, by the checkpoint or by the store."""
+        """Fingerprint of the tokenizer, from the checkpoint or else from the store."""
         if self.marker is not None:
             return str(self.marker["tokenizer"])
         manifest = self.manifest()
         return None if manifest is None else manifest.tokenizer.fingerprint
 
     def manifest(self) -> Manifest | None:
-        """Return what lies in the store it reads, None where that is not here."""
+        """Return the manifest of the store it reads; None if the store is not here."""
         store = self.of_recipe("data.store")
         try:
             return None if store is None else Manifest.load(store)
@@ -133,7 +133,7 @@ def _samples(path: Path) -> tuple[tuple[int, int, int], ...]:
             first, last = step["samples"]
             found.append((int(step["step"]), int(first), int(last)))
         except (ValueError, TypeError, KeyError):
-            continue  # a line cut short, or one that does not say
+            continue  # a truncated line, or one without samples
     return tuple(found)
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs of a ladder, on this machine and on Slurm: what is checked, trained and evaluated."""
+"""The jobs of a ladder, on this machine and on Slurm: checks, training and evaluation."""

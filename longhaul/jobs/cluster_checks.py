@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cluster file still lacks before jobs can run there, and what of it they use; light."""
+"""Checks of a cluster file: what jobs that use certain folders would still lack; light."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,13 @@ class Folder:
 
     @property
     def paths(self) -> list[Path]:
-        """The folder as it is named, and as it is without links: jobs may use either."""
+        """The folder's path as given and with links resolved: jobs may use either."""
         return list(dict.fromkeys((Path(os.path.abspath(self.path)), self.path.resolve())))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A word of `container.mounts`, by pyxis: SRC, SRC:DST or SRC:DST:FLAGS."""
+    """An entry of `container.mounts`, in pyxis's syntax: SRC, SRC:DST or SRC:DST:FLAGS."""
 
     source: Path
     place: Path
@@ -36,7 +36,7 @@ class Mount:
 
     @classmethod
     def parsed(cls, word: str) -> "Mount | None":
-        """Return the mount that a word means; None where it means none."""
+        """Return the mount that an entry describes; None if the entry is invalid."""
         parts = word.split(":")
         if len(parts) > 3 or not all(parts):
             return None
@@ -47,8 +47,8 @@ class Mount:
 def folders(plan: Plan, documents: Documents | None, export: Path | None) -> list[Folder]:
     """Return the folders that the jobs of a chain use.
 
-    A store and an exported model are written beside their places and renamed, so for them it is
-    the folder around them that is written to.
+    A store and an exported model are written next to their final paths and renamed, so jobs write
+    to their parent folders.
     """
     found = [Folder(what="run folder", path=plan.run, written=True)]
     if documents is None:
@@ -102,7 +102,7 @@ def _of_container(container: Container, tunnel: Tunnel, used: Sequence[Folder]) 
 
 
 def _unmounted(folder: Folder, path: Path, mounts: Sequence[Mount]) -> Iterator[str]:
-    """Yield why a folder is not what it is called inside the container, where it is not."""
+    """Yield why a folder is missing, another one or read-only inside the container, if so."""
     around = [mount for mount in mounts if path.is_relative_to(mount.place)]
     right = f"container.mounts needs {path}:{path}"
     if not around:
@@ -121,7 +121,7 @@ def _unmounted(folder: Folder, path: Path, mounts: Sequence[Mount]) -> Iterator[
 
 def _of_python(file: ClusterFile) -> Iterator[str]:
     if file.python is None:
-        yield "there is neither container nor python; ranks would run what PATH has"
+        yield "there is neither container nor python; ranks would run the python of PATH"
         return
     program = Path(file.python) / "bin" / "python"
     if file.tunnel.kind == "local" and not program.exists():

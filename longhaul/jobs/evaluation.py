@@ -68,7 +68,7 @@ def require_trained(run: Path, stages: list[str], manifest: Manifest) -> None:
 def require_layout(
     run: Path, stages: list[str], *, ranks: int, tp: int, cp: int, length: int, device: str
 ) -> None:
-    """Raise ValueError for a layout that the models, the length or this machine cannot have."""
+    """Raise ValueError for a layout that does not suit the models, the length or this machine."""
     found = torch.cuda.device_count()
     if device == "cuda" and found < ranks:
         raise ValueError(f"{ranks} ranks on cuda need as many GPUs; this machine has {found}")
@@ -95,7 +95,7 @@ def require_layout(
 
 
 def recipe_of(run: Path, stage: str) -> nemo_run.Partial:
-    """Return the resolved recipe that a stage was trained by."""
+    """Return the resolved recipe that a stage was trained with."""
     return yaml_file.read(stage_folder(run, stage) / RECIPE)
 
 

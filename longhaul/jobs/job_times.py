@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage is planned to take on a cluster, and the times of its job that follow.
+"""The plan of a stage on a cluster, and the time limits of its job that follow from it.
 
 The layout is read back from the resolved recipe, so that the command line's overrides count.
 """
@@ -12,13 +12,13 @@ from recipes.resolved.stage import ResolvedStage
 from slurm.cluster_file import LONGEST_SIGNAL, ClusterFile, seconds_of
 
 LEAST_STEPS = 2
-"""That a job has to have time for beside saving; what it starts with takes about one more."""
+"""Steps that a job must have time for besides saving; starting takes about one more."""
 
 
 def save_seconds(file: ClusterFile, stage: ResolvedStage) -> int:
     """Return how long before its limit a training job is warned, in whole minutes if planned.
 
-    What the file says is taken for the time of writing too; a planned step is waited for anyway.
+    The file's `save_seconds` includes the time of writing; a planned step is waited for anyway.
     """
     said = file.slurm.save_seconds
     if stage.plan is None:
@@ -29,7 +29,7 @@ def save_seconds(file: ClusterFile, stage: ResolvedStage) -> int:
 
 
 def require_time(stages: Sequence[ResolvedStage], file: ClusterFile) -> None:
-    """Raise ValueError where the limit of a job is too short for steps and for saving."""
+    """Raise ValueError if the limit of a job is too short for steps and for saving."""
     limit = seconds_of(file.slurm.time)
     for stage in stages:
         if stage.is_done:

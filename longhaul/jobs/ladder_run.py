@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `longhaul run` decides before anything large is loaded: ladder, card, folders, store."""
+"""Choices of `longhaul run` before anything large is loaded: ladder, card, folders, store."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """Hold what is run and where it writes and reads."""
+    """The stages to run, and the folders that they write to and read from."""
 
     ladder: Ladder
     card: ModelCard
     run: Path
     store: Path
     only: Stage | None = None
-    """The stage to run where it is not all of them."""
+    """The only stage to run; None for all of them."""
     verify: bool | None = None
     """True: the whole store; False: neither store nor checkpoints; None: a sample of the store."""
 
@@ -55,9 +55,9 @@ class Plan:
 
 
 def choose(ladder: str, card: str | None, *, planned: bool = False) -> tuple[Ladder, ModelCard]:
-    """Return ladder and card; raise ValueError for unknown ones and for a card to be chosen.
+    """Return ladder and card; raise ValueError for unknown ones and for a card that is ambiguous.
 
-    Cards without a shipped recipe are those that the planner lays out: with `planned`.
+    With `planned`, cards without a shipped recipe are accepted: the planner lays them out.
     """
     chosen = named("ladder", ladder, LADDERS)
     rows = [row for row in ROWS.values() if row.ladder.name == ladder]
@@ -85,7 +85,7 @@ def plan(
     only: Stage | None = None,
     verify: bool | None = None,
 ) -> Plan:
-    """Return the plan with the places that convention gives where none are named."""
+    """Return the plan, with the conventional folders where none are named."""
     return Plan(
         ladder=ladder,
         card=card,
@@ -99,8 +99,8 @@ def plan(
 def make_missing_store(plan: Plan) -> Manifest | None:
     """Make the store of a card that is trained from scratch and return its manifest.
 
-    None where there is a store; one that cannot be used is refused at once. Raises ValueError for
-    a card whose weights are published, since its store needs documents.
+    Returns None if there is a store; one that cannot be used is refused at once. Raises ValueError
+    for a card whose weights are published, since its store needs documents.
     """
     if plan.store.exists():
         Manifest.load(plan.store)

@@ -52,11 +52,11 @@ def placed(
 def overridden(
     recipe: nemo_run.Partial, words: Sequence[str], device: str | None = None
 ) -> nemo_run.Partial:
-    """Return a placed recipe with what the command line says, checked, its paths absolute."""
+    """Return a placed recipe with the command line's overrides, checked, its paths absolute."""
     for word in words:
         if PLACE.match(word):
             raise ValueError(
-                f"{word.partition('=')[0]} is a place, which all stages would share; "
+                f"{word.partition('=')[0]} is a path that all stages would share; "
                 "use --out and --store"
             )
     recipe = overrides.override(recipe, words)
@@ -66,9 +66,9 @@ def overridden(
 
 
 def require(stages: Sequence[ResolvedStage], *, started: bool) -> None:
-    """Raise ValueError for what would fail once ranks run; the start of the first stage too.
+    """Raise ValueError for what would fail once ranks run, including the first stage's start.
 
-    Where nothing is `started`, only for a run folder that holds another run.
+    If nothing is `started`, only for a run folder that holds another run.
     """
     for stage in stages:
         stage_checks.require_same(stage)
@@ -81,7 +81,7 @@ def require(stages: Sequence[ResolvedStage], *, started: bool) -> None:
 
 
 def require_store(stages: Sequence[ResolvedStage]) -> None:
-    """Raise ValueError where the store does not fit a stage, or cannot evaluate the longest."""
+    """Raise ValueError if the store does not fit a stage, or cannot evaluate the longest."""
     for stage in stages:
         manifest = stage_checks.require_inputs(stage)
     require_heldout(manifest, longest(stages))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each job of a chain expects of its machines, as a node of the job's tree; imports NeMo."""
+"""Requirements of a chain's jobs on their machines, as nodes of the jobs' trees; imports NeMo."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,7 @@ OF_A_GPU_NODE = ("linked_gpus", "gpu_memory_gib", "capability", "shared_memory_g
 
 
 def of_training(plan: Plan, file: ClusterFile, stage: ResolvedStage) -> nemo_run.Config:
-    """Return what a stage expects: its ranks, links, host memory, and room to write."""
+    """Return the requirements of a stage: its ranks, links, host memory, and room to write."""
     layout, per_node = stage.layout, stage.ranks_per_node
     expected = _expected(plan, nodes=stage.nodes, per_node=per_node)
     _set(
@@ -41,7 +41,7 @@ def of_training(plan: Plan, file: ClusterFile, stage: ResolvedStage) -> nemo_run
 def of_evaluation(
     plan: Plan, file: ClusterFile, stage: ResolvedStage, *, nodes: int, per_node: int
 ) -> nemo_run.Config:
-    """Return what the evaluation of a stage expects: no room for checkpoints, nothing pinned."""
+    """Return the requirements of an evaluation: no room for checkpoints, no pinned memory."""
     layout = evaluation.evaluation_layout(stage)
     expected = _expected(plan, nodes=nodes, per_node=per_node)
     _set(
@@ -57,7 +57,7 @@ def of_evaluation(
 
 
 def of_one_rank(plan: Plan, *, with_store: bool) -> nemo_run.Config:
-    """Return what a job of one rank without a GPU expects: its folders, and our pins."""
+    """Return the requirements of a job of one rank without a GPU: its folders and the versions."""
     expected = nemo_run.Config(Expected, world_size=1, nodes=1, run_folder=_path(plan.run))
     if with_store:
         expected.store, expected.verify = _path(plan.store), _verify(plan)
@@ -85,19 +85,19 @@ def _set(expected: nemo_run.Config, **fields: Any) -> None:
 
 
 def _folders(file: ClusterFile) -> dict[str, Any]:
-    """Return what the cluster file asks of the file system that checkpoints go to."""
+    """Return the cluster file's thresholds for the file system of the checkpoints."""
     said = thresholds(file)
     return {name: said[name] for name in ("least_write_mbps", "free_gib")}
 
 
 def _speed(file: ClusterFile) -> dict[str, Any]:
-    """Return how much slower than the others a rank may be."""
+    """Return how much slower than the other ranks a rank may be."""
     said = thresholds(file)
     return {name: said[name] for name in ("slow_warned", "slow_failed")}
 
 
 def _machine(file: ClusterFile, stage: ResolvedStage, per_node: int) -> dict[str, Any]:
-    """Return what is asked of a node with GPUs; nothing for CPU ranks."""
+    """Return the requirements on a node with GPUs; empty for CPU ranks."""
     if stage.layout.device == "cpu" or file.hardware is None:
         return {}
     machine, said = Expected.of(file.hardware), thresholds(file)
@@ -109,9 +109,9 @@ def _machine(file: ClusterFile, stage: ResolvedStage, per_node: int) -> dict[str
 
 
 def _host_bytes(stage: ResolvedStage) -> float:
-    """Return what a rank pins: what offload may take, or the plan says with the optimizer's part.
+    """Return the bytes that a rank pins: offload's cap or the plan's host memory, if larger.
 
-    `cap_gib` is of activations alone, and the plan knows nothing of a cap that was raised.
+    `cap_gib` covers only activations, and the plan, with the optimizer, ignores a raised cap.
     """
     offload = stage.layout.offload
     cap = offload.cap_gib * GiB if offload.tensors != "none" else 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage's folder says of it: its resolved recipe and its facts."""
+"""Records in the folder of a stage: its resolved recipe and its facts."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def record(stage: ResolvedStage, start: str) -> None:
 
 
 def _described_rotation(rope: RopeScaling) -> dict[str, Any]:
-    """Return what a report says of a rotation; LongRoPE's divisors are in the recipe."""
+    """Return the rotation as a report shows it; LongRoPE's divisors are in the recipe."""
     content = {"method": rope.method, "base": rope.base, "factor": rope.factor} | rope.to_dict()
     for name in ("short_factor", "long_factor"):
         content.pop(name, None)

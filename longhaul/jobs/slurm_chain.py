@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A ladder as a scheduler's jobs: prepare, then train, evaluate and judge each stage, then export.
 
-Every job is one that may be queued again under its own number: a stage goes on from its last
-checkpoint, so that a time limit shorter than it, a preemption or a lost node costs steps and not
-the chain. Each looks at its machines first; links are measured where a stage trains. Imports NeMo.
+Every job may be requeued under its own number: a stage resumes from its last checkpoint, so that a
+time limit shorter than the stage, a preemption or a lost node costs steps and not the chain. Each
+job checks its machines first; links are measured only where a stage trains. Imports NeMo.
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def _prepare(plan: Plan, file: ClusterFile, documents: Documents, length: int) -
         tokenizer=documents.tokenizer,
         vocab_size=documents.vocab_size,
     )
-    # Documents and tokenizer may be the hub's; a file that says otherwise knows its nodes.
+    # Documents and tokenizer may be on the hub; the cluster file can set the nodes offline.
     online = {"HF_HUB_OFFLINE": 0, **file.environment}
     file = _without_gpus(file).model_copy(update={"environment": online})
     expected = node_requirements.of_one_rank(plan, with_store=False)
@@ -131,7 +131,7 @@ def _on_ranks(
     nodes: int = 1,
     per_node: int = 1,
 ) -> Job:
-    """Return a job around a task that ends by itself: it is warned of no limit."""
+    """Return a job for a task that ends by itself: it gets no warning before its time limit."""
     made = executor(
         file,
         nodes=nodes,
@@ -150,7 +150,7 @@ def _parallel(stage: ResolvedStage) -> dict[str, Any]:
 
 
 def _with_gpus(file: ClusterFile, stage: ResolvedStage) -> ClusterFile:
-    """Return the file asking for no GPUs where the ranks of a stage are on the CPU."""
+    """Return the cluster file, asking for no GPUs if the ranks of a stage are on the CPU."""
     return file if stage.layout.device == "cuda" else _without_gpus(file)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm says of the jobs of a run, where its programs are on this machine; light."""
+"""States of a run's jobs according to Slurm, if its programs are on this machine; light."""
 
 import json
 import os
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ASKED_SECONDS = 10.0
-"""How long a program of Slurm may take to answer."""
+"""Time limit for a program of Slurm to answer."""
 OVER = frozenset(
     (
         "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE",
         "BOOT_FAIL", "REVOKED",
     )
 )  # fmt: skip
-"""Slurm's words for a job that will not run again."""
+"""Slurm's states of a job that will not run again."""
 VARIABLES = ("SQUEUE_STATES", "SQUEUE_PARTITION", "SQUEUE_ACCOUNT", "SQUEUE_USERS")
-"""By which a shell may have squeue leave jobs out."""
+"""Environment variables that may make squeue leave out jobs."""
 FORGOTTEN = "Invalid job id"
-"""What squeue says of a single job that Slurm has forgotten."""
+"""Error message of squeue for a single job that Slurm has forgotten."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,13 @@ class SlurmJob:
     name: str
     number: str
     state: str = ""
-    """Slurm's word, as PENDING; empty where Slurm was not asked or does not know the job."""
+    """Slurm's state, such as PENDING; empty if Slurm was not asked or does not know the job."""
     not_asked: str = ""
-    """Why Slurm was not asked; empty where it was."""
+    """Why Slurm was not asked; empty if it was."""
 
     @property
     def words(self) -> str:
-        """What Slurm says of it, in words."""
+        """Its state in words."""
         if self.not_asked:
             return "not asked"
         return self.state.lower() or "not known to Slurm"
@@ -51,7 +51,7 @@ class SlurmJob:
 def job_numbers(run: Path) -> dict[str, str]:
     """Return the numbers of the jobs that were last submitted into a run folder, by name.
 
-    Raises ValueError where the record of them cannot be read.
+    Raises ValueError if the record of them cannot be read.
     """
     path = run / "launch" / "jobs.json"
     try:
@@ -70,7 +70,7 @@ def job_numbers(run: Path) -> dict[str, str]:
 def submitted(run: Path) -> list[SlurmJob]:
     """Return the jobs that were last submitted into a run folder, with their states.
 
-    Raises ValueError where the record of them cannot be read.
+    Raises ValueError if the record of them cannot be read.
     """
     numbers = job_numbers(run)
     states, not_asked = _states(list(numbers.values()))
@@ -86,9 +86,9 @@ def submitted(run: Path) -> list[SlurmJob]:
 
 
 def _states(numbers: list[str]) -> tuple[dict[str, str], str]:
-    """Return Slurm's word for each job that it knows: of the queue, else of the accounting.
+    """Return the state of each job that Slurm knows, from the queue or else from the accounting.
 
-    With it why the queue does not say which it knows, empty where it does.
+    The second value is the reason why the queue did not answer; empty if it did.
     """
     if not numbers:
         return {}, ""
@@ -103,7 +103,7 @@ def _states(numbers: list[str]) -> tuple[dict[str, str], str]:
 
 
 def _rows(command: Iterable[str]) -> tuple[list[tuple[str, str]], str]:
-    """Return the pairs that a program of Slurm prints; with them why it does not answer, if so."""
+    """Return the pairs that a program of Slurm prints, and why it did not answer, if so."""
     program, *words = command
     if shutil.which(program) is None:
         return [], f"there is no {program} on this machine"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `longhaul pretrain` and `longhaul run` do with a recipe before and while it runs.
+"""Checks of `longhaul pretrain` and `longhaul run` on a recipe before it runs.
 
-Everything here needs NeMo; the commands import it after they have said that they are loading.
+Everything here needs NeMo; the commands import it after they have shown that they are loading.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def require_device(stage: ResolvedStage) -> None:
 
 
 def fewer_ranks(stage: ResolvedStage, shipped: int) -> Iterator[str]:
-    """Yield a sentence where a recipe for `shipped` GPUs was put on fewer, which hold more each."""
+    """Yield a sentence if a recipe for `shipped` GPUs runs on fewer, each of which holds more."""
     ranks = stage.layout.world_size
     if stage.layout.device == "cuda" and ranks < shipped:
         yield (
@@ -55,7 +55,7 @@ def _require_gpus(stage: ResolvedStage) -> None:
 
 
 def require_inputs(stage: ResolvedStage) -> Manifest:
-    """Return the store's manifest; raise ValueError where store, vocabulary or start do not fit."""
+    """Return the store's manifest; raise ValueError if store, vocabulary or start do not fit."""
     recipe = stage.recipe
     manifest = Manifest.load(recipe.data.store)
     rows = recipe.model.config.vocab_size
@@ -76,7 +76,7 @@ def require_inputs(stage: ResolvedStage) -> Manifest:
 
 
 def require_start(stage: ResolvedStage) -> None:
-    """Raise ValueError where the stage starts from a checkpoint that is not there or not whole."""
+    """Raise ValueError if the stage starts from a checkpoint that is missing or incomplete."""
     start = stage.recipe.resume.start
     if start is not None and not newest_checkpoint(stage.checkpoints):
         try:
@@ -86,10 +86,10 @@ def require_start(stage: ResolvedStage) -> None:
 
 
 def require_same(stage: ResolvedStage) -> None:
-    """Raise ValueError where the stage's folder holds checkpoints of another recipe.
+    """Raise ValueError if the stage's folder holds checkpoints of another recipe.
 
-    So it does where what the stage has recorded there cannot be read. Steps count too: Megatron
-    shuffles the samples for the number that a run will take.
+    The same applies if the stage's record there cannot be read. Steps count too: Megatron shuffles
+    the samples for the number of steps that a run will take.
     """
     folder, recipe = stage.folder, stage.recipe
     try:
@@ -111,5 +111,5 @@ def require_same(stage: ResolvedStage) -> None:
         raise ValueError(
             f"{folder} holds checkpoints of a recipe with another "
             f"{' and '.join(differing)}; remove it, or train into another run folder: `run` takes "
-            "--out, `pretrain` writes below the folder that it is typed in"
+            "--out, `pretrain` writes below the working folder"
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the first job of a chain makes a store of, its places absolute; light.
+"""Inputs of the first job of a chain, which makes the store, as absolute paths; light.
 
-A job runs in a folder of its own, where a relative path would be another one.
+A job runs in a folder of its own, where a relative path would name another file.
 """
 
 import re
@@ -20,7 +20,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.A)
 
 @dataclass(frozen=True, kw_only=True)
 class Documents:
-    """What a store is made of, where there is none yet."""
+    """The inputs of a store that does not exist yet."""
 
     source: str | None
     tokenizer: str | None
@@ -28,13 +28,13 @@ class Documents:
 
 
 def documents_of(plan: Plan, source: str | None, tokenizer: str | None) -> Documents | None:
-    """Return what the store is to be made of, or None where there is one.
+    """Return the inputs of the store, or None if the store exists.
 
-    Raises ValueError for documents or a tokenizer that are not there, and where none are named.
+    Raises ValueError for documents or a tokenizer that do not exist, and if none are named.
     """
     if plan.store.exists():
         if source is not None:
-            raise ValueError(f"there is a store at {plan.store}; leave --source out, or --store")
+            raise ValueError(f"there is a store at {plan.store}; leave out --source, or --store")
         return None
     if plan.card.hf_id is not None and source is None:
         raise ValueError(
@@ -59,7 +59,7 @@ def _source(word: str | None) -> str | None:
 
 
 def _tokenizer(word: str | None) -> str | None:
-    """Return a folder absolute and a name of the hub as it is; a folder goes before a name."""
+    """Return the absolute path of a folder, or else a name of the hub as it is."""
     if word is None:
         return None
     path = Path(word).resolve()
@@ -74,7 +74,7 @@ def _tokenizer(word: str | None) -> str | None:
 
 
 def require_heldout(manifest: Manifest, length: int) -> None:
-    """Raise ValueError where no held-out document is longer than a length to evaluate at."""
+    """Raise ValueError if no held-out document is longer than a length to evaluate at."""
     if manifest.heldout.longest <= length:
         raise ValueError(
             f"the longest held-out document of {manifest.root} has "
@@ -85,10 +85,10 @@ def require_heldout(manifest: Manifest, length: int) -> None:
 def prepare_for(
     length: int, *, source: str | None, out: str, tokenizer: str | None, vocab_size: int
 ) -> None:
-    """Make a store for stages of up to `length` tokens; one that is there already is taken.
+    """Make a store for stages of up to `length` tokens, unless it exists.
 
-    So a job that is queued again ends well. Raises GateShutError, which ends the chain, for a store
-    that could not be evaluated at that length.
+    A requeued job thus succeeds. Raises GateShutError, which ends the chain, for a store that
+    could not be evaluated at that length.
     """
     if not is_store(Path(out)):
         prepare(source, out, tokenizer=tokenizer, vocab_size=vocab_size)

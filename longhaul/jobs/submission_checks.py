@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a chain of jobs is refused for before one of them is submitted; imports nemo-run."""
+"""Checks of a chain of jobs before any of them is submitted; imports nemo-run."""
 
 import shlex
 import subprocess
@@ -17,15 +17,15 @@ from slurm.experiment import nothing_to_read
 PACKAGES = ("recipes", "custom_modules", "data", "eval", "slurm", "longhaul")
 FILES_READ = (".py", ".yaml", ".jinja")
 PLAIN = "env -u SQUEUE_STATES -u SQUEUE_PARTITION -u SQUEUE_ACCOUNT -u SQUEUE_USERS"
-"""Without what a shell may have squeue leave out."""
+"""Unsets the variables that make squeue leave out jobs."""
 
 
 def require(file: ClusterFile, used: Sequence[Folder]) -> list[str]:
-    """Raise ValueError for what would fail on the cluster; return what is to be known."""
+    """Raise ValueError for what would fail on the cluster; return notes for the user."""
     if file.executor != "slurm":
         raise ValueError(
-            f"cluster {file.name} has executor {file.executor}; a chain needs a scheduler that "
-            "knows dependencies: slurm, or --executor local"
+            f"cluster {file.name} has executor {file.executor}; a chain needs a scheduler with "
+            "job dependencies: use slurm, or --executor local"
         )
     found = lacking(file, used)
     if file.slurm.array is not None or "array" in file.slurm.sbatch:
@@ -41,7 +41,7 @@ def require(file: ClusterFile, used: Sequence[Folder]) -> list[str]:
 
 
 def _uncommitted() -> list[str]:
-    """Return what of the tree jobs do not get: nemo-run packs what is committed, nothing else."""
+    """Return notes on files that jobs do not get: nemo-run packs only committed files."""
     try:
         said = subprocess.run(
             ["git", "status", "--porcelain", "--untracked-files=all"],
@@ -72,7 +72,7 @@ def _is_ours(path: str) -> bool:
 
 
 def require_idle(plan: Plan, file: ClusterFile) -> None:
-    """Raise ValueError while jobs that were submitted into this run folder are not over."""
+    """Raise ValueError while jobs that were submitted into this run folder have not ended."""
     names = {number: name for name, number in job_numbers(plan.run).items()}
     if not names:
         return
@@ -96,7 +96,7 @@ def require_idle(plan: Plan, file: ClusterFile) -> None:
 
 
 def require_shared(plan: Plan, file: ClusterFile) -> None:
-    """Raise ValueError where a cluster behind a tunnel does not see what was written here."""
+    """Raise ValueError if a cluster behind a tunnel does not see what was written here."""
     if file.tunnel.kind == "local":
         return
     record = plan.run.resolve() / "run.json"
@@ -108,11 +108,11 @@ def require_shared(plan: Plan, file: ClusterFile) -> None:
     if unseen:
         raise ValueError(
             f"{file.tunnel.host} does not see {record}; --out and --store have to be on a file "
-            "system that this machine and the cluster share, at the same place"
+            "system that this machine and the cluster share, at the same path"
         )
 
 
 def _executor(plan: Plan, file: ClusterFile) -> Any:
-    """Return an executor that commands reach the login node by; no job is made of it."""
+    """Return an executor for commands on the login node; it submits no job."""
     folder: Path = plan.run / "launch"
     return executor(file, nodes=1, ranks_per_node=1, folder=folder, outcome=folder / "outcome")

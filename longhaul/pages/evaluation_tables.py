@@ -25,7 +25,7 @@ def show_evaluations(
 ) -> None:
     """Print the tables of some stages, and a line for each evaluation with other settings.
 
-    What is `outdated` of them is said on stderr.
+    The `outdated` sentences go to stderr.
     """
     if not evaluations:
         typer.echo("No stage of this run has been evaluated yet.")
@@ -52,7 +52,7 @@ def show_evaluations(
 
 
 def show_passkeys(evaluations: Sequence[Evaluation]) -> None:
-    """Print the exact answers of those that were asked for passkeys, by length and depth."""
+    """Print the exact answers to passkey prompts by length and depth, for stages that have any."""
     asked = [each for each in evaluations if each.passkey is not None]
     if not asked:
         return
@@ -100,7 +100,7 @@ def _means(evaluations: Sequence[Evaluation], settings: Sequence[str]) -> Table:
 def next_after(run: Path) -> list[object]:
     """Return the words of the command that exports the last stage of a run that has a checkpoint.
 
-    Empty where none has, or where a damaged one is met first, which is said.
+    Empty if none has, or if a damaged one comes first, which is reported.
     """
     from custom_modules.checkpoints.index import CheckpointError
     from eval.run_folder import stage_folder, stage_names

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def describe(plan: Plan, stages: "Sequence[ResolvedStage]") -> None:
-    """Print a line a stage: what it trains, how long, on how many ranks, from what."""
+    """Print a line per stage: its length, rotation, steps and ranks, and what it starts from."""
     from rich.table import Table
 
     from longhaul.terminal.console import show

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `longhaul plan` prints: one page, one bill, or JSON."""
+"""Output of `longhaul plan`: a page, a bill, or JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -30,7 +30,7 @@ LEAST_SHARE = 0.0005
 def page(
     question: Question, answer: Answer, budget: int, *, default_budget: bool, why: bool
 ) -> None:
-    """Print the page of the first plan, with the next best behind it."""
+    """Print the page of the first plan, followed by the next best ones."""
     plan = answer.plans[0]
     typer.echo(
         f"{question.card.name} at {length_shown(question.seq_length)} tokens on "
@@ -47,7 +47,7 @@ def page(
     typer.echo(_figures(plan, budget, default_budget=default_budget))
     typer.echo(_limits(plan))
     groups = "; ".join(map(str, rank_map(plan.job, question.cluster)))
-    typer.echo(f"ranks: {groups or 'one, alone'}")
+    typer.echo(f"ranks: {groups or 'one'}")
     if answer.plans[1:]:
         left_out = show(lambda without: _next(answer.plans, without), (LAYOUT,))
         if left_out:
@@ -69,9 +69,9 @@ def bill(
     command: str | None,
     of_stages: Sequence[str | None] = (),
 ) -> None:
-    """Print a line a stage, and what the ladder takes in all.
+    """Print a line per stage, and the totals of the ladder.
 
-    JSON has the command that trains all of it as planned; where there is none, those of the stages.
+    JSON has the command that trains all of it as planned; if there is none, those of the stages.
     """
     hours = [plan.gpu_hours(tokens) for plan, tokens in plans]
     cost = [plan.cost(tokens) for plan, tokens in plans]
@@ -188,7 +188,7 @@ def _time(plan: Plan, without: Sequence[str]) -> Table:
 
 
 def _with_shares(title: str, columns: Sequence[str], without: Sequence[str]) -> Table:
-    """Return a table of causes, their figures, and bars that a narrow terminal goes without."""
+    """Return a table of causes, their figures, and bars that a narrow terminal leaves out."""
     table = Table(title=title, title_justify="left")
     for column in (name for name in columns if name not in without):
         right = column == columns[1]

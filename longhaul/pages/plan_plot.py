@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of `longhaul plan --plot`: memory and time by cause, against length."""
+"""The plot of `longhaul plan --plot`: memory and time by cause, against length."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ SHORTEST = 16 * K
 def draw(path: Path, question: Question) -> None:
     """Write a PNG of the fastest plan at each length from 16K to twice the one asked for.
 
-    Raises ValueError where none of them fits.
+    Raises ValueError if none of them fits.
     """
     figure = picture(question)
     with replacing(path) as hidden:
@@ -28,13 +28,11 @@ def draw(path: Path, question: Question) -> None:
 
 
 def picture(question: Question) -> Figure:
-    """Return the figure; a length that nothing fits at has no bar and says so."""
+    """Return the figure; a length at which nothing fits has a note instead of a bar."""
     plans = {length: _fastest(question, length) for length in _lengths(question.seq_length)}
     there = {length: plan for length, plan in plans.items() if plan is not None}
     if not there:
-        raise ValueError(
-            f"nothing fits {question.gpus} GPUs of {question.cluster.name}: no picture"
-        )
+        raise ValueError(f"nothing fits {question.gpus} GPUs of {question.cluster.name}: no plot")
     figure = Figure(figsize=(11.6, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     memory, time = figure.subplots(1, 2)

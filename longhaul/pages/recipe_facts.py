@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe is, in the words that the pages of the command line share; light."""
+"""Descriptions of a recipe that the pages of the command line share; light."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -7,7 +7,7 @@ from typing import Literal
 
 from custom_modules.rope.config import RopeScaling
 from recipes.notation.describe import in_words
-from recipes.shipped.table import Row
+from recipes.shipped.row import Row
 from recipes.spec import cluster
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.model_card import ModelCard
@@ -38,7 +38,7 @@ def rotation(stage: Stage, card: ModelCard) -> str:
 
 
 def rotation_in_full(rope: RopeScaling) -> str:
-    """Return a rotation with all that is stated of it but a divisor for each pair."""
+    """Return a rotation with all its stated values except the divisors of pairs."""
     words = _method(rope)
     if rope.original_length is not None:
         words += f" of {rope.original_length:,} tokens, base {rope.base:,.10g}"
@@ -58,7 +58,7 @@ def _method(rope: RopeScaling) -> str:
 
 
 def length(stage: Stage) -> str:
-    """Return the tokens of a stage's sequences, and of the context they train for where other."""
+    """Return the tokens of a stage's sequences, and of the context they train for if longer."""
     words = length_shown(stage.seq_length)
     if stage.target_length != stage.seq_length:
         words += f" for {length_shown(stage.target_length)}"
@@ -66,7 +66,7 @@ def length(stage: Stage) -> str:
 
 
 def machines(row: Row) -> str:
-    """Return the nodes and the GPUs of each: `4 x 8 H100`; of CPU ranks, how many."""
+    """Return the nodes and the GPUs of each: `4 x 8 H100`; for CPU ranks, their number."""
     if row.layout.device == "cpu":
         return f"CPU, {row.layout.world_size} ranks"
     kind = gpu(row.cluster).split()[0]
@@ -75,7 +75,7 @@ def machines(row: Row) -> str:
 
 @cache
 def gpu(cluster_name: str) -> str:
-    """Return what the GPUs of a cluster are: `H100 SXM5 80 GB`."""
+    """Return the name of a cluster's GPUs: `H100 SXM5 80 GB`."""
     return cluster.load(cluster_name).gpu.name
 
 
@@ -85,7 +85,7 @@ def batch(stage: Stage) -> str:
 
 
 def schedule(stage: Stage) -> str:
-    """Return the course of the learning rate: `cosine 1e-05 to 1e-06, 50 to warm up`."""
+    """Return the schedule of the learning rate: `cosine 1e-05 to 1e-06, 50 to warm up`."""
     lr, warmup = stage.lr, stage.lr.warmup_steps(stage.steps)
     if lr.final_ratio == 1:
         course = f"constant {lr.peak:g}"
@@ -96,7 +96,7 @@ def schedule(stage: Stage) -> str:
 
 
 def training(stage: Stage, card: ModelCard) -> Iterator[str]:
-    """Yield how a stage turns heads, what it starts from, and its optimizer."""
+    """Yield the rotation of a stage, what it starts from, and its optimizer."""
     yield rotation_in_full(resolved(stage.rope, card))
     yield (
         f"starts from {_STARTS[stage.start]}; Adam with beta2 {stage.adam_beta2:g}, weight decay "
@@ -105,7 +105,7 @@ def training(stage: Stage, card: ModelCard) -> Iterator[str]:
 
 
 def model(card: ModelCard) -> Iterator[str]:
-    """Yield a model's shape, what its weights know of context, and where they are."""
+    """Yield a model's shape, its native context, and where its weights are."""
     experts = f", {card.experts_per_token} of {card.experts} experts" if card.experts else ""
     yield (
         f"{card.facts.name}, {card.layers} layers of {card.hidden:,}, MLP of "
@@ -117,7 +117,7 @@ def model(card: ModelCard) -> Iterator[str]:
 
 
 def weights(ladder: Ladder, card: ModelCard) -> str:
-    """Return which weights a ladder's first stage is given, and which its source had if others."""
+    """Return the weights that a ladder starts from, and those of its source if they differ."""
     if ladder.stages[0].start != "card":
         return ""
     said = (
@@ -131,7 +131,7 @@ def weights(ladder: Ladder, card: ModelCard) -> str:
 
 
 def layout(row: Row) -> Iterator[str]:
-    """Yield how a stage is laid on ranks, then its batch, then what layers keep."""
+    """Yield the layout of a stage on ranks, then its batch, then what layers keep."""
     plan, stage = row.layout, row.stage
     kinds = {"TP": plan.tp, "CP": plan.cp.size, "PP": plan.pp, "DP": plan.dp}
     shared = {kind: f"{kind} {size}" for kind, size in kinds.items() if size > 1}
@@ -163,7 +163,7 @@ def _on_the_host(plan: Layout) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Return how many there are of something: `1 GPU`, `2 micro-batches`."""
+    """Return a number with its noun: `1 GPU`, `2 micro-batches`."""
     plural = "es" if what.endswith("ch") else "s"
     return f"{number:,} {what}{plural if number != 1 else ''}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul probe memory`: what one training step of a recipe holds, by cause."""
+"""`longhaul probe memory`: the memory of one training step of a recipe, by cause."""
 
 import os
 import tempfile
@@ -22,26 +22,28 @@ if TYPE_CHECKING:
     from custom_modules.profiling.step_memory import Measured
 
 RANKS_PER_CORE = 8
-"""Of a machine without GPUs: ranks wait for each other, and each is a process."""
+"""Limit for a machine without GPUs: ranks wait for each other, and each is a process."""
 MIB, GIB = 2**20, 2**30
 
 
 def memory(
     context: typer.Context,
-    factory: Annotated[str, typer.Option(help="A shipped recipe, as tiny_8k.")],
+    factory: Annotated[str, typer.Option(help="A shipped recipe, such as tiny_8k.")],
     seq: Annotated[
         str,
-        typer.Option(help=f"Tokens of a sequence, as 4K ({K_IS}).", show_default="the recipe's"),
+        typer.Option(
+            help=f"Tokens of a sequence, such as 4K ({K_IS}).", show_default="the recipe's"
+        ),
     ] = "",
     layers: Annotated[int, typer.Option(min=0, help="Layers; 0: the recipe's.")] = 0,
     hidden: Annotated[
-        int, typer.Option(min=0, help="Width; all others follow by the same factor. 0: its own.")
+        int, typer.Option(min=0, help="Width; scales all other widths too. 0: the recipe's.")
     ] = 0,
     shrink: Annotated[
-        bool, typer.Option("--shrink", help="Keep the structure, cut the sizes to a laptop's.")
+        bool, typer.Option("--shrink", help="Keep the structure, reduce the sizes to fit a laptop.")
     ] = False,
     device: Annotated[
-        str, typer.Option(help="cpu or cuda; the recipe's where this machine has it.")
+        str, typer.Option(help="cpu or cuda; without it the recipe's, if this machine has it.")
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -56,6 +58,7 @@ def memory(
         from longhaul.probe import resize
         from recipes.resolved import overrides, read, single_step, yaml_file
         from recipes.resolved.read import world_size
+        from recipes.resolved.stage import ResolvedStage
         from recipes.shipped import factories
 
         recipe = overrides.override(factories.recipe_named(factory), context.args)
@@ -64,7 +67,7 @@ def memory(
             device = "cpu"
         overrides.on_device(recipe, device or None)
     recipe = resize.resized(recipe, shrunk=shrink, seq=length, layers=layers, hidden=hidden)
-    stage_checks.require_device(recipe)
+    stage_checks.require_device(ResolvedStage.of(recipe))
     ranks, where = world_size(recipe), read.device_of(recipe)
     require_ranks(recipe, ranks, where)
     require_memory(recipe, ranks, where, resize.about_bytes(recipe))
@@ -100,8 +103,8 @@ def memory(
 
 
 def measure_on_ranks(ranks: int, recipe: Path, device: str) -> "list[Measured]":
-    """Run the step of a recipe's file on ranks of this machine, and return theirs in order."""
-    # A process that has asked CUDA anything may not be forked.
+    """Run the step of a recipe's file on ranks of this machine; return their results in order."""
+    # A process that has initialized CUDA must not be forked.
     imported = ("longhaul.probe.resize", "recipes.resolved.yaml_file") if device == "cpu" else ()
     log = recipe.with_name("output.log")
     note(f"running one step on {ranks} ranks")
@@ -130,7 +133,7 @@ def _rank(rank: int, ranks: int, folder: str, recipe: Path, device: str, results
 
 
 def require_ranks(recipe: "nemo_run.Partial", ranks: int, device: str) -> None:
-    """Raise ValueError where this machine cannot start so many ranks, with what it can."""
+    """Raise ValueError, with what would work, if this machine cannot start that many ranks."""
     cores = os.cpu_count() or 1
     if device == "cpu" and ranks > RANKS_PER_CORE * cores:
         strategy = recipe.trainer.strategy
@@ -152,7 +155,7 @@ def require_ranks(recipe: "nemo_run.Partial", ranks: int, device: str) -> None:
 
 
 def require_memory(recipe: "nemo_run.Partial", ranks: int, device: str, bytes_each: int) -> None:
-    """Raise ValueError where the step does not fit this machine, with what would."""
+    """Raise ValueError, with what would work, if the step does not fit this machine."""
     import torch
 
     from custom_modules.memory.pinned_pool import host_memory_left

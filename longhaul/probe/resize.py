@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe for one step on this machine: at its own sizes or at smaller ones, and what it takes.
+"""A recipe for one step on this machine, at its own or smaller sizes, and the memory it takes.
 
 `recipes.resolved.single_step` has the step itself.
 """
@@ -25,7 +25,7 @@ SETTINGS = ("recompute", "tiling", "offload", "cp")
 
 
 def shrink(recipe: nemo_run.Partial) -> None:
-    """Cut width, layers and length to what a laptop runs; the ratios of the widths stay."""
+    """Reduce width, layers and length to fit a laptop; keep the ratios of the widths."""
     config, strategy = recipe.model.config, recipe.trainer.strategy
     pp = strategy.pipeline_model_parallel_size
     factor = 1
@@ -63,7 +63,7 @@ def set_hidden(recipe: nemo_run.Partial, hidden: int) -> None:
 
 
 def set_layers(recipe: nemo_run.Partial, layers: int) -> None:
-    """Keep so many layers."""
+    """Set the number of layers."""
     recipe.model.config.num_layers = layers
 
 
@@ -78,7 +78,7 @@ def set_seq(recipe: nemo_run.Partial, seq: int) -> None:
 def resized(
     recipe: nemo_run.Partial, *, shrunk: bool, seq: int, layers: int, hidden: int
 ) -> nemo_run.Partial:
-    """Return the recipe at the sizes asked for, 0 for its own, held to the laws again."""
+    """Return the recipe at the given sizes, 0 for its own, checked against the laws again."""
     if shrunk:
         shrink(recipe)
     if hidden:
@@ -92,15 +92,15 @@ def resized(
 
 
 def about_bytes(recipe: nemo_run.Partial) -> int:
-    """Return about how many bytes the step takes on a rank, before anything is built.
+    """Return an estimate of the bytes the step takes on a rank, before anything is built.
 
-    Weights, gradients and optimizer by their count; of the activations what plain kernels keep of
-    a layer, once where layers are recomputed and for each layer where not, and the logits.
+    Counts weights, gradients and optimizer; the activations that plain kernels keep of a layer,
+    once if layers are recomputed and for each layer if not; and the logits.
     """
     config, strategy, fp32 = recipe.model.config, recipe.trainer.strategy, _is_fp32(recipe)
     tp, cp = strategy.tensor_model_parallel_size, strategy.context_parallel_size
     pp = strategy.pipeline_model_parallel_size
-    replicas = world_size(recipe) // (tp * pp)  # DP and CP ranks have a part each of the optimizer
+    replicas = world_size(recipe) // (tp * pp)  # DP and CP ranks each have a part of the optimizer
     heads = config.num_attention_heads * config.kv_channels
     kv_heads = config.num_query_groups * config.kv_channels
     hidden, ffn, vocab = config.hidden_size, config.ffn_hidden_size, config.vocab_size
@@ -140,7 +140,7 @@ def _argument(config: Any, name: str) -> Any:
 
 
 def settings(recipe: nemo_run.Partial) -> str:
-    """Return in words what the recipe sets of how it keeps, tiles, offloads and shares."""
+    """Return the recipe's settings of recompute, tiling, offload and CP in words."""
     config = recipe.model.config
     given = fdl.ordered_arguments(config)
     said = [f"{name} {in_words(fdl.build(given[name]))}" for name in SETTINGS if name in given]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rehearsal has shown: each thing that was planned beside what the run folder says."""
+"""Checks of a rehearsal: planned values compared with the contents of the run folder."""
 
 import json
 import math
@@ -16,14 +16,14 @@ from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 WEIGHT_SUMS = "weight_sums.json"
 """File of a stage with the sums of its weights before the first step and after the last."""
 SPREAD = 2.0
-"""Standard deviation of the loss from token to token, in nats: a batch's mean has its own."""
+"""Standard deviation of the loss from token to token, in nats; that of a batch's mean follows."""
 SAME_SUM = 1e-9
 """Relative difference of two sums of the same weights, added up in another order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """Hold what the resolved recipe of a stage says will happen."""
+    """The values that the resolved recipe of a stage plans."""
 
     name: str
     seq_length: int
@@ -36,14 +36,14 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Hold one thing that was checked, in words with what was seen."""
+    """The result of one check, in words with the values seen."""
 
     holds: bool
     words: str
 
 
 def verdict(run: Path, planned: Sequence[Planned]) -> list[Check]:
-    """Return what was checked of both stages, of the hand-over and of the evaluation."""
+    """Return the checks of both stages, of the hand-over and of the evaluation."""
     before, after = planned
     return [
         *_of_stage(run, before, from_random=True),
@@ -81,7 +81,7 @@ def _of_stage(run: Path, stage: Planned, *, from_random: bool) -> Iterator[Check
 
 
 def _losses(stage: Planned, losses: list[float], *, from_random: bool) -> Check:
-    """Return whether losses fall; of trained weights, that they do not rise beyond their noise."""
+    """Return whether losses fall or, from trained weights, do not rise beyond their noise."""
     third = max(1, len(losses) // 3)
     first, last = fmean(losses[:third]), fmean(losses[-third:])
     noise = 2 * SPREAD * math.sqrt(2 / (third * stage.tokens_per_step))
@@ -106,7 +106,7 @@ def _checkpoint(run: Path, stage: Planned) -> Check:
     if facts is None:
         return Check(holds=False, words=f"{stage.name}: there is no complete checkpoint")
     wrong = [
-        f"{name} {facts.get(name)} for {value}"
+        f"{name} {facts.get(name)} instead of {value}"
         for name, value in (
             ("step", stage.steps),
             ("seq_length", stage.seq_length),
@@ -148,13 +148,13 @@ def _hand_over(run: Path, before: Planned, after: Planned) -> Iterator[Check]:
     )  # the optimizer's weights arrived too
     yield Check(
         holds=max(begun, stayed) < first[0].loss,
-        words=f"hand-over: {after.name} begins at {begun:.3f} and goes on at {stayed:.3f}, where "
+        words=f"hand-over: {after.name} begins at {begun:.3f} and continues at {stayed:.3f}, where "
         f"random weights had {first[0].loss:.3f}",
     )
 
 
 def _same(one: list[float], other: list[float]) -> bool:
-    """Whether two pairs of sums are those of the same weights; the second bounds the first."""
+    """Return whether two pairs of sums are of the same weights; the second bounds the first."""
     scale = math.sqrt(max(one[1], other[1]))
     return all(
         math.isclose(a, b, rel_tol=SAME_SUM, abs_tol=SAME_SUM * scale)
@@ -176,7 +176,7 @@ def _layout(stage: Planned) -> str:
 
 
 def heldout_loss(run: Path, stage: Planned) -> float:
-    """Return the mean loss of held-out documents over all positions; NaN where there is none."""
+    """Return the mean loss of held-out documents over all positions; NaN if there is none."""
     found = read_evaluation(run, stage.name)
     return math.nan if found is None or not found.by_position else fmean(found.by_position.loss)
 

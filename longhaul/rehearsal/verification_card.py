@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a rehearsal that was green: the command, what it ran on, and what it showed.
+"""Verification card: the record of a passed rehearsal, with its command, machine and results.
 
-`docs/cards/<ladder>.yaml` is one a ladder. The dataclasses below are the schema.
+`docs/cards/<ladder>.yaml` is the card of a ladder. The dataclasses below are the schema.
 """
 
 import re
@@ -24,7 +24,7 @@ LOSS_TOLERANCE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Hold a figure that the recipe states beside the one that was seen."""
+    """A figure that the recipe states, and the one that was seen."""
 
     expected: float
     seen: float
@@ -32,7 +32,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """Hold the training losses of a stage's first and last step."""
+    """The training losses of a stage's first and last step."""
 
     first: float
     last: float
@@ -40,7 +40,7 @@ class Losses:
 
 @dataclass(frozen=True, kw_only=True)
 class StageSeen:
-    """Hold what one stage was and did."""
+    """Settings and results of one stage."""
 
     name: str
     seq_length: int
@@ -54,14 +54,14 @@ class StageSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationCard:
-    """Hold one card. Raises ValueError for a commit, date or figure that is none."""
+    """One card. Raises ValueError for an invalid commit, command or figure."""
 
     ladder: str
     recipe: str
     command: str
-    """As it was given, but for where it writes."""
+    """As given, without output paths."""
     commit: str
-    """All 40 digits; of the tree that was run, with ` and changes` where it had any."""
+    """All 40 digits; of the tree that was run, with ` and changes` if it had any."""
     date: date
     versions: dict[str, str]
     machine: dict[str, str]
@@ -72,37 +72,37 @@ class VerificationCard:
     seconds: float
 
     def __post_init__(self) -> None:
-        """Refuse what no rehearsal leaves."""
+        """Raise ValueError for values that no rehearsal writes."""
         if not re.fullmatch(r"[0-9a-f]{40}( and changes)?", self.commit):
-            raise ValueError(f"commit is {self.commit!r}; it is 40 hexadecimal digits")
+            raise ValueError(f"commit is {self.commit!r}; expected 40 hexadecimal digits")
         named = (["longhaul", "rehearse", self.recipe], ["longhaul", "rehearse", "--card"])
         if shlex.split(self.command)[:3] not in named:
-            raise ValueError(f"command is {self.command!r}; it rehearses {self.recipe}")
+            raise ValueError(f"command is {self.command!r}; expected to rehearse {self.recipe}")
         if len(self.stages) != 2:
             raise ValueError(f"a rehearsal has 2 stages, and the card {len(self.stages)}")
         if not 0 < self.loss_tolerance < 1:
             raise ValueError(f"loss_tolerance is {self.loss_tolerance}; it lies between 0 and 1")
         if not self.checks:
-            raise ValueError("the card says of nothing that it was checked")
+            raise ValueError("the card lists no checks")
 
 
 def write(card: VerificationCard, path: Path) -> None:
-    """Write a card, whole or not at all."""
+    """Write a card atomically."""
     write_text(path, yaml.safe_dump(asdict(card), sort_keys=False, width=100))
 
 
 def read(path: Path) -> VerificationCard:
-    """Read a card; raises ValueError, with the place, where it does not fit the schema."""
+    """Read a card; raise ValueError, with the place, if it does not fit the schema."""
     content = read_yaml(path)
     card: VerificationCard = _decoded(VerificationCard, content, str(path))
     return card
 
 
 def _decoded(kind: Any, value: Any, where: str) -> Any:
-    """Return a value as its annotation says; raises ValueError for a field too many or too few."""
+    """Return a value of its annotated type; raise ValueError for unknown or missing fields."""
     if is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, dict):
-            raise ValueError(f"{where} is {value!r}; it has fields")
+            raise ValueError(f"{where} is {value!r}; expected a mapping of fields")
         hints, names = get_type_hints(kind), [field.name for field in fields(kind)]
         differing = sorted(set(names) ^ set(value))
         if differing:
@@ -125,12 +125,12 @@ def _decoded(kind: Any, value: Any, where: str) -> Any:
 
 def _as(kind: Any, value: Any, where: str) -> Any:
     if isinstance(kind, types.GenericAlias) or type(value) is not kind:
-        raise ValueError(f"{where} is {value!r}; it takes {kind.__name__}")
+        raise ValueError(f"{where} is {value!r}; expected {kind.__name__}")
     return value
 
 
 def same_losses(card: VerificationCard, seen: Mapping[str, Losses]) -> list[str]:
-    """Return a sentence for each loss that another run's differs from by more than the card's."""
+    """Return a sentence for each loss that differs from the card's by more than its tolerance."""
     return [
         f"{stage.name}: the {name} loss is {theirs:.4f} and the card's {ours:.4f}"
         for stage in card.stages

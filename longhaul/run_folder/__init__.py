@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run folders as commands see them: who writes there, how far it is, whether it is undamaged."""
+"""Run folders as commands see them: their locks, their progress, and checks for damage."""

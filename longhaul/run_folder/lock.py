@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process at a time writes into a folder; the second is told who the first is; light.
+"""Lock of a folder that only one process at a time may write into; light.
 
 The lock is the kernel's (`flock`) on a file in the folder, so it ends with the process that holds
-it, however that ends; on a network file system it holds between machines. The file says who holds
-it: host, process, command and start. Where a file system has no locks, the process that made the
-file holds the folder as long as it runs; only processes of this machine are told apart there.
+it, however that ends; on a network file system it works between machines. The file names the
+holder: host, process, command and start. On a file system without locks, the process that created
+the file holds the folder as long as it runs; only processes of this machine are recognized there.
 
 A job of a scheduler does not take this lock: the ranks of a stage have one of their own
-(`metrics.lock` of `custom_modules.callbacks.step_log`), which is looked at here as well.
+(`metrics.lock` of `custom_modules.callbacks.step_log`), which is checked here as well.
 """
 
 import errno
@@ -28,21 +28,21 @@ from data.files.whole import missing_folders, remove_empty
 
 FILE = "in_use.lock"
 OF_RANKS = "metrics.lock"
-"""In a stage's folder; the rank that trains it holds it."""
+"""In a stage's folder; held by the rank that trains the stage."""
 TRIES, PAUSE = 5, 0.1
-"""Of a lock that is held: another process may only be looking who holds it. Seconds between."""
+"""Attempts at a held lock, which another process may only be inspecting; seconds between them."""
 
 
 class InUseError(ValueError):
-    """Report the process that writes into a folder already."""
+    """Another process already writes into the folder."""
 
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is not there.
+    """Hold the lock of a folder, which is created if it does not exist.
 
-    Raises InUseError where another process holds it, or ranks still train into the folder. A
-    folder that is made and left empty is removed again.
+    Raises InUseError if another process holds it, or ranks still train into the folder. A folder
+    that is created and left empty is removed again.
     """
     require_unused(folder)
     made = missing_folders(folder)
@@ -65,7 +65,7 @@ def in_use(folder: Path) -> Iterator[None]:
 
 
 def require_unused(folder: Path) -> None:
-    """Raise InUseError where another process writes into the folder; nothing is locked."""
+    """Raise InUseError if another process writes into the folder; lock nothing."""
     for name in (FILE, OF_RANKS):
         if (folder / name).is_file():
             with suppress(FileNotFoundError):
@@ -95,7 +95,7 @@ def _locked(path: Path, *, made: bool = True) -> int:
 
 
 def _opened(path: Path, *, made: bool) -> tuple[int, bool]:
-    """Return a descriptor of a file, and whether this process has made it."""
+    """Return a descriptor of a file, and whether this process has created it."""
     if not made:
         return os.open(path, os.O_RDWR), False
     try:
@@ -105,7 +105,7 @@ def _opened(path: Path, *, made: bool) -> tuple[int, bool]:
 
 
 def _lock(descriptor: int, path: Path) -> bool:
-    """Lock a file and return True; False where its file system has no locks."""
+    """Lock a file and return True; return False if its file system has no locks."""
     left = TRIES
     while True:
         try:
@@ -121,9 +121,9 @@ def _lock(descriptor: int, path: Path) -> bool:
 
 
 def _require_ended(path: Path) -> None:
-    """Raise InUseError where the file names a process of this machine that runs.
+    """Raise InUseError if the file names a running process of this machine.
 
-    One that has made the file writes its record next, so that is waited for a little.
+    The process that creates the file writes its record next, so a missing one is waited for.
     """
     import psutil
 
@@ -154,7 +154,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def record_of(path: Path) -> dict[str, Any]:
-    """Return what a lock's file says of its holder, empty where that cannot be read."""
+    """Return the holder recorded in a lock's file; empty if it cannot be read."""
     try:
         holder = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

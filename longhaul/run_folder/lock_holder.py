@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who writes into a folder, read from its `in_use.lock` without touching the lock; light.
+"""The process that writes into a folder, read from `in_use.lock` without locking it; light.
 
 On this machine the kernel knows whether a lock is held, and the process table whether its holder
-still runs. Of another machine's process only the file is seen: it is removed when the process ends
-by itself, and left behind where that was killed.
+still runs. Of another machine's process only the file is visible: it is removed when the process
+ends by itself, and left behind if the process was killed.
 """
 
 import os
@@ -21,7 +21,7 @@ CLOCK_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A process that writes into a folder, as far as its file says."""
+    """A process that writes into a folder, as its file records it."""
 
     host: str
     process: int
@@ -32,16 +32,16 @@ class Holder:
 
     @property
     def words(self) -> str:
-        """Who it is, in a sentence."""
+        """The holder in a sentence."""
         said = f"in use by process {self.process} on {self.host} ({self.command}"
         said += f", since {self.since})" if self.since else ")"
         return said if self.is_here else f"{said}; this machine cannot see whether it still runs"
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """Return the process that holds a folder; None where none does, or it is known to have ended.
+    """Return the process that holds a folder; None if none does, or it is known to have ended.
 
-    One of another machine that was killed is taken to hold it.
+    A killed process of another machine is assumed to hold it still.
     """
     path = folder / FILE
     if not path.is_file():
@@ -61,7 +61,7 @@ def holder_of(folder: Path) -> Holder | None:
 def is_locked(path: Path) -> bool:
     """Return whether a process of this machine holds a file locked.
 
-    The kernel's list is read, since trying the lock would get in the way of one that begins.
+    Reads the kernel's list, since trying the lock could block a process that is starting.
     """
     try:
         there, lines = path.stat(), LOCKS.read_text().splitlines()
@@ -72,7 +72,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _runs(holder: Holder) -> bool:
-    """Return whether the process of a holder runs, and is not a later one of the same number."""
+    """Return whether the process of a holder runs, and is not a later one with the same number."""
     import psutil
 
     try:

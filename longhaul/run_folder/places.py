@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The places that a resolved recipe writes to, tried before anything is computed.
+"""Checks that the places a resolved recipe writes to are writable, before anything is computed.
 
-Without this a folder that cannot be written to is met at the first checkpoint, hours into a stage.
+Otherwise an unwritable folder would only fail at the first checkpoint, hours into a stage.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from data.files.writable import require_file, require_folder
 
 
 def require_places(recipe: nemo_run.Partial) -> None:
-    """Raise ValueError, with the key, for a place of the recipe that cannot be written to.
+    """Raise ValueError, with the key, for a place of the recipe that is not writable.
 
-    A checkpoint folder that a resumed run would not look into is refused as well.
+    A checkpoint folder that a resumed run would not read is refused as well.
     """
     saves, resumes = recipe.log.ckpt.dirpath, recipe.resume.resume_from_directory
     if Path(saves).absolute() != Path(resumes).absolute():

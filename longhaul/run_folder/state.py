@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the stages of a run are, from the files of its folder and from Slurm; light."""
+"""Progress of the stages of a run, from the files of its folder and from Slurm; light."""
 
 import math
 from collections.abc import Sequence
@@ -29,62 +29,62 @@ from slurm.outcome import outcome
 State = Literal[
     "done", "running", "in use", "queued", "stopped", "failed", "waiting", "unknown", "broken"
 ]
-"""`in use` by a process of another machine; `unknown` where a job of Slurm cannot be asked for."""
+"""`in use`: by a process of another machine; `unknown`: Slurm could not be asked for the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageState:
-    """How far a stage is; figures that no file says are NaN."""
+    """Progress of a stage; figures that no file states are NaN."""
 
     name: str
     state: State
     reason: str = ""
-    """Why it stopped, failed, is not known or cannot be read."""
+    """Why it stopped, failed, is unknown or cannot be read."""
     host: str = ""
-    """The machine that it is in use on, where that is another."""
+    """The machine that it is in use on, if that is another one."""
     step: int = 0
-    """The last whole step."""
+    """The last complete step."""
     steps: float = math.nan
     tokens: float = math.nan
     tokens_planned: float = math.nan
     seconds_left: float = math.nan
     checkpoint_step: int | None = None
-    """Step of the newest whole checkpoint."""
+    """Step of the newest complete checkpoint."""
     evaluated: bool = False
     evaluated_step: int | None = None
-    """Step of the checkpoint that was evaluated, where the evaluation says it."""
+    """Step of the checkpoint that was evaluated, if the evaluation states it."""
     job: SlurmJob | None = None
     logs: Path | None = None
     """Folder that the ranks' output is in."""
 
     @property
     def is_resumable(self) -> bool:
-        """Whether it ended early: of a job that Slurm says nothing of, that is not known."""
+        """Whether it ended early; False for a job whose state is unknown."""
         job_known = self.job is None or bool(self.job.state)
         return self.state in ("stopped", "failed") and job_known
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """How far a run is."""
+    """Progress of a run."""
 
     run: Path
     card: str
     ladder: str
     stages: Sequence[StageState]
     seconds_left: float
-    """Of all stages that are not done; NaN where no stage says how fast it is."""
+    """Of all stages that are not done; NaN if no stage has a pace."""
     jobs: Sequence[SlurmJob]
     holders: Sequence[Holder] = ()
     """Processes that write into the run folder or the folder of a stage."""
     trouble: str = ""
-    """What of the run's own record cannot be read."""
+    """Why the run's own records cannot be read."""
 
 
 def run_state(run: Path) -> RunState:
-    """Read how far a run is.
+    """Read the progress of a run.
 
-    Raises ValueError where there is no such folder. What is broken in it is said, not raised.
+    Raises ValueError if there is no such folder. Broken files in it are reported, not raised.
     """
     if not run.is_dir():
         raise ValueError(f"there is no run folder at {run}; `longhaul run` makes one, at --out")
@@ -118,10 +118,10 @@ def run_state(run: Path) -> RunState:
 def _held(
     stages: Sequence[StageState], of_run: Holder | None, of_stages: dict[str, Holder | None]
 ) -> list[StageState]:
-    """Return the stages with what the processes that hold their folders or the run say of them.
+    """Return the stages with their states adapted to the processes that hold them or the run.
 
-    A process takes its stages one after the other: the first that is not done is under way, be it
-    that its ranks are still starting, and the others wait.
+    A process takes its stages one after the other: the first that is not done is running, even if
+    its ranks are still starting, and the others wait.
     """
     busy: set[tuple[str, int]] = set()
     found = []
@@ -144,7 +144,7 @@ def _held(
 
 
 def _names(run: Path) -> list[str]:
-    """Return the stages, by their folders where no record can be read."""
+    """Return the names of the stages; of their folders if no record can be read."""
     try:
         return stage_names(run)
     except (MissingResultError, BrokenResultError):
@@ -153,7 +153,7 @@ def _names(run: Path) -> list[str]:
 
 
 def _stage(run: Path, name: str, jobs: dict[str, SlurmJob]) -> tuple[StageState, Part | None]:
-    """Return how far a stage is; one whose files cannot be read is broken, and says which."""
+    """Return the progress of a stage; if files cannot be read it is broken, with the reason."""
     folder, job = stage_folder(run, name), jobs.get(name)
     try:
         return _readable_stage(run, name, job)
@@ -197,7 +197,7 @@ def _checkpoint(folder: Path) -> tuple[int | None, float]:
 
 
 def _planned(record: StageRecord | None) -> float:
-    """Return the steps of a stage by its record; NaN where that does not say them."""
+    """Return the steps of a stage according to its record; NaN if that lacks them."""
     if record is None or not (math.isfinite(record.tokens) and record.tokens_per_batch > 0):
         return math.nan
     return round(record.tokens / record.tokens_per_batch)
@@ -214,7 +214,7 @@ def _evaluated_step(run: Path, name: str) -> int | None:
 def _state(
     folder: Path, run: Path, job: SlurmJob | None, *, done: bool, step: int
 ) -> tuple[State, str]:
-    """Return the state of a stage, and why it stopped, failed or is not known."""
+    """Return the state of a stage, and why it stopped, failed or is unknown."""
     if is_locked(folder / OF_RANKS):
         return "running", ""
     if job is not None and job.is_live:

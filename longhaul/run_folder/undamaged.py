@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command asks of store and checkpoints before it starts ranks: that they are undamaged.
+"""Checks that store and checkpoints are undamaged, before a command starts ranks.
 
-The store is compared with its sums here, once for all ranks and stages. Of a checkpoint sizes and
-index are; the ranks compare what is in its files while they read them
+The store is compared with its checksums here, once for all ranks and stages. Of a checkpoint only
+sizes and index are checked; the ranks verify the contents of its files while they read them
 (`recipes.checkpoints.verified`).
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import nemo_run
 
 from data import verification
 from data.store import SPLITS, Manifest, SplitName
@@ -17,26 +15,27 @@ from eval.run_folder import stage_folder
 from longhaul.jobs.evaluation import require_trained
 from recipes.checkpoints.files import note, require_whole
 from recipes.checkpoints.marker import newest_checkpoint
+from recipes.resolved.stage import ResolvedStage
 
 
-def require_undamaged(recipes: Sequence[nemo_run.Partial], verify: bool | None) -> list[str]:
+def require_undamaged(stages: Sequence[ResolvedStage], verify: bool | None) -> list[str]:
     """Raise ValueError for damage in the store of stages, or in the checkpoints that they have.
 
-    `verify` is True for every byte of the store, None for a sample, False for nothing of what files
-    hold. Returns what a user has to know of it, a sentence each.
+    `verify` is True for every byte of the store, None for a sample, False to skip the contents of
+    files. Returns notes for the user, a sentence each.
     """
-    notes = require_checkpoints(recipes, verify)
-    for store in dict.fromkeys(str(recipe.data.store) for recipe in recipes):
+    notes = require_checkpoints(stages, verify)
+    for store in dict.fromkeys(str(stage.recipe.data.store) for stage in stages):
         notes += _store(Manifest.load(store), verify, SPLITS)
     return notes
 
 
-def require_checkpoints(recipes: Sequence[nemo_run.Partial], verify: bool | None) -> list[str]:
-    """Raise ValueError for a checkpoint that a stage would read and that is not whole.
+def require_checkpoints(stages: Sequence[ResolvedStage], verify: bool | None) -> list[str]:
+    """Raise ValueError for an incomplete checkpoint that a stage would read.
 
-    Returns which of them are not verified, a sentence each.
+    Returns a sentence for each checkpoint that is not verified.
     """
-    checkpoints = [checkpoint for recipe in recipes if (checkpoint := _read_by(recipe)) is not None]
+    checkpoints = [checkpoint for stage in stages if (checkpoint := _read_by(stage)) is not None]
     for checkpoint in checkpoints:
         require_whole(checkpoint)
     return _unverified(checkpoints, verify)
@@ -47,7 +46,7 @@ def require_evaluable(
 ) -> list[str]:
     """Raise ValueError for stages that cannot be evaluated on the held-out split of a store.
 
-    Returns what a user has to know of what is compared, a sentence each.
+    Returns notes on the verification, a sentence each.
     """
     require_trained(run, list(stages), manifest)
     newest = (newest_checkpoint(stage_folder(run, name) / "checkpoints") for name in stages)
@@ -60,18 +59,18 @@ def _unverified(checkpoints: Sequence[Path], verify: bool | None) -> list[str]:
     return [sentence for sentence in notes if sentence is not None]
 
 
-def _read_by(recipe: nemo_run.Partial) -> Path | None:
-    """Return the checkpoint that a stage reads first, if it is there yet."""
-    own = newest_checkpoint(Path(recipe.resume.resume_from_directory))
-    if own is not None or recipe.resume.start is None:
+def _read_by(stage: ResolvedStage) -> Path | None:
+    """Return the checkpoint that a stage reads first, if it exists yet."""
+    own = newest_checkpoint(stage.checkpoints)
+    if own is not None or stage.recipe.resume.start is None:
         return own
-    start = Path(recipe.resume.start)
+    start = Path(stage.recipe.resume.start)
     of_nemo = start if (start / "weights").is_dir() else None
     return newest_checkpoint(start) or of_nemo
 
 
 def _store(manifest: Manifest, verify: bool | None, splits: Sequence[SplitName]) -> Iterator[str]:
-    """Compare a store with its sums; yield what is not compared, or that all of it was."""
+    """Compare a store with its checksums; yield notes on what was and was not verified."""
     if verify is False:
         yield f"the store {manifest.root} is not verified, as --no-verify asks"
         return

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The terminal: messages, progress, and how errors are answered."""
+"""Terminal output: messages, progress, and reports of errors."""

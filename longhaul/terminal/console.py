@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the terminal shows while large libraries load and jobs run: a line, not their pages."""
+"""Console output: tables that fit the terminal, and one line while libraries load or jobs run."""
 
 import os
 import subprocess
@@ -21,26 +21,25 @@ from rich.text import Text
 from longhaul.terminal.messages import ENCODING_ERRORS, is_quiet, is_verbose, note
 
 IN_A_PIPE = 120
-"""Columns of text where no terminal says how many there are."""
+"""Columns of text if there is no terminal."""
 TEE_SECONDS = 5.0
 """How long the last lines of a verbose command may take to be shown."""
 
 
 def plain_console(file: IO[str] | None = None, **given: Any) -> Console:
-    """Return a console that shows text as it is: `[old]` in a path is not a style of rich's."""
+    """Return a console that prints text verbatim: `[old]` in a path is not a style of rich."""
     return Console(file=file, markup=False, highlight=False, emoji=False, **given)
 
 
 def fitted(
     table: Callable[[Sequence[str]], Table], expendable: Sequence[str] = ()
 ) -> tuple[Console, Table, Sequence[str]]:
-    """Return a console for text as it is, a table made for its width, and the columns left out.
+    """Return a console for verbatim text, a table made for its width, and the columns left out.
 
-    `table` makes it without the columns it is given: as few of the expendable ones, from the first
-    on, as let it fit the terminal. In a pipe, where lines are searched, the console has the width
-    of the whole table instead: a row is one line. COLUMNS gives a pipe the width of a terminal.
-    Words are never cut: where the narrowest table is too wide, its lines are longer than those of
-    the terminal.
+    `table` builds the table without the columns it is given: as few of the expendable ones, from
+    the first on, as possible. In a pipe, where lines are searched, the console has the width of
+    the whole table instead: a row is one line. COLUMNS gives a pipe the width of a terminal. Words
+    are never cut: if the narrowest table is too wide, its lines exceed those of the terminal.
     """
     console = plain_console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -63,7 +62,7 @@ def show(table: Callable[[Sequence[str]], Table], expendable: Sequence[str] = ()
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table; in a pipe, where lines are searched and kept, without blanks at line ends."""
+    """Print a table; in a pipe, where lines are searched and stored, without trailing blanks."""
     if console.is_terminal:
         console.print(table)
         return
@@ -74,14 +73,14 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def width_of(console: Console, table: Table) -> int:
-    """Return the columns of text that a table takes where nothing limits it."""
+    """Return the columns of text that a table takes if nothing limits it."""
     return Measurement.get(console, console.options.update(max_width=1_000), table).maximum
 
 
 def _least(console: Console, table: Table) -> int:
-    """Return the columns of text that a table takes where cells are broken between words alone.
+    """Return the columns of text that a table takes if cells are broken only between words.
 
-    The table's columns are held to it.
+    Sets the minimum widths of the table's columns accordingly.
     """
     between = width_of(console, table) - sum(
         _longest(column, whole=True) for column in table.columns
@@ -100,10 +99,10 @@ def _longest(column: Column, *, whole: bool) -> int:
 
 @contextmanager
 def output_to(path: Path) -> Iterator[Console]:
-    """Send everything written to stdout and stderr into a file; yield a console that still shows.
+    """Redirect stdout and stderr to a file; yield a console on the original stderr.
 
-    The redirection is of file descriptors, so C++ and child processes are covered too. With
-    `--verbose` it is shown on stderr as well.
+    File descriptors are redirected, so C++ and child processes are covered too. With `--verbose`
+    the output is shown on stderr as well.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
@@ -130,12 +129,12 @@ def output_to(path: Path) -> Iterator[Console]:
 
 
 def _sink(path: Path, shown: int) -> "tuple[subprocess.Popen[bytes] | None, int]":
-    """Return a descriptor that writes to a file, and what shows it as well if that is asked for."""
+    """Return the process that also shows the output if verbose, and the file's descriptor."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     if not is_verbose():
         return None, file
     os.close(file)
-    # -i: Ctrl-C is for the command, whose last words are still to be shown.
+    # -i: Ctrl-C is for the command, whose last output is still to be shown.
     tee = subprocess.Popen(["tee", "-i", "-a", path], stdin=subprocess.PIPE, stdout=shown)
     assert tee.stdin is not None
     descriptor = os.dup(tee.stdin.fileno())
@@ -146,21 +145,21 @@ def _sink(path: Path, shown: int) -> "tuple[subprocess.Popen[bytes] | None, int]
 def _ended(tee: "subprocess.Popen[bytes]") -> None:
     try:
         tee.wait(TEE_SECONDS)
-    except subprocess.TimeoutExpired:  # a process that was left behind still holds the pipe
+    except subprocess.TimeoutExpired:  # a process that is left over still holds the pipe
         tee.terminate()
         tee.wait()
 
 
 @contextmanager
 def busy(console: Console, what: str) -> Iterator[None]:
-    """Say what is being done: with a spinner on a terminal, elsewhere in a line."""
+    """Show what is being done: by a spinner on a terminal, elsewhere by a line."""
     if is_quiet():
         yield
     elif is_verbose() or not console.is_terminal:
         console.print(Text(what), soft_wrap=True)
         yield
     else:
-        # What libraries print is held back by descriptor: rich must not replace sys.stderr.
+        # The output of libraries is held back by descriptor: rich must not replace sys.stderr.
         spinner = Spinner("line", Text(what))
         with Live(
             spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
@@ -170,7 +169,7 @@ def busy(console: Console, what: str) -> Iterator[None]:
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Say what is being loaded, and hold back what it prints meanwhile unless it fails."""
+    """Show what is being loaded, and hold back its output unless it fails."""
     from data.cuda_extension import architecture_named
 
     with held_back(f"loading {what}"), architecture_named():
@@ -179,9 +178,9 @@ def loading(what: str) -> Iterator[None]:
 
 @contextmanager
 def held_back(what: str = "") -> Iterator[None]:
-    """Hold back what is printed inside unless it fails; say what is being done, if that is given.
+    """Hold back the output of the block unless it fails; show what is being done, if given.
 
-    A mistake of the user is no such failure: it is answered in a sentence.
+    A user's error is not such a failure: it is reported in a sentence.
     """
     if is_verbose():
         if what:
@@ -200,5 +199,5 @@ def held_back(what: str = "") -> Iterator[None]:
 
 
 def _is_the_user_s(error: Exception) -> bool:
-    """Return whether an error is a mistake that is answered in a sentence, or of a file."""
+    """Return whether an error is reported in a sentence: a user's error, or one of a file."""
     return isinstance(error, ValueError) or (isinstance(error, OSError) and error.errno is not None)

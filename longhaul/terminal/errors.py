@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the command line answers an error: one sentence and an exit code, or a traceback; light.
+"""How the command line reports an error: one sentence and an exit code, or a traceback; light.
 
-A sentence is for what a user can mend: a wrong word or file (`ValueError`), and whatever the system
-refused (`OSError`: a full disk, a read-only folder, a file where a folder is meant). Anything else
-is a mistake of the program and keeps its traceback.
+A sentence is for errors that a user can fix: a wrong word or file (`ValueError`), and whatever the
+system refused (`OSError`: a full disk, a read-only folder, a file where a folder is meant).
+Anything else is a bug of the program and keeps its traceback.
 """
 
 import errno
@@ -15,19 +15,19 @@ from typing import NamedTuple
 from data.files.whole import OF_THE_PLACE, chain
 
 WRONG, FAILED, INTERRUPTED = 2, 1, 130
-"""Exit codes: a mistake of the user, something that went wrong, Ctrl-C."""
+"""Exit codes: a user's error, a failure, Ctrl-C."""
 _OF_NAMES = {
-    errno.ENOENT: "there is no such file or folder; look at how it is spelled",
+    errno.ENOENT: "there is no such file or folder; check the spelling",
     errno.EACCES: "permission denied; name another place, or ask for the permission",
     errno.EPERM: "the operation is not permitted; name another place",
     errno.EISDIR: "it is a folder, and a file is meant",
     errno.ENOTDIR: "a part of it is a file, and a folder is meant",
-    errno.EEXIST: "it is there already; name another place, or remove it",
+    errno.EEXIST: "it already exists; name another place, or remove it",
     errno.ENOTEMPTY: "the folder is not empty; name another place",
     errno.ENAMETOOLONG: "the name is too long; take one of at most 255 bytes a part",
-    errno.ELOOP: "its links lead in a circle",
+    errno.ELOOP: "its links form a loop",
     errno.EROFS: "the file system is read-only; name another place",
-    errno.ETXTBSY: "it is a program that runs",
+    errno.ETXTBSY: "it is a running program",
 }
 _OF_MACHINES = {
     errno.ENOSPC: "the file system is full; make room, or name a place on another",
@@ -41,11 +41,11 @@ _OF_MACHINES = {
 
 _INTERRUPTED = "interrupted; nothing of this command is still running"
 _PRINTING = ("longhaul.cli", "__main__")
-"""Modules of ours that print by themselves."""
+"""Modules of Longhaul that print by themselves."""
 
 
 class Answer(NamedTuple):
-    """What is said of an error, and the exit code."""
+    """The sentence that reports an error, and the exit code."""
 
     sentence: str
     code: int
@@ -54,8 +54,8 @@ class Answer(NamedTuple):
 def answer(error: BaseException) -> Answer | None:
     """Return the answer to an error; None for one that needs its traceback.
 
-    A library's own error is answered by the OSError beneath it where that is of a file system: of a
-    write to a full disk torch says `unexpected pos`.
+    A library's own error is reported as the OSError that caused it, if that is of a file system:
+    torch reports a write to a full disk as `unexpected pos`.
     """
     if isinstance(error, KeyboardInterrupt):
         return Answer(_INTERRUPTED, INTERRUPTED)
@@ -86,7 +86,7 @@ def _of_system(error: OSError) -> Answer:
 
 
 def _is_of_printing(error: OSError) -> bool:
-    """Whether an error came up in what prints; standard output has no path to name."""
+    """Return whether an error was raised by printing; standard output has no path to name."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -95,8 +95,8 @@ def _is_of_printing(error: OSError) -> bool:
 
 
 def _let_go_of_stdout() -> None:
-    """Let what is still to be printed go nowhere, or Python would fail on it again at its end."""
+    """Discard what is still to be printed, or Python would fail on it again at its end."""
     nothing = os.open(os.devnull, os.O_WRONLY)
-    with suppress(OSError, ValueError):  # it is no file, or closed
+    with suppress(OSError, ValueError):  # it is not a file, or is closed
         os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)

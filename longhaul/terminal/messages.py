@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands say besides their results: notes, details, the next command; and how much of it.
+"""Messages of commands besides their results: notes, details, the next command; their verbosity.
 
 `-q` leaves results and errors, `-v` adds details and the output of libraries. Messages go to
-stderr, so that stdout has results alone. Light.
+stderr, so that stdout has only results. Light.
 """
 
 import codecs
@@ -27,13 +27,13 @@ ASCII = {
     "\N{BULLET}": "*",
     "\N{RIGHTWARDS ARROW}": "->",
 }
-"""What stands for a character where the encoding of a terminal lacks it; for others a `?`."""
+"""Replacements for characters that the encoding of a terminal lacks; others become a `?`."""
 ENCODING_ERRORS = "longhaul.ascii"
 """Name of the error handler that replaces them, for `open(errors=...)`."""
 
 
 def set_verbosity(chosen: Verbosity) -> None:
-    """Set how much is said from now on."""
+    """Set the verbosity of all further messages."""
     LOG.setLevel(LEVELS[chosen])
 
 
@@ -48,26 +48,26 @@ def is_quiet() -> bool:
 
 
 def note(text: object) -> None:
-    """Say something on stderr that is neither a result nor an error."""
+    """Print a text to stderr that is neither a result nor an error, unless quiet."""
     if not is_quiet():
         typer.echo(text, err=True)
 
 
 def detail(text: object) -> None:
-    """Say something on stderr that only `--verbose` asks for."""
+    """Print a text to stderr that only `--verbose` asks for."""
     if is_verbose():
         typer.echo(text, err=True)
 
 
 def next_command(words: Sequence[object] | str, what_for: str) -> None:
-    """Say which command to type next, on a line of its own that can be copied whole."""
+    """Print the command to type next, on a line of its own that can be copied whole."""
     line = words if isinstance(words, str) else shlex.join(map(str, words))
     note(f"next: {what_for}\n  {line}")
 
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Say which command resumes the work inside where it is stopped or fails."""
+    """Print the command that resumes the work of the block if it is stopped or fails."""
     try:
         yield
     except (KeyboardInterrupt, RuntimeError) as error:
@@ -75,7 +75,7 @@ def resumable() -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt):
             note(f"stopped; the same command resumes from the last checkpoint: {command}")
         elif type(error).__module__ == "slurm.experiment":
-            note(f"once the cause is mended, the same command resumes: {command}")
+            note(f"once the cause is fixed, the same command resumes: {command}")
         raise
 
 
@@ -83,7 +83,7 @@ def write_in_the_terminal_s_encoding() -> None:
     """Have stdout and stderr replace the characters that their encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            with suppress(OSError):  # its descriptor has become another's since it was opened
+            with suppress(OSError):  # its descriptor has been reused since it was opened
                 stream.reconfigure(errors=ENCODING_ERRORS)
 
 

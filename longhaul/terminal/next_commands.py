@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that train a stage or a ladder, as they are accepted when they are typed; light.
+"""Commands that train a stage or a ladder, ready to be typed; light.
 
-`longhaul pretrain` trains on this machine alone; what takes several nodes is a job on a cluster.
+`longhaul pretrain` trains only on this machine; several nodes take a job on a cluster.
 """
 
 import shlex
@@ -14,7 +14,7 @@ from recipes.spec.naming import length_shown
 from recipes.spec.stage import Ladder, Stage
 
 YOUR_CLUSTER = "YOUR_CLUSTER.yaml"
-"""Stands for a copy of a shipped cluster file, which says neither account nor image."""
+"""Placeholder for a copy of a shipped cluster file, which has neither account nor image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +28,11 @@ class OnCluster:
     stage: Stage | None = None
     """The only stage; None for all."""
     nodes: int | None = None
-    """For the planner to lay it on; None for the shipped layouts."""
+    """Nodes for the planner to lay it out on; None for the shipped layouts."""
 
     @property
     def words(self) -> list[str]:
-        """The parts of the command, in which a shipped cluster file is the user's copy of it."""
+        """The parts of the command, with the user's copy in place of a shipped cluster file."""
         words = ["longhaul run", f"--ladder {self.ladder.name}", f"--card {self.card.name}"]
         if self.stage is not None and len(self.ladder.stages) > 1:
             words.append(f"--stage {_length(self.stage)}")
@@ -48,7 +48,7 @@ class OnCluster:
 
     @property
     def explained(self) -> str:
-        """What the cluster file in the command is; empty for one of the user's."""
+        """Explanation of the cluster file in the command; empty for a user's own file."""
         if self._file != YOUR_CLUSTER:
             return ""
         return (
@@ -62,9 +62,9 @@ class OnCluster:
 
 
 def training(card: ModelCard, ladder: Ladder, stage: Stage) -> str | None:
-    """Return the command that trains a stage on the fewest nodes that hold it; None for none.
+    """Return the command that trains a stage on the fewest nodes that hold it; None if none do.
 
-    Of the model that is trained on CPU ranks, it is for those.
+    For the model that is trained on CPU ranks, the command uses those.
     """
     from recipes.models import TINY
     from recipes.shipped.select import fewest_nodes

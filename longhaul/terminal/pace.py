@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a stage has been lately, and how long what is left of it and of its ladder takes."""
+"""Recent pace of a stage, and the time left for the stage and for its ladder."""
 
 import json
 import math
@@ -10,13 +10,13 @@ from statistics import median
 from typing import Any
 
 TAIL_BYTES = 64 * 1024
-"""Of a metrics file, that are read for its newest lines; a line has some 300 bytes."""
+"""Bytes of a metrics file that are read for its newest lines; a line has some 300."""
 RECENT = 20
-"""Steps that the pace is the median of."""
+"""Newest steps, whose median is the pace."""
 
 
 def last_lines(metrics: Path, count: int = RECENT) -> list[dict[str, Any]]:
-    """Return the newest whole lines of a metrics file in order, none where there is no file."""
+    """Return the newest complete lines of a metrics file in order; none if there is no file."""
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
@@ -38,11 +38,11 @@ def last_lines(metrics: Path, count: int = RECENT) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Pace:
-    """What the newest steps of a stage say."""
+    """Pace of the newest steps of a stage."""
 
     step: int
     seconds: float
-    """Of a step, the median of the newest; NaN where none says it."""
+    """Median over the newest steps; NaN if none records it."""
 
     @classmethod
     def of(cls, lines: Sequence[dict[str, Any]]) -> "Pace":
@@ -57,7 +57,7 @@ class Pace:
         return cls(step, median(seconds) if seconds else math.nan)
 
     def left(self, steps: int) -> float:
-        """Return the seconds until a stage has so many steps; NaN where the pace is not known."""
+        """Return the seconds until a stage has that many steps; NaN if the pace is unknown."""
         missing = max(0, steps - self.step)
         return missing * self.seconds if missing else 0.0
 
@@ -68,15 +68,15 @@ class Part:
 
     steps: int
     tokens_per_step: float
-    """NaN where it is not known."""
+    """NaN if unknown."""
     pace: Pace
 
 
 def ladder_left(parts: Sequence[Part]) -> float:
-    """Return the seconds until all stages are done; NaN where no stage says how fast it is.
+    """Return the seconds until all stages are done; NaN if no stage has a pace.
 
-    A stage that has not begun is taken to read as many tokens a second as the last one that has: it
-    is longer, so that it will take somewhat more.
+    A stage that has not started is assumed to read as many tokens per second as the last one that
+    has; since its sequences are longer, it will take somewhat more time.
     """
     total, rate = 0.0, math.nan
     for part in parts:
@@ -90,7 +90,7 @@ def ladder_left(parts: Sequence[Part]) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as they are read: 40 s, 12 min, 3 h 05 min, 2 d 4 h."""
+    """Return seconds as text: 40 s, 12 min, 3 h 05 min, 2 d 4 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

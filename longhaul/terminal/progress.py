@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of the stage that runs and of its ladder, read from the metrics that stages write."""
+"""Progress of the running stage and of its ladder, read from the metrics that stages write."""
 
 import math
 import threading
@@ -22,14 +22,14 @@ from recipes.spec.naming import amount
 
 POLL_SECONDS = 0.5
 PLAIN_EVERY_SECONDS = 20.0
-"""Time between two lines where the output is no terminal."""
+"""Time between two lines if the output is not a terminal."""
 EXPENDABLE = ("bar", "rate", "elapsed", "ladder", "tokens", "loss")
-"""What the lines on a terminal leave out, in this order, until they fit its width."""
+"""Parts that the lines on a terminal leave out, in this order, until they fit its width."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """Name a job, its steps, the metrics file it appends to, and the tokens of a step."""
+    """A job by name, with its steps, the metrics file it appends to, and the tokens of a step."""
 
     name: str
     steps: int
@@ -39,7 +39,7 @@ class Watched:
 
 @contextmanager
 def progress(console: Console, jobs: Sequence[Watched], after: str = "") -> Iterator[None]:
-    """Show the jobs' progress on the console until the context ends, then what comes `after`."""
+    """Show the jobs' progress on the console; print `after` once all of them have their steps."""
     if is_quiet():
         yield
         return
@@ -57,7 +57,7 @@ def progress(console: Console, jobs: Sequence[Watched], after: str = "") -> Iter
 def _watch(
     shown: "_Bars | _Lines", jobs: Sequence[Watched], done: threading.Event, after: str
 ) -> None:
-    """Show what has changed until it is done, and then once more."""
+    """Show changes until `done` is set, and then once more."""
     with shown:
         ended = False
         while not ended:
@@ -71,14 +71,14 @@ def _watch(
 
 
 def rate(line: dict[str, Any]) -> str:
-    """Return the rate of a step and what a rank reads in a second, empty where it says neither."""
+    """Return the learning rate of a step and its tokens per second and rank; empty without them."""
     if "lr" not in line:
         return ""
     return f"lr {line['lr']:.1e}  {line['tokens_per_second_per_rank']:,.0f} tokens/s/rank"
 
 
 def time_left(jobs: Sequence[Watched], lines: Sequence[list[dict[str, Any]]], at: int) -> list[str]:
-    """Return how long one job still takes, and what more where all of them take longer."""
+    """Return the time left for one job, and for all of them if that is longer."""
     parts = [
         Part(job.steps, job.tokens_per_step or math.nan, Pace.of(each))
         for job, each in zip(jobs, lines, strict=True)
@@ -94,14 +94,14 @@ def time_left(jobs: Sequence[Watched], lines: Sequence[list[dict[str, Any]]], at
 
 
 def tokens_done(job: Watched, step: int) -> str:
-    """Return the tokens that a job has read, empty where those of a step are not said."""
+    """Return the tokens that a job has read; empty if those of a step are unknown."""
     return f"{amount(step * job.tokens_per_step)} tokens" if job.tokens_per_step else ""
 
 
 def figures(
     jobs: Sequence[Watched], lines: Sequence[list[dict[str, Any]]], at: int
 ) -> dict[str, str]:
-    """Return what is said of a job next to its step, by what may be left out of a line."""
+    """Return the figures of a job next to its step, by the names in `EXPENDABLE`."""
     line = lines[at][-1]
     loss = line.get("loss")
     left, ladder = time_left(jobs, lines, at)
@@ -122,7 +122,7 @@ def joined(said: dict[str, str], without: Sequence[str] = ()) -> str:
 
 
 class _Fitting(Progress):
-    """Lines that keep name, step and time left, and of the rest what the terminal has room for."""
+    """Lines with name, step and time left, and with as much of the rest as fits the terminal."""
 
     def __init__(self, console: Console) -> None:
         self.terminal = console  # rich makes the first table before it keeps the console
@@ -130,7 +130,7 @@ class _Fitting(Progress):
         super().__init__(console=console, redirect_stdout=False, redirect_stderr=False)
 
     def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
-        """Return the lines with as few of EXPENDABLE left out as let them fit."""
+        """Return the lines that fit with as few of EXPENDABLE left out as possible."""
         visible = [task for task in tasks if task.visible]
         tables = (_table(visible, EXPENDABLE[:count]) for count in range(len(EXPENDABLE) + 1))
         for table in tables:
@@ -148,7 +148,7 @@ def _table(tasks: Sequence[Task], without: Sequence[str]) -> Table:
         Column(no_wrap=True, min_width=max(map(cell_len, names), default=0)),
         *bar,
         Column(no_wrap=True, min_width=max(map(len, steps), default=0)),
-        Column(),  # the one that gives way in a terminal that is narrower still
+        Column(),  # the one that shrinks in an even narrower terminal
         *elapsed,
         padding=(0, 1),
     )
@@ -165,7 +165,7 @@ def _table(tasks: Sequence[Task], without: Sequence[str]) -> Table:
 
 
 class _Bars:
-    """A line for each job that has begun, with a bar where there is room."""
+    """A line for each job that has started, with a bar where there is room."""
 
     def __init__(self, console: Console, jobs: Sequence[Watched]) -> None:
         self.jobs = jobs
@@ -199,7 +199,7 @@ class _Bars:
 
 
 class _Lines:
-    """Now and then a line, and one at the end of each job."""
+    """A line from time to time, and one at the end of each job."""
 
     def __init__(self, console: Console, jobs: Sequence[Watched]) -> None:
         self.console, self.jobs, self.waited = console, jobs, 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layout as a line of words, the way rows of the collection and the planner write it.
+"""A layout as a line of words, as commands print it and `--layout` reads it.
 
     tp2 ulysses4 dp8 kept_attention tile-loss tile-mlp offload-both:64
 

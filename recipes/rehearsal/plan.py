@@ -14,7 +14,7 @@ from math import ceil, prod
 from recipes.notation.describe import in_words
 from recipes.rehearsal import shrink
 from recipes.rehearsal.shrink import RANKS_BY_KIND, Shares
-from recipes.shipped.table import Row
+from recipes.shipped.row import Row
 from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import recipe_name

@@ -6,9 +6,8 @@ from collections.abc import Callable
 import nemo_run as run
 from nemo.collections import llm
 
-from recipes.pretrain import pretrain
-from recipes.shipped.table import ROWS, Row
-from recipes.spec.cluster import load
+from recipes.shipped.row import Row
+from recipes.shipped.table import ROWS
 from recipes.spec.suggest import named
 
 
@@ -16,15 +15,12 @@ def _factory(row: Row) -> Callable[..., run.Partial]:
     """Return a row's recipe as a function of the nodes, listed for nemo-run's command line."""
 
     def recipe(nodes: int = row.nodes) -> run.Partial:
-        layout, machines = row.on(nodes), None if row.cluster == "local" else load(row.cluster)
-        return pretrain(
-            row.card, row.ladder, row.seq_length, layout, nodes=nodes, machines=machines
-        )
+        return row(nodes)
 
     recipe.__name__ = recipe.__qualname__ = row.name
     recipe.__doc__ = f"{row.card.name} at {row.seq_length:,} tokens, ladder {row.ladder.name}."
-    made: Callable[..., run.Partial] = run.cli.factory(target=llm.pretrain)(recipe)
-    return made
+    factory: Callable[..., run.Partial] = run.cli.factory(target=llm.pretrain)(recipe)
+    return factory
 
 
 FACTORIES: dict[str, Callable[..., run.Partial]] = {

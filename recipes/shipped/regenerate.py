@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of `recipes.shipped.table` as the planner would write it today.
+"""Write nodes and layouts of `recipes.shipped.table` as the planner chooses them today.
 
     python -m recipes.shipped.regenerate
 
 Each stage gets the fewest nodes, of 1, 2, 4, ... (times 7 for a model whose layers only 7 and its
 multiples share), on which its fastest layout ends the stage in ten days, without what has not been
-tried on GPUs (Megatron FSDP, Adam on the host). A row whose heading says why it is laid out so
-stays. To be put into the table where the planner's formulas have changed, and to be read first.
+tried on GPUs (Megatron FSDP, Adam on the host). A row that says by `pinned` what stands behind its
+layout keeps it, and so does all other text of the file. The rows that change are printed; read
+their difference before you commit it. For a new row write `nodes=1, layout=Layout()` and run this.
 """
 
+import ast
 import sys
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from recipes.notation.layout import words_of
+from recipes.notation.python_source import formatted, layout_call
 from recipes.planner.plan import Plan
 from recipes.planner.search import of_stage, search
-from recipes.shipped.table import ROWS, Row
+from recipes.shipped import table
+from recipes.shipped.row import Row
 from recipes.spec import cluster
-from recipes.spec.naming import length_word
 
 DAYS, MOST_NODES = 10, 256
 ODD_NODES = {"llama31_405b": 7}
@@ -55,20 +59,49 @@ def _tried(plan: Plan) -> bool:
     return layout.sharding == "optimizer" and not layout.optimizer_offload
 
 
-def table() -> Iterator[str]:
-    """Yield the lines of the table."""
-    for heading, rows in groupby(ROWS.values(), key=lambda row: row.heading):
-        yield heading
-        for row in rows:
-            if not row.planned:
-                yield f"  {length_word(row.seq_length)} {row.nodes} {words_of(row.layout)}"
-                continue
-            found = laid_out(row)
-            if found is None:
-                raise ValueError(f"nothing fits {row.name}")
-            nodes, plan = found
-            yield f"  {length_word(row.seq_length)} {nodes} {words_of(plan.job.layout)}"
+def planned_today(row: Row) -> Row:
+    """Return a row as the planner chooses it today; raise ValueError where nothing fits."""
+    chosen = laid_out(row)
+    if chosen is None:
+        raise ValueError(f"nothing fits {row.name}")
+    nodes, plan = chosen
+    return replace(row, nodes=nodes, layout=plan.job.layout)
+
+
+def rewritten(source: str, rows: Mapping[str, Row]) -> str:
+    """Return the table's source with the nodes and layouts of these rows; all else stays.
+
+    Every keyword of a row is on a line of its own, as `ruff format` keeps it.
+    """
+    lines = source.splitlines()
+    for name, keyword in reversed(list(_keywords(source))):
+        if name in rows and keyword.arg in ("nodes", "layout"):
+            row = rows[name]
+            value = str(row.nodes) if keyword.arg == "nodes" else layout_call(row.layout)
+            text = formatted(value, before=f"{keyword.arg}=", after=",", indent=keyword.col_offset)
+            first, last = keyword.lineno - 1, keyword.end_lineno or keyword.lineno
+            comment = lines[last - 1][keyword.end_col_offset :].removeprefix(",")
+            lines[first:last] = f"{text}{comment}".splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def _keywords(source: str) -> Iterator[tuple[str, ast.keyword]]:
+    """Yield each keyword of a row with the row's name, in the order of the file."""
+    for statement in ast.parse(source).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(keywords=keywords)):
+                yield from ((name, keyword) for keyword in keywords)
+
+
+def main() -> None:
+    """Rewrite the table and print the rows that change."""
+    rows = {name: planned_today(row) for name, row in table.ROWS.items() if row.planned}
+    file = Path(table.__file__)
+    file.write_text(rewritten(file.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    for name, row in rows.items():
+        if row != table.ROWS[name]:
+            sys.stdout.write(f"{name}: {row.nodes} x {row.cluster}, {words_of(row.layout)}\n")
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(table()) + "\n")
+    main()

@@ -7,7 +7,8 @@ from typing import Any
 
 from recipes.ladders import LADDERS
 from recipes.models import CARDS, TINY
-from recipes.shipped.table import ROWS, Row
+from recipes.shipped.row import Row
+from recipes.shipped.table import ROWS
 from recipes.spec import cluster
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.layout import ContextParallel, Layout
@@ -39,21 +40,12 @@ class Combination:
             layout=self.layout,
             nodes=self.nodes,
             cluster=self.cluster,
-            source=f"planned for {self.nodes} x {self.cluster}",
+            pinned=f"planned for {self.nodes} x {self.cluster}",
         )
 
     def recipe(self) -> Any:
         """Return the recipe, a `nemo_run.Partial`; needs NeMo."""
-        from recipes.pretrain import pretrain
-
-        return pretrain(
-            self.card,
-            self.ladder,
-            self.stage.seq_length,
-            self.layout,
-            nodes=self.nodes,
-            machines=None if self.cluster == "local" else cluster.load(self.cluster),
-        )
+        return self.row()
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence for each thing that a user may not have meant."""

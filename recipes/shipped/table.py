@@ -1,195 +1,862 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shipped recipes as rows: a stage of a ladder, a card, and the layout that fits; light.
+"""The shipped recipes, one row each; light.
 
-Each row is one that a source or a measurement stands behind; any other combination of card, ladder
-and stage is `longhaul pretrain --card --ladder --stage`. `recipes.shipped.factories` makes the
-recipes.
+A row is listed where a source or a measurement stands behind it. Any other combination of card,
+ladder and stage is named by `longhaul pretrain --card --ladder --stage`. A row is called
+`<card>_<ladder>_<length>` and imported by that name from `recipes.shipped`.
+
+`python -m recipes.shipped.regenerate` writes `nodes` and `layout` of each row without `pinned`.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from custom_modules.memory.config import Offload, Recompute, Tiling
+from recipes.ladders import (
+    FIFTEEN_MILLION,
+    FIVE_MILLION,
+    GENE_64K,
+    LLAMA2_LONG_16K,
+    LLAMA2_LONG_32K,
+    LLAMA31,
+    LONGRECIPE_128K,
+    LONGROPE2,
+    LWM,
+    NEMO,
+    PROLONG,
+    QWEN25_1M,
+    TINY_LADDER,
+    ULTRALONG_1M,
+    ULTRALONG_2M,
+    ULTRALONG_4M,
+    YARN,
+)
+from recipes.models.llama import (
+    LLAMA2_7B,
+    LLAMA2_13B,
+    LLAMA2_70B,
+    LLAMA3_8B,
+    LLAMA3_70B,
+    LLAMA31_8B,
+    LLAMA31_405B,
+    LLAMA32_1B,
+)
+from recipes.models.mistral import MIXTRAL_8X7B, MIXTRAL_8X22B
+from recipes.models.nemotron import NEMOTRON3_22B, NEMOTRON4_15B
+from recipes.models.qwen import QWEN25_7B, QWEN25_14B
+from recipes.models.tiny import TINY
+from recipes.shipped.row import Row
+from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.units import K, M
 
-from recipes.ladders import LADDERS
-from recipes.models import CARDS
-from recipes.notation.layout import layout_from
-from recipes.spec.layout import Layout
-from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import length_from, recipe_name
-from recipes.spec.stage import Ladder, Stage
+_MEASURED = "measured on two CPU cores"
 
+tiny_512 = Row(
+    card=TINY,
+    ladder=TINY_LADDER,
+    seq_length=512,
+    cluster="local",
+    nodes=1,
+    layout=Layout(dp=2, micro_batch=4, precision="fp32", device="cpu"),
+    pinned=_MEASURED,
+)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One shipped recipe."""
+tiny_2k = Row(
+    card=TINY,
+    ladder=TINY_LADDER,
+    seq_length=2 * K,
+    cluster="local",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.ulysses(2), precision="fp32", device="cpu"),
+    pinned=_MEASURED,
+)
 
-    card: ModelCard
-    ladder: Ladder
-    seq_length: int
-    layout: Layout
-    nodes: int = 1
-    cluster: str
-    """Name of the cluster file it is laid out for; `local` for CPU ranks."""
-    source: str
-    """What stands behind the layout."""
-    heading: str = ""
-    """Its card, ladder and cluster as the table has them."""
-    planned: bool = False
-    """Whether the planner chose nodes and layout, by the rule of `recipes.shipped.regenerate`."""
+tiny_8k = Row(
+    card=TINY,
+    ladder=TINY_LADDER,
+    seq_length=8 * K,
+    cluster="local",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.ulysses(2), precision="fp32", device="cpu"),
+    pinned=_MEASURED,
+)
 
-    @property
-    def stage(self) -> Stage:
-        """The stage of the ladder."""
-        return self.ladder[self.seq_length]
+llama3_8b_nemo_16k = Row(
+    card=LLAMA3_8B,
+    ladder=NEMO,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.ulysses(8)),
+)
 
-    @property
-    def name(self) -> str:
-        """The name it is asked for by."""
-        return recipe_name(self.card, self.ladder, self.stage)
+llama3_8b_nemo_64k = Row(
+    card=LLAMA3_8B,
+    ladder=NEMO,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(tp=2, cp=ContextParallel.head_chunked(4), tiling=Tiling(loss=True)),
+)
 
-    def on(self, nodes: int) -> Layout:
-        """Return the layout with as many data ranks as `nodes` nodes have room for.
+llama3_8b_nemo_128k = Row(
+    card=LLAMA3_8B,
+    ladder=NEMO,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(1),
+        dp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=64.6),
+    ),
+)
 
-        CPU ranks stay as many as they are, spread over the nodes. Raises ValueError where the nodes
-        do not hold a whole number of replicas.
-        """
-        if self.layout.device == "cpu":
-            return self.layout
-        dp, rest = divmod(self.layout.dp * nodes, self.nodes)
-        if rest or not dp:
-            model_ranks = self.layout.world_size // self.layout.dp
-            raise ValueError(
-                f"{self.name} takes {model_ranks} ranks a replica; {nodes} nodes of "
-                f"{self.layout.world_size // self.nodes} do not hold a whole number of them"
-            )
-        return replace(self.layout, dp=dp)
+llama2_13b_llama2_long_32k = Row(
+    card=LLAMA2_13B,
+    ladder=LLAMA2_LONG_32K,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=16,
+    layout=Layout(tp=2, cp=ContextParallel.ulysses(4), dp=16, tiling=Tiling(loss=True)),
+)
 
+llama2_7b_llama2_long_32k = Row(
+    card=LLAMA2_7B,
+    ladder=LLAMA2_LONG_32K,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=8,
+    layout=Layout(cp=ContextParallel.ulysses(8), dp=8),
+)
 
-MEASURED = "measured on two CPU cores"
-PLANNED = "planned: the fewest nodes, from {cluster}, that end the stage in ten days"
+llama2_70b_llama2_long_16k = Row(
+    card=LLAMA2_70B,
+    ladder=LLAMA2_LONG_16K,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=64,
+    layout=Layout(cp=ContextParallel.hybrid(ulysses=8, ring=4), pp=8, dp=2),
+)
 
-_TABLE = """
-tiny tiny local
-  512 1 dp2 mb4 fp32 cpu
-  2k 1 ulysses2 fp32 cpu
-  8k 1 ulysses2 fp32 cpu
-llama3_8b nemo dgx_h100
-  16k 1 ulysses8
-  64k 1 tp2 head_chunked4 tile-loss
-  128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
-llama2_13b llama2_long_32k dgx_h100
-  32k 16 tp2 ulysses4 dp16 tile-loss
-llama2_7b llama2_long_32k dgx_h100
-  32k 8 ulysses8 dp8
-llama2_70b llama2_long_16k dgx_h100
-  16k 64 hybrid8x4 pp8 dp2
-llama31_405b llama31 dgx_h100
-  16k 112 tp4 hybrid2x8 pp14
-  32k 224 tp4 ulysses32 pp14
-  48k 224 tp4 hybrid2x16 pp14
-  64k 224 tp8 ulysses16 pp14
-  96k 224 tp8 ring32 pp7
-  128k 224 tp4 hybrid2x16 pp14 kept_attention
-llama3_8b prolong dgx_h100
-  64k 1 tp2 head_chunked4 tile-loss
-  512k 4 ulysses2 dp16 kept_attention tile-loss tile-mlp offload-both:129.1
-qwen25_7b qwen25_1m dgx_h100
-  64k 1 tp2 hybrid2x2 tile-loss
-  128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:49.5
-  256k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:98.9
-llama31_8b ultralong_1m dgx_h100
-  1m 1 ulysses8 kept_attention tile-loss tile-mlp offload-both:64.6
-llama31_8b ultralong_2m dgx_h100
-  2m 1 tp2 ulysses4 kept_attention tile-loss tile-mlp offload-both:129.1
-llama31_8b ultralong_4m dgx_h100
-  4m 2 tp2 hybrid4x2 kept_attention tile-loss tile-mlp offload-both:129.1
-llama2_7b lwm dgx_h100
-  32k 1 ulysses8
-  128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
-  256k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:129.1
-  512k 1 head_chunked2 dp4 kept_attention tile-loss tile-mlp offload-both:129.1
-  1m 1 ulysses8 kept_attention tile-loss tile-mlp offload-both:64.6
-llama2_7b yarn dgx_h100
-  64k 1 tp2 ulysses4 tile-loss
-  128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
-llama3_8b longrope2 dgx_h100
-  128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
-llama3_8b longrecipe_128k dgx_h100
-  38400 1 tp2 ulysses4 tile-loss
-llama2_7b gene_64k dgx_h100
-  16k 1 ulysses4 dp2
-llama3_8b five_million dgx_h200 # one node, as the source's; 80 GB a GPU hold 3.5M here
-  5m 1 head_chunked8 full tile-loss tile-mlp offload-inputs:160.1
-llama31_8b fifteen_million dgx_h100
-  15m 8 hybrid8x8/8 kept_attention tile-loss tile-mlp offload-both:121.1
-llama3_8b llama31 dgx_h100
-  16k 4 ulysses4 dp8
-  32k 4 ulysses8 dp4
-  48k 4 ulysses8 pp2 dp2 tile-loss
-  64k 4 ulysses8 pp2 dp2 tile-loss
-  96k 8 hybrid8x4 dp2
-  128k 8 hybrid8x4 dp2
-llama31_8b nemo dgx_h100
-  16k 1 ulysses8
-  64k 1 tp2 head_chunked4 tile-loss
-  128k 1 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:64.6
-llama32_1b nemo dgx_h100
-  16k 1 dp8 tile-loss
-  64k 1 ulysses2 dp4 tile-loss
-  128k 1 ulysses4 dp2 tile-loss
-llama3_70b nemo dgx_h100
-  16k 4 tp8 ring2 pp2 tile-loss
-  64k 4 tp4 ulysses2 pp4 kept_attention tile-loss offload-inputs:10.1
-  128k 4 tp4 ulysses2 pp4 kept_attention tile-loss tile-mlp offload-both:40.5
-mixtral_8x7b nemo dgx_h100
-  16k 2 ulysses2 pp8 kept_attention tile-loss offload-inputs:2.1
-  64k 2 tp2 head_chunked1 pp8 kept_attention tile-loss offload-inputs:8.1
-  128k 2 tp4 head_chunked1 pp4 kept_attention tile-loss offload-both:16.3
-mixtral_8x22b nemo dgx_h100
-  16k 8 tp4 ulysses2 pp8 kept_attention tile-loss
-  64k 8 tp4 ulysses2 pp8 kept_attention tile-loss
-  128k 8 tp4 ulysses2 pp8 kept_attention tile-loss offload-inputs:10.6
-nemotron3_22b nemo dgx_h100
-  16k 1 tp4 head_chunked1 pp2 tile-loss
-  64k 1 tp2 pp2 dp2 kept_attention tile-loss tile-mlp offload-both:30.4
-  128k 1 tp4 head_chunked1 dp2 kept_attention tile-loss tile-mlp offload-both:30.4
-nemotron4_15b nemo dgx_h100
-  16k 1 tp2 ulysses2 pp2 tile-loss
-  64k 1 tp2 ulysses4 kept_attention tile-loss offload-both:6.2
-  128k 1 tp4 head_chunked2 tile-loss tile-mlp
-llama2_13b yarn dgx_h100
-  64k 1 tp2 dp4 kept_attention tile-loss tile-mlp offload-both:25.3
-  128k 1 tp2 head_chunked1 dp4 kept_attention tile-loss tile-mlp offload-both:50.5
-qwen25_14b qwen25_1m dgx_h100
-  64k 1 ulysses4 pp2 kept_attention tile-loss tile-mlp offload-both:15.3
-  128k 1 tp2 head_chunked1 dp4 kept_attention tile-loss tile-mlp offload-both:60.6
-  256k 2 tp2 head_chunked1 dp8 kept_attention tile-loss tile-mlp offload-both:121.1
-"""
-"""A card, a ladder and a cluster, and after # what says the layout where the planner does not; then
-a stage a line: length, nodes, and the layout in words (`recipes.notation.layout`), which
-`recipes.shipped.regenerate` writes."""
+llama31_405b_llama31_16k = Row(
+    card=LLAMA31_405B,
+    ladder=LLAMA31,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=112,
+    layout=Layout(tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=8), pp=14),
+)
 
+llama31_405b_llama31_32k = Row(
+    card=LLAMA31_405B,
+    ladder=LLAMA31,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=224,
+    layout=Layout(tp=4, cp=ContextParallel.ulysses(32), pp=14),
+)
 
-def _rows() -> Iterator[Row]:
-    card = ladder = cluster = why = heading = ""
-    for line in _TABLE.strip().splitlines():
-        if not line.startswith(" "):
-            heading = line
-            names, _, why = line.partition(" # ")
-            card, ladder, cluster = names.split()
-            continue
-        length, nodes, words = line.split(maxsplit=2)
-        layout = layout_from(words)
-        yield Row(
-            card=CARDS[card],
-            ladder=LADDERS[ladder],
-            seq_length=length_from(length),
-            layout=layout,
-            nodes=int(nodes),
-            cluster=cluster,
-            source=why or (MEASURED if layout.device == "cpu" else PLANNED.format(cluster=cluster)),
-            heading=heading,
-            planned=not why and layout.device != "cpu",
-        )
+llama31_405b_llama31_48k = Row(
+    card=LLAMA31_405B,
+    ladder=LLAMA31,
+    seq_length=48 * K,
+    cluster="dgx_h100",
+    nodes=224,
+    layout=Layout(tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=16), pp=14),
+)
 
+llama31_405b_llama31_64k = Row(
+    card=LLAMA31_405B,
+    ladder=LLAMA31,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=224,
+    layout=Layout(tp=8, cp=ContextParallel.ulysses(16), pp=14),
+)
 
-ROWS: dict[str, Row] = {row.name: row for row in _rows()}
+llama31_405b_llama31_96k = Row(
+    card=LLAMA31_405B,
+    ladder=LLAMA31,
+    seq_length=96 * K,
+    cluster="dgx_h100",
+    nodes=224,
+    layout=Layout(tp=8, cp=ContextParallel.ring(32), pp=7),
+)
+
+llama31_405b_llama31_128k = Row(
+    card=LLAMA31_405B,
+    ladder=LLAMA31,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=224,
+    layout=Layout(
+        tp=4,
+        cp=ContextParallel.hybrid(ulysses=2, ring=16),
+        pp=14,
+        recompute=Recompute(kind="kept_attention"),
+    ),
+)
+
+llama3_8b_prolong_64k = Row(
+    card=LLAMA3_8B,
+    ladder=PROLONG,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(tp=2, cp=ContextParallel.head_chunked(4), tiling=Tiling(loss=True)),
+)
+
+llama3_8b_prolong_512k = Row(
+    card=LLAMA3_8B,
+    ladder=PROLONG,
+    seq_length=512 * K,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(
+        cp=ContextParallel.ulysses(2),
+        dp=16,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=129.1),
+    ),
+)
+
+qwen25_7b_qwen25_1m_64k = Row(
+    card=QWEN25_7B,
+    ladder=QWEN25_1M,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(tp=2, cp=ContextParallel.hybrid(ulysses=2, ring=2), tiling=Tiling(loss=True)),
+)
+
+qwen25_7b_qwen25_1m_128k = Row(
+    card=QWEN25_7B,
+    ladder=QWEN25_1M,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(1),
+        dp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=49.5),
+    ),
+)
+
+qwen25_7b_qwen25_1m_256k = Row(
+    card=QWEN25_7B,
+    ladder=QWEN25_1M,
+    seq_length=256 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(1),
+        dp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=98.9),
+    ),
+)
+
+llama31_8b_ultralong_1m = Row(
+    card=LLAMA31_8B,
+    ladder=ULTRALONG_1M,
+    seq_length=1 * M,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.ulysses(8),
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=64.6),
+    ),
+)
+
+llama31_8b_ultralong_2m = Row(
+    card=LLAMA31_8B,
+    ladder=ULTRALONG_2M,
+    seq_length=2 * M,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.ulysses(4),
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=129.1),
+    ),
+)
+
+llama31_8b_ultralong_4m = Row(
+    card=LLAMA31_8B,
+    ladder=ULTRALONG_4M,
+    seq_length=4 * M,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.hybrid(ulysses=4, ring=2),
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=129.1),
+    ),
+)
+
+llama2_7b_lwm_32k = Row(
+    card=LLAMA2_7B,
+    ladder=LWM,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.ulysses(8)),
+)
+
+llama2_7b_lwm_128k = Row(
+    card=LLAMA2_7B,
+    ladder=LWM,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(1),
+        dp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=64.6),
+    ),
+)
+
+llama2_7b_lwm_256k = Row(
+    card=LLAMA2_7B,
+    ladder=LWM,
+    seq_length=256 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(1),
+        dp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=129.1),
+    ),
+)
+
+llama2_7b_lwm_512k = Row(
+    card=LLAMA2_7B,
+    ladder=LWM,
+    seq_length=512 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(2),
+        dp=4,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=129.1),
+    ),
+)
+
+llama2_7b_lwm_1m = Row(
+    card=LLAMA2_7B,
+    ladder=LWM,
+    seq_length=1 * M,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.ulysses(8),
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=64.6),
+    ),
+)
+
+llama2_7b_yarn_64k = Row(
+    card=LLAMA2_7B,
+    ladder=YARN,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(tp=2, cp=ContextParallel.ulysses(4), tiling=Tiling(loss=True)),
+)
+
+llama2_7b_yarn_128k = Row(
+    card=LLAMA2_7B,
+    ladder=YARN,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(1),
+        dp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=64.6),
+    ),
+)
+
+llama3_8b_longrope2_128k = Row(
+    card=LLAMA3_8B,
+    ladder=LONGROPE2,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(1),
+        dp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=64.6),
+    ),
+)
+
+llama3_8b_longrecipe_128k = Row(
+    card=LLAMA3_8B,
+    ladder=LONGRECIPE_128K,
+    seq_length=38_400,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(tp=2, cp=ContextParallel.ulysses(4), tiling=Tiling(loss=True)),
+)
+
+llama2_7b_gene_64k = Row(
+    card=LLAMA2_7B,
+    ladder=GENE_64K,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.ulysses(4), dp=2),
+)
+
+llama3_8b_five_million_5m = Row(
+    card=LLAMA3_8B,
+    ladder=FIVE_MILLION,
+    seq_length=5 * M,
+    cluster="dgx_h200",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(8),
+        recompute=Recompute(kind="full"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="inputs", cap_gib=160.1),
+    ),
+    pinned="one node, as the source's; 80 GB a GPU hold 3.5M here",
+)
+
+llama31_8b_fifteen_million_15m = Row(
+    card=LLAMA31_8B,
+    ladder=FIFTEEN_MILLION,
+    seq_length=15 * M,
+    cluster="dgx_h100",
+    nodes=8,
+    layout=Layout(
+        cp=ContextParallel.hybrid(ulysses=8, ring=8, heads_per_stage=8),
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=121.1),
+    ),
+)
+
+llama3_8b_llama31_16k = Row(
+    card=LLAMA3_8B,
+    ladder=LLAMA31,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(cp=ContextParallel.ulysses(4), dp=8),
+)
+
+llama3_8b_llama31_32k = Row(
+    card=LLAMA3_8B,
+    ladder=LLAMA31,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(cp=ContextParallel.ulysses(8), dp=4),
+)
+
+llama3_8b_llama31_48k = Row(
+    card=LLAMA3_8B,
+    ladder=LLAMA31,
+    seq_length=48 * K,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(cp=ContextParallel.ulysses(8), pp=2, dp=2, tiling=Tiling(loss=True)),
+)
+
+llama3_8b_llama31_64k = Row(
+    card=LLAMA3_8B,
+    ladder=LLAMA31,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(cp=ContextParallel.ulysses(8), pp=2, dp=2, tiling=Tiling(loss=True)),
+)
+
+llama3_8b_llama31_96k = Row(
+    card=LLAMA3_8B,
+    ladder=LLAMA31,
+    seq_length=96 * K,
+    cluster="dgx_h100",
+    nodes=8,
+    layout=Layout(cp=ContextParallel.hybrid(ulysses=8, ring=4), dp=2),
+)
+
+llama3_8b_llama31_128k = Row(
+    card=LLAMA3_8B,
+    ladder=LLAMA31,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=8,
+    layout=Layout(cp=ContextParallel.hybrid(ulysses=8, ring=4), dp=2),
+)
+
+llama31_8b_nemo_16k = Row(
+    card=LLAMA31_8B,
+    ladder=NEMO,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.ulysses(8)),
+)
+
+llama31_8b_nemo_64k = Row(
+    card=LLAMA31_8B,
+    ladder=NEMO,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(tp=2, cp=ContextParallel.head_chunked(4), tiling=Tiling(loss=True)),
+)
+
+llama31_8b_nemo_128k = Row(
+    card=LLAMA31_8B,
+    ladder=NEMO,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(1),
+        dp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=64.6),
+    ),
+)
+
+llama32_1b_nemo_16k = Row(
+    card=LLAMA32_1B,
+    ladder=NEMO,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(dp=8, tiling=Tiling(loss=True)),
+)
+
+llama32_1b_nemo_64k = Row(
+    card=LLAMA32_1B,
+    ladder=NEMO,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.ulysses(2), dp=4, tiling=Tiling(loss=True)),
+)
+
+llama32_1b_nemo_128k = Row(
+    card=LLAMA32_1B,
+    ladder=NEMO,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.ulysses(4), dp=2, tiling=Tiling(loss=True)),
+)
+
+llama3_70b_nemo_16k = Row(
+    card=LLAMA3_70B,
+    ladder=NEMO,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(tp=8, cp=ContextParallel.ring(2), pp=2, tiling=Tiling(loss=True)),
+)
+
+llama3_70b_nemo_64k = Row(
+    card=LLAMA3_70B,
+    ladder=NEMO,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(
+        tp=4,
+        cp=ContextParallel.ulysses(2),
+        pp=4,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
+        offload=Offload(tensors="inputs", cap_gib=10.1),
+    ),
+)
+
+llama3_70b_nemo_128k = Row(
+    card=LLAMA3_70B,
+    ladder=NEMO,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(
+        tp=4,
+        cp=ContextParallel.ulysses(2),
+        pp=4,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=40.5),
+    ),
+)
+
+mixtral_8x7b_nemo_16k = Row(
+    card=MIXTRAL_8X7B,
+    ladder=NEMO,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(
+        cp=ContextParallel.ulysses(2),
+        pp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
+        offload=Offload(tensors="inputs", cap_gib=2.1),
+    ),
+)
+
+mixtral_8x7b_nemo_64k = Row(
+    card=MIXTRAL_8X7B,
+    ladder=NEMO,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.head_chunked(1),
+        pp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
+        offload=Offload(tensors="inputs", cap_gib=8.1),
+    ),
+)
+
+mixtral_8x7b_nemo_128k = Row(
+    card=MIXTRAL_8X7B,
+    ladder=NEMO,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(
+        tp=4,
+        cp=ContextParallel.head_chunked(1),
+        pp=4,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
+        offload=Offload(tensors="both", cap_gib=16.3),
+    ),
+)
+
+mixtral_8x22b_nemo_16k = Row(
+    card=MIXTRAL_8X22B,
+    ladder=NEMO,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=8,
+    layout=Layout(
+        tp=4,
+        cp=ContextParallel.ulysses(2),
+        pp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
+    ),
+)
+
+mixtral_8x22b_nemo_64k = Row(
+    card=MIXTRAL_8X22B,
+    ladder=NEMO,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=8,
+    layout=Layout(
+        tp=4,
+        cp=ContextParallel.ulysses(2),
+        pp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
+    ),
+)
+
+mixtral_8x22b_nemo_128k = Row(
+    card=MIXTRAL_8X22B,
+    ladder=NEMO,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=8,
+    layout=Layout(
+        tp=4,
+        cp=ContextParallel.ulysses(2),
+        pp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
+        offload=Offload(tensors="inputs", cap_gib=10.6),
+    ),
+)
+
+nemotron3_22b_nemo_16k = Row(
+    card=NEMOTRON3_22B,
+    ladder=NEMO,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(tp=4, cp=ContextParallel.head_chunked(1), pp=2, tiling=Tiling(loss=True)),
+)
+
+nemotron3_22b_nemo_64k = Row(
+    card=NEMOTRON3_22B,
+    ladder=NEMO,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        tp=2,
+        pp=2,
+        dp=2,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=30.4),
+    ),
+)
+
+nemotron3_22b_nemo_128k = Row(
+    card=NEMOTRON3_22B,
+    ladder=NEMO,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        tp=4,
+        cp=ContextParallel.head_chunked(1),
+        dp=2,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=30.4),
+    ),
+)
+
+nemotron4_15b_nemo_16k = Row(
+    card=NEMOTRON4_15B,
+    ladder=NEMO,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(tp=2, cp=ContextParallel.ulysses(2), pp=2, tiling=Tiling(loss=True)),
+)
+
+nemotron4_15b_nemo_64k = Row(
+    card=NEMOTRON4_15B,
+    ladder=NEMO,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.ulysses(4),
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
+        offload=Offload(tensors="both", cap_gib=6.2),
+    ),
+)
+
+nemotron4_15b_nemo_128k = Row(
+    card=NEMOTRON4_15B,
+    ladder=NEMO,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(tp=4, cp=ContextParallel.head_chunked(2), tiling=Tiling(loss=True, mlp=True)),
+)
+
+llama2_13b_yarn_64k = Row(
+    card=LLAMA2_13B,
+    ladder=YARN,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        tp=2,
+        dp=4,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=25.3),
+    ),
+)
+
+llama2_13b_yarn_128k = Row(
+    card=LLAMA2_13B,
+    ladder=YARN,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.head_chunked(1),
+        dp=4,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=50.5),
+    ),
+)
+
+qwen25_14b_qwen25_1m_64k = Row(
+    card=QWEN25_14B,
+    ladder=QWEN25_1M,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.ulysses(4),
+        pp=2,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=15.3),
+    ),
+)
+
+qwen25_14b_qwen25_1m_128k = Row(
+    card=QWEN25_14B,
+    ladder=QWEN25_1M,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.head_chunked(1),
+        dp=4,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=60.6),
+    ),
+)
+
+qwen25_14b_qwen25_1m_256k = Row(
+    card=QWEN25_14B,
+    ladder=QWEN25_1M,
+    seq_length=256 * K,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.head_chunked(1),
+        dp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=121.1),
+    ),
+)
+
+ROWS: dict[str, Row] = {name: row for name, row in globals().items() if isinstance(row, Row)}
+"""Every row by its name, in the order of this file."""

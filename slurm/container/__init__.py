@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container image: what it is built from, and the versions that it has to hold."""
+"""The container image: its build files, and the versions that it must have."""

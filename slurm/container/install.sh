@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Puts Longhaul on a Python that has NVIDIA's torch, CUDA and Transformer Engine.
+# Installs Longhaul on a Python that has NVIDIA's torch, CUDA and Transformer Engine.
 #
 #   install.sh pins [WHEELS]      check the image, then install the lock
 #   install.sh longhaul           install the package of this tree, then check everything
 #
-# WHEELS is a folder of distributions; where it has any, pip asks no index. The lock names all of
+# WHEELS is a folder of distributions; if it has any, pip asks no index. The lock names all of
 # them with hashes, so pip resolves nothing (--no-deps) and cannot bring another torch: NeMo,
 # Megatron-Core and Lightning all ask for one. `python -m pip` and not `pip`: the image's `pip` writes to
 # the system's folder, which the virtual environment in front of it hides.
@@ -15,7 +15,7 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 tree="$(cd "$here/../.." && pwd)"
 python="${PYTHON:-python}"
 kept="${KEPT:-/opt/longhaul/image.txt}"
-# The image pins its own Python packages for everybody by PIP_CONSTRAINT; some of ours are other ones.
+# The image pins its own Python packages for everybody by PIP_CONSTRAINT; some of Longhaul's differ.
 unset PIP_CONSTRAINT
 
 case "${1:-}" in

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions of a container: what stays NVIDIA's, what is ours, and what is wrong with one.
+"""Versions of a container: packages kept from NVIDIA, packages pinned by Longhaul, and checks.
 
-    python versions.py image pyproject.toml     before: is this the image that our pins go on?
+    python versions.py image pyproject.toml     before: does the image suit Longhaul's pins?
     python versions.py kept                     its torch, CUDA and kernels, as pip constraints
-    python -m slurm.container.versions installed kept.txt      after: ours in, NVIDIA's untouched
-    python -m slurm.container.versions health                  light: no torch is imported
-    python versions.py lock < resolved.txt      a resolved set without what stays NVIDIA's
+    python -m slurm.container.versions installed kept.txt      after: pins met, NVIDIA's unchanged
+    python -m slurm.container.versions health                  without importing torch
+    python versions.py lock < resolved.txt      a resolved set without the packages of NVIDIA
 
-Light: metadata of installed distributions only. As a file it needs nothing of the tree.
+Reads metadata of installed distributions only. As a file it needs nothing else of the tree.
 """
 
 import argparse
@@ -29,20 +29,20 @@ OF_THE_IMAGE = re.compile(
     r"|nvidia-(cublas|cuda|cudnn|cufft|cufile|curand|cusolver|cusparse|nccl|nvjitlink|nvshmem"
     r"|nvtx).*)"
 )
-"""Compiled against one another in the image: one replaced breaks the rest."""
+"""Compiled against one another in the image: replacing one breaks the rest."""
 
 TORCH = SpecifierSet(">=2.9,<2.10")
-"""The image's own torch, in place of the release that pyproject.toml pins for CPU."""
+"""The torch of the image, in place of the release that pyproject.toml pins for CPU."""
 
 EXTRAS = frozenset({"eval"})
-"""Of pyproject.toml, what the container holds beside the dependencies: jobs evaluate in it."""
+"""Extras of pyproject.toml that the container has as well: jobs evaluate in it."""
 
 IMPORTED_FROM = {"megatron-core": "megatron.core", "nemo-toolkit": "nemo"}
-"""The image has checkouts of these, which a search path may put before our pins."""
+"""The image has checkouts of these, which a search path may put before the pinned ones."""
 
 
 def stays(name: str) -> bool:
-    """Say whether a distribution is left as the image has it."""
+    """Return whether the image's version of a distribution is kept."""
     return OF_THE_IMAGE.fullmatch(canonicalize_name(name)) is not None
 
 
@@ -55,13 +55,13 @@ def found(name: str) -> str:
 
 
 def applies(requirement: Requirement, extras: frozenset[str]) -> bool:
-    """Say whether a requirement holds on this machine with these extras."""
+    """Return whether a requirement applies on this machine with these extras."""
     marker = requirement.marker
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 
 def needs_of_the_image(pyproject: Path) -> Iterator[Requirement]:
-    """Yield what pyproject.toml and our pins need an image to have."""
+    """Yield the requirements of pyproject.toml and the pins on an image."""
     if sys.version_info >= (3, 11):
         import tomllib
 
@@ -74,7 +74,7 @@ def needs_of_the_image(pyproject: Path) -> Iterator[Requirement]:
 
 
 def image_faults(pyproject: Path) -> Iterator[str]:
-    """Yield what makes an image the wrong one to put our pins on."""
+    """Yield the faults that make an image unsuitable for the pins."""
     python = "{}.{}.{}".format(*sys.version_info[:3])
     for requirement in needs_of_the_image(pyproject):
         name, specifier = requirement.name, requirement.specifier
@@ -86,7 +86,7 @@ def image_faults(pyproject: Path) -> Iterator[str]:
 
 
 def kept() -> list[str]:
-    """Return what stays the image's, as lines of a constraints file."""
+    """Return the distributions kept from the image, as lines of a constraints file."""
     names = {
         canonicalize_name(one.metadata["Name"]) for one in distributions() if one.metadata["Name"]
     }
@@ -94,7 +94,7 @@ def kept() -> list[str]:
 
 
 def unmet(root: str, extras: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield each requirement, at any depth below a distribution, that what is installed breaks."""
+    """Yield each unmet requirement of a distribution, at any depth."""
     waiting, seen = [(root, extras)], set()
     while waiting:
         parent, wanted = waiting.pop()
@@ -113,10 +113,10 @@ def unmet(root: str, extras: frozenset[str] = frozenset()) -> Iterator[str]:
 
 
 def shadowed() -> Iterator[str]:
-    """Yield each of our pins that Python would import from elsewhere than where pip put it."""
+    """Yield each pin that Python would import from another place than pip installed it to."""
     for name, module in IMPORTED_FROM.items():
         if not found(name):
-            continue  # `unmet` says so
+            continue  # `unmet` reports it
         spec = find_spec(module)
         origin = Path(spec.origin).resolve() if spec and spec.origin else None
         inside = str(Path(*module.split("."), "__init__.py"))
@@ -125,16 +125,16 @@ def shadowed() -> Iterator[str]:
 
 
 def installed_faults(before: list[str]) -> Iterator[str]:
-    """Yield what went wrong when our pins were put on an image that kept these lines."""
+    """Yield the faults of installing the pins on an image that kept these lines."""
     after = kept()
-    yield from (f"{line} was the image's and is gone" for line in sorted({*before} - {*after}))
-    yield from (f"{line} came on top of the image's" for line in sorted({*after} - {*before}))
+    yield from (f"{line} of the image is missing" for line in sorted({*before} - {*after}))
+    yield from (f"{line} was added to those of the image" for line in sorted({*after} - {*before}))
     yield from unmet("longhaul-recipes", EXTRAS)
     yield from shadowed()
 
 
 def health_faults() -> Iterator[str]:
-    """Yield why a container would not do its work; needs no GPU and imports no torch."""
+    """Yield the faults of a container; needs no GPU and imports no torch."""
     if not found("torch"):
         yield "torch is not installed"
     yield from unmet("longhaul-recipes", EXTRAS)
@@ -145,13 +145,13 @@ def health_faults() -> Iterator[str]:
 
 
 def without_the_images(resolved: str) -> str:
-    """Return a requirements file without the pins of what stays the image's."""
+    """Return a requirements file without the distributions kept from the image."""
     pins = re.split(r"^(?=[A-Za-z0-9])", resolved, flags=re.MULTILINE)
     return "".join(pin for pin in pins if not stays(re.split(r"==", pin)[0].strip()))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Answer one command; the faults, one a line, and 1 where there are any."""
+    """Run one command: print the faults, one a line; return 1 if there are any."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

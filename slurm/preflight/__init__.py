@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is looked at before a job trains: this machine, its ranks, and the links between them."""
+"""Checks before a job trains: this machine, its ranks, and the links between them."""

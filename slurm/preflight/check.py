@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one look at the machine found, and the page and exit code of many; light."""
+"""The result of one check, and the page and exit code of many."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator
@@ -12,9 +12,9 @@ _WORDS: dict[State, str] = {"ok": "ok  ", "warning": "warn", "failure": "FAIL"}
 
 
 class Group(IntEnum):
-    """What a check is about; its value is the exit code where this group fails first.
+    """Subject of a check; its value is the exit code if this group fails first.
 
-    None is 1 (an error of the program), 2 (a mistake of the user) or 85 to 89 (the job scripts').
+    No value is 1 (an error of the program), 2 (a user's mistake) or 85 to 89 (the job scripts).
     """
 
     RANKS = 20
@@ -30,28 +30,28 @@ class Group(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     group: Group
     name: str
     state: State
     said: str
-    """What was seen, with the value."""
+    """The finding, with its value."""
     remedy: str = ""
-    """What would be right; empty where all is well."""
+    """The remedy; empty if all is well."""
     nodes: tuple[str, ...] = ()
-    """Where it was seen; empty for what is of the job as a whole."""
+    """The nodes concerned; empty for a finding about the whole job."""
 
     @classmethod
     def ok(cls, group: Group, name: str, said: str) -> "Check":
-        """Nothing to do."""
+        """Return a check that passed."""
         return cls(group=group, name=name, state="ok", said=said)
 
     @classmethod
     def warning(
         cls, group: Group, name: str, said: str, remedy: str, nodes: Collection[str] = ()
     ) -> "Check":
-        """The job will run, more slowly or with less to spare."""
+        """Return a warning: the job will run, more slowly or with less margin."""
         seen = tuple(sorted(nodes))
         return cls(group=group, name=name, state="warning", said=said, remedy=remedy, nodes=seen)
 
@@ -59,18 +59,18 @@ class Check:
     def failure(
         cls, group: Group, name: str, said: str, remedy: str, nodes: Collection[str] = ()
     ) -> "Check":
-        """The job would fail, hang, or compute something else than was asked for."""
+        """Return a failure: the job would fail, hang, or compute something else than requested."""
         seen = tuple(sorted(nodes))
         return cls(group=group, name=name, state="failure", said=said, remedy=remedy, nodes=seen)
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Check":
-        """Return the check that `asdict` was made of."""
+        """Return the check from its `asdict`."""
         group, nodes = Group(found["group"]), tuple(found["nodes"])
         return cls(**{**found, "group": group, "nodes": nodes})
 
     def __str__(self) -> str:
-        """One line: state, name, what was seen, where, and the remedy."""
+        """One line: state, name, finding, nodes and remedy."""
         where = f" on {', '.join(self.nodes)}" if self.nodes else ""
         remedy = f"; {self.remedy}" if self.remedy else ""
         return f"{_WORDS[self.state]} {self.name}{where}: {self.said}{remedy}"
@@ -79,13 +79,13 @@ class Check:
 class PreflightError(RuntimeError):
     """Report the checks that failed; `exit_code` says which group failed first.
 
-    `met` is False where this rank could not meet the others: the error is then its own to show.
+    `met` is False if this rank could not reach the others: it must then show the error itself.
     """
 
     def __init__(
         self, checks: Iterable[Check], *, nodes: Iterable[str] = (), met: bool = True
     ) -> None:
-        """Take every check of the page, and the nodes of the job as far as this rank met them."""
+        """Take every check of the page, and the job's nodes that this rank could reach."""
         self.checks = list(checks)
         self.nodes, self.met = tuple(nodes), met
         failed = failures(self.checks)
@@ -100,9 +100,9 @@ def failures(checks: Iterable[Check]) -> list[Check]:
 
 
 def blamed(checks: Iterable[Check], nodes: Collection[str]) -> tuple[str, ...]:
-    """Return, sorted, those of the job's nodes that failed by themselves.
+    """Return, sorted, the nodes of the job that failed by themselves.
 
-    What fails on all `nodes` is a mistake of the job and blames none of them; and where every node
+    A check that fails on all `nodes` is a mistake of the job and blames none of them. If every node
     would be blamed, none is.
     """
     every = set(nodes)
@@ -114,7 +114,7 @@ def blamed(checks: Iterable[Check], nodes: Collection[str]) -> tuple[str, ...]:
 
 
 def exit_code(checks: Iterable[Check]) -> int:
-    """Return 0 where nothing failed, else the value of the first group that did."""
+    """Return 0 if nothing failed, else the value of the first group that did."""
     return next((int(check.group) for check in failures(checks)), 0)
 
 
@@ -128,7 +128,7 @@ def page(checks: Iterable[Check]) -> Iterator[str]:
 
 
 def as_json(checks: Iterable[Check]) -> str:
-    """Return the page for programs: exit code and checks, with the group of each by name."""
+    """Return the page as JSON: exit code and checks, with the group of each by name."""
     listed = sorted(checks, key=lambda check: check.group)
     rows = [{**asdict(check), "group": check.group.name.lower()} for check in listed]
     return json.dumps({"exit_code": exit_code(listed), "checks": rows}, indent=1)
@@ -137,7 +137,7 @@ def as_json(checks: Iterable[Check]) -> str:
 def joined(by_node: dict[str, list[Check]]) -> list[Check]:
     """Return the checks of several nodes as one page.
 
-    What every node found well is one line, of the first node; anything else names its nodes.
+    A check that passed on every node is one line, of the first node; any other names its nodes.
     """
     names = dict.fromkeys((c.group, c.name) for checks in by_node.values() for c in checks)
     found: list[Check] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How checks read this machine; light."""
+"""Readers of this machine's state for the checks."""
 
 import os
 import re
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SECONDS = 60
-"""The longest a command may take; nvidia-smi takes seconds where no GPU is kept awake."""
+"""Time limit of a command; nvidia-smi takes seconds without persistence mode."""
 
 
 def output_of(command: Sequence[str]) -> str | None:
-    """Return what a command wrote; None where there is none, it failed, or it did not end."""
+    """Return the output of a command; None if it is missing, failed, or did not end."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=SECONDS, errors="replace"
@@ -25,7 +25,7 @@ def output_of(command: Sequence[str]) -> str | None:
 
 
 def host_memory_left() -> int:
-    """Return the bytes that this machine, or the container it is, has left."""
+    """Return the bytes that this machine, or its container, has left."""
     from custom_modules.memory.pinned_pool import host_memory_left as left  # it imports torch
 
     return left()
@@ -33,7 +33,7 @@ def host_memory_left() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The readers of what checks look at; the defaults read what is there."""
+    """The readers that checks use; the defaults read this machine."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     run: Callable[[Sequence[str]], str | None] = output_of
@@ -54,21 +54,21 @@ class Rank:
     address: str
     port: int
     agent: bool
-    """Whether the launcher (torchrun) keeps the store that ranks meet in."""
+    """Whether the launcher (torchrun) hosts the store that ranks meet in."""
     restarts: int = 0
-    """How often torchrun has started these ranks again; its store outlives them."""
+    """How often torchrun has restarted these ranks; its store outlives them."""
 
 
 def rank_of(machine: Machine) -> Rank | None:
     """Return this process's place by torchrun's variables, else by srun's; None without either.
 
-    Raises ValueError for a rank without an address or with numbers that are none.
+    Raises ValueError for a rank without an address or with invalid numbers.
     """
     environ = machine.environ
     if "RANK" in environ and "WORLD_SIZE" in environ:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     elif "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
-        # A batch script has SLURM_PROCID too; only tasks of srun have the size of their step.
+        # A batch script has SLURM_PROCID too; only srun's tasks have the size of their step.
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
     else:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job needs of its machines; what is not stated is not checked; light."""
+"""Requirements of a job on its machines; only stated ones are checked."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from slurm.cluster_file import ClusterFile
 
 MEMORY_SHARE = 0.98
-"""Of a cluster file's GPU memory: drivers keep some hundred MiB, and differ in how many."""
+"""Least share of a cluster file's GPU memory: drivers reserve some hundred MiB, varying."""
 SHARED_MEMORY_GIB = 8.0
-"""Of /dev/shm, for NCCL between the ranks of a node and for data loaders; Docker gives 64 MB."""
+"""Size of /dev/shm, for NCCL within a node and for data loaders; Docker's default is 64 MB."""
 HCA = "NCCL_IB_HCA"
 CONNECTIONS_FREE_FROM = (10, 0)
-"""Megatron-LM asks for CUDA_DEVICE_MAX_CONNECTIONS=1 with TP or CP on GPUs before Blackwell."""
+"""Megatron-LM needs CUDA_DEVICE_MAX_CONNECTIONS=1 with TP or CP on GPUs before Blackwell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,63 +29,63 @@ class Bandwidth:
     nvlink_gbps: float
     network_gbps: float
     warned_below: float = 0.7
-    """Share of what the links allow; ours: healthy links give collectives about 0.8."""
+    """Share of what the links allow; Longhaul's choice: healthy links reach about 0.8."""
     failed_below: float = 0.4
-    """Less than this is a link, a NIC or a route missing."""
+    """Less than this means that a link, a NIC or a route is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What the job needs; 0, empty and None stand for not stated."""
+    """Requirements of the job; 0, empty and None mean not stated."""
 
     world_size: int = 0
     nodes: int = 0
     ranks_per_node: int = 0
     gpus_per_node: int = 0
     linked_gpus: int = 0
-    """GPUs that NVLink joins, where it spans several nodes; 0: those of a node."""
+    """GPUs that NVLink joins if it spans several nodes; 0: those of a node."""
     gpu_memory_gib: float = 0
     least_driver: str = ""
-    """As `535.104`; versions compare by their numbers."""
+    """Such as `535.104`; versions compare by their numbers."""
     least_sm_clock_mhz: int = 0
     capability: tuple[int, int] | None = None
-    """CUDA's compute capability: whether CUDA_DEVICE_MAX_CONNECTIONS matters."""
+    """CUDA's compute capability, which decides whether CUDA_DEVICE_MAX_CONNECTIONS matters."""
     tp: int = 1
     cp: int = 1
     ulysses: int = 1
     """Ranks of the inner all-to-all of context parallelism."""
     megatron_fsdp: bool = False
-    """It wants CUDA_DEVICE_MAX_CONNECTIONS other than 1."""
+    """Whether Megatron FSDP is used: it needs CUDA_DEVICE_MAX_CONNECTIONS other than 1."""
     host_bytes_per_rank: float = 0
     """Pinned for offload by each rank of a node."""
     host_reserve_gib: float = 8.0
-    """Of a node, beside what its ranks pin."""
+    """Host memory of a node, in addition to what its ranks pin."""
     shared_memory_gib: float = 0
     """Least size of /dev/shm."""
     run_folder: Path | None = None
-    """Written by every node, and the same one on each."""
+    """Written by every node, and the same folder on each."""
     checkpoint_folder: Path | None = None
     """Written by every node; it may be a link to another file system than the run folder's."""
     store: Path | None = None
     """Read by every node."""
     verify: str = "sampled"
-    """How much of the store is compared with what was written: none, sampled or whole."""
+    """How much of the store is verified: none, sampled or whole."""
     least_write_mbps: float = 0
-    """MB/s of one node writing and syncing to the run folder; below it is a warning."""
+    """MB/s of one node writing and syncing to the run folder; less is a warning."""
     free_gib: float = 0
-    """Room that the run folder's file system must have, for checkpoints."""
+    """Free space that the run folder's file system must have, for checkpoints."""
     hca: str = ""
-    """What NCCL_IB_HCA must be."""
+    """Required value of NCCL_IB_HCA."""
     bandwidth: Bandwidth | None = None
     versions: bool = True
-    """Hold the installed versions to our pins."""
+    """Whether to check the installed versions against the pins."""
     clock_skew_seconds: float = 1.0
     slow_warned: float = 1.3
-    """How many times slower than the median rank is worth a warning."""
+    """Slowdown against the median rank that is a warning."""
     slow_failed: float = 2.0
-    """How many times slower than the median rank is a failure."""
+    """Slowdown against the median rank that is a failure."""
     meet_seconds: float = 300.0
-    """How long ranks wait for each other to start: containers start minutes apart."""
+    """Seconds that ranks wait for each other to start: containers start minutes apart."""
 
     @classmethod
     def of(
@@ -97,11 +97,11 @@ class Expected:
         ulysses: int = 0,
         host_bytes_per_rank: float = 0,
     ) -> "Expected":
-        """Return what a layout on so many nodes of a cluster needs.
+        """Return the requirements of a layout on nodes of a cluster.
 
-        Without nodes, those that the layout fills. `ulysses` is the inner degree where the layout
-        leaves it to `auto`, as `Job.degrees` works it out. Raises ValueError where the layout's
-        ranks do not spread evenly over the nodes.
+        Without `nodes`, the layout determines them. `ulysses` is the inner degree if the layout
+        leaves it to `auto`, as computed by `Job.degrees`. Raises ValueError if the ranks do not
+        divide evenly over the nodes.
         """
         machine = cls(
             nodes=nodes,
@@ -148,7 +148,7 @@ class Expected:
 
 
 def thresholds(file: "ClusterFile") -> dict[str, Any]:
-    """Return the fields of Expected that a cluster file states beside its hardware."""
+    """Return the fields of Expected that a cluster file states in addition to its hardware."""
     said = file.preflight
     return {
         "least_driver": said.least_driver,

@@ -15,28 +15,28 @@ from slurm.preflight.requirements import Expected
 
 RECORD = "preflight.json"
 SECONDS = 30.0
-"""What the measurements of links may take."""
+"""Time limit of measuring links."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """What was found of a job, or of this machine where this process is no rank of one."""
+    """Checks of a job, or of this machine if this process is not a rank of a job."""
 
     checks: list[Check]
     nodes: tuple[str, ...]
-    """All nodes of the job; of a rank that could not meet the others its own."""
+    """All nodes of the job; its own if this rank could not reach the others."""
     met: bool = True
-    """Whether this rank has met all others."""
+    """Whether this rank reached all others."""
     shown: bool = True
-    """Whether it is for this process to show: for rank 0, and for a rank that met nobody."""
+    """Whether this process shows the page: rank 0, and a rank that could not reach the others."""
 
 
 def preflight(expected: Expected, *, seconds: float = SECONDS) -> None:
-    """Look at this rank's machine and at all ranks together; return where nothing failed.
+    """Check this rank's machine and all ranks together; return if nothing failed.
 
     Rank 0 writes the page to `preflight.json` of the run folder. Raises PreflightError with every
-    failure and the job's nodes, alike on all ranks that could meet; one that could not has its own
-    failure to show. torch.distributed is left as it was found.
+    failure and the job's nodes, the same on all ranks that could meet; a rank that could not shows
+    its own failure. The state of torch.distributed is restored.
     """
     page = all_checks(expected, Machine(), seconds=seconds)
     if failures(page.checks):
@@ -44,7 +44,7 @@ def preflight(expected: Expected, *, seconds: float = SECONDS) -> None:
 
 
 def all_checks(expected: Expected, machine: Machine, *, seconds: float) -> Page:
-    """Return the page of the job where this process is a rank of one, else of this machine."""
+    """Return the page of the job if this process is one of its ranks, else of this machine."""
     rank = rank_of(machine)
     if rank is None:
         checks = [*node_checks(expected, machine, None), *content_checks(expected)]
@@ -57,7 +57,7 @@ def all_checks(expected: Expected, machine: Machine, *, seconds: float) -> Page:
 
 
 def _of_job(expected: Expected, machine: Machine, rank: Rank, seconds: float) -> Page:
-    """Return the page of the job; of this rank where it could not meet all others."""
+    """Return the page of the job; that of this rank if it could not reach all others."""
     from slurm.preflight.ranks.checks import rank_checks
     from slurm.preflight.ranks.rendezvous import meet
 
@@ -69,11 +69,11 @@ def _of_job(expected: Expected, machine: Machine, rank: Rank, seconds: float) ->
     try:
         meeting = meet(rank, expected.meet_seconds)
         found, nodes = rank_checks(expected, machine, meeting, own, seconds=seconds)
-        meeting.all("done", True)  # rank 0, who may keep the store, leaves last
+        meeting.all("done", True)  # rank 0, which may host the store, leaves last
         return Page(checks=found, nodes=nodes, shown=rank.rank == 0)
     except PreflightError as error:
         return Page(checks=[*own, *error.checks], nodes=(rank.host,), met=False)
-    except RuntimeError as error:  # what torch's store raises derives from it
+    except RuntimeError as error:  # errors of torch's store derive from it
         lost = Check.failure(
             Group.RANKS, "ranks",
             f"a rank stopped answering {rank.host} (rank {rank.rank}): "
@@ -84,6 +84,6 @@ def _of_job(expected: Expected, machine: Machine, rank: Rank, seconds: float) ->
 
 
 def _write(folder: Path, checks: list[Check]) -> None:
-    """Write the page; a folder that cannot be written to is on the page."""
+    """Write the page; an unwritable folder is reported on the page itself."""
     with suppress(OSError):
         write_text(folder / RECORD, as_json(checks) + "\n")

@@ -38,7 +38,7 @@ def test_a_folder_is_itself_and_a_name_what_was_downloaded(tmp_path, monkeypatch
     ("error", "said"),
     [
         (errors.GatedRepoError("403", response=requests.Response()), "accept its terms"),
-        (errors.RepositoryNotFoundError("404", response=requests.Response()), "how it is spelled"),
+        (errors.RepositoryNotFoundError("404", response=requests.Response()), "check the spelling"),
         (errors.RevisionNotFoundError("404", response=requests.Response()), "no revision v9"),
         (errors.LocalEntryNotFoundError("see https://a.b"), "cannot be reached: without network"),
         (requests.exceptions.ProxyError("no\nproxy"), "cannot be reached (no proxy): without"),

@@ -155,7 +155,7 @@ def test_a_folder_that_is_no_store_is_never_overwritten(tmp_path: Path, corpus: 
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.txt").write_text("years of work")
     (tmp_path / "home" / "manifest.json").write_text('{"name": "of something else"}')
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StoreError, match="is not a store"):
         prepare(str(corpus), tmp_path / "home", overwrite=True)
     assert (tmp_path / "home" / "thesis.txt").read_text() == "years of work"
 

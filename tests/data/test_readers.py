@@ -61,13 +61,13 @@ def test_a_truncated_compressed_file_is_refused_even_when_broken_lines_are_skipp
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        pytest.param('{"text": "open', "no valid JSON", id="bad JSON"),
+        pytest.param('{"text": "open', "invalid JSON", id="bad JSON"),
         pytest.param('["text"]', "not a JSON object but an array", id="array"),
         pytest.param('{"txt": "a"}', "no field 'text'; the line has 'txt'", id="no field"),
         pytest.param('{"text": 3}', "not a string but a number", id="number"),
         pytest.param('{"text": null}', "not a string but null", id="null"),
         pytest.param('{"text": "\\ud800"}', "surrogate", id="lone surrogate"),
-        pytest.param("[" * 100_000, "no usable JSON", id="nested too deep"),
+        pytest.param("[" * 100_000, "unusable JSON", id="nested too deep"),
     ],
 )
 def test_a_broken_line_is_named_with_file_and_line_and_counted_only_when_asked(
@@ -86,7 +86,7 @@ def test_a_broken_line_is_named_with_file_and_line_and_counted_only_when_asked(
 def test_bytes_that_are_no_utf8_break_a_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "\xff"}\n')
-    with pytest.raises(SourceError, match=r"a\.jsonl:1: no UTF-8 at byte 10"):
+    with pytest.raises(SourceError, match=r"a\.jsonl:1: invalid UTF-8 at byte 10"):
         read(path)
 
 
@@ -144,7 +144,7 @@ def test_a_parquet_value_that_is_no_string_is_named_with_its_row(tmp_path: Path)
 
 def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(SourceError, match=r"a\.parquet: no readable Parquet"):
+    with pytest.raises(SourceError, match=r"a\.parquet: unreadable Parquet"):
         read(tmp_path / "a.parquet")
 
 

@@ -197,7 +197,7 @@ def test_a_tokenizer_without_eos_and_one_that_does_not_exist_are_refused(
 
 
 def test_a_vocabulary_without_room_for_every_byte_is_refused() -> None:
-    with pytest.raises(TokenizerError, match="256 is too small: 257 is the least"):
+    with pytest.raises(TokenizerError, match="256 is too small: 257 is the minimum"):
         train(["text"], 256)
     assert train(["text"], 257).encode_document("\u00e9").tolist() != []
 

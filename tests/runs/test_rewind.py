@@ -52,6 +52,6 @@ def test_a_run_passes_over_the_batch_that_breaks_its_loss(tmp_path, small_store)
     assert [one["step"] for one in steps] == list(range(1, STEPS + 1))
     assert [one["samples"] for one in steps] == [[4 * n, 4 * n + 3] for n in range(STEPS)]
     assert told == [
-        f"tiny_512 goes on: step {BROKEN}: the loss is nan; run again, the stage goes on from its "
-        "last checkpoint without the batches from there to this step"
+        f"tiny_512 continues: step {BROKEN}: the loss is nan; run again, the stage resumes from "
+        "its last checkpoint without the batches from there to this step"
     ]

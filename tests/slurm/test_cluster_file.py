@@ -53,14 +53,17 @@ def changed(tmp_path, **sections):
         ({"tunnel": {"port": 0}}, "tunnel.port is 0; it should be greater than"),
         ({"environment": ["A=1"]}, "environment is"),
         ({"slurm": {"save_seconds": 65536}}, "slurm.save_seconds is 65536; it should be less than"),
-        ({"slurm": {"time": "0"}}, "0 is no limit to Slurm"),
+        ({"slurm": {"time": "0"}}, "to Slurm 0 means no limit"),
         ({"slurm": {"time": "10"}}, "slurm.save_seconds is 600; slurm.time is 10, 600 seconds: "),
         ({"slurm": {"sbatch": {"no-kill": False}}}, "slurm.sbatch.no-kill is False; leave it out"),
         ({"slurm": {"sbatch": {"x=1 y": 1}}}, "slurm.sbatch.x=1 y is 'x=1 y'; write the flag "),
         ({"slurm": {"sbatch": {"comment": "a\ntouch x"}}}, "slurm.sbatch.comment is 'a\\ntouch x'"),
-        ({"slurm": {"srun": ["--a\n"]}}, "slurm.srun.0 is '--a\\n'; it has an end of line"),
-        ({"tunnel": {"folder": "/x; y"}}, "tunnel.folder is '/x; y'; take letters, digits and"),
-        ({"environment": {"A;touch x": 1}}, "environment.A;touch x is 'A;touch x'; a name is of A"),
+        ({"slurm": {"srun": ["--a\n"]}}, "slurm.srun.0 is '--a\\n'; it has a line break"),
+        ({"tunnel": {"folder": "/x; y"}}, "tunnel.folder is '/x; y'; use letters, digits and"),
+        (
+            {"environment": {"A;touch x": 1}},
+            "environment.A;touch x is 'A;touch x'; a name may have A",
+        ),
         ({"environment": {"http_proxy": "x"}}, "nemo-run upper-cases names"),
         ({"preflight": {"least_drivr": "1"}}, "preflight has no field 'least_drivr'; did you mean"),
         (
@@ -89,7 +92,7 @@ def test_every_mistake_is_told_at_once(tmp_path):
     "field", ["account", "partition", "qos", "constraint", "exclude", "mem", "array"]
 )
 def test_a_text_that_would_end_its_line_of_the_script_is_refused(tmp_path, field):
-    with pytest.raises(ValueError, match=f"slurm.{field} is .*; it has an end of line"):
+    with pytest.raises(ValueError, match=f"slurm.{field} is .*; it has a line break"):
         load(changed(tmp_path, slurm={field: "x\ntouch y"}))
 
 

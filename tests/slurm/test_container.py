@@ -198,9 +198,9 @@ def test_a_replaced_torch_and_a_second_cudnn_are_noticed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(newer))
     monkeypatch.setattr(versions, "unmet", lambda *_: iter(()))
     assert {
-        f"torch=={RIGHT_IMAGE['torch']} was the image's and is gone",
-        "torch==2.13.0 came on top of the image's",
-        "nvidia-cudnn-cu13==9.99 came on top of the image's",
+        f"torch=={RIGHT_IMAGE['torch']} of the image is missing",
+        "torch==2.13.0 was added to those of the image",
+        "nvidia-cudnn-cu13==9.99 was added to those of the image",
     } <= {*versions.installed_faults(before)}
 
 

@@ -53,7 +53,7 @@ a_long_path/fdl_runner.py FAILED
         ("starting\nthe disk of n3 is gone\n", 1,
          "rank 1 ended with exit code 1; it wrote last: starting / the disk of n3 is gone"),
         ("", 3, "rank 1 ended with exit code 3"),
-        ("step 7\n", -9, "rank 1 was ended by SIGKILL, which the kernel sends where memory runs "
+        ("step 7\n", -9, "rank 1 was ended by SIGKILL, which the kernel sends when memory runs "
          "out; it wrote last: step 7"),
         ("Traceback (most recent call last):\nAssertionError\n", 1, "AssertionError"),
         ("Traceback (most recent call last):\nOSError: no room\n", 1, "OSError: no room"),

@@ -72,7 +72,7 @@ def test_slurm_runs_a_job_in_such_a_folder(slurm, tmp_path):
 @pytest.mark.parametrize(
     ("name", "fields", "why"),
     [
-        ("100%", {}, "Slurm cannot name .*, which has '%' in it"),
+        ("100%", {}, "Slurm cannot name .*, which contains '%'"),
         ("a b", {"container": Container(image="/x.sqsh")}, "pyxis, .* cannot name .*' '"),
         ("a:b", {"container": Container(image="/x.sqsh")}, "pyxis, .* cannot name .*':'"),
         ("a b", {"tunnel": Tunnel(kind="ssh", host="h", user="me", folder="/x")}, "SSH tunnel"),

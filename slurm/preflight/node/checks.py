@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of one node, without any other; light but for NCCL and the host's memory."""
+"""The checks of one node by itself; only those of NCCL and host memory import torch."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from slurm.preflight.requirements import Expected
 def node_checks(
     expected: Expected, machine: Machine, rank: Rank | None, written: int = WRITTEN
 ) -> Iterator[Check]:
-    """Yield the checks of this node; one rank of a node makes them for all."""
+    """Yield the checks of this node; one rank makes them for all of its ranks."""
     found = gpus(machine)
     yield from gpu_checks(expected, found)
     yield from visible_checks(expected, machine, found)
@@ -37,7 +37,7 @@ def world_checks(expected: Expected, rank: Rank) -> Iterator[Check]:
     if rank.world_size != expected.world_size:
         yield Check.failure(
             Group.RANKS, "world size",
-            f"{rank.world_size} ranks; the job is laid out for {expected.world_size}",
+            f"{rank.world_size} ranks; the layout has {expected.world_size}",
             "start as many ranks as TP x CP x PP x DP: set nodes and ranks a node in the launcher, "
             "or dp in the layout",
         )  # fmt: skip

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of a job: written, synced and renamed for real, read, verified, one on all nodes; light.
+"""Checks of a job's folders: write, sync, rename, read, verify, and shared by all nodes.
 
-Checkpoints are written under a name of their own and renamed, so that is what is tried.
+Checkpoints are written under a temporary name and renamed, so the check does the same.
 """
 
 import errno
@@ -21,12 +21,12 @@ from slurm.preflight.requirements import Expected
 MB = 1_000_000
 PIECE = 4 * MB
 WRITTEN = 64 * MB
-"""What is written to measure the speed, or as much as SECONDS allow."""
+"""Bytes written to measure the speed, or as many as SECONDS allow."""
 SECONDS = 5.0
 
 
 def folder_checks(expected: Expected, host: str, written: int = WRITTEN) -> Iterator[Check]:
-    """Yield the checks of the run's folders and the store, where stated; `written` is in bytes."""
+    """Yield the checks of the run's folders and the store, if stated; `written` is in bytes."""
     if expected.run_folder is not None:
         yield from _run_folder(expected, expected.run_folder, host, written)
     if expected.checkpoint_folder is not None:
@@ -36,7 +36,7 @@ def folder_checks(expected: Expected, host: str, written: int = WRITTEN) -> Iter
 
 
 def content_checks(expected: Expected) -> Iterator[Check]:
-    """Yield the check that the store holds what was written; one rank makes it for the job."""
+    """Yield the check of the store's content by its sums; one rank makes it for the job."""
     if expected.store is None or not expected.store.is_dir() or expected.verify == "none":
         return
     name = "store's content"
@@ -73,7 +73,7 @@ def _run_folder(expected: Expected, folder: Path, host: str, written: int) -> It
     said = f"{folder}: {speed:,.0f} MB/s written and synced"
     if speed < expected.least_write_mbps:
         yield Check.warning(
-            Group.FILES, "run folder", f"{said}; {expected.least_write_mbps:,.0f} MB/s hoped for",
+            Group.FILES, "run folder", f"{said}; {expected.least_write_mbps:,.0f} MB/s expected",
             "a checkpoint will take longer than planned: take a faster file system, or save less "
             "often",
         )  # fmt: skip
@@ -84,7 +84,7 @@ def _run_folder(expected: Expected, folder: Path, host: str, written: int) -> It
 
 
 def _checkpoint_folder(expected: Expected, folder: Path) -> Iterator[Check]:
-    """Yield whether checkpoints can be written, and their room where it is another file system."""
+    """Yield whether checkpoints can be written, and the free space of their own file system."""
     try:
         require_folder(folder, "log.ckpt.dirpath")
     except ValueError as error:
@@ -112,7 +112,7 @@ def _free_space(expected: Expected, folder: Path) -> Check:
 
 
 def _speed(folder: Path, host: str, written: int) -> float:
-    """Write, sync and rename a file, read it again and remove it; return MB/s of the writing."""
+    """Write, sync and rename a file, read it back and remove it; return MB/s of the writing."""
     part = folder / f".preflight-{host}-{os.getpid()}.part"
     whole = part.with_suffix(".whole")
     piece, size = os.urandom(min(PIECE, written)), 0
@@ -163,16 +163,16 @@ def _remedy(error: OSError, folder: Path) -> str:
 
 
 def awaited(path: Path, content: str, seconds: float) -> str | None:
-    """Return why a file that another node has written cannot be read; None where it can.
+    """Return why a file written by another node cannot be read; None if it can.
 
-    File systems of a network show new files late, so it is tried again for `seconds`.
+    Network file systems show new files late, so reading is retried for `seconds`.
     """
     deadline = time.monotonic() + seconds
     while True:
         try:
             if path.read_text() == content:
                 return None
-            why = "it has another content"
+            why = "its content differs"
         except OSError as error:
             why = reason(error)
         if time.monotonic() > deadline:

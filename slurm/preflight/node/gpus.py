@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs of a node, by nvidia-smi: how many, their memory, driver and clocks; light.
+"""Checks of a node's GPUs by nvidia-smi: number, memory, driver and clocks.
 
 Bits of the throttle reasons are NVML's (nvmlClocksEventReasons in its reference guide).
 """
@@ -18,7 +18,7 @@ FIELDS = (
     "ecc.errors.uncorrected.volatile.total",
 )  # fmt: skip
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-"""Of drivers since 535, and before."""
+"""Field names of drivers since 535, and before."""
 SLOWED_BY = {
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
@@ -32,7 +32,7 @@ CHECK_GPUS = "run nvidia-smi there; drain the node if a GPU has fallen off (Xid 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """A GPU as nvidia-smi lists it; None where it says N/A."""
+    """A GPU as nvidia-smi lists it; None for N/A."""
 
     index: int
     uuid: str
@@ -43,11 +43,11 @@ class Gpu:
     uncorrected: int | None
     """Memory errors since the driver was loaded."""
     reasons: int
-    """Why its clocks are held back, in NVML's bits."""
+    """Throttle reasons, as NVML's bits."""
 
 
 def gpus(machine: Machine) -> list[Gpu] | None:
-    """Return the GPUs of this node; None where nvidia-smi does not answer."""
+    """Return the GPUs of this node; None if nvidia-smi does not answer."""
     for reasons in REASONS:
         query = ",".join((*FIELDS, reasons))
         said = machine.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"])
@@ -84,7 +84,7 @@ def _number(said: str) -> int | None:
 
 
 def gpu_checks(expected: Expected, found: list[Gpu] | None) -> Iterator[Check]:
-    """Yield the checks of a node's GPUs; none where no GPU is expected and none is there."""
+    """Yield the checks of a node's GPUs; none if no GPU is expected or found."""
     if found is None:
         if expected.gpus_per_node:
             yield Check.failure(
@@ -131,7 +131,7 @@ def _driver(expected: Expected, found: list[Gpu]) -> Iterator[Check]:
     if expected.least_driver and Version(drivers[0]) < Version(expected.least_driver):
         yield Check.failure(
             Group.GPUS, "driver", f"{said}; at least {expected.least_driver} needed",
-            "update the driver of the node, or take a container of an older CUDA",
+            "update the driver of the node, or use a container with an older CUDA",
         )  # fmt: skip
     else:
         yield Check.ok(Group.GPUS, "driver", said)
@@ -167,7 +167,7 @@ def visible(said: str) -> list[str]:
 def visible_checks(
     expected: Expected, machine: Machine, found: Sequence[Gpu] | None
 ) -> Iterator[Check]:
-    """Yield the check of CUDA_VISIBLE_DEVICES where it is set and GPUs are expected or there."""
+    """Yield the check of CUDA_VISIBLE_DEVICES if it is set and GPUs are expected or found."""
     said = machine.environ.get(VISIBLE)
     if said is None or (found is None and not expected.gpus_per_node):
         return
@@ -185,18 +185,18 @@ def visible_checks(
 def visible_fault(
     devices: list[str], expected: Expected, found: Sequence[Gpu] | None
 ) -> str | None:
-    """Return what is wrong with a list of visible devices; None where nothing is."""
+    """Return the fault of a list of visible devices; None if it has none."""
     twice = sorted({device for device in devices if devices.count(device) > 1})
     if twice:
-        return f"{', '.join(twice)} is there twice"
+        return f"{', '.join(twice)} is listed twice"
     for device in devices:
         if device.isdigit():
             if found is not None and int(device) >= len(found):
                 return f"there is no GPU {device}, the last is {len(found) - 1}"
         elif not device.startswith(("GPU-", "MIG-")):
-            return f"{device!r} is no device, and hides all after it"
+            return f"{device!r} is not a device, and hides all after it"
         elif device.startswith("GPU-") and found is not None and not _is_one(device, found):
-            return f"no one GPU is called {device}"
+            return f"{device} is not a prefix of exactly one UUID"
     needed = expected.ranks_per_node or expected.gpus_per_node
     if len(devices) < needed:
         return f"{len(devices)} devices for {needed} ranks"
@@ -204,15 +204,15 @@ def visible_fault(
 
 
 def _is_one(beginning: str, found: Sequence[Gpu]) -> bool:
-    """Return whether a beginning of a UUID is one GPU's alone, as CUDA takes it."""
+    """Return whether exactly one GPU's UUID begins so, as CUDA requires."""
     return sum(gpu.uuid.startswith(beginning) for gpu in found) == 1
 
 
 def connection_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
     """Yield the check of CUDA_DEVICE_MAX_CONNECTIONS by Megatron-LM's rule.
 
-    With TP or CP, GPUs before Blackwell need 1, so that a collective is launched before the
-    product that it overlaps with; Megatron FSDP needs another value than 1.
+    With TP or CP, GPUs before Blackwell need 1, so that a collective is launched before the matrix
+    product that it overlaps with; Megatron FSDP needs a value other than 1.
     """
     if expected.capability is None or (expected.tp == 1 and expected.cp == 1):
         return

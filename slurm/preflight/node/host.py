@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host of a node: memory for offload, shared memory, limits of a process; light."""
+"""Checks of a node's host: memory for offload, shared memory, process limits."""
 
 import os
 import resource
@@ -15,7 +15,7 @@ LEAST_FILES = 4096
 
 
 def host_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
-    """Yield the checks of the host's memory and limits, for as many ranks as the node has."""
+    """Yield the checks of the host's memory and limits for all ranks of the node."""
     ranks = max(1, expected.ranks_per_node)
     pinned = expected.host_bytes_per_rank * ranks
     if pinned:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NCCL, the HCAs that it may use, and the port that ranks meet at; light until NCCL is asked.
+"""Checks of NCCL, its HCAs, and the port that ranks meet at; only NCCL's check imports torch.
 
-NCCL_IB_HCA (NCCL's user guide, environment variables): names to use, comma between, each the
-beginning of a name and perhaps `:port`; `=` in front asks for whole names, `^` for all others.
+NCCL_IB_HCA (NCCL's user guide, environment variables): names to use, separated by commas, each a
+prefix of a name with an optional `:port`; a leading `=` matches whole names, `^` all others.
 """
 
 import re
@@ -19,17 +19,17 @@ from slurm.preflight.requirements import HCA, Expected
 
 @dataclass(frozen=True, slots=True)
 class HcaFilter:
-    """NCCL_IB_HCA taken apart."""
+    """NCCL_IB_HCA, parsed."""
 
     names: tuple[tuple[str, int | None], ...]
-    """Name or its beginning, and the port."""
+    """Name or its prefix, and the port."""
     exact: bool
     others: bool
-    """Whether all but these are meant."""
+    """Whether the filter is all HCAs but these."""
 
     @classmethod
     def parsed(cls, said: str) -> "HcaFilter":
-        """Return the filter that a value of NCCL_IB_HCA is."""
+        """Return the filter of a value of NCCL_IB_HCA."""
         found = re.fullmatch(r"(\^?)(=?)(.*)", said.strip())
         others, exact, listed = found.groups() if found else ("", "", "")
         parts = [part.strip().partition(":") for part in listed.split(",") if part.strip()]
@@ -37,12 +37,12 @@ class HcaFilter:
         return cls(names=names, exact=bool(exact), others=bool(others))
 
     def matching(self, name: str, there: list[str]) -> list[str]:
-        """Return the HCAs that one name of the filter means."""
+        """Return the HCAs that one name of the filter matches."""
         return [hca for hca in there if hca == name or (not self.exact and hca.startswith(name))]
 
 
 def hca_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
-    """Yield the check of NCCL_IB_HCA against the HCAs there are; none without GPUs, or neither."""
+    """Yield the check of NCCL_IB_HCA against the HCAs of the node; none without GPUs."""
     if not expected.gpus_per_node:
         return
     said = machine.environ.get(HCA, "")
@@ -59,12 +59,12 @@ def hca_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
             shown = ", ".join(there) or "none"
             yield Check.failure(
                 Group.NETWORK, "HCA", f"{HCA}={said}: {wrong}",
-                f"name HCAs of this node (there are: {shown}), or unset it: NCCL takes all",
+                f"name HCAs of this node (it has: {shown}), or unset it: NCCL uses all",
             )  # fmt: skip
         elif down:
             yield Check.warning(
                 Group.NETWORK, "HCA", f"{HCA}={said}: {', '.join(down)}",
-                "plug in what should be up, or name the others: NCCL passes over these",
+                "connect the ports that should be up, or name the others: NCCL skips these",
             )  # fmt: skip
         else:
             yield Check.ok(Group.NETWORK, "HCA", f"{HCA}={said}")
@@ -72,16 +72,16 @@ def hca_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
         yield Check.ok(Group.NETWORK, "HCA", f"{len(there)} ({', '.join(there)})")
     elif expected.nodes > 1:
         yield Check.warning(
-            Group.NETWORK, "HCA", "none: NCCL goes over sockets between nodes",
+            Group.NETWORK, "HCA", "none: NCCL uses sockets between nodes",
             "mount /dev/infiniband into the container, or look at ibstat on the host",
         )  # fmt: skip
 
 
 def hca_faults(wanted: HcaFilter, there: list[str], folder: Path) -> tuple[str, list[str]]:
-    """Return what is wrong with a filter on this node, empty where nothing is, and what is down.
+    """Return the fault of a filter on this node (empty if it has none) and the HCAs that are down.
 
-    NCCL passes over ports that are down, and hosts have NICs without a cable: of the HCAs that a
-    beginning of a name means one has to be up. One that is named whole has to be up itself.
+    NCCL skips ports that are down, and hosts have NICs without a cable: of the HCAs that a prefix
+    matches, one must be up. An HCA given by its whole name must be up itself.
     """
     if wanted.others:
         left = [
@@ -106,7 +106,7 @@ def hca_faults(wanted: HcaFilter, there: list[str], folder: Path) -> tuple[str, 
 
 
 def _port_fault(ports: Path, port: int | None) -> str:
-    """Return why an HCA cannot be used; empty where it can, or its ports are unknown."""
+    """Return why an HCA cannot be used; empty if it can, or if its ports are unknown."""
     numbers = sorted(int(one.name) for one in ports.iterdir()) if ports.is_dir() else []
     if port is not None and numbers and port not in numbers:
         return f"has no port {port}"
@@ -117,7 +117,7 @@ def _port_fault(ports: Path, port: int | None) -> str:
 
 
 def _state(port: Path) -> str:
-    """Return the word of a file such as `4: ACTIVE`; empty where there is none."""
+    """Return the word of a file such as `4: ACTIVE`; empty if there is no file."""
     try:
         return (port / "state").read_text().partition(":")[2].strip()
     except OSError:
@@ -125,7 +125,7 @@ def _state(port: Path) -> str:
 
 
 def nccl_checks(expected: Expected) -> Iterator[Check]:
-    """Yield the check that this torch has NCCL and sees the GPUs; none where none is expected."""
+    """Yield the check that torch has NCCL and sees the GPUs; none if no GPU is expected."""
     if not expected.gpus_per_node:
         return
     import torch
@@ -146,7 +146,7 @@ def nccl_checks(expected: Expected) -> Iterator[Check]:
 
 
 def unreachable(address: str, port: int, seconds: float) -> str | None:
-    """Return why a port cannot be connected to; None where it can, before `seconds` have passed."""
+    """Return why a port cannot be connected to within `seconds`; None if it can."""
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()

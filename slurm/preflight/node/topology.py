@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The links of a node, by `nvidia-smi topo -m`, against the ranks that share them; light.
+"""Checks of a node's links, by `nvidia-smi topo -m`, against the ranks that share them.
 
 Words of the matrix, nearest first: NV# (NVLinks), PIX (one PCIe bridge), PXB (several), PHB (the
 CPU's host bridge), NODE (between host bridges of a NUMA node), SYS (between NUMA nodes).
@@ -22,7 +22,7 @@ _DEVICE = re.compile(r"(?:GPU|NIC)\d+|mlx5_\w+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
-    """How the devices of a node are linked."""
+    """Links between the devices of a node."""
 
     links: Mapping[tuple[str, str], str]
     """The word between two devices, both ways: ("GPU0", "NIC1") -> "PIX"."""
@@ -35,18 +35,18 @@ class Topology:
         return sorted({int(one[3:]) for one, _ in self.links if one.startswith("GPU")})
 
     def between(self, one: int, other: int) -> str:
-        """Return the word between two GPUs; empty where the matrix lacks one of them."""
+        """Return the word between two GPUs; empty if the matrix lacks one of them."""
         return self.links.get((f"GPU{one}", f"GPU{other}"), "")
 
     def nearest(self, gpu: int) -> tuple[str, str] | None:
-        """Return the nearest NIC of a GPU and its word; None where the matrix has no NIC."""
+        """Return the nearest NIC of a GPU and its word; None if the matrix has no NIC."""
         words = {nic: self.links.get((f"GPU{gpu}", nic), "SYS") for nic in self.nics}
         known = [(ORDER.index(word), nic) for nic, word in words.items() if word in ORDER]
         return (self.nics[min(known)[1]], ORDER[min(known)[0]]) if known else None
 
 
 def parsed(said: str) -> Topology:
-    """Return the matrix; without devices where the text has none."""
+    """Return the matrix; without devices if the text has none."""
     lines = _UNDERLINE.sub("", said).splitlines()
     nics = dict(re.findall(r"^\s*(NIC\d+):\s*(\S+)", "\n".join(lines), flags=re.MULTILINE))
     columns: list[str] = []
@@ -65,14 +65,14 @@ def parsed(said: str) -> Topology:
                 for other, word in zip(columns, words[1:], strict=False)
                 if word in ORDER or re.fullmatch(r"X|NV\d+", word)
             }
-    for name in columns:  # before driver 515 columns carry the names themselves
+    for name in columns:  # before driver 515 the columns have the names themselves
         if name.startswith("mlx5"):
             nics[name] = name
     return Topology(links=links, nics=nics)
 
 
 def topology_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
-    """Yield the checks of NVLink and of NICs; none where no GPU is expected or no matrix comes."""
+    """Yield the checks of NVLink and NICs; none if no GPU is expected or there is no matrix."""
     if not expected.gpus_per_node:
         return
     said = machine.run(["nvidia-smi", "topo", "-m"])
@@ -89,7 +89,7 @@ def topology_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
 
 
 def device_order(expected: Expected, machine: Machine) -> list[int]:
-    """Return the GPU of each local rank, by CUDA_VISIBLE_DEVICES where it has enough numbers."""
+    """Return the GPU of each local rank, by CUDA_VISIBLE_DEVICES if it has enough numbers."""
     said = visible(machine.environ.get(VISIBLE, ""))
     ranks = expected.ranks_per_node or expected.gpus_per_node
     if len({int(word) for word in said if word.isdigit()}) == len(said) >= ranks:
@@ -119,13 +119,13 @@ def _fast_links(expected: Expected, found: Topology, order: list[int]) -> Iterat
             more = f" and {len(slow) - 1} more pairs" if len(slow) > 1 else ""
             yield state(
                 Group.TOPOLOGY, name, f"without NVLink: {slow[0]}{more}",
-                f"order CUDA_VISIBLE_DEVICES by NVLink, or take a smaller {kind}",
+                f"order CUDA_VISIBLE_DEVICES by NVLink, or choose a smaller {kind}",
             )  # fmt: skip
         elif ranks % span and max(ranks, expected.linked_gpus) % span:
             yield state(
                 Group.TOPOLOGY, name,
-                f"its {span} neighbours do not lie inside NVLink, on nodes of {ranks} ranks",
-                f"take a {kind} that keeps {kind} x what lies inside it within {ranks}",
+                f"its groups of {span} ranks do not fit inside NVLink, on nodes of {ranks} ranks",
+                f"choose a {kind} for which {kind} x the ranks inside it fits in {ranks}",
             )  # fmt: skip
         else:
             yield Check.ok(Group.TOPOLOGY, name, f"NVLink joins each {span} neighbours")
@@ -146,7 +146,7 @@ def _nics(found: Topology) -> Iterator[Check]:
     elif far:
         yield Check.warning(
             Group.TOPOLOGY, "NICs", f"none near: {', '.join(far)}",
-            "look whether a NIC is missing: GPUs reach one by PIX or PXB on a DGX",
+            "check for a missing NIC: on a DGX, GPUs reach one by PIX or PXB",
         )  # fmt: skip
     else:
         yield Check.ok(Group.TOPOLOGY, "NICs", f"{len(found.nics)}, one near each GPU")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installed versions against the pins in the metadata of `longhaul-recipes`; light."""
+"""Checks of installed versions against the pins in the metadata of `longhaul-recipes`."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,10 +18,10 @@ PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 
 
 def pins() -> dict[str, str]:
-    """Return the ranges of our requirements by name, as `{"torch": "==2.13.0"}`.
+    """Return the version ranges of Longhaul's requirements, such as `{"torch": "==2.13.0"}`.
 
-    From the metadata of the installed `longhaul-recipes`, else, as in a tree that nemo-run has
-    unpacked, from its pyproject.toml.
+    From the metadata of the installed `longhaul-recipes`, else from pyproject.toml, as in a tree
+    that nemo-run unpacked.
     """
     try:
         lines = requires("longhaul-recipes") or []
@@ -33,17 +33,17 @@ def pins() -> dict[str, str]:
 
 
 def within(said: str, pin: str) -> bool:
-    """Return whether a version is in a range such as `>=2.9,<2.10`; local labels do not count."""
+    """Return whether a version is in a range such as `>=2.9,<2.10`, ignoring local labels."""
     return SpecifierSet(pin).contains(Version(said).public, prereleases=True)
 
 
 def of_nvidia(said: str) -> bool:
-    """Return whether a version is a build of NVIDIA's, as `2.9.0a0+145a3a7bda.nv25.10`."""
+    """Return whether a version is one of NVIDIA's builds, such as `2.9.0a0+145a3a7bda.nv25.10`."""
     return "nv" in (Version(said).local or "")
 
 
 def installed(name: str) -> str | None:
-    """Return the installed version of a distribution; None where it is not."""
+    """Return the installed version of a distribution; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -53,7 +53,7 @@ def installed(name: str) -> str | None:
 def version_checks(
     expected: Expected, have: Callable[[str], str | None] = installed
 ) -> Iterator[Check]:
-    """Yield a check for each distribution that a release of ours is held to."""
+    """Yield a check for each distribution that Longhaul pins."""
     if not expected.versions:
         return
     ranges = pins()
@@ -61,7 +61,7 @@ def version_checks(
         pin, found = ranges.get(_normal(name)), have(name)
         if pin is None:
             yield Check.warning(
-                Group.VERSIONS, name, f"{found or 'not installed'}; our pin is unknown",
+                Group.VERSIONS, name, f"{found or 'not installed'}; its pin is unknown",
                 "install longhaul-recipes (`make` in its clone), or run in its tree",
             )  # fmt: skip
         elif found is None:
@@ -69,7 +69,7 @@ def version_checks(
                 Group.VERSIONS, name, f"not installed; {name}{pin} needed", _cure(name, pin)
             )
         elif name == "torch" and of_nvidia(found):
-            yield Check.ok(Group.VERSIONS, name, f"{found}, which the container's check is for")
+            yield Check.ok(Group.VERSIONS, name, f"{found}, which the container's own check covers")
         elif within(found, pin):
             yield Check.ok(Group.VERSIONS, name, found)
         else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks that take all ranks: rank 0 judges what each of them says, all learn the result."""
+"""The checks that need all ranks: rank 0 judges their reports, and all receive the result."""
 
 import os
 import sys
@@ -26,13 +26,13 @@ from slurm.preflight.ranks.timings import ON_CPU, ON_GPU, Bench, Sizes
 from slurm.preflight.requirements import Expected
 
 SEEN_SECONDS = 20.0
-"""How long a file of another node may take to appear."""
+"""Seconds that a file of another node may take to appear."""
 STORE_SECONDS = 24 * 3600.0
-"""How long the other ranks wait for the first one to read all of a store, maybe terabytes."""
+"""Seconds that ranks wait for the first one to read a whole store, perhaps terabytes."""
 SAMPLE_SECONDS = 3600.0
-"""The same of a sample, with which the index files are read whole."""
+"""The same for a sample, which includes the whole index files."""
 BESIDE = 120.0
-"""Seconds for NCCL to connect all ranks, beside those of the measurements."""
+"""Seconds for NCCL to connect all ranks, in addition to those of the measurements."""
 
 
 def rank_checks(
@@ -46,8 +46,8 @@ def rank_checks(
 ) -> tuple[list[Check], tuple[str, ...]]:
     """Return the checks of the whole job and its nodes, the same on every rank.
 
-    `own` are those of this rank's node, or of the rank alone. Links are measured for `seconds`,
-    where nothing has failed before. torch.distributed is left as it was found.
+    `own` are those of this rank's node, or of the rank alone. Links are measured for `seconds` if
+    nothing has failed before. The state of torch.distributed is restored.
     """
     rows = meeting.all("rank", asdict(place_of(meeting.rank, machine)))
     hosts = meeting.decided("hosts", [row["host"] for row in rows])
@@ -65,8 +65,8 @@ def rank_checks(
                 Check.warning(
                     Group.SPEED,
                     "bandwidth",
-                    "not measured, since something else failed",
-                    "mend that, and run preflight again",
+                    "not measured, since another check failed",
+                    "fix that, and run preflight again",
                 )
             )
     else:
@@ -85,7 +85,7 @@ def _of_nodes(meeting: Meeting, own: list[Check], hosts: list[str]) -> list[Chec
         checks = by_node.setdefault(hosts[rank], {})
         for check in map(Check.from_json, rows):
             key = (check.group, check.name)
-            if key not in checks or checks[key].state == "ok":  # of ranks of a node the worst
+            if key not in checks or checks[key].state == "ok":  # the worst of a node's ranks
                 checks[key] = check
     return joined({node: list(checks.values()) for node, checks in by_node.items()})
 
@@ -119,11 +119,11 @@ def _same_folder(expected: Expected, meeting: Meeting, hosts: list[str]) -> list
         return []
     path.unlink(missing_ok=True)
     if unwritten:
-        return []  # the check of the run folder has said why
+        return []  # reported by the check of the run folder
     blind = {hosts[rank]: why for rank, why in enumerate(whys) if why is not None}
     if blind:
         shown = ", ".join(f"{host} ({why})" for host, why in blind.items())
-        few = 2 * len(blind) < len(leaders(hosts))  # else rank 0's node may be the odd one
+        few = 2 * len(blind) < len(leaders(hosts))  # otherwise rank 0's node may be the faulty one
         return [
             Check.failure(
                 Group.FILES,
@@ -137,7 +137,7 @@ def _same_folder(expected: Expected, meeting: Meeting, hosts: list[str]) -> list
 
 
 def _content(expected: Expected, meeting: Meeting) -> list[Check]:
-    """Return the check, on rank 0, of what the store holds; the others wait for it."""
+    """Return the check, on rank 0, of the store's content; the others wait for it."""
     checks = list(content_checks(expected)) if meeting.rank.rank == 0 else []
     seconds = STORE_SECONDS if expected.verify == "whole" else SAMPLE_SECONDS
     replace(meeting, seconds=seconds).decided("store", True)
@@ -145,7 +145,7 @@ def _content(expected: Expected, meeting: Meeting) -> list[Check]:
 
 
 def _written(path: Path, token: str) -> str:
-    """Write the token; return why it cannot be, empty where it can."""
+    """Write the token; return why it cannot be written, empty if it can."""
     try:
         path.write_text(token)
     except OSError as error:
@@ -161,7 +161,7 @@ def _judged(expected: Expected, hosts: list[str], times: list[Any]) -> list[Chec
             Check.failure(
                 Group.SPEED,
                 "bandwidth",
-                f"a collective broke: {'; '.join(broken[:4])}",
+                f"a collective failed: {'; '.join(broken[:4])}",
                 "look at the first rank named, and at NCCL_DEBUG=INFO",
             )
         ]
@@ -171,7 +171,7 @@ def _judged(expected: Expected, hosts: list[str], times: list[Any]) -> list[Chec
 def _times(
     meeting: Meeting, hosts: list[str], on_gpus: bool, seconds: float, sizes: Sizes
 ) -> dict[str, Any] | str:
-    """Return what this rank measured; why a collective broke, where one did."""
+    """Return this rank's measurements, or why a collective failed."""
     rank = meeting.rank
     device = torch.device("cuda", rank.local_rank) if on_gpus else torch.device("cpu")
     if on_gpus:
@@ -180,7 +180,7 @@ def _times(
     try:
         with _ended(rank.rank, rank.host, limit), _group(meeting, on_gpus, limit):
             times = _measured(device, hosts, seconds, sizes)
-            meeting.all("measured", True)  # a group that closes under another rank breaks there
+            meeting.all("measured", True)  # a group must not close while another rank uses it
             meeting.decided("all measured", True)
             return times
     except RuntimeError as error:
@@ -200,14 +200,14 @@ def _measured(
 
 
 def _first_line(error: RuntimeError) -> str:
-    """Return what gloo, NCCL or the store says; what each raises derives from RuntimeError."""
+    """Return the message of gloo, NCCL or the store; their errors derive from RuntimeError."""
     return str(error).strip().splitlines()[0]
 
 
 @contextmanager
 def _group(meeting: Meeting, on_gpus: bool, limit: float) -> Iterator[None]:
-    """Make torch.distributed's default group inside this context, under keys of its own."""
-    if dist.is_initialized():  # the caller's, who looks after it
+    """Make torch.distributed's default group inside this context, under its own keys."""
+    if dist.is_initialized():  # the caller's, which the caller closes
         yield
         return
     dist.init_process_group(
@@ -225,7 +225,7 @@ def _group(meeting: Meeting, on_gpus: bool, limit: float) -> Iterator[None]:
 
 @contextmanager
 def _ended(rank: int, host: str, limit: float) -> Iterator[None]:
-    """End this process where the context does not: a kernel of NCCL that hangs never returns."""
+    """End this process if the context does not end: a hanging NCCL kernel never returns."""
 
     def end() -> None:
         sys.stderr.write(
@@ -235,5 +235,5 @@ def _ended(rank: int, host: str, limit: float) -> Iterator[None]:
         sys.stderr.flush()
         os._exit(Group.SPEED)
 
-    with unless_done(limit + 30, end):  # after torch's own limit, which says more
+    with unless_done(limit + 30, end):  # after torch's own limit, whose error says more
         yield

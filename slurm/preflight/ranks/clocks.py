@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the clock of each node is from rank 0's, by messages through the store.
+"""Offset of each node's clock from rank 0's, by messages through the store.
 
 A rank writes at t0, rank 0 answers with its time s, the rank reads at t1: its clock is ahead by
-(t0 + t1) / 2 - s, give or take (t1 - t0) / 2 (Cristian, 1989). Of several turns the quickest
-counts.
+(t0 + t1) / 2 - s, with an error of at most (t1 - t0) / 2 (Cristian, 1989). The quickest of several
+rounds counts.
 """
 
 import time
@@ -17,9 +17,9 @@ TURNS = 5
 
 
 def offset(meeting: Meeting, leaders: Iterable[int]) -> tuple[float, float]:
-    """Return seconds that this rank's clock is ahead of rank 0's, and the error of that.
+    """Return the seconds that this rank's clock is ahead of rank 0's, and their error bound.
 
-    Every rank must call it with the same `leaders`, one of each node; others return zeros.
+    Every rank must call it with the same `leaders`, one a node; other ranks return zeros.
     """
     mine, found = meeting.rank.rank, [(0.0, 0.0)]
     others = [leader for leader in leaders if leader]
@@ -60,6 +60,6 @@ def clock_check(offsets: dict[str, tuple[float, float]], limit: float) -> Iterat
 
 
 def far_from_median(offsets: dict[str, tuple[float, float]], limit: float) -> list[str]:
-    """Return the hosts whose clock is wrong: rank 0's alone, where it is its clock that is."""
+    """Return the hosts whose clock is wrong: rank 0's alone if that is the wrong one."""
     usual = median(ahead for ahead, _ in offsets.values())
     return [host for host, (ahead, error) in offsets.items() if abs(ahead - usual) - error > limit]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every rank says of itself, and whether it adds up to one job; light."""
+"""Reports of all ranks about themselves, and the checks that they form one job."""
 
 import subprocess
 from collections import Counter
@@ -15,7 +15,7 @@ from slurm.preflight.requirements import Expected
 
 TREE = Path(__file__).resolve().parents[3]
 OWN = ("NCCL_HOSTID", "NCCL_TOPO_DUMP_FILE", "NCCL_DEBUG_FILE", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME")
-"""Variables that may differ: nodes of one cluster may name their devices differently."""
+"""Variables that may differ: nodes of one cluster may have different device names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +28,9 @@ class Place:
     device: str
     versions: dict[str, str]
     commit: str
-    """Of this tree; empty where it is none of git's."""
+    """Commit of this tree; empty outside of a git repository."""
     nccl: dict[str, str]
-    """NCCL_* of its environment."""
+    """NCCL_* variables of its environment."""
 
 
 def place_of(rank: Rank, machine: Machine) -> Place:
@@ -61,7 +61,7 @@ def _commit() -> str:
 
 
 def leaders(hosts: Sequence[str]) -> list[int]:
-    """Return the first rank of each host, of the host of every rank."""
+    """Return the first rank of each host, given the host of every rank."""
     first: dict[str, int] = {}
     for rank, host in enumerate(hosts):
         first.setdefault(host, rank)
@@ -69,7 +69,7 @@ def leaders(hosts: Sequence[str]) -> list[int]:
 
 
 def place_checks(expected: Expected, places: Sequence[Place], on_gpus: bool) -> Iterator[Check]:
-    """Yield the checks that ranks are spread as expected, each on its own GPU, all alike."""
+    """Yield the checks of ranks: placed as expected, each on its own GPU, equal in software."""
     yield from _spread(expected, places)
     if on_gpus:
         yield from _devices(places)
@@ -80,7 +80,7 @@ def _spread(expected: Expected, places: Sequence[Place]) -> Iterator[Check]:
     sizes = sorted({place.world_size for place in places})
     if sizes != [len(places)]:
         yield Check.failure(
-            Group.RANKS, "world size", f"ranks say {', '.join(map(str, sizes))} ranks",
+            Group.RANKS, "world size", f"ranks report {', '.join(map(str, sizes))} ranks",
             "start all ranks by one launcher, with one WORLD_SIZE",
         )  # fmt: skip
     by_host = Counter(place.host for place in places)

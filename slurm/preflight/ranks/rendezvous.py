@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where ranks meet before torch.distributed: a store, in which each says that it is there.
+"""Rendezvous of the ranks before torch.distributed: a store in which each announces itself.
 
-Ranks of torchrun find the store that its agent keeps. Without one, rank 0 keeps it at the port that
-the job's own groups will use, until the process ends: torch lets stores of one process share a
-port (`multi_tenant`), so NeMo's store is this one, and no rank can meet a server that is closing.
-All keys have a prefix of preflight's, so the job finds none of them.
+Ranks of torchrun use the store of its agent. Otherwise rank 0 hosts the store at the port that the
+job's own groups will use, until the process ends: torch lets stores of one process share a port
+(`multi_tenant`), so NeMo reuses this store, and no rank can connect to a server that is closing.
+All keys have preflight's prefix, so they do not collide with those of the job.
 """
 
 import itertools
@@ -26,11 +26,11 @@ from slurm.preflight.node.network import port_failure, unreachable
 
 PREFIX = "longhaul_preflight"
 UNUSUAL_SECONDS = 10.0
-"""After which a rank says what it waits for."""
+"""Seconds after which a rank reports what it waits for."""
 _kept: list[TCPStore] = []
-"""Servers of this process, which end with it."""
+"""Store servers of this process, which end with it."""
 _meetings = itertools.count()
-"""Ranks that meet again do so under keys of their own."""
+"""Counts the meetings of this process: each has its own keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Meeting:
     rank: Rank
     store: Store
     seconds: float
-    """How long a rank waits for what another writes."""
+    """Seconds that a rank waits for a value of another."""
 
     def say(self, key: str, value: Any) -> None:
         """Write under a key of this rank."""
         self.store.set(f"{key}/{self.rank.rank}", json.dumps(value))
 
     def heard(self, key: str, rank: int) -> Any:
-        """Return what a rank has written under a key; wait for it."""
+        """Wait for the value that a rank writes under a key, and return it."""
         self.store.wait([f"{key}/{rank}"], timedelta(seconds=self.seconds))
         return json.loads(self.store.get(f"{key}/{rank}"))
 
@@ -59,17 +59,17 @@ class Meeting:
         return [self.heard(key, rank) for rank in range(self.rank.world_size)]
 
     def decided(self, key: str, value: Any) -> Any:
-        """Return on every rank what rank 0 gives as `value`."""
+        """Return rank 0's `value` on every rank."""
         if self.rank.rank == 0:
             self.say(key, value)
         return self.heard(key, 0)
 
 
 def meet(rank: Rank, seconds: float) -> Meeting:
-    """Return the store in which all ranks have said that they are there.
+    """Return the store in which all ranks have announced themselves.
 
-    Raises PreflightError where the port is out of reach, a rank is there twice, or some have not
-    come in `seconds`.
+    Raises PreflightError if the port is unreachable, a rank exists twice, or some have not come
+    within `seconds`.
     """
     hosts_store = rank.rank == 0 and not rank.agent
     if not hosts_store:
@@ -98,7 +98,7 @@ def meet(rank: Rank, seconds: float) -> Meeting:
 
 @contextmanager
 def _said_later(what: str, seconds: float) -> Iterator[None]:
-    """Say on stderr what is waited for, where it takes longer than ranks usually are apart."""
+    """Write to stderr what the rank waits for, if it takes longer than ranks usually need."""
     said = f"preflight: {what}, up to {seconds:g} s\n"
     with unless_done(UNUSUAL_SECONDS, lambda: sys.stderr.write(said)):
         yield
@@ -106,7 +106,7 @@ def _said_later(what: str, seconds: float) -> Iterator[None]:
 
 @contextmanager
 def unless_done(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Call a function, in a thread of its own, if the block takes longer than so many seconds."""
+    """Call a function in another thread if the block takes longer than `seconds`."""
     timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
@@ -128,15 +128,15 @@ def _wait_for_all(meeting: Meeting) -> None:
     size, store = meeting.rank.world_size, meeting.store
     if store.add("arrived", 1) == size:
         store.set("complete", "yes")
-    with suppress(RuntimeError):  # the store's word for a time that is over
+    with suppress(RuntimeError):  # the store's timeout
         store.wait(["complete"], timedelta(seconds=meeting.seconds))
     absent = [rank for rank in range(size) if not store.check([f"place/{rank}"])]
     if not absent:
         return
     there = {meeting.heard("place", rank)["host"] for rank in range(size) if rank not in absent}
     if meeting.rank.rank == 0:
-        store.set("complete", "no")  # others need not wait for their own time to be over
-        time.sleep(1)  # the store may be this process's, and they are to read from it
+        store.set("complete", "no")  # others need not wait for their own timeout
+        time.sleep(1)  # this process may host the store, and they must read from it
     shown = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
     failure = Check.failure(
         Group.RANKS, "ranks",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What measured times say: bandwidths against the links, and which rank or link is slow; light.
+"""Checks of measured times: bandwidths against the links, and which rank or link is slow.
 
 Bandwidths are those of nccl-tests (its doc/PERFORMANCE.md), S the bytes on a rank, t the time:
 
@@ -9,11 +9,11 @@ Bandwidths are those of nccl-tests (its doc/PERFORMANCE.md), S the bytes on a ra
 | all-to-all | S / t | S / t * (n - 1) / n |
 | ring | S / t | S / t |
 
-What the links allow the bus, with N of NVLink and I of the network, GB/s a GPU in one direction, on
-nodes of g ranks (racks, where NVLink spans them): inside one N. Over several, an all-reduce
-min(N, g * I), since rings go over the NICs of all ranks of a node; an all-to-all
-min(N, I * (n - 1) / (n - g)), since the rest of it stays inside; a ring over neighbours I, since
-one rank a node crosses. Untried on GPUs.
+The bus bandwidth that the links allow, with N of NVLink and I of the network, GB/s a GPU in one
+direction, on nodes of g ranks (racks, where NVLink spans them): within one node N. Over several, an
+all-reduce min(N, g * I), since rings use the NICs of all ranks of a node; an all-to-all
+min(N, I * (n - 1) / (n - g)), since the rest stays inside; a ring over neighbours I, since one rank
+a node crosses. Not tested on GPUs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ def bus_share(kind: str, ranks: int) -> float:
 
 
 def allowed(kind: str, links: Bandwidth, ranks: int, linked: int) -> float:
-    """Return the bus bandwidth, GB/s, that the links allow where NVLink joins `linked` ranks."""
+    """Return the bus bandwidth in GB/s that the links allow if NVLink joins `linked` ranks."""
     if ranks <= linked:
         return links.nvlink_gbps
     crossing = {
@@ -99,7 +99,7 @@ def _links(
 def _judged(
     expected: Expected, name: str, own: Mapping[int, float], hosts: Sequence[str], remedy: str
 ) -> Check:
-    """Return the check of one time of each rank against the others'."""
+    """Return the check of one time of each rank against those of the others."""
     slow = slower(own, expected.slow_warned)
     if not slow:
         quickest, slowest = min(own.values()), max(own.values())
@@ -118,10 +118,12 @@ def _judged(
 def _pair(
     expected: Expected, name: str, pairs: Mapping[tuple[int, int], float], hosts: Sequence[str]
 ) -> Check | None:
-    """Return the check of the slowest link where no rank as a whole is slow; None if well."""
+    """Return the check of the slowest link if no rank as a whole is slow; None if it is fine."""
     (one, other), took = max(pairs.items(), key=lambda found: found[1])
     ratio = took / max(median(pairs.values()), 1e-12)
-    if ratio < expected.slow_warned or len(pairs) < 4:  # of one pair there is nothing to compare
+    if (
+        ratio < expected.slow_warned or len(pairs) < 4
+    ):  # a single pair has nothing to be compared with
         return None
     said = (
         f"the link of rank {one} on {hosts[one]} and rank {other} on {hosts[other]} takes "
@@ -129,7 +131,7 @@ def _pair(
     )
     state = Check.failure if ratio >= expected.slow_failed else Check.warning
     return state(
-        Group.SPEED, name.replace("rank", "link"), said, "look at the way between them",
+        Group.SPEED, name.replace("rank", "link"), said, "look at the path between them",
         {hosts[one], hosts[other]},
     )  # fmt: skip
 
@@ -165,11 +167,11 @@ def _collectives(
 
 def _seconds(value: object) -> float:
     if not isinstance(value, (int, float)):
-        raise TypeError(f"a rank measured {value!r}, which is no number")
+        raise TypeError(f"a rank measured {value!r}, which is not a number")
     return float(value)
 
 
 def _mapping(value: object) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"a rank measured {value!r}, which is no mapping")
+        raise TypeError(f"a rank measured {value!r}, which is not a mapping")
     return value

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of this rank alone, of its links by pairs, and of the job's collectives.
 
-A slow rank makes all wait in a collective, so a collective's time names nobody. What names it:
+A slow rank makes all wait in a collective, so the time of a collective does not identify the slow
+rank. Two measurements do:
 
-1. each rank's own time for a product and for a copy, without any other rank;
+1. each rank's own time for a matrix product and for a copy, without any other rank;
 2. each rank's times with one partner at a time, in the rounds of a tournament, so that a rank has
-   times with several: where even the best of them is slow, the fault is the rank's.
+   times with several partners: if even the best of them is slow, the rank is at fault.
 
-Links inside a node and between nodes are different, so there is a tournament of each: among the
-ranks of a node, and among the ranks of one place in all nodes.
+Links inside a node and between nodes differ, so each has a tournament: among the ranks of a node,
+and among the ranks at the same place in all nodes.
 """
 
 import time
@@ -20,13 +21,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 MOST_ROUNDS = 7
-"""Of each tournament: all pairs of a node of 8, and 7 partners of each node."""
+"""Rounds of each tournament: all pairs of a node of 8, and 7 partners of each node."""
 MOST_REPEATS = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """What is moved and multiplied."""
+    """Sizes of messages and matrices."""
 
     message: int
     """Bytes of a collective, on each rank."""
@@ -42,7 +43,7 @@ ON_CPU = Sizes(message=4 * 2**20, pair=2**20, product=192)
 
 @dataclass(kw_only=True, slots=True)
 class Times:
-    """Seconds that one rank measured."""
+    """Times that one rank measured, in seconds."""
 
     product: float
     copy: float
@@ -57,7 +58,7 @@ class Times:
 
 
 def tournament(players: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Return rounds of pairs in which each player meets every other once (the circle method)."""
+    """Return rounds of pairs in which each player meets every other once (circle method)."""
     ring = [*players, *([-1] if len(players) % 2 else [])]
     rounds = []
     for _ in range(len(ring) - 1):
@@ -68,7 +69,7 @@ def tournament(players: Sequence[int]) -> list[list[tuple[int, int]]]:
 
 
 def schedule(hosts: Sequence[str]) -> tuple[list[dict[int, int]], list[dict[int, int]]]:
-    """Return the rounds inside nodes and those across, each the partner of every rank that plays.
+    """Return the rounds inside nodes and those across, each with the partner of every playing rank.
 
     `hosts` is the node of each rank.
     """
@@ -83,7 +84,7 @@ def schedule(hosts: Sequence[str]) -> tuple[list[dict[int, int]], list[dict[int,
 
 
 def _merged(groups: list[list[int]]) -> list[dict[int, int]]:
-    """Return the rounds of tournaments that are played at the same time."""
+    """Return the rounds of concurrent tournaments, merged."""
     rounds: list[dict[int, int]] = []
     for group in groups:
         for number, pairs in enumerate(tournament(group)[:MOST_ROUNDS] if len(group) > 1 else []):
@@ -112,7 +113,7 @@ class Bench:
     """Measures on one rank; every rank must call the same in the same order."""
 
     def __init__(self, device: torch.device, sizes: Sizes, seconds: float) -> None:
-        """Take the seconds that all measurements may take together."""
+        """Take the device, the sizes, and the time limit of all measurements together."""
         self.device, self.sizes, self.seconds = device, sizes, seconds
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
@@ -142,7 +143,7 @@ class Bench:
         )  # fmt: skip
 
     def _buffer(self, size: int, kind: torch.dtype) -> Tensor:
-        """Return zeros of about `size` bytes that every rank can have an equal part of."""
+        """Return zeros of about `size` bytes, divisible into equal parts for all ranks."""
         numbers = max(1, size // kind.itemsize // self.size) * self.size
         return torch.zeros(numbers, dtype=kind, device=self.device)
 
@@ -187,7 +188,7 @@ class Bench:
     def _quickest(
         self, run: Callable[[], object], share: float, *, together: bool = False
     ) -> float:
-        """Return the quickest of several runs: noise only adds. Partners begin `together`."""
+        """Return the quickest of several runs, since noise only adds. Partners begin `together`."""
         found = []
         for _ in range(self._repeats(run, share)):
             if together:

@@ -106,7 +106,7 @@ def test_ranks_of_one_speed_are_left_alone(found):
 def test_no_rank_looks_where_one_cannot(found, who):
     for said, looked, metrics in (one[who] for one in found):
         assert (looked, metrics) == (False, {})
-        assert said[0].startswith("slow GPUs are not looked for: ")
+        assert said[0].startswith("slow GPUs are not detected: ")
 
 
 @pytest.mark.parametrize(

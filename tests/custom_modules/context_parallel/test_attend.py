@@ -252,9 +252,9 @@ def test_heads_that_cannot_share_the_kv_heads_are_refused():
 @pytest.mark.parametrize(
     ("shapes", "words"),
     [
-        (((4, 1, 2, 8), (8, 1, 2, 8), (8, 1, 2, 8)), "may differ in heads alone"),
-        (((4, 1, 2, 8), (4, 2, 2, 8), (4, 2, 2, 8)), "may differ in heads alone"),
-        (((4, 1, 2, 8), (4, 1, 2, 8), (4, 1, 1, 8)), "k and v alike"),
+        (((4, 1, 2, 8), (8, 1, 2, 8), (8, 1, 2, 8)), "may differ only in heads"),
+        (((4, 1, 2, 8), (4, 2, 2, 8), (4, 2, 2, 8)), "may differ only in heads"),
+        (((4, 1, 2, 8), (4, 1, 2, 8), (4, 1, 1, 8)), "the same for k and v"),
         (((0, 1, 2, 8), (0, 1, 2, 8), (0, 1, 2, 8)), r"q \[0, 1, 2, 8\]"),
         (((4, 1, 2, 8), (4, 1, 0, 8), (4, 1, 0, 8)), r"k \[4, 1, 0, 8\]"),
         (((4, 2, 8), (4, 2, 8), (4, 2, 8)), r"\[s, b, heads, D\] is needed"),

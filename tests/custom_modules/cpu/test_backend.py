@@ -180,7 +180,7 @@ def test_a_machine_with_cuda_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     before = attributes()
     with (
-        pytest.raises(RuntimeError, match="asked for on a machine with CUDA"),
+        pytest.raises(RuntimeError, match="started on a machine with CUDA"),
         cpu_backend(),
     ):
         pass

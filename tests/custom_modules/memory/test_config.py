@@ -99,7 +99,7 @@ def test_saved_bytes_are_those_of_the_tensors():
         (
             {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]},
             "ulysses", {},
-            "with Transformer Engine alone",
+            "with Transformer Engine only",
         ),
         (
             {}, "ulysses", {"recompute": Recompute(kind="uniform")},

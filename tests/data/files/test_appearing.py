@@ -47,7 +47,7 @@ def test_a_folder_of_the_user_with_a_name_like_it_stays(tmp_path):
 @pytest.mark.parametrize(
     ("at", "said"),
     [
-        ("there", "is there already"),
+        ("there", "already exists"),
         ("file/x/y", "file is not a folder"),
         ("dangling", "dangling is a link"),
         ("dangling/x", "dangling is not a folder"),

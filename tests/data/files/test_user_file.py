@@ -28,8 +28,8 @@ def test_a_byte_order_mark_is_passed_over(tmp_path, read):
     [
         (b"a: 1\nb: 2\na: 3\n", "has a twice, in lines 1 and 3"),
         (b"a: {b: 1, b: 1}\n", "has b twice"),
-        (b"a: &a [*a]\n", "an alias stands for what it is itself a part of"),
-        (LAUGHS.encode(), f"stand for more than {MOST_VALUES:,} values"),
+        (b"a: &a [*a]\n", "an alias refers to a value that contains it"),
+        (LAUGHS.encode(), f"expand to more than {MOST_VALUES:,} values"),
         (b"name: caf\xe9\n", "is not UTF-8 text (byte 0xe9 at 9); save it as UTF-8"),
         ("name: x\n".encode("utf-16"), "is not UTF-8 text (byte 0xff at 0)"),
         (b"a: [1, 2", "is not YAML: did not find expected ',' or ']' in line"),
@@ -75,7 +75,7 @@ def test_a_file_that_is_not_json_is_refused_by_its_path(tmp_path, content, said)
 
 
 def test_a_folder_and_a_file_that_is_not_there_are_told(tmp_path):
-    with pytest.raises(ValueError, match="is a folder, and a file is meant"):
+    with pytest.raises(ValueError, match="is a folder; expected a file"):
         read_text(tmp_path)
     with pytest.raises(ValueError, match="nowhere cannot be read: no such file or directory"):
         read_text(tmp_path / "nowhere")

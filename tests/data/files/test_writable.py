@@ -68,9 +68,9 @@ def test_a_folder_is_taken_where_it_is_or_can_be_made(places):
 @pytest.mark.parametrize(
     ("at", "said"),
     [
-        ("file.json", "is a file, and a folder is meant"),
+        ("file.json", "is a file; expected a folder"),
         ("file.json/x", "file.json is not a folder"),
-        ("pipe.json", "and a folder is meant"),
+        ("pipe.json", "is a file; expected a folder"),
     ],
 )
 def test_a_file_where_a_folder_is_meant_is_refused(places, at, said):

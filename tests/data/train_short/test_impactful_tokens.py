@@ -35,7 +35,7 @@ def test_the_share_is_of_the_types_that_occur_highest_first(share, tokens):
 
 
 def test_no_share_and_no_token_are_refused():
-    with pytest.raises(ValueError, match="share is 0; it lies above 0"):
+    with pytest.raises(ValueError, match="share is 0; expected more than 0"):
         highest(*scored(), 0)
     with pytest.raises(ValueError, match="no token was scored"):
         highest(torch.zeros(3), torch.zeros(3), 0.5)

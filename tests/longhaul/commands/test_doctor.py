@@ -102,9 +102,9 @@ def test_a_log_without_failures_says_so(answer, tmp_path):
     log = tmp_path / "output.log"
     log.write_text("step 1/10\n")
     said = answer("doctor", "oom", "--factory", NAME, "--log", log)
-    assert "no out-of-memory that is known here" in said.out
+    assert "no known out-of-memory error" in said.out
     assert "nothing has to change by this prediction; the log shows no out-of-memory" in said.out
-    assert "with --log" not in said.out
+    assert "--log compares" not in said.out
 
 
 def metrics(run, seconds, *, gpus=8, name=NAME):
@@ -169,9 +169,9 @@ def test_slow_notices_a_run_of_other_ranks(answer, tmp_path):
         (("oom", "--card", "llama3_8b", "--ladder", "prolong"), "--stage is missing"),
         (
             ("oom", "--card", "llama31_405b", "--ladder", "llama31", "--stage", "128K"),
-            "--layout has the one that ran looked at",
+            "Name the layout that ran by --layout",
         ),
-        (("oom", "--factory", "llama3_70b_nemo_128k", "--nodes", "3"), "whole number of them"),
+        (("oom", "--factory", "llama3_70b_nemo_128k", "--nodes", "3"), "whole number of replicas"),
         (("slow", "--factory", NAME, "--run", "nowhere"), "metrics.jsonl"),
         (("slow", "--factory", "tiny_9k"), "did you mean"),
         (("spike", "--run", "nowhere"), "there is no run folder"),

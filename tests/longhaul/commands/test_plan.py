@@ -145,7 +145,7 @@ def test_the_picture_has_a_rate_at_each_length_and_says_where_nothing_fits():
         (("plan", "--ladder", "prolong", "--seq", "1M", "--plot", "y.png"),
          "--seq and --plot cannot go with --ladder"),
         (("plan", "llama31_8b", "--max-seq", "--seq", "64K"), "--seq cannot go with --max-seq"),
-        (("plan", "llama31_8b", "--seq", "64K", "--gpus", "12"), "no whole number of nodes of 8"),
+        (("plan", "llama31_8b", "--seq", "64K", "--gpus", "12"), "not a whole number of nodes"),
         (("plan", "llama31_8b", "--seq", "64K", "--gpus", "8", "--nodes", "1"),
          "--gpus and --nodes both say"),
         (("plan", "llama31_8b", "--seq", "64K", "--tokens", "1G"), "as 1B, 0.5T, 400M"),

@@ -16,7 +16,8 @@ from longhaul.terminal import console
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.shipped import select
-from recipes.shipped.table import ROWS, Row
+from recipes.shipped.row import Row
+from recipes.shipped.table import ROWS
 from recipes.spec import naming
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.stage import Stage
@@ -31,7 +32,7 @@ POSITIONS_SKIP = Row(
     layout=Layout(cp=ContextParallel.hybrid(ulysses=4, ring=4, heads_per_stage=8)),
     nodes=2,
     cluster="dgx_h200",
-    source="a stand-in",
+    pinned="a stand-in",
 )
 
 
@@ -148,7 +149,7 @@ def test_a_page_says_model_ladder_data_layout_and_each_stage(answer):
         row.ladder.source,
         row.ladder.data,
         "starts from the one before; Adam with beta2 0.95, weight decay 0.1",
-        f"stands on: {row.source}",
+        f"based on: {row.source}",
     ):
         assert words in page
     stages = [line for line in page.splitlines() if "cosine" in line]
@@ -353,7 +354,7 @@ def test_every_stage_of_every_ladder_can_be_described():
         for stage in ladder.stages:
             assert isinstance(stage, Stage)
             row = Row(card=card, ladder=ladder, seq_length=stage.seq_length, layout=Layout(),
-                      cluster="dgx_h100", source="a stand-in")  # fmt: skip
+                      cluster="dgx_h100", nodes=1, pinned="a stand-in")  # fmt: skip
             assert all(recipes.cells(row))
             json.dumps(show.content(row))
 

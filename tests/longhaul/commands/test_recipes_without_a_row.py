@@ -46,7 +46,7 @@ def test_cards_on_a_ladder_that_have_no_row_are_named_beside_those_that_have(ans
     code, out, err = answer("recipes", "qwen25_1m", "256k")
     assert code == 0
     assert len(out.splitlines()) == 3
-    assert "note: by --card, --ladder and --stage also qwen25_0p5b" in err
+    assert "note: --card, --ladder and --stage also train qwen25_0p5b" in err
     assert err.rstrip().endswith("on qwen25_1m")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from longhaul.rehearsal import verification_card as cards
-from recipes.shipped.table import ROWS, Row
+from recipes.shipped.row import Row
+from recipes.shipped.table import ROWS
 from tests.house.rooms import TREE
 from tests.longhaul.support.rehearsed_rows import of_the_suite, ranks_for, smallest_rows, structure
 from tests.recipes.support.rows_to_rehearse import ROWS_TO_REHEARSE
@@ -136,10 +137,10 @@ def test_overrides_apply_to_both_small_stages(rehearse, tmp_path):
         (("tiny_2k", "--store", "nowhere"), "there is no store at nowhere"),
         (("tiny_2k", "trainer.max_stpes=2"), "did you mean trainer.max_steps"),
         (("tiny_2k", "log.name=other"), "use --out and --store"),
-        (("tiny_2k", "--out", "stores"), "stores is there and not a rehearsal"),
+        (("tiny_2k", "--out", "stores"), "stores exists and is not a rehearsal"),
         ((), "name one recipe: a shipped one by its NAME, any other by --card, --ladder and"),
         (("tiny_2k", "--card", "card.yaml"), "name one recipe: a shipped one by its NAME"),
-        (("tiny_2k", "--nodes", "2"), "--nodes and --cluster lay out --card; tiny_2k has its"),
+        (("tiny_2k", "--nodes", "2"), "--nodes and --cluster apply only to --card; tiny_2k has"),
         (("--card", "llama32_1b", "--ladder", "prolon"), "did you mean prolong?"),
         (
             ("--card", "llama32_1b", "--ladder", "gene_64k"),

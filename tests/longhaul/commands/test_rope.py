@@ -20,7 +20,7 @@ def test_two_methods_stand_side_by_side_and_are_drawn(tmp_path):
     done = rope("--card", "tiny", "--method", "linear:factor=4", "--method", "yarn:factor=4",
                 "--plot", picture)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "trained at 512 tokens; looked at 2,048" in done.stdout
+    assert "trained at 512 tokens; shown at 2,048" in done.stdout
     known = next(line for line in done.stdout.splitlines() if "known angles" in line)
     assert known.split()[-3:] == ["512", "2,048", "2,048"]
     kept = next(line for line in done.stdout.splitlines() if "pairs kept" in line)

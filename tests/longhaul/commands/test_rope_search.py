@@ -174,8 +174,8 @@ def test_a_search_that_is_refused_leaves_the_progress_of_the_one_that_runs(
     [
         (("--target", 512), "--target is 512 tokens and tiny_512 was trained for 512"),
         (("--stage", "tiny_9k"), "has no stage 'tiny_9k'"),
-        (("--score", "words"), "--score is 'words'; it is needle or documents"),
-        (("--device", "tpu"), "--device is 'tpu'; it is cpu or cuda"),
+        (("--score", "words"), "--score is 'words'; expected needle or documents"),
+        (("--device", "tpu"), "--device is 'tpu'; expected cpu or cuda"),
         (("--out", "found.yaml"), "--out found.yaml is not a .json file"),
     ],
     ids=lambda value: None if isinstance(value, str) else " ".join(map(str, value)),

@@ -61,7 +61,7 @@ def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree)
         ({"python": "/nowhere/venv"}, (), "/nowhere/venv/bin/python is not there"),
         ({"slurm": {"account": "me", "array": "0-3"}}, (), "several times in the same folders"),
         ({}, ("--source", "books"), "--source books is not there"),
-        ({"executor": "docker"}, (), "a chain needs a scheduler that knows dependencies"),
+        ({"executor": "docker"}, (), "a chain needs a scheduler with job dependencies"),
         ({"tunnel": {"kind": "ssh", "host": "127.0.0.1", "port": 1, "user": "me", "folder": "/x"}},
          (), "tunnel.host 127.0.0.1 does not answer on port 1"),
         ({}, ("--gate", "pasky=1"), "a gate has no 'pasky'; did you mean passkey?"),
@@ -101,7 +101,7 @@ def test_a_store_that_evaluation_would_find_too_short_is_refused(answer, tree):
 
 def test_other_mistakes_of_the_command_line(answer, tmp_path):
     asked = ("run", "--ladder", "tiny")
-    assert "there are local and slurm" in answer(*asked, "--executor", "k8s").error()
+    assert "expected local or slurm" in answer(*asked, "--executor", "k8s").error()
     assert "--nodes cannot go with --executor local" in answer(*asked, "--nodes", 2).error()
     assert "did you mean dgx_h100" in answer(*RUN, "--cluster", "dgx_h10").error()
     assert (
@@ -119,7 +119,7 @@ def test_clusters_are_listed_and_checked(answer, tmp_path):
     assert found.code == 1
     assert "FAIL  slurm.account is CHANGE_ME" in found.out
     assert "FAIL  container.image is CHANGE_ME" in found.out
-    assert "everything a launch needs is said" in answer("clusters", "check", site(tmp_path)).out
+    assert "everything a launch needs is set" in answer("clusters", "check", site(tmp_path)).out
     ssh = site(tmp_path, tunnel={"kind": "ssh", "host": "h", "identity": "/no/key"})
     lacking = answer("clusters", "check", ssh).out
     assert "FAIL  tunnel.user is missing" in lacking

@@ -39,7 +39,7 @@ def test_a_job_that_ran_out_of_memory_has_something_to_change(answer, tmp_path, 
     assert "nothing has to change" not in said.out
     assert "shows less than it foresees" not in said.out
     assert "what fits: " in said.out
-    assert "are treated as permanently allocated: it ran out" in said.out
+    assert "are treated as permanently allocated: memory ran out" in said.out
 
 
 def test_without_sizes_what_was_to_spare_counts_as_used_and_a_minimum_beyond():
@@ -67,7 +67,7 @@ def test_a_log_that_says_nothing_is_not_asked_for_again(answer, tmp_path, conten
     (tmp_path / "output.log").write_text(content)
     said = answer("doctor", "oom", "--factory", NAME, "--log", tmp_path / "output.log")
     assert said.code == 0, said.err
-    assert "with --log" not in said.out
+    assert "--log compares" not in said.out
     empty = not content.strip()
     assert ("the log is empty" in said.out) == empty
     assert ("the log shows no out-of-memory" in said.out) != empty

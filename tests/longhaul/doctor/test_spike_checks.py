@@ -76,11 +76,11 @@ def test_a_jump_that_comes_back_is_normal(answer, tmp_path):
         ({"values": [2.5 + n / 40 for n in range(80)]}, "the loss rises"),
         ({"values": [3.0] * 80}, "was 2.20 before the switch"),
         ({"values": losses(start=12.0)}, "that of random weights"),
-        ({"values": [*losses()[:40], None, *losses()[41:]]}, "no number at step 41"),
+        ({"values": [*losses()[:40], None, *losses()[41:]]}, "not a number in 1 steps, first at"),
         ({"norms": [300.0] * 80}, "still 300"),
         ({"rate": PEAK}, "ran at rate 1e-05"),
-        ({"tokenizer": "xyz"}, "the tokenizer is another"),
-        ({"rope": ROPE | {"factor": 2.0}}, "the rotation's factor"),
+        ({"tokenizer": "xyz"}, "the tokenizer differs"),
+        ({"rope": ROPE | {"factor": 2.0}}, "rotation differs from the stage's: factor"),
         ({"samples": [[8 * (n % 40), 8 * (n % 40) + 7] for n in range(80)]}, "step 41 reads"),
     ],
     ids=["rising", "staying", "random", "nan", "norm", "rate", "tokenizer", "rope", "samples"],
@@ -194,7 +194,7 @@ def test_another_rotation_is_a_failure_whatever_field_it_differs_in(
     run = a_run(tmp_path / "run", stated=tree(stated), rope=written.to_dict())
     said = answer("doctor", "spike", "--run", run)
     assert said.code == 1, said.out
-    assert f"failure  the rotation's {name} of the checkpoint is not" in said.out
+    assert f"failure  the checkpoint's rotation differs from the stage's: {name}" in said.out
 
 
 @pytest.mark.parametrize("rope", [LONGROPE, STRETCHED], ids=["longrope", "before"])
@@ -226,10 +226,10 @@ def test_a_resume_that_goes_back_reads_the_same_samples_for_the_same_steps(answe
 @pytest.mark.parametrize(
     ("at", "from_sample", "why"),
     [
-        (6, 0, "step 6 reads samples that earlier steps have read: it begins at 0 and 40 is due"),
-        (6, 80, "step 6 skips 40 samples: it begins at 80 and 40 is due"),
-        (11, 0, "step 11 reads samples that earlier steps have read: it begins at 0 and 80 is due"),
-        (11, 96, "step 11 skips 16 samples: it begins at 96 and 80 is due"),
+        (6, 0, "step 6 reads samples that earlier steps have read: it begins at 0 instead of 40"),
+        (6, 80, "step 6 skips 40 samples: it begins at 80 instead of 40"),
+        (11, 0, "step 11 reads samples that earlier steps have read: it begins at 0 instead of 80"),
+        (11, 96, "step 11 skips 16 samples: it begins at 96 instead of 80"),
         (13, 72, "step 13 reads samples that earlier steps have read"),
     ],
     ids=["back from 0", "back ahead", "on from 0", "on ahead", "after cut lines"],

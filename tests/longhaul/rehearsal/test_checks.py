@@ -86,8 +86,8 @@ def test_all_holds_and_each_line_says_what_was_seen(tmp_path):
         ("stages/one_128/metrics.jsonl", {"lr": 1e-3}, "the first step ran at rate 0.001"),
         ("stages/one_64/metrics.jsonl", {"tokens": 64}, "64 tokens a step over all ranks, of 128"),
         ("stages/one_128/metrics.jsonl", {"step": 1}, "1 steps were taken of 3"),
-        ("stages/one_64/checkpoints/step=4/longhaul.json", {"step": 2}, "has step 2 for 4"),
-        ("stages/one_128/checkpoints/step=3/longhaul.json", {"rope": {}}, "has rope {} for"),
+        ("stages/one_64/checkpoints/step=4/longhaul.json", {"step": 2}, "has step 2 instead of 4"),
+        ("stages/one_128/checkpoints/step=3/longhaul.json", {"rope": {}}, "has rope {} instead of"),
         ("stages/one_128/weight_sums.json", {"start": {"norm": [64.0, 64.0]}}, "not layer.0"),
         (
             "stages/one_128/weight_sums.json",
@@ -108,7 +108,7 @@ def test_a_second_stage_that_goes_on_from_random_weights_fails(tmp_path):
     later = iter([4.1, 6.2, 6.1])
     path = "stages/one_128/metrics.jsonl"
     change(tmp_path, path, lambda line: {**line, "loss": next(later)})
-    assert any("begins at 4.100 and goes on at 6.150" in words for words in failed(tmp_path))
+    assert any("begins at 4.100 and continues at 6.150" in words for words in failed(tmp_path))
 
 
 def test_a_stage_whose_marker_is_damaged_fails_in_its_line(tmp_path):

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from recipes.rehearsal.plan import rehearsal
 from recipes.rehearsal.shrink import Shares
-from recipes.shipped.table import ROWS, Row
+from recipes.shipped.row import Row
+from recipes.shipped.table import ROWS
 from recipes.spec.units import K, M
 from tests.house.rooms import TREE
 

@@ -32,7 +32,7 @@ def failed(number: int, path: str | None = None) -> OSError:
         (failed(errno.EACCES, "runs/a"), "error: runs/a: permission denied; name another", 2),
         (failed(errno.EISDIR, "runs"), "error: runs: it is a folder, and a file is meant", 2),
         (failed(errno.ENOTDIR, "f/x"), "error: f/x: a part of it is a file", 2),
-        (failed(errno.EEXIST, "f"), "error: f: it is there already", 2),
+        (failed(errno.EEXIST, "f"), "error: f: it already exists", 2),
         (failed(errno.EROFS, "/mnt/x"), "error: /mnt/x: the file system is read-only", 2),
         (failed(errno.ENOENT, "squeue"), "error: squeue: there is no such file", 2),
         (failed(errno.ENOSPC, "runs/a"), "error: runs/a: the file system is full; make room", 1),

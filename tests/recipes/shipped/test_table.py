@@ -3,11 +3,15 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import fiddle as fdl
+import nemo_run as run
 import pytest
 import torch
+from nemo.collections import llm
+from nemo_run.config import get_type_namespace
 
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
+from recipes.shipped import llama31_8b_nemo_64k
 from recipes.shipped.factories import FACTORIES
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
@@ -32,6 +36,21 @@ def test_every_ladder_of_a_card_has_a_row_for_each_stage():
             if (row.card.name, row.ladder.name) == (card, name)
         ]
         assert lengths == [stage.seq_length for stage in ladder.stages]
+
+
+def test_every_recipe_is_in_the_listing_of_nemo_run():
+    listed = {
+        factory.__name__ for factory in run.cli.list_factories(get_type_namespace(llm.pretrain))
+    }
+    assert set(ROWS) <= listed
+
+
+def test_a_row_is_called_for_its_recipe():
+    recipe = llama31_8b_nemo_64k(nodes=4)
+    assert isinstance(recipe, run.Partial)
+    assert recipe == FACTORIES["llama31_8b_nemo_64k"](nodes=4)
+    assert (recipe.trainer.num_nodes, recipe.log.name) == (4, "llama31_8b_nemo_64k")
+    assert llama31_8b_nemo_64k().trainer.num_nodes == llama31_8b_nemo_64k.nodes
 
 
 def test_more_nodes_are_more_data_ranks():

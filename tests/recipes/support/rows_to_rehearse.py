@@ -7,7 +7,7 @@ from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.gene import gene_rotation
 from recipes.models import LLAMA31_8B, TINY
-from recipes.shipped.table import Row
+from recipes.shipped.row import Row
 from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.train_short import Positions
@@ -39,7 +39,7 @@ def row(name: str, *stages: Stage, card=LLAMA31_8B, nodes: int = 1, **layout) ->
     return Row(
         card=card, ladder=Ladder(name=name, source="a test", stages=stages),
         seq_length=stages[-1].seq_length, layout=Layout(**layout), nodes=nodes,
-        cluster="dgx_h100", source="a test",
+        cluster="dgx_h100", pinned="a test",
     )  # fmt: skip
 
 

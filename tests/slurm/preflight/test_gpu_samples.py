@@ -66,7 +66,8 @@ def test_devices_by_uuid_are_taken_by_any_beginning_that_is_one_gpu_s():
     one, other = (gpu.uuid for gpu in gpus)
     assert visible_fault([one, other[:8]], Expected(ranks_per_node=2), gpus) is None
     assert visible_fault(["MIG-1", "MIG-2"], Expected(ranks_per_node=2), gpus) is None
-    assert visible_fault(["GPU-", other], Expected(), gpus) == "no one GPU is called GPU-"
+    said = "GPU- is not a prefix of exactly one UUID"
+    assert visible_fault(["GPU-", other], Expected(), gpus) == said
     assert visible_fault([], Expected(ranks_per_node=1), gpus) == "0 devices for 1 ranks"
 
 

@@ -191,7 +191,7 @@ def test_ranks_wait_a_day_only_where_the_first_one_reads_all_of_a_store(verify, 
 def test_a_file_that_never_comes_is_waited_for_and_named(tmp_path):
     assert awaited(tmp_path / "none", "token", 0.0) == "no such file or directory"
     (tmp_path / "other").write_text("old")
-    assert awaited(tmp_path / "other", "token", 0.0) == "it has another content"
+    assert awaited(tmp_path / "other", "token", 0.0) == "its content differs"
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,9 @@ def test_one_gpu_fewer(dgx):
     ("devices", "said"),
     [
         ("0,1,2,3,4,5,6,9", "there is no GPU 9, the last is 7"),
-        ("0,1,2,3,4,5,6,6", "6 is there twice"),
+        ("0,1,2,3,4,5,6,6", "6 is listed twice"),
         ("0,1,2,3", "4 devices for 8 ranks"),
-        ("0,1,2,3,4,5,6,seven", "'seven' is no device, and hides all after it"),
+        ("0,1,2,3,4,5,6,seven", "'seven' is not a device, and hides all after it"),
     ],
 )
 def test_wrong_visible_devices(dgx, monkeypatch, devices, said):
