@@ -83,7 +83,7 @@ def pretrain(
         from longhaul.run_folder.undamaged import require_undamaged
         from recipes.resolved import overrides, read, yaml_file
         from recipes.resolved.check import notes
-        from recipes.resolved.read import tokens_per_batch
+        from recipes.resolved.stage import ResolvedStage
         from recipes.shipped import factories
         from slurm.experiment import commands, run_in_order
 
@@ -98,7 +98,7 @@ def pretrain(
         recipe = overrides.override(recipe, context.args)
         overrides.on_device(recipe, device)
     shipped = ROWS[factory].layout.world_size if factory else 0
-    fewer = stage_checks.fewer_ranks(recipe, shipped)
+    fewer = stage_checks.fewer_ranks(ResolvedStage.of(recipe), shipped)
     for words in (*(made.notes() if made else ()), *fewer, *notes(recipe)):
         note(f"note: {words}")
     if to_yaml is not None:
@@ -107,15 +107,16 @@ def pretrain(
         return
     read.absolute(recipe)
     require_places(recipe)
-    folder = read.folder_of(recipe)
+    resolved = ResolvedStage.of(recipe)
+    folder = resolved.folder
     several = _several_nodes(recipe, made, from_file=yaml is not None)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
-        typer.echo(f"# {stage_checks.described(recipe)}")
+        typer.echo(f"# {stage_checks.described(resolved)}")
         if several:
             typer.echo(f"# {several}")
             return
-        job = training.training_job(recipe)
+        job = training.training_job(resolved)
         with held_back():
             lines = commands(recipe.log.name, [job], folder / "launch")
         for line in lines:
@@ -123,21 +124,18 @@ def pretrain(
         return
     if several:
         raise ValueError(several)
-    job = training.training_job(recipe)
-    stage_checks.require_device(recipe)
-    stage_checks.require_inputs(recipe)
-    stage_checks.require_start(recipe)
-    stage_checks.require_same(recipe)
-    for words in require_undamaged([recipe], verify):
+    job = training.training_job(resolved)
+    stage_checks.require_device(resolved)
+    stage_checks.require_inputs(resolved)
+    stage_checks.require_start(resolved)
+    stage_checks.require_same(resolved)
+    for words in require_undamaged([resolved], verify):
         note(f"note: {words}")
     with in_use(folder):
-        records.record(recipe, start=str(recipe.resume.start or "scratch"))
+        records.record(resolved, start=str(recipe.resume.start or "scratch"))
         log = folder / "output.log"
         watched = Watched(
-            recipe.log.name,
-            int(recipe.trainer.max_steps),
-            folder / "metrics.jsonl",
-            tokens_per_batch(recipe),
+            resolved.name, resolved.steps, resolved.metrics, resolved.tokens_per_batch
         )
         note(f"the ranks write to {folder / 'launch'}")
         with resumable(), output_to(log) as console, progress(console, [watched]):

@@ -204,10 +204,9 @@ def _run(
         # The server that ranks are forked from imports meanwhile; a refusal removes its log.
         preload(run / PRELOADING)
         place = store or STORE
-        from longhaul.jobs import local_chain
         from longhaul.rehearsal import build
 
-        recipes = build.recipes(made, words, run=run, store=place)
+        stages = build.stages(made, words, run=run, store=place)
         if store is None and not place.exists():
             from data.synthetic import prepare_made_up
 
@@ -215,14 +214,13 @@ def _run(
         _emptied(run)
         (run / PRELOADING).replace(log)
         _record(run, made, [], 0.0)
-        made_up = build.require_impactful(recipes, stand_in=store is None)
-        jobs = build.jobs(made, recipes, run=run, store=place)
-        planned = [build.planned(recipe) for recipe in recipes]
+        made_up = build.require_impactful(stages, stand_in=store is None)
+        jobs = build.jobs(made, stages, run=run, store=place)
+        planned = [build.planned(stage) for stage in stages]
     if made_up:
         note("note: the analysis of impactful tokens is made up")
     watched = [
-        Watched(stage.name, stage.steps, local_chain.metrics(recipe), int(stage.tokens_per_step))
-        for stage, recipe in zip(planned, recipes, strict=True)
+        Watched(stage.name, stage.steps, stage.metrics, stage.tokens_per_batch) for stage in stages
     ]
     note(f"the ranks write to {log}")
     with (  # while the ranks run, descriptors 1 and 2 are the log

@@ -119,40 +119,33 @@ def _run_here(
         from longhaul.jobs import local_chain
         from longhaul.run_folder.places import require_places
         from longhaul.run_folder.undamaged import require_undamaged
-        from recipes.resolved import read
-        from recipes.resolved.read import tokens_per_batch
         from slurm.experiment import commands, run_in_order
 
-        recipes = local_chain.recipes(plan, words, device)
-        for recipe in recipes:
-            require_places(recipe)
-        local_chain.require(recipes, started=not dryrun)
-        notes = [] if dryrun else require_undamaged(recipes, plan.verify)
-        standing = local_chain.standing(recipes)
+        stages = local_chain.stages(plan, words, device)
+        for stage in stages:
+            require_places(stage.recipe)
+        local_chain.require(stages, started=not dryrun)
+        notes = [] if dryrun else require_undamaged(stages, plan.verify)
+        standing = local_chain.standing(stages)
     for said in notes if dryrun else (*notes, *standing):
         note(f"note: {said}")
-    ladder_table.describe(plan, recipes)
+    ladder_table.describe(plan, stages)
     if dryrun:
         for said in standing:
             typer.echo(f"# {said}")
-        jobs = local_chain.jobs(plan, recipes, record=False)
+        jobs = local_chain.jobs(plan, stages, record=False)
         lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
         for line in lines or ["nothing is left to do"]:
             typer.echo(line)
         return
     with ExitStack() as held:
         # The evaluation at the end writes where `longhaul evaluate` does.
-        for folder in (*map(read.folder_of, recipes), plan.run / "eval"):
+        for folder in (*(stage.folder for stage in stages), plan.run / "eval"):
             held.enter_context(in_use(folder))
-        jobs = local_chain.jobs(plan, recipes, record=True)
+        jobs = local_chain.jobs(plan, stages, record=True)
         watched = [
-            Watched(
-                recipe.log.name,
-                int(recipe.trainer.max_steps),
-                local_chain.metrics(recipe),
-                tokens_per_batch(recipe),
-            )
-            for recipe in recipes
+            Watched(stage.name, stage.steps, stage.metrics, stage.tokens_per_batch)
+            for stage in stages
         ]
         if jobs:
             note(f"the ranks write to {plan.run / 'launch'}")

@@ -20,7 +20,7 @@ from recipes.spec.gate import gate_from
 from slurm.cluster_file import ClusterFile, load
 
 if TYPE_CHECKING:
-    import nemo_run
+    from recipes.resolved.stage import ResolvedStage
 
 
 def run_on_cluster(
@@ -50,30 +50,31 @@ def run_on_cluster(
         from slurm.experiment import scripts, submit
 
         notes = submission_checks.require(file, folders(plan, documents, export))
-        made = (
-            local_chain.recipes(plan, words, device)
+        resolved = (
+            local_chain.stages(plan, words, device)
             if nodes is None
             else _laid_out(plan, words, cluster, nodes, device)
         )
+        stages = [stage.planned(plan.card, file.hardware) for stage in resolved]
         if documents is None:
-            local_chain.require_store(made)
-        require_time(plan, made, file)
-        for recipe in made:
-            stage_checks.require_same(recipe)
-        standing = local_chain.standing(made)
+            local_chain.require_store(stages)
+        require_time(stages, file)
+        for stage in stages:
+            stage_checks.require_same(stage)
+        standing = local_chain.standing(stages)
         if not dryrun:
-            for recipe in made:
-                require_places(recipe)
+            for stage in stages:
+                require_places(stage.recipe)
             submission_checks.require_idle(plan, file)
-            if made[0].resume.start is not None:
-                stage_checks.require_start(made[0])
-            notes = [*notes, *require_checkpoints(made, plan.verify)]
-            local_chain.write_records(plan, made)
+            if stages[0].recipe.resume.start is not None:
+                stage_checks.require_start(stages[0])
+            notes = [*notes, *require_checkpoints(stages, plan.verify)]
+            local_chain.write_records(plan, stages)
             submission_checks.require_shared(plan, file)
-        jobs = slurm_chain.jobs(plan, made, file, documents=documents, export=export)
+        jobs = slurm_chain.jobs(plan, stages, file, documents=documents, export=export)
     for words_ in notes if dryrun else (*notes, *standing):
         note(f"note: {words_}")
-    ladder_table.describe(plan, made)
+    ladder_table.describe(plan, stages)
     if dryrun:
         for words_ in standing:
             typer.echo(f"# {words_}")
@@ -109,8 +110,8 @@ def _with_gates(plan: ladder_run.Plan, words: str) -> ladder_run.Plan:
 
 def _laid_out(
     plan: ladder_run.Plan, words: Sequence[str], cluster: str, nodes: int, device: str | None
-) -> "list[nemo_run.Partial]":
-    """Return the recipes laid out by the planner on a number of nodes of a cluster."""
+) -> "list[ResolvedStage]":
+    """Return the stages laid out by the planner on a number of nodes of a cluster."""
     from longhaul.jobs import local_chain
     from recipes.shipped.factories import FACTORIES
     from recipes.shipped.select import Combination, layout_for

@@ -18,7 +18,7 @@ from recipes.checkpoints.files import require_whole
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint
 from recipes.constraints import laws
 from recipes.resolved import yaml_file
-from recipes.resolved.read import device_of
+from recipes.resolved.stage import ResolvedStage
 from slurm.experiment import Job
 from slurm.local_executor import local_executor
 
@@ -99,22 +99,20 @@ def recipe_of(run: Path, stage: str) -> nemo_run.Partial:
     return yaml_file.read(stage_folder(run, stage) / RECIPE)
 
 
-def evaluation_layout(recipe: nemo_run.Partial) -> dict[str, Any]:
+def evaluation_layout(stage: ResolvedStage) -> dict[str, Any]:
     """Return the ranks, kinds of parallelism and device to evaluate a stage with.
 
     On GPUs those that trained it, since its length needs them; on CPU two ranks that share the
     documents, which is faster than sharing each.
     """
-    strategy = recipe.trainer.strategy
-    on_gpu = device_of(recipe) == "cuda"
-    tp = int(strategy.tensor_model_parallel_size) if on_gpu else 1
-    cp = int(strategy.context_parallel_size) if on_gpu else 1
-    ranks = tp * cp if on_gpu else min(2, os.cpu_count() or 1)
+    layout = stage.layout
+    on_gpu = layout.device == "cuda"
+    tp, cp = (layout.tp, layout.cp.size) if on_gpu else (1, 1)
     return {
-        "ranks": ranks,
+        "ranks": tp * cp if on_gpu else min(2, os.cpu_count() or 1),
         "tensor_parallel": tp,
         "context_parallel": cp,
-        "device": device_of(recipe),
+        "device": layout.device,
     }
 
 

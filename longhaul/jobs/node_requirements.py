@@ -8,9 +8,9 @@ from typing import Any
 import nemo_run
 
 from longhaul.jobs import evaluation
-from longhaul.jobs.job_times import planned
 from longhaul.jobs.ladder_run import Plan
-from recipes.resolved import read
+from recipes.nemo2.settings import MEGATRON_FSDP
+from recipes.resolved.stage import ResolvedStage
 from recipes.spec.units import GiB
 from slurm.cluster_file import ClusterFile
 from slurm.preflight.requirements import Bandwidth, Expected, inner_degree, thresholds
@@ -18,40 +18,39 @@ from slurm.preflight.requirements import Bandwidth, Expected, inner_degree, thre
 OF_A_GPU_NODE = ("linked_gpus", "gpu_memory_gib", "capability", "shared_memory_gib")
 
 
-def of_training(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> nemo_run.Config:
+def of_training(plan: Plan, file: ClusterFile, stage: ResolvedStage) -> nemo_run.Config:
     """Return the requirements of a stage: its ranks, links, host memory, and room to write."""
-    strategy = recipe.trainer.strategy
-    per_node, cp = int(recipe.trainer.devices), int(strategy.context_parallel_size)
-    expected = _expected(plan, nodes=int(recipe.trainer.num_nodes), per_node=per_node)
+    layout, per_node = stage.layout, stage.ranks_per_node
+    expected = _expected(plan, nodes=stage.nodes, per_node=per_node)
     _set(
         expected,
         **_folders(file),
         **_speed(file),
-        **_machine(file, recipe, per_node),
-        tp=int(strategy.tensor_model_parallel_size),
-        cp=cp,
-        ulysses=inner_degree(recipe.model.config.cp, cp),
-        megatron_fsdp=bool(strategy.ddp.use_megatron_fsdp),
-        host_bytes_per_rank=_host_bytes(plan, file, recipe),
-        checkpoint_folder=_path(Path(recipe.log.ckpt.dirpath)),
+        **_machine(file, stage, per_node),
+        tp=layout.tp,
+        cp=layout.cp.size,
+        ulysses=inner_degree(stage.recipe.model.config.cp, layout.cp.size),
+        megatron_fsdp=layout.sharding in MEGATRON_FSDP,
+        host_bytes_per_rank=_host_bytes(stage),
+        checkpoint_folder=_path(stage.checkpoints),
         store=_path(plan.store),
     )
     return expected
 
 
 def of_evaluation(
-    plan: Plan, file: ClusterFile, recipe: nemo_run.Partial, *, nodes: int, per_node: int
+    plan: Plan, file: ClusterFile, stage: ResolvedStage, *, nodes: int, per_node: int
 ) -> nemo_run.Config:
     """Return the requirements of an evaluation: no room for checkpoints, no pinned memory."""
-    layout = evaluation.evaluation_layout(recipe)
+    layout = evaluation.evaluation_layout(stage)
     expected = _expected(plan, nodes=nodes, per_node=per_node)
     _set(
         expected,
         **_speed(file),
-        **_machine(file, recipe, per_node),
+        **_machine(file, stage, per_node),
         tp=layout["tensor_parallel"],
         cp=layout["context_parallel"],
-        ulysses=inner_degree(recipe.model.config.cp, layout["context_parallel"]),
+        ulysses=inner_degree(stage.recipe.model.config.cp, layout["context_parallel"]),
         store=_path(plan.store),
     )
     return expected
@@ -97,9 +96,9 @@ def _speed(file: ClusterFile) -> dict[str, Any]:
     return {name: said[name] for name in ("slow_warned", "slow_failed")}
 
 
-def _machine(file: ClusterFile, recipe: nemo_run.Partial, per_node: int) -> dict[str, Any]:
+def _machine(file: ClusterFile, stage: ResolvedStage, per_node: int) -> dict[str, Any]:
     """Return the requirements on a node with GPUs; empty for CPU ranks."""
-    if read.device_of(recipe) == "cpu" or file.hardware is None:
+    if stage.layout.device == "cpu" or file.hardware is None:
         return {}
     machine, said = Expected.of(file.hardware), thresholds(file)
     found = {name: getattr(machine, name) for name in OF_A_GPU_NODE}
@@ -109,14 +108,14 @@ def _machine(file: ClusterFile, recipe: nemo_run.Partial, per_node: int) -> dict
     return {**found, "gpus_per_node": per_node}
 
 
-def _host_bytes(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> float:
+def _host_bytes(stage: ResolvedStage) -> float:
     """Return the bytes that a rank pins: offload's cap or the plan's host memory, if larger.
 
     `cap_gib` covers only activations, and the plan, with the optimizer, ignores a raised cap.
     """
-    offload, found = recipe.model.config.offload, planned(plan, recipe, file)
+    offload = stage.layout.offload
     cap = offload.cap_gib * GiB if offload.tensors != "none" else 0.0
-    return max(cap, 0.0 if found is None else found.memory.host)
+    return max(cap, 0.0 if stage.plan is None else stage.plan.memory.host)
 
 
 def _path(folder: Path) -> nemo_run.Config:

@@ -4,32 +4,27 @@
 from typing import Any
 
 import fiddle as fdl
-import nemo_run
 
 from custom_modules.rope.config import RopeScaling
 from eval.run_folder import write_json
 from recipes.checkpoints.marker import RECIPE
 from recipes.resolved import yaml_file
-from recipes.resolved.read import folder_of, tokens_per_batch, trained_length, world_size
+from recipes.resolved.stage import ResolvedStage
 
 
-def record(recipe: nemo_run.Partial, start: str) -> None:
+def record(stage: ResolvedStage, start: str) -> None:
     """Write the stage's resolved recipe and its facts into its folder."""
-    folder, config, strategy = folder_of(recipe), recipe.model.config, recipe.trainer.strategy
-    yaml_file.write(recipe, folder / RECIPE)
-    tp = int(strategy.tensor_model_parallel_size)
-    cp = int(strategy.context_parallel_size)
-    pp = int(strategy.pipeline_model_parallel_size)
+    yaml_file.write(stage.recipe, stage.folder / RECIPE)
     write_json(
-        folder / "stage.json",
+        stage.folder / "stage.json",
         {
-            "name": recipe.log.name,
-            "seq_length": recipe.data.seq_length,
-            "target_length": trained_length(recipe),
-            "rope": _described_rotation(fdl.build(config.rope)),
-            "tokens": recipe.trainer.max_steps * tokens_per_batch(recipe),
-            "tokens_per_batch": tokens_per_batch(recipe),
-            "layout": {"tp": tp, "cp": cp, "pp": pp, "dp": world_size(recipe) // (tp * cp * pp)},
+            "name": stage.name,
+            "seq_length": stage.seq_length,
+            "target_length": stage.trained_length,
+            "rope": _described_rotation(fdl.build(stage.recipe.model.config.rope)),
+            "tokens": stage.steps * stage.tokens_per_batch,
+            "tokens_per_batch": stage.tokens_per_batch,
+            "layout": stage.layout.degrees,
             "start": start,
         },
     )

@@ -14,14 +14,13 @@ import nemo_run
 
 from eval.gate import evaluate_and_judge, has_passed
 from longhaul.jobs import evaluation, local_chain, node_requirements
-from longhaul.jobs.job_times import planned, save_seconds
+from longhaul.jobs.job_times import save_seconds
 from longhaul.jobs.ladder_run import Plan
 from longhaul.jobs.store_source import Documents, prepare_for
 from recipes.checkpoints.marker import RECIPE
 from recipes.hugging_face.export import export_stage
 from recipes.nemo2.settings import described
-from recipes.resolved import read
-from recipes.resolved.read import trained_length
+from recipes.resolved.stage import ResolvedStage
 from slurm.cluster_file import ClusterFile
 from slurm.entrypoint import run, train
 from slurm.executors import executor
@@ -30,7 +29,7 @@ from slurm.experiment import Job
 
 def jobs(
     plan: Plan,
-    made: Sequence[nemo_run.Partial],
+    stages: Sequence[ResolvedStage],
     file: ClusterFile,
     *,
     documents: Documents | None,
@@ -41,30 +40,30 @@ def jobs(
     """Return the jobs that are left to do, in order; a stage that is finished is not run again."""
     found: list[Job] = []
     if documents is not None:
-        found.append(_prepare(plan, file, documents, local_chain.longest(made)))
-    lengths = sorted({trained_length(recipe) for recipe in made})
-    for (name, stage), recipe in zip(plan.chosen, made, strict=True):
-        if not local_chain.is_done(recipe):
-            found.append(_train(plan, file, recipe))
-        elif has_passed(plan.run, recipe.log.name):
+        found.append(_prepare(plan, file, documents, local_chain.longest(stages)))
+    lengths = sorted({stage.trained_length for stage in stages})
+    for (name, of_ladder), stage in zip(plan.chosen, stages, strict=True):
+        if not stage.is_done:
+            found.append(_train(plan, file, stage))
+        elif has_passed(plan.run, stage.name):
             continue
-        reached = [length for length in lengths if length <= trained_length(recipe)]
+        reached = [length for length in lengths if length <= stage.trained_length]
         task = nemo_run.Partial(
             evaluate_and_judge,
             run=str(plan.run.resolve()),
-            stage=recipe.log.name,
+            stage=stage.name,
             before=plan.before(name),
-            gate=described(stage.gate),
+            gate=described(of_ladder.gate),
             store=str(plan.store.resolve()),
             lengths=reached,
             documents=evaluation_documents,
             trials=trials,
             verify=plan.verify is not False,
-            **_parallel(recipe),
+            **_parallel(stage),
         )
-        found.append(_evaluate(plan, file, task, recipe))
+        found.append(_evaluate(plan, file, task, stage))
     if export is not None:
-        source = str(read.folder_of(made[-1]).resolve())
+        source = str(stages[-1].folder.resolve())
         task = nemo_run.Partial(
             export_stage,
             source=source,
@@ -92,37 +91,34 @@ def _prepare(plan: Plan, file: ClusterFile, documents: Documents, length: int) -
     return _on_ranks(plan, file, "prepare", task, expected)
 
 
-def _train(plan: Plan, file: ClusterFile, recipe: nemo_run.Partial) -> Job:
-    folder = read.folder_of(recipe)
+def _train(plan: Plan, file: ClusterFile, stage: ResolvedStage) -> Job:
     task = nemo_run.Partial(
         train,
-        config=str(folder / RECIPE),
-        expected=node_requirements.of_training(plan, file, recipe),
+        config=str(stage.folder / RECIPE),
+        expected=node_requirements.of_training(plan, file, stage),
         seconds=file.preflight_seconds,
     )
     made = executor(
-        _with_gpus(file, recipe),
-        nodes=int(recipe.trainer.num_nodes),
-        ranks_per_node=int(recipe.trainer.devices),
+        _with_gpus(file, stage),
+        nodes=stage.nodes,
+        ranks_per_node=stage.ranks_per_node,
         folder=plan.run / "launch",
-        outcome=folder / "outcome",
-        save_seconds=save_seconds(file, planned(plan, recipe, file)),
+        outcome=stage.folder / "outcome",
+        save_seconds=save_seconds(file, stage),
     )
-    return Job(recipe.log.name, task, made)
+    return Job(stage.name, task, made)
 
 
-def _evaluate(
-    plan: Plan, file: ClusterFile, task: nemo_run.Partial, recipe: nemo_run.Partial
-) -> Job:
+def _evaluate(plan: Plan, file: ClusterFile, task: nemo_run.Partial, stage: ResolvedStage) -> Job:
     """Return the job of a stage's evaluation, on the ranks that its length needs."""
-    ranks = evaluation.evaluation_layout(recipe)["ranks"]
-    nodes = -(-ranks // int(recipe.trainer.devices))
+    ranks = evaluation.evaluation_layout(stage)["ranks"]
+    nodes = -(-ranks // stage.ranks_per_node)
     while ranks % nodes:
         nodes += 1
     size = {"nodes": nodes, "per_node": ranks // nodes}
-    expected = node_requirements.of_evaluation(plan, file, recipe, **size)
-    name = f"evaluate_{recipe.log.name}"
-    return _on_ranks(plan, _with_gpus(file, recipe), name, task, expected, **size)
+    expected = node_requirements.of_evaluation(plan, file, stage, **size)
+    name = f"evaluate_{stage.name}"
+    return _on_ranks(plan, _with_gpus(file, stage), name, task, expected, **size)
 
 
 def _on_ranks(
@@ -147,15 +143,15 @@ def _on_ranks(
     return Job(name, nemo_run.Partial(run, task=task, expected=expected, seconds=0.0), made)
 
 
-def _parallel(recipe: nemo_run.Partial) -> dict[str, Any]:
-    layout = evaluation.evaluation_layout(recipe)
+def _parallel(stage: ResolvedStage) -> dict[str, Any]:
+    layout = evaluation.evaluation_layout(stage)
     layout.pop("ranks")
     return layout
 
 
-def _with_gpus(file: ClusterFile, recipe: nemo_run.Partial) -> ClusterFile:
+def _with_gpus(file: ClusterFile, stage: ResolvedStage) -> ClusterFile:
     """Return the cluster file, asking for no GPUs if the ranks of a stage are on the CPU."""
-    return file if read.device_of(recipe) == "cuda" else _without_gpus(file)
+    return file if stage.layout.device == "cuda" else _without_gpus(file)
 
 
 def _without_gpus(file: ClusterFile) -> ClusterFile:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fiddle as fdl
-import nemo_run
 import torch
 
 from custom_modules.attention.registry import kernel_for
@@ -18,45 +17,46 @@ from eval.run_folder import BrokenResultError, read_stage
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint, start_checkpoint
 from recipes.resolved import yaml_file
 from recipes.resolved.overrides import require_same_rotary_dims
-from recipes.resolved.read import context_parallelism, device_of, folder_of, world_size
+from recipes.resolved.read import context_parallelism
+from recipes.resolved.stage import ResolvedStage
 
 
-def described(recipe: nemo_run.Partial) -> str:
+def described(stage: ResolvedStage) -> str:
     """Return in words how ranks share a sequence, and why."""
-    return f"context parallelism: {context_parallelism(recipe)}"
+    return f"context parallelism: {context_parallelism(stage.recipe)}"
 
 
-def require_device(recipe: nemo_run.Partial) -> None:
-    """Raise ValueError if the recipe needs more GPUs, or another kernel, than are here."""
-    device = device_of(recipe)
-    if device == "cuda":
-        _require_gpus(recipe)
-    config, fp32 = recipe.model.config, recipe.trainer.plugins.precision == "32"
-    dtype = torch.float32 if fp32 else torch.bfloat16
-    kernel_for(torch.device(device), dtype, config.kv_channels, config.attention_kernel)
+def require_device(stage: ResolvedStage) -> None:
+    """Raise ValueError where the recipe needs more GPUs, or another kernel, than are here."""
+    layout, config = stage.layout, stage.recipe.model.config
+    if layout.device == "cuda":
+        _require_gpus(stage)
+    dtype = torch.float32 if layout.precision == "fp32" else torch.bfloat16
+    kernel_for(torch.device(layout.device), dtype, config.kv_channels, config.attention_kernel)
 
 
-def fewer_ranks(recipe: nemo_run.Partial, shipped: int) -> Iterator[str]:
+def fewer_ranks(stage: ResolvedStage, shipped: int) -> Iterator[str]:
     """Yield a sentence if a recipe for `shipped` GPUs runs on fewer, each of which holds more."""
-    ranks = world_size(recipe)
-    if device_of(recipe) == "cuda" and ranks < shipped:
+    ranks = stage.layout.world_size
+    if stage.layout.device == "cuda" and ranks < shipped:
         yield (
-            f"{recipe.log.name} is laid out for {shipped} GPUs and runs on {ranks}, each of which "
+            f"{stage.name} is laid out for {shipped} GPUs and runs on {ranks}, each of which "
             "holds more; `longhaul doctor oom` says whether it fits"
         )
 
 
-def _require_gpus(recipe: nemo_run.Partial) -> None:
-    needed, found = int(recipe.trainer.devices), torch.cuda.device_count()
+def _require_gpus(stage: ResolvedStage) -> None:
+    needed, found = stage.ranks_per_node, torch.cuda.device_count()
     if found < needed:
         raise ValueError(
-            f"{recipe.log.name} needs {needed} CUDA GPUs on each node and this machine has "
+            f"{stage.name} needs {needed} CUDA GPUs on each node and this machine has "
             f"{found}; run it on a machine that has them, or on CPU ranks with --device cpu"
         )
 
 
-def require_inputs(recipe: nemo_run.Partial) -> Manifest:
+def require_inputs(stage: ResolvedStage) -> Manifest:
     """Return the store's manifest; raise ValueError if store, vocabulary or start do not fit."""
+    recipe = stage.recipe
     manifest = Manifest.load(recipe.data.store)
     rows = recipe.model.config.vocab_size
     if manifest.tokenizer.vocab_size > rows:
@@ -64,7 +64,7 @@ def require_inputs(recipe: nemo_run.Partial) -> Manifest:
             f"the tokenizer of {recipe.data.store} has {manifest.tokenizer.vocab_size:,} tokens "
             f"and the model {rows:,} rows; prepare the store with the model's tokenizer"
         )
-    for folder in (recipe.resume.resume_from_directory, recipe.resume.start):
+    for folder in (stage.checkpoints, recipe.resume.start):
         found = None if folder is None else newest_checkpoint(Path(folder))
         facts = None if found is None else checkpoint_facts(found)
         if facts is not None:
@@ -75,30 +75,29 @@ def require_inputs(recipe: nemo_run.Partial) -> Manifest:
     return manifest
 
 
-def require_start(recipe: nemo_run.Partial) -> None:
+def require_start(stage: ResolvedStage) -> None:
     """Raise ValueError if the stage starts from a checkpoint that is missing or incomplete."""
-    if recipe.resume.start is not None and not newest_checkpoint(
-        Path(recipe.resume.resume_from_directory)
-    ):
+    start = stage.recipe.resume.start
+    if start is not None and not newest_checkpoint(stage.checkpoints):
         try:
-            start_checkpoint(Path(recipe.resume.start))
+            start_checkpoint(Path(start))
         except ValueError as error:
-            raise ValueError(f"{recipe.log.name} cannot start: {error}") from None
+            raise ValueError(f"{stage.name} cannot start: {error}") from None
 
 
-def require_same(recipe: nemo_run.Partial) -> None:
+def require_same(stage: ResolvedStage) -> None:
     """Raise ValueError if the stage's folder holds checkpoints of another recipe.
 
     The same applies if the stage's record there cannot be read. Steps count too: Megatron shuffles
     the samples for the number of steps that a run will take.
     """
-    folder = folder_of(recipe)
+    folder, recipe = stage.folder, stage.recipe
     try:
         read_stage(folder.parents[1], folder.name)
     except BrokenResultError as error:
         raise ValueError(f"{error}; remove the file, and it is written again") from None
     saved = folder / RECIPE
-    if newest_checkpoint(Path(recipe.resume.resume_from_directory)) is None or not saved.is_file():
+    if newest_checkpoint(stage.checkpoints) is None or not saved.is_file():
         return
     before = yaml_file.read(saved)
     differing = [
@@ -106,7 +105,7 @@ def require_same(recipe: nemo_run.Partial) -> None:
         for part in ("model", "data", "optim")
         if getattr(before, part) != getattr(recipe, part)
     ]
-    if before.trainer.max_steps != recipe.trainer.max_steps:
+    if before.trainer.max_steps != stage.steps:
         differing.append("trainer.max_steps")
     if differing:
         raise ValueError(

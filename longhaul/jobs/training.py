@@ -4,13 +4,13 @@
 import nemo_run
 
 from recipes.checkpoints.marker import RECIPE
-from recipes.resolved.read import folder_of, world_size
+from recipes.resolved.stage import ResolvedStage
 from slurm.entrypoint import train
 from slurm.experiment import Job
 from slurm.local_executor import local_executor
 
 
-def training_job(recipe: nemo_run.Partial) -> Job:
+def training_job(stage: ResolvedStage) -> Job:
     """Return the job that trains the stage on this machine, once its recipe is recorded."""
-    task = nemo_run.Partial(train, config=str(folder_of(recipe) / RECIPE))
-    return Job(recipe.log.name, task, local_executor(world_size(recipe)))
+    task = nemo_run.Partial(train, config=str(stage.folder / RECIPE))
+    return Job(stage.name, task, local_executor(stage.layout.world_size))

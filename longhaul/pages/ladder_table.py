@@ -11,10 +11,10 @@ import typer
 from longhaul.jobs.ladder_run import Plan
 
 if TYPE_CHECKING:
-    import nemo_run
+    from recipes.resolved.stage import ResolvedStage
 
 
-def describe(plan: Plan, recipes: "list[nemo_run.Partial]") -> None:
+def describe(plan: Plan, stages: "Sequence[ResolvedStage]") -> None:
     """Print a line per stage: its length, rotation, steps and ranks, and what it starts from."""
     from rich.table import Table
 
@@ -22,8 +22,8 @@ def describe(plan: Plan, recipes: "list[nemo_run.Partial]") -> None:
 
     columns = ("stage", "tokens", "RoPE", "steps", "tokens/step", "ranks", "starts from")
     lines = [
-        dict(zip(columns, (name, *_row(recipe)), strict=True))
-        for (name, _), recipe in zip(plan.chosen, recipes, strict=True)
+        dict(zip(columns, (name, *_row(stage)), strict=True))
+        for (name, _), stage in zip(plan.chosen, stages, strict=True)
     ]
 
     def table(without: Sequence[str]) -> Table:
@@ -41,28 +41,19 @@ def describe(plan: Plan, recipes: "list[nemo_run.Partial]") -> None:
             typer.echo(f"{line['stage']} starts from {line['starts from']}")
 
 
-def _row(recipe: "nemo_run.Partial") -> tuple[str, ...]:
-    rope: Any = recipe.model.config.rope
+def _row(stage: "ResolvedStage") -> tuple[str, ...]:
+    rope: Any = stage.recipe.model.config.rope
     rotation = f"{rope.method}, base {rope.base:,.0f}"
     if rope.method != "default":
         rotation += f", factor {rope.factor:g}"
-    strategy = recipe.trainer.strategy
-    ranks = int(recipe.trainer.devices) * int(recipe.trainer.num_nodes)
-    kinds = {
-        "TP": strategy.tensor_model_parallel_size,
-        "CP": strategy.context_parallel_size,
-        "PP": strategy.pipeline_model_parallel_size,
-    }
-    dp = ranks
-    for size in kinds.values():
-        dp //= size
-    layout = " ".join(f"{kind}{size}" for kind, size in {**kinds, "DP": dp}.items() if size > 1)
-    start = recipe.resume.start
+    sizes = {kind.upper(): size for kind, size in stage.layout.degrees.items() if size > 1}
+    layout = " ".join(f"{kind}{size}" for kind, size in sizes.items())
+    ranks, start = stage.layout.world_size, stage.recipe.resume.start
     return (
-        f"{recipe.data.seq_length:,}",
+        f"{stage.seq_length:,}",
         rotation,
-        f"{recipe.trainer.max_steps:,}",
-        f"{recipe.data.global_batch_size * recipe.data.seq_length:,}",
+        f"{stage.steps:,}",
+        f"{stage.tokens_per_batch:,}",
         f"{ranks} ({layout})" if layout else str(ranks),
         "random weights" if start is None else _short(Path(start)),
     )

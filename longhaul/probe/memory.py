@@ -58,6 +58,7 @@ def memory(
         from longhaul.probe import resize
         from recipes.resolved import overrides, read, single_step, yaml_file
         from recipes.resolved.read import world_size
+        from recipes.resolved.stage import ResolvedStage
         from recipes.shipped import factories
 
         recipe = overrides.override(factories.recipe_named(factory), context.args)
@@ -66,7 +67,7 @@ def memory(
             device = "cpu"
         overrides.on_device(recipe, device or None)
     recipe = resize.resized(recipe, shrunk=shrink, seq=length, layers=layers, hidden=hidden)
-    stage_checks.require_device(recipe)
+    stage_checks.require_device(ResolvedStage.of(recipe))
     ranks, where = world_size(recipe), read.device_of(recipe)
     require_ranks(recipe, ranks, where)
     require_memory(recipe, ranks, where, resize.about_bytes(recipe))

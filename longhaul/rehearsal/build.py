@@ -17,7 +17,7 @@ from recipes.nemo2.settings import place
 from recipes.pretrain import pretrain
 from recipes.rehearsal.plan import Rehearsal
 from recipes.resolved import read
-from recipes.resolved.read import tokens_per_batch, world_size
+from recipes.resolved.stage import ResolvedStage
 from recipes.spec.stage import Cosine
 from slurm.experiment import Job
 
@@ -25,68 +25,60 @@ DOCUMENTS = 4
 """Held-out documents of the evaluation."""
 
 
-def recipes(
+def stages(
     rehearsal: Rehearsal, words: Sequence[str], *, run: Path, store: Path
-) -> list[nemo_run.Partial]:
+) -> list[ResolvedStage]:
     """Return the recipe of each stage, placed, overridden and checked."""
-    made: list[nemo_run.Partial] = []
+    made: list[ResolvedStage] = []
     for part in rehearsal.parts:
         stage = part.stage
         recipe = pretrain(rehearsal.card, part.ladder, stage.seq_length, part.layout)
         place(recipe, rehearsal.card, part.ladder, stage, run_to=run, store=store)
         if stage.start == "card":
-            recipe.resume.start = made[0].log.ckpt.dirpath
+            recipe.resume.start = made[0].recipe.log.ckpt.dirpath
         # A checkpoint or a validation costs as much as a few steps: once, after the last.
         recipe.log.ckpt.every_n_train_steps = recipe.trainer.val_check_interval = stage.steps
         recipe.trainer.limit_val_batches = 1
         recipe = local_chain.overridden(recipe, words)
         path = read.folder_of(recipe) / WEIGHT_SUMS
         recipe.trainer.callbacks.append(nemo_run.Config(WeightSums, path=str(path)))
-        made.append(recipe)
+        made.append(ResolvedStage.of(recipe))
     return made
 
 
-def planned(recipe: nemo_run.Partial) -> Planned:
+def planned(stage: ResolvedStage) -> Planned:
     """Return the values that a resolved recipe plans."""
-    strategy, steps = recipe.trainer.strategy, int(recipe.trainer.max_steps)
-    sizes = {
-        "tp": int(strategy.tensor_model_parallel_size),
-        "cp": int(strategy.context_parallel_size),
-        "pp": int(strategy.pipeline_model_parallel_size),
-    }
-    model_ranks = sizes["tp"] * sizes["cp"] * sizes["pp"]
+    recipe = stage.recipe
     schedule = recipe.optim.lr_scheduler
     shape = Cosine(peak=0.5, warmup_ratio=schedule.warmup_ratio)
     return Planned(
-        name=recipe.log.name,
-        seq_length=int(recipe.data.seq_length),
-        steps=steps,
-        tokens_per_step=tokens_per_batch(recipe),
+        name=stage.name,
+        seq_length=stage.seq_length,
+        steps=stage.steps,
+        tokens_per_step=stage.tokens_per_batch,
         # NeMo's rate peaks at the step after the last one of the warm-up.
-        first_rate=recipe.optim.config.lr / (shape.warmup_steps(steps) + 1),
+        first_rate=recipe.optim.config.lr / (shape.warmup_steps(stage.steps) + 1),
         rope=fdl.build(recipe.model.config.rope).to_dict(),
-        layout={**sizes, "dp": world_size(recipe) // model_ranks},
+        layout=stage.layout.degrees,
     )
 
 
-def jobs(
-    rehearsal: Rehearsal, made: list[nemo_run.Partial], *, run: Path, store: Path
-) -> list[Job]:
+def jobs(rehearsal: Rehearsal, made: list[ResolvedStage], *, run: Path, store: Path) -> list[Job]:
     """Return the jobs in order, after the checks of `longhaul run`; the recipes are written."""
     plan = Plan(ladder=rehearsal.parts[1].ladder, card=rehearsal.card, run=run, store=store)
     local_chain.require(made, started=True)
     return local_chain.jobs(plan, made, record=True, documents=DOCUMENTS, trials=0)
 
 
-def require_impactful(made: list[nemo_run.Partial], *, stand_in: bool) -> bool:
+def require_impactful(made: list[ResolvedStage], *, stand_in: bool) -> bool:
     """Require the store's impactful tokens if a stage uses them; with `stand_in` make them up.
 
     Returns whether they were made up: every tenth token of the vocabulary.
     """
-    chosen = [getattr(recipe.data, "sentences", None) for recipe in made]
+    chosen = [getattr(stage.recipe.data, "sentences", None) for stage in made]
     if not any(one is not None and one.anchors == "impactful" for one in chosen):
         return False
-    manifest = Manifest.load(made[0].data.store)
+    manifest = Manifest.load(made[0].recipe.data.store)
     if stand_in and not (manifest.root / FILE).exists():
         ImpactfulTokens(
             tokens=tuple(range(0, manifest.tokenizer.vocab_size, 10)),

@@ -9,34 +9,33 @@ sizes and index are checked; the ranks verify the contents of its files while th
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import nemo_run
-
 from data import verification
 from data.store import SPLITS, Manifest, SplitName
 from eval.run_folder import stage_folder
 from longhaul.jobs.evaluation import require_trained
 from recipes.checkpoints.files import note, require_whole
 from recipes.checkpoints.marker import newest_checkpoint
+from recipes.resolved.stage import ResolvedStage
 
 
-def require_undamaged(recipes: Sequence[nemo_run.Partial], verify: bool | None) -> list[str]:
+def require_undamaged(stages: Sequence[ResolvedStage], verify: bool | None) -> list[str]:
     """Raise ValueError for damage in the store of stages, or in the checkpoints that they have.
 
     `verify` is True for every byte of the store, None for a sample, False to skip the contents of
     files. Returns notes for the user, a sentence each.
     """
-    notes = require_checkpoints(recipes, verify)
-    for store in dict.fromkeys(str(recipe.data.store) for recipe in recipes):
+    notes = require_checkpoints(stages, verify)
+    for store in dict.fromkeys(str(stage.recipe.data.store) for stage in stages):
         notes += _store(Manifest.load(store), verify, SPLITS)
     return notes
 
 
-def require_checkpoints(recipes: Sequence[nemo_run.Partial], verify: bool | None) -> list[str]:
+def require_checkpoints(stages: Sequence[ResolvedStage], verify: bool | None) -> list[str]:
     """Raise ValueError for an incomplete checkpoint that a stage would read.
 
     Returns a sentence for each checkpoint that is not verified.
     """
-    checkpoints = [checkpoint for recipe in recipes if (checkpoint := _read_by(recipe)) is not None]
+    checkpoints = [checkpoint for stage in stages if (checkpoint := _read_by(stage)) is not None]
     for checkpoint in checkpoints:
         require_whole(checkpoint)
     return _unverified(checkpoints, verify)
@@ -60,12 +59,12 @@ def _unverified(checkpoints: Sequence[Path], verify: bool | None) -> list[str]:
     return [sentence for sentence in notes if sentence is not None]
 
 
-def _read_by(recipe: nemo_run.Partial) -> Path | None:
+def _read_by(stage: ResolvedStage) -> Path | None:
     """Return the checkpoint that a stage reads first, if it exists yet."""
-    own = newest_checkpoint(Path(recipe.resume.resume_from_directory))
-    if own is not None or recipe.resume.start is None:
+    own = newest_checkpoint(stage.checkpoints)
+    if own is not None or stage.recipe.resume.start is None:
         return own
-    start = Path(recipe.resume.start)
+    start = Path(stage.recipe.resume.start)
     of_nemo = start if (start / "weights").is_dir() else None
     return newest_checkpoint(start) or of_nemo
 

@@ -7,6 +7,7 @@ import nemo_run as run
 
 from custom_modules.callbacks.hang_guard import HangGuard
 from custom_modules.callbacks.loss_guard import LossGuard
+from custom_modules.callbacks.step_log import StepLog
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
@@ -45,12 +46,14 @@ def place(
     folder = stage_folder(run_to, recipe_name(card, ladder, stage))
     start = start_folder(card, ladder, stage, run_to)
     recipe.data.store = str(store)
-    recipe.trainer.callbacks[0].path = str(folder / "metrics.jsonl")
-    for guard in recipe.trainer.callbacks[1:]:
-        if isinstance(guard, run.Config) and guard.__fn_or_cls__ is LossGuard:
-            guard.path = str(folder / "rewinds.jsonl")
-        elif isinstance(guard, run.Config) and guard.__fn_or_cls__ is HangGuard:
-            guard.folder = str(folder / "stacks")
+    for callback in recipe.trainer.callbacks:
+        target = callback.__fn_or_cls__ if isinstance(callback, run.Config) else None
+        if target is StepLog:
+            callback.path = str(folder / "metrics.jsonl")
+        elif target is LossGuard:
+            callback.path = str(folder / "rewinds.jsonl")
+        elif target is HangGuard:
+            callback.folder = str(folder / "stacks")
     recipe.log.name = folder.name
     recipe.log.explicit_log_dir = str(folder / "logs")
     recipe.log.ckpt.dirpath = str(folder / "checkpoints")

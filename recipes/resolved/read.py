@@ -7,6 +7,7 @@ from pathlib import Path
 import fiddle as fdl
 import nemo_run as run
 
+from custom_modules.callbacks.step_log import StepLog
 from custom_modules.context_parallel.config import Degrees, degrees
 from recipes.checkpoints.marker import checkpoints_in
 from recipes.nemo2.settings import MEGATRON_FSDP
@@ -87,9 +88,17 @@ def device_of(recipe: run.Partial) -> str:
     return "cpu" if issubclass(recipe.trainer.strategy.__fn_or_cls__, CpuStrategy) else "cuda"
 
 
+def step_log(recipe: run.Partial) -> run.Config:
+    """Return the callback that writes a line a step; raise ValueError for a recipe without one."""
+    for callback in recipe.trainer.callbacks:
+        if isinstance(callback, run.Config) and callback.__fn_or_cls__ is StepLog:
+            return callback
+    raise ValueError("trainer.callbacks has no StepLog, which writes what each step did; add it")
+
+
 def folder_of(recipe: run.Partial) -> Path:
     """Return the folder a stage writes to."""
-    return Path(recipe.trainer.callbacks[0].path).parent
+    return Path(step_log(recipe).path).parent
 
 
 def absolute(recipe: run.Partial) -> None:

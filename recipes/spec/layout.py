@@ -144,6 +144,11 @@ class Layout:
             )
 
     @property
+    def degrees(self) -> dict[str, int]:
+        """Ranks of each kind of parallelism: `tp`, `cp`, `pp`, `dp`."""
+        return {"tp": self.tp, "cp": self.cp.size, "pp": self.pp, "dp": self.dp}
+
+    @property
     def world_size(self) -> int:
         """Total number of ranks."""
         return self.tp * self.cp.size * self.pp * self.dp
