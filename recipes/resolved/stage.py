@@ -34,7 +34,7 @@ class ResolvedStage:
     """`llm.pretrain` with all its arguments, overridden, checked, paths absolute."""
     layout: Layout
     plan: Plan | None = None
-    """Memory and time on the cluster that it is submitted to; None for CPU ranks and without one."""
+    """Memory and time on the cluster that it is submitted to; None for CPU ranks."""
 
     @classmethod
     def of(cls, recipe: run.Partial) -> "ResolvedStage":
@@ -67,7 +67,7 @@ class ResolvedStage:
 
     @cached_property
     def trained_length(self) -> int:
-        """Context that the stage trains for, in tokens; longer than its sequences where it skips."""
+        """Context that the stage trains for, in tokens; skips make it exceed `seq_length`."""
         return trained_length(self.recipe)
 
     @property

@@ -32,13 +32,14 @@ def test_a_misspelled_key_in_a_recipe_file_is_refused_with_the_right_name(answer
 def test_a_run_folder_keeps_to_the_recipe_of_its_checkpoints(answer, small_store, tmp_path):
     from longhaul.jobs import records
     from recipes.resolved import read
+    from recipes.resolved.stage import ResolvedStage
     from recipes.shipped import factories
 
     run = tmp_path / "runs" / "tiny"
     recipe = factories.recipe_named("tiny_512")
     recipe.data.store = str(small_store)
     read.absolute(recipe)
-    records.record(recipe, start="scratch")
+    records.record(ResolvedStage.of(recipe), start="scratch")
     _write_checkpoint(run / "stages" / "tiny_512" / "checkpoints" / "step=20", small_store)
     said = answer("run", "--ladder", "tiny", "--store", small_store, "trainer.max_steps=30").error()
     assert "another trainer.max_steps" in said
@@ -173,14 +174,13 @@ def _recorded(folder, store, stages):
     from recipes.models import CARDS
 
     plan = ladder_run.plan(LADDERS["tiny"], CARDS["tiny"], folder / "runs" / "tiny", store)
-    made = local_chain.recipes(plan, (), None)
-    local_chain.write_records(plan, made)
-    for recipe in made:
-        if recipe.log.name in stages:
-            steps = int(recipe.trainer.max_steps)
-            step = steps if stages[recipe.log.name] == "whole" else steps // 2
-            at = plan.run / "stages" / recipe.log.name / "checkpoints" / f"step={step}"
-            _write_checkpoint(at, store, step=step, max_steps=steps)
+    resolved = local_chain.stages(plan, (), None)
+    local_chain.write_records(plan, resolved)
+    for stage in resolved:
+        if stage.name in stages:
+            step = stage.steps if stages[stage.name] == "whole" else stage.steps // 2
+            at = stage.checkpoints / f"step={step}"
+            _write_checkpoint(at, store, step=step, max_steps=stage.steps)
     return plan.run
 
 

@@ -50,13 +50,14 @@ def trained(tmp_path_factory, small_store) -> Trained:
     import shutil
 
     from longhaul.jobs import records
+    from recipes.resolved.stage import ResolvedStage
 
     folder = tmp_path_factory.mktemp("trained")
     store = Path(shutil.copytree(small_store, folder / "store"))
     options = {"run": str(folder / "run"), "store": str(store), "layout": {"dp": 2}, "steps": 2}
     made = recipe(options)
     made.trainer.val_check_interval = 2
-    records.record(made, start="scratch")
+    records.record(ResolvedStage.of(made), start="scratch")
     with Ranks(train_on_forked_rank, 2, options, str(folder / "log"), server=NEMO) as ranks:
         ranks.results(300)
     return Trained(folder / "run", options, store)
@@ -264,14 +265,15 @@ def test_no_verify_reaches_the_ranks_in_the_recipe_and_is_said(trained, answer):
 
 def test_what_no_verify_leaves_out_is_said_and_nothing_is_read(trained):
     from longhaul.run_folder.undamaged import require_undamaged
+    from recipes.resolved.stage import ResolvedStage
 
-    made = recipe(trained.options)
+    stage = ResolvedStage.of(recipe(trained.options))
     with changed(trained.store / "train.bin", flipped):
-        notes = require_undamaged([made], False)
+        notes = require_undamaged([stage], False)
     assert notes == [
         f"{trained.checkpoint} is not verified, as --no-verify asks",
         f"the store {trained.store} is not verified, as --no-verify asks",
     ]
-    assert require_undamaged([made], None) == []
-    (read,) = require_undamaged([made], True)
+    assert require_undamaged([stage], None) == []
+    (read,) = require_undamaged([stage], True)
     assert "MB have the SHA-256 that was written" in read

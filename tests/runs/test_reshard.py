@@ -22,11 +22,12 @@ def test_a_checkpoint_of_two_tensor_ranks_evaluates_the_same_under_two_context_r
 ):
     from eval.run_folder import write_json
     from longhaul.jobs import records
+    from recipes.resolved.stage import ResolvedStage
     from tests.runs.train import recipe
 
     run = training_run("tp", ranks=2, layout={"tp": 2}, steps=5)
     run.finish()
-    records.record(recipe(run.options), start="scratch")
+    records.record(ResolvedStage.of(recipe(run.options)), start="scratch")
     write_json(run.folder / "run.json", {"ladder": "tiny", "card": "tiny", "stages": ["tiny_512"]})
     done = subprocess.run(
         [LONGHAUL, "evaluate", "--run", run.folder, "--documents", "6", "--context-parallel", "2"],

@@ -11,6 +11,7 @@ import nemo_run as run
 import pytest
 
 from longhaul.jobs import records, training
+from recipes.resolved.stage import ResolvedStage
 from slurm.entrypoint import train
 from slurm.experiment import Job, run_in_order
 from tests.ranks import TREE
@@ -34,8 +35,9 @@ def _programs_of_this_environment(monkeypatch):
 def _job(folder, store) -> Job:
     """Return the job of `longhaul pretrain`, with a bad sample planted in what its ranks read."""
     made = recipe({"run": str(folder), "store": str(store), "layout": {}})
-    records.record(made, start="scratch")
-    job = training.training_job(made)
+    stage = ResolvedStage.of(made)
+    records.record(stage, start="scratch")
+    job = training.training_job(stage)
     assert job.task.__fn_or_cls__ is train
     job.executor.env_vars["PYTHONPATH"] = path_with(TREE)
     task = run.Partial(poison.train, place=4 * BROKEN - 2, **job.task.__arguments__)

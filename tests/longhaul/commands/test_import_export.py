@@ -45,16 +45,17 @@ def test_a_stage_trained_from_an_import_is_exported_to_the_logits_it_has(
     }
     made = recipe(options)
     from longhaul.jobs import records, stage_checks
-    from recipes.resolved import read
+    from recipes.resolved.stage import ResolvedStage
 
-    stage_checks.require_inputs(made)
-    stage_checks.require_start(made)
-    records.record(made, start=str(start))
+    resolved = ResolvedStage.of(made)
+    stage_checks.require_inputs(resolved)
+    stage_checks.require_start(resolved)
+    records.record(resolved, start=str(start))
     with Ranks(
         train_on_forked_rank, ranks, options, str(tmp_path / "output.log"), server=NEMO
     ) as started:
         started.results(300)
-    stage = read.folder_of(made)
+    stage = resolved.folder
     lines = (stage / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 5
 

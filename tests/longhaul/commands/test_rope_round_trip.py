@@ -20,6 +20,7 @@ from recipes.notation import rope_file
 from recipes.pretrain import pretrain
 from recipes.resolved import read as resolved_read
 from recipes.resolved import yaml_file
+from recipes.resolved.stage import ResolvedStage
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.stage import Cosine, Ladder, Stage
 
@@ -67,7 +68,7 @@ def _trainer(made, rope: RopeScaling) -> SimpleNamespace:
 @pytest.mark.parametrize("rope", ROTATIONS.values(), ids=ROTATIONS)
 def test_a_rotation_is_the_same_after_every_hand_over(rope, tmp_path):
     made = recipe(rope, tmp_path)
-    records.record(made, start="scratch")  # config.yaml and stage.json
+    records.record(ResolvedStage.of(made), start="scratch")  # config.yaml and stage.json
     read = yaml_file.read(resolved_read.folder_of(made) / "config.yaml")
     of_recipe = fdl.build(read.model.config.rope)
     assert of_recipe == rope
@@ -75,7 +76,7 @@ def test_a_rotation_is_the_same_after_every_hand_over(rope, tmp_path):
     checkpoint = Path(made.resume.resume_from_directory) / "step=1"
     checkpoint.mkdir(parents=True)
     checkpoint_callback._write_marker(checkpoint, _trainer(made, of_recipe), 1, {})
-    stage_checks.require_same(read)  # a resume
+    stage_checks.require_same(ResolvedStage.of(read))  # a resume
     facts = checkpoint_facts(checkpoint)
     assert facts is not None
     assert facts["temperature"] == rope.temperature
@@ -92,17 +93,17 @@ def test_a_rotation_is_the_same_after_every_hand_over(rope, tmp_path):
 @pytest.mark.parametrize("rope", ROTATIONS.values(), ids=ROTATIONS)
 def test_a_resume_with_another_rotation_is_refused(rope, tmp_path):
     made = recipe(rope, tmp_path)
-    records.record(made, start="scratch")
+    records.record(ResolvedStage.of(made), start="scratch")
     checkpoint = Path(made.resume.resume_from_directory) / "step=1"
     checkpoint.mkdir(parents=True)
     (checkpoint / "longhaul.json").write_text('{"step": 1, "max_steps": 1, "tokenizer": ""}')
     made.model.config.rope.base += 1
     with pytest.raises(ValueError, match="recipe with another model"):
-        stage_checks.require_same(made)
+        stage_checks.require_same(ResolvedStage.of(made))
 
 
 def test_the_record_of_a_stage_states_the_temperature(tmp_path):
     made = recipe(ROTATIONS["yarn"], tmp_path)
-    records.record(made, start="scratch")
+    records.record(ResolvedStage.of(made), start="scratch")
     stated = json.loads((resolved_read.folder_of(made) / "stage.json").read_text())["rope"]
     assert stated["temperature"] == ROTATIONS["yarn"].temperature

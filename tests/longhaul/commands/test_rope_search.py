@@ -47,10 +47,11 @@ def slow(test):
 def trained(tmp_path_factory, small_store) -> Path:
     """Return the run folder of a stage that was trained for 20 steps."""
     from longhaul.jobs import records
+    from recipes.resolved.stage import ResolvedStage
 
     run = tmp_path_factory.mktemp("trained")
     options = {"run": str(run), "store": str(small_store), "layout": {"dp": 2}}
-    records.record(recipe(options), start="scratch")
+    records.record(ResolvedStage.of(recipe(options)), start="scratch")
     server = Server("recipes.pretrain", "nemo_run")
     log = str(run / "train.log")
     with Ranks(train_on_forked_rank, 2, options, log, server=server) as ranks:

@@ -9,13 +9,15 @@ import pytest
 
 from longhaul.commands.run_on_slurm import _laid_out
 from longhaul.jobs import ladder_run, slurm_chain
-from longhaul.jobs.job_times import planned, require_time, save_seconds
+from longhaul.jobs.job_times import require_time, save_seconds
 from longhaul.jobs.store_source import Documents
 from recipes.ladders import LADDERS
-from recipes.models import CARDS
+from recipes.models import CARDS, TINY
+from recipes.nemo2.settings import place
 from recipes.notation.layout import layout_from
 from recipes.pretrain import pretrain
 from recipes.resolved.read import layout_of
+from recipes.resolved.stage import ResolvedStage
 from recipes.shipped.factories import FACTORIES
 from recipes.shipped.table import ROWS
 from recipes.spec.layout import Fp8
@@ -42,7 +44,10 @@ def plan(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(plan):
-    return _laid_out(plan, [], "dgx_h100", NODES, None)
+    return [
+        stage.planned(plan.card, H100.hardware)
+        for stage in _laid_out(plan, [], "dgx_h100", NODES, None)
+    ]
 
 
 def jobs(plan, made, file):
@@ -75,41 +80,44 @@ def test_a_layout_with_less_usual_choices_is_read_back_too(words, fp8):
 
 def test_an_override_counts_in_what_is_planned(plan):
     recipe = FACTORIES["llama3_8b_nemo_64k"]()
-    before = planned(plan, recipe, site())
+    before = ResolvedStage.of(recipe).planned(plan.card, H100.hardware).plan
     recipe.data.global_batch_size *= 2
-    assert planned(plan, recipe, site()).time.step > 1.5 * before.time.step
+    after = ResolvedStage.of(recipe).planned(plan.card, H100.hardware).plan
+    assert after.time.step > 1.5 * before.time.step
 
 
 def test_a_stage_is_warned_early_enough_for_its_step(plan, made):
-    step = planned(plan, made[0], site()).time.step
-    early = save_seconds(site(save_seconds=10), planned(plan, made[0], site()))
+    step = made[0].plan.time.step
+    early = save_seconds(site(save_seconds=10), made[0])
     assert early % 60 == 0
     assert 1.5 * step + 60 <= early < 1.5 * step + 120  # the file knows how long writing takes
-    assert save_seconds(site(), planned(plan, made[0], site())) > early
-    assert save_seconds(site(save_seconds=7000), planned(plan, made[0], site())) == 7000
-    assert save_seconds(site(save_seconds=33), None) == 33
-    train = jobs(plan, made, site(save_seconds=10))[made[0].log.name]
+    assert save_seconds(site(), made[0]) > early
+    assert save_seconds(site(save_seconds=7000), made[0]) == 7000
+    assert save_seconds(site(save_seconds=33), replace(made[0], plan=None)) == 33
+    train = jobs(plan, made, site(save_seconds=10))[made[0].name]
     assert train.executor.signal == f"USR1@{early}"
 
 
 def test_jobs_that_end_by_themselves_are_warned_of_no_limit(plan, made):
     found = jobs(plan, made, site())
-    assert [name for name, job in found.items() if job.executor.signal] == [made[0].log.name]
+    assert [name for name, job in found.items() if job.executor.signal] == [made[0].name]
 
 
 def test_a_limit_too_short_for_steps_and_saving_is_refused_with_both(plan, made):
-    step = planned(plan, made[0], site()).time.step
-    early = save_seconds(site(), planned(plan, made[0], site()))
-    require_time(plan, made, site(time=str(int(early + 2 * step) // 60 + 1)))
+    step = made[0].plan.time.step
+    early = save_seconds(site(), made[0])
+    require_time(made, site(time=str(int(early + 2 * step) // 60 + 1)))
     short = site(time=str(int(early + 2 * step) // 60))
     with pytest.raises(ValueError, match=rf"slurm\.time is .*{early:,} s to save and 2 steps"):
-        require_time(plan, made, short)
+        require_time(made, short)
 
 
 def test_a_cpu_recipe_is_held_to_the_file_s_own_seconds(plan, tmp_path):
-    tiny = [FACTORIES["tiny_512"]()]
-    assert planned(plan, tiny[0], site()) is None
-    require_time(plan, tiny, site(time="2", save_seconds=15))
+    recipe = FACTORIES["tiny_512"]()
+    place(recipe, TINY, LADDERS["tiny"], LADDERS["tiny"][512], run_to=tmp_path, store=tmp_path)
+    tiny = [ResolvedStage.of(recipe).planned(TINY, H100.hardware)]
+    assert tiny[0].plan is None
+    require_time(tiny, site(time="2", save_seconds=15))
 
 
 def test_the_file_s_own_word_on_the_hub_wins(plan, made):
@@ -125,7 +133,8 @@ def test_the_optimizer_s_part_of_the_host_is_expected(plan):
     row = ROWS["llama3_8b_nemo_64k"]
     layout = replace(row.layout, optimizer_offload=0.5)
     recipe = pretrain(row.card, row.ladder, row.seq_length, layout, nodes=row.nodes)
-    expected = jobs(plan, [recipe], site())[recipe.log.name].task.expected
+    stage = ResolvedStage.of(recipe).planned(row.card, H100.hardware)
+    expected = jobs(plan, [stage], site())[stage.name].task.expected
     replicas = layout.dp * layout.cp.size
     least = 16 * row.card.parameters / layout.tp / layout.pp / replicas * 0.5
     assert expected.host_bytes_per_rank > 0.9 * least
@@ -134,13 +143,13 @@ def test_the_optimizer_s_part_of_the_host_is_expected(plan):
 def test_every_job_looks_at_its_machines_first(plan, made):
     found = jobs(plan, made, site())
     expected = {name: fdl.build(job.task.expected) for name, job in found.items()}
-    stage = made[0].log.name
+    stage = made[0].name
     assert {name: job.task.seconds for name, job in found.items() if job.task.seconds} == {
         stage: H100.preflight_seconds
     }
     train, evaluate = expected[stage], expected[f"evaluate_{stage}"]
     assert (train.world_size, train.nodes, train.gpus_per_node) == (32, NODES, 8)
-    layout = layout_of(made[0])
+    layout = made[0].layout
     assert evaluate.world_size == layout.tp * layout.cp.size
     assert evaluate.nodes * evaluate.ranks_per_node == evaluate.world_size
     assert (evaluate.tp, evaluate.cp) == (layout.tp, layout.cp.size)
@@ -160,10 +169,10 @@ def test_thresholds_of_the_cluster_file_reach_a_stage(plan, made):
         update={"least_driver": "535.104", "free_gib": 700, "slow_failed": 9.0}
     )
     found = jobs(plan, made, file.model_copy(update={"preflight": said}))
-    train = fdl.build(found[made[0].log.name].task.expected)
+    train = fdl.build(found[made[0].name].task.expected)
     assert (train.least_driver, train.free_gib) == ("535.104", 700)
     assert (train.slow_warned, train.slow_failed) == (1.3, 9.0)
-    evaluate = fdl.build(found[f"evaluate_{made[0].log.name}"].task.expected)
+    evaluate = fdl.build(found[f"evaluate_{made[0].name}"].task.expected)
     assert (evaluate.least_driver, evaluate.free_gib) == ("535.104", 0)
     assert evaluate.slow_failed == 9.0
 
@@ -171,7 +180,7 @@ def test_thresholds_of_the_cluster_file_reach_a_stage(plan, made):
 def test_an_evaluation_of_odd_ranks_is_spread_evenly(plan, made, monkeypatch):
     layout = {"ranks": 12, "tensor_parallel": 4, "context_parallel": 3, "device": "cuda"}
     monkeypatch.setattr(slurm_chain.evaluation, "evaluation_layout", lambda _: dict(layout))
-    made_of = jobs(plan, made, site())[f"evaluate_{made[0].log.name}"].executor
+    made_of = jobs(plan, made, site())[f"evaluate_{made[0].name}"].executor
     assert (made_of.nodes, made_of.ntasks_per_node) == (2, 6)
 
 

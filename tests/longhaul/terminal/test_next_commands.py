@@ -94,8 +94,10 @@ def recipes_of(words: list[str]) -> list:
     plan = ladder_run.plan(ladder, card, None, None, only=only)
     assert given["cluster"] == YOUR_CLUSTER
     if planned:
-        return run_on_slurm._laid_out(plan, overrides, "dgx_h100", given["nodes"], None)
-    return local_chain.recipes(plan, overrides, None)
+        stages = run_on_slurm._laid_out(plan, overrides, "dgx_h100", given["nodes"], None)
+    else:
+        stages = local_chain.stages(plan, overrides, None)
+    return [stage.recipe for stage in stages]
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,14 @@ def dry_scripts(folder: Path, nodes: int) -> dict[str, str]:
         LADDERS["ultralong_1m"], CARDS["llama31_8b"], folder / "run", folder / "store"
     )
     file = site(folder)
-    made = _laid_out(plan, [], str(file), nodes, None)
+    machines = load(str(file)).hardware
+    stages = [
+        stage.planned(plan.card, machines) for stage in _laid_out(plan, [], str(file), nodes, None)
+    ]
     documents = Documents(source="/shared/books", tokenizer="/shared/tokenizer", vocab_size=128_256)
     found = scripts(
         plan.name,
-        jobs(plan, made, load(str(file)), documents=documents, export=folder / "exported"),
+        jobs(plan, stages, load(str(file)), documents=documents, export=folder / "exported"),
         plan.run / "launch",
     )
     return {name: _settled(text, folder) for name, text in found.items()}
