@@ -108,12 +108,16 @@ class OutOfReach:
         return mock.patch.dict(os.environ, {"MASTER_PORT": str(self.port)} if rank == 1 else {})
 
 
+SLOW_SECONDS = 0.5
+"""Far longer than a healthy rank takes on a busy machine, which may not run it for 50 ms."""
+
+
 def slow_link(rank: int) -> Any:
     """Rank 2 begins to send late."""
     real = timings.exchange
 
     def late(*args: Any) -> None:
-        time.sleep(0.02)
+        time.sleep(SLOW_SECONDS)
         real(*args)
 
     return mock.patch.object(timings, "exchange", late if rank == 2 else real)
@@ -124,7 +128,7 @@ def slow_compute(rank: int) -> Any:
     real = timings.product
 
     def slow(square: Any) -> Any:
-        time.sleep(0.02)
+        time.sleep(SLOW_SECONDS)
         return real(square)
 
     return mock.patch.object(timings, "product", slow if rank == 2 else real)
