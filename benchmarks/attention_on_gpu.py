@@ -51,7 +51,7 @@ from custom_modules.context_parallel.head_chunked import (
     HeadStages,
     head_chunked_attention,
 )
-from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import inverse_frequencies, rotary_table, rotate
 from custom_modules.tensor_parallel import TensorParallel
@@ -235,7 +235,7 @@ def _peak_bytes(case: Case, leaves: list[Tensor], device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats()
         _times(case, leaves, device)
         return torch.cuda.max_memory_allocated()
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         _times(case, [leaf.detach().clone().requires_grad_() for leaf in leaves], device)
     return ledger.peak_bytes
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.mlp import Mlp
 from benchmarks.page import mebibytes, milliseconds, table
 from benchmarks.stacks import Shape
-from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy
 from custom_modules.tiling.mlp import TokenFunction, tiled
 
@@ -74,7 +74,7 @@ class Device:
     def extra_bytes(self, run: Callable[[], list[Tensor]]) -> int:
         """Return by how much the peak of a call exceeds what it returns."""
         if not self.on_cuda:
-            with Ledger() as ledger:
+            with ByteCounter() as ledger:
                 returned = run()
             return ledger.peak_bytes - sum(t.nbytes for t in returned)
         self.wait()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from custom_modules.context_parallel import ulysses
 from custom_modules.context_parallel.p2p import Messages
-from custom_modules.patching import replaced
+from custom_modules.patching import patched
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def loopback(size: int) -> Iterator[dist.ProcessGroup]:
     try:
         group = dist.group.WORLD
         assert group is not None
-        with replaced(ulysses, "post", _copy):
+        with patched(ulysses, "post", _copy):
             yield group
     finally:
         dist.destroy_process_group()

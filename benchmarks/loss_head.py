@@ -37,7 +37,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.machine import facts
 from benchmarks.page import mebibytes, milliseconds, page, table, write
 from benchmarks.peers import deepspeed_tiled_loss
-from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy
 
 MOST_BYTES, MOST_TIME, MOST_TIME_MASKED = 1 / 20, 1.0, 0.25
@@ -197,7 +197,7 @@ def _check(one: Contestant, problem: Problem, right: Found) -> None:
 
 
 def _extra_bytes(one: Contestant, problem: Problem) -> int:
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         found = one.run(problem)
     return ledger.peak_bytes - sum(t.nbytes for t in found)
 

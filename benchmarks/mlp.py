@@ -49,7 +49,7 @@ from benchmarks.machine import facts
 from benchmarks.page import mebibytes, milliseconds, page, table, write
 from benchmarks.peers import deepspeed_tiled_mlp
 from custom_modules.memory.recompute import Checkpoint, recomputed
-from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling.mlp import TokenFunction, tiled
 
 MOST_BYTES = 1 / 10
@@ -249,7 +249,7 @@ def _extra_bytes(problem: Problem, function: Function) -> int:
         peaks.append(ledger.peak_bytes)
         ledger.restart()
 
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         gradients = problem.run(function, end)
         end()
     return _extra(problem, peaks, gradients)

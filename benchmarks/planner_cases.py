@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from custom_modules.memory.config import Offload, Recompute, Tiling
-from custom_modules.profiling.categories import Cause
+from custom_modules.profiling.categories import Category
 from recipes.models import LLAMA31_8B, TINY
 from recipes.planner.memory import PLAIN, Memory, memory
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.stage import Cosine, DocumentPolicy, Ladder, Stage
 
@@ -31,7 +31,7 @@ SIXTEENTH = replace(
     hf_id=None,
 )
 CARDS = {card.name: card for card in (TINY, SIXTEENTH)}
-STATE: tuple[Cause, ...] = ("weights", "gradients", "optimizer", "host")
+STATE: tuple[Category, ...] = ("weights", "gradients", "optimizer", "host")
 """Causes that are not activations of the device."""
 
 LOSS = Tiling(loss=True, loss_tile=TILE)
@@ -68,10 +68,10 @@ class Case:
     documents: DocumentPolicy = "across"
 
     @property
-    def job(self) -> Job:
+    def job(self) -> Workload:
         """The same for the planner: as many micro-batches as are under way in the pipeline."""
         layout, seq_length = self.layout, self.tokens * self.layout.cp.size
-        return Job(
+        return Workload(
             card=CARDS[self.card],
             seq_length=seq_length,
             tokens_per_batch=seq_length * layout.micro_batch * layout.dp * layout.pp,
@@ -84,7 +84,7 @@ class Case:
 class Found:
     """What a rank held when most was live."""
 
-    causes: dict[Cause, int]
+    causes: dict[Category, int]
     peak_bytes: int
     peak_in: str
 

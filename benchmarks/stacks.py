@@ -54,10 +54,10 @@ from custom_modules.memory.config import (
     Recompute,
     Tiling,
 )
-from custom_modules.memory.host_offload import HostOffload, Moved
-from custom_modules.patching import replaced
-from custom_modules.profiling.categories import Cause, cause, retag
-from custom_modules.profiling.memory_by_category import MemoryByCause
+from custom_modules.memory.host_offload import HostOffload, Transfer
+from custom_modules.patching import patched
+from custom_modules.profiling.categories import Category, category, retag
+from custom_modules.profiling.memory_by_category import MemoryByCategory
 from custom_modules.profiling.step_memory import named_parts
 from custom_modules.rope.config import RopeScaling
 
@@ -115,7 +115,7 @@ class Found:
     peak_bytes: int = 0
     """Of the device."""
     host_bytes: int = 0
-    at_peak: dict[Cause, int] = field(default_factory=dict)
+    at_peak: dict[Category, int] = field(default_factory=dict)
     """By cause; empty on CUDA."""
     peak_in: str = ""
     inputs_away: float = 0.0
@@ -150,7 +150,7 @@ def one_rank(device: torch.device) -> Iterator[None]:
 
 def step(shape: Shape, stack: Stack, seq: int, *, warm_up: bool = False) -> Found:
     """Run one step of a new model, after another one where asked to."""
-    memory = MemoryByCause(shape.device) if shape.device.type == "cpu" else None
+    memory = MemoryByCategory(shape.device) if shape.device.type == "cpu" else None
     found = Found()
     try:
         with ExitStack() as around:
@@ -208,7 +208,7 @@ def _model(shape: Shape, stack: Stack, seq: int) -> LongContextGPT:
         gradient_accumulation_fusion=False,
         **(ours.megatron_settings() if ours.kind in MEGATRON_KINDS else {}),
     )
-    with cause("weights"):
+    with category("weights"):
         model = LongContextGPT(
             config,
             rope=RopeScaling.base_change(500_000),
@@ -235,7 +235,7 @@ def _forward_backward(model: LongContextGPT, shape: Shape, seq: int) -> float:
     return float(loss.detach())
 
 
-def _settle(device: torch.device, memory: MemoryByCause | None) -> None:
+def _settle(device: torch.device, memory: MemoryByCategory | None) -> None:
     """Begin to count."""
     gc.collect()
     if memory is not None:
@@ -246,23 +246,23 @@ def _settle(device: torch.device, memory: MemoryByCause | None) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _heard(model: LongContextGPT) -> list[Moved]:
+def _heard(model: LongContextGPT) -> list[Transfer]:
     """Return a list to which the offload of the model, if it has one, tells its steps."""
-    moved: list[Moved] = []
+    moved: list[Transfer] = []
     offload = getattr(model.decoder.layers[0], "offload", None)
     if isinstance(offload, HostOffload):
         offload.listener = moved.append
     return moved
 
 
-def _by_cause(memory: MemoryByCause, found: Found) -> None:
+def _by_cause(memory: MemoryByCategory, found: Found) -> None:
     name, backward = memory.peak_in
     found.peak_bytes, found.host_bytes = memory.peak_bytes, memory.most["host"]
     found.at_peak = memory.at_peak
     found.peak_in = f"{name}, {'backward' if backward else 'forward'}"
 
 
-def _inputs_away(moved: list[Moved]) -> int:
+def _inputs_away(moved: list[Transfer]) -> int:
     """Return how many layer inputs have left device memory when the backward takes the first."""
     away = 0
     for one in moved:
@@ -305,10 +305,10 @@ def _alst(model: LongContextGPT, tiles: Tiling, seq: int) -> Iterator[None]:
     with ExitStack() as stack:
         for layer in model.decoder.layers:
             layer_mlp = partial(mlp, layer.mlp, layer.mlp.forward)
-            stack.enter_context(replaced(layer.mlp, "forward", layer_mlp))
+            stack.enter_context(patched(layer.mlp, "forward", layer_mlp))
             checkpointed = partial(_checkpointed, layer.forward)
-            stack.enter_context(replaced(layer, "forward", checkpointed))
-        stack.enter_context(replaced(model, "_postprocess", loss))
+            stack.enter_context(patched(layer, "forward", checkpointed))
+        stack.enter_context(patched(model, "_postprocess", loss))
         yield
 
 
@@ -331,14 +331,14 @@ class _OffloadedCheckpoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, layer: Callable[[Tensor], Tensor]):  # type: ignore[no-untyped-def]
         ctx.layer, ctx.device = layer, x.device
-        with cause("host"):
+        with category("host"):
             ctx.on_host = x.detach().to("cpu", copy=True)
         return layer(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out: Tensor):  # type: ignore[no-untyped-def]
-        with cause("saved inputs"):
+        with category("saved inputs"):
             x = ctx.on_host.to(ctx.device, copy=True).requires_grad_()
         del ctx.on_host
         with torch.enable_grad():

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.profiling.byte_counter import ByteCounter
 
 TOLERANCE = 1e-4
 """Of the largest value, in fp32: sums of its rounding over a long sequence."""
@@ -155,7 +155,7 @@ def _error(problem: Problem, contestant: Contestant, group: dist.ProcessGroup) -
 
 def _peak_bytes(problem: Problem, contestant: Contestant) -> int:
     leaves, grad_out = _leaves(problem, contestant), contestant.shard(problem.grad_out)
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves]
         out = contestant.attend(*leaves)
         torch.autograd.grad(out, leaves, grad_out.clone())

@@ -4,7 +4,7 @@
 import torch
 
 
-def lse_dtype(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of a log-sum-exp over inputs of `dtype`, which is also the one to merge in.
 
     fp32 for bf16 and fp16: a log-sum-exp grows with the logarithm of the length, and bf16 holds

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Set `owner.name` to `value` in the block, and restore the old value afterwards."""
     before = getattr(owner, name)
     setattr(owner, name, value)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from slurm.experiment import Job
 
 
-def results_of(
+def run_on_ranks(
     rank: Callable[..., None],
     ranks: int,
     *args: Any,
@@ -89,7 +89,7 @@ def run_forked(jobs: "Sequence[Job]", log: Path) -> None:
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         variables = {**job.executor.env_vars, **_torchrun(ranks, store.port)}
         try:
-            results_of(_rank, ranks, task, variables, str(log), imported=IMPORTED, log=log)
+            run_on_ranks(_rank, ranks, task, variables, str(log), imported=IMPORTED, log=log)
         except typer.Exit:
             typer.echo(f"{job.name} failed; the output of its ranks is in {log}", err=True)
             raise

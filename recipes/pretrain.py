@@ -18,7 +18,7 @@ from recipes.nemo2.cpu import on_cpu
 from recipes.nemo2.guards import guards
 from recipes.nemo2.lr_schedule import SCHEDULES
 from recipes.nemo2.model import LongContextMixin, LongContextModel
-from recipes.nemo2.settings import compute_in_fp8, described, offload_optimizer, place, shard
+from recipes.nemo2.settings import as_config_node, compute_in_fp8, offload_optimizer, place, shard
 from recipes.nemo2.strategy import LongContextStrategy
 from recipes.nemo2.train_short import train_short
 from recipes.resolved.check import check
@@ -110,12 +110,12 @@ def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
         layernorm_epsilon=card.norm_epsilon,
         init_method_std=card.init_std,
         seq_length=stage.seq_length,
-        rope=described(rope),
-        cp=described(layout.cp.how),
+        rope=as_config_node(rope),
+        cp=as_config_node(layout.cp.how),
         attention_kernel="auto",
-        recompute=described(layout.recompute),
-        tiling=described(layout.tiling),
-        offload=described(layout.offload),
+        recompute=as_config_node(layout.recompute),
+        tiling=as_config_node(layout.tiling),
+        offload=as_config_node(layout.offload),
         transformer_engine=True,
         apply_rope_fusion=False,
         cross_entropy_loss_fusion=False,

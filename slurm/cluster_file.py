@@ -24,7 +24,7 @@ from pydantic import (
 
 from recipes.spec import cluster
 from recipes.spec.cluster import Cluster
-from recipes.spec.suggest import hint
+from recipes.spec.suggest import did_you_mean
 
 ExecutorName = Literal["local", "slurm", "docker", "skypilot", "lepton", "kubeflow", "dgxcloud"]
 LIMIT = re.compile(r"[0-9]+(:[0-9]{2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}")
@@ -254,7 +254,8 @@ def _mistakes(path: Path, error: ValidationError) -> Iterator[str]:
         where = ".".join(map(str, place))
         if one["type"] == "extra_forbidden":
             section, name = ".".join(map(str, place[:-1])) or "it", str(place[-1])
-            yield f"{path}: {section} has no field {name!r}; {hint(name, _fields(place[:-1]))}"
+            near = did_you_mean(name, _fields(place[:-1]))
+            yield f"{path}: {section} has no field {name!r}; {near}"
         elif one["type"] == "missing":
             yield f"{path}: {where} is missing"
         else:

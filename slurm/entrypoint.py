@@ -17,7 +17,7 @@ from custom_modules.checkpoints.index import CheckpointError
 from data.cuda_extension import name_architecture
 from recipes.checkpoints.marker import steps_taken
 from recipes.spec.gate import GateShutError
-from slurm.outcome import State, await_word, began, blame, leave
+from slurm.outcome import State, exclude_node, record_start, wait_for_outcome, write_outcome
 from slurm.preflight.check import PreflightError, blamed
 from slurm.preflight.machine import Machine, rank_of
 from slurm.preflight.requirements import Expected
@@ -83,7 +83,7 @@ def run(task: Callable[[], Any], expected: Expected | None = None, seconds: floa
         _say("refused", str(error))
         raise
     if is_first():
-        leave("finished", "")
+        write_outcome("finished", "")
 
 
 def train(config: str, expected: Expected | None = None, seconds: float = SECONDS) -> None:
@@ -109,14 +109,14 @@ def train(config: str, expected: Expected | None = None, seconds: float = SECOND
         _say("failed", str(error))
         raise
     if is_first():
-        began(before)
+        record_start(before)
     try:
         fdl.build(recipe)()
     except LossBrokeError as error:
         _say("continue" if error.again else "refused", str(error))
         raise
     if is_first():
-        leave(*_how_it_ended(recipe.log.name, before, steps_taken(folder), steps))
+        write_outcome(*_how_it_ended(recipe.log.name, before, steps_taken(folder), steps))
 
 
 def _how_it_ended(name: str, before: int, taken: int, steps: int) -> tuple[State, str]:
@@ -131,9 +131,9 @@ def _how_it_ended(name: str, before: int, taken: int, steps: int) -> tuple[State
 def _say(state: State, said: str) -> None:
     """Write the outcome on rank 0; the others wait for it, since the first to fail ends all."""
     if is_first():
-        leave(state, said)
+        write_outcome(state, said)
     else:
-        await_word()
+        wait_for_outcome()
 
 
 def _look(expected: Expected, seconds: float) -> None:
@@ -144,6 +144,6 @@ def _look(expected: Expected, seconds: float) -> None:
             sys.stderr.write(f"{error}\n")
         if is_first():
             for node in blamed(error.checks, error.nodes):
-                blame(node)
+                exclude_node(node)
         _say("failed", str(error))
         sys.exit(error.exit_code)

@@ -9,7 +9,7 @@ from typing import Any
 
 import nemo_run as run
 
-from recipes.spec.suggest import hint
+from recipes.spec.suggest import did_you_mean
 from slurm.batch_script import setup_lines
 from slurm.cluster_file import PLACEHOLDER, ClusterFile
 from slurm.local_executor import ALLOCATOR, OF_EVERY_RANK, allocator_settings, local_executor
@@ -187,7 +187,7 @@ def _other(file: ClusterFile, *, nodes: int, ranks_per_node: int) -> run.Executo
         if name not in known:
             raise ValueError(
                 f"cluster {file.name}: options has no {name!r} of {kind.__name__}; "
-                f"{hint(name, known)}"
+                f"{did_you_mean(name, known)}"
             )
     if nodes > 1 and "nodes" not in names:
         raise ValueError(f"{nodes} nodes on executor {file.executor}, which has one")

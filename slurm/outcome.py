@@ -34,13 +34,13 @@ def _place(of: str = "") -> Path | None:
     return Path(f"{said}.{of}" if of else said) if said else None
 
 
-def leave(state: State, said: str) -> None:
+def write_outcome(state: State, said: str) -> None:
     """Write the outcome of this job, with a sentence on one line."""
     if (path := _place()) is not None:
         write_text(path, f"{state} {' '.join(said.split())}\n")
 
 
-def await_word(seconds: float = WORD_SECONDS) -> None:
+def wait_for_outcome(seconds: float = WORD_SECONDS) -> None:
     """Wait for the outcome: a rank that fails before it is written takes rank 0 down with it."""
     path, end = _place(), time.monotonic() + seconds
     while path is not None and not path.exists() and time.monotonic() < end:
@@ -60,7 +60,7 @@ def record_failure(path: Path, said: str) -> None:
         write_text(path, f"failed {' '.join(said.split())}\n")
 
 
-def began(steps: int) -> None:
+def record_start(steps: int) -> None:
     """Record the step that an attempt starts from; progress resets the count of failures."""
     at, failures = _place(STEPS), _place(FAILURES)
     if at is None or failures is None:
@@ -70,7 +70,7 @@ def began(steps: int) -> None:
     write_text(at, f"{steps}\n")
 
 
-def blame(node: str) -> None:
+def exclude_node(node: str) -> None:
     """Record a node that the job's next attempt must not run on."""
     if (path := _place(BAD_NODES)) is not None:
         with path.open("a") as file:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from custom_modules.attention.documents import Documents
-from custom_modules.dtypes import lse_dtype
+from custom_modules.dtypes import accumulation_dtype
 
 Forward: TypeAlias = Callable[
     [Tensor, Tensor, Tensor, bool, Documents | None], tuple[Tensor, Tensor]
@@ -63,7 +63,7 @@ def by_document(forward: DenseForward, backward: DenseBackward) -> tuple[Forward
         if documents is None:
             return forward(q, k, v, causal)
         documents.require(batch=q.shape[0], seq_length=q.shape[2])
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=lse_dtype(q.dtype))
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
         for row in range(documents.batch):
             for start, stop in documents.spans(row):
                 here = (slice(row, row + 1), slice(None), slice(start, stop))

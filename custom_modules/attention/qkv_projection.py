@@ -17,7 +17,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from custom_modules.dtypes import lse_dtype
+from custom_modules.dtypes import accumulation_dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,4 +114,4 @@ def _index(rows: tuple[int, ...], device: torch.device) -> Tensor:
 def _zeros(norm: nn.Module | None) -> list[Tensor]:
     if norm is None:
         return []
-    return [torch.zeros_like(p, dtype=lse_dtype(p.dtype)) for p in norm.parameters()]
+    return [torch.zeros_like(p, dtype=accumulation_dtype(p.dtype)) for p in norm.parameters()]

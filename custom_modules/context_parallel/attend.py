@@ -31,7 +31,7 @@ from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.registry import require_alike
 from custom_modules.context_parallel.ring import ring_kernel
 from custom_modules.context_parallel.ulysses import require_heads, to_heads, to_tokens
-from custom_modules.memory.recompute import at_attention_s_end, kept
+from custom_modules.memory.recompute import on_attention_backward_done, reuse_saved_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class _Attend(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         ctx.kernel, ctx.causal, ctx.documents = kernel, causal, documents
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
-        out, lse = kept(lambda: kernel.forward(q, k, v, causal, documents))
-        ctx.ended = at_attention_s_end()
+        out, lse = reuse_saved_attention(lambda: kernel.forward(q, k, v, causal, documents))
+        ctx.ended = on_attention_backward_done()
         ctx.save_for_backward(q, k, v, out, lse)
         return out.permute(2, 0, 1, 3)
 

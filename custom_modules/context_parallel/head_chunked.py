@@ -64,8 +64,8 @@ from custom_modules.context_parallel.ulysses import (
     scatter_shares,
     split_heads,
 )
-from custom_modules.dtypes import lse_dtype
-from custom_modules.memory.recompute import at_attention_s_end, kept
+from custom_modules.dtypes import accumulation_dtype
+from custom_modules.memory.recompute import on_attention_backward_done, reuse_saved_attention
 from custom_modules.rope.rotary import rotate_
 from custom_modules.tensor_parallel import TensorParallel
 
@@ -181,7 +181,9 @@ class HeadChunked:
         remaining = iter(sums)
         for chunk, kv_heads in self.stages.chunks():
             keys, values = self._keys_values(x, kv_heads, buffers)
-            dk, dv = (torch.zeros_like(t, dtype=lse_dtype(t.dtype)) for t in (keys, values))
+            dk, dv = (
+                torch.zeros_like(t, dtype=accumulation_dtype(t.dtype)) for t in (keys, values)
+            )
             for stage in self.stages.stages():
                 queries = self._queries(x, chunk, stage, buffers)
                 dq, *of_keys = self.kernel.backward(
@@ -207,7 +209,7 @@ class HeadChunked:
     ) -> tuple[Tensor, Tensor]:
         """Return keys and values [b, G/C, S, D], projected, rotated and exchanged."""
         rows, size = self.projection.keys(kv_heads), self.stages.ranks
-        keys = self._dress(self.projection.forward(x, rows), self.projection.k_norm)
+        keys = self._normalize_and_rotate(self.projection.forward(x, rows), self.projection.k_norm)
         keys = self._exchange(split_heads(keys, size), "keys", buffers)
         values = self.projection.forward(x, rows + 1)
         return keys, self._exchange(split_heads(values, size), "values", buffers)
@@ -216,7 +218,7 @@ class HeadChunked:
         self, dk: Tensor, dv: Tensor, x: Tensor, kv_heads: slice, gradients: Gradients
     ) -> None:
         rows = self.projection.keys(kv_heads)
-        dk = self._undress(
+        dk = self._normalize_and_rotate_backward(
             self._gradient(dk, len(rows), x.dtype),
             x,
             rows,
@@ -230,14 +232,14 @@ class HeadChunked:
     def _queries(self, x: Tensor, chunk: slice, stage: slice, buffers: "_Buffers") -> Tensor:
         """Return the queries of a stage, [b, U/C, S, D], projected, rotated and exchanged."""
         rows = self.projection.queries(self.stages.query_heads(chunk, stage))
-        made = self._dress(self.projection.forward(x, rows), self.projection.q_norm)
+        made = self._normalize_and_rotate(self.projection.forward(x, rows), self.projection.q_norm)
         return self._exchange(split_heads(made, self.stages.ranks), "queries", buffers)
 
     def _queries_backward(
         self, dq: Tensor, x: Tensor, chunk: slice, stage: slice, gradients: Gradients
     ) -> None:
         rows = self.projection.queries(self.stages.query_heads(chunk, stage))
-        dq = self._undress(
+        dq = self._normalize_and_rotate_backward(
             self._gradient(dq, len(rows), x.dtype),
             x,
             rows,
@@ -246,13 +248,13 @@ class HeadChunked:
         )
         self.projection.backward(dq, x, rows, gradients)
 
-    def _dress(self, heads: Tensor, norm: nn.Module | None) -> Tensor:
+    def _normalize_and_rotate(self, heads: Tensor, norm: nn.Module | None) -> Tensor:
         """Return heads [s, b, n, D] normalised and rotated; the argument is not kept."""
         if norm is not None:
             heads = norm(heads)
         return heads if self.table is None else rotate_(heads, *self.table, self.interleaved)
 
-    def _undress(
+    def _normalize_and_rotate_backward(
         self, grad: Tensor, x: Tensor, rows: Tensor, norm: nn.Module | None, into: list[Tensor]
     ) -> Tensor:
         """Return the gradient of the projection's output, and add those of the norm to `into`."""
@@ -309,8 +311,8 @@ class _HeadChunkedAttention(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         ctx, x: Tensor, block: HeadChunked, *parameters: Tensor
     ) -> Tensor:
-        out, *sums = kept(lambda: block.forward(x))
-        ctx.block, ctx.ended = block, at_attention_s_end()
+        out, *sums = reuse_saved_attention(lambda: block.forward(x))
+        ctx.block, ctx.ended = block, on_attention_backward_done()
         ctx.save_for_backward(x, out, *sums)
         return out
 

@@ -33,7 +33,7 @@ from custom_modules.context_parallel.head_chunked import (
     HeadStages,
     head_chunked_attention,
 )
-from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import inverse_frequencies, rotary_table, rotate
 from custom_modules.tensor_parallel import TensorParallel
@@ -149,7 +149,7 @@ class Probe:
             backward.append(time.perf_counter() - middle)
             del out
         x.grad = self.weight.grad = None
-        with Ledger() as ledger:
+        with ByteCounter() as ledger:
             out = run()
             of_forward = ledger.peak_bytes, ledger.sent_bytes
             ledger.restart()

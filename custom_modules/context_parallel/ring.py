@@ -48,7 +48,7 @@ from torch import Tensor
 from custom_modules.attention.documents import Documents, chunks_of
 from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.context_parallel.p2p import Messages, post
-from custom_modules.dtypes import lse_dtype
+from custom_modules.dtypes import accumulation_dtype
 
 Block = tuple[slice, slice, slice]
 """Sequences, queries and keys of one rectangle of attention that is not masked inside."""
@@ -102,7 +102,7 @@ class _Ring:
         causal: bool, documents: Documents | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Return this rank's dq, dk and dv; `out` and `lse` are those of the whole ring."""
-        local, sum_in = self._local(q, documents), lse_dtype(q.dtype)
+        local, sum_in = self._local(q, documents), accumulation_dtype(q.dtype)
         travelling = Messages([], [])
         for step, (keys, values) in enumerate(self._circulating(k, v)):
             if step == 0:

@@ -45,7 +45,7 @@ from torch import Tensor
 from custom_modules.attention.documents import chunks_of
 from custom_modules.context_parallel.config import fits_ulysses, ulysses_sizes
 from custom_modules.context_parallel.p2p import post
-from custom_modules.dtypes import lse_dtype
+from custom_modules.dtypes import accumulation_dtype
 
 
 def gather_shares(
@@ -138,7 +138,7 @@ def scatter_sequence(
     (float64 for float64). The shard is in `dtype`, that of `t` if not given.
     """
     size, dtype = dist.get_world_size(group), dtype or t.dtype
-    t = t.to(lse_dtype(dtype) if heads < size else dtype)
+    t = t.to(accumulation_dtype(dtype) if heads < size else dtype)
     shard = t.new_empty(t.shape[0] // size, t.shape[1], heads, t.shape[3])
     scatter_shares(t, split_heads(shard, size), group)
     return shard.to(dtype)

@@ -37,7 +37,7 @@ from torch.overrides import TorchFunctionMode
 
 from custom_modules.cpu.gloo_device import one_gloo_device
 from custom_modules.cpu.torch_adam import sharded_torch_adam
-from custom_modules.patching import replaced
+from custom_modules.patching import patched
 
 CPU = torch.device("cpu")
 
@@ -56,14 +56,14 @@ def cpu_backend(*, force: bool = False) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name, stand_in in _TORCH_CUDA.items():
-            stack.enter_context(replaced(torch.cuda, name, stand_in))
-        stack.enter_context(replaced(torch.Tensor, "cuda", _stay))
-        stack.enter_context(replaced(torch.nn.Module, "cuda", _stay))
-        stack.enter_context(replaced(megatron_random, "_get_cuda_rng_state", _rng_state))
-        stack.enter_context(replaced(megatron_random, "_set_cuda_rng_state", _set_rng_state))
+            stack.enter_context(patched(torch.cuda, name, stand_in))
+        stack.enter_context(patched(torch.Tensor, "cuda", _stay))
+        stack.enter_context(patched(torch.nn.Module, "cuda", _stay))
+        stack.enter_context(patched(megatron_random, "_get_cuda_rng_state", _rng_state))
+        stack.enter_context(patched(megatron_random, "_set_cuda_rng_state", _set_rng_state))
         stack.enter_context(sharded_torch_adam())
         stack.enter_context(one_gloo_device())
-        stack.enter_context(replaced(torch.autograd, "_engine_run_backward", _run_backward))
+        stack.enter_context(patched(torch.autograd, "_engine_run_backward", _run_backward))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_CudaNamesMeanCpu())
         yield

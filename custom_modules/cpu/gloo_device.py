@@ -18,7 +18,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from custom_modules.patching import replaced
+from custom_modules.patching import patched
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def one_gloo_device() -> Iterator[None]:
             options._devices = [_device(os.getpid())]
         make(group, store, rank, size, options)
 
-    with replaced(ProcessGroupGloo, "__init__", make_on_the_device):
+    with patched(ProcessGroupGloo, "__init__", make_on_the_device):
         yield
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from custom_modules.patching import replaced
+from custom_modules.patching import patched
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def sharded_torch_adam() -> Iterator[None]:
             ("load_state_dict", load_state_dict),
             ("_set_main_param_and_optimizer_states", set_states),
         ):
-            stack.enter_context(replaced(DistributedOptimizer, name, value))
+            stack.enter_context(patched(DistributedOptimizer, name, value))
         yield
 
 

@@ -23,7 +23,7 @@ from custom_modules.gpt import fp8_recompute
 from custom_modules.gpt.moe_router import weigh_by_tokens
 from custom_modules.memory.config import Recompute, Tiling
 from custom_modules.memory.host_offload import HostOffload
-from custom_modules.memory.recompute import Checkpoint, OnDevice, recomputed
+from custom_modules.memory.recompute import Checkpoint, DeviceStore, recomputed
 from custom_modules.tiling.mlp import TokenFunction, tiled
 
 
@@ -55,7 +55,7 @@ class LongContextLayer(TransformerLayer):
         refuse_both(config, recompute, tiling)
         self._checkpoint = Checkpoint(
             keep_attention=self.kind == "kept_attention",
-            keeping=partial(offload.keeping, self.layer_number) if offload else OnDevice,
+            keeping=partial(offload.keeping, self.layer_number) if offload else DeviceStore,
             first=partial(fp8_recompute.first_run, config),
             second=self._second_run,
         )

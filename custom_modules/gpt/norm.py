@@ -21,7 +21,7 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from custom_modules.dtypes import lse_dtype
+from custom_modules.dtypes import accumulation_dtype
 from custom_modules.tiling.mlp import TokenFunction, tiled
 
 TILE = 1024
@@ -65,7 +65,7 @@ class RMSNorm(Norm):
         shape = weight.shape
         if not self.zero_centered:
             return nn.functional.rms_norm(t, shape, weight, self.eps)
-        wide = lse_dtype(t.dtype)
+        wide = accumulation_dtype(t.dtype)
         return nn.functional.rms_norm(t.to(wide), shape, 1 + weight.to(wide), self.eps).to(t.dtype)
 
 
@@ -83,7 +83,7 @@ class LayerNorm(Norm):
         shape = weight.shape
         if t.is_cuda and not self.zero_centered:
             return nn.functional.layer_norm(t, shape, weight, bias, self.eps)
-        wide = lse_dtype(t.dtype)  # the CPU's kernel sums a bf16 weight's gradient in bf16
+        wide = accumulation_dtype(t.dtype)  # the CPU's kernel sums a bf16 weight's gradient in bf16
         weight, bias = weight.to(wide), bias.to(wide)
         if self.zero_centered:
             weight = 1 + weight

@@ -52,7 +52,7 @@ from custom_modules.memory.pinned_pool import GIB, HostPool, host_memory_left
 
 
 @dataclass(frozen=True)
-class Moved:
+class Transfer:
     """One step of a tensor's path; steps come in the order in which they were requested."""
 
     what: Literal["leaves", "let go", "returns", "taken"]
@@ -130,7 +130,7 @@ class CudaCopies:
 
 
 @dataclass
-class _Held:
+class _Offloaded:
     """One offloaded tensor."""
 
     size: torch.Size
@@ -149,7 +149,7 @@ class _Held:
         return self.buffer.view(self.dtype).as_strided(self.size, self.stride)
 
 
-class LayerKeeping:
+class HostStore:
     """Kept tensors of one layer in one forward (a `recompute.Keeping`)."""
 
     def __init__(self, offload: "HostOffload", layer: int, micro_batch: int) -> None:
@@ -157,7 +157,7 @@ class LayerKeeping:
         self.layer, self.micro_batch = layer, micro_batch
         self._offload = offload
         self._staying: dict[str, list[Tensor]] = {}
-        self._moved: dict[str, list[_Held]] = {}
+        self._moved: dict[str, list[_Offloaded]] = {}
 
     def add(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Begin the copies out of the tensors that the plan offloads; keep the others."""
@@ -214,14 +214,16 @@ class LayerKeeping:
                 one.on_device = None
             self._say("let go", name)
 
-    def _leave(self, tensor: Tensor) -> _Held:
+    def _leave(self, tensor: Tensor) -> _Offloaded:
         pool, copies = self._offload.pool, self._offload.copies
         dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
         tensor = tensor if dense else tensor.contiguous()
         buffer, end = pool.take(tensor.nbytes)
         if end is not None:
             copies.reuse(end)
-        held = _Held(tensor.size(), tensor.stride(), tensor.dtype, tensor.device, tensor, buffer)
+        held = _Offloaded(
+            tensor.size(), tensor.stride(), tensor.dtype, tensor.device, tensor, buffer
+        )
         held.end = copies.out(tensor, held.on_host())
         return held
 
@@ -229,7 +231,7 @@ class LayerKeeping:
         # A graph that is dropped without a backward.
         self._offload.reclaim([one for held in self._moved.values() for one in held])
 
-    def _return(self, held: _Held) -> None:
+    def _return(self, held: _Offloaded) -> None:
         held.on_device = torch.empty_strided(
             held.size, held.stride, dtype=held.dtype, device=held.device
         )
@@ -237,7 +239,7 @@ class LayerKeeping:
         held.returned = True
 
     def _say(self, what: Literal["leaves", "let go", "returns", "taken"], name: str) -> None:
-        self._offload.listener(Moved(what, self.micro_batch, self.layer, name))
+        self._offload.listener(Transfer(what, self.micro_batch, self.layer, name))
 
 
 class HostOffload:
@@ -252,7 +254,7 @@ class HostOffload:
         ranks_per_node: int = 1,
         copies: Copies | None = None,
         memory_left: Callable[[], int] = host_memory_left,
-        listener: Callable[[Moved], None] = lambda moved: None,
+        listener: Callable[[Transfer], None] = lambda moved: None,
     ) -> None:
         """Take the plan, and the kind of each recomputed layer of the stage, by number from 1.
 
@@ -265,13 +267,13 @@ class HostOffload:
         self.input_stays = input_stays
         self.ranks_per_node = ranks_per_node
         self.memory_left, self.listener = memory_left, listener
-        self._waiting: list[weakref.ref[LayerKeeping]] = []
+        self._waiting: list[weakref.ref[HostStore]] = []
         """Layers whose backward is to come, in the order of their forwards."""
         self._newest: tuple[int, int] = (-1, 0)
         """Micro-batch and layer of the last forward that began."""
-        self._last: weakref.ref[LayerKeeping] | None = None
+        self._last: weakref.ref[HostStore] | None = None
         """The last layer that keeps something, whose backward may follow at once."""
-        self._borrowed: dict[tuple[int, int], list[_Held]] = {}
+        self._borrowed: dict[tuple[int, int], list[_Offloaded]] = {}
         """By micro-batch and layer, tensors taken before their copy out was done: their device
         memory must outlast that copy, so it is held until the next layer's backward."""
         self._foreseen: dict[str, int] = {}
@@ -286,7 +288,7 @@ class HostOffload:
             return self.plan.inputs and layer != self.input_stays
         return self.plan.attention and self.kinds[layer] == "kept_attention"
 
-    def keeping(self, layer: int) -> LayerKeeping:
+    def keeping(self, layer: int) -> HostStore:
         """Return the keeping of a layer whose forward begins now."""
         micro_batch, before = self._newest
         if layer <= before or micro_batch < 0:
@@ -296,7 +298,7 @@ class HostOffload:
             # The backward has ended, and its copies before it.
             for other in list(self._borrowed):
                 self.reclaim(self._borrowed.pop(other))
-        made = LayerKeeping(self, layer, micro_batch)
+        made = HostStore(self, layer, micro_batch)
         self._waiting.append(weakref.ref(made))
         return made
 
@@ -308,7 +310,7 @@ class HostOffload:
             more = sum(self._foreseen.values()) - self.pool.made_bytes
             self.pool.require(more, ranks=self.ranks_per_node)
 
-    def finished(self, layer: LayerKeeping) -> None:
+    def finished(self, layer: HostStore) -> None:
         """Release a layer's tensors; the last layer's only if another micro-batch comes first."""
         before = None if self._last is None else self._last()
         if before is not None:
@@ -319,7 +321,7 @@ class HostOffload:
         else:
             layer.let_go()
 
-    def taken(self, layer: LayerKeeping, moved: Sequence[_Held]) -> None:
+    def taken(self, layer: HostStore, moved: Sequence[_Offloaded]) -> None:
         """Return the host memory of tensors copied back; others may still be copied out."""
         for one in moved:
             if one.returned:
@@ -327,7 +329,7 @@ class HostOffload:
             else:
                 self._borrowed.setdefault((layer.micro_batch, layer.layer), []).append(one)
 
-    def begun(self, layer: LayerKeeping) -> None:
+    def begun(self, layer: HostStore) -> None:
         """Record that a layer's backward has begun."""
         if self._last is not None and self._last() is layer:
             self._last = None
@@ -335,14 +337,14 @@ class HostOffload:
             self.reclaim(self._borrowed.pop(other))
         self._waiting = [ref for ref in self._waiting if ref() not in (None, layer)]
 
-    def fetch_after(self, layer: LayerKeeping) -> None:
+    def fetch_after(self, layer: HostStore) -> None:
         """Start the copy back of the input of the layer whose backward comes next."""
         waiting = [ref() for ref in self._waiting]
         following = self._following(layer, [one for one in waiting if one is not None])
         if following is not None:
             following.fetch("input")
 
-    def reclaim(self, moved: Sequence[_Held]) -> None:
+    def reclaim(self, moved: Sequence[_Offloaded]) -> None:
         """Return the host memory of tensors, and release their device memory after its copies."""
         for one in moved:
             self.copies.wait(one.end)
@@ -371,9 +373,7 @@ class HostOffload:
         if self._copies is None:
             self._copies = CudaCopies() if device.type == "cuda" else CpuCopies()
 
-    def _following(
-        self, layer: LayerKeeping, waiting: Sequence[LayerKeeping]
-    ) -> LayerKeeping | None:
+    def _following(self, layer: HostStore, waiting: Sequence[HostStore]) -> HostStore | None:
         """Return the layer whose backward comes next, if its forward has ended."""
         same = [one for one in waiting if one.micro_batch == layer.micro_batch]
         if same:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from custom_modules.profiling.categories import cause
+from custom_modules.profiling.categories import category
 
 GIB = 2**30
 CGROUPS = Path("/sys/fs/cgroup")
@@ -76,7 +76,7 @@ class HostPool:
         if free:
             return free.pop()
         self.require(size)
-        with cause("host"):
+        with category("host"):
             buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
         if self.pin:
             error = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)

@@ -10,7 +10,7 @@ and the log-sum-exp; q, k and v are cheap to rebuild, the output is what the 2 u
 no larger than the layer's input. So keep it:
 
 1. the first run, without gradients, computes the layer; the output and log-sum-exp of attention
-   are kept (`kept`), everything else is freed as it goes;
+   are kept (`reuse_saved_attention`), everything else is freed as it goes;
 2. the second run, in the backward, takes them back when it reaches attention: norm, projection and
    rotation run again, the kernel does not, and autograd's node for attention finds q, k, v, output
    and log-sum-exp saved as after any forward: 2 + 5 = 7 units;
@@ -30,14 +30,14 @@ Memory of a layer between the runs, in bytes, e = element size, on a rank with s
 With an all-to-all the kept output is that of the rank's heads over the whole group's sequence, the
 same number of bytes; the second run sends it back again as the first did.
 
-Both are held by a `Keeping`, which may move them to the host in between
+Both are held by a `ActivationStore`, which may move them to the host in between
 (`custom_modules.memory.host_offload`). Composes with TP, CP and PP: communication of norm,
 projection and exchange runs twice, as in any checkpoint. State that must be the same in both runs
 (random states, FP8 scales) is saved and restored by contexts of the adapter. The idea is that of
 selective checkpointing (arXiv 2205.05198) with the roles swapped.
 
 Limits: re-entrant, so a backward must go through `backward()`, not `grad()`, once; the layer has
-one input that takes gradients; its attention goes through `kept`.
+one input that takes gradients; its attention goes through `reuse_saved_attention`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,12 +51,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from custom_modules.profiling.categories import cause, retag
+from custom_modules.profiling.categories import category, retag
 
 Context = Callable[[], AbstractContextManager[object]]
 
 
-class Keeping(Protocol):
+class ActivationStore(Protocol):
     """Holds the kept tensors of one layer from its forward until its backward takes them."""
 
     def add(self, name: str, tensors: Sequence[Tensor]) -> None:
@@ -72,7 +72,7 @@ class Keeping(Protocol):
         """Note, perhaps twice, that attention's backward, where memory peaks, has ended."""
 
 
-class OnDevice:
+class DeviceStore:
     """Keeps everything on the device."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class OnDevice:
 class _Run:
     """One of the two runs of a layer, as its modules see it."""
 
-    keeping: Keeping
+    keeping: ActivationStore
     keep_attention: bool
     """Whether attention's results go to `keeping` in the first run, and are read back later."""
     second: bool
@@ -122,7 +122,7 @@ def in_second_run() -> bool:
     return run is not None and run.second
 
 
-def kept(attention: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def reuse_saved_attention(attention: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Return the result of `attention()`, from memory if the layer kept it.
 
     Output and log-sum-exp may have any shape; outside a layer that keeps them, this is a call.
@@ -131,7 +131,7 @@ def kept(attention: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     if run is None or not run.keep_attention:
         return attention()
     if run.second:
-        with cause("saved inputs"):
+        with category("saved inputs"):
             return tuple(run.keeping.take("attention"))
     results = attention()
     for tensor in results:
@@ -140,7 +140,7 @@ def kept(attention: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     return results
 
 
-def at_attention_s_end() -> Callable[[], None]:
+def on_attention_backward_done() -> Callable[[], None]:
     """Return the function that attention calls in its backward after its last kernel.
 
     Attention must ask for it in its forward, where its layer is known.
@@ -158,7 +158,7 @@ class Checkpoint:
     """Settings of a layer that runs twice."""
 
     keep_attention: bool
-    keeping: Callable[[], Keeping] = OnDevice
+    keeping: Callable[[], ActivationStore] = DeviceStore
     """Called once a forward."""
     first: Context = nullcontext
     """Context of the first run of a part."""
@@ -189,7 +189,7 @@ class _Layer:
         if self.rebuilt:
             raise RuntimeError("a recomputed layer was sent a second gradient; it rebuilds once")
         self.rebuilt = True
-        with cause("saved inputs"):
+        with category("saved inputs"):
             (x,) = self.keeping.take("input")
         self.x = x.detach().requires_grad_()
         with torch.enable_grad(), self._running(second=True), self.second[0]():
@@ -207,7 +207,7 @@ class _Layer:
 
 
 class _First(torch.autograd.Function):
-    """Saves x [s, b, h] and, if attention is kept, its results, in the layer's `Keeping`."""
+    """Saves x [s, b, h] and, if attention is kept, its results, in its `ActivationStore`."""
 
     @staticmethod
     def forward(ctx, x: Tensor, layer: _Layer) -> Tensor:  # type: ignore[no-untyped-def]

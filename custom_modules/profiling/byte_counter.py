@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from custom_modules.patching import replaced
+from custom_modules.patching import patched
 
 
-class Ledger(TorchDispatchMode):
+class ByteCounter(TorchDispatchMode):
     """Counts live and sent bytes of this thread and, inside backward, of autograd's."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Ledger(TorchDispatchMode):
         """Reset the peak and the sent bytes; live storages stay counted."""
         self.peak_bytes, self.sent_bytes = self.live_bytes, 0
 
-    def __enter__(self) -> "Ledger":
+    def __enter__(self) -> "ByteCounter":
         resize = torch.UntypedStorage.resize_
 
         def counted(storage: torch.UntypedStorage, size: int) -> None:
@@ -52,7 +52,7 @@ class Ledger(TorchDispatchMode):
             if storage._cdata in self._held:
                 self._resize(storage._cdata, storage.nbytes())
 
-        self._entered.enter_context(replaced(torch.UntypedStorage, "resize_", counted))
+        self._entered.enter_context(patched(torch.UntypedStorage, "resize_", counted))
         super().__enter__()
         return self
 

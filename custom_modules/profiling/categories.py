@@ -5,7 +5,7 @@
         buffer = torch.empty(size, pin_memory=True)
     retag(attention_out, "saved inputs")
 
-Storages allocated inside `cause` are counted under that name, the innermost one if contexts nest.
+Storages allocated inside `category` are counted under that name, the innermost one if nested.
 `retag` moves the whole storage of a tensor to another name, if it is allocated as one thing and
 kept as another. Both cost one check of an empty list unless a counter is active
 (`custom_modules.profiling.memory_by_category`), so modules may call them in every step.
@@ -33,20 +33,20 @@ from typing import Literal, Protocol, get_args
 
 from torch import Tensor
 
-Cause = Literal[
+Category = Literal[
     "weights", "gradients", "optimizer", "saved inputs", "attention", "mlp", "loss",
     "communication", "host", "other",
 ]  # fmt: skip
-CAUSES: tuple[Cause, ...] = get_args(Cause)
+CAUSES: tuple[Category, ...] = get_args(Category)
 
 
 class Counter(Protocol):
     """Counter of bytes by cause."""
 
-    def cause(self, name: Cause) -> AbstractContextManager[None]:
+    def category(self, name: Category) -> AbstractContextManager[None]:
         """Count the allocations inside the context under a name."""
 
-    def retag(self, tensor: Tensor, name: Cause) -> None:
+    def retag(self, tensor: Tensor, name: Category) -> None:
         """Count the storage of a tensor under another name from now on."""
 
 
@@ -54,20 +54,20 @@ _counters: list[Counter] = []
 _UNCOUNTED = nullcontext()
 
 
-def cause(name: Cause) -> AbstractContextManager[None]:
+def category(name: Category) -> AbstractContextManager[None]:
     """Return a context in which storages are allocated for `name`."""
-    return _counters[-1].cause(name) if _counters else _UNCOUNTED
+    return _counters[-1].category(name) if _counters else _UNCOUNTED
 
 
-def retag(tensor: Tensor, name: Cause) -> None:
+def retag(tensor: Tensor, name: Category) -> None:
     """Count the storage of `tensor` as one for `name` from now on."""
     if _counters:
         _counters[-1].retag(tensor, name)
 
 
 @contextmanager
-def told_to(counter: Counter) -> Iterator[None]:
-    """Pass every `cause` and `retag` inside the context to `counter`; the innermost one gets it."""
+def counting_with(counter: Counter) -> Iterator[None]:
+    """Pass every `category` and `retag` inside the context to `counter`, the innermost one."""
     _counters.append(counter)
     try:
         yield

@@ -43,10 +43,10 @@ from torch import Tensor
 from torch._C._autograd import _get_sequence_nr
 from torch.utils._pytree import tree_leaves
 
-from custom_modules.profiling.byte_counter import Ledger
-from custom_modules.profiling.categories import CAUSES, Cause, told_to
+from custom_modules.profiling.byte_counter import ByteCounter
+from custom_modules.profiling.categories import CAUSES, Category, counting_with
 
-FIXED: tuple[Cause, ...] = ("weights", "gradients", "optimizer", "host")
+FIXED: tuple[Category, ...] = ("weights", "gradients", "optimizer", "host")
 """Causes that do not change when a storage is received into or passed on."""
 _Node = tuple[int, int]
 """A backward pass and the number of a node in it."""
@@ -58,7 +58,7 @@ _ACCUMULATION = 2**64 - 1
 class _Frame:
     """An open cause: where it was opened, and the storages received in it."""
 
-    name: Cause
+    name: Category
     node: _Node | None
     first: int
     """The count of storages when it was opened."""
@@ -67,27 +67,27 @@ class _Frame:
 
 @dataclass(slots=True)
 class _Storage:
-    cause: Cause
+    category: Category
     number: int
 
 
-class MemoryByCause(Ledger):
+class MemoryByCategory(ByteCounter):
     """A ledger by cause of the bytes on one device and of those on the host."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         """Begin with nothing held; the device is the CPU if none is given."""
         super().__init__()
         self.device = device or torch.device("cpu")
-        self.live: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
+        self.live: dict[Category, int] = dict.fromkeys(CAUSES, 0)
         self.most = dict(self.live)
         self.at_peak = dict(self.live)
-        self.peak_in: tuple[Cause, bool] = ("other", False)
+        self.peak_in: tuple[Category, bool] = ("other", False)
         """The cause whose allocation made the peak, and whether it was in backward."""
         self._storages: dict[int, _Storage] = {}
         self._arrived = 0
         self._frames: list[_Frame] = []
         self._numbers: list[int] = [0]
-        self._names: list[Cause] = ["other"]
+        self._names: list[Category] = ["other"]
         self._ended = 0
         """The number of the next node when the last operator ended."""
 
@@ -96,14 +96,14 @@ class MemoryByCause(Ledger):
         super().restart()
         self.most, self.at_peak = dict(self.live), dict(self.live)
 
-    def __enter__(self) -> "MemoryByCause":
+    def __enter__(self) -> "MemoryByCategory":
         super().__enter__()
         self._entered.enter_context(torch.autograd.set_multithreading_enabled(False))
-        self._entered.enter_context(told_to(self))
+        self._entered.enter_context(counting_with(self))
         return self
 
     @contextmanager
-    def cause(self, name: Cause) -> Iterator[None]:
+    def category(self, name: Category) -> Iterator[None]:
         """Count the allocations inside the context under a name."""
         frame = _Frame(name, _running_node(), self._arrived)
         self._frames.append(frame)
@@ -115,11 +115,11 @@ class MemoryByCause(Ledger):
             self._settle(frame)
             self._note(_get_sequence_nr())
 
-    def retag(self, tensor: Tensor, name: Cause) -> None:
+    def retag(self, tensor: Tensor, name: Category) -> None:
         """Count the storage of a tensor under another name from now on."""
         key = tensor.untyped_storage()._cdata
         known = self._storages.get(key)
-        if known is not None and (known.cause not in FIXED or name in FIXED):
+        if known is not None and (known.category not in FIXED or name in FIXED):
             self._move(key, name)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -131,7 +131,7 @@ class MemoryByCause(Ledger):
         received = _RECEIVED.get(str(func))
         for tensor in received(args) if received else ():
             key = tensor.untyped_storage()._cdata
-            if key in self._storages and self._storages[key].cause not in FIXED:
+            if key in self._storages and self._storages[key].category not in FIXED:
                 self._move(key, "communication")
                 if self._frames:
                     self._frames[-1].received.append(key)
@@ -146,7 +146,7 @@ class MemoryByCause(Ledger):
         self._arrived += 1
 
     def _grow(self, key: int, size: int) -> None:
-        name = self._storages[key].cause
+        name = self._storages[key].category
         self.live[name] += size
         self.most[name] = max(self.most[name], self.live[name])
         if name == "host":
@@ -161,24 +161,24 @@ class MemoryByCause(Ledger):
         super()._release(key)
         del self._storages[key]
 
-    def _move(self, key: int, name: Cause) -> None:
+    def _move(self, key: int, name: Category) -> None:
         size = self._held[key]
         self._grow(key, -size)
-        self._storages[key].cause = name
+        self._storages[key].category = name
         self._grow(key, size)
 
     def _settle(self, frame: _Frame) -> None:
         """Assign the storages received in an ended frame, and still held, to its cause."""
         for key in frame.received:
             known = self._storages.get(key)
-            if known is None or known.cause != "communication":
+            if known is None or known.category != "communication":
                 continue
             if known.number >= frame.first:
                 self._move(key, frame.name)
             elif self._frames:
                 self._frames[-1].received.append(key)
 
-    def _current(self) -> Cause:
+    def _current(self) -> Category:
         node = _running_node()
         if self._frames and self._frames[-1].node == node:
             return self._frames[-1].name

@@ -31,9 +31,9 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from custom_modules.patching import replaced
-from custom_modules.profiling.categories import Cause, cause, retag
-from custom_modules.profiling.memory_by_category import MemoryByCause
+from custom_modules.patching import patched
+from custom_modules.profiling.categories import Category, category, retag
+from custom_modules.profiling.memory_by_category import MemoryByCategory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +52,13 @@ class Training:
 class Measured:
     """Bytes of one rank."""
 
-    at_peak: dict[Cause, int]
+    at_peak: dict[Category, int]
     """Bytes by cause at the moment when most bytes were live on the device."""
-    most: dict[Cause, int]
+    most: dict[Category, int]
     """The peak of each cause, at any moment of the step."""
     peak_bytes: int
     """Peak of the device: the sum of `at_peak` over all but host."""
-    peak_in: tuple[Cause, bool]
+    peak_in: tuple[Category, bool]
     """The cause whose allocation made the peak, and whether in backward."""
     allocator_bytes: int | None
     """The peak that CUDA's allocator saw; None on CPU."""
@@ -67,7 +67,7 @@ class Measured:
 def measure(build: Callable[[], Training], device: torch.device) -> Measured:
     """Build the training, run two steps, and count the bytes of the second."""
     on_cuda = device.type == "cuda"
-    with MemoryByCause(device) as memory:
+    with MemoryByCategory(device) as memory:
         training = build()
         with named_parts(training.model):
             _whole_step(training)
@@ -90,7 +90,7 @@ def _whole_step(training: Training) -> None:
         chunk.zero_grad_buffer()
     training.optimizer.zero_grad()
     training.step()
-    with cause("optimizer"):
+    with category("optimizer"):
         training.optimizer.step()
 
 
@@ -106,11 +106,11 @@ def name_state(training: Training) -> None:
             _name(parameter, "weights")
 
 
-def _name(tensor: Any, name: Cause) -> None:
+def _name(tensor: Any, name: Category) -> None:
     retag(getattr(tensor, "_local_tensor", tensor), name)  # of a DTensor: the part on this rank
 
 
-def _buffers(chunk: Any) -> Iterator[tuple[Cause, Tensor]]:
+def _buffers(chunk: Any) -> Iterator[tuple[Category, Tensor]]:
     """Yield the buffers of data parallelism, or of Megatron-Core's FSDP, with their causes."""
     fsdp = getattr(chunk, "param_and_grad_buffer", None)
     if fsdp is None:
@@ -119,7 +119,7 @@ def _buffers(chunk: Any) -> Iterator[tuple[Cause, Tensor]]:
             if buffer.param_data is not None:
                 yield "weights", buffer.param_data
         return
-    causes: dict[str, Cause] = {
+    causes: dict[str, Category] = {
         "main_weight_buffer": "optimizer",  # fp32 weights, if the model's are bf16
         "main_grad_buffer": "gradients",
         "model_weight_buffer": "weights",
@@ -150,17 +150,17 @@ def named_parts(model: Iterable[Any]) -> Iterator[None]:
                 parts = {"_preprocess": _rotation, "_postprocess": _part("loss")}
                 norm = module.decoder.final_layernorm
                 if norm is not None:
-                    stack.enter_context(replaced(norm, "forward", _final_norm(norm.forward)))
+                    stack.enter_context(patched(norm, "forward", _final_norm(norm.forward)))
             for name, named in parts.items():
-                stack.enter_context(replaced(module, name, named(getattr(module, name))))
+                stack.enter_context(patched(module, name, named(getattr(module, name))))
         yield
 
 
-def _part(name: Cause) -> Callable[[Any], Any]:
+def _part(name: Category) -> Callable[[Any], Any]:
     def named(forward: Any) -> Any:
         @wraps(forward)
         def run(*args: Any, **kwargs: Any) -> Any:
-            with cause(name):
+            with category(name):
                 return forward(*args, **kwargs)
 
         return run

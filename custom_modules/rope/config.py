@@ -111,7 +111,7 @@ class RopeScaling:
                 f"partial_rotary_factor is {self.partial_rotary_factor}; it is a share, above 0 "
                 "and at most 1"
             )
-        unused = [name for name in self.stated() if name not in self._used()]
+        unused = [name for name in self.non_default_fields() if name not in self._used()]
         if unused:
             raise ValueError(
                 f"{', '.join(unused)} has no effect on RoPE method {self.method}; leave it out, "
@@ -210,7 +210,7 @@ class RopeScaling:
     def _used(self) -> tuple[str, ...]:
         return (*_OF_EVERY_METHOD, *_USES[self.method])
 
-    def stated(self) -> dict[str, Any]:
+    def non_default_fields(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, by name."""
         return {
             field.name: value
@@ -220,7 +220,7 @@ class RopeScaling:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON, that `from_dict` reads."""
-        content = self.stated()
+        content = self.non_default_fields()
         if self.before is not None:
             content["before"] = self.before.to_dict()
         return content

@@ -20,7 +20,7 @@ UNCHANGED = 1.005
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stretch:
+class FrequencyBands:
     """One rotation compared with the one that a model was trained with, pair by pair."""
 
     wavelengths: list[float]
@@ -55,9 +55,9 @@ class Stretch:
         return [at for at in range(len(self.divisors)) if at not in ends]
 
 
-def stretch(
+def frequency_bands(
     own: RopeScaling, other: RopeScaling, head_dim: int, *, trained: int, length: int
-) -> Stretch:
+) -> FrequencyBands:
     """Return how `other` rotates heads in sequences of `length` tokens, compared with `own`.
 
     `own` is the rotation that the model was trained with at `trained` tokens. Raises ValueError if
@@ -76,7 +76,7 @@ def stretch(
         for divisor, frequency in zip(divisors, before.tolist(), strict=True)
         if 2 * math.pi / frequency > trained
     ]
-    return Stretch(
+    return FrequencyBands(
         wavelengths=(2 * math.pi / after).tolist(),
         divisors=divisors,
         temperature=temperature,

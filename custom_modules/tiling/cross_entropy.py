@@ -57,15 +57,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from custom_modules.dtypes import lse_dtype
-from custom_modules.profiling.categories import cause
+from custom_modules.dtypes import accumulation_dtype
+from custom_modules.profiling.categories import category
 from custom_modules.tensor_parallel import TensorParallel
-from custom_modules.tiling.softmax_tile import Slope, accumulate, passes_for
+from custom_modules.tiling.softmax_tile import LogitGradient, accumulate, passes_for
 
 ONE_RANK = TensorParallel(group=None, sequence_parallel=False)
 
 
-class Round(NamedTuple):
+class TokenTile(NamedTuple):
     """The counted tokens of one tile."""
 
     rows: Tensor
@@ -76,7 +76,7 @@ class Round(NamedTuple):
     """How many of them each rank of sequence parallelism holds."""
 
 
-def rounds(counted: Tensor, tile: int, shards: int, rank: int) -> list[Round]:
+def split_into_tiles(counted: Tensor, tile: int, shards: int, rank: int) -> list[TokenTile]:
     """Distribute the tokens that `counted` [N] marks over tiles.
 
     Tokens are in `shards` contiguous shards, and a tile takes equally many from each while they
@@ -89,7 +89,7 @@ def rounds(counted: Tensor, tile: int, shards: int, rank: int) -> list[Round]:
     for start in range(0, max(counts), each):
         parts = [tokens[start : start + each] for tokens in held]
         sizes = [len(part) for part in parts]
-        found.append(Round(parts[rank] - rank * of_shard, torch.cat(parts), sizes))
+        found.append(TokenTile(parts[rank] - rank * of_shard, torch.cat(parts), sizes))
     return found
 
 
@@ -109,15 +109,15 @@ class Objective:
             losses = losses - self.label_smoothing / self.vocabulary * found[2]
         return losses + self.z_loss * lse.square() if self.z_loss else losses
 
-    def slope(self, lse: Tensor, upstream: Tensor | None) -> Slope:
+    def logit_gradient(self, lse: Tensor, upstream: Tensor | None) -> LogitGradient:
         """Return the gradient of `upstream` (None: 1) times each loss."""
         ones = torch.ones_like(lse) if upstream is None else upstream
         softmax = ones * (1 + 2 * self.z_loss * lse) if self.z_loss else upstream
         every = self.label_smoothing / self.vocabulary * ones if self.label_smoothing else None
-        return Slope(softmax, (1 - self.label_smoothing) * ones, every)
+        return LogitGradient(softmax, (1 - self.label_smoothing) * ones, every)
 
 
-class Swept(NamedTuple):
+class TileSums(NamedTuple):
     """Results of one pass over the tiles."""
 
     losses: Tensor
@@ -151,19 +151,19 @@ class TiledLoss:
     def sweep(
         self, x: Tensor, weight: Tensor, labels: Tensor, counted: Tensor, *,
         upstream: Tensor | None, wanted: tuple[bool, bool],
-    ) -> Swept:  # fmt: skip
+    ) -> TileSums:  # fmt: skip
         """Return losses, and the gradients of x and weight if requested.
 
         x is [s, b, h]; labels, `counted` and `upstream` are [N], tokens ordered as in x. The
         gradients are those of the sum of `upstream` (None: 1) times the losses.
         """
-        flat, dtype = x.flatten(0, 1), lse_dtype(x.dtype)
+        flat, dtype = x.flatten(0, 1), accumulation_dtype(x.dtype)
         passes = passes_for(x.device)
         losses = x.new_zeros(labels.shape, dtype=dtype)
         dx = torch.zeros_like(flat) if wanted[0] else None
         dweight = torch.zeros_like(weight, dtype=dtype) if wanted[1] else None
         buffer = None
-        for of in rounds(counted, self.tile, self.shards, self.shard):
+        for of in split_into_tiles(counted, self.tile, self.shards, self.shard):
             tile = self._gathered(flat[of.rows], of.counts)
             if buffer is None:  # the first tile is the largest
                 buffer = x.new_empty(len(tile), len(weight))
@@ -175,15 +175,17 @@ class TiledLoss:
             losses[of.tokens] = self.objective.losses(lse, found)
             if dx is None and dweight is None:
                 continue
-            slope = self.objective.slope(lse, None if upstream is None else upstream[of.tokens])
+            slope = self.objective.logit_gradient(
+                lse, None if upstream is None else upstream[of.tokens]
+            )
             passes.gradient(logits, mine, own, merged, slope)
             if dx is not None:
                 dx[of.rows] = self._returned(logits @ weight, of.counts)
             if dweight is not None:
                 accumulate(dweight, logits, tile)
-        return Swept(losses, dx, dweight)
+        return TileSums(losses, dx, dweight)
 
-    def alike(self, upstream: Tensor, counted: Tensor) -> Tensor | None:
+    def uniform_upstream(self, upstream: Tensor, counted: Tensor) -> Tensor | None:
         """Return the common value of `upstream` [N] for all counted tokens, or None.
 
         TP ranks decide together: a rank that computed the tiles again alone would wait for the
@@ -216,7 +218,7 @@ class TiledLoss:
         if self.shards == 1:
             return x
         most = max(counts)
-        with cause("communication"):
+        with category("communication"):
             whole = x.new_empty(len(counts) * most, x.shape[1])
         padded = nn.functional.pad(x, (0, 0, 0, most - len(x)))
         dist.all_gather_into_tensor(whole, padded, group=self.tensor_parallel.group)
@@ -234,7 +236,7 @@ class TiledLoss:
         if len(dx) < most * len(counts):
             parts = dx.split(counts)
             dx = torch.cat([nn.functional.pad(t, (0, 0, 0, most - len(t))) for t in parts])
-        with cause("communication"):
+        with category("communication"):
             mine = dx.new_empty(most, dx.shape[1])
         dist.reduce_scatter_tensor(mine, dx, group=self.tensor_parallel.group)
         return mine[: counts[self.shard]]
@@ -252,7 +254,7 @@ class _TiledCrossEntropy(torch.autograd.Function):
         ctx, x: Tensor, weight: Tensor, labels: Tensor, counted: Tensor, how: TiledLoss,
         wanted: tuple[bool, bool],
     ) -> Tensor:  # fmt: skip
-        with cause("loss"):
+        with category("loss"):
             swept = how.sweep(x, weight, labels, counted, upstream=None, wanted=wanted)
         ctx.how, ctx.wanted = how, wanted
         ctx.kept = swept.dx, swept.dweight
@@ -267,11 +269,11 @@ class _TiledCrossEntropy(torch.autograd.Function):
         upstream = upstream.where(counted, 0)  # the upstream gradient of a masked token may be NaN
         of_x, of_weight = ctx.wanted
         (dx, dweight), ctx.kept = ctx.kept or (None, None), None
-        with cause("loss"):
+        with category("loss"):
             if dx is not None:
                 dx.mul_(upstream.view(how.shards, -1)[how.shard, :, None])
             if dweight is not None:
-                one = how.alike(upstream, counted)
+                one = how.uniform_upstream(upstream, counted)
                 dweight = None if one is None else dweight.mul_(one)
             again = (of_x and dx is None, of_weight and dweight is None)
             if any(again):

@@ -37,9 +37,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from custom_modules.dtypes import lse_dtype
+from custom_modules.dtypes import accumulation_dtype
 from custom_modules.memory.recompute import in_second_run, refuse_autocast
-from custom_modules.profiling.categories import Cause, cause
+from custom_modules.profiling.categories import Category, category
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class TokenFunction:
     """All tensors that it reads and that may take gradients."""
     ends_layer: bool
     """Whether its output is added to a residual and read by nothing else in its layer."""
-    part: Cause | None = "mlp"
+    part: Category | None = "mlp"
     """Cause of its memory; None: that of the caller."""
     again: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context in which the backward runs it again."""
@@ -74,7 +74,7 @@ class SumOverTiles:
                 continue
             total = self.sums[place]
             if in_main_grad or total is None:
-                self.sums[place] = grad if in_main_grad else grad.to(lse_dtype(grad.dtype))
+                self.sums[place] = grad if in_main_grad else grad.to(accumulation_dtype(grad.dtype))
             else:
                 total.add_(grad)
 
@@ -88,7 +88,7 @@ class SumOverTiles:
 
 
 def _cause(function: TokenFunction) -> AbstractContextManager[None]:
-    return nullcontext() if function.part is None else cause(function.part)
+    return nullcontext() if function.part is None else category(function.part)
 
 
 def _tiles(tokens: int, rows: int) -> Iterator[slice]:

@@ -3,7 +3,7 @@
 
     lse = log(sum(exp(z)))        dz = a * exp(z - lse) - c - d * onehot(label)
 
-for rows z [v] of a tile [n, v] and numbers a, c, d of each row (`Slope`). With vocabulary
+for rows z [v] of a tile [n, v] and numbers a, c, d of each row (`LogitGradient`). With vocabulary
 parallelism v is a rank's part: `reduce` gives its own log-sum-exp, the ranks merge theirs, and
 `gradient` gets the merged one. Between the two calls the tile belongs to the pair that was called.
 
@@ -24,13 +24,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from custom_modules.dtypes import lse_dtype
+from custom_modules.dtypes import accumulation_dtype
 
 BLOCK_BYTES = 4 * 2**20
 """Bytes of rows that the CPU takes through all passes together: two cores' L2 caches."""
 
 
-class Slope(NamedTuple):
+class LogitGradient(NamedTuple):
     """The gradient of a token's loss with respect to its logits, as numbers of each row [n]."""
 
     softmax: Tensor | None
@@ -48,7 +48,7 @@ class SoftmaxPasses:
     reduce: Callable[[Tensor, Tensor, bool], Tensor]
     """Take logits [n, v], labels [n], and whether to sum; return, [2 or 3, n], the log-sum-exp,
     the label's logit (0 for a label outside [0, v)) and the sum of the logits."""
-    gradient: Callable[[Tensor, Tensor, Tensor, Tensor | None, Slope], None]
+    gradient: Callable[[Tensor, Tensor, Tensor, Tensor | None, LogitGradient], None]
     """Take the tile, labels, the results of `reduce`, the merged log-sum-exp (None if there is
     nothing to merge), and the slope; leave the gradient in the tile."""
 
@@ -77,11 +77,11 @@ def _blocks(count: int, bytes_of_one: int) -> Iterator[slice]:
 def _label_logits(logits: Tensor, labels: Tensor) -> Tensor:
     within = (labels >= 0) & (labels < logits.shape[1])
     found = logits.gather(1, labels.where(within, 0)[:, None])[:, 0]
-    return found.to(lse_dtype(logits.dtype)).where(within, 0)
+    return found.to(accumulation_dtype(logits.dtype)).where(within, 0)
 
 
 def _reduce_in_place(logits: Tensor, labels: Tensor, with_sum: bool) -> Tensor:
-    dtype = lse_dtype(logits.dtype)
+    dtype = accumulation_dtype(logits.dtype)
     found = logits.new_empty(2 + with_sum, logits.shape[0], dtype=dtype)
     found[1] = _label_logits(logits, labels)
     for rows in _blocks(logits.shape[0], logits.shape[1] * dtype.itemsize):
@@ -99,7 +99,7 @@ def _reduce_in_place(logits: Tensor, labels: Tensor, with_sum: bool) -> Tensor:
 
 
 def _gradient_in_place(
-    softmax: Tensor, labels: Tensor, own: Tensor, merged: Tensor | None, slope: Slope
+    softmax: Tensor, labels: Tensor, own: Tensor, merged: Tensor | None, slope: LogitGradient
 ) -> None:
     lse = own[0] if merged is None else merged
     at_label = (own[1] - lse).exp()  # in the tile it is rounded, and may be 1 but for that
@@ -123,7 +123,7 @@ IN_PLACE = SoftmaxPasses(_reduce_in_place, _gradient_in_place)
 
 
 def _reduce(logits: Tensor, labels: Tensor, with_sum: bool) -> Tensor:
-    wide = logits.to(lse_dtype(logits.dtype))
+    wide = logits.to(accumulation_dtype(logits.dtype))
     peak = wide.amax(1, keepdim=True)
     lse = peak + (wide - peak).exp().sum(1, keepdim=True).log()  # the pattern of an online softmax
     found = [lse[:, 0], _label_logits(logits, labels)]
@@ -131,7 +131,7 @@ def _reduce(logits: Tensor, labels: Tensor, with_sum: bool) -> Tensor:
 
 
 def _gradient(
-    logits: Tensor, labels: Tensor, own: Tensor, merged: Tensor | None, slope: Slope
+    logits: Tensor, labels: Tensor, own: Tensor, merged: Tensor | None, slope: LogitGradient
 ) -> None:
     lse = own[0] if merged is None else merged
     softmax = (logits.to(lse.dtype) - lse[:, None]).exp()
@@ -154,7 +154,7 @@ def compiled(backend: str = "inductor") -> SoftmaxPasses:
         return reduce(logits, labels, with_sum)
 
     def gradient_any(
-        logits: Tensor, labels: Tensor, own: Tensor, merged: Tensor | None, slope: Slope
+        logits: Tensor, labels: Tensor, own: Tensor, merged: Tensor | None, slope: LogitGradient
     ) -> None:
         _let_differ([logits, labels, merged, *slope], 0)
         _let_differ([own], 1)

@@ -8,13 +8,13 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from custom_modules.rope.frequency_report import Stretch
+from custom_modules.rope.frequency_report import FrequencyBands
 from data.files.whole import replacing
 from eval.report.plots import PALETTE, SERIES
 
 
 def draw(
-    path: Path, shown: Mapping[str, Stretch], *, title: str, trained: int, length: int
+    path: Path, shown: Mapping[str, FrequencyBands], *, title: str, trained: int, length: int
 ) -> None:
     """Write the plot as PNG; the first of `shown` is the model's own rotation."""
     figure = Figure(figsize=(10.4, 4.6), layout="constrained")

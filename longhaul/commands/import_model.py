@@ -9,7 +9,7 @@ import typer
 
 from longhaul.terminal.console import loading
 from longhaul.terminal.messages import next_command, note
-from recipes.spec.suggest import named
+from recipes.spec.suggest import lookup
 
 
 def import_model(
@@ -35,7 +35,7 @@ def import_model(
     from recipes.spec.naming import MODELS
 
     if card is not None:
-        named("card", card, CARDS)
+        lookup("card", card, CARDS)
     name = (Path(source).resolve() if Path(source).is_dir() else Path(source)).name
     to = to or MODELS / (card or name)
     require_free(to)

@@ -19,9 +19,9 @@ from recipes.planner.constraints import CUDA, before_planning, refusals
 from recipes.planner.plan import Plan
 from recipes.planner.plan import plan as plan_of
 from recipes.planner.search import (
-    Answer,
     NoLayoutError,
-    Question,
+    SearchRequest,
+    SearchResult,
     at_length,
     even_batch,
     lacks,
@@ -39,7 +39,7 @@ from recipes.spec.layout import Fp8, Layout
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import amount, budget_from, length_shown, recipe_name
 from recipes.spec.stage import Ladder, Stage
-from recipes.spec.suggest import named
+from recipes.spec.suggest import lookup
 from recipes.spec.units import K, M
 
 BATCH, BUDGET = 4 * M, 1_000_000_000
@@ -105,7 +105,7 @@ def plan(
         raise ValueError(
             "name a model card, as in `longhaul plan llama31_8b --seq 1M`, or --ladder"
         )
-    model = named("model card", card, CARDS)
+    model = lookup("model card", card, CARDS)
     if max_seq:
         _refuse("--max-seq, which finds it", {"--seq": seq})
     elif not seq:
@@ -118,7 +118,7 @@ def plan(
         per_batch = length_of("--tokens-per-batch", tokens_per_batch)
     else:
         per_batch = even_batch(BATCH, length, ranks)
-    question = Question(
+    question = SearchRequest(
         card=model,
         seq_length=length,
         tokens_per_batch=per_batch,
@@ -161,7 +161,7 @@ def plan(
 
 
 def training_command(
-    question: Question,
+    question: SearchRequest,
     layout: Layout,
     cluster: str,
     *,
@@ -206,7 +206,7 @@ def _of_the_stage(stage: Stage, batch: int | None, budget: int | None) -> str:
 
 
 def stage_command(
-    question: Question, layout: Layout, cluster: str, ladder: Ladder, stage: Stage
+    question: SearchRequest, layout: Layout, cluster: str, ladder: Ladder, stage: Stage
 ) -> str | None:
     """Return the command that trains a layout as a stage of a ladder; None if there is none."""
     card = question.card
@@ -240,7 +240,7 @@ def _gpus(machine: clusters.Cluster, nodes: int | None, gpus: int | None) -> int
     return gpus
 
 
-def _longest(question: Question, words: str) -> Question:
+def _longest(question: SearchRequest, words: str) -> SearchRequest:
     """Return the question at the longest context that fits; raise NoLayoutError if none does."""
     if not words:
         length = max_length(question)
@@ -259,7 +259,7 @@ def _longest(question: Question, words: str) -> Question:
     return at_length(question, length)
 
 
-def _layout(question: Question, words: str) -> Layout:
+def _layout(question: SearchRequest, words: str) -> Layout:
     layout = layout_from(words)
     if layout.world_size != question.gpus:
         raise ValueError(
@@ -269,7 +269,7 @@ def _layout(question: Question, words: str) -> Layout:
     return layout
 
 
-def _as_asked(question: Question, words: str) -> Answer:
+def _as_asked(question: SearchRequest, words: str) -> SearchResult:
     """Return the plan of a layout of the user's; raise NoLayoutError if it does not work."""
     layout = _layout(question, words)
     broken = before_planning(question.job(layout), question.cluster)
@@ -277,7 +277,7 @@ def _as_asked(question: Question, words: str) -> Answer:
         raise NoLayoutError(f"--layout {words}: {broken}")
     one = question.plan(layout)
     if one.fits:
-        return Answer(plans=[one], tried=1)
+        return SearchResult(plans=[one], tried=1)
     said = f"--layout {words} {lacks(one)} at {question.seq_length:,} tokens"
     others = search(question).plans
     if others:
@@ -289,13 +289,13 @@ def _as_asked(question: Question, words: str) -> Answer:
 
 def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_text: bool) -> None:
     """Plan each stage of a ladder on the same GPUs and print the bill."""
-    machine, climbed = clusters.load(cluster), named("ladder", name, LADDERS)
+    machine, climbed = clusters.load(cluster), lookup("ladder", name, LADDERS)
     if not card and len(climbed.cards) > 1:
         raise ValueError(
             f"ladder {name} is for several cards; name one: longhaul plan {climbed.cards[0]} "
             f"--ladder {name}"
         )
-    model: ModelCard = named("model card", card or climbed.cards[0], CARDS)
+    model: ModelCard = lookup("model card", card or climbed.cards[0], CARDS)
     plans: list[tuple[Plan, int]] = []
     alone: list[str] = []
     for stage in climbed.stages:

@@ -16,7 +16,7 @@ from longhaul.terminal.next_commands import OnCluster
 from longhaul.terminal.progress import Watched, progress
 from recipes.shipped.table import ROWS
 from recipes.spec.cluster import CLUSTER
-from recipes.spec.suggest import named
+from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
     import nemo_run
@@ -72,7 +72,7 @@ def pretrain(
         require_file(to_yaml, "--to-yaml")
     made = None
     if factory:
-        named("recipe", factory, ROWS)
+        lookup("recipe", factory, ROWS)
     elif combined:
         from recipes.shipped.select import choose
 
@@ -112,7 +112,7 @@ def pretrain(
     several = _several_nodes(recipe, made, from_file=yaml is not None)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
-        typer.echo(f"# {stage_checks.described(resolved)}")
+        typer.echo(f"# {stage_checks.summary(resolved)}")
         if several:
             typer.echo(f"# {several}")
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from longhaul.local_ranks import results_of
+from longhaul.local_ranks import run_on_ranks
 from longhaul.options import K_IS, Json, length_of, print_json, require_device
 from longhaul.probe.memory import memory
 from longhaul.terminal.console import loading, show
@@ -109,7 +109,7 @@ def measure_on_ranks(ranks: int, block: "Block", device: str, repeats: int) -> "
     A failing rank ends the command with its error in one line and exit code 1.
     """
     quiet = is_quiet()
-    measured: list[Measured] = results_of(_rank, ranks, block, device, repeats, quiet)[0]
+    measured: list[Measured] = run_on_ranks(_rank, ranks, block, device, repeats, quiet)[0]
     return measured
 
 

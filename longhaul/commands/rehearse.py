@@ -27,10 +27,10 @@ from longhaul.terminal.progress import Watched, progress
 from longhaul.version import commit, versions
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.naming import RUNS, STORES
-from recipes.spec.suggest import named
+from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
-    from longhaul.rehearsal.checks import Check, Planned
+    from longhaul.rehearsal.checks import Planned, RehearsalCheck
     from recipes.rehearsal.plan import Rehearsal
     from recipes.shipped.row import Row
 
@@ -98,7 +98,7 @@ def rehearse(
             f"--nodes and --cluster apply only to --card; {name} has its layout, so leave them out"
         )
     else:
-        row = named("recipe", name, ROWS)
+        row = lookup("recipe", name, ROWS)
     name = row.name
     revision = "" if write_card is None else _commit()
     run = out or RUNS / "rehearsals" / name
@@ -191,7 +191,7 @@ def _vocabulary(store: Path | None) -> int:
 
 def _run(
     made: "Rehearsal", words: Sequence[str], *, run: Path, store: Path | None
-) -> "tuple[list[Check], list[Planned]]":
+) -> "tuple[list[RehearsalCheck], list[Planned]]":
     """Train both stages and evaluate them; return the checks and the planned values."""
     from longhaul.local_ranks import preload, run_forked
     from longhaul.rehearsal.checks import verdict
@@ -232,7 +232,9 @@ def _run(
     return verdict(run, planned), planned
 
 
-def _record(run: Path, made: "Rehearsal", checks: "Sequence[Check]", seconds: float) -> None:
+def _record(
+    run: Path, made: "Rehearsal", checks: "Sequence[RehearsalCheck]", seconds: float
+) -> None:
     from eval.run_folder import write_json
 
     write_json(
@@ -251,7 +253,7 @@ def _card_of(
     row: "Row",
     run: Path,
     planned: "Sequence[Planned]",
-    checks: "Sequence[Check]",
+    checks: "Sequence[RehearsalCheck]",
     command: str,
     revision: str,
     seconds: float,

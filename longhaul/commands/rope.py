@@ -14,11 +14,11 @@ from data.files.writable import require_file
 from longhaul.commands.rope_search import search
 from longhaul.options import K_IS, Json, length_of, print_json, require_no_json
 from longhaul.terminal.console import loading, show
-from recipes.spec.suggest import named
+from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
     from custom_modules.rope.config import RopeScaling
-    from custom_modules.rope.frequency_report import Stretch
+    from custom_modules.rope.frequency_report import FrequencyBands
 
 app = typer.Typer(
     help="Look at how a rotation stretches a model's context, or search for one.",
@@ -91,9 +91,11 @@ def rope(
             "are not rotated"
         )
     with loading("torch"):
-        from custom_modules.rope.frequency_report import stretch
+        from custom_modules.rope.frequency_report import frequency_bands
     shown = {
-        name: stretch(subject.rope, found, subject.head_dim, trained=subject.trained, length=target)
+        name: frequency_bands(
+            subject.rope, found, subject.head_dim, trained=subject.trained, length=target
+        )
         for name, found in chosen.items()
     }
     if as_json:
@@ -115,7 +117,7 @@ def rope(
         typer.echo(plot, err=as_json)
 
 
-def _content(rope: "RopeScaling", found: "Stretch") -> dict[str, Any]:
+def _content(rope: "RopeScaling", found: "FrequencyBands") -> dict[str, Any]:
     """Return a rotation in numbers; lengths and distances in tokens, by pair of dimensions."""
     return {
         "rope": rope.to_dict(),
@@ -133,7 +135,7 @@ def _print(
     subject: Subject,
     words: Sequence[str],
     names: Sequence[str],
-    shown: dict[str, "Stretch"],
+    shown: dict[str, "FrequencyBands"],
     target: int,
 ) -> None:
     typer.echo(
@@ -150,7 +152,7 @@ def _print(
 def _of_card(name: str) -> Subject:
     from recipes.models import CARDS
 
-    found = named("card", name, CARDS)
+    found = lookup("card", name, CARDS)
     return Subject(
         name=found.name,
         head_dim=found.head_dim,
@@ -188,7 +190,7 @@ def _read(words: Sequence[str], subject: Subject) -> list["RopeScaling"]:
     return [rope_from(word, of_model, own=subject.rope, trained=subject.trained) for word in words]
 
 
-def _pairs(shown: dict[str, "Stretch"], trained: int, length: int) -> Table:
+def _pairs(shown: dict[str, "FrequencyBands"], trained: int, length: int) -> Table:
     table = Table("pair", box=None, header_style="bold")
     for name in shown:
         table.add_column(f"{name}\nwavelength", justify="right")
@@ -210,7 +212,7 @@ def _pairs(shown: dict[str, "Stretch"], trained: int, length: int) -> Table:
     return table
 
 
-def _summary(shown: dict[str, "Stretch"]) -> Table:
+def _summary(shown: dict[str, "FrequencyBands"]) -> Table:
     table = Table("", *shown, box=None, header_style="bold")
     table.add_row("attention factor", *(f"{found.temperature:.6g}" for found in shown.values()))
     for title, of in (

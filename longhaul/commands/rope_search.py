@@ -59,7 +59,7 @@ def search(
     from data.files.writable import require_file, require_folder
     from data.store import Manifest
     from eval.run_folder import read_stage, stage_names
-    from recipes.spec.suggest import hint
+    from recipes.spec.suggest import did_you_mean
 
     if score not in ("needle", "documents"):
         raise ValueError(f"--score is {score!r}; expected needle or documents")
@@ -68,7 +68,7 @@ def search(
     names = stage_names(run)
     record = read_stage(run, stage) if stage in names else None
     if record is None:
-        raise ValueError(f"{run} has no stage {stage!r}; {hint(stage, names)}")
+        raise ValueError(f"{run} has no stage {stage!r}; {did_you_mean(stage, names)}")
     length = length_of("--target", target)
     if length <= record.context:
         raise ValueError(

@@ -107,7 +107,7 @@ def run(
 
 
 def _run_here(
-    plan: ladder_run.Plan, words: Sequence[str], device: str | None, *, dryrun: bool
+    plan: ladder_run.LadderRun, words: Sequence[str], device: str | None, *, dryrun: bool
 ) -> None:
     """Run what is left of the ladder on this machine, or print it."""
     if not dryrun:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def run_on_cluster(
-    plan: ladder_run.Plan,
+    plan: ladder_run.LadderRun,
     words: Sequence[str],
     *,
     cluster: str,
@@ -99,7 +99,7 @@ def _with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:
     return file.model_copy(update={"slurm": file.slurm.model_copy(update=given)})
 
 
-def _with_gates(plan: ladder_run.Plan, words: str) -> ladder_run.Plan:
+def _with_gates(plan: ladder_run.LadderRun, words: str) -> ladder_run.LadderRun:
     stages = tuple(
         replace(stage, gate=gate_from(words, stage.gate)) for stage in plan.ladder.stages
     )
@@ -109,7 +109,7 @@ def _with_gates(plan: ladder_run.Plan, words: str) -> ladder_run.Plan:
 
 
 def _laid_out(
-    plan: ladder_run.Plan, words: Sequence[str], cluster: str, nodes: int, device: str | None
+    plan: ladder_run.LadderRun, words: Sequence[str], cluster: str, nodes: int, device: str | None
 ) -> "list[ResolvedStage]":
     """Return the stages laid out by the planner on a number of nodes of a cluster."""
     from longhaul.jobs import local_chain

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longhaul.options import Json, print_json
-from longhaul.terminal.console import fitted, loading, print_table
-from recipes.spec.suggest import named
+from longhaul.terminal.console import loading, print_table, table_for_terminal
+from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +59,7 @@ def _named(name: str) -> "Row":
         raise ValueError(
             f"{name!r} is a ladder or a card, not a recipe; its recipes are {', '.join(of_ladder)}"
         )
-    return named("recipe", name, ROWS)
+    return lookup("recipe", name, ROWS)
 
 
 def content(row: "Row") -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _print(row: "Row") -> None:
 
     lines = [_line(stage, row) for stage in row.ladder.stages]
     alike = [title for title in EXPENDABLE if len({line[title] for line in lines}) == 1]
-    console, stages, left_out = fitted(lambda without: _stages(row, without), alike)
+    console, stages, left_out = table_for_terminal(lambda without: _stages(row, without), alike)
     page = Table(box=None, show_header=False, pad_edge=False)
     for _ in range(2):
         page.add_column(overflow="fold")

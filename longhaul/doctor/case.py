@@ -16,8 +16,8 @@ from recipes.notation.layout import layout_from, words_of
 from recipes.planner.constraints import refusals
 from recipes.planner.plan import Plan, plan
 from recipes.planner.remedies.overrides import override_words
-from recipes.planner.search import Question, of_stage
-from recipes.planner.workload import Job
+from recipes.planner.search import SearchRequest, of_stage
+from recipes.planner.workload import Workload
 from recipes.shipped.select import layout_for, stage_of
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster as clusters
@@ -26,7 +26,7 @@ from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import length_shown, recipe_name
 from recipes.spec.stage import Ladder, Stage
-from recipes.spec.suggest import named
+from recipes.spec.suggest import lookup
 from recipes.spec.units import GiB
 
 LINE = 78
@@ -68,7 +68,7 @@ class Recipe:
         """Name of the recipe and of its run folder."""
         return recipe_name(self.card, self.ladder, self.stage)
 
-    def job(self, layout: Layout, machine: Cluster) -> Job:
+    def job(self, layout: Layout, machine: Cluster) -> Workload:
         """Return its job under a layout."""
         gpus, fp8 = layout.world_size, layout.fp8
         return of_stage(self.card, self.stage, machine, gpus=gpus, fp8=fp8).job(layout)
@@ -133,14 +133,14 @@ class Case:
         """The options with which the doctor examines the recipe on the same cluster."""
         return self.recipe.looked_at(self._nodes(self.plan.job))
 
-    def _nodes(self, job: Job) -> int:
+    def _nodes(self, job: Workload) -> int:
         return -(-job.layout.world_size // self.plan.cluster.gpus_per_node)
 
     @property
-    def question(self) -> Question:
+    def question(self) -> SearchRequest:
         """The planner's question for the same GPUs."""
         job = self.plan.job
-        return Question(
+        return SearchRequest(
             card=job.card,
             seq_length=job.seq_length,
             tokens_per_batch=job.tokens_per_batch,
@@ -173,7 +173,7 @@ class Case:
             "layout": words_of(job.layout),
         }
 
-    def command(self, job: Job) -> str:
+    def command(self, job: Workload) -> str:
         """Return the command that trains the recipe as this job.
 
         If the planner finds no layout of the recipe on the job's nodes, there is nothing that
@@ -255,7 +255,7 @@ def case(
 
 
 def _shipped(factory: str, cluster: str) -> Recipe:
-    row = named("recipe", factory, ROWS)
+    row = lookup("recipe", factory, ROWS)
     if row.layout.device == "cpu":
         raise ValueError(
             f"{row.name} is laid out for CPU ranks, which the planner does not plan; `longhaul "
@@ -274,7 +274,7 @@ def _combined(card: str, ladder: str, stage: str, cluster: str) -> Recipe:
     for option, word, there in (("--card", card, CARDS), ("--ladder", ladder, LADDERS)):
         if not word:
             raise ValueError(f"{option} is missing; there are {', '.join(there)}")
-    model, climbed = named("card", card, CARDS), named("ladder", ladder, LADDERS)
+    model, climbed = lookup("card", card, CARDS), lookup("ladder", ladder, LADDERS)
     return Recipe(
         card=model, ladder=climbed, stage=stage_of(climbed, stage), cluster=cluster or CLUSTER
     )

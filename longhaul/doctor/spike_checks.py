@@ -32,7 +32,7 @@ FORGOTTEN = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
+class SpikeCheck:
     """The result of one check."""
 
     level: Level
@@ -41,7 +41,7 @@ class Check:
     """What to do if the level is not ok."""
 
 
-def checks(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
+def checks(stage: StageFacts, before: StageFacts | None) -> Iterator[SpikeCheck]:
     """Yield every check of a stage, with the stage before it if there is one."""
     steps = stage.results.steps
     yield from lines(stage)
@@ -58,10 +58,10 @@ def checks(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
     yield from positions(stage, before)
 
 
-def lines(stage: StageFacts) -> Iterator[Check]:
+def lines(stage: StageFacts) -> Iterator[SpikeCheck]:
     """Check that metrics.jsonl has no bytes that a run never writes."""
     if stage.garbled:
-        yield Check(
+        yield SpikeCheck(
             level="warning",
             words="metrics.jsonl has NULs or bytes that are not UTF-8 in "
             f"{counted(len(stage.garbled), 'line')}, first in line {stage.garbled[0]}; not read",
@@ -69,18 +69,18 @@ def lines(stage: StageFacts) -> Iterator[Check]:
         )
 
 
-def finite(steps: Sequence[Step]) -> Iterator[Check]:
+def finite(steps: Sequence[Step]) -> Iterator[SpikeCheck]:
     """Check that every loss is a number."""
     broken = [step.step for step in steps if not math.isfinite(step.loss)]
     if broken:
-        yield Check(
+        yield SpikeCheck(
             level="failure",
             words=f"the loss is not a number in {len(broken)} steps, first at step {broken[0]}",
             do="resume from the checkpoint before it; look at that step's samples, at the rate, "
             "and for a rank whose GPU computes wrongly",
         )
     else:
-        yield Check(level="ok", words=f"the loss is a number in all {len(steps)} steps")
+        yield SpikeCheck(level="ok", words=f"the loss is a number in all {len(steps)} steps")
 
 
 def level_of(stage: StageFacts | None) -> float | None:
@@ -91,29 +91,31 @@ def level_of(stage: StageFacts | None) -> float | None:
     return fmean(losses[-2 * WINDOW :]) if losses else None
 
 
-def jump(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
+def jump(stage: StageFacts, before: StageFacts | None) -> Iterator[SpikeCheck]:
     """Check the first loss against the stage before and against random weights."""
     first, level = stage.results.steps[0].loss, level_of(before)
     vocab = stage.of_recipe("model.config.vocab_size")
     random = math.log(vocab) if isinstance(vocab, int) and vocab > 1 else math.inf
     warm = before is not None or bool(stage.of_recipe("resume.start"))
     if warm and first > OF_RANDOM * random:
-        yield Check(
+        yield SpikeCheck(
             level="failure",
             words=f"the first loss is {first:.2f}, that of random weights ({random:.2f})",
             do="the weights of the start were not loaded, or are of another tokenizer: look at "
             "resume.start, and at the log for the checkpoint that was loaded",
         )
     elif level is None:
-        yield Check(level="ok", words=f"the first loss is {first:.2f}; there is no stage before it")
+        yield SpikeCheck(
+            level="ok", words=f"the first loss is {first:.2f}; there is no stage before it"
+        )
     elif first - level > JUMP:
-        yield Check(
+        yield SpikeCheck(
             level="warning",
             words=f"the loss jumps by {first - level:.2f} nats at the switch, from {level:.2f}",
             do="extensions usually show less; look at the rotation: `longhaul rope`",
         )
     else:
-        yield Check(
+        yield SpikeCheck(
             level="ok",
             words=f"the loss goes from {level:.2f} to {first:.2f} at the switch; up to several "
             "nats are normal for an extension",
@@ -125,11 +127,11 @@ def horizon(stage: StageFacts) -> int:
     return max(RECOVERY, stage.warmup_steps or 0)
 
 
-def recovery(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
+def recovery(stage: StageFacts, before: StageFacts | None) -> Iterator[SpikeCheck]:
     """Check that the loss comes back within the warm-up."""
     steps, until = stage.results.steps, horizon(stage)
     if len(steps) < FEW:
-        yield Check(level="ok", words=f"{len(steps)} steps are too few to judge recovery")
+        yield SpikeCheck(level="ok", words=f"{len(steps)} steps are too few to judge recovery")
         return
     losses = [step.loss for step in steps]
     early = losses[:until]
@@ -138,7 +140,7 @@ def recovery(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
     level = level_of(before)
     back = _back_at(steps, math.inf if level is None else level + BACK)
     if tail > head + BACK:
-        yield Check(
+        yield SpikeCheck(
             level="failure",
             words=f"the loss rises over the first {len(early)} steps, {head:.2f} to {tail:.2f}",
             do="lower the peak rate (optim.config.lr), or warm up longer "
@@ -146,11 +148,13 @@ def recovery(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
         )
     elif level is None:
         falls = "falls" if tail < head else "stays"
-        yield Check(level="ok", words=f"the loss {falls}, {head:.2f} to {tail:.2f}, after that")
+        yield SpikeCheck(
+            level="ok", words=f"the loss {falls}, {head:.2f} to {tail:.2f}, after that"
+        )
     elif back is not None:
-        yield Check(level="ok", words=f"the loss is back at {level:.2f} by step {back}")
+        yield SpikeCheck(level="ok", words=f"the loss is back at {level:.2f} by step {back}")
     elif len(steps) < until:
-        yield Check(
+        yield SpikeCheck(
             level="warning",
             words=f"the loss is {fmean(losses[-WINDOW:]):.2f}, was {level:.2f} before, and falls",
             do=f"look again at step {until}",
@@ -159,7 +163,7 @@ def recovery(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
         other = before is not None and before.of_recipe("data.store") != stage.of_recipe(
             "data.store"
         )
-        yield Check(
+        yield SpikeCheck(
             level="warning" if other else "failure",
             words=f"the loss is {fmean(losses[-WINDOW:]):.2f} after {len(steps)} steps and was "
             f"{level:.2f} before the switch"
@@ -177,7 +181,7 @@ def _back_at(steps: Sequence[Step], level: float) -> int | None:
     return None
 
 
-def later(steps: Sequence[Step]) -> Iterator[Check]:
+def later(steps: Sequence[Step]) -> Iterator[SpikeCheck]:
     """Check for spikes after the switch."""
     found = []
     for place in range(max(BEHIND, RECOVERY), len(steps)):
@@ -187,7 +191,7 @@ def later(steps: Sequence[Step]) -> Iterator[Check]:
         if steps[place].loss > middle + max(SPIKE, SPREAD * spread):
             found.append(steps[place].step)
     if found:
-        yield Check(
+        yield SpikeCheck(
             level="warning",
             words=f"the loss spikes later, at step {', '.join(map(str, found[:5]))}"
             + (f" and {len(found) - 5} more" if len(found) > 5 else ""),
@@ -196,13 +200,13 @@ def later(steps: Sequence[Step]) -> Iterator[Check]:
         )
 
 
-def norms(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
+def norms(stage: StageFacts, before: StageFacts | None) -> Iterator[SpikeCheck]:
     """Check gradient norms: large at first, ordinary after."""
     known = [step for step in stage.results.steps if not math.isnan(step.grad_norm)]
     if not known:
         return
     if any(math.isinf(step.grad_norm) for step in known):
-        yield Check(
+        yield SpikeCheck(
             level="failure",
             words="a gradient norm is infinite",
             do="resume from the checkpoint before it, with a lower rate",
@@ -215,33 +219,33 @@ def norms(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
     usual = [norm for norm in usual if math.isfinite(norm)]
     bound = NORM_AFTER * max(median(usual) if usual else 1.0, 0.1)
     if after and median(after) > bound:
-        yield Check(
+        yield SpikeCheck(
             level="failure",
             words=f"the gradient norm is still {median(after):.3g} after step {until}",
             do="hundreds are normal only on the first steps; lower the rate, and look at the "
             "rotation below",
         )
     else:
-        yield Check(
+        yield SpikeCheck(
             level="ok",
             words=f"the gradient norm is at most {largest.grad_norm:.3g} (step {largest.step}); "
             "hundreds are normal on the first steps, and are clipped",
         )
 
 
-def rate(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
+def rate(stage: StageFacts, before: StageFacts | None) -> Iterator[SpikeCheck]:
     """Check that the first step ran at the first rate of this stage's warm-up."""
     first, planned = stage.results.steps[0], stage.first_rate
     if first.step != 1 or math.isnan(first.lr) or planned is None:
         return
     if math.isclose(first.lr, planned, rel_tol=1e-3):
-        yield Check(
+        yield SpikeCheck(
             level="ok", words=f"the first step ran at {first.lr:.3g}, of the stage's own warm-up"
         )
         return
     last = before.results.steps[-1].lr if before and before.results.steps else math.nan
     carried = math.isclose(first.lr, last, rel_tol=1e-2)
-    yield Check(
+    yield SpikeCheck(
         level="failure",
         words=f"the first step ran at rate {first.lr:.3g} and the stage's warm-up begins at "
         f"{planned:.3g}" + ("; it is the rate the stage before ended at" if carried else ""),
@@ -250,16 +254,16 @@ def rate(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
     )
 
 
-def tokenizer(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
+def tokenizer(stage: StageFacts, before: StageFacts | None) -> Iterator[SpikeCheck]:
     """Check that the tokenizer is that of the start."""
     mine = stage.tokenizer
     theirs = stage.start["tokenizer"] if stage.start else before.tokenizer if before else None
     if mine is None or theirs is None:
         return
     if mine == theirs:
-        yield Check(level="ok", words="the tokenizer is that of the start")
+        yield SpikeCheck(level="ok", words="the tokenizer is that of the start")
     else:
-        yield Check(
+        yield SpikeCheck(
             level="failure",
             words="the tokenizer differs from that of the start",
             do="prepare the store with the tokenizer of the checkpoint: `longhaul prepare "
@@ -267,7 +271,7 @@ def tokenizer(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
         )
 
 
-def rotation(stage: StageFacts) -> Iterator[Check]:
+def rotation(stage: StageFacts) -> Iterator[SpikeCheck]:
     """Check that the checkpoint was written under the rotation that the stage states."""
     record, marker = stage.results.record, stage.marker
     if marker is None or "rope" not in marker:
@@ -284,14 +288,14 @@ def rotation(stage: StageFacts) -> Iterator[Check]:
     if temperature is not None and described.get("temperature", temperature) != temperature:
         differing.append("temperature")
     if differing:
-        yield Check(
+        yield SpikeCheck(
             level="failure",
             words=f"the checkpoint's rotation differs from the stage's: {' and '.join(differing)}",
             do="the checkpoint was trained under another rotation; run the stage into a folder of "
             "its own",
         )
     else:
-        yield Check(level="ok", words="the checkpoint has the stage's rotation")
+        yield SpikeCheck(level="ok", words="the checkpoint has the stage's rotation")
 
 
 def _differing(stated: dict[str, Any], written: dict[str, Any]) -> list[str]:
@@ -308,7 +312,7 @@ def _of_description(described: dict[str, Any], written: dict[str, Any]) -> list[
     return [name for name in short if described[name] != short[name]]
 
 
-def samples(stage: StageFacts) -> Iterator[Check]:
+def samples(stage: StageFacts) -> Iterator[SpikeCheck]:
     """Check that each step reads the samples after those of the step before, resumes included."""
     lasts = {0: -1}
     """Last sample of each step; a resume from an earlier step writes its steps again."""
@@ -324,7 +328,9 @@ def samples(stage: StageFacts) -> Iterator[Check]:
             return
         lasts[step], latest = last, step
     if stage.samples:
-        yield Check(level="ok", words="each step reads the samples after those of the step before")
+        yield SpikeCheck(
+            level="ok", words="each step reads the samples after those of the step before"
+        )
 
 
 def following(sample: int) -> int:
@@ -335,15 +341,15 @@ def following(sample: int) -> int:
     return sample + 1
 
 
-def _out_of_order(step: int, first: int, due: int) -> Check:
+def _out_of_order(step: int, first: int, due: int) -> SpikeCheck:
     if first < due:
-        return Check(
+        return SpikeCheck(
             level="failure",
             words=f"step {step} reads samples that earlier steps have read: it begins at {first:,} "
             f"instead of {due:,}",
             do="the loader started over after a resume; go back to the checkpoint before it",
         )
-    return Check(
+    return SpikeCheck(
         level="failure",
         words=f"step {step} skips {first - due:,} samples: it begins at {first:,} instead of "
         f"{due:,}",
@@ -351,12 +357,12 @@ def _out_of_order(step: int, first: int, due: int) -> Check:
     )
 
 
-def data(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
+def data(stage: StageFacts, before: StageFacts | None) -> Iterator[SpikeCheck]:
     """Check the samples of the steps, and the store."""
     yield from samples(stage)
     manifest, spent = stage.manifest(), sum(stage.results.step_tokens())
     if manifest is not None and math.isfinite(spent) and spent > manifest.train.tokens:
-        yield Check(
+        yield SpikeCheck(
             level="warning",
             words=f"{spent:,.0f} tokens were trained on and the store has "
             f"{manifest.train.tokens:,}: it was read {spent / manifest.train.tokens:.1f} times",
@@ -364,14 +370,14 @@ def data(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
         )
     stores = [one.of_recipe("data.store") for one in (stage, before) if one is not None]
     if len(stores) == 2 and None not in stores and stores[0] != stores[1]:
-        yield Check(
+        yield SpikeCheck(
             level="warning",
             words=f"the stage reads {stores[0]}, the one before {stores[1]}",
             do="the level of the loss depends on the mix of data; compare held-out loss instead",
         )
 
 
-def positions(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
+def positions(stage: StageFacts, before: StageFacts | None) -> Iterator[SpikeCheck]:
     """Check held-out loss at the positions that the stage before was evaluated at too."""
     mine = stage.results.evaluation
     theirs = before.results.evaluation if before else None
@@ -386,11 +392,11 @@ def positions(stage: StageFacts, before: StageFacts | None) -> Iterator[Check]:
     bad = [(one, by) for one, by in worse if not by <= FORGOTTEN]
     if bad:
         one, by = max(bad, key=lambda pair: pair[1])
-        yield Check(
+        yield SpikeCheck(
             level="warning",
             words=f"held-out loss at positions {one.start:,} to {one.stop:,} is {by:.2f} nats "
             "worse than before the stage",
             do="short documents are forgotten: give them a larger share, or lower the rate",
         )
     elif worse:
-        yield Check(level="ok", words="held-out loss is no worse at any range known before")
+        yield SpikeCheck(level="ok", words="held-out loss is no worse at any range known before")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from longhaul.jobs.ladder_run import Plan
+from longhaul.jobs.ladder_run import LadderRun
 from longhaul.jobs.store_source import Documents
 from recipes.spec.naming import start_folder
 from slurm.cluster_file import PLACEHOLDER, ClusterFile, Container, Tunnel
@@ -44,7 +44,7 @@ class Mount:
         return cls(source=Path(parts[0]), place=Path(parts[:2][-1]), read_only="ro" in flags)
 
 
-def folders(plan: Plan, documents: Documents | None, export: Path | None) -> list[Folder]:
+def folders(plan: LadderRun, documents: Documents | None, export: Path | None) -> list[Folder]:
     """Return the folders that the jobs of a chain use.
 
     A store and an exported model are written next to their final paths and renamed, so jobs write

@@ -13,14 +13,14 @@ from recipes.shipped.table import ROWS
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import family_name, recipe_name, run_folder, store_folder
 from recipes.spec.stage import Ladder, Stage
-from recipes.spec.suggest import named
+from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
     pass
 
 
 @dataclass(frozen=True)
-class Plan:
+class LadderRun:
     """The stages to run, and the folders that they write to and read from."""
 
     ladder: Ladder
@@ -59,7 +59,7 @@ def choose(ladder: str, card: str | None, *, planned: bool = False) -> tuple[Lad
 
     With `planned`, cards without a shipped recipe are accepted: the planner lays them out.
     """
-    chosen = named("ladder", ladder, LADDERS)
+    chosen = lookup("ladder", ladder, LADDERS)
     rows = [row for row in ROWS.values() if row.ladder.name == ladder]
     fitting = list(dict.fromkeys(row.card.name for row in rows))
     if card is None and len(fitting) > 1:
@@ -70,7 +70,7 @@ def choose(ladder: str, card: str | None, *, planned: bool = False) -> tuple[Lad
                 f"ladder {ladder} has no card {card!r}; it has {', '.join(fitting)}, and on a "
                 "cluster any that the planner lays out: --executor slurm --nodes N"
             )
-        model = named("card", card, CARDS)
+        model = lookup("card", card, CARDS)
         for stage in chosen.stages:
             require_heads(model, chosen, stage)
     return chosen, CARDS[card or fitting[0]]
@@ -84,9 +84,9 @@ def plan(
     *,
     only: Stage | None = None,
     verify: bool | None = None,
-) -> Plan:
+) -> LadderRun:
     """Return the plan, with the conventional folders where none are named."""
-    return Plan(
+    return LadderRun(
         ladder=ladder,
         card=card,
         run=run or run_folder(card, ladder),
@@ -96,7 +96,7 @@ def plan(
     )
 
 
-def make_missing_store(plan: Plan) -> Manifest | None:
+def make_missing_store(plan: LadderRun) -> Manifest | None:
     """Make the store of a card that is trained from scratch and return its manifest.
 
     Returns None if there is a store; one that cannot be used is refused at once. Raises ValueError

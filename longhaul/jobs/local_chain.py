@@ -11,7 +11,7 @@ import nemo_run
 from eval.run_folder import evaluation_path, write_json
 from longhaul.jobs import evaluation, records, stage_checks, training
 from longhaul.jobs.evaluation import evaluation_job
-from longhaul.jobs.ladder_run import Plan
+from longhaul.jobs.ladder_run import LadderRun
 from longhaul.jobs.store_source import require_heldout
 from longhaul.terminal.next_commands import OnCluster
 from longhaul.version import versions
@@ -28,7 +28,7 @@ EVALUATION_DOCUMENTS = 12
 EVALUATION_TRIALS = 1
 
 
-def stages(plan: Plan, words: Sequence[str], device: str | None) -> list[ResolvedStage]:
+def stages(plan: LadderRun, words: Sequence[str], device: str | None) -> list[ResolvedStage]:
     """Return each stage with its recipe placed in the run folder, overridden and checked.
 
     Raises ValueError for an override that would put all stages in one place.
@@ -40,7 +40,11 @@ def stages(plan: Plan, words: Sequence[str], device: str | None) -> list[Resolve
 
 
 def placed(
-    plan: Plan, stage: Stage, recipe: nemo_run.Partial, words: Sequence[str], device: str | None
+    plan: LadderRun,
+    stage: Stage,
+    recipe: nemo_run.Partial,
+    words: Sequence[str],
+    device: str | None,
 ) -> ResolvedStage:
     """Return a stage with its recipe in the run folder, overridden and checked."""
     place(recipe, plan.card, plan.ladder, stage, run_to=plan.run, store=plan.store)
@@ -93,7 +97,7 @@ def longest(stages: Sequence[ResolvedStage]) -> int:
 
 
 def jobs(
-    plan: Plan,
+    plan: LadderRun,
     stages: Sequence[ResolvedStage],
     *,
     record: bool,
@@ -128,7 +132,7 @@ def jobs(
     return left
 
 
-def _require_this_machine(plan: Plan, stage: ResolvedStage) -> None:
+def _require_this_machine(plan: LadderRun, stage: ResolvedStage) -> None:
     """Raise ValueError, with what submits the ladder, for a stage laid out on several nodes."""
     nodes = stage.nodes
     if nodes == 1:
@@ -160,7 +164,7 @@ def standing(stages: Sequence[ResolvedStage]) -> list[str]:
     return sentences
 
 
-def write_records(plan: Plan, stages: Sequence[ResolvedStage]) -> None:
+def write_records(plan: LadderRun, stages: Sequence[ResolvedStage]) -> None:
     """Write the facts of the run and each stage's resolved recipe."""
     plan.run.mkdir(parents=True, exist_ok=True)
     before = "scratch" if plan.only is None else plan.before(stages[0].name) or "scratch"

@@ -8,7 +8,7 @@ from typing import Any
 import nemo_run
 
 from longhaul.jobs import evaluation
-from longhaul.jobs.ladder_run import Plan
+from longhaul.jobs.ladder_run import LadderRun
 from recipes.nemo2.settings import MEGATRON_FSDP
 from recipes.resolved.stage import ResolvedStage
 from recipes.spec.units import GiB
@@ -18,7 +18,7 @@ from slurm.preflight.requirements import Bandwidth, Expected, inner_degree, thre
 OF_A_GPU_NODE = ("linked_gpus", "gpu_memory_gib", "capability", "shared_memory_gib")
 
 
-def of_training(plan: Plan, file: ClusterFile, stage: ResolvedStage) -> nemo_run.Config:
+def of_training(plan: LadderRun, file: ClusterFile, stage: ResolvedStage) -> nemo_run.Config:
     """Return the requirements of a stage: its ranks, links, host memory, and room to write."""
     layout, per_node = stage.layout, stage.ranks_per_node
     expected = _expected(plan, nodes=stage.nodes, per_node=per_node)
@@ -39,7 +39,7 @@ def of_training(plan: Plan, file: ClusterFile, stage: ResolvedStage) -> nemo_run
 
 
 def of_evaluation(
-    plan: Plan, file: ClusterFile, stage: ResolvedStage, *, nodes: int, per_node: int
+    plan: LadderRun, file: ClusterFile, stage: ResolvedStage, *, nodes: int, per_node: int
 ) -> nemo_run.Config:
     """Return the requirements of an evaluation: no room for checkpoints, no pinned memory."""
     layout = evaluation.evaluation_layout(stage)
@@ -56,7 +56,7 @@ def of_evaluation(
     return expected
 
 
-def of_one_rank(plan: Plan, *, with_store: bool) -> nemo_run.Config:
+def of_one_rank(plan: LadderRun, *, with_store: bool) -> nemo_run.Config:
     """Return the requirements of a job of one rank without a GPU: its folders and the versions."""
     expected = nemo_run.Config(Expected, world_size=1, nodes=1, run_folder=_path(plan.run))
     if with_store:
@@ -64,11 +64,11 @@ def of_one_rank(plan: Plan, *, with_store: bool) -> nemo_run.Config:
     return expected
 
 
-def _verify(plan: Plan) -> str:
+def _verify(plan: LadderRun) -> str:
     return {None: "sampled", True: "whole", False: "none"}[plan.verify]
 
 
-def _expected(plan: Plan, *, nodes: int, per_node: int) -> nemo_run.Config:
+def _expected(plan: LadderRun, *, nodes: int, per_node: int) -> nemo_run.Config:
     return nemo_run.Config(
         Expected,
         world_size=nodes * per_node,

@@ -15,11 +15,11 @@ import nemo_run
 from eval.gate import evaluate_and_judge, has_passed
 from longhaul.jobs import evaluation, local_chain, node_requirements
 from longhaul.jobs.job_times import save_seconds
-from longhaul.jobs.ladder_run import Plan
+from longhaul.jobs.ladder_run import LadderRun
 from longhaul.jobs.store_source import Documents, prepare_for
 from recipes.checkpoints.marker import RECIPE
 from recipes.hugging_face.export import export_stage
-from recipes.nemo2.settings import described
+from recipes.nemo2.settings import as_config_node
 from recipes.resolved.stage import ResolvedStage
 from slurm.cluster_file import ClusterFile
 from slurm.entrypoint import run, train
@@ -28,7 +28,7 @@ from slurm.experiment import Job
 
 
 def jobs(
-    plan: Plan,
+    plan: LadderRun,
     stages: Sequence[ResolvedStage],
     file: ClusterFile,
     *,
@@ -53,7 +53,7 @@ def jobs(
             run=str(plan.run.resolve()),
             stage=stage.name,
             before=plan.before(name),
-            gate=described(of_ladder.gate),
+            gate=as_config_node(of_ladder.gate),
             store=str(plan.store.resolve()),
             lengths=reached,
             documents=evaluation_documents,
@@ -75,7 +75,7 @@ def jobs(
     return found
 
 
-def _prepare(plan: Plan, file: ClusterFile, documents: Documents, length: int) -> Job:
+def _prepare(plan: LadderRun, file: ClusterFile, documents: Documents, length: int) -> Job:
     task = nemo_run.Partial(
         prepare_for,
         length,
@@ -91,7 +91,7 @@ def _prepare(plan: Plan, file: ClusterFile, documents: Documents, length: int) -
     return _on_ranks(plan, file, "prepare", task, expected)
 
 
-def _train(plan: Plan, file: ClusterFile, stage: ResolvedStage) -> Job:
+def _train(plan: LadderRun, file: ClusterFile, stage: ResolvedStage) -> Job:
     task = nemo_run.Partial(
         train,
         config=str(stage.folder / RECIPE),
@@ -109,7 +109,9 @@ def _train(plan: Plan, file: ClusterFile, stage: ResolvedStage) -> Job:
     return Job(stage.name, task, made)
 
 
-def _evaluate(plan: Plan, file: ClusterFile, task: nemo_run.Partial, stage: ResolvedStage) -> Job:
+def _evaluate(
+    plan: LadderRun, file: ClusterFile, task: nemo_run.Partial, stage: ResolvedStage
+) -> Job:
     """Return the job of a stage's evaluation, on the ranks that its length needs."""
     ranks = evaluation.evaluation_layout(stage)["ranks"]
     nodes = -(-ranks // stage.ranks_per_node)
@@ -122,7 +124,7 @@ def _evaluate(plan: Plan, file: ClusterFile, task: nemo_run.Partial, stage: Reso
 
 
 def _on_ranks(
-    plan: Plan,
+    plan: LadderRun,
     file: ClusterFile,
     name: str,
     task: nemo_run.Partial,

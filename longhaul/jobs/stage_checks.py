@@ -21,7 +21,7 @@ from recipes.resolved.read import context_parallelism
 from recipes.resolved.stage import ResolvedStage
 
 
-def described(stage: ResolvedStage) -> str:
+def summary(stage: ResolvedStage) -> str:
     """Return in words how ranks share a sequence, and why."""
     return f"context parallelism: {context_parallelism(stage.recipe)}"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from data.prepare import prepare
 from data.readers import HUB_PREFIX
 from data.store import Manifest, is_store
-from longhaul.jobs.ladder_run import Plan
+from longhaul.jobs.ladder_run import LadderRun
 from recipes.spec.gate import GateShutError
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.A)
@@ -27,7 +27,7 @@ class Documents:
     vocab_size: int
 
 
-def documents_of(plan: Plan, source: str | None, tokenizer: str | None) -> Documents | None:
+def documents_of(plan: LadderRun, source: str | None, tokenizer: str | None) -> Documents | None:
     """Return the inputs of the store, or None if the store exists.
 
     Raises ValueError for documents or a tokenizer that do not exist, and if none are named.

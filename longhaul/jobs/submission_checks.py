@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from longhaul.jobs.cluster_checks import Folder, lacking
-from longhaul.jobs.ladder_run import Plan
+from longhaul.jobs.ladder_run import LadderRun
 from longhaul.jobs.slurm_queue import FORGOTTEN, OVER, job_numbers
 from slurm.cluster_file import ClusterFile
 from slurm.executors import executor, require_reached
@@ -71,7 +71,7 @@ def _is_ours(path: str) -> bool:
     return path.partition("/")[0] in PACKAGES and path.endswith(FILES_READ)
 
 
-def require_idle(plan: Plan, file: ClusterFile) -> None:
+def require_idle(plan: LadderRun, file: ClusterFile) -> None:
     """Raise ValueError while jobs that were submitted into this run folder have not ended."""
     names = {number: name for name, number in job_numbers(plan.run).items()}
     if not names:
@@ -95,7 +95,7 @@ def require_idle(plan: Plan, file: ClusterFile) -> None:
         )
 
 
-def require_shared(plan: Plan, file: ClusterFile) -> None:
+def require_shared(plan: LadderRun, file: ClusterFile) -> None:
     """Raise ValueError if a cluster behind a tunnel does not see what was written here."""
     if file.tunnel.kind == "local":
         return
@@ -112,7 +112,7 @@ def require_shared(plan: Plan, file: ClusterFile) -> None:
         )
 
 
-def _executor(plan: Plan, file: ClusterFile) -> Any:
+def _executor(plan: LadderRun, file: ClusterFile) -> Any:
     """Return an executor for commands on the login node; it submits no job."""
     folder: Path = plan.run / "launch"
     return executor(file, nodes=1, ranks_per_node=1, folder=folder, outcome=folder / "outcome")

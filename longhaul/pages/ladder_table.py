@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from longhaul.jobs.ladder_run import Plan
+from longhaul.jobs.ladder_run import LadderRun
 
 if TYPE_CHECKING:
     from recipes.resolved.stage import ResolvedStage
 
 
-def describe(plan: Plan, stages: "Sequence[ResolvedStage]") -> None:
+def describe(plan: LadderRun, stages: "Sequence[ResolvedStage]") -> None:
     """Print a line per stage: its length, rotation, steps and ranks, and what it starts from."""
     from rich.table import Table
 

@@ -14,7 +14,7 @@ from longhaul.terminal.console import show
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM, Plan
 from recipes.planner.rank_groups import rank_map
-from recipes.planner.search import Answer, Question
+from recipes.planner.search import SearchRequest, SearchResult
 from recipes.planner.timeouts import limits
 from recipes.spec.cluster import Cluster
 from recipes.spec.model_card import ModelCard
@@ -28,7 +28,7 @@ LEAST_SHARE = 0.0005
 
 
 def page(
-    question: Question, answer: Answer, budget: int, *, default_budget: bool, why: bool
+    question: SearchRequest, answer: SearchResult, budget: int, *, default_budget: bool, why: bool
 ) -> None:
     """Print the page of the first plan, followed by the next best ones."""
     plan = answer.plans[0]
@@ -126,7 +126,7 @@ def bill(
             typer.echo(f"{line['stage']}: {line[LAYOUT]}")
 
 
-def as_json(question: Question, answer: Answer, budget: int) -> dict[str, Any]:
+def as_json(question: SearchRequest, answer: SearchResult, budget: int) -> dict[str, Any]:
     """Return the plans as numbers: bytes, seconds, tokens."""
     return {
         "card": question.card.name,
@@ -245,7 +245,7 @@ def _numbered(plans: Sequence[Plan]) -> Iterator[tuple[int, Plan]]:
     return enumerate(plans[1 : NEXT + 1], start=2)
 
 
-def _ruled_out(answer: Answer) -> Table:
+def _ruled_out(answer: SearchResult) -> Table:
     table = Table(
         title=f"{len(answer.plans)} of {answer.tried} layouts fit with {HEADROOM:.0%} to spare; "
         "ruled out",

@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from data.files.whole import replacing
 from eval.report.plots import PALETTE
 from recipes.planner.plan import Plan
-from recipes.planner.search import Question, at_length, search
+from recipes.planner.search import SearchRequest, at_length, search
 from recipes.spec.naming import length_shown
 from recipes.spec.units import GiB, K
 
 SHORTEST = 16 * K
 
 
-def draw(path: Path, question: Question) -> None:
+def draw(path: Path, question: SearchRequest) -> None:
     """Write a PNG of the fastest plan at each length from 16K to twice the one asked for.
 
     Raises ValueError if none of them fits.
@@ -27,7 +27,7 @@ def draw(path: Path, question: Question) -> None:
         figure.savefig(hidden, format="png", dpi=150)
 
 
-def picture(question: Question) -> Figure:
+def picture(question: SearchRequest) -> Figure:
     """Return the figure; a length at which nothing fits has a note instead of a bar."""
     plans = {length: _fastest(question, length) for length in _lengths(question.seq_length)}
     there = {length: plan for length, plan in plans.items() if plan is not None}
@@ -77,7 +77,7 @@ def _lengths(asked: int) -> list[int]:
     return sorted(found)
 
 
-def _fastest(question: Question, length: int) -> Plan | None:
+def _fastest(question: SearchRequest, length: int) -> Plan | None:
     plans = search(at_length(question, length)).plans
     return plans[0] if plans else None
 

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Literal
 
 from custom_modules.rope.config import RopeScaling
-from recipes.notation.describe import in_words
+from recipes.notation.describe import non_default_fields
 from recipes.shipped.row import Row
 from recipes.spec import cluster
 from recipes.spec.layout import ContextParallel, Layout
@@ -42,7 +42,7 @@ def rotation_in_full(rope: RopeScaling) -> str:
     words = _method(rope)
     if rope.original_length is not None:
         words += f" of {rope.original_length:,} tokens, base {rope.base:,.10g}"
-    for name, value in rope.stated().items():
+    for name, value in rope.non_default_fields().items():
         if name not in _IN_THE_METHOD:
             words += f", {name} {value:g}"
     if rope.temperature != 1:
@@ -144,8 +144,8 @@ def layout(row: Row) -> Iterator[str]:
     forwards = stage.sequences_per_batch // (plan.micro_batch * plan.dp)
     yield f"micro-batch {plan.micro_batch}, accumulation {forwards}, {_precision(plan)}"
     yield (
-        f"recompute {in_words(plan.recompute)}; tiling {in_words(plan.tiling)}; sharding "
-        f"{plan.sharding}"
+        f"recompute {non_default_fields(plan.recompute)}; "
+        f"tiling {non_default_fields(plan.tiling)}; sharding {plan.sharding}"
     )
     yield f"on the host: {_on_the_host(plan) or 'nothing'}"
 
@@ -178,4 +178,6 @@ def _sharing(cp: ContextParallel) -> str:
 
 
 def _precision(plan: Layout) -> str:
-    return plan.precision + (f", fp8 {in_words(plan.fp8)}" if plan.fp8.recipe != "none" else "")
+    return plan.precision + (
+        f", fp8 {non_default_fields(plan.fp8)}" if plan.fp8.recipe != "none" else ""
+    )

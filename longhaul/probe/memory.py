@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from longhaul.local_ranks import results_of
+from longhaul.local_ranks import run_on_ranks
 from longhaul.options import K_IS, Json, length_of, print_json, require_device
 from longhaul.terminal.console import loading, show
 from longhaul.terminal.messages import note
 from recipes.shipped.table import ROWS
-from recipes.spec.suggest import named
+from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
     import nemo_run
@@ -49,7 +49,7 @@ def memory(
 ) -> None:
     """Run one step and print live bytes by cause. Overrides follow as KEY=VALUE."""
     require_device(device)
-    named("recipe", factory, ROWS)
+    lookup("recipe", factory, ROWS)
     length = length_of("--seq", seq) if seq else 0
     with loading("NeMo and Megatron-Core"):
         import torch
@@ -108,7 +108,7 @@ def measure_on_ranks(ranks: int, recipe: Path, device: str) -> "list[Measured]":
     imported = ("longhaul.probe.resize", "recipes.resolved.yaml_file") if device == "cpu" else ()
     log = recipe.with_name("output.log")
     note(f"running one step on {ranks} ranks")
-    found = results_of(_rank, ranks, recipe, device, imported=imported, log=log)
+    found = run_on_ranks(_rank, ranks, recipe, device, imported=imported, log=log)
     return [measured for _, measured in sorted(found, key=lambda pair: pair[0])]
 
 

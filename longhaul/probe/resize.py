@@ -13,8 +13,8 @@ import nemo_run
 import torch
 import torch.distributed as dist
 
-from recipes.nemo2.settings import described
-from recipes.notation.describe import in_words
+from recipes.nemo2.settings import as_config_node
+from recipes.notation.describe import non_default_fields
 from recipes.rehearsal.shrink import rotation
 from recipes.resolved.check import check
 from recipes.resolved.read import tokens_per_batch, world_size
@@ -55,7 +55,7 @@ def set_hidden(recipe: nemo_run.Partial, hidden: int) -> None:
     config.ffn_hidden_size //= factor
     whole = config.kv_channels
     config.kv_channels //= factor
-    config.rope = described(
+    config.rope = as_config_node(
         rotation(fdl.build(config.rope), 1, head_dim=config.kv_channels, whole_head_dim=whole)
     )
     tp = recipe.trainer.strategy.tensor_model_parallel_size
@@ -143,7 +143,9 @@ def settings(recipe: nemo_run.Partial) -> str:
     """Return the recipe's settings of recompute, tiling, offload and CP in words."""
     config = recipe.model.config
     given = fdl.ordered_arguments(config)
-    said = [f"{name} {in_words(fdl.build(given[name]))}" for name in SETTINGS if name in given]
+    said = [
+        f"{name} {non_default_fields(fdl.build(given[name]))}" for name in SETTINGS if name in given
+    ]
     if _argument(config, "recompute_granularity") is not None and "recompute" not in given:
         said.append(f"recompute {config.recompute_granularity}")
     return ", ".join(said)

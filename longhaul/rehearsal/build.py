@@ -10,9 +10,9 @@ import nemo_run
 from data.store import Manifest
 from data.train_short.impactful_tokens import FILE, ImpactfulTokens
 from longhaul.jobs import local_chain
-from longhaul.jobs.ladder_run import Plan
+from longhaul.jobs.ladder_run import LadderRun
 from longhaul.rehearsal.checks import WEIGHT_SUMS, Planned
-from recipes.checkpoints.weight_checksums import WeightSums
+from recipes.checkpoints.weight_checksums import WeightChecksums
 from recipes.nemo2.settings import place
 from recipes.pretrain import pretrain
 from recipes.rehearsal.plan import Rehearsal
@@ -41,7 +41,7 @@ def stages(
         recipe.trainer.limit_val_batches = 1
         recipe = local_chain.overridden(recipe, words)
         path = read.folder_of(recipe) / WEIGHT_SUMS
-        recipe.trainer.callbacks.append(nemo_run.Config(WeightSums, path=str(path)))
+        recipe.trainer.callbacks.append(nemo_run.Config(WeightChecksums, path=str(path)))
         made.append(ResolvedStage.of(recipe))
     return made
 
@@ -65,7 +65,7 @@ def planned(stage: ResolvedStage) -> Planned:
 
 def jobs(rehearsal: Rehearsal, made: list[ResolvedStage], *, run: Path, store: Path) -> list[Job]:
     """Return the jobs in order, after the checks of `longhaul run`; the recipes are written."""
-    plan = Plan(ladder=rehearsal.parts[1].ladder, card=rehearsal.card, run=run, store=store)
+    plan = LadderRun(ladder=rehearsal.parts[1].ladder, card=rehearsal.card, run=run, store=store)
     local_chain.require(made, started=True)
     return local_chain.jobs(plan, made, record=True, documents=DOCUMENTS, trials=0)
 

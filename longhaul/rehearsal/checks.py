@@ -35,14 +35,14 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class RehearsalCheck:
     """The result of one check, in words with the values seen."""
 
     holds: bool
     words: str
 
 
-def verdict(run: Path, planned: Sequence[Planned]) -> list[Check]:
+def verdict(run: Path, planned: Sequence[Planned]) -> list[RehearsalCheck]:
     """Return the checks of both stages, of the hand-over and of the evaluation."""
     before, after = planned
     return [
@@ -58,21 +58,21 @@ def steps_of(run: Path, stage: Planned) -> tuple[Step, ...]:
     return read_steps(stage_folder(run, stage.name) / "metrics.jsonl")
 
 
-def _of_stage(run: Path, stage: Planned, *, from_random: bool) -> Iterator[Check]:
+def _of_stage(run: Path, stage: Planned, *, from_random: bool) -> Iterator[RehearsalCheck]:
     steps = steps_of(run, stage)
     if [step.step for step in steps] != list(range(1, stage.steps + 1)):
-        yield Check(
+        yield RehearsalCheck(
             holds=False, words=f"{stage.name}: {len(steps)} steps were taken of {stage.steps}"
         )
         return
     yield _losses(stage, [step.loss for step in steps], from_random=from_random)
-    yield Check(
+    yield RehearsalCheck(
         holds=math.isclose(steps[0].lr, stage.first_rate, rel_tol=1e-6),
         words=f"{stage.name}: the first step ran at rate {steps[0].lr:.3g}, of the recipe's own "
         f"warm-up {stage.first_rate:.3g}",
     )
     counts = sorted({step.tokens for step in steps})
-    yield Check(
+    yield RehearsalCheck(
         holds=counts == [stage.tokens_per_step],
         words=f"{stage.name}: {' and '.join(f'{count:,.0f}' for count in counts)} tokens a step "
         f"over all ranks, of {stage.tokens_per_step:,}",
@@ -80,7 +80,7 @@ def _of_stage(run: Path, stage: Planned, *, from_random: bool) -> Iterator[Check
     yield _checkpoint(run, stage)
 
 
-def _losses(stage: Planned, losses: list[float], *, from_random: bool) -> Check:
+def _losses(stage: Planned, losses: list[float], *, from_random: bool) -> RehearsalCheck:
     """Return whether losses fall or, from trained weights, do not rise beyond their noise."""
     third = max(1, len(losses) // 3)
     first, last = fmean(losses[:third]), fmean(losses[-third:])
@@ -94,17 +94,17 @@ def _losses(stage: Planned, losses: list[float], *, from_random: bool) -> Check:
     else:
         said, holds = "not falling", False
     words = f"{stage.name}: loss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps, {said}"
-    return Check(holds=holds, words=words)
+    return RehearsalCheck(holds=holds, words=words)
 
 
-def _checkpoint(run: Path, stage: Planned) -> Check:
+def _checkpoint(run: Path, stage: Planned) -> RehearsalCheck:
     try:
         found = newest_checkpoint(stage_folder(run, stage.name) / "checkpoints")
         facts = None if found is None else checkpoint_facts(found)
     except CheckpointError as error:
-        return Check(holds=False, words=f"{stage.name}: {error}")
+        return RehearsalCheck(holds=False, words=f"{stage.name}: {error}")
     if facts is None:
-        return Check(holds=False, words=f"{stage.name}: there is no complete checkpoint")
+        return RehearsalCheck(holds=False, words=f"{stage.name}: there is no complete checkpoint")
     wrong = [
         f"{name} {facts.get(name)} instead of {value}"
         for name, value in (
@@ -115,18 +115,22 @@ def _checkpoint(run: Path, stage: Planned) -> Check:
         if facts.get(name) != value
     ]
     if wrong:
-        return Check(holds=False, words=f"{stage.name}: its checkpoint has {' and '.join(wrong)}")
-    return Check(
+        return RehearsalCheck(
+            holds=False, words=f"{stage.name}: its checkpoint has {' and '.join(wrong)}"
+        )
+    return RehearsalCheck(
         holds=True,
         words=f"{stage.name}: its checkpoint is complete at step {stage.steps}, with the stage's "
         "length and rotation",
     )
 
 
-def _hand_over(run: Path, before: Planned, after: Planned) -> Iterator[Check]:
+def _hand_over(run: Path, before: Planned, after: Planned) -> Iterator[RehearsalCheck]:
     written, loaded = _sums(run, before).get("end"), _sums(run, after).get("start")
     if not written or not loaded:
-        yield Check(holds=False, words="hand-over: a stage has left no sums of its weights")
+        yield RehearsalCheck(
+            holds=False, words="hand-over: a stage has left no sums of its weights"
+        )
         return
     differing = [
         name
@@ -134,7 +138,7 @@ def _hand_over(run: Path, before: Planned, after: Planned) -> Iterator[Check]:
         if name not in written or name not in loaded or not _same(written[name], loaded[name])
     ]
     under = f"written under {_layout(before)}, loaded under {_layout(after)}"
-    yield Check(
+    yield RehearsalCheck(
         holds=not differing,
         words=f"hand-over: {len(loaded) - len(differing)} of {len(written)} weights arrived as "
         f"they were, {under}" + (f"; not {differing[0]}" if differing else ""),
@@ -146,7 +150,7 @@ def _hand_over(run: Path, before: Planned, after: Planned) -> Iterator[Check]:
     stayed = fmean(
         step.loss for step in second[1:] or second
     )  # the optimizer's weights arrived too
-    yield Check(
+    yield RehearsalCheck(
         holds=max(begun, stayed) < first[0].loss,
         words=f"hand-over: {after.name} begins at {begun:.3f} and continues at {stayed:.3f}, where "
         f"random weights had {first[0].loss:.3f}",
@@ -181,11 +185,11 @@ def heldout_loss(run: Path, stage: Planned) -> float:
     return math.nan if found is None or not found.by_position else fmean(found.by_position.loss)
 
 
-def _evaluation(run: Path, before: Planned, after: Planned) -> Check:
+def _evaluation(run: Path, before: Planned, after: Planned) -> RehearsalCheck:
     first, second = heldout_loss(run, before), heldout_loss(run, after)
     if not (math.isfinite(first) and math.isfinite(second)):
-        return Check(holds=False, words="evaluation: a stage has no finite held-out loss")
-    return Check(
+        return RehearsalCheck(holds=False, words="evaluation: a stage has no finite held-out loss")
+    return RehearsalCheck(
         holds=second < first,
         words=f"evaluation: held-out loss by position {first:.3f} after {before.name}, "
         f"{second:.3f} after {after.name}",

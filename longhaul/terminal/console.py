@@ -31,7 +31,7 @@ def plain_console(file: IO[str] | None = None, **given: Any) -> Console:
     return Console(file=file, markup=False, highlight=False, emoji=False, **given)
 
 
-def fitted(
+def table_for_terminal(
     table: Callable[[Sequence[str]], Table], expendable: Sequence[str] = ()
 ) -> tuple[Console, Table, Sequence[str]]:
     """Return a console for verbatim text, a table made for its width, and the columns left out.
@@ -55,8 +55,8 @@ def fitted(
 
 
 def show(table: Callable[[Sequence[str]], Table], expendable: Sequence[str] = ()) -> Sequence[str]:
-    """Print a table that is `fitted`, and return the columns left out."""
-    console, made, left_out = fitted(table, expendable)
+    """Print a table that is `table_for_terminal`, and return the columns left out."""
+    console, made, left_out = table_for_terminal(table, expendable)
     print_table(console, made)
     return left_out
 

@@ -23,7 +23,7 @@ from data.files.whole import write_text
 Sums = dict[str, list[float]]
 
 
-class WeightSums(Callback):
+class WeightChecksums(Callback):
     """Write the sums before the first step and after the last to a file, as `start` and `end`."""
 
     def __init__(self, path: str) -> None:
@@ -39,7 +39,7 @@ class WeightSums(Callback):
         self._write("end", trainer)
 
     def _write(self, when: str, trainer: Trainer) -> None:
-        sums = weight_sums(trainer.strategy.megatron_parallel.sharded_state_dict())
+        sums = weight_checksums(trainer.strategy.megatron_parallel.sharded_state_dict())
         if not trainer.is_global_zero:
             return
         before = json.loads(self.path.read_text()) if self.path.exists() else {}
@@ -47,7 +47,7 @@ class WeightSums(Callback):
 
 
 @torch.no_grad()
-def weight_sums(state: dict[str, Any]) -> Sums:
+def weight_checksums(state: dict[str, Any]) -> Sums:
     """Return sum and sum of squares of each weight over all ranks, by name and layer."""
     apply_factories(state)
     mine: Sums = {}

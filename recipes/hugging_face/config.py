@@ -17,7 +17,7 @@ from recipes.hugging_face.config_fields import CONFIG as CONFIG
 from recipes.hugging_face.config_fields import mapping, number, whole, words
 from recipes.hugging_face.rope import RECORD, head_dim_of, rope_fields, rope_of
 from recipes.hugging_face.safetensors_files import Stored
-from recipes.hugging_face.weight_map import pieces
+from recipes.hugging_face.weight_map import weight_map
 from recipes.spec.families import FAMILIES, Family
 from recipes.spec.model_card import ModelCard
 
@@ -40,7 +40,7 @@ _NOT_FACTS = ("name", "init_std", "config_class", "config_contexts", "hf_id", "s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unstated:
+class HfDefaults:
     """Meaning of fields that a family's config.json leaves out, as in transformers 4.57."""
 
     norm_epsilon: str = "rms_norm_eps"
@@ -63,13 +63,13 @@ class Unstated:
     """Fields with one supported value: name, meaning if not stated, and that value."""
 
 
-UNSTATED = {
-    "llama": Unstated(kv_heads="all heads"),
-    "mistral": Unstated(window=4096),
-    "mixtral": Unstated(),
-    "qwen2": Unstated(window_switch=True),
-    "qwen3": Unstated(head_dim="must be stated", window_switch=True),
-    "qwen3_moe": Unstated(
+HF_DEFAULTS = {
+    "llama": HfDefaults(kv_heads="all heads"),
+    "mistral": HfDefaults(window=4096),
+    "mixtral": HfDefaults(),
+    "qwen2": HfDefaults(window_switch=True),
+    "qwen3": HfDefaults(head_dim="must be stated", window_switch=True),
+    "qwen3_moe": HfDefaults(
         window=4096,
         window_switch=True,
         ffn="moe_intermediate_size",
@@ -80,7 +80,7 @@ UNSTATED = {
             ("mlp_only_layers", [], []),
         ),
     ),
-    "nemotron": Unstated(
+    "nemotron": HfDefaults(
         norm_epsilon="norm_eps",
         init_std=0.0134,
         kv_heads="all heads",
@@ -108,7 +108,7 @@ def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> M
     Raises ValueError, with its name, for an unsupported architecture, rotation or field value.
     """
     family = _family(config)
-    unstated = UNSTATED[family.name]
+    unstated = HF_DEFAULTS[family.name]
     _refuse(config, family)
     heads = whole(config, "num_attention_heads")
     kv_heads = whole(
@@ -175,7 +175,7 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
                 f"{CONFIG} has {key} {config[key]!r}; the {family.architecture} trained here has "
                 f"{value!r}{why.get(key, '')}"
             )
-    unstated = UNSTATED[family.name]
+    unstated = HF_DEFAULTS[family.name]
     for key, meant, value in unstated.only:
         stated = meant if config.get(key) is None else config[key]
         if stated != value:
@@ -199,7 +199,7 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
 def _refuse_scaling(config: Mapping[str, Any], family: Family) -> None:
     scaling = mapping(config, "rope_parameters") or mapping(config, "rope_scaling")
     method = scaling.get("rope_type", scaling.get("type", "default"))
-    if method != "default" and not UNSTATED[family.name].reads_scaling:
+    if method != "default" and not HF_DEFAULTS[family.name].reads_scaling:
         raise ValueError(
             f"{CONFIG} has rope_scaling {method}, which {family.architecture} of transformers "
             "ignores, so it would compute something else; a model of this family is stretched "
@@ -207,7 +207,7 @@ def _refuse_scaling(config: Mapping[str, Any], family: Family) -> None:
         )
 
 
-def _rope(config: Mapping[str, Any], unstated: Unstated) -> RopeScaling:
+def _rope(config: Mapping[str, Any], unstated: HfDefaults) -> RopeScaling:
     rope = rope_of(config, rotated=unstated.rotated)
     _refuse_part(rope, unstated)
     pairs = int(head_dim_of(config) * rope.partial_rotary_factor) // 2
@@ -221,7 +221,7 @@ def _rope(config: Mapping[str, Any], unstated: Unstated) -> RopeScaling:
     return rope
 
 
-def _refuse_part(rope: RopeScaling, unstated: Unstated) -> None:
+def _refuse_part(rope: RopeScaling, unstated: HfDefaults) -> None:
     if rope.partial_rotary_factor != 1 and unstated.rotated == 1:
         raise ValueError(
             f"partial_rotary_factor is {rope.partial_rotary_factor}, and the family's model in "
@@ -233,7 +233,7 @@ def require_weights(card: ModelCard, stored: Mapping[str, Stored]) -> None:
     """Raise ValueError unless the tensors have the names and shapes of the card."""
     wanted = {
         name: (shape, piece.megatron)
-        for piece in pieces(card)
+        for piece in weight_map(card)
         for name, shape in zip(piece.hugging_face, piece.shapes, strict=True)
     }
     missing = [name for name in wanted if name not in stored]
@@ -300,7 +300,7 @@ def exported_config(
     config = dict(_made(card) if base is None else base)
     for key in (*OF_ROPE, *_OTHER_LENGTHS):
         config.pop(key, None)
-    unstated = UNSTATED[card.family]
+    unstated = HF_DEFAULTS[card.family]
     _refuse_part(rope, unstated)
     config |= rope_fields(rope, head_dim=card.head_dim, length=length, rotated=unstated.rotated)
     _refuse_scaling(config, card.facts)
@@ -311,7 +311,7 @@ def exported_config(
 
 
 def _made(card: ModelCard) -> dict[str, Any]:
-    unstated = UNSTATED[card.family]
+    unstated = HF_DEFAULTS[card.family]
     config = {
         "architectures": [card.facts.architecture],
         "model_type": card.facts.model_type,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recipes.hugging_face.weight_map import Piece
+from recipes.hugging_face.weight_map import WeightShard
 from recipes.spec.model_card import ModelCard
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -14,7 +14,7 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
 
 
-def to_megatron(piece: Piece, tensors: Sequence[Tensor], card: ModelCard) -> Tensor:
+def to_megatron(piece: WeightShard, tensors: Sequence[Tensor], card: ModelCard) -> Tensor:
     """Return Megatron's part from Hugging Face's tensors, in their order in the piece."""
     if piece.kind == "qkv":
         rest = tensors[0].shape[1:]
@@ -23,7 +23,7 @@ def to_megatron(piece: Piece, tensors: Sequence[Tensor], card: ModelCard) -> Ten
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
-def to_hugging_face(piece: Piece, part: Tensor, card: ModelCard) -> list[Tensor]:
+def to_hugging_face(piece: WeightShard, part: Tensor, card: ModelCard) -> list[Tensor]:
     """Return Hugging Face's tensors, contiguous, from Megatron's part, padded or not."""
     if piece.kind == "qkv":
         queries = card.heads // card.kv_heads

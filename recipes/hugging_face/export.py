@@ -39,7 +39,7 @@ from recipes.hugging_face.side_files import (
     write_json,
 )
 from recipes.hugging_face.source_checkpoint import Trained, trained
-from recipes.hugging_face.weight_map import PREFIX, Piece, pieces
+from recipes.hugging_face.weight_map import PREFIX, WeightShard, weight_map
 
 Described = Mapping[str, ShardedTensor]
 
@@ -85,7 +85,7 @@ def export_stage(source: str, to: str, verify: bool = True) -> None:
 
 def require_pieces(source: Trained, stored: Described) -> None:
     """Raise ValueError unless the checkpoint has exactly the card's model tensors."""
-    wanted = {piece.megatron: piece for piece in pieces(source.card)}
+    wanted = {piece.megatron: piece for piece in weight_map(source.card)}
     ours = {name for name in stored if name.startswith(PREFIX)}
     where = source.checkpoint
     if missing := sorted(wanted.keys() - ours):
@@ -134,12 +134,12 @@ def _write_weights(
 ) -> None:
     planned = {
         name: (WORDS[dtype or stored[piece.megatron].dtype], shape)
-        for piece in pieces(source.card)
+        for piece in weight_map(source.card)
         for name, shape in zip(piece.hugging_face, piece.shapes, strict=True)
     }
     shards = Shards(part, planned, max_shard_gib)
     for _, group in groupby(
-        pieces(source.card), key=lambda piece: (piece.at, piece.kind == "rows")
+        weight_map(source.card), key=lambda piece: (piece.at, piece.kind == "rows")
     ):
         together = list(group)
         parts = _read(weights, together, stored)
@@ -161,7 +161,7 @@ def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return cast
 
 
-def _read(weights: Path, together: list[Piece], stored: Described) -> dict[str, Tensor]:
+def _read(weights: Path, together: list[WeightShard], stored: Described) -> dict[str, Tensor]:
     """Return the parts of these pieces, with their padding."""
     wanted = {}
     for piece in together:

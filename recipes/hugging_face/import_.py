@@ -45,7 +45,7 @@ from recipes.hugging_face import weight_map
 from recipes.hugging_face.convert import DTYPES, to_megatron
 from recipes.hugging_face.safetensors_files import Stored
 from recipes.hugging_face.side_files import copy_side_files
-from recipes.hugging_face.weight_map import Piece
+from recipes.hugging_face.weight_map import WeightShard
 from recipes.spec.model_card import ModelCard
 
 
@@ -91,7 +91,7 @@ class _Streamed(SavePlanner):
     def __init__(self, card: ModelCard, stored: Mapping[str, Stored]) -> None:
         self._card = card
         self._stored = stored
-        self._pieces: dict[tuple[str, tuple[int, ...]], Piece] = {}
+        self._pieces: dict[tuple[str, tuple[int, ...]], WeightShard] = {}
         self._files: dict[Path, Any] = {}
 
     def set_up_planner(
@@ -101,14 +101,14 @@ class _Streamed(SavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         """Return one chunk per piece, and an empty state for each module that needs one."""
-        items = [self._item(piece) for piece in weight_map.pieces(self._card)]
+        items = [self._item(piece) for piece in weight_map.weight_map(self._card)]
         items += [
             WriteItem(index=MetadataIndex(key), type=WriteItemType.BYTE_IO)
             for key in weight_map.states(self._card)
         ]
         return SavePlan(items)
 
-    def _item(self, piece: Piece) -> WriteItem:
+    def _item(self, piece: WeightShard) -> WriteItem:
         offsets = torch.Size((*piece.at, *(0 for _ in piece.shape)))
         self._pieces[piece.megatron, tuple(offsets)] = piece
         dtype = DTYPES[self._stored[piece.hugging_face[0]].dtype]

@@ -2,8 +2,8 @@
 """Map between the weights of Hugging Face and Megatron-Core, for every family.
 
 Megatron's distributed checkpoint has one global tensor for each weight of a layer; its first axes
-are the layers (and the experts of a layer). A `Piece` is one layer's part of it and the tensors of
-a Hugging Face checkpoint that it consists of. They differ in three places:
+are the layers (and the experts of a layer). A `WeightShard` is one layer's part of it and the
+tensors of a Hugging Face checkpoint that it consists of. They differ in three places:
 
 * query, key and value are one tensor in Megatron, with the query heads, the key and the value of
   each KV head in turn;
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class WeightShard:
     """One part of a global Megatron tensor, and the Hugging Face tensors it consists of."""
 
     megatron: str
@@ -48,7 +48,7 @@ class Piece:
         return (rows, *self.shapes[0][1:])
 
 
-def pieces(card: ModelCard) -> Iterator[Piece]:
+def weight_map(card: ModelCard) -> Iterator[WeightShard]:
     """Yield every weight of the model: embedding, layers in order, last norm, LM head if untied."""
     table = (card.vocab, card.hidden)
     yield _whole("embedding.word_embeddings.weight", "model.embed_tokens.weight", table, "rows")
@@ -61,8 +61,8 @@ def pieces(card: ModelCard) -> Iterator[Piece]:
         yield _whole("output_layer.weight", "lm_head.weight", table, "rows")
 
 
-def _whole(megatron: str, hugging_face: str, shape: Shape, kind: Kind = "same") -> Piece:
-    return Piece(
+def _whole(megatron: str, hugging_face: str, shape: Shape, kind: Kind = "same") -> WeightShard:
+    return WeightShard(
         megatron=PREFIX + megatron,
         at=(),
         of=(),
@@ -85,11 +85,11 @@ class _Layer:
     expert: tuple[int, int] | None = None
     """Number of the expert, and number of experts."""
 
-    def piece(self, megatron: str, shapes: Mapping[str, Shape], kind: Kind = "same") -> Piece:
+    def piece(self, megatron: str, shapes: Mapping[str, Shape], kind: Kind = "same") -> WeightShard:
         """Return the piece of tensors with these shapes by name."""
         of_expert = () if self.expert is None else (self.expert,)
         at, of = zip((self.layer, self.layers), *of_expert, strict=True)
-        return Piece(
+        return WeightShard(
             megatron=f"{PREFIX}decoder.layers.{megatron}",
             at=at,
             of=of,
@@ -99,7 +99,7 @@ class _Layer:
         )
 
 
-def _layer(card: ModelCard, number: int) -> Iterator[Piece]:
+def _layer(card: ModelCard, number: int) -> Iterator[WeightShard]:
     """Yield the weights of one layer, expert by expert."""
     layer = _Layer(layer=number, layers=card.layers)
     hidden, queries, keys = card.hidden, card.heads * card.head_dim, card.kv_heads * card.head_dim
@@ -130,7 +130,7 @@ def _layer(card: ModelCard, number: int) -> Iterator[Piece]:
         yield from _mlp(card, layer)
 
 
-def _mlp(card: ModelCard, layer: _Layer) -> Iterator[Piece]:
+def _mlp(card: ModelCard, layer: _Layer) -> Iterator[WeightShard]:
     wide = (card.ffn_hidden, card.hidden)
     if card.facts.gated:
         shapes = {"mlp.gate_proj.weight": wide, "mlp.up_proj.weight": wide}
@@ -147,7 +147,7 @@ _EXPERTS = {
 """Hugging Face's names of a layer's experts and of their gate, up and down, by family."""
 
 
-def _experts(card: ModelCard, layer: _Layer) -> Iterator[Piece]:
+def _experts(card: ModelCard, layer: _Layer) -> Iterator[WeightShard]:
     """Yield router and experts."""
     wide = (card.ffn_hidden, card.hidden)
     module, (gate, up, down) = _EXPERTS[card.family]

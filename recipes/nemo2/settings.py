@@ -24,7 +24,7 @@ MEGATRON_FSDP: dict[Sharding, str] = {
 """Megatron FSDP's name of each sharding; other shardings do not use FSDP."""
 
 
-def described(
+def as_config_node(
     noun: RopeScaling | ContextParallelKind | Recompute | Tiling | Offload | Gate,
 ) -> run.Config:
     """Return a description as a node of the tree, so that overrides can set its fields.
@@ -34,7 +34,7 @@ def described(
     """
     fields = {name: getattr(noun, name) for name in type(noun).__dataclass_fields__}
     if isinstance(noun, RopeScaling) and noun.before is not None:
-        fields["before"] = described(noun.before)
+        fields["before"] = as_config_node(noun.before)
     lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
     return run.Config(type(noun), **fields | lists)
 

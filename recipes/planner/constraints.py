@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from custom_modules.memory.config import Offload, SavedTensors
 from recipes.constraints import laws
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
 
 CUDA = (12, 9)
 """CUDA version assumed for FP8 recipes, since no device is queried: that of recent builds."""
 
 
-def before_planning(job: Job, cluster: Cluster) -> str:
+def before_planning(job: Workload, cluster: Cluster) -> str:
     """Return the first constraint that a job violates with any host cap, or an empty string.
 
     A plan relies on these constraints, and then sets the cap that it needs.
@@ -22,7 +22,7 @@ def before_planning(job: Job, cluster: Cluster) -> str:
     return next(refusals(bare, cluster), "")
 
 
-def refusals(job: Job, cluster: Cluster) -> Iterator[str]:
+def refusals(job: Workload, cluster: Cluster) -> Iterator[str]:
     """Yield one sentence for each constraint that a job violates on a cluster."""
     layout, card = job.layout, job.card
     devices = min(layout.world_size, cluster.gpus_per_node)
@@ -59,7 +59,7 @@ def refusals(job: Job, cluster: Cluster) -> Iterator[str]:
         )
 
 
-def _of_memory(job: Job) -> Iterator[str]:
+def _of_memory(job: Workload) -> Iterator[str]:
     layout, head_chunked = job.layout, bool(job.degrees.heads_per_stage)
     yield from laws.broken_sharding(
         layout.sharding,
@@ -89,7 +89,7 @@ def _of_memory(job: Job) -> Iterator[str]:
     )
 
 
-def _of_fp8(job: Job, cluster: Cluster) -> Iterator[str]:
+def _of_fp8(job: Workload, cluster: Cluster) -> Iterator[str]:
     layout, card, recipe = job.layout, job.card, job.layout.fp8.recipe
     if recipe == "none":
         return

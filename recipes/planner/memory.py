@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from custom_modules.memory.config import LayerKind
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec.units import GiB
 
 FP8_COPIES = 2
@@ -105,7 +105,7 @@ class Memory:
         return sum(size for name, size in self.causes.items() if name not in fixed)
 
 
-def memory(job: Job, kernels: Kernels = FUSED) -> Memory:
+def memory(job: Workload, kernels: Kernels = FUSED) -> Memory:
     """Return the bytes of the rank with the highest peak, and the most pinned host bytes."""
     stages = sorted({0, job.layout.pp - 1})
     layer = _Layer(job, kernels)
@@ -114,14 +114,14 @@ def memory(job: Job, kernels: Kernels = FUSED) -> Memory:
     return max(found, key=lambda one: one.total)
 
 
-def _of_stage(job: Job, kernels: Kernels, layer: "_Layer", stage: int, host: float) -> Memory:
+def _of_stage(job: Workload, kernels: Kernels, layer: "_Layer", stage: int, host: float) -> Memory:
     fixed = _fixed(job, kernels, stage)
     moments = dict(layer.moments(stage))
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     return Memory(causes=fixed | moments[moment], peak_in=moment, stage=stage, host=host)
 
 
-def _fixed(job: Job, kernels: Kernels, stage: int) -> dict[str, float]:
+def _fixed(job: Workload, kernels: Kernels, stage: int) -> dict[str, float]:
     """Return the bytes that do not depend on the tokens, by cause."""
     layout, weights = job.layout, job.weights(stage)
     sharding, replicas = layout.sharding, job.replicas
@@ -147,7 +147,7 @@ def _fixed(job: Job, kernels: Kernels, stage: int) -> dict[str, float]:
     }
 
 
-def _host(job: Job, layer: "_Layer", stage: int) -> float:
+def _host(job: Workload, layer: "_Layer", stage: int) -> float:
     """Return the pinned bytes of offloaded activations and optimizer state."""
     layout = job.layout
     in_flight = min(layout.pp - stage, job.micro_batches)
@@ -160,7 +160,7 @@ def _host(job: Job, layer: "_Layer", stage: int) -> float:
 class _Layer:
     """Bytes of one layer's tensors on a rank."""
 
-    def __init__(self, job: Job, kernels: Kernels) -> None:
+    def __init__(self, job: Workload, kernels: Kernels) -> None:
         card, layout, e = job.card, job.layout, job.element_bytes
         self.job, self.kernels = job, kernels
         t = self.tokens = job.tokens

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from recipes.planner.batch_size import MOST_ACCUMULATION
 from recipes.planner.memory import FUSED, Kernels, Memory, memory
 from recipes.planner.time import Time, time
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
 from recipes.spec.units import GiB
 
@@ -22,7 +22,7 @@ LEAST_MFU, FULL_HOST, LEAST_CAUSE = 0.4, 0.7, 0.1
 class Plan:
     """Memory and time of one stage under one layout on one cluster."""
 
-    job: Job
+    job: Workload
     cluster: Cluster
     memory: Memory
     time: Time
@@ -100,7 +100,7 @@ def short(held: Memory, cluster: Cluster) -> tuple[float, float]:
     return of_gpu, held.host - HOST_SHARE * cluster.host_bytes_per_gpu
 
 
-def plan(job: Job, cluster: Cluster, *, kernels: Kernels = FUSED) -> Plan:
+def plan(job: Workload, cluster: Cluster, *, kernels: Kernels = FUSED) -> Plan:
     """Return the plan of a job on a cluster."""
     return Plan(
         job=job,
@@ -110,7 +110,7 @@ def plan(job: Job, cluster: Cluster, *, kernels: Kernels = FUSED) -> Plan:
     )
 
 
-def capped(job: Job, cluster: Cluster) -> Plan:
+def capped(job: Workload, cluster: Cluster) -> Plan:
     """Return the plan of a job with its host cap set to what it needs, to a tenth of a GiB."""
     found, offload = plan(job, cluster), job.layout.offload
     if offload.tensors == "none":

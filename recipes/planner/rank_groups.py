@@ -8,7 +8,7 @@ the inner all-to-all come next, then those of the ring.
 
 from dataclasses import dataclass
 
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
 
 
@@ -35,7 +35,7 @@ class Group:
         return f"{self.kind} {self.size}: ranks {shown}{more} ({link})"
 
 
-def rank_map(job: Job, cluster: Cluster) -> list[Group]:
+def rank_map(job: Workload, cluster: Cluster) -> list[Group]:
     """Return the groups of more than one rank, the innermost first."""
     layout, cp = job.layout, job.degrees
     sizes = (

@@ -18,7 +18,7 @@ from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.planner.constraints import before_planning, refusals
 from recipes.planner.memory import memory
 from recipes.planner.plan import Plan, capped, host_cap, short
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
 from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.model_card import ModelCard
@@ -42,7 +42,7 @@ class NoLayoutError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class SearchRequest:
     """A stage and the GPUs to lay it out on."""
 
     card: ModelCard
@@ -52,9 +52,9 @@ class Question:
     gpus: int
     fp8: Fp8 = Fp8()
 
-    def job(self, layout: Layout) -> Job:
+    def job(self, layout: Layout) -> Workload:
         """Return the job of a layout."""
-        return Job(
+        return Workload(
             card=self.card,
             seq_length=self.seq_length,
             tokens_per_batch=self.tokens_per_batch,
@@ -68,7 +68,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class SearchResult:
     """The result of a search."""
 
     plans: list[Plan]
@@ -93,9 +93,11 @@ def best(
     return answer.plans[0]
 
 
-def of_stage(card: ModelCard, stage: Stage, cluster: Cluster, *, gpus: int, fp8: Fp8) -> Question:
+def of_stage(
+    card: ModelCard, stage: Stage, cluster: Cluster, *, gpus: int, fp8: Fp8
+) -> SearchRequest:
     """Return the question for a stage of a ladder."""
-    return Question(
+    return SearchRequest(
         card=card,
         seq_length=stage.seq_length,
         tokens_per_batch=stage.tokens_per_batch,
@@ -105,14 +107,14 @@ def of_stage(card: ModelCard, stage: Stage, cluster: Cluster, *, gpus: int, fp8:
     )
 
 
-def search(question: Question) -> Answer:
+def search(question: SearchRequest) -> SearchResult:
     """Return the layouts that fit.
 
     Layouts that are untested on GPUs or slow by published measurements (Megatron FSDP, Adam on the
     host) are searched only if nothing else fits.
     """
     shapes: list[Layout] = []
-    answer = Answer(plans=[])
+    answer = SearchResult(plans=[])
     shapes.extend(_shapes(question, answer.ruled_out))
     for ways in (_keeping, _last_resorts):
         answer = _fitting(question, shapes, ways, answer)
@@ -122,11 +124,11 @@ def search(question: Question) -> Answer:
 
 
 def _fitting(
-    question: Question,
+    question: SearchRequest,
     shapes: list[Layout],
-    ways: Callable[[Question, Layout], Iterator[Layout]],
-    before: Answer,
-) -> Answer:
+    ways: Callable[[SearchRequest, Layout], Iterator[Layout]],
+    before: SearchResult,
+) -> SearchResult:
     """Return the first layout of each shape that fits, with those ruled out before."""
     plans: list[Plan] = []
     ruled_out, nearest, tried = before.ruled_out, before.nearest, before.tried
@@ -148,7 +150,9 @@ def _fitting(
             if nearest is None or _lacking(one) < _lacking(nearest):
                 nearest = one
     plans.sort(key=lambda one: (float(f"{one.time.step:.4g}"), one.memory.total))
-    return Answer(plans=plans, ruled_out=ruled_out, nearest=nearest, refused=refused, tried=tried)
+    return SearchResult(
+        plans=plans, ruled_out=ruled_out, nearest=nearest, refused=refused, tried=tried
+    )
 
 
 def _lacking(one: Plan) -> float:
@@ -164,7 +168,7 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // size for size in small)})
 
 
-def _shapes(question: Question, ruled_out: Counter[str]) -> Iterator[Layout]:
+def _shapes(question: SearchRequest, ruled_out: Counter[str]) -> Iterator[Layout]:
     """Yield layouts with all sizes of parallelism, without recompute, tiling and offload."""
     card, cluster, gpus = question.card, question.cluster, question.gpus
     if gpus < 1:
@@ -195,7 +199,7 @@ def _shapes(question: Question, ruled_out: Counter[str]) -> Iterator[Layout]:
 
 
 def _of_sizes(
-    question: Question, tp: int, pp: int, cp: int, dp: int, sequences: int
+    question: SearchRequest, tp: int, pp: int, cp: int, dp: int, sequences: int
 ) -> Iterator[Layout]:
     rank_tokens = question.seq_length // cp
     for kind in _kinds(question, tp, cp):
@@ -207,7 +211,7 @@ def _of_sizes(
             yield Layout(tp=tp, cp=kind, pp=pp, dp=dp, micro_batch=micro, fp8=question.fp8)
 
 
-def _kinds(question: Question, tp: int, cp: int) -> Iterator[ContextParallel]:
+def _kinds(question: SearchRequest, tp: int, cp: int) -> Iterator[ContextParallel]:
     """Yield the kinds of context parallelism for the heads of a TP rank."""
     heads, kv_heads = question.card.heads // tp, question.card.kv_heads // tp
     if cp == 1:
@@ -234,7 +238,7 @@ def _kinds(question: Question, tp: int, cp: int) -> Iterator[ContextParallel]:
             )
 
 
-def _tilings(question: Question, shape: Layout) -> tuple[Tiling, Tiling]:
+def _tilings(question: SearchRequest, shape: Layout) -> tuple[Tiling, Tiling]:
     """Return tiled loss, and tiled loss and MLP, if a rank has more than one tile."""
     tokens = question.seq_length // shape.cp.size * shape.micro_batch
     loss = Tiling(loss=True) if tokens > Tiling().loss_tile else Tiling()
@@ -244,13 +248,13 @@ def _tilings(question: Question, shape: Layout) -> tuple[Tiling, Tiling]:
     return loss, replace(loss, mlp=True)
 
 
-def _offloads(question: Question) -> tuple[Offload, Offload]:
+def _offloads(question: SearchRequest) -> tuple[Offload, Offload]:
     """Return the offload of layer inputs, and of both, capped by a rank's share of the host."""
     cap = host_cap(question.cluster)
     return Offload(tensors="inputs", cap_gib=cap), Offload(tensors="both", cap_gib=cap)
 
 
-def _keeping(question: Question, shape: Layout) -> Iterator[Layout]:
+def _keeping(question: SearchRequest, shape: Layout) -> Iterator[Layout]:
     """Yield a shape with recompute, tiling and offload, from the fastest to the smallest."""
     loss, both = _tilings(question, shape)
     inputs, everything = _offloads(question)
@@ -271,7 +275,7 @@ def _keeping(question: Question, shape: Layout) -> Iterator[Layout]:
             yield replace(shape, recompute=recompute, tiling=tiling, offload=offload)
 
 
-def _last_resorts(question: Question, shape: Layout) -> Iterator[Layout]:
+def _last_resorts(question: SearchRequest, shape: Layout) -> Iterator[Layout]:
     """Yield a shape with its parameters sharded, and with Adam on the host."""
     _, both = _tilings(question, shape)
     _, everything = _offloads(question)
@@ -282,7 +286,7 @@ def _last_resorts(question: Question, shape: Layout) -> Iterator[Layout]:
     yield replace(shape, recompute=KEPT, tiling=both, offload=everything, optimizer_offload=1.0)
 
 
-def why_not(question: Question, answer: Answer) -> str:
+def why_not(question: SearchRequest, answer: SearchResult) -> str:
     """Return what is lacking if nothing fits, how much, and the cheapest change that helps."""
     card, cluster = question.card, question.cluster
     said = (
@@ -309,7 +313,7 @@ def lacks(one: Plan) -> str:
     return f"lacks {' and '.join(short_of)}"
 
 
-def _even_sizes(question: Question) -> str:
+def _even_sizes(question: SearchRequest) -> str:
     """Return as text the nearest number of GPUs, batch or length that divides and fits."""
     sequences = question.tokens_per_batch // question.seq_length
     gpus = question.gpus
@@ -343,7 +347,7 @@ def even_batch(tokens: int, seq_length: int, gpus: int) -> int:
     return (sequences - sequences % odd or sequences) * seq_length
 
 
-def _cheapest_change(question: Question) -> str:
+def _cheapest_change(question: SearchRequest) -> str:
     """Return as text the smallest change of GPUs or length that makes it fit."""
     found = []
     gpus = question.gpus
@@ -359,7 +363,7 @@ def _cheapest_change(question: Question) -> str:
     return said[:1].upper() + said[1:]
 
 
-def fits_somehow(question: Question) -> bool:
+def fits_somehow(question: SearchRequest) -> bool:
     """Whether any layout fits; only the smallest choices of each shape are tried."""
     for shape in _shapes(question, Counter()):
         smallest = (*list(_keeping(question, shape))[-2:], *_last_resorts(question, shape))
@@ -383,12 +387,12 @@ def longest(fits: Callable[[int], bool]) -> int:
     return max(length + n * step for n in range(8) if n == 0 or fits(length + n * step))
 
 
-def max_length(question: Question) -> int:
+def max_length(question: SearchRequest) -> int:
     """Return the longest context that fits in any layout; 0 if none fits."""
     return longest(lambda length: fits_somehow(at_length(question, length)))
 
 
-def at_length(question: Question, length: int) -> Question:
+def at_length(question: SearchRequest, length: int) -> SearchRequest:
     """Return the question at another length, with about as many tokens per batch."""
     batch = even_batch(question.tokens_per_batch, length, question.gpus)
     return replace(question, seq_length=length, tokens_per_batch=batch)

@@ -5,7 +5,7 @@ Sizes on one rank; t is its tokens, e bytes per number. Tiled tensors are listed
 tile, since a log may be from a run without tiling.
 """
 
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 
 PAGE = 2 * 2**20
 """Multiple that CUDA's caching allocator rounds large requests up to."""
@@ -13,7 +13,7 @@ SAME = 0.006
 """Rounding error of a size written with two decimals."""
 
 
-def tensor_sizes(job: Job) -> dict[str, float]:
+def tensor_sizes(job: Workload) -> dict[str, float]:
     """Return the bytes of each large tensor of a rank."""
     card, layout, e, t = job.card, job.layout, job.element_bytes, job.tokens
     vocab, ffn = card.vocab / layout.tp, card.ffn_hidden / layout.tp
@@ -43,7 +43,7 @@ def tensor_sizes(job: Job) -> dict[str, float]:
     }
 
 
-def matching(job: Job, asked: float) -> list[str]:
+def matching(job: Workload, asked: float) -> list[str]:
     """Return the tensors of about `asked` bytes, the nearest first, each size once."""
     found: dict[float, tuple[float, str]] = {}
     for name, size in tensor_sizes(job).items():

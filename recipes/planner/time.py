@@ -33,7 +33,7 @@ peak, recompute not counted.
 
 from dataclasses import dataclass
 
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
 
 GB, TERA = 1e9, 1e12
@@ -59,7 +59,7 @@ class Time:
         return sum(self.causes.values())
 
 
-def time(job: Job, cluster: Cluster) -> Time:
+def time(job: Workload, cluster: Cluster) -> Time:
     """Return the step time of a job on a cluster, at the efficiencies that its file states."""
     work = _Work(job, cluster)
     m, pp = job.micro_batches, job.layout.pp
@@ -84,7 +84,7 @@ def time(job: Job, cluster: Cluster) -> Time:
 class _Work:
     """Seconds of the parts of a micro-batch on one rank."""
 
-    def __init__(self, job: Job, cluster: Cluster) -> None:
+    def __init__(self, job: Workload, cluster: Cluster) -> None:
         self.job, self.cluster, self.efficiency = job, cluster, cluster.efficiency
         self.layers, self.e = job.layers, job.element_bytes
         self.again = self._again()

@@ -11,7 +11,7 @@ from recipes.spec.model_card import ModelCard
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Workload:
     """One stage of one model under one layout; the properties are sizes on one rank."""
 
     card: ModelCard

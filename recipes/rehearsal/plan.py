@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from recipes.notation.describe import in_words
+from recipes.notation.describe import non_default_fields
 from recipes.rehearsal import shrink
-from recipes.rehearsal.shrink import RANKS_BY_KIND, Shares
+from recipes.rehearsal.shrink import RANKS_BY_KIND, ParallelDegrees
 from recipes.shipped.row import Row
 from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
@@ -88,7 +88,8 @@ def rehearsal(row: Row, *, ranks: int, rows: Mapping[str, Row], vocab: int = 0) 
     whole = _pair(row, rows)
     card = row.card
     shares = [
-        Shares.of(card, part.stage.seq_length, part.layout, part.ranks_per_node) for part in whole
+        ParallelDegrees.of(card, part.stage.seq_length, part.layout, part.ranks_per_node)
+        for part in whole
     ]
     kept = [shrink.fewer_ranks(share.ranks, ranks) for share in shares]
     lengths = [part.stage.target_length for part in whole]
@@ -238,7 +239,7 @@ def _longer(stage: Stage) -> Stage:
 def _facts(card: ModelCard, part: Part) -> dict[str, str]:
     """Return as text the facts that a rehearsal keeps or reduces, by name."""
     stage, layout = part.stage, part.layout
-    share = Shares.of(card, stage.seq_length, layout, part.ranks_per_node)
+    share = ParallelDegrees.of(card, stage.seq_length, layout, part.ranks_per_node)
     experts = f", {card.experts_per_token} of {card.experts} experts" if card.experts else ""
     kinds = {"CP": layout.cp.size, "TP": layout.tp, "PP": layout.pp, "DP": layout.dp}
     return {
@@ -254,12 +255,12 @@ def _facts(card: ModelCard, part: Part) -> dict[str, str]:
         "heads": f"{card.heads}, {card.kv_heads} KV, of {card.head_dim}",
         **{name: str(size) for name, size in kinds.items()},
         "CP kind": str(share.cp).partition(":")[0] if layout.cp != UNSHARED else "none",
-        "recompute": in_words(layout.recompute),
-        "tiling": in_words(layout.tiling),
-        "offload": in_words(layout.offload),
+        "recompute": non_default_fields(layout.recompute),
+        "tiling": non_default_fields(layout.tiling),
+        "offload": non_default_fields(layout.offload),
         "sharding": layout.sharding,
         "optimizer on the CPU": f"{layout.optimizer_offload:g}",
-        "precision": f"{layout.precision}, fp8 {in_words(layout.fp8)}"
+        "precision": f"{layout.precision}, fp8 {non_default_fields(layout.fp8)}"
         if layout.fp8.recipe != "none"
         else layout.precision,
     }
@@ -316,8 +317,10 @@ def _notes(made: Rehearsal) -> Iterator[str]:
 
 def _left_out(made: Rehearsal, whole: Part, small: Part) -> Iterator[str]:
     """Yield a sentence with the kinds of parallelism that the ranks are not enough for."""
-    share = Shares.of(made.whole_card, whole.stage.seq_length, whole.layout, whole.ranks_per_node)
-    kept = Shares.of(made.card, small.stage.seq_length, small.layout, small.ranks_per_node)
+    share = ParallelDegrees.of(
+        made.whole_card, whole.stage.seq_length, whole.layout, whole.ranks_per_node
+    )
+    kept = ParallelDegrees.of(made.card, small.stage.seq_length, small.layout, small.ranks_per_node)
     lost = [kind for kind in RANKS_BY_KIND if share.ranks[kind] > 1 == kept.ranks[kind]]
     if lost:
         words = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))

@@ -48,7 +48,7 @@ RANKS_BY_KIND = ("CP all-to-all", "CP ring", "TP", "PP", "DP")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shares:
+class ParallelDegrees:
     """Parallel sizes of a layout for a model, and how CP exchanges heads."""
 
     ranks: dict[str, int]
@@ -56,7 +56,9 @@ class Shares:
     cp: Degrees
 
     @classmethod
-    def of(cls, card: ModelCard, seq_length: int, layout: Layout, ranks_per_node: int) -> "Shares":
+    def of(
+        cls, card: ModelCard, seq_length: int, layout: Layout, ranks_per_node: int
+    ) -> "ParallelDegrees":
         """Resolve the kind of context parallelism; raise ValueError if it does not fit."""
         cp = degrees(
             layout.cp.how,
@@ -134,7 +136,7 @@ def rotation(rope: RopeScaling, by: int, *, head_dim: int, whole_head_dim: int) 
 def smaller_card(
     card: ModelCard,
     by: int,
-    shares: Iterable[tuple[Shares, dict[str, int]]],
+    shares: Iterable[tuple[ParallelDegrees, dict[str, int]]],
     *,
     vocab: int = VOCAB,
 ) -> ModelCard:
@@ -167,7 +169,9 @@ def smaller_card(
     )
 
 
-def _heads(card: ModelCard, shares: list[tuple[Shares, dict[str, int]]]) -> tuple[int, int]:
+def _heads(
+    card: ModelCard, shares: list[tuple[ParallelDegrees, dict[str, int]]]
+) -> tuple[int, int]:
     """Return the fewest heads and KV heads that the kept ranks split as in the full model."""
     group = card.heads // card.kv_heads
     for alike in (True, False):
@@ -186,7 +190,7 @@ def _shared(heads: int, kv_heads: int, kept: dict[str, int]) -> bool:
     return kv_heads % tp == 0 and fits_ulysses(heads // tp, kv_heads // tp, kept["CP all-to-all"])
 
 
-def _alike(card: ModelCard, kv_heads: int, whole: Shares, kept: dict[str, int]) -> bool:
+def _alike(card: ModelCard, kv_heads: int, whole: ParallelDegrees, kept: dict[str, int]) -> bool:
     """Whether KV heads are replicated and heads taken in stages as in the full model."""
     tp, ulysses = kept["TP"], kept["CP all-to-all"]
     if ulysses > 1:
@@ -201,7 +205,7 @@ def _alike(card: ModelCard, kv_heads: int, whole: Shares, kept: dict[str, int]) 
 
 def smaller_layout(
     layout: Layout,
-    whole: Shares,
+    whole: ParallelDegrees,
     kept: dict[str, int],
     *,
     card: ModelCard,
@@ -226,7 +230,12 @@ def smaller_layout(
 
 
 def _context_parallel(
-    cp: ContextParallel, whole: Shares, kept: dict[str, int], *, card: ModelCard, small: ModelCard
+    cp: ContextParallel,
+    whole: ParallelDegrees,
+    kept: dict[str, int],
+    *,
+    card: ModelCard,
+    small: ModelCard,
 ) -> ContextParallel:
     """Return the kind that replaces `auto` or Transformer Engine's, on fewer ranks."""
     ulysses, tp = kept["CP all-to-all"], kept["TP"]

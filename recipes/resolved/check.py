@@ -14,7 +14,7 @@ from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import Rotation
 from recipes.constraints import laws
 from recipes.constraints.train_short import broken_positions
-from recipes.hugging_face.config import UNSTATED
+from recipes.hugging_face.config import HF_DEFAULTS
 from recipes.resolved.ineffective import without_effect
 from recipes.resolved.read import (
     context_parallelism,
@@ -64,7 +64,7 @@ def _unexportable(recipe: run.Partial, rope: RopeScaling) -> Iterator[str]:
     for family in FAMILIES.values():
         ours = family.config_class == f"{target.__module__}.{target.__name__}"
         alone = rope.method in ("default", "ntk") and rope.before is None
-        if ours and not UNSTATED[family.name].reads_scaling and not alone:
+        if ours and not HF_DEFAULTS[family.name].reads_scaling and not alone:
             yield (
                 f"rope {rope.method} can be trained but not exported: {family.architecture} of "
                 "transformers ignores rope_scaling; default and ntk can be exported"

@@ -13,7 +13,7 @@ import nemo_run as run
 
 from recipes.checkpoints.marker import is_finished, steps_taken
 from recipes.planner.plan import Plan
-from recipes.planner.search import Question
+from recipes.planner.search import SearchRequest
 from recipes.resolved.read import (
     folder_of,
     layout_of,
@@ -45,7 +45,7 @@ class ResolvedStage:
         """Return the stage with its plan on a cluster; CPU ranks have none."""
         if self.layout.device == "cpu" or machines is None:
             return self
-        question = Question(
+        question = SearchRequest(
             card=card,
             seq_length=self.seq_length,
             tokens_per_batch=self.tokens_per_batch,

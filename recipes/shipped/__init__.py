@@ -22,13 +22,13 @@ else:  # a type checker that sees `__getattr__` takes every name for a right one
         if name.startswith("__"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from recipes.shipped.table import ROWS
-        from recipes.spec.suggest import hint
+        from recipes.spec.suggest import did_you_mean
 
         if name == "ROWS":
             return ROWS
         if name in ROWS:
             return ROWS[name]
-        message = f"no recipe is called {name!r}; {hint(name, ROWS, 'recipe')}"
+        message = f"no recipe is called {name!r}; {did_you_mean(name, ROWS, 'recipe')}"
         # `from recipes.shipped import name` drops the message of an AttributeError, so that it gets
         # an ImportError. Of a submodule it asks for an attribute too, before it imports that.
         importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"

@@ -8,7 +8,7 @@ from nemo.collections import llm
 
 from recipes.shipped.row import Row
 from recipes.shipped.table import ROWS
-from recipes.spec.suggest import named
+from recipes.spec.suggest import lookup
 
 
 def _factory(row: Row) -> Callable[..., run.Partial]:
@@ -30,4 +30,4 @@ FACTORIES: dict[str, Callable[..., run.Partial]] = {
 
 def recipe_named(name: str) -> run.Partial:
     """Return the recipe of that name; raise ValueError with the nearest name for an unknown one."""
-    return named("recipe", name, FACTORIES)()
+    return lookup("recipe", name, FACTORIES)()

@@ -15,7 +15,7 @@ from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import length_from, length_shown, recipe_name
 from recipes.spec.stage import Ladder, Stage
-from recipes.spec.suggest import named, there_are
+from recipes.spec.suggest import list_of, lookup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,8 +115,8 @@ def _named(card: str, ladder: str, stage: str) -> tuple[ModelCard, Ladder, Stage
     """Return what the words name; raise ValueError where that is not one, or cannot be trained."""
     for kind, word, there in (("card", card, CARDS), ("ladder", ladder, LADDERS)):
         if not word:
-            raise ValueError(f"--{kind} is missing; {there_are(there, kind)}")
-    model, climbed = named("card", card, CARDS), named("ladder", ladder, LADDERS)
+            raise ValueError(f"--{kind} is missing; {list_of(there, kind)}")
+    model, climbed = lookup("card", card, CARDS), lookup("ladder", ladder, LADDERS)
     chosen = stage_of(climbed, stage)
     require_heads(model, climbed, chosen)
     return model, climbed, chosen

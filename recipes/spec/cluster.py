@@ -7,7 +7,7 @@ from typing import Any
 
 from data.files.user_file import read_yaml
 from recipes.spec.efficiency import HOPPER, Efficiency
-from recipes.spec.suggest import hint
+from recipes.spec.suggest import did_you_mean
 from recipes.spec.units import GiB
 
 FOLDER = Path(__file__).resolve().parents[2] / "slurm" / "clusters"
@@ -107,10 +107,14 @@ def path_of(name: str) -> Path:
         )
     if not path.is_file() and name.endswith((".yaml", ".yml")):
         there = sorted(each.name for each in path.parent.glob("*.y*ml"))
-        near = hint(path.name, there) if there else "`longhaul clusters` lists the shipped ones"
+        near = (
+            did_you_mean(path.name, there)
+            if there
+            else "`longhaul clusters` lists the shipped ones"
+        )
         raise ValueError(f"there is no cluster file {name}; {near}")
     if not path.is_file():
-        raise ValueError(f"no cluster is called {name!r}; {hint(name, names())}")
+        raise ValueError(f"no cluster is called {name!r}; {did_you_mean(name, names())}")
     return path
 
 
@@ -149,7 +153,7 @@ def _require_known(kind: Any, given: dict[str, Any], where: str) -> None:
     known = [field.name for field in fields(kind)]
     for name in given:
         if name not in known:
-            raise ValueError(f"{where} has no field {name!r}; {hint(str(name), known)}")
+            raise ValueError(f"{where} has no field {name!r}; {did_you_mean(str(name), known)}")
 
 
 def _made(kind: Any, given: Any, where: str) -> Any:

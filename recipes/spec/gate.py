@@ -14,7 +14,7 @@ Three criteria; `None` disables one:
 import math
 from dataclasses import dataclass, fields, replace
 
-from recipes.spec.suggest import hint
+from recipes.spec.suggest import did_you_mean
 
 
 class GateShutError(ValueError):
@@ -48,7 +48,7 @@ def gate_from(words: str, own: Gate) -> Gate:
     for word in words.split(",") if words else ():
         name, _, value = word.partition("=")
         if name not in known:
-            raise ValueError(f"a gate has no {name!r}; {hint(name, known)}")
+            raise ValueError(f"a gate has no {name!r}; {did_you_mean(name, known)}")
         try:
             said[name] = None if value == "none" else float(value)
         except ValueError:

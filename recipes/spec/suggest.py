@@ -14,14 +14,14 @@ LISTED_BY = {"recipe": "longhaul recipes", "card": _CARDS, "model card": _CARDS}
 """Command that lists the names of a kind when there are more."""
 
 
-def named(kind: str, name: str, there: Mapping[str, Named]) -> Named:
+def lookup(kind: str, name: str, there: Mapping[str, Named]) -> Named:
     """Return the object of that name; raise ValueError with the nearest names, or the command."""
     if name not in there:
-        raise ValueError(f"no {kind} is called {name!r}; {hint(name, there, kind)}")
+        raise ValueError(f"no {kind} is called {name!r}; {did_you_mean(name, there, kind)}")
     return there[name]
 
 
-def hint(name: str, there: Iterable[str], kind: str = "") -> str:
+def did_you_mean(name: str, there: Iterable[str], kind: str = "") -> str:
     """Return the end of a message: the names nearest to `name`, or all if none is near."""
     names = list(there)
     alike = {one.casefold(): one for one in names}
@@ -29,12 +29,12 @@ def hint(name: str, there: Iterable[str], kind: str = "") -> str:
     if not near:
         if kind in LISTED_BY:
             return f"`{LISTED_BY[kind]}` lists the {len(names)} there are"
-        return there_are(names)
+        return list_of(names)
     *most, last = near
     return f"did you mean {', '.join(most)} or {last}?" if most else f"did you mean {last}?"
 
 
-def there_are(there: Iterable[str], kind: str = "") -> str:
+def list_of(there: Iterable[str], kind: str = "") -> str:
     """Return the end of a message: the names, or the first ones and the command that lists all."""
     names = list(there)
     if len(names) <= MOST + 1:

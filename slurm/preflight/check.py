@@ -29,7 +29,7 @@ class Group(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
+class PreflightCheck:
     """Result of one check."""
 
     group: Group
@@ -43,14 +43,14 @@ class Check:
     """The nodes concerned; empty for a finding about the whole job."""
 
     @classmethod
-    def ok(cls, group: Group, name: str, said: str) -> "Check":
+    def ok(cls, group: Group, name: str, said: str) -> "PreflightCheck":
         """Return a check that passed."""
         return cls(group=group, name=name, state="ok", said=said)
 
     @classmethod
     def warning(
         cls, group: Group, name: str, said: str, remedy: str, nodes: Collection[str] = ()
-    ) -> "Check":
+    ) -> "PreflightCheck":
         """Return a warning: the job will run, more slowly or with less margin."""
         seen = tuple(sorted(nodes))
         return cls(group=group, name=name, state="warning", said=said, remedy=remedy, nodes=seen)
@@ -58,13 +58,13 @@ class Check:
     @classmethod
     def failure(
         cls, group: Group, name: str, said: str, remedy: str, nodes: Collection[str] = ()
-    ) -> "Check":
+    ) -> "PreflightCheck":
         """Return a failure: the job would fail, hang, or compute something else than requested."""
         seen = tuple(sorted(nodes))
         return cls(group=group, name=name, state="failure", said=said, remedy=remedy, nodes=seen)
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> "Check":
+    def from_json(cls, found: dict[str, Any]) -> "PreflightCheck":
         """Return the check from its `asdict`."""
         group, nodes = Group(found["group"]), tuple(found["nodes"])
         return cls(**{**found, "group": group, "nodes": nodes})
@@ -83,7 +83,7 @@ class PreflightError(RuntimeError):
     """
 
     def __init__(
-        self, checks: Iterable[Check], *, nodes: Iterable[str] = (), met: bool = True
+        self, checks: Iterable[PreflightCheck], *, nodes: Iterable[str] = (), met: bool = True
     ) -> None:
         """Take every check of the page, and the job's nodes that this rank could reach."""
         self.checks = list(checks)
@@ -94,12 +94,12 @@ class PreflightError(RuntimeError):
         super().__init__(f"preflight found {len(failed)} failure(s):{lines}")
 
 
-def failures(checks: Iterable[Check]) -> list[Check]:
+def failures(checks: Iterable[PreflightCheck]) -> list[PreflightCheck]:
     """Return the checks that failed, by group."""
     return sorted((c for c in checks if c.state == "failure"), key=lambda check: check.group)
 
 
-def blamed(checks: Iterable[Check], nodes: Collection[str]) -> tuple[str, ...]:
+def blamed(checks: Iterable[PreflightCheck], nodes: Collection[str]) -> tuple[str, ...]:
     """Return, sorted, the nodes of the job that failed by themselves.
 
     A check that fails on all `nodes` is a mistake of the job and blames none of them. If every node
@@ -113,12 +113,12 @@ def blamed(checks: Iterable[Check], nodes: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(found)) if found < every else ()
 
 
-def exit_code(checks: Iterable[Check]) -> int:
+def exit_code(checks: Iterable[PreflightCheck]) -> int:
     """Return 0 if nothing failed, else the value of the first group that did."""
     return next((int(check.group) for check in failures(checks)), 0)
 
 
-def page(checks: Iterable[Check]) -> Iterator[str]:
+def page(checks: Iterable[PreflightCheck]) -> Iterator[str]:
     """Yield a line a check, by group, and a last one that counts them."""
     listed = sorted(checks, key=lambda check: check.group)
     yield from map(str, listed)
@@ -127,20 +127,20 @@ def page(checks: Iterable[Check]) -> Iterator[str]:
     yield f"{len(listed)} checks: {failed} failed, {warned} warned"
 
 
-def as_json(checks: Iterable[Check]) -> str:
+def as_json(checks: Iterable[PreflightCheck]) -> str:
     """Return the page as JSON: exit code and checks, with the group of each by name."""
     listed = sorted(checks, key=lambda check: check.group)
     rows = [{**asdict(check), "group": check.group.name.lower()} for check in listed]
     return json.dumps({"exit_code": exit_code(listed), "checks": rows}, indent=1)
 
 
-def joined(by_node: dict[str, list[Check]]) -> list[Check]:
+def joined(by_node: dict[str, list[PreflightCheck]]) -> list[PreflightCheck]:
     """Return the checks of several nodes as one page.
 
     A check that passed on every node is one line, of the first node; any other names its nodes.
     """
     names = dict.fromkeys((c.group, c.name) for checks in by_node.values() for c in checks)
-    found: list[Check] = []
+    found: list[PreflightCheck] = []
     for group, name in names:
         seen = {
             node: check
@@ -151,7 +151,7 @@ def joined(by_node: dict[str, list[Check]]) -> list[Check]:
         if all(check.state == "ok" for check in seen.values()):
             found.append(next(iter(seen.values())))
             continue
-        alike: dict[Check, list[str]] = {}
+        alike: dict[PreflightCheck, list[str]] = {}
         for node, check in seen.items():
             if check.state != "ok":
                 alike.setdefault(check, []).append(node)

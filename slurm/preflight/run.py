@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.files.whole import write_text
-from slurm.preflight.check import Check, Group, PreflightError, as_json, failures
+from slurm.preflight.check import Group, PreflightCheck, PreflightError, as_json, failures
 from slurm.preflight.machine import Machine, Rank, rank_of
 from slurm.preflight.node.checks import node_checks, world_checks
 from slurm.preflight.node.filesystem import content_checks
@@ -22,7 +22,7 @@ SECONDS = 30.0
 class Page:
     """Checks of a job, or of this machine if this process is not a rank of a job."""
 
-    checks: list[Check]
+    checks: list[PreflightCheck]
     nodes: tuple[str, ...]
     """All nodes of the job; its own if this rank could not reach the others."""
     met: bool = True
@@ -74,7 +74,7 @@ def _of_job(expected: Expected, machine: Machine, rank: Rank, seconds: float) ->
     except PreflightError as error:
         return Page(checks=[*own, *error.checks], nodes=(rank.host,), met=False)
     except RuntimeError as error:  # errors of torch's store derive from it
-        lost = Check.failure(
+        lost = PreflightCheck.failure(
             Group.RANKS, "ranks",
             f"a rank stopped answering {rank.host} (rank {rank.rank}): "
             f"{str(error).strip().splitlines()[0]}",
@@ -83,7 +83,7 @@ def _of_job(expected: Expected, machine: Machine, rank: Rank, seconds: float) ->
         return Page(checks=[*own, lost], nodes=(rank.host,), met=False)
 
 
-def _write(folder: Path, checks: list[Check]) -> None:
+def _write(folder: Path, checks: list[PreflightCheck]) -> None:
     """Write the page; an unwritable folder is reported on the page itself."""
     with suppress(OSError):
         write_text(folder / RECORD, as_json(checks) + "\n")

@@ -16,7 +16,7 @@ def word(tmp_path, monkeypatch):
 
 def test_a_word_and_its_sentence_are_read_back_as_one_line(word):
     assert outcome.outcome(word) == (None, "")
-    outcome.leave("refused", "the gate\nis shut")
+    outcome.write_outcome("refused", "the gate\nis shut")
     assert outcome.outcome(word) == ("refused", "the gate is shut")
     assert [path.name for path in word.parent.iterdir()] == ["stage"]
 
@@ -29,26 +29,26 @@ def test_what_is_no_word_of_ours_is_none(word):
 
 def test_without_a_place_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.delenv(outcome.VARIABLE, raising=False)
-    outcome.leave("finished", "")
-    outcome.began(3)
-    outcome.blame("n1")
-    outcome.await_word()
+    outcome.write_outcome("finished", "")
+    outcome.record_start(3)
+    outcome.exclude_node("n1")
+    outcome.wait_for_outcome()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_failures_in_a_row_end_where_an_attempt_began_further_on(word):
     failures = word.with_name("stage.failures")
-    outcome.began(0)
+    outcome.record_start(0)
     failures.write_text("2\n")
-    outcome.began(0)
+    outcome.record_start(0)
     assert failures.read_text() == "2\n"
-    outcome.began(40)
+    outcome.record_start(40)
     assert not failures.exists()
 
 
 def test_other_ranks_wait_for_the_word_but_not_for_ever(word):
     before = time.monotonic()
-    outcome.await_word(0.3)
+    outcome.wait_for_outcome(0.3)
     assert time.monotonic() - before >= 0.3
-    outcome.leave("failed", "no port")
-    outcome.await_word(1_000)
+    outcome.write_outcome("failed", "no port")
+    outcome.wait_for_outcome(1_000)

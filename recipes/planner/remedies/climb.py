@@ -19,7 +19,7 @@ from recipes.planner.constraints import before_planning, refusals
 from recipes.planner.plan import Plan, capped
 from recipes.planner.remedies.overrides import override_words
 from recipes.planner.remedies.steps import RUNGS
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
 from recipes.spec.units import GiB
 
@@ -99,14 +99,14 @@ class _Climb:
         """Return the bytes that GPU and host lack."""
         return max(one.short + self.unexplained, 0.0) + max(one.host_short, 0.0)
 
-    def best(self, job: Job, name: str) -> Plan | str:
+    def best(self, job: Workload, name: str) -> Plan | str:
         """Return the best plan that a rung makes of a job, or the reason why there is none."""
         key = (name, job.seq_length, repr(job.layout))
         if key not in self._known:  # climbs share their first rungs
             self._known[key] = self._best(job, name)
         return self._known[key]
 
-    def _best(self, job: Job, name: str) -> Plan | str:
+    def _best(self, job: Workload, name: str) -> Plan | str:
         found = RUNGS[name](job, self.cluster)
         if isinstance(found, str):
             return found

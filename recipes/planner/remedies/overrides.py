@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 
 STRATEGY, CONFIG, OPTIMIZER = "trainer.strategy", "model.config", "optim.config"
 _FSDP = {"gradients": "optim_grads", "parameters": "optim_grads_params"}
 _BLOCK_SCALED = ("blockwise", "mxfp8")
 
 
-def override_words(before: Job, after: Job) -> list[str]:
+def override_words(before: Workload, after: Workload) -> list[str]:
     """Return the overrides that turn the recipe of `before` into that of `after`."""
     one, other = before.layout, after.layout
     words = [*_ranks(before, after), *_length(before, after)]
@@ -34,7 +34,7 @@ def override_words(before: Job, after: Job) -> list[str]:
     return words
 
 
-def _ranks(before: Job, after: Job) -> Iterator[str]:
+def _ranks(before: Workload, after: Workload) -> Iterator[str]:
     one, other = before.layout, after.layout
     sizes = (
         ("tensor_model_parallel_size", one.tp, other.tp),
@@ -54,13 +54,13 @@ def _ranks(before: Job, after: Job) -> Iterator[str]:
         yield f"trainer.num_nodes={nodes}"
 
 
-def _machines(job: Job) -> tuple[int, int]:
+def _machines(job: Workload) -> tuple[int, int]:
     """Return the GPUs of a node and the nodes."""
     devices = min(job.layout.world_size, job.gpus_per_node)
     return devices, job.layout.world_size // devices
 
 
-def _length(before: Job, after: Job) -> Iterator[str]:
+def _length(before: Workload, after: Workload) -> Iterator[str]:
     """Yield the overrides of the sequence length; the tokens per batch stay the same."""
     if after.seq_length == before.seq_length:
         return
@@ -110,7 +110,7 @@ def _optimizer_offload(fraction: float) -> Iterator[str]:
     yield f"{OPTIMIZER}.use_precision_aware_optimizer={on}"
 
 
-def _fp8(after: Job) -> Iterator[str]:
+def _fp8(after: Workload) -> Iterator[str]:
     recipe = after.layout.fp8.recipe
     plugin = "trainer.plugins"
     yield f"{plugin}.fp8={'e4m3' if recipe in _BLOCK_SCALED else 'hybrid'}"

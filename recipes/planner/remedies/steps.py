@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.planner.plan import host_cap
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
 from recipes.spec.layout import ContextParallel, Fp8
 from recipes.spec.units import K
@@ -18,23 +18,23 @@ MOST_GPUS, SHORTEST = 16, K
 """Largest multiple of the current GPUs; shortest sequence in tokens."""
 KEPT, FULL = Recompute(kind="kept_attention"), Recompute(kind="full")
 
-Found = Sequence[Job] | str
+Found = Sequence[Workload] | str
 """The jobs that a rung makes of a job, or the reason why there are none."""
-Rung = Callable[[Job, Cluster], Found]
+Rung = Callable[[Workload, Cluster], Found]
 
 
-def _with(job: Job, **changes: object) -> Job:
+def _with(job: Workload, **changes: object) -> Workload:
     return replace(job, layout=replace(job.layout, **changes))  # type: ignore[arg-type]
 
 
-def _smaller_micro_batch(job: Job, cluster: Cluster) -> Found:
+def _smaller_micro_batch(job: Workload, cluster: Cluster) -> Found:
     most = job.layout.micro_batch
     if most == 1:
         return "the micro-batch is one sequence"
     return [_with(job, micro_batch=size) for size in _divisors(most)]
 
 
-def _tiled_loss(job: Job, cluster: Cluster) -> Found:
+def _tiled_loss(job: Workload, cluster: Cluster) -> Found:
     tiling = job.layout.tiling
     if tiling.loss:
         return "the loss is already tiled"
@@ -43,7 +43,7 @@ def _tiled_loss(job: Job, cluster: Cluster) -> Found:
     return [_with(job, tiling=replace(tiling, loss=True))]
 
 
-def _tiled_mlp(job: Job, cluster: Cluster) -> Found:
+def _tiled_mlp(job: Workload, cluster: Cluster) -> Found:
     tiling, tokens = job.layout.tiling, job.tokens // job.layout.tp
     if tiling.mlp:
         return "the MLP is already tiled"
@@ -52,7 +52,7 @@ def _tiled_mlp(job: Job, cluster: Cluster) -> Found:
     return [_with(job, tiling=replace(tiling, mlp=True))]
 
 
-def _kept_attention(job: Job, cluster: Cluster) -> Found:
+def _kept_attention(job: Workload, cluster: Cluster) -> Found:
     if job.layout.recompute == KEPT:
         return "recompute is kept_attention"
     if job.layout.recompute == FULL:
@@ -60,7 +60,7 @@ def _kept_attention(job: Job, cluster: Cluster) -> Found:
     return [_with(job, recompute=KEPT)]
 
 
-def _full_recompute(job: Job, cluster: Cluster) -> Found:
+def _full_recompute(job: Workload, cluster: Cluster) -> Found:
     if job.layout.recompute == FULL:
         return "recompute is full"
     tried = [_with(job, recompute=FULL)]
@@ -70,7 +70,7 @@ def _full_recompute(job: Job, cluster: Cluster) -> Found:
     return tried
 
 
-def _head_chunked(job: Job, cluster: Cluster) -> Found:
+def _head_chunked(job: Workload, cluster: Cluster) -> Found:
     cp = job.layout.cp
     if job.degrees.heads_per_stage:
         return "attention takes a few heads at a time"
@@ -79,7 +79,7 @@ def _head_chunked(job: Job, cluster: Cluster) -> Found:
     return [_with(job, cp=kind) for kind in _chunked(job, cp.size)]
 
 
-def _chunked(job: Job, size: int) -> Iterator[ContextParallel]:
+def _chunked(job: Workload, size: int) -> Iterator[ContextParallel]:
     """Yield the kinds of context parallelism that take a few heads at a time."""
     if job.degrees.ring == 1:
         yield ContextParallel.head_chunked(size)
@@ -101,7 +101,7 @@ def _kinds(size: int) -> Iterator[ContextParallel]:
             yield ContextParallel.hybrid(ulysses=inside, ring=size // inside)
 
 
-def _more_cp(job: Job, cluster: Cluster) -> Found:
+def _more_cp(job: Workload, cluster: Cluster) -> Found:
     layout = job.layout
     if layout.dp == 1:
         return "no data ranks are left to split sequences over; that needs more GPUs"
@@ -112,7 +112,7 @@ def _more_cp(job: Job, cluster: Cluster) -> Found:
     ]
 
 
-def _more_tp(job: Job, cluster: Cluster) -> Found:
+def _more_tp(job: Workload, cluster: Cluster) -> Found:
     layout = job.layout
     most = min(cluster.linked_gpus, layout.world_size) // layout.tp
     if most < 2:
@@ -129,7 +129,7 @@ def _more_tp(job: Job, cluster: Cluster) -> Found:
     return found or f"neither DP {layout.dp} nor CP {layout.cp.size} has ranks to give"
 
 
-def _offload(job: Job, cluster: Cluster, tensors: str) -> Found:
+def _offload(job: Workload, cluster: Cluster, tensors: str) -> Found:
     layout = job.layout
     if layout.offload.tensors in (tensors, "both"):
         return f"{layout.offload.tensors} are offloaded" if tensors == "inputs" else "both are"
@@ -140,15 +140,15 @@ def _offload(job: Job, cluster: Cluster, tensors: str) -> Found:
     return [_with(job, offload=offload, recompute=recompute)]
 
 
-def _offload_inputs(job: Job, cluster: Cluster) -> Found:
+def _offload_inputs(job: Workload, cluster: Cluster) -> Found:
     return _offload(job, cluster, "inputs")
 
 
-def _offload_both(job: Job, cluster: Cluster) -> Found:
+def _offload_both(job: Workload, cluster: Cluster) -> Found:
     return _offload(job, cluster, "both")
 
 
-def _sharded(job: Job, cluster: Cluster) -> Found:
+def _sharded(job: Workload, cluster: Cluster) -> Found:
     if job.layout.sharding == "parameters":
         return "parameters are sharded"
     if job.replicas == 1:
@@ -160,7 +160,7 @@ def _sharded(job: Job, cluster: Cluster) -> Found:
     return tried
 
 
-def _adam_on_host(job: Job, cluster: Cluster) -> Found:
+def _adam_on_host(job: Workload, cluster: Cluster) -> Found:
     if job.layout.optimizer_offload == 1:
         return "Adam is on the host"
     return [
@@ -170,7 +170,7 @@ def _adam_on_host(job: Job, cluster: Cluster) -> Found:
     ]
 
 
-def _fp8(job: Job, cluster: Cluster) -> Found:
+def _fp8(job: Workload, cluster: Cluster) -> Found:
     if job.layout.fp8.recipe != "none":
         return f"fp8 is {job.layout.fp8.recipe}"
     if not cluster.gpu.fp8_tflops:
@@ -178,7 +178,7 @@ def _fp8(job: Job, cluster: Cluster) -> Found:
     return [_with(job, fp8=Fp8(recipe="tensorwise"))]
 
 
-def _more_gpus(job: Job, cluster: Cluster) -> Found:
+def _more_gpus(job: Workload, cluster: Cluster) -> Found:
     layout, found = job.layout, []
     for times in (2**n for n in range(1, MOST_GPUS.bit_length())):
         found.append(_with(job, dp=layout.dp * times))
@@ -186,7 +186,7 @@ def _more_gpus(job: Job, cluster: Cluster) -> Found:
     return found
 
 
-def _shorter_stage(job: Job, cluster: Cluster) -> Found:
+def _shorter_stage(job: Workload, cluster: Cluster) -> Found:
     found, length = [], job.seq_length
     while length % 2 == 0 and length // 2 >= SHORTEST:
         length //= 2

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from slurm.preflight.check import Check, Group
+from slurm.preflight.check import Group, PreflightCheck
 from slurm.preflight.machine import Machine, Rank
 from slurm.preflight.node.filesystem import WRITTEN, folder_checks
 from slurm.preflight.node.gpus import connection_checks, gpu_checks, gpus, visible_checks
@@ -16,7 +16,7 @@ from slurm.preflight.requirements import Expected
 
 def node_checks(
     expected: Expected, machine: Machine, rank: Rank | None, written: int = WRITTEN
-) -> Iterator[Check]:
+) -> Iterator[PreflightCheck]:
     """Yield the checks of this node; one rank makes them for all of its ranks."""
     found = gpus(machine)
     yield from gpu_checks(expected, found)
@@ -30,16 +30,16 @@ def node_checks(
     yield from hca_checks(expected, machine)
 
 
-def world_checks(expected: Expected, rank: Rank) -> Iterator[Check]:
+def world_checks(expected: Expected, rank: Rank) -> Iterator[PreflightCheck]:
     """Yield the check of the world size that the launcher gave this rank."""
     if not expected.world_size:
         return
     if rank.world_size != expected.world_size:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.RANKS, "world size",
             f"{rank.world_size} ranks; the layout has {expected.world_size}",
             "start as many ranks as TP x CP x PP x DP: set nodes and ranks a node in the launcher, "
             "or dp in the layout",
         )  # fmt: skip
     else:
-        yield Check.ok(Group.RANKS, "world size", f"{rank.world_size} ranks")
+        yield PreflightCheck.ok(Group.RANKS, "world size", f"{rank.world_size} ranks")

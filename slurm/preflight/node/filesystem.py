@@ -15,7 +15,7 @@ from data import verification
 from data.files.writable import existing, reason, require_folder
 from data.store import Manifest, StoreError
 from recipes.spec.units import GiB
-from slurm.preflight.check import Check, Group
+from slurm.preflight.check import Group, PreflightCheck
 from slurm.preflight.requirements import Expected
 
 MB = 1_000_000
@@ -25,7 +25,9 @@ WRITTEN = 64 * MB
 SECONDS = 5.0
 
 
-def folder_checks(expected: Expected, host: str, written: int = WRITTEN) -> Iterator[Check]:
+def folder_checks(
+    expected: Expected, host: str, written: int = WRITTEN
+) -> Iterator[PreflightCheck]:
     """Yield the checks of the run's folders and the store, if stated; `written` is in bytes."""
     if expected.run_folder is not None:
         yield from _run_folder(expected, expected.run_folder, host, written)
@@ -35,7 +37,7 @@ def folder_checks(expected: Expected, host: str, written: int = WRITTEN) -> Iter
         yield _readable(expected.store)
 
 
-def content_checks(expected: Expected) -> Iterator[Check]:
+def content_checks(expected: Expected) -> Iterator[PreflightCheck]:
     """Yield the check of the store's content by its sums; one rank makes it for the job."""
     if expected.store is None or not expected.store.is_dir() or expected.verify == "none":
         return
@@ -45,70 +47,74 @@ def content_checks(expected: Expected) -> Iterator[Check]:
         read = verification.verify(manifest, whole=expected.verify == "whole")
     except StoreError as error:
         said, _, remedy = str(error).partition("; ")
-        yield Check.failure(Group.FILES, name, said, remedy or "prepare the store again")
+        yield PreflightCheck.failure(Group.FILES, name, said, remedy or "prepare the store again")
         return
     except OSError as error:  # raised on one rank, it would leave the others waiting
         said = f"{error.filename or expected.store}: {reason(error)}"
-        yield Check.failure(Group.FILES, name, said, "restore the file, or prepare the store again")
+        yield PreflightCheck.failure(
+            Group.FILES, name, said, "restore the file, or prepare the store again"
+        )
         return
     said = f"{read / 1e6:,.1f} MB read, SHA-256 as written"
     if expected.verify == "whole" or verification.is_sampled(manifest):
-        yield Check.ok(Group.FILES, name, said)
+        yield PreflightCheck.ok(Group.FILES, name, said)
     else:
-        yield Check.warning(
+        yield PreflightCheck.warning(
             Group.FILES, name, f"{said}; the tokens of this store have no sums of blocks",
             "verify all of it with --verify, or prepare the store again",
         )  # fmt: skip
 
 
-def _run_folder(expected: Expected, folder: Path, host: str, written: int) -> Iterator[Check]:
+def _run_folder(
+    expected: Expected, folder: Path, host: str, written: int
+) -> Iterator[PreflightCheck]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         speed = _speed(folder, host, written)
     except OSError as error:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.FILES, "run folder", f"{folder}: {reason(error)}", _remedy(error, folder)
         )
         return
     said = f"{folder}: {speed:,.0f} MB/s written and synced"
     if speed < expected.least_write_mbps:
-        yield Check.warning(
+        yield PreflightCheck.warning(
             Group.FILES, "run folder", f"{said}; {expected.least_write_mbps:,.0f} MB/s expected",
             "a checkpoint will take longer than planned: take a faster file system, or save less "
             "often",
         )  # fmt: skip
     else:
-        yield Check.ok(Group.FILES, "run folder", said)
+        yield PreflightCheck.ok(Group.FILES, "run folder", said)
     if expected.free_gib:
         yield _free_space(expected, folder)
 
 
-def _checkpoint_folder(expected: Expected, folder: Path) -> Iterator[Check]:
+def _checkpoint_folder(expected: Expected, folder: Path) -> Iterator[PreflightCheck]:
     """Yield whether checkpoints can be written, and the free space of their own file system."""
     try:
         require_folder(folder, "log.ckpt.dirpath")
     except ValueError as error:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.FILES, "checkpoint folder", str(error),
             "let the job's user write there, or leave it in the run folder",
         )  # fmt: skip
         return
-    yield Check.ok(Group.FILES, "checkpoint folder", f"{folder}: can be written to")
+    yield PreflightCheck.ok(Group.FILES, "checkpoint folder", f"{folder}: can be written to")
     of_run, there = expected.run_folder, existing(folder)
     elsewhere = of_run is None or existing(of_run).stat().st_dev != there.stat().st_dev
     if expected.free_gib and elsewhere:
         yield _free_space(expected, there)
 
 
-def _free_space(expected: Expected, folder: Path) -> Check:
+def _free_space(expected: Expected, folder: Path) -> PreflightCheck:
     free = shutil.disk_usage(folder).free / GiB
     if free < expected.free_gib:
-        return Check.failure(
+        return PreflightCheck.failure(
             Group.FILES, "free space",
             f"{free:,.1f} GiB of {folder}; {expected.free_gib:,.1f} GiB needed",
             "delete old checkpoints, or take another file system",
         )  # fmt: skip
-    return Check.ok(Group.FILES, "free space", f"{free:,.1f} GiB")
+    return PreflightCheck.ok(Group.FILES, "free space", f"{free:,.1f} GiB")
 
 
 def _speed(folder: Path, host: str, written: int) -> float:
@@ -135,7 +141,7 @@ def _speed(folder: Path, host: str, written: int) -> float:
     return size / MB / max(took, 1e-9)
 
 
-def _readable(folder: Path) -> Check:
+def _readable(folder: Path) -> PreflightCheck:
     try:
         inside = sorted(folder.iterdir())
         first = next((path for path in inside if path.is_file()), None)
@@ -143,15 +149,15 @@ def _readable(folder: Path) -> Check:
             with first.open("rb") as file:
                 file.read(4096)
     except OSError as error:
-        return Check.failure(
+        return PreflightCheck.failure(
             Group.FILES, "store", f"{folder}: {reason(error)}",
             "mount it on every node (mounts of the cluster file), or prepare it",
         )  # fmt: skip
     if not inside:
-        return Check.failure(
+        return PreflightCheck.failure(
             Group.FILES, "store", f"{folder} is empty", "prepare it, as `longhaul prepare` does"
         )
-    return Check.ok(Group.FILES, "store", f"{folder}: {len(inside)} entries")
+    return PreflightCheck.ok(Group.FILES, "store", f"{folder}: {len(inside)} entries")
 
 
 def _remedy(error: OSError, folder: Path) -> str:

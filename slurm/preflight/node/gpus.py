@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from slurm.preflight.check import Check, Group
+from slurm.preflight.check import Group, PreflightCheck
 from slurm.preflight.machine import Machine
 from slurm.preflight.requirements import CONNECTIONS_FREE_FROM, Expected
 
@@ -83,11 +83,11 @@ def _number(said: str) -> int | None:
     return int(said) if said.isdigit() else None
 
 
-def gpu_checks(expected: Expected, found: list[Gpu] | None) -> Iterator[Check]:
+def gpu_checks(expected: Expected, found: list[Gpu] | None) -> Iterator[PreflightCheck]:
     """Yield the checks of a node's GPUs; none if no GPU is expected or found."""
     if found is None:
         if expected.gpus_per_node:
-            yield Check.failure(
+            yield PreflightCheck.failure(
                 Group.GPUS, "GPUs", f"nvidia-smi does not answer; {expected.gpus_per_node} needed",
                 "install the driver, or start the container with GPUs (pyxis does, on GPU nodes)",
             )  # fmt: skip
@@ -95,49 +95,49 @@ def gpu_checks(expected: Expected, found: list[Gpu] | None) -> Iterator[Check]:
     names = ", ".join(dict.fromkeys(gpu.name for gpu in found)) or "none"
     said = f"{len(found)} ({names})"
     if len(found) < expected.gpus_per_node:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.GPUS, "GPUs", f"{said}; {expected.gpus_per_node} needed", CHECK_GPUS
         )
     else:
-        yield Check.ok(Group.GPUS, "GPUs", said)
+        yield PreflightCheck.ok(Group.GPUS, "GPUs", said)
     if found:
         yield from _memory(expected, found)
         yield from _driver(expected, found)
         yield from _clocks(expected, found)
 
 
-def _memory(expected: Expected, found: list[Gpu]) -> Iterator[Check]:
+def _memory(expected: Expected, found: list[Gpu]) -> Iterator[PreflightCheck]:
     least = min((gpu.memory_gib for gpu in found if gpu.memory_gib is not None), default=None)
     if expected.gpu_memory_gib and least is not None:
         said = f"{least:.1f} GiB on the smallest"
         if least < expected.gpu_memory_gib:
-            yield Check.failure(
+            yield PreflightCheck.failure(
                 Group.GPUS, "GPU memory", f"{said}; {expected.gpu_memory_gib:.1f} GiB needed",
                 "name the cluster file of these GPUs, or switch MIG off",
             )  # fmt: skip
         else:
-            yield Check.ok(Group.GPUS, "GPU memory", said)
+            yield PreflightCheck.ok(Group.GPUS, "GPU memory", said)
     broken = [f"GPU {gpu.index}: {gpu.uncorrected}" for gpu in found if gpu.uncorrected]
     if broken:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.GPUS, "GPU memory errors", f"uncorrected: {', '.join(broken)}",
             "drain the node and reset those GPUs",
         )  # fmt: skip
 
 
-def _driver(expected: Expected, found: list[Gpu]) -> Iterator[Check]:
+def _driver(expected: Expected, found: list[Gpu]) -> Iterator[PreflightCheck]:
     drivers = sorted({gpu.driver for gpu in found})
     said = ", ".join(drivers)
     if expected.least_driver and Version(drivers[0]) < Version(expected.least_driver):
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.GPUS, "driver", f"{said}; at least {expected.least_driver} needed",
             "update the driver of the node, or use a container with an older CUDA",
         )  # fmt: skip
     else:
-        yield Check.ok(Group.GPUS, "driver", said)
+        yield PreflightCheck.ok(Group.GPUS, "driver", said)
 
 
-def _clocks(expected: Expected, found: list[Gpu]) -> Iterator[Check]:
+def _clocks(expected: Expected, found: list[Gpu]) -> Iterator[PreflightCheck]:
     slowed = [
         f"GPU {gpu.index}: {', '.join(why)}"
         for gpu in found
@@ -146,17 +146,17 @@ def _clocks(expected: Expected, found: list[Gpu]) -> Iterator[Check]:
     clocks = [gpu.sm_clock_mhz for gpu in found if gpu.sm_clock_mhz is not None]
     said = f"up to {min(clocks)} MHz on the slowest" if clocks else "not reported"
     if slowed:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.GPUS, "clocks", f"held back on {'; '.join(slowed)}",
             "look at cooling and power of the node, and drain it",
         )  # fmt: skip
     elif clocks and min(clocks) < expected.least_sm_clock_mhz:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.GPUS, "clocks", f"{said}; {expected.least_sm_clock_mhz} MHz needed",
             "name the cluster file of these boards, or lift a limit: nvidia-smi --reset-gpu-clocks",
         )  # fmt: skip
     else:
-        yield Check.ok(Group.GPUS, "clocks", said)
+        yield PreflightCheck.ok(Group.GPUS, "clocks", said)
 
 
 def visible(said: str) -> list[str]:
@@ -166,20 +166,20 @@ def visible(said: str) -> list[str]:
 
 def visible_checks(
     expected: Expected, machine: Machine, found: Sequence[Gpu] | None
-) -> Iterator[Check]:
+) -> Iterator[PreflightCheck]:
     """Yield the check of CUDA_VISIBLE_DEVICES if it is set and GPUs are expected or found."""
     said = machine.environ.get(VISIBLE)
     if said is None or (found is None and not expected.gpus_per_node):
         return
     wrong = visible_fault(visible(said), expected, found)
     if wrong:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.GPUS, "visible devices", f"{VISIBLE}={said}: {wrong}",
             "unset it, and leave binding to the launcher: every rank needs to see the GPUs of all "
             "ranks of its node (srun without --gpus-per-task and --gpu-bind)",
         )  # fmt: skip
     else:
-        yield Check.ok(Group.GPUS, "visible devices", said)
+        yield PreflightCheck.ok(Group.GPUS, "visible devices", said)
 
 
 def visible_fault(
@@ -208,7 +208,7 @@ def _is_one(beginning: str, found: Sequence[Gpu]) -> bool:
     return sum(gpu.uuid.startswith(beginning) for gpu in found) == 1
 
 
-def connection_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
+def connection_checks(expected: Expected, machine: Machine) -> Iterator[PreflightCheck]:
     """Yield the check of CUDA_DEVICE_MAX_CONNECTIONS by Megatron-LM's rule.
 
     With TP or CP, GPUs before Blackwell need 1, so that a collective is launched before the matrix
@@ -220,18 +220,18 @@ def connection_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
     shown = f"{CONNECTIONS} is {said or 'not set'}"
     old = expected.capability < CONNECTIONS_FREE_FROM
     if expected.megatron_fsdp and said == "1":
-        yield Check.warning(
+        yield PreflightCheck.warning(
             Group.GPUS, "connections", f"{shown}, with Megatron FSDP", f"unset {CONNECTIONS}"
         )
     elif old and not expected.megatron_fsdp and said != "1":
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.GPUS, "connections", f"{shown}, with TP {expected.tp}, CP {expected.cp}",
             f"set {CONNECTIONS}=1 in the environment of the cluster file",
         )  # fmt: skip
     elif not old and said == "1":
-        yield Check.warning(
+        yield PreflightCheck.warning(
             Group.GPUS, "connections", f"{shown}, which no Blackwell GPU needs",
             f"set {CONNECTIONS}=32, as NeMo does for them",
         )  # fmt: skip
     else:
-        yield Check.ok(Group.GPUS, "connections", shown)
+        yield PreflightCheck.ok(Group.GPUS, "connections", shown)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm.preflight.check import Check, Group
+from slurm.preflight.check import Group, PreflightCheck
 from slurm.preflight.machine import Machine
 from slurm.preflight.requirements import HCA, Expected
 
@@ -41,7 +41,7 @@ class HcaFilter:
         return [hca for hca in there if hca == name or (not self.exact and hca.startswith(name))]
 
 
-def hca_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
+def hca_checks(expected: Expected, machine: Machine) -> Iterator[PreflightCheck]:
     """Yield the check of NCCL_IB_HCA against the HCAs of the node; none without GPUs."""
     if not expected.gpus_per_node:
         return
@@ -49,7 +49,7 @@ def hca_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
     folder = machine.infiniband
     there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if expected.hca and said != expected.hca:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.NETWORK, "HCA", f"{HCA} is {said or 'not set'}; the cluster has {expected.hca}",
             f"set {HCA}={expected.hca} on every rank",
         )  # fmt: skip
@@ -57,21 +57,21 @@ def hca_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
         wrong, down = hca_faults(HcaFilter.parsed(said), there, folder)
         if wrong:
             shown = ", ".join(there) or "none"
-            yield Check.failure(
+            yield PreflightCheck.failure(
                 Group.NETWORK, "HCA", f"{HCA}={said}: {wrong}",
                 f"name HCAs of this node (it has: {shown}), or unset it: NCCL uses all",
             )  # fmt: skip
         elif down:
-            yield Check.warning(
+            yield PreflightCheck.warning(
                 Group.NETWORK, "HCA", f"{HCA}={said}: {', '.join(down)}",
                 "connect the ports that should be up, or name the others: NCCL skips these",
             )  # fmt: skip
         else:
-            yield Check.ok(Group.NETWORK, "HCA", f"{HCA}={said}")
+            yield PreflightCheck.ok(Group.NETWORK, "HCA", f"{HCA}={said}")
     elif there:
-        yield Check.ok(Group.NETWORK, "HCA", f"{len(there)} ({', '.join(there)})")
+        yield PreflightCheck.ok(Group.NETWORK, "HCA", f"{len(there)} ({', '.join(there)})")
     elif expected.nodes > 1:
-        yield Check.warning(
+        yield PreflightCheck.warning(
             Group.NETWORK, "HCA", "none: NCCL uses sockets between nodes",
             "mount /dev/infiniband into the container, or look at ibstat on the host",
         )  # fmt: skip
@@ -124,25 +124,25 @@ def _state(port: Path) -> str:
         return ""
 
 
-def nccl_checks(expected: Expected) -> Iterator[Check]:
+def nccl_checks(expected: Expected) -> Iterator[PreflightCheck]:
     """Yield the check that torch has NCCL and sees the GPUs; none if no GPU is expected."""
     if not expected.gpus_per_node:
         return
     import torch
 
     if torch.version.cuda is None or not torch.distributed.is_nccl_available():
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.NETWORK, "NCCL", f"torch {torch.__version__} has none",
             "install a torch built for CUDA, or run in the container",
         )  # fmt: skip
     elif not torch.cuda.is_available():
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.NETWORK, "NCCL", f"torch {torch.__version__} sees no GPU",
             "update the driver to one of torch's CUDA, and look at CUDA_VISIBLE_DEVICES",
         )  # fmt: skip
     else:
         shown = ".".join(map(str, torch.cuda.nccl.version()))
-        yield Check.ok(Group.NETWORK, "NCCL", f"{shown}, CUDA {torch.version.cuda}")
+        yield PreflightCheck.ok(Group.NETWORK, "NCCL", f"{shown}, CUDA {torch.version.cuda}")
 
 
 def unreachable(address: str, port: int, seconds: float) -> str | None:
@@ -166,9 +166,9 @@ def unreachable(address: str, port: int, seconds: float) -> str | None:
         time.sleep(0.2)
 
 
-def port_failure(address: str, port: int, why: str, host: str) -> Check:
+def port_failure(address: str, port: int, why: str, host: str) -> PreflightCheck:
     """Return the failure of a node that cannot reach the port where ranks meet."""
-    return Check(
+    return PreflightCheck(
         group=Group.NETWORK,
         name="port",
         state="failure",

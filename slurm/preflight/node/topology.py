@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from slurm.preflight.check import Check, Group
+from slurm.preflight.check import Group, PreflightCheck
 from slurm.preflight.machine import Machine
 from slurm.preflight.node.gpus import VISIBLE, visible
 from slurm.preflight.requirements import Expected
@@ -71,14 +71,14 @@ def parsed(said: str) -> Topology:
     return Topology(links=links, nics=nics)
 
 
-def topology_checks(expected: Expected, machine: Machine) -> Iterator[Check]:
+def topology_checks(expected: Expected, machine: Machine) -> Iterator[PreflightCheck]:
     """Yield the checks of NVLink and NICs; none if no GPU is expected or there is no matrix."""
     if not expected.gpus_per_node:
         return
     said = machine.run(["nvidia-smi", "topo", "-m"])
     found = parsed(said) if said is not None else None
     if found is None or not found.gpus:
-        yield Check.warning(
+        yield PreflightCheck.warning(
             Group.TOPOLOGY, "topology", "nvidia-smi topo -m does not answer",
             "look at the links of the node by hand",
         )  # fmt: skip
@@ -97,7 +97,7 @@ def device_order(expected: Expected, machine: Machine) -> list[int]:
     return list(range(ranks))
 
 
-def _fast_links(expected: Expected, found: Topology, order: list[int]) -> Iterator[Check]:
+def _fast_links(expected: Expected, found: Topology, order: list[int]) -> Iterator[PreflightCheck]:
     """Yield a check for TP, and one for the all-to-all of the ranks around it."""
     ranks = len(order)
     stride, groups = 1, (("TP", expected.tp), ("CP all-to-all", expected.ulysses))
@@ -106,7 +106,7 @@ def _fast_links(expected: Expected, found: Topology, order: list[int]) -> Iterat
         if size == 1:
             continue
         name = f"{kind} {size}"
-        state = Check.failure if kind == "TP" else Check.warning
+        state = PreflightCheck.failure if kind == "TP" else PreflightCheck.warning
         slow = [
             f"local ranks {a} and {b} (GPU{order[a]}, GPU{order[b]}) by "
             f"{found.between(order[a], order[b])}"
@@ -128,25 +128,25 @@ def _fast_links(expected: Expected, found: Topology, order: list[int]) -> Iterat
                 f"choose a {kind} for which {kind} x the ranks inside it fits in {ranks}",
             )  # fmt: skip
         else:
-            yield Check.ok(Group.TOPOLOGY, name, f"NVLink joins each {span} neighbours")
+            yield PreflightCheck.ok(Group.TOPOLOGY, name, f"NVLink joins each {span} neighbours")
         stride = span
 
 
-def _nics(found: Topology) -> Iterator[Check]:
+def _nics(found: Topology) -> Iterator[PreflightCheck]:
     far = [
         f"GPU{gpu} {near[1]} to {near[0]}"
         for gpu in found.gpus
         if (near := found.nearest(gpu)) is not None and near[1] not in NEAR
     ]
     if not found.nics:
-        yield Check.warning(
+        yield PreflightCheck.warning(
             Group.TOPOLOGY, "NICs", "the node shows none",
             "mount /dev/infiniband into the container, or expect sockets between nodes",
         )  # fmt: skip
     elif far:
-        yield Check.warning(
+        yield PreflightCheck.warning(
             Group.TOPOLOGY, "NICs", f"none near: {', '.join(far)}",
             "check for a missing NIC: on a DGX, GPUs reach one by PIX or PXB",
         )  # fmt: skip
     else:
-        yield Check.ok(Group.TOPOLOGY, "NICs", f"{len(found.nics)}, one near each GPU")
+        yield PreflightCheck.ok(Group.TOPOLOGY, "NICs", f"{len(found.nics)}, one near each GPU")

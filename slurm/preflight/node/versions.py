@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from slurm.preflight.check import Check, Group
+from slurm.preflight.check import Group, PreflightCheck
 from slurm.preflight.requirements import Expected
 
 HELD = ("torch", "megatron-core", "nemo_toolkit", "nemo_run")
@@ -52,7 +52,7 @@ def installed(name: str) -> str | None:
 
 def version_checks(
     expected: Expected, have: Callable[[str], str | None] = installed
-) -> Iterator[Check]:
+) -> Iterator[PreflightCheck]:
     """Yield a check for each distribution that Longhaul pins."""
     if not expected.versions:
         return
@@ -60,20 +60,22 @@ def version_checks(
     for name in HELD + (ON_GPUS if expected.gpus_per_node else ()):
         pin, found = ranges.get(_normal(name)), have(name)
         if pin is None:
-            yield Check.warning(
+            yield PreflightCheck.warning(
                 Group.VERSIONS, name, f"{found or 'not installed'}; its pin is unknown",
                 "install longhaul-recipes (`make` in its clone), or run in its tree",
             )  # fmt: skip
         elif found is None:
-            yield Check.failure(
+            yield PreflightCheck.failure(
                 Group.VERSIONS, name, f"not installed; {name}{pin} needed", _cure(name, pin)
             )
         elif name == "torch" and of_nvidia(found):
-            yield Check.ok(Group.VERSIONS, name, f"{found}, which the container's own check covers")
+            yield PreflightCheck.ok(
+                Group.VERSIONS, name, f"{found}, which the container's own check covers"
+            )
         elif within(found, pin):
-            yield Check.ok(Group.VERSIONS, name, found)
+            yield PreflightCheck.ok(Group.VERSIONS, name, found)
         else:
-            yield Check.failure(
+            yield PreflightCheck.failure(
                 Group.VERSIONS, name, f"{found}; {name}{pin} needed", _cure(name, pin)
             )
 

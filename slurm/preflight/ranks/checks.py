@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from slurm.preflight.check import Check, Group, joined
+from slurm.preflight.check import Group, PreflightCheck, joined
 from slurm.preflight.machine import Machine
 from slurm.preflight.node.filesystem import awaited, content_checks
 from slurm.preflight.ranks.clocks import clock_check, offset
@@ -39,11 +39,11 @@ def rank_checks(
     expected: Expected,
     machine: Machine,
     meeting: Meeting,
-    own: list[Check],
+    own: list[PreflightCheck],
     *,
     seconds: float,
     sizes: Sizes | None = None,
-) -> tuple[list[Check], tuple[str, ...]]:
+) -> tuple[list[PreflightCheck], tuple[str, ...]]:
     """Return the checks of the whole job and its nodes, the same on every rank.
 
     `own` are those of this rank's node, or of the rank alone. Links are measured for `seconds` if
@@ -62,7 +62,7 @@ def rank_checks(
     if not meeting.decided("go", meeting.rank.rank == 0 and not failed and seconds > 0):
         if seconds > 0 and meeting.rank.rank == 0:
             found.append(
-                Check.warning(
+                PreflightCheck.warning(
                     Group.SPEED,
                     "bandwidth",
                     "not measured, since another check failed",
@@ -75,22 +75,24 @@ def rank_checks(
         if meeting.rank.rank == 0:
             found += _judged(expected, hosts, times)
     rows = meeting.decided("page", [asdict(check) for check in found])
-    return [Check.from_json(row) for row in rows], tuple(dict.fromkeys(hosts))
+    return [PreflightCheck.from_json(row) for row in rows], tuple(dict.fromkeys(hosts))
 
 
-def _of_nodes(meeting: Meeting, own: list[Check], hosts: list[str]) -> list[Check]:
+def _of_nodes(
+    meeting: Meeting, own: list[PreflightCheck], hosts: list[str]
+) -> list[PreflightCheck]:
     """Return the checks of all nodes as one page, on rank 0; nothing on others."""
-    by_node: dict[str, dict[tuple[Group, str], Check]] = {}
+    by_node: dict[str, dict[tuple[Group, str], PreflightCheck]] = {}
     for rank, rows in enumerate(meeting.all("own", [asdict(check) for check in own])):
         checks = by_node.setdefault(hosts[rank], {})
-        for check in map(Check.from_json, rows):
+        for check in map(PreflightCheck.from_json, rows):
             key = (check.group, check.name)
             if key not in checks or checks[key].state == "ok":  # the worst of a node's ranks
                 checks[key] = check
     return joined({node: list(checks.values()) for node, checks in by_node.items()})
 
 
-def _clocks(expected: Expected, meeting: Meeting, hosts: list[str]) -> list[Check]:
+def _clocks(expected: Expected, meeting: Meeting, hosts: list[str]) -> list[PreflightCheck]:
     """Return the check of the nodes' clocks, on rank 0."""
     offsets = meeting.all("offset", offset(meeting, leaders(hosts)))
     by_host = {
@@ -101,7 +103,7 @@ def _clocks(expected: Expected, meeting: Meeting, hosts: list[str]) -> list[Chec
     return list(clock_check(by_host, expected.clock_skew_seconds)) if offsets else []
 
 
-def _same_folder(expected: Expected, meeting: Meeting, hosts: list[str]) -> list[Check]:
+def _same_folder(expected: Expected, meeting: Meeting, hosts: list[str]) -> list[PreflightCheck]:
     """Return the check, on rank 0, that every node reads what rank 0 writes to the run folder."""
     folder = expected.run_folder
     if folder is None:
@@ -125,7 +127,7 @@ def _same_folder(expected: Expected, meeting: Meeting, hosts: list[str]) -> list
         shown = ", ".join(f"{host} ({why})" for host, why in blind.items())
         few = 2 * len(blind) < len(leaders(hosts))  # otherwise rank 0's node may be the faulty one
         return [
-            Check.failure(
+            PreflightCheck.failure(
                 Group.FILES,
                 "shared folder",
                 f"a file that rank 0 wrote to {folder} cannot be read by {shown}",
@@ -133,10 +135,12 @@ def _same_folder(expected: Expected, meeting: Meeting, hosts: list[str]) -> list
                 blind if few else (),
             )
         ]
-    return [Check.ok(Group.FILES, "shared folder", f"{folder} is one folder on every node")]
+    return [
+        PreflightCheck.ok(Group.FILES, "shared folder", f"{folder} is one folder on every node")
+    ]
 
 
-def _content(expected: Expected, meeting: Meeting) -> list[Check]:
+def _content(expected: Expected, meeting: Meeting) -> list[PreflightCheck]:
     """Return the check, on rank 0, of the store's content; the others wait for it."""
     checks = list(content_checks(expected)) if meeting.rank.rank == 0 else []
     seconds = STORE_SECONDS if expected.verify == "whole" else SAMPLE_SECONDS
@@ -153,12 +157,12 @@ def _written(path: Path, token: str) -> str:
     return ""
 
 
-def _judged(expected: Expected, hosts: list[str], times: list[Any]) -> list[Check]:
+def _judged(expected: Expected, hosts: list[str], times: list[Any]) -> list[PreflightCheck]:
     broken = [f"rank {rank} on {hosts[rank]}: {row}" for rank, row in enumerate(times)
               if isinstance(row, str)]  # fmt: skip
     if broken:
         return [
-            Check.failure(
+            PreflightCheck.failure(
                 Group.SPEED,
                 "bandwidth",
                 f"a collective failed: {'; '.join(broken[:4])}",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from slurm.preflight.check import Check, Group
+from slurm.preflight.check import Group, PreflightCheck
 from slurm.preflight.ranks.rendezvous import Meeting
 
 TURNS = 5
@@ -41,7 +41,7 @@ def _asked(meeting: Meeting, turn: int) -> tuple[float, float]:
     return begun + took / 2 - theirs, took / 2
 
 
-def clock_check(offsets: dict[str, tuple[float, float]], limit: float) -> Iterator[Check]:
+def clock_check(offsets: dict[str, tuple[float, float]], limit: float) -> Iterator[PreflightCheck]:
     """Yield the check of offsets and their errors by host, in seconds."""
     late = {host: ahead for host, (ahead, error) in offsets.items() if abs(ahead) - error > limit}
     if late:
@@ -49,14 +49,14 @@ def clock_check(offsets: dict[str, tuple[float, float]], limit: float) -> Iterat
             f"{host} is {abs(ahead):.3g} s {'ahead' if ahead > 0 else 'behind'}"
             for host, ahead in late.items()
         )
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.CLOCK, "clocks agree", f"{shown} of rank 0's node; at most {limit:g} s",
             "start chrony or ntpd there: logs, file times and Slurm's credentials depend on it",
             far_from_median(offsets, limit),
         )  # fmt: skip
         return
     worst = max((abs(ahead) for ahead, _ in offsets.values()), default=0.0)
-    yield Check.ok(Group.CLOCK, "clocks agree", f"within {worst:.3g} s of rank 0's node")
+    yield PreflightCheck.ok(Group.CLOCK, "clocks agree", f"within {worst:.3g} s of rank 0's node")
 
 
 def far_from_median(offsets: dict[str, tuple[float, float]], limit: float) -> list[str]:

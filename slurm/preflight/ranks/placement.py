@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm.preflight.check import Check, Group
+from slurm.preflight.check import Group, PreflightCheck
 from slurm.preflight.machine import Machine, Rank
 from slurm.preflight.node.gpus import VISIBLE, visible
 from slurm.preflight.node.versions import HELD, ON_GPUS, installed
@@ -68,7 +68,9 @@ def leaders(hosts: Sequence[str]) -> list[int]:
     return list(first.values())
 
 
-def place_checks(expected: Expected, places: Sequence[Place], on_gpus: bool) -> Iterator[Check]:
+def place_checks(
+    expected: Expected, places: Sequence[Place], on_gpus: bool
+) -> Iterator[PreflightCheck]:
     """Yield the checks of ranks: placed as expected, each on its own GPU, equal in software."""
     yield from _spread(expected, places)
     if on_gpus:
@@ -76,31 +78,31 @@ def place_checks(expected: Expected, places: Sequence[Place], on_gpus: bool) -> 
     yield from _alike(places)
 
 
-def _spread(expected: Expected, places: Sequence[Place]) -> Iterator[Check]:
+def _spread(expected: Expected, places: Sequence[Place]) -> Iterator[PreflightCheck]:
     sizes = sorted({place.world_size for place in places})
     if sizes != [len(places)]:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.RANKS, "world size", f"ranks report {', '.join(map(str, sizes))} ranks",
             "start all ranks by one launcher, with one WORLD_SIZE",
         )  # fmt: skip
     by_host = Counter(place.host for place in places)
     counts = ", ".join(f"{host} has {count}" for host, count in by_host.items())
     if expected.ranks_per_node and set(by_host.values()) != {expected.ranks_per_node}:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.RANKS, "ranks a node", f"{counts}; {expected.ranks_per_node} expected on each",
             "set ranks a node in the launcher (--nproc-per-node, --ntasks-per-node)",
         )  # fmt: skip
     elif expected.nodes and len(by_host) != expected.nodes:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.RANKS, "ranks a node", f"{len(by_host)} nodes; {expected.nodes} expected",
             "set the nodes of the launcher",
         )  # fmt: skip
     else:
         shown = counts if len(by_host) <= 4 else f"{len(by_host)} nodes"
-        yield Check.ok(Group.RANKS, "ranks a node", shown)
+        yield PreflightCheck.ok(Group.RANKS, "ranks a node", shown)
     broken = [host for host in by_host if not _in_order(host, places)]
     if broken:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.RANKS, "order of ranks",
             f"ranks of {', '.join(broken)} are not neighbours, or not in the order of local ranks",
             "number ranks node by node (srun --distribution=block): TP would leave the node",
@@ -113,7 +115,7 @@ def _in_order(host: str, places: Sequence[Place]) -> bool:
     return here == [(first + local, local) for local in range(len(here))]
 
 
-def _devices(places: Sequence[Place]) -> Iterator[Check]:
+def _devices(places: Sequence[Place]) -> Iterator[PreflightCheck]:
     taken = Counter((place.host, place.device) for place in places)
     shared = [
         f"ranks {', '.join(str(r) for r, p in enumerate(places) if (p.host, p.device) == where)} "
@@ -125,15 +127,15 @@ def _devices(places: Sequence[Place]) -> Iterator[Check]:
     if without:
         shared.append(f"ranks {', '.join(map(str, without))} see no GPU of their own")
     if shared:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.RANKS, "one GPU a rank", "; ".join(shared),
             f"unset {VISIBLE}, and start at most one rank a GPU",
         )  # fmt: skip
     else:
-        yield Check.ok(Group.RANKS, "one GPU a rank", f"{len(places)} ranks")
+        yield PreflightCheck.ok(Group.RANKS, "one GPU a rank", f"{len(places)} ranks")
 
 
-def _alike(places: Sequence[Place]) -> Iterator[Check]:
+def _alike(places: Sequence[Place]) -> Iterator[PreflightCheck]:
     facts = [{**place.versions, **place.nccl, "commit": place.commit[:12]} for place in places]
     names = dict.fromkeys(name for fact in facts for name in fact)
     different = []
@@ -147,9 +149,9 @@ def _alike(places: Sequence[Place]) -> Iterator[Check]:
                 f"{places[odd].host} (rank {odd})"
             )
     if different:
-        yield Check.failure(
+        yield PreflightCheck.failure(
             Group.VERSIONS, "ranks alike", "; ".join(different),
             "start every rank from one container, one tree and one environment",
         )  # fmt: skip
     else:
-        yield Check.ok(Group.VERSIONS, "ranks alike", "versions, commit and NCCL_* on all")
+        yield PreflightCheck.ok(Group.VERSIONS, "ranks alike", "versions, commit and NCCL_* on all")

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from slurm.preflight.check import Check, Group, PreflightError
+from slurm.preflight.check import Group, PreflightCheck, PreflightError
 from slurm.preflight.machine import Rank
 from slurm.preflight.node.network import port_failure, unreachable
 
@@ -116,8 +116,8 @@ def unless_done(seconds: float, act: Callable[[], object]) -> Iterator[None]:
         timer.cancel()
 
 
-def _twice(rank: Rank) -> Check:
-    return Check.failure(
+def _twice(rank: Rank) -> PreflightCheck:
+    return PreflightCheck.failure(
         Group.RANKS, "ranks", f"two processes are rank {rank.rank}, one of them on {rank.host}",
         "start each rank once, with a RANK of its own (srun sets SLURM_PROCID, torchrun RANK)",
     )  # fmt: skip
@@ -138,7 +138,7 @@ def _wait_for_all(meeting: Meeting) -> None:
         store.set("complete", "no")  # others need not wait for their own timeout
         time.sleep(1)  # this process may host the store, and they must read from it
     shown = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
-    failure = Check.failure(
+    failure = PreflightCheck.failure(
         Group.RANKS, "ranks",
         f"{size - len(absent)} of {size} ranks came in {meeting.seconds:g} s, from "
         f"{', '.join(sorted(there))}; not there: {shown}",

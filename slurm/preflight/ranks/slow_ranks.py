@@ -19,7 +19,7 @@ a node crosses. Not tested on GPUs.
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from slurm.preflight.check import Check, Group
+from slurm.preflight.check import Group, PreflightCheck
 from slurm.preflight.requirements import Bandwidth, Expected
 
 GB = 1e9
@@ -53,7 +53,7 @@ def slower(times: Mapping[int, float], least: float) -> dict[int, float]:
 
 def speed_checks(
     expected: Expected, hosts: Sequence[str], times: Sequence[Mapping[str, object]]
-) -> Iterator[Check]:
+) -> Iterator[PreflightCheck]:
     """Yield the checks of each rank's `Times`, as a mapping; `hosts` is the node of each."""
     yield from _own(expected, hosts, times)
     yield from _links(expected, hosts, times)
@@ -62,7 +62,7 @@ def speed_checks(
 
 def _own(
     expected: Expected, hosts: Sequence[str], times: Sequence[Mapping[str, object]]
-) -> Iterator[Check]:
+) -> Iterator[PreflightCheck]:
     for key, name, remedy in (
         ("product", "slow rank (compute)", "look at clocks and temperature of its GPU; drain it"),
         ("copy", "slow rank (memory)", "look for another process on its GPU; drain the node"),
@@ -73,7 +73,7 @@ def _own(
 
 def _links(
     expected: Expected, hosts: Sequence[str], times: Sequence[Mapping[str, object]]
-) -> Iterator[Check]:
+) -> Iterator[PreflightCheck]:
     for key, name, remedy in (
         ("inside", "slow rank (links in its node)", "look at NVLink of its GPU: nvidia-smi nvlink"),
         ("across", "slow rank (network)", "look at its NIC, cable and switch: ibstat, perfquery"),
@@ -98,18 +98,20 @@ def _links(
 
 def _judged(
     expected: Expected, name: str, own: Mapping[int, float], hosts: Sequence[str], remedy: str
-) -> Check:
+) -> PreflightCheck:
     """Return the check of one time of each rank against those of the others."""
     slow = slower(own, expected.slow_warned)
     if not slow:
         quickest, slowest = min(own.values()), max(own.values())
-        return Check.ok(Group.SPEED, name, f"none: {1e3 * quickest:.3g} to {1e3 * slowest:.3g} ms")
+        return PreflightCheck.ok(
+            Group.SPEED, name, f"none: {1e3 * quickest:.3g} to {1e3 * slowest:.3g} ms"
+        )
     shown = ", ".join(
         f"rank {rank} on {hosts[rank]} takes {ratio:.1f} times as long as the median rank"
         for rank, ratio in sorted(slow.items(), key=lambda one: -one[1])
     )
     failed = max(slow.values()) >= expected.slow_failed
-    state = Check.failure if failed else Check.warning
+    state = PreflightCheck.failure if failed else PreflightCheck.warning
     least = expected.slow_failed if failed else expected.slow_warned
     nodes = {hosts[rank] for rank, ratio in slow.items() if ratio >= least}
     return state(Group.SPEED, name, shown, remedy, nodes)
@@ -117,7 +119,7 @@ def _judged(
 
 def _pair(
     expected: Expected, name: str, pairs: Mapping[tuple[int, int], float], hosts: Sequence[str]
-) -> Check | None:
+) -> PreflightCheck | None:
     """Return the check of the slowest link if no rank as a whole is slow; None if it is fine."""
     (one, other), took = max(pairs.items(), key=lambda found: found[1])
     ratio = took / max(median(pairs.values()), 1e-12)
@@ -129,7 +131,7 @@ def _pair(
         f"the link of rank {one} on {hosts[one]} and rank {other} on {hosts[other]} takes "
         f"{ratio:.1f} times as long as the median link"
     )
-    state = Check.failure if ratio >= expected.slow_failed else Check.warning
+    state = PreflightCheck.failure if ratio >= expected.slow_failed else PreflightCheck.warning
     return state(
         Group.SPEED, name.replace("rank", "link"), said, "look at the path between them",
         {hosts[one], hosts[other]},
@@ -138,7 +140,7 @@ def _pair(
 
 def _collectives(
     expected: Expected, hosts: Sequence[str], times: Sequence[Mapping[str, object]]
-) -> Iterator[Check]:
+) -> Iterator[PreflightCheck]:
     ranks = len(hosts)
     if ranks == 1:
         return
@@ -150,14 +152,16 @@ def _collectives(
         said = f"{bus:.3g} GB/s bus, {algorithm:.3g} GB/s algorithm, {ranks} ranks"
         links = expected.bandwidth
         if links is None:
-            yield Check.ok(Group.SPEED, kind, said)
+            yield PreflightCheck.ok(Group.SPEED, kind, said)
             continue
         most = allowed(kind, links, ranks, linked)
         said += f"; the links allow {most:.3g}"
         if bus >= links.warned_below * most:
-            yield Check.ok(Group.SPEED, kind, said)
+            yield PreflightCheck.ok(Group.SPEED, kind, said)
             continue
-        state = Check.failure if bus < links.failed_below * most else Check.warning
+        state = (
+            PreflightCheck.failure if bus < links.failed_below * most else PreflightCheck.warning
+        )
         yield state(
             Group.SPEED, kind, f"{said}, {links.warned_below:.0%} of it is usual",
             "look at the slow rank or link above; else at NCCL_DEBUG=INFO: which links and NICs "

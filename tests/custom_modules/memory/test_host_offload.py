@@ -15,9 +15,9 @@ from torch import Tensor
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.memory.config import Offload, Recompute, SavedTensors
-from custom_modules.memory.host_offload import HostOffload, Moved
+from custom_modules.memory.host_offload import HostOffload, Transfer
 from custom_modules.memory.pinned_pool import GIB, HostPool, left_to_groups
-from custom_modules.memory.recompute import Checkpoint, kept, recomputed
+from custom_modules.memory.recompute import Checkpoint, recomputed, reuse_saved_attention
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
 from tests.ranks import run_ranks
@@ -72,7 +72,7 @@ def run(offload: HostOffload, layers: int, x: Tensor) -> Tensor:
     """Return the output of layers that each keep their input and something like attention."""
 
     def layer(number: int, t: Tensor) -> Tensor:
-        (out,) = kept(lambda: ((t.detach() * number).transpose(0, 1),))
+        (out,) = reuse_saved_attention(lambda: ((t.detach() * number).transpose(0, 1),))
         return t + out.transpose(0, 1) * t
 
     for number in range(1, layers + 1):
@@ -81,13 +81,13 @@ def run(offload: HostOffload, layers: int, x: Tensor) -> Tensor:
     return x
 
 
-def listed(moved: list[Moved]) -> list[str]:
+def listed(moved: list[Transfer]) -> list[str]:
     """Return the steps as text, those of input and attention together where they are alike."""
     return [f"{one.what} {one.micro_batch}.{one.layer} {one.name}" for one in moved]
 
 
 def test_the_schedule_of_one_micro_batch():
-    moved: list[Moved] = []
+    moved: list[Transfer] = []
     offload = HostOffload(BOTH, layers(1, 4), listener=moved.append)
     x = torch.randn(2, 1, 3, requires_grad=True)
     out = run(offload, 3, x)
@@ -112,7 +112,7 @@ def test_the_schedule_of_one_micro_batch():
 
 
 def test_accumulated_micro_batches_follow_each_other():
-    moved: list[Moved] = []
+    moved: list[Transfer] = []
     offload = HostOffload(INPUTS, layers(1, 3), listener=moved.append)
     for _ in range(2):
         run(offload, 2, torch.randn(2, 1, 3, requires_grad=True)).sum().backward()
@@ -122,7 +122,7 @@ def test_accumulated_micro_batches_follow_each_other():
 
 
 def test_after_a_micro_batch_comes_the_last_layer_of_the_next_one_in_the_pipeline():
-    moved: list[Moved] = []
+    moved: list[Transfer] = []
     offload = HostOffload(INPUTS, layers(5, 7), listener=moved.append)
 
     def forward():
@@ -258,7 +258,7 @@ def trained_in_a_pipeline(memory: dict[str, Any]) -> tuple[list[str], dict[str, 
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
     ).train()
-    moved: list[Moved] = []
+    moved: list[Transfer] = []
     if model.decoder.layers[0].offload is not None:
         model.decoder.layers[0].offload.listener = moved.append
     tokens = torch.arange(12)[None] % llamas.VOCAB

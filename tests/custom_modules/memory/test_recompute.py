@@ -12,7 +12,12 @@ from torch.utils.flop_counter import flop_registry
 
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.memory.config import Offload, Recompute, Tiling
-from custom_modules.memory.recompute import Checkpoint, in_second_run, kept, recomputed
+from custom_modules.memory.recompute import (
+    Checkpoint,
+    in_second_run,
+    recomputed,
+    reuse_saved_attention,
+)
 from custom_modules.rope.config import RopeScaling
 from custom_modules.tiling.mlp import TokenFunction, tiled
 from tests.custom_modules.support import llamas
@@ -164,13 +169,13 @@ def test_what_a_layer_keeps_is_asked_for_once():
         return (x.detach() * 2, x.detach().sum())
 
     def layer(t):
-        out, total = kept(attention)
+        out, total = reuse_saved_attention(attention)
         return t * out + total
 
     recomputed(x, layer, Checkpoint(keep_attention=True)).sum().backward()
     assert asked == [False]
     torch.testing.assert_close(x.grad, torch.full_like(x, 2.0))
-    assert kept(attention) is not None
+    assert reuse_saved_attention(attention) is not None
     assert asked == [False, False]
 
 

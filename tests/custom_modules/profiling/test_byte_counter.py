@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from custom_modules.context_parallel.p2p import post
-from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.profiling.byte_counter import ByteCounter
 from tests.ranks import run_ranks
 
 KIB = 256
@@ -12,7 +12,7 @@ KIB = 256
 
 
 def test_a_tensor_lives_until_it_is_freed():
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         a = torch.zeros(KIB)
         assert ledger.live_bytes == 1024
         b = torch.zeros(2 * KIB)
@@ -24,14 +24,14 @@ def test_a_tensor_lives_until_it_is_freed():
 
 
 def test_the_peak_is_of_what_lives_together():
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         for _ in range(3):
             torch.zeros(KIB)
     assert ledger.peak_bytes == 1024
 
 
 def test_a_temporary_counts_while_an_expression_needs_it():
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         a = torch.zeros(KIB)
         b = (a + 1) * 2
     assert (ledger.live_bytes, ledger.peak_bytes) == (2 * 1024, 3 * 1024)
@@ -39,7 +39,7 @@ def test_a_temporary_counts_while_an_expression_needs_it():
 
 
 def test_views_and_results_in_place_are_counted_once():
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         a = torch.zeros(4, KIB)
         a.add_(1)
         views = [a[0], a.t(), a.view(-1)]
@@ -52,14 +52,14 @@ def test_views_and_results_in_place_are_counted_once():
 
 
 def test_a_slice_holds_all_of_its_storage():
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         first = torch.zeros(4, KIB)[0]
         assert ledger.live_bytes == 4 * 1024
     assert first.numel() == KIB
 
 
 def test_bytes_follow_the_dtype():
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         held = [torch.zeros(KIB, dtype=dtype) for dtype in (torch.bfloat16, torch.float64)]
     assert ledger.live_bytes == 512 + 2048
     del held
@@ -67,7 +67,7 @@ def test_bytes_follow_the_dtype():
 
 def test_tensors_from_before_are_not_counted():
     before = torch.zeros(KIB)
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         views = before[:10], before.add_(1)
         assert ledger.peak_bytes == 0
         after = before + 1
@@ -76,7 +76,7 @@ def test_tensors_from_before_are_not_counted():
 
 
 def test_nothing_is_counted_outside_and_what_dies_there_is():
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         a = torch.zeros(KIB)
     b = torch.zeros(KIB)
     assert ledger.live_bytes == 1024
@@ -86,7 +86,7 @@ def test_nothing_is_counted_outside_and_what_dies_there_is():
 
 
 def test_restarting_forgets_the_peak_but_not_what_lives():
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         a, b = torch.zeros(KIB), torch.zeros(KIB)
         del b
         ledger.restart()
@@ -98,7 +98,7 @@ def test_restarting_forgets_the_peak_but_not_what_lives():
 
 def test_saved_tensors_and_gradients_are_counted():
     leaf = torch.ones(KIB, requires_grad=True)
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         total = (leaf * 2).exp().sum()  # exp saves its result
         assert ledger.live_bytes == 1024 + 4
         total.backward()
@@ -110,7 +110,7 @@ def test_saved_tensors_and_gradients_are_counted():
 def sent() -> tuple[int, int, int]:
     """Return the bytes sent by two messages, by an all-to-all, and after a restart."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         number, received = torch.zeros(KIB), torch.zeros(KIB)
         to, before = [((rank + 1) % size, number)] * 2, [((rank - 1) % size, received)] * 2
         post(to, before, dist.group.WORLD).wait()

@@ -19,8 +19,8 @@ from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.context_parallel.p2p import post
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.memory.config import Recompute
-from custom_modules.profiling.categories import CAUSES, cause, retag
-from custom_modules.profiling.memory_by_category import MemoryByCause
+from custom_modules.profiling.categories import CAUSES, category, retag
+from custom_modules.profiling.memory_by_category import MemoryByCategory
 from custom_modules.profiling.step_memory import Measured, Training, measure
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
@@ -30,25 +30,25 @@ KIB = 256
 """Elements of fp32."""
 
 
-def live(memory: MemoryByCause) -> dict[str, int]:
+def live(memory: MemoryByCategory) -> dict[str, int]:
     """Return what lives, in KiB, without the causes of nothing."""
     return {name: size / 1024 for name, size in memory.live.items() if size}
 
 
 def test_the_innermost_cause_takes_what_is_allocated():
-    with MemoryByCause() as memory:
+    with MemoryByCategory() as memory:
         held = [torch.zeros(KIB)]
-        with cause("attention"):
+        with category("attention"):
             held.append(torch.zeros(2 * KIB))
-            with cause("mlp"):
+            with category("mlp"):
                 held.append(torch.zeros(3 * KIB))
             held.append(torch.zeros(4 * KIB))
     assert live(memory) == {"other": 1, "attention": 6, "mlp": 3}
 
 
 def test_a_cause_that_an_error_ends_is_over():
-    with MemoryByCause() as memory:
-        with pytest.raises(RuntimeError), cause("attention"):
+    with MemoryByCategory() as memory:
+        with pytest.raises(RuntimeError), category("attention"):
             raise RuntimeError
         held = torch.zeros(KIB)
     assert live(memory) == {"other": 1}
@@ -56,13 +56,13 @@ def test_a_cause_that_an_error_ends_is_over():
 
 
 def test_the_peak_is_split_as_it_was_then_and_each_cause_has_its_own():
-    with MemoryByCause() as memory:
-        with cause("attention"):
+    with MemoryByCategory() as memory:
+        with category("attention"):
             held = torch.zeros(5 * KIB)
         del held
-        with cause("mlp"):
+        with category("mlp"):
             held = torch.zeros(6 * KIB)
-        with cause("attention"):
+        with category("attention"):
             also = torch.zeros(KIB)
         del held, also
     assert (memory.at_peak["attention"], memory.most["attention"]) == (1024, 5 * 1024)
@@ -74,12 +74,12 @@ def test_the_peak_is_split_as_it_was_then_and_each_cause_has_its_own():
 
 def test_backward_belongs_to_the_cause_of_its_forward():
     x = torch.ones(KIB, requires_grad=True)
-    with MemoryByCause() as memory:
-        with cause("attention"):
+    with MemoryByCategory() as memory:
+        with category("attention"):
             y = x.sin()
-        with cause("mlp"):
+        with category("mlp"):
             z = y.exp()
-        with cause("loss"):
+        with category("loss"):
             total = z.sum()
         assert live(memory) == {"attention": 1, "mlp": 1, "loss": 4 / 1024}
         memory.restart()
@@ -92,10 +92,10 @@ def test_backward_belongs_to_the_cause_of_its_forward():
 
 def test_nodes_that_a_backward_makes_belong_to_the_node_that_made_them():
     weight, x = torch.ones(KIB, requires_grad=True), torch.ones(4, KIB, requires_grad=True)
-    with MemoryByCause() as memory:
-        with cause("mlp"):
+    with MemoryByCategory() as memory:
+        with category("mlp"):
             y = torch.nn.functional.rms_norm(x, (KIB,), weight)  # composite on CPU
-        with cause("loss"):
+        with category("loss"):
             total = y.sum()
         memory.restart()
         total.backward()
@@ -109,9 +109,9 @@ class Rebuilt(torch.autograd.Function):
 
     @staticmethod
     def run(x):
-        with cause("attention"):
+        with category("attention"):
             y = x.sin()
-        with cause("mlp"):
+        with category("mlp"):
             return y.exp()
 
     @staticmethod
@@ -131,7 +131,7 @@ class Rebuilt(torch.autograd.Function):
 
 def test_a_part_that_is_rebuilt_in_backward_names_its_causes_again():
     leaf = torch.ones(KIB, requires_grad=True)
-    with MemoryByCause() as memory:
+    with MemoryByCategory() as memory:
         x = leaf + 1
         out = Rebuilt.apply(x)
         assert live(memory) == {"saved inputs": 1, "mlp": 1}
@@ -145,8 +145,8 @@ def test_a_part_that_is_rebuilt_in_backward_names_its_causes_again():
 
 
 def test_weights_and_gradients_are_not_renamed_by_who_passes_them_on():
-    with MemoryByCause() as memory:
-        with cause("weights"):
+    with MemoryByCategory() as memory:
+        with category("weights"):
             weight = torch.zeros(KIB)
         other = torch.zeros(KIB)
         retag(weight, "saved inputs")
@@ -157,9 +157,9 @@ def test_weights_and_gradients_are_not_renamed_by_who_passes_them_on():
 
 
 def test_host_bytes_are_counted_beside_the_peak():
-    with MemoryByCause() as memory, cause("host"):
+    with MemoryByCategory() as memory, category("host"):
         held = torch.zeros(8 * KIB)
-        with cause("mlp"):
+        with category("mlp"):
             also = torch.zeros(KIB)
     assert live(memory) == {"host": 8, "mlp": 1}
     assert memory.peak_bytes == memory.live_bytes == 1024
@@ -167,7 +167,7 @@ def test_host_bytes_are_counted_beside_the_peak():
 
 
 def test_a_resized_storage_counts_at_its_size():
-    with MemoryByCause() as memory, cause("mlp"):
+    with MemoryByCategory() as memory, category("mlp"):
         held = torch.zeros(4 * KIB)
         held.untyped_storage().resize_(0)
         assert live(memory) == {}
@@ -178,13 +178,13 @@ def test_a_resized_storage_counts_at_its_size():
 
 
 def test_nothing_happens_where_nobody_counts():
-    with cause("mlp"):
+    with category("mlp"):
         x = torch.zeros(1)
     retag(x, "loss")
-    assert cause("mlp") is cause("loss")
+    assert category("mlp") is category("loss")
 
 
-def eventually(memory: MemoryByCause, expected: dict[str, int]) -> dict[str, float]:
+def eventually(memory: MemoryByCategory, expected: dict[str, int]) -> dict[str, float]:
     """Return what lives: gloo's thread drops its tensors a moment after a message has ended."""
     deadline = time.monotonic() + 60
     while live(memory) != expected and time.monotonic() < deadline:
@@ -201,10 +201,10 @@ def received() -> list[dict[str, float]]:
     """Return what lives after messages in a module, after it, and when its result is dropped."""
     rank, group = dist.get_rank(), dist.group.WORLD
     found = []
-    with MemoryByCause() as memory:
-        with cause("weights"):
+    with MemoryByCategory() as memory:
+        with category("weights"):
             weight = torch.zeros(KIB)
-        with cause("attention"):
+        with category("attention"):
             kept, buffer = torch.zeros(2 * KIB), torch.zeros(4 * KIB)
             post([(1 - rank, kept)], [(1 - rank, buffer[: 2 * KIB])], group).wait()
             gathered = torch.empty(2 * KIB)
@@ -261,7 +261,7 @@ def step(tp: int = 1, cp: int = 1, how: str = "ulysses", memory: object = None) 
             tokens = torch.zeros(BATCH, TOKENS // cp, dtype=torch.long)
             positions = torch.arange(TOKENS // cp).repeat(BATCH, 1)
             loss = ddp(tokens, positions, None, labels=tokens)
-            with cause("loss"):
+            with category("loss"):
                 total = loss.sum()
             total.backward()
             finalize_model_grads([ddp], torch.tensor(float(tokens.numel())))

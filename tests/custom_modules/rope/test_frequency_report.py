@@ -4,13 +4,13 @@ import math
 import pytest
 
 from custom_modules.rope.config import RopeScaling
-from custom_modules.rope.frequency_report import stretch
+from custom_modules.rope.frequency_report import frequency_bands
 
 OWN = RopeScaling.base_change(10_000)
 
 
 def stretched(rope: RopeScaling, **given):
-    return stretch(OWN, rope, 32, **{"trained": 512, "length": 2048, **given})
+    return frequency_bands(OWN, rope, 32, **{"trained": 512, "length": 2048, **given})
 
 
 def test_the_models_own_rotation_knows_the_distances_that_it_was_trained_at():
@@ -44,7 +44,7 @@ def test_ntk_falls_short_of_its_factor_in_the_first_long_pair():
 
 
 def test_every_distance_is_known_where_all_pairs_turn_within_training():
-    found = stretch(OWN, OWN, 32, trained=100_000, length=200_000)
+    found = frequency_bands(OWN, OWN, 32, trained=100_000, length=200_000)
     assert found.largest_distance == math.inf
 
 

@@ -15,7 +15,7 @@ from custom_modules.context_parallel.head_chunked import (
     HeadStages,
     head_chunked_attention,
 )
-from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tensor_parallel import TensorParallel
 
 TOKENS, HEAD_DIM, HIDDEN = 32, 16, 8
@@ -58,7 +58,7 @@ def counted(case: Case) -> Counted:
     groups = split_group(dist.group.WORLD, case.ulysses)
     leaves = _hidden(case) if case.heads_per_stage else _heads(case)
     run = _from_hidden if case.heads_per_stage else _from_heads
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         out = run(case, groups, *leaves)
         forward = ledger.peak_bytes, ledger.sent_bytes, ledger.live_bytes
         ledger.restart()

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling import cross_entropy
-from custom_modules.tiling.cross_entropy import rounds, tiled_cross_entropy
-from custom_modules.tiling.softmax_tile import IN_PLACE, Slope, accumulate, compiled
+from custom_modules.tiling.cross_entropy import split_into_tiles, tiled_cross_entropy
+from custom_modules.tiling.softmax_tile import IN_PLACE, LogitGradient, accumulate, compiled
 from tests.custom_modules.support.losses import (
     HIDDEN,
     MASKS,
@@ -59,7 +59,7 @@ def test_tiles_of_other_sizes_compile_nothing_anew():
         for rows in (12, 7, 5):
             (logits,), labels = made_up((rows, VOCAB)), torch.arange(rows)
             own = passes.reduce(logits, labels, False)
-            passes.gradient(logits, labels, own, None, Slope(None, own[0], None))
+            passes.gradient(logits, labels, own, None, LogitGradient(None, own[0], None))
 
 
 # bf16 has 8 bits. Logits, dx and dlogits are each rounded to them, relative to the largest.
@@ -94,7 +94,7 @@ def test_logits_too_large_for_an_exponential_are_reduced_right():
         tile, labels = logits.clone(), torch.tensor([2, 0])
         own = passes.reduce(tile, labels, False)
         torch.testing.assert_close(own[0], logits.logsumexp(1))
-        passes.gradient(tile, labels, own, None, Slope(None, torch.ones_like(own[0]), None))
+        passes.gradient(tile, labels, own, None, LogitGradient(None, torch.ones_like(own[0]), None))
         onehot = torch.tensor([[0, 0, 1], [1, 0, 0]])
         torch.testing.assert_close(tile, logits.softmax(1) - onehot)
 
@@ -216,7 +216,7 @@ def test_no_more_is_held_than_gradients_and_one_tile_of_logits():
     )
     labels = torch.zeros(1, tokens, dtype=torch.long)
     leaves = hidden.requires_grad_(), weight.requires_grad_()
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         losses = tiled_cross_entropy(*leaves, labels, tile=tile)
         gradients = torch.autograd.grad(losses.sum(), leaves)
     returned = losses.nbytes + sum(t.nbytes for t in gradients)
@@ -228,7 +228,7 @@ def test_no_more_is_held_than_gradients_and_one_tile_of_logits():
 def test_rounds_take_as_many_tokens_of_each_shard_as_there_are():
     counted = torch.tensor([0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0], dtype=torch.bool)
     # Shards of six tokens have five and one; a tile of 3 takes two of each.
-    first, second = rounds(counted, 3, 2, 0), rounds(counted, 3, 2, 1)
+    first, second = split_into_tiles(counted, 3, 2, 0), split_into_tiles(counted, 3, 2, 1)
     assert [one.counts for one in first] == [[2, 1], [2, 0], [1, 0]]
     assert [one.tokens.tolist() for one in first] == [[1, 2, 10], [3, 4], [5]]
     assert [one.rows.tolist() for one in first] == [[1, 2], [3, 4], [5]]

@@ -13,7 +13,7 @@ from custom_modules.cpu.backend import cpu_backend
 from custom_modules.gpt.model import LongContextGPT
 from custom_modules.gpt.norm import RMSNorm
 from custom_modules.memory.config import Recompute, Tiling
-from custom_modules.profiling.byte_counter import Ledger
+from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.rope.config import RopeScaling
 from custom_modules.tiling.mlp import TokenFunction, tiled
 from tests.custom_modules.support import llamas
@@ -121,7 +121,7 @@ def test_a_fused_accumulation_serves_tile_by_tile_and_its_dummy_is_not_added():
 
 
 def peak(run: Any) -> int:
-    with Ledger() as ledger:
+    with ByteCounter() as ledger:
         run()
     return ledger.peak_bytes
 

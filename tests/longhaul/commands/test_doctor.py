@@ -9,7 +9,7 @@ import pytest
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.plan import plan
 from recipes.planner.tensor_sizes import matching, tensor_sizes
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
 from tests.longhaul.test_light_commands import after
@@ -19,8 +19,8 @@ ROW = ROWS[NAME]
 GIB = 2**30
 
 
-def of(words: str) -> Job:
-    return Job(
+def of(words: str) -> Workload:
+    return Workload(
         card=ROW.card,
         seq_length=ROW.seq_length,
         tokens_per_batch=ROW.stage.tokens_per_batch,

@@ -8,7 +8,7 @@ import pytest
 
 from longhaul.pages.plan_plot import picture
 from recipes.models import CARDS
-from recipes.planner.search import Question, at_length, search
+from recipes.planner.search import SearchRequest, at_length, search
 from recipes.spec import cluster
 from recipes.spec.units import K
 
@@ -97,7 +97,7 @@ def test_a_picture_is_drawn(answer, tmp_path):
 
 def test_the_picture_has_a_rate_at_each_length_and_says_where_nothing_fits():
     machine = cluster.load("dgx_h100")
-    asked = Question(
+    asked = SearchRequest(
         card=CARDS["llama31_8b"], seq_length=3_000 * K, tokens_per_batch=3_000 * K,
         cluster=machine, gpus=8,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from longhaul.commands import recipes
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.shipped.table import ROWS
-from recipes.spec.suggest import hint
+from recipes.spec.suggest import did_you_mean
 from recipes.spec.units import K
 
 
@@ -85,5 +85,5 @@ def test_a_name_that_is_near_none_is_told_what_lists_them(answer):
 
 def test_many_names_in_a_sentence_are_counted_and_few_are_named():
     names = [str(number) * 9 for number in range(20)]
-    assert hint("x", names).endswith("111111111111111111 and 8 more")
-    assert hint("x", names[:13]) == f"there are {', '.join(names[:13])}"
+    assert did_you_mean("x", names).endswith("111111111111111111 and 8 more")
+    assert did_you_mean("x", names[:13]) == f"there are {', '.join(names[:13])}"

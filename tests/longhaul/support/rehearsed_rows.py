@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 
 from recipes.rehearsal.plan import rehearsal
-from recipes.rehearsal.shrink import Shares
+from recipes.rehearsal.shrink import ParallelDegrees
 from recipes.shipped.row import Row
 from recipes.shipped.table import ROWS
 from recipes.spec.units import K, M
@@ -39,7 +39,7 @@ def ranks_for(row: Row) -> int:
     """Return how many ranks have room for every kind of a row's parallelism, at most 4."""
     made = rehearsal(row, ranks=1, rows=ROWS)
     needed = (
-        Shares.of(row.card, part.stage.seq_length, part.layout, part.ranks_per_node).ranks
+        ParallelDegrees.of(row.card, part.stage.seq_length, part.layout, part.ranks_per_node).ranks
         for part in made.whole
     )
     return min(MOST_RANKS, max(prod(2 for size in of.values() if size > 1) for of in needed))

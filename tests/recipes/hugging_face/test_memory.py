@@ -66,7 +66,7 @@ def published(root, layers: int) -> None:
     from recipes.hugging_face.config import card_of
     from recipes.hugging_face.convert import content
     from recipes.hugging_face.safetensors_files import Shards
-    from recipes.hugging_face.weight_map import pieces
+    from recipes.hugging_face.weight_map import weight_map
     from tests.recipes.hugging_face.support.models import CONFIGS, write_tokenizer
 
     source = root / "published"
@@ -84,7 +84,7 @@ def published(root, layers: int) -> None:
     write_tokenizer(source)
     shapes = {
         name: ("F32", shape)
-        for piece in pieces(card_of(config, "published"))
+        for piece in weight_map(card_of(config, "published"))
         for name, shape in zip(piece.hugging_face, piece.shapes, strict=True)
     }
     shards = Shards(source, shapes, 1 / 8)

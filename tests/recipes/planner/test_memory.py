@@ -11,7 +11,7 @@ from recipes.models.llama import LLAMA2_7B
 from recipes.models.mistral import MIXTRAL_8X7B
 from recipes.planner.memory import FUSED, HUGGING_FACE, PLAIN, Kernels, memory
 from recipes.planner.plan import plan
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec import cluster
 from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.units import GiB, K, M
@@ -21,10 +21,12 @@ FULL, KEPT = Recompute(kind="full"), Recompute(kind="kept_attention")
 TILES = Tiling(loss=True, mlp=True)
 
 
-def job(card=LLAMA31_8B, *, seq=128 * K, **layout) -> Job:
+def job(card=LLAMA31_8B, *, seq=128 * K, **layout) -> Workload:
     given = Layout(**layout)
     batch = seq * given.dp * given.micro_batch
-    return Job(card=card, seq_length=seq, tokens_per_batch=batch, layout=given, gpus_per_node=8)
+    return Workload(
+        card=card, seq_length=seq, tokens_per_batch=batch, layout=given, gpus_per_node=8
+    )
 
 
 def test_an_mlp_s_backward_of_the_tiny_model_added_up_by_hand():
@@ -69,7 +71,7 @@ def test_fp8_keeps_each_weight_of_a_layer_twice_more():
 
 def test_experts_hold_the_tokens_gathered_over_tp():
     def kept(tp):
-        layer = Job(
+        layer = Workload(
             card=MIXTRAL_8X7B, seq_length=16 * K, tokens_per_batch=16 * K, layout=Layout(tp=tp),
             gpus_per_node=8,
         )  # fmt: skip
@@ -151,7 +153,7 @@ def test_the_optimizer_on_the_host_takes_sixteen_bytes_a_parameter_over_its_rank
 
 
 def test_the_first_of_two_stages_holds_two_forwards_and_the_last_the_loss():
-    accumulated = Job(
+    accumulated = Workload(
         card=LLAMA31_8B,
         seq_length=32 * K,
         tokens_per_batch=256 * K,
@@ -193,7 +195,7 @@ def test_a_million_tokens_without_context_parallelism_do_not_fit(tp):
 
 def nemo(seq, tp, cp, dp):
     layout = Layout(tp=tp, cp=ContextParallel.ring(cp), dp=dp, fp8=Fp8(recipe="delayed"))
-    of_step = Job(
+    of_step = Workload(
         card=LLAMA2_7B, seq_length=seq, tokens_per_batch=4 * M, layout=layout, gpus_per_node=8
     )
     return plan(of_step, H100)

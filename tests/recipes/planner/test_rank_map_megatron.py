@@ -13,7 +13,7 @@ from custom_modules.cpu.backend import cpu_backend
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from
 from recipes.planner.rank_groups import rank_map
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec import cluster as clusters
 from recipes.spec.units import K, M
 from tests.ranks import Ranks, Server
@@ -53,8 +53,8 @@ Groups = dict[str, list[int]]
 pytestmark = pytest.mark.slow
 
 
-def job(words: str) -> Job:
-    return Job(
+def job(words: str) -> Workload:
+    return Workload(
         card=CARDS["llama31_8b"],
         seq_length=128 * K,
         tokens_per_batch=4 * M,

@@ -7,7 +7,7 @@ import pytest
 from recipes.notation.layout import layout_from
 from recipes.planner.plan import plan
 from recipes.planner.remedies.climb import remedies
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.pretrain import pretrain
 from recipes.resolved import overrides, read
 from recipes.shipped.table import ROWS
@@ -19,7 +19,7 @@ LAYOUTS = ("tp2 dp4 mb2", "ulysses8", "hybrid2x2 dp2 full offload-inputs:60 tile
 
 
 def found(words: str):
-    job = Job(
+    job = Workload(
         card=ROW.card,
         seq_length=ROW.seq_length,
         tokens_per_batch=ROW.stage.tokens_per_batch,

@@ -12,7 +12,7 @@ from recipes.planner.rank_groups import rank_map
 from recipes.planner.search import (
     LARGEST_CLUSTER,
     NoLayoutError,
-    Question,
+    SearchRequest,
     _divisors,
     best,
     even_batch,
@@ -31,8 +31,8 @@ from recipes.spec.units import K, M
 H100 = cluster.load("dgx_h100")
 
 
-def question(**changed) -> Question:
-    asked = Question(
+def question(**changed) -> SearchRequest:
+    asked = SearchRequest(
         card=CARDS["llama31_8b"], seq_length=M, tokens_per_batch=4 * M, cluster=H100, gpus=32
     )
     return replace(asked, **changed)

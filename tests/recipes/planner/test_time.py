@@ -11,7 +11,7 @@ from recipes.models.llama import LLAMA2_7B, LLAMA3_8B, LLAMA31_8B
 from recipes.models.mistral import MIXTRAL_8X7B
 from recipes.notation.layout import layout_from
 from recipes.planner.time import time
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec import cluster
 from recipes.spec.efficiency import HOPPER, NEMO_2024, Efficiency
 from recipes.spec.layout import ContextParallel, Fp8, Layout
@@ -22,9 +22,11 @@ FULL, KEPT = Recompute(kind="full"), Recompute(kind="kept_attention")
 PEAK = Efficiency(matmul=1, attention_forward=1, attention_backward=1, memory=1, nvlink=1)
 
 
-def job(card=LLAMA31_8B, *, seq=128 * K, batch=4 * M, **layout) -> Job:
+def job(card=LLAMA31_8B, *, seq=128 * K, batch=4 * M, **layout) -> Workload:
     given = Layout(**layout)
-    return Job(card=card, seq_length=seq, tokens_per_batch=batch, layout=given, gpus_per_node=8)
+    return Workload(
+        card=card, seq_length=seq, tokens_per_batch=batch, layout=given, gpus_per_node=8
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_the_published_rate_of_llama_3_at_8k():
 def test_published_rates_that_nothing_was_fitted_to(
     card, seq, sequences, words, tokens_per_gpu_second
 ):
-    asked = Job(
+    asked = Workload(
         card=CARDS[card], seq_length=seq, tokens_per_batch=sequences * seq,
         layout=layout_from(words), gpus_per_node=8,
     )  # fmt: skip

@@ -4,13 +4,13 @@
 import pytest
 
 from recipes.models import CARDS
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.units import K, M
 
 
-def job(card="llama31_8b", *, seq=64 * K, batch=4 * M, **layout) -> Job:
-    return Job(
+def job(card="llama31_8b", *, seq=64 * K, batch=4 * M, **layout) -> Workload:
+    return Workload(
         card=CARDS[card],
         seq_length=seq,
         tokens_per_batch=batch,

@@ -10,7 +10,7 @@ from recipes.constraints import laws
 from recipes.constraints.train_short import broken_positions
 from recipes.rehearsal import shrink
 from recipes.rehearsal.plan import PEAK, STEPS, rehearsal
-from recipes.rehearsal.shrink import Shares, fewer_ranks
+from recipes.rehearsal.shrink import ParallelDegrees, fewer_ranks
 from recipes.shipped.table import ROWS
 from recipes.spec.units import GiB, K, M
 from tests.recipes.support.rows_to_rehearse import ROWS_TO_REHEARSE
@@ -30,7 +30,7 @@ def broken(made) -> list[str]:
     for part in made.parts:
         stage, layout = part.stage, part.layout
         rope = card.native_rope if stage.rope == "native" else stage.rope
-        cp = Shares.of(card, stage.seq_length, layout, layout.world_size).cp
+        cp = ParallelDegrees.of(card, stage.seq_length, layout, layout.world_size).cp
         found += laws.broken(
             seq_length=stage.seq_length, heads=card.heads, kv_heads=card.kv_heads,
             head_dim=card.head_dim, layers=card.layers, vocab=card.vocab, tp=layout.tp,
@@ -70,9 +70,11 @@ def test_every_row_obeys_the_laws_on_so_many_ranks(name, ranks):
 def test_what_a_row_does_is_done_small(name):
     made = of(name, 32)
     for whole, small in zip(made.whole, made.parts, strict=True):
-        before = Shares.of(made.whole_card, whole.stage.seq_length, whole.layout,
+        before = ParallelDegrees.of(made.whole_card, whole.stage.seq_length, whole.layout,
                            whole.ranks_per_node)  # fmt: skip
-        after = Shares.of(made.card, small.stage.seq_length, small.layout, small.ranks_per_node)
+        after = ParallelDegrees.of(
+            made.card, small.stage.seq_length, small.layout, small.ranks_per_node
+        )
         for kind, size in before.ranks.items():
             assert (after.ranks[kind] > 1) == (size > 1), kind
         assert (after.cp.heads_per_stage is None) == (before.cp.heads_per_stage is None)

@@ -13,7 +13,7 @@ from custom_modules.rope.config import RopeScaling
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.nemo2.model import LongContextNemotronConfig
-from recipes.nemo2.settings import described
+from recipes.nemo2.settings import as_config_node
 from recipes.nemo2.strategy import CpuStrategy
 from recipes.resolved import yaml_file
 from recipes.resolved.check import check, named_parameters, notes, phantom_keys
@@ -299,7 +299,7 @@ def test_factors_of_another_count_than_the_heads_are_refused(recipe):
         method="longrope", base=40_000, factor=4.0, original_length=2048,
         short_factor=[1.0] * 8, long_factor=[2.0] * 8,
     )  # fmt: skip
-    recipe.model.config.rope = described(rope)
+    recipe.model.config.rope = as_config_node(rope)
     with pytest.raises(ValueError, match="8 factors and 32 dimensions"):
         check(recipe)
 
@@ -320,7 +320,7 @@ def test_a_rotation_that_does_not_meet_the_context_is_told(recipe, name, value, 
 
 @pytest.mark.parametrize(("rope", "told"), [(YARN, True), (RopeScaling.base_change(40_000), False)])
 def test_a_rotation_that_a_family_cannot_be_exported_with_is_told(recipe, rope, told):
-    recipe.model.config.rope = described(rope)
+    recipe.model.config.rope = as_config_node(rope)
     assert notes(recipe) == []
     recipe.model.config = run.Config(
         LongContextNemotronConfig, **fdl.ordered_arguments(recipe.model.config)

@@ -10,7 +10,7 @@ from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.ladders import NEMO
 from recipes.models import LLAMA32_1B
 from recipes.nemo2.cpu import on_cpu
-from recipes.nemo2.settings import described
+from recipes.nemo2.settings import as_config_node
 from recipes.pretrain import pretrain
 from recipes.resolved.check import check, notes
 from recipes.resolved.read import fp8, sharding_of
@@ -45,7 +45,7 @@ def test_a_layout_reaches_the_tree_where_overrides_reach_it():
 def test_megatron_gets_its_own_kinds_of_recompute_alone(kind):
     recipe = FACTORIES["tiny_8k"]()
     recompute = Recompute(kind=kind, modules=["mlp"] if kind == "selective" else [])
-    recipe.model.config.recompute = described(recompute)
+    recipe.model.config.recompute = as_config_node(recompute)
     check(recipe)
     built = fdl.build(recipe.model.config)
     settings = recompute.megatron_settings()

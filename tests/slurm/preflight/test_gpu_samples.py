@@ -7,7 +7,7 @@ import pytest
 
 from recipes.notation.layout import layout_from
 from recipes.spec import cluster as clusters
-from slurm.preflight.check import Check
+from slurm.preflight.check import PreflightCheck
 from slurm.preflight.machine import Machine
 from slurm.preflight.node.gpus import connection_checks, gpu_checks, parsed, visible_fault
 from slurm.preflight.node.topology import device_order, topology_checks
@@ -22,11 +22,11 @@ def dgx(words: str, *, nodes: int = 0) -> Expected:
     return Expected.of(clusters.load("dgx_h100"), layout_from(words), nodes=nodes)
 
 
-def states(checks: list[Check]) -> dict[str, str]:
+def states(checks: list[PreflightCheck]) -> dict[str, str]:
     return {check.name: check.state for check in checks}
 
 
-def linked(expected: Expected, said: str, **environ: str) -> list[Check]:
+def linked(expected: Expected, said: str, **environ: str) -> list[PreflightCheck]:
     return list(topology_checks(expected, Machine(environ=environ, run=lambda _: said)))
 
 

@@ -17,7 +17,7 @@ from recipes.notation.layout import layout_from
 from recipes.spec import cluster as clusters
 from recipes.spec.units import GiB
 from slurm.cluster_file import ClusterFile, Preflight
-from slurm.preflight.check import Check, Group, as_json, blamed, exit_code, joined, page
+from slurm.preflight.check import Group, PreflightCheck, as_json, blamed, exit_code, joined, page
 from slurm.preflight.machine import Machine, first_node, rank_of
 from slurm.preflight.node.filesystem import awaited, content_checks, folder_checks
 from slurm.preflight.node.host import host_checks
@@ -27,8 +27,8 @@ from slurm.preflight.ranks.checks import _content
 from slurm.preflight.ranks.placement import Place, place_checks
 from slurm.preflight.requirements import Expected, thresholds
 
-GOOD = Check.ok(Group.HOST, "host memory", "512.0 GiB left")
-BAD = Check.failure(Group.HOST, "host memory", "3.0 GiB left", "keep less")
+GOOD = PreflightCheck.ok(Group.HOST, "host memory", "512.0 GiB left")
+BAD = PreflightCheck.failure(Group.HOST, "host memory", "3.0 GiB left", "keep less")
 
 
 def place(host: str, local: int, **other: object) -> Place:
@@ -45,7 +45,7 @@ def failed(checks) -> dict[str, str]:
 
 def test_exit_codes_are_a_group_s_and_none_means_something_else():
     assert exit_code([GOOD]) == 0
-    slow = Check.failure(Group.SPEED, "ring", "slow", "look")
+    slow = PreflightCheck.failure(Group.SPEED, "ring", "slow", "look")
     assert exit_code([slow, GOOD, BAD]) == 24
     taken = {0, 1, 2, *range(85, 90), *range(124, 160)}
     assert not taken & set(Group)
@@ -63,8 +63,8 @@ def test_nodes_that_agree_are_one_line_and_one_that_does_not_is_named():
     assert json.loads(as_json([check]))["checks"][0]["group"] == "host"
 
 
-def failure(name: str, *nodes: str, said: str = "wrong") -> Check:
-    return Check.failure(Group.HOST, name, said, "mend it", nodes)
+def failure(name: str, *nodes: str, said: str = "wrong") -> PreflightCheck:
+    return PreflightCheck.failure(Group.HOST, name, said, "mend it", nodes)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def failure(name: str, *nodes: str, said: str = "wrong") -> Check:
         ([failure("memory", "n1", "n2"), failure("clocks", "n3")], ()),
         ([failure("memory", "login")], ()),
         ([failure("ranks")], ()),
-        ([Check.warning(Group.HOST, "memory", "little", "keep less", ["n2"])], ()),
+        ([PreflightCheck.warning(Group.HOST, "memory", "little", "keep less", ["n2"])], ()),
     ],
     ids=["one", "two", "all", "all and one", "all, each in its words", "each by another", "a "
          "stranger", "nobody", "a warning"],

@@ -13,7 +13,7 @@ import pytest
 from recipes.spec import cluster as clusters
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.units import GiB
-from slurm.preflight.check import Check, Group, blamed, exit_code, failures
+from slurm.preflight.check import Group, PreflightCheck, blamed, exit_code, failures
 from slurm.preflight.machine import Machine
 from slurm.preflight.node.checks import node_checks
 from slurm.preflight.requirements import Expected
@@ -25,7 +25,7 @@ WITHOUT_GPU = {"NCCL", "transformer-engine"}
 EIGHT = Expected.of(clusters.load("dgx_h100"), Layout(tp=2, cp=ContextParallel.ulysses(4)))
 
 
-def found(checks: list[Check], name: str) -> Check:
+def found(checks: list[PreflightCheck], name: str) -> PreflightCheck:
     """Return the one failure; what fails for want of a GPU aside, no other check may fail."""
     failed = [check for check in failures(checks) if check.name not in WITHOUT_GPU]
     assert [check.name for check in failed] == [name], failed
@@ -48,7 +48,7 @@ def dgx(tmp_path, monkeypatch) -> Path:
     return tmp_path / "infiniband"
 
 
-def on_dgx(dgx: Path, expected: Expected = EIGHT) -> list[Check]:
+def on_dgx(dgx: Path, expected: Expected = EIGHT) -> list[PreflightCheck]:
     return list(node_checks(expected, Machine(infiniband=dgx), None))
 
 

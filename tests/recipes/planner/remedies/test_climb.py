@@ -11,7 +11,7 @@ from recipes.planner.plan import Plan, plan
 from recipes.planner.remedies.climb import UNTRIED, Remedy, remedies
 from recipes.planner.remedies.overrides import override_words
 from recipes.planner.remedies.steps import RUNGS
-from recipes.planner.workload import Job
+from recipes.planner.workload import Workload
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
 from recipes.spec.units import GiB
@@ -21,8 +21,8 @@ H100_HALF = replace(H100, gpu=replace(H100.gpu, memory_gib=40))
 ROW = ROWS["llama3_8b_nemo_64k"]
 
 
-def job(words: str, row=ROW) -> Job:
-    return Job(
+def job(words: str, row=ROW) -> Workload:
+    return Workload(
         card=row.card,
         seq_length=row.seq_length,
         tokens_per_batch=row.stage.tokens_per_batch,

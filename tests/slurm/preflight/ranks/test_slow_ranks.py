@@ -3,7 +3,7 @@
 
 import pytest
 
-from slurm.preflight.check import Check
+from slurm.preflight.check import PreflightCheck
 from slurm.preflight.ranks.clocks import clock_check
 from slurm.preflight.ranks.slow_ranks import allowed, bus_share, speed_checks
 from slurm.preflight.ranks.timings import schedule, tournament
@@ -70,7 +70,7 @@ def job(ranks: int, *, pair: dict[tuple[int, int], float] | None = None, **own: 
     ]
 
 
-def judged(times, hosts=None, **expected) -> dict[str, Check]:
+def judged(times, hosts=None, **expected) -> dict[str, PreflightCheck]:
     checks = speed_checks(Expected(**expected), hosts or ["n0"] * len(times), times)
     return {check.name: check for check in checks}
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from slurm.preflight import run
-from slurm.preflight.check import Check, PreflightError
+from slurm.preflight.check import PreflightCheck, PreflightError
 from slurm.preflight.ranks import clocks, timings
 from slurm.preflight.ranks.timings import Sizes
 from slurm.preflight.requirements import Expected
@@ -30,7 +30,7 @@ SECONDS = 90
 def run_job(
     expected: Expected, size: int, *, nodes: int = 1, fault: Callable[..., Any] | None = None,
     variables: dict[str, str] | None = None,
-) -> list[list[Check]]:  # fmt: skip
+) -> list[list[PreflightCheck]]:  # fmt: skip
     """Return of each rank the checks that it had; `fault(rank)` is a context that plants one."""
     told = pages_of(expected, size, nodes=nodes, fault=fault, variables=variables)
     return [page.checks for page in told]
