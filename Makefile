@@ -25,7 +25,7 @@ CONSTRAINTS := $(wildcard $(LOCK))
 INSTALLED := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 
-.PHONY: help demo test test-pythons durations rehearsals lint golden lock clean
+.PHONY: help demo test test-pythons durations rehearsals lint docs golden lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -58,6 +58,11 @@ lint: $(INSTALLED)  ## format, lint, types, spelling, shell and the rules of the
 	@$(VENV)/bin/hadolint -c slurm/container/hadolint.yaml slurm/container/Dockerfile
 	@$(PY) -m pytest --quiet tests/house/test_tree.py
 
+# NO_MKDOCS_2_WARNING leaves out the theme's notice of its successor. With --quiet MkDocs counts no
+# warnings, and the build would not be strict.
+docs: $(INSTALLED)  ## build the site of docs/ in site/; its search needs: python -m http.server -d site
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
+
 golden: $(INSTALLED)  ## rewrite the golden files; read the diff before committing it
 	@$(PY) -m tests.golden.rewrite
 
@@ -70,7 +75,7 @@ lock: $(INSTALLED)  ## write the installed versions to the lock of this Python
 	@touch $(INSTALLED)
 
 clean:  ## remove what builds and tests leave behind; keep the environment, stores and runs
-	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	@rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -not -path './$(VENV)/*' -not -path './.pythons/*' -prune -exec rm -rf {} +
 
 # The stamp is written last. INSTALLING marks an environment whose first install has not ended; the next

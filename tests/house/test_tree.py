@@ -11,14 +11,19 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.specifiers import SpecifierSet
 
 from tests.house.rooms import TREE
 
 PRIVATE_PATH = re.compile(r"(?<![\w.$}/-])/(?:home|root|work|tmp|Users)/[\w.]")
 REGISTRY_HOST = re.compile(r"\b(?:pypi\.org|pythonhosted\.org|download\.pytorch\.org)\b")
+# CI installs the CPU build of PyTorch, which no other index has.
+CPU_INDEX = re.compile(r" +PIP_EXTRA_INDEX_URL: https://download\.pytorch\.org/whl/cpu")
+WORKFLOWS = ".github/workflows/"
 BANNER = re.compile(r"[-=#*~]{4,}")
 OPEN_TASK = re.compile(r"\b(?:TODO|FIXME|XXX)\b(?!\(#\d+\):)")
+OF_CPU_BUILDS = b"  PIP_EXTRA_INDEX_URL: https://download." + b"pytorch.org/whl/cpu\n"
 LARGEST_FILE_KB = 500
 LONGEST_SOURCE_LINES = 400
 GENERATED = ("recipes/shipped/table.py",)  # as long as they come: recipes.shipped.regenerate
@@ -49,7 +54,8 @@ def faults(name: str, content: bytes) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         if PRIVATE_PATH.search(line):
             yield f"{name}:{number}: a path of one machine: {line.strip()}"
-        if REGISTRY_HOST.search(line):
+        cpu_index = name.startswith(WORKFLOWS) and CPU_INDEX.fullmatch(line)
+        if REGISTRY_HOST.search(line) and not cpu_index:
             yield f"{name}:{number}: the host of a package registry: {line.strip()}"
     if name.endswith(".py"):
         if len(lines) > LONGEST_SOURCE_LINES and name not in GENERATED:
@@ -89,6 +95,8 @@ def test_no_file_of_the_tree_has_a_fault():
         ("a.yaml", b"mount: " + b"/home" + b"/ada\n"),
         ("a.md", b"as in " + b"/tmp" + b"/run.\n"),
         ("a.txt", b"--index-url https://" + b"pypi" + b".org/simple\n"),
+        ("a.yml", OF_CPU_BUILDS),
+        (".github/workflows/a.yml", OF_CPU_BUILDS.replace(b"cpu", b"cu130")),
         ("a.py", b"\n" * (LONGEST_SOURCE_LINES + 1)),
         ("a.py", b"# -------- helpers\n"),
         ("a.py", b"x = 1  # TODO: later\n"),
@@ -106,6 +114,7 @@ def test_a_fault_is_found(name, content):
         ("a.py", b"x = '----'  # TODO(#12): name it\n"),
         (GENERATED[0], b"\n" * (LONGEST_SOURCE_LINES + 1)),
         ("a.yaml", b"mount: $HOME/work/runs\nroot: recipes/work/a\n"),
+        (".github/workflows/a.yml", OF_CPU_BUILDS),
     ],
 )
 def test_a_sound_file_passes(name, content):
@@ -122,3 +131,19 @@ def test_the_lock_holds_for_every_release_of_its_python():
         and not SpecifierSet(one.metadata.get("Requires-Python", "")).contains(first)
     ]
     assert newer == []
+
+
+def test_the_citation_has_the_version_of_the_project():
+    citation = yaml.safe_load((TREE / "CITATION.cff").read_text())
+    stated = re.search(r'^version = "(.+)"$', (TREE / "pyproject.toml").read_text(), re.MULTILINE)
+    assert stated
+    assert citation["version"] == stated[1]
+
+
+def test_ci_runs_on_every_python_that_has_a_lock():
+    workflow = yaml.safe_load((TREE / ".github" / "workflows" / "ci.yml").read_text())
+    [job] = workflow["jobs"].values()
+    locks = {
+        f"constraints-py{one.replace('.', '')}.txt" for one in job["strategy"]["matrix"]["python"]
+    }
+    assert locks == {file.name for file in TREE.glob("constraints-py*.txt")}
