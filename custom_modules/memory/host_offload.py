@@ -150,7 +150,7 @@ class _Offloaded:
 
 
 class HostStore:
-    """Kept tensors of one layer in one forward (a `recompute.Keeping`)."""
+    """Kept tensors of one layer in one forward (a `recompute.ActivationStore`)."""
 
     def __init__(self, offload: "HostOffload", layer: int, micro_batch: int) -> None:
         """Begin with nothing."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counter of the bytes that a piece of code holds and sends, tensor by tensor as it runs.
 
-    with Ledger() as ledger:
+    with ByteCounter() as counter:
         out = block(x)
-    ledger.peak_bytes, ledger.sent_bytes
+    counter.peak_bytes, counter.sent_bytes
 
 Live bytes are those of every storage that an operator returned inside the context and that still
 exists, at its current size; earlier tensors are not counted. Workspaces of kernels and of the

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Live bytes by cause, at the overall peak and at the peak of each cause.
 
-    with MemoryByCause() as memory:
+    with MemoryByCategory() as memory:
         step()
     memory.at_peak["attention"], memory.most["attention"], memory.peak_bytes
 
-A `Ledger` that records the cause of each storage (`custom_modules.profiling.categories`). `at_peak`
+A `ByteCounter` with the category of each storage (`custom_modules.profiling.categories`). `at_peak`
 is a copy of all causes from the moment when most bytes were live, so its sum over all but host is
 `peak_bytes` to the byte; `most` has the peak of each cause, which may be at different moments.
 

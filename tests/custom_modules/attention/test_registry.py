@@ -99,7 +99,7 @@ def test_inputs_may_be_views_of_another_order_of_dimensions(documents):
 @CAUSAL
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["whole", "documents"])
 @pytest.mark.parametrize(
-    ("dtype", "lse_dtype", "tolerance"),
+    ("dtype", "accumulation_dtype", "tolerance"),
     [
         (torch.float64, torch.float64, 1e-10),
         (torch.float32, torch.float32, 1e-5),
@@ -108,12 +108,12 @@ def test_inputs_may_be_views_of_another_order_of_dimensions(documents):
     ids=str,
 )
 def test_the_kernel_returns_the_log_sum_exp_of_the_scores(
-    dtype, lse_dtype, tolerance, causal, documents
+    dtype, accumulation_dtype, tolerance, causal, documents
 ):
     q, k, v, _ = (t.to(dtype) for t in made_up(4, 4, 64))
     table = None if documents is None else Documents.of(documents)
     _, lse = CPU_FLASH.forward(q, k, v, causal, table)
-    assert lse.dtype == lse_dtype
+    assert lse.dtype == accumulation_dtype
     _, expected = reference.attention(
         q.double(), k.double(), v.double(), causal=causal, documents=documents
     )
