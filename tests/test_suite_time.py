@@ -43,10 +43,10 @@ def test_the_longest_begin_and_slow_files_without_a_record_come_before_quick_one
 
     items = [
         item("tests/quick.py::a"), item("tests/new.py::b", slow=True), item("tests/long.py::c"),
-        item("tests/longhaul/jobs/test_chain.py::d"), item("tests/slurm/test_nemo_run.py::e"),
+        item("tests/slurm/test_chain.py::d"), item("tests/slurm/test_nemo_run.py::e"),
     ]  # fmt: skip
     recorded = {
-        "tests/long.py": 500.0, "tests/longhaul/jobs/test_chain.py": 480.0,
+        "tests/long.py": 500.0, "tests/slurm/test_chain.py": 480.0,
         "tests/slurm/test_nemo_run.py": 50.0,
     }  # fmt: skip
     suite_time.longest_first(items, recorded)

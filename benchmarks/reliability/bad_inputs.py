@@ -31,18 +31,18 @@ from benchmarks.page import page, table, write
 from benchmarks.reliability import wrong_files, wrong_recipes, wrong_words
 
 _VERBS = (
-    "add|ask|check|choose|copy|download|give|leave|look|make|mend|mount|name|prepare|put|quote"
+    "add|ask|check|choose|copy|download|fix|give|leave|look|make|mend|mount|name|prepare|put|quote"
     "|raise|remove|run|save|see|set|state|take|train|type|use|write"
 )
 REMEDIES = (
     rf"(?:^error: |[;:,(] (?:or |then |and |so )?)(?:{_VERBS}) ",
     r"did you mean|there are [\w'`-]+(?:,| and)|would do|; nearest: ",
-    r"at (?:least|most) |\bis the (?:least|most)\b|no model has more than",
-    r"must (?:be|lie) |it should be |it is from \d|may be \d|it (?:has|takes|is one of) |expected ",
+    r"at (?:least|most) |\bis the (?:least|most|minimum|maximum)\b|no model has more than",
+    r"must (?:be|lie) |it should be |it is from \d|may (?:be \d|have )|it (?:has|takes|is one of) |expected ",
     r"its (?:\w+ are|field )",
     r"it is (?:an? |[\w, ]+ or |\w+, \w+)|a \w+ is (?:needed|a |of )|\bnot an? [\w ]+ but ",
     r"trained here has|known(?: here)?(?::| are)|has no '\w+'",
-    r"(?:, as|for example) \S|\bas (?:\d|--|`)|`longhaul [a-z]|any three of|; \w+ measures",
+    r"(?:, as|for example|such as) \S|\bas (?:\d|--|`)|`longhaul [a-z]|any three of|; \w+ measures",
     r"line \d|byte \d",
     r"there is no run folder",
 )

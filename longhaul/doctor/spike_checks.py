@@ -319,26 +319,18 @@ def samples(stage: StageFacts) -> Iterator[SpikeCheck]:
     latest = 0
     for step, first, last in stage.samples:
         if step - 1 in lasts:
-            due = following(lasts[step - 1])
+            due = lasts[step - 1] + 1
             if first != due:
                 yield _out_of_order(step, first, due)
                 return
         elif latest < step and first <= lasts[latest]:  # lines between were cut
-            yield _out_of_order(step, first, following(lasts[latest]))
+            yield _out_of_order(step, first, lasts[latest] + 1)
             return
         lasts[step], latest = last, step
     if stage.samples:
         yield SpikeCheck(
             level="ok", words="each step reads the samples after those of the step before"
         )
-
-
-def following(sample: int) -> int:
-    """Return the sample that is read after another: the next one.
-
-    A window of batches that a run may skip would be passed over here.
-    """
-    return sample + 1
 
 
 def _out_of_order(step: int, first: int, due: int) -> SpikeCheck:

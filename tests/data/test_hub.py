@@ -60,7 +60,7 @@ def test_what_the_hub_does_not_give_is_one_sentence(monkeypatch, error, said):
 
 def test_a_word_that_is_no_name_never_reaches_the_hub(monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", raising(AssertionError("asked")))
-    with pytest.raises(HubError, match=r"no folder a/b/c, and it is not a name"):
+    with pytest.raises(HubError, match=r"no folder a/b/c, and it is not a Hugging Face hub name"):
         local_folder("a/b/c", TOKENIZER_FILES)
 
 

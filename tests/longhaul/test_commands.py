@@ -48,7 +48,7 @@ def test_the_list_has_the_first_line_of_a_command_s_help(name):
 
 def test_help_imports_no_command():
     shown, ours = imported("--help")
-    light = {"longhaul.terminal.messages", "longhaul.own_packages"}
+    light = {"longhaul.terminal", "longhaul.terminal.messages", "longhaul.own_packages"}
     assert ours == {"longhaul", "longhaul.cli"} | light
     for name, command in cli.COMMANDS.items():
         assert name in shown
@@ -60,15 +60,15 @@ def test_help_imports_no_command():
     [
         (
             ("recipes",),
-            ("slurm", "eval", "data", "longhaul.commands.doctor", "longhaul.commands.plan"),
+            ("slurm", "eval", "data.store", "longhaul.commands.doctor", "longhaul.commands.plan"),
         ),
         (
             ("show", "tiny_8k"),
-            ("slurm", "eval", "data", "longhaul.commands.doctor", "longhaul.commands.plan"),
+            ("slurm", "eval", "data.store", "longhaul.commands.doctor", "longhaul.commands.plan"),
         ),
         (
             ("plan", "llama31_8b", "--seq", "128K"),
-            ("slurm", "eval", "data", "longhaul.commands.doctor"),
+            ("slurm", "eval", "data.store", "longhaul.commands.doctor"),
         ),
     ],
     ids=lambda value: value[0],

@@ -102,10 +102,12 @@ def test_verbose_shows_it_all():
 
 def test_verbose_shows_what_ranks_write_and_keeps_it_in_their_log(tmp_path):
     log = tmp_path / "output.log"
-    code, lines = noisy(
-        "pass", f"(__import__('longhaul.terminal.messages').messages.set_verbosity('verbose') or "
-        f"__import__('longhaul.terminal.console').console.output_to(__import__('pathlib').Path({str(log)!r})))",
-    )  # fmt: skip
+    first = (
+        "from pathlib import Path\n"
+        "from longhaul.terminal import console, messages\n"
+        "messages.set_verbosity('verbose')"
+    )
+    code, lines = noisy("pass", f"console.output_to(Path({str(log)!r}))", first=first)
     assert code == 0
     assert {"on stdout", "of a C library", "of a child"} <= set(log.read_text().splitlines())
     assert {"on stdout", "of a C library", "of a child", "the result"} <= set(lines)

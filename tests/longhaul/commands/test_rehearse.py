@@ -108,7 +108,9 @@ def test_a_card_is_refused_before_the_run_where_there_is_no_checkout(
 ):
     from longhaul.commands import rehearse as command
 
-    monkeypatch.setattr(command, "__file__", str(tmp_path / "site-packages" / "longhaul" / "x.py"))
+    monkeypatch.setattr(
+        command, "__file__", str(tmp_path / "site-packages" / "longhaul" / "commands" / "x.py")
+    )
     monkeypatch.setattr(command, "_run", None)
     said = rehearse("tiny_2k", "--write-card", "card.yaml").error()
     assert "site-packages is not a git checkout; leave --write-card out" in said

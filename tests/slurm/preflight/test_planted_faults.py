@@ -189,7 +189,7 @@ def test_an_unreachable_port():
     ],
 )
 def test_a_slow_rank(fault, name):
-    limits = Expected(slow_warned=5, slow_failed=8)
+    limits = Expected(slow_warned=30, slow_failed=40)  # a busy machine delays one tenfold
     first, *others = jobs.pages_of(limits, 3, fault=fault)
     assert [page.checks for page in others] == [first.checks] * 2
     fault = found(first.checks, name)

@@ -108,8 +108,8 @@ class OutOfReach:
         return mock.patch.dict(os.environ, {"MASTER_PORT": str(self.port)} if rank == 1 else {})
 
 
-SLOW_SECONDS = 0.25
-"""Far longer than a healthy rank takes on a busy machine, which may not run it for 30 ms."""
+SLOW_SECONDS = 0.5
+"""Far longer than a healthy rank takes on a busy machine, which may not run it for some ten ms."""
 
 
 def slow_link(rank: int) -> Any:
