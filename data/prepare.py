@@ -90,7 +90,7 @@ def prepare(
     """Write the store of a source and return its manifest.
 
     Args:
-        source: see `data.documents`.
+        source: see `data.readers`.
         tokenizer: folder or name of a Hugging Face tokenizer; without it one is trained on the
             documents that are not held out.
         vocab_size: vocabulary of the tokenizer to train.

@@ -289,7 +289,7 @@ class HostOffload:
         return self.plan.attention and self.kinds[layer] == "kept_attention"
 
     def keeping(self, layer: int) -> HostStore:
-        """Return the keeping of a layer whose forward begins now."""
+        """Return the store of a layer whose forward begins now."""
         micro_batch, before = self._newest
         if layer <= before or micro_batch < 0:
             micro_batch += 1

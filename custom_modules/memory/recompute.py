@@ -30,7 +30,7 @@ Memory of a layer between the runs, in bytes, e = element size, on a rank with s
 With an all-to-all the kept output is that of the rank's heads over the whole group's sequence, the
 same number of bytes; the second run sends it back again as the first did.
 
-Both are held by a `ActivationStore`, which may move them to the host in between
+Both are held by an `ActivationStore`, which may move them to the host in between
 (`custom_modules.memory.host_offload`). Composes with TP, CP and PP: communication of norm,
 projection and exchange runs twice, as in any checkpoint. State that must be the same in both runs
 (random states, FP8 scales) is saved and restored by contexts of the adapter. The idea is that of

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Categories of memory, declared where it is allocated.
 
-    with cause("host"):
+    with category("host"):
         buffer = torch.empty(size, pin_memory=True)
     retag(attention_out, "saved inputs")
 
@@ -10,7 +10,7 @@ Storages allocated inside `category` are counted under that name, the innermost 
 kept as another. Both cost one check of an empty list unless a counter is active
 (`custom_modules.profiling.memory_by_category`), so modules may call them in every step.
 
-| cause | content |
+| category | content |
 | --- | --- |
 | weights | parameters, in the model's dtype |
 | gradients | the buffers that a step's gradients are summed in |
@@ -24,7 +24,7 @@ kept as another. Both cost one check of an empty list unless a counter is active
 | other | the unclaimed rest: embedding, tokens, positions, temporaries of the step itself |
 
 The name is process-wide on purpose: autograd's threads run backward on behalf of the one that waits
-for them. Causes have no effect on what is computed.
+for them. Categories have no effect on what is computed.
 """
 
 from collections.abc import Iterator
@@ -37,11 +37,11 @@ Category = Literal[
     "weights", "gradients", "optimizer", "saved inputs", "attention", "mlp", "loss",
     "communication", "host", "other",
 ]  # fmt: skip
-CAUSES: tuple[Category, ...] = get_args(Category)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
 class Counter(Protocol):
-    """Counter of bytes by cause."""
+    """Counter of bytes by category."""
 
     def category(self, name: Category) -> AbstractContextManager[None]:
         """Count the allocations inside the context under a name."""
@@ -67,7 +67,7 @@ def retag(tensor: Tensor, name: Category) -> None:
 
 @contextmanager
 def counting_with(counter: Counter) -> Iterator[None]:
-    """Pass every `category` and `retag` inside the context to `counter`, the innermost one."""
+    """Pass every `category` and `retag` inside to `counter`; if nested, the innermost gets it."""
     _counters.append(counter)
     try:
         yield

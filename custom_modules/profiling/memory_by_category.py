@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live bytes by cause, at the overall peak and at the peak of each cause.
+"""Live bytes by category, at the overall peak and at the peak of each category.
 
     with MemoryByCategory() as memory:
         step()
@@ -7,26 +7,26 @@
 
 A `ByteCounter` with the category of each storage (`custom_modules.profiling.categories`). `at_peak`
 is a copy of all causes from the moment when most bytes were live, so its sum over all but host is
-`peak_bytes` to the byte; `most` has the peak of each cause, which may be at different moments.
+`peak_bytes` to the byte; `most` has the peak of each category, which may be at different moments.
 
-**Forward.** A storage belongs to the innermost `cause` around its operator.
+**Forward.** A storage belongs to the innermost `category` around its operator.
 
-**Backward.** No context is open there, so a storage belongs to the cause in which the autograd node
-that now runs was made. Nodes are numbered as they are made: where the cause changes, the next
+**Backward.** No context is open there, so a storage belongs to the category in which the autograd
+node that now runs was made. Nodes are numbered as they are made: where the category changes, the next
 number is noted, and a node's number is looked up among the notes. A context opened inside a node's
 own backward comes first: a layer that is recomputed there names its parts again, and the nodes it
 makes are looked up like any other. What an accumulation node allocates is a gradient.
 
 **Communication.** A storage that a message, an all-to-all or an all-gather receives into moves to
 communication. If it was allocated in a context that ends before the storage does, it moves back to
-the context's own cause: then it is kept for backward, and is not a buffer. In-place collectives and
-reduce-scatter move nothing, since their results are the layer's own activations.
+the context's own category: then it is kept for backward, and is not a buffer. In-place collectives
+and reduce-scatter move nothing, since their results are the layer's own activations.
 
-**Host.** Bytes on another device than the measured one, or allocated for the cause host, do not
+**Host.** Bytes on another device than the measured one, or allocated for the category host, do not
 belong to the device: they have a row, but do not count in the peak.
 
 Autograd runs on the calling thread inside the context, since nodes are numbered by thread. Costs
-one dictionary entry per live storage and one note per change of cause; tensors are not kept alive.
+one dictionary entry per live storage and one note per change of category; keeps no tensor alive.
 
 Limits: bytes are those requested, not an allocator's blocks; workspaces of kernels are not seen; a
 weight's gradient counts for its module until it is added to the buffer.
@@ -44,7 +44,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.utils._pytree import tree_leaves
 
 from custom_modules.profiling.byte_counter import ByteCounter
-from custom_modules.profiling.categories import CAUSES, Category, counting_with
+from custom_modules.profiling.categories import CATEGORIES, Category, counting_with
 
 FIXED: tuple[Category, ...] = ("weights", "gradients", "optimizer", "host")
 """Causes that do not change when a storage is received into or passed on."""
@@ -56,7 +56,7 @@ _ACCUMULATION = 2**64 - 1
 
 @dataclass(slots=True)
 class _Frame:
-    """An open cause: where it was opened, and the storages received in it."""
+    """An open category: where it was opened, and the storages received in it."""
 
     name: Category
     node: _Node | None
@@ -72,17 +72,17 @@ class _Storage:
 
 
 class MemoryByCategory(ByteCounter):
-    """A ledger by cause of the bytes on one device and of those on the host."""
+    """A counter by category of the bytes on one device and of those on the host."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         """Begin with nothing held; the device is the CPU if none is given."""
         super().__init__()
         self.device = device or torch.device("cpu")
-        self.live: dict[Category, int] = dict.fromkeys(CAUSES, 0)
+        self.live: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
         self.most = dict(self.live)
         self.at_peak = dict(self.live)
         self.peak_in: tuple[Category, bool] = ("other", False)
-        """The cause whose allocation made the peak, and whether it was in backward."""
+        """The category whose allocation made the peak, and whether it was in backward."""
         self._storages: dict[int, _Storage] = {}
         self._arrived = 0
         self._frames: list[_Frame] = []
@@ -168,7 +168,7 @@ class MemoryByCategory(ByteCounter):
         self._grow(key, size)
 
     def _settle(self, frame: _Frame) -> None:
-        """Assign the storages received in an ended frame, and still held, to its cause."""
+        """Assign the storages received in an ended frame, and still held, to its category."""
         for key in frame.received:
             known = self._storages.get(key)
             if known is None or known.category != "communication":
@@ -189,7 +189,7 @@ class MemoryByCategory(ByteCounter):
         return self._names[bisect_right(self._numbers, node[1]) - 1]
 
     def _note(self, number: int) -> None:
-        """Note the cause of the nodes from a number on, if it differs from the last."""
+        """Note the category of the nodes from a number on, if it differs from the last."""
         name = self._current()
         if name == self._names[-1]:
             return

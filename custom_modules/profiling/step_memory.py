@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of one training step of a Megatron-Core model, by cause, on this rank.
+"""The bytes of one training step of a Megatron-Core model, by category, on this rank.
 
     measured = measure(build, device)
     measured.at_peak["attention"], measured.peak_bytes
 
 `build` returns a model in Megatron-Core's data parallelism, its optimizer and a step. It is called
-while bytes are already counted, so everything has a cause:
+while bytes are already counted, so everything has a category:
 
 * weights, gradients and optimizer are found by walking the model's parameters, the buffers of its
   data parallelism (or of its FSDP) and the optimizer's state;
@@ -53,13 +53,13 @@ class Measured:
     """Bytes of one rank."""
 
     at_peak: dict[Category, int]
-    """Bytes by cause at the moment when most bytes were live on the device."""
+    """Bytes by category at the moment when most bytes were live on the device."""
     most: dict[Category, int]
-    """The peak of each cause, at any moment of the step."""
+    """The peak of each category, at any moment of the step."""
     peak_bytes: int
     """Peak of the device: the sum of `at_peak` over all but host."""
     peak_in: tuple[Category, bool]
-    """The cause whose allocation made the peak, and whether in backward."""
+    """The category whose allocation made the peak, and whether in backward."""
     allocator_bytes: int | None
     """The peak that CUDA's allocator saw; None on CPU."""
 
@@ -140,7 +140,7 @@ def _optimizer_state(optimizer: Any) -> Iterator[Tensor]:
 
 @contextmanager
 def named_parts(model: Iterable[Any]) -> Iterator[None]:
-    """Name the cause of the allocations of each part of a model, inside the context."""
+    """Name the category of the allocations of each part of a model, inside the context."""
     with ExitStack() as stack:
         for module in (module for chunk in model for module in chunk.modules()):
             parts: dict[str, Callable[[Any], Any]] = {}

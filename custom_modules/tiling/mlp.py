@@ -87,7 +87,7 @@ class SumOverTiles:
         ]
 
 
-def _cause(function: TokenFunction) -> AbstractContextManager[None]:
+def _category(function: TokenFunction) -> AbstractContextManager[None]:
     return nullcontext() if function.part is None else category(function.part)
 
 
@@ -131,7 +131,7 @@ class _Tiled(torch.autograd.Function):
         if function.ends_layer and in_second_run():
             return x.new_zeros(()).expand(x.shape)
         out = torch.empty_like(x)
-        with _cause(function):
+        with _category(function):
             for tile in _tiles(x.shape[0], rows):
                 out[tile] = function.run(x[tile])
         return out
@@ -144,7 +144,7 @@ class _Tiled(torch.autograd.Function):
         takers = [p for p in function.parameters if p.requires_grad]
         sums = SumOverTiles(takers)
         dx = torch.empty_like(x)
-        with _cause(function):
+        with _category(function):
             for tile in _tiles(x.shape[0], ctx.rows):
                 dx[tile] = _gradients(function, x[tile], grad_out[tile], sums)
             taken = dict(zip(map(id, takers), sums.taken(), strict=True))

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a stage on a cluster, and the time limits of its job that follow from it.
-
-The layout is read back from the resolved recipe, so that the command line's overrides count.
-"""
+"""The time limits of a stage's job that follow from its plan on a cluster."""
 
 import math
 from collections.abc import Sequence

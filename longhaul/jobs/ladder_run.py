@@ -3,7 +3,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from data.store import Manifest
 from recipes.ladders import LADDERS
@@ -14,9 +13,6 @@ from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import family_name, recipe_name, run_folder, store_folder
 from recipes.spec.stage import Ladder, Stage
 from recipes.spec.suggest import lookup
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Literal
 
 from custom_modules.rope.config import RopeScaling
-from recipes.notation.describe import non_default_fields
+from recipes.notation.describe import non_default_text
 from recipes.shipped.row import Row
 from recipes.spec import cluster
 from recipes.spec.layout import ContextParallel, Layout
@@ -144,8 +144,8 @@ def layout(row: Row) -> Iterator[str]:
     forwards = stage.sequences_per_batch // (plan.micro_batch * plan.dp)
     yield f"micro-batch {plan.micro_batch}, accumulation {forwards}, {_precision(plan)}"
     yield (
-        f"recompute {non_default_fields(plan.recompute)}; "
-        f"tiling {non_default_fields(plan.tiling)}; sharding {plan.sharding}"
+        f"recompute {non_default_text(plan.recompute)}; "
+        f"tiling {non_default_text(plan.tiling)}; sharding {plan.sharding}"
     )
     yield f"on the host: {_on_the_host(plan) or 'nothing'}"
 
@@ -179,5 +179,5 @@ def _sharing(cp: ContextParallel) -> str:
 
 def _precision(plan: Layout) -> str:
     return plan.precision + (
-        f", fp8 {non_default_fields(plan.fp8)}" if plan.fp8.recipe != "none" else ""
+        f", fp8 {non_default_text(plan.fp8)}" if plan.fp8.recipe != "none" else ""
     )

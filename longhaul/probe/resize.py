@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from recipes.nemo2.settings import as_config_node
-from recipes.notation.describe import non_default_fields
+from recipes.notation.describe import non_default_text
 from recipes.rehearsal.shrink import rotation
 from recipes.resolved.check import check
 from recipes.resolved.read import tokens_per_batch, world_size
@@ -144,7 +144,7 @@ def settings(recipe: nemo_run.Partial) -> str:
     config = recipe.model.config
     given = fdl.ordered_arguments(config)
     said = [
-        f"{name} {non_default_fields(fdl.build(given[name]))}" for name in SETTINGS if name in given
+        f"{name} {non_default_text(fdl.build(given[name]))}" for name in SETTINGS if name in given
     ]
     if _argument(config, "recompute_granularity") is not None and "recompute" not in given:
         said.append(f"recompute {config.recompute_granularity}")

@@ -55,7 +55,7 @@ def table_for_terminal(
 
 
 def show(table: Callable[[Sequence[str]], Table], expendable: Sequence[str] = ()) -> Sequence[str]:
-    """Print a table that is `table_for_terminal`, and return the columns left out."""
+    """Print a table that fits the terminal, and return the columns left out."""
     console, made, left_out = table_for_terminal(table, expendable)
     print_table(console, made)
     return left_out

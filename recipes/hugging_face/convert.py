@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert the tensors of a `Piece` in both directions by copying, so every bit is preserved."""
+"""Convert the tensors of a `WeightShard` in both directions by copying, bit for bit."""
 
 from collections.abc import Sequence
 

@@ -53,7 +53,8 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
             if name in tensors or where.get(name, file.name) != file.name:
                 other = tensors[name].file.name if name in tensors else where[name]
                 raise ValueError(
-                    f"{name} is in {file} and also in {other}, by that file or by {INDEX}"
+                    f"{name} is in {file}, but {other} has it too or {INDEX} places it there; "
+                    "download the checkpoint again"
                 )
             tensors[name] = Stored(file=file, dtype=dtype, shape=shape)
     if absent := sorted(where.keys() - tensors.keys()):

@@ -45,5 +45,5 @@ def guards(
 
 
 def _minutes(seconds: float) -> int:
-    """Return seconds as minutes, rounded up to ten."""
+    """Return seconds, rounded up to whole ten minutes."""
     return math.ceil(seconds / 600) * 600

@@ -66,7 +66,7 @@ def shard(recipe: run.Partial, sharding: Sharding) -> None:
     """Set what is sharded over the ranks that hold the same parameters."""
     strategy, distributed = recipe.trainer.strategy, sharding != "none"
     strategy.ddp.use_distributed_optimizer = distributed
-    strategy.ddp.overlap_param_gather = distributed  # otherwise parameters are not sharded
+    strategy.ddp.overlap_param_gather = distributed  # without it every rank updates all of them
     recipe.optim.config.use_distributed_optimizer = distributed
     if sharding in MEGATRON_FSDP:
         strategy.fsdp = "megatron"

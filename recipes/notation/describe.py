@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 
-def non_default_fields(noun: Any) -> str:
+def non_default_text(noun: Any) -> str:
     """Return the fields of a description that differ from their defaults, or `none`."""
     plain = type(noun)()
     changed = {}

@@ -54,7 +54,7 @@ def refusals(job: Workload, cluster: Cluster) -> Iterator[str]:
     yield from _of_fp8(job, cluster)
     if card.facts.experts and (layout.tiling.mlp or layout.fp8.recipe != "none"):
         yield (
-            f"{card.name} has experts, which support neither tiling nor FP8; leave tiling mlp "
+            f"{card.name} has experts, which support neither a tiled MLP nor FP8; leave tiling mlp "
             "and fp8 out"
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from recipes.notation.describe import non_default_fields
+from recipes.notation.describe import non_default_text
 from recipes.rehearsal import shrink
 from recipes.rehearsal.shrink import RANKS_BY_KIND, ParallelDegrees
 from recipes.shipped.row import Row
@@ -255,12 +255,12 @@ def _facts(card: ModelCard, part: Part) -> dict[str, str]:
         "heads": f"{card.heads}, {card.kv_heads} KV, of {card.head_dim}",
         **{name: str(size) for name, size in kinds.items()},
         "CP kind": str(share.cp).partition(":")[0] if layout.cp != UNSHARED else "none",
-        "recompute": non_default_fields(layout.recompute),
-        "tiling": non_default_fields(layout.tiling),
-        "offload": non_default_fields(layout.offload),
+        "recompute": non_default_text(layout.recompute),
+        "tiling": non_default_text(layout.tiling),
+        "offload": non_default_text(layout.offload),
         "sharding": layout.sharding,
         "optimizer on the CPU": f"{layout.optimizer_offload:g}",
-        "precision": f"{layout.precision}, fp8 {non_default_fields(layout.fp8)}"
+        "precision": f"{layout.precision}, fp8 {non_default_text(layout.fp8)}"
         if layout.fp8.recipe != "none"
         else layout.precision,
     }

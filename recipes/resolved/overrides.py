@@ -15,7 +15,7 @@ from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
 from custom_modules.rope.config import RopeScaling
 from recipes.nemo2.cpu import on_cpu
-from recipes.nemo2.settings import as_config_node as described_noun
+from recipes.nemo2.settings import as_config_node
 from recipes.notation.rope import rope_from
 from recipes.resolved.check import check
 from recipes.resolved.read import device_of, trained_length
@@ -152,7 +152,7 @@ def with_rope(recipe: nemo_run.Partial, word: str) -> nemo_run.Partial:
     own = fdl.build(recipe.model.config.rope)
     kept = ("base", "partial_rotary_factor", "interleaved", "original_length")
     of_model = {name: getattr(own, name) for name in kept if name in own.non_default_fields()}
-    recipe.model.config.rope = described_noun(rope_from(word, of_model, own=own))
+    recipe.model.config.rope = as_config_node(rope_from(word, of_model, own=own))
     _require_rotation(recipe, own)
     return recipe
 

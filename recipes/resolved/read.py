@@ -121,7 +121,9 @@ def layout_of(recipe: run.Partial) -> Layout:
     tp = int(strategy.tensor_model_parallel_size)
     cp = int(strategy.context_parallel_size)
     pp = int(strategy.pipeline_model_parallel_size)
-    offloaded = optim.optimizer_offload_fraction if optim.optimizer_cpu_offload else 0.0
+    on_cpu = device_of(recipe) == "cpu"
+    offloads = optim.optimizer_cpu_offload and not on_cpu  # on CPU ranks nothing is moved
+    offloaded = optim.optimizer_offload_fraction if offloads else 0.0
     return Layout(
         tp=tp,
         cp=ContextParallel(size=cp, how=fdl.build(config.cp)),
@@ -135,5 +137,5 @@ def layout_of(recipe: run.Partial) -> Layout:
         optimizer_offload=float(offloaded),
         fp8=fp8(recipe),
         precision="fp32" if recipe.trainer.plugins.precision == "32" else "bf16",
-        device="cpu" if device_of(recipe) == "cpu" else "cuda",
+        device="cpu" if on_cpu else "cuda",
     )

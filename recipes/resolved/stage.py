@@ -2,7 +2,7 @@
 """A stage as it will run: its resolved recipe, and the facts that are read back out of it once.
 
 Commands resolve a recipe (overrides, device, places) and pass this value on; jobs, records and
-pages take layout, folders and plan from here, so that none of them reads NeMo's tree again.
+pages take layout, folders and plan from here. The recipe must not change any more.
 """
 
 from dataclasses import dataclass, replace

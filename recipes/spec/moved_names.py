@@ -20,8 +20,15 @@ MODULES = {
 }
 """Module in files from before 22 November 2026, and its current name."""
 
+CLASSES = {
+    "recipes.weight_sums.WeightSums": "recipes.checkpoints.weight_checksums.WeightChecksums",
+}
+"""Classes that were renamed as well."""
+
 
 def current_name(name: str) -> str:
     """Return the current dotted name of a class; unchanged if it has not moved."""
+    if name in CLASSES:
+        return CLASSES[name]
     module, _, attribute = name.rpartition(".")
     return f"{MODULES[module]}.{attribute}" if module in MODULES else name

@@ -100,8 +100,8 @@ class Expected:
         """Return the requirements of a layout on nodes of a cluster.
 
         Without `nodes`, the layout determines them. `ulysses` is the inner degree if the layout
-        leaves it to `auto`, as computed by `Job.degrees`. Raises ValueError if the ranks do not
-        divide evenly over the nodes.
+        leaves it to `auto`, as computed by `Workload.degrees`. Raises ValueError if the ranks do
+        not divide evenly over the nodes.
         """
         machine = cls(
             nodes=nodes,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is sent where, by labels; attention over it is in test_context_parallel.py."""
+"""What is sent where, by labels; attention over it is in test_attend.py."""
 
 from itertools import chain
 

@@ -19,7 +19,7 @@ from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.context_parallel.p2p import post
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.memory.config import Recompute
-from custom_modules.profiling.categories import CAUSES, category, retag
+from custom_modules.profiling.categories import CATEGORIES, category, retag
 from custom_modules.profiling.memory_by_category import MemoryByCategory
 from custom_modules.profiling.step_memory import Measured, Training, measure
 from custom_modules.rope.config import RopeScaling
@@ -317,9 +317,9 @@ def every_step(on_1_rank, on_2_ranks) -> dict[str, Step]:
 
 def test_the_causes_add_up_to_the_peak_to_the_byte(every_step):
     for name, (measured, *_) in every_step.items():
-        assert set(measured.at_peak) == set(CAUSES)
+        assert set(measured.at_peak) == set(CATEGORIES)
         assert sum(measured.at_peak.values()) == measured.peak_bytes, name
-        assert all(measured.most[one] >= measured.at_peak[one] for one in CAUSES), name
+        assert all(measured.most[one] >= measured.at_peak[one] for one in CATEGORIES), name
 
 
 def test_weights_gradients_and_optimizer_are_those_of_the_model(every_step):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from custom_modules.profiling.categories import CAUSES
+from custom_modules.profiling.categories import CATEGORIES
 from longhaul.probe import memory
 
 TINY = ("probe", "memory", "--factory", "tiny_512")
@@ -27,8 +27,8 @@ def test_a_step_is_shown_by_cause_with_the_settings_it_ran_under(answer, monkeyp
     assert "on 2 cpu ranks: 2 layers of 128, 128 tokens x 4, 1 of 2 micro-batches" in shown
     assert "recompute kept_attention, tiling mlp, offload none, cp ulysses" in shown
     lines = [line[1:].strip() for line in shown.splitlines()]
-    rows = [name for line in lines for name in CAUSES if line.startswith(f"{name} ")]
-    assert rows == list(CAUSES)
+    rows = [name for line in lines for name in CATEGORIES if line.startswith(f"{name} ")]
+    assert rows == list(CATEGORIES)
     assert len(measured) == 2
     for one in measured:
         assert sum(one.at_peak.values()) == one.peak_bytes

@@ -124,7 +124,7 @@ def test_what_a_law_refuses_is_not_chosen_and_is_counted():
     )
     answer = search(experts)
     assert not answer.plans
-    assert "has experts, which support neither tiling nor FP8" in why_not(experts, answer)
+    assert "has experts, which support neither a tiled MLP nor FP8" in why_not(experts, answer)
 
 
 def test_the_longest_length_fits_and_an_eighth_more_does_not():

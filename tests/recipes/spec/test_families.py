@@ -163,7 +163,7 @@ def test_a_rotation_over_another_part_of_the_head_than_the_models_is_refused():
 )
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_what_experts_do_not_compute_in_is_refused(name, layout):
-    with pytest.raises(ValueError, match="tiny has experts, which support neither tiling"):
+    with pytest.raises(ValueError, match="tiny has experts, which support neither a tiled MLP"):
         model_config(card(name), stage(), layout)
 
 

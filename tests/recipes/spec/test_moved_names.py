@@ -2,6 +2,7 @@
 """Recipes that an earlier version wrote."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,12 @@ def test_every_class_of_ours_in_a_recipe_has_its_earlier_name():
             "stragglers",
         )
     }  # fmt: skip
+
+
+def test_every_moved_class_is_where_its_name_says():
+    for name in ("recipes.weight_sums.WeightSums", "recipes.schedule.WarmupCosine"):
+        module, _, attribute = current_name(name).rpartition(".")
+        assert hasattr(import_module(module), attribute)
 
 
 def test_a_name_that_has_not_moved_stays():
