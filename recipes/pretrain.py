@@ -88,7 +88,7 @@ def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
             )
     if card.facts.experts and (layout.tiling.mlp or layout.fp8.recipe != "none"):
         raise ValueError(
-            f"{card.name} has experts, which support neither a tiled MLP (the router's loss is over "
+            f"{card.name} has experts, which support neither a tiled MLP (the router's loss is of "
             "all tokens) nor FP8; leave tiling mlp and fp8 out of the layout"
         )
     experts = {
