@@ -13,9 +13,9 @@ is a copy of all causes from the moment when most bytes were live, so its sum ov
 
 **Backward.** No context is open there, so a storage belongs to the category in which the autograd
 node that now runs was made. Nodes are numbered as they are made: where the category changes, the
-next number is noted, and a node's number is looked up among the notes. A context opened inside a node's
-own backward comes first: a layer that is recomputed there names its parts again, and the nodes it
-makes are looked up like any other. What an accumulation node allocates is a gradient.
+next number is noted, and a node's number is looked up among the notes. A context opened inside a
+node's own backward comes first: a layer that is recomputed there names its parts again, and the
+nodes it makes are looked up like any other. What an accumulation node allocates is a gradient.
 
 **Communication.** A storage that a message, an all-to-all or an all-gather receives into moves to
 communication. If it was allocated in a context that ends before the storage does, it moves back to

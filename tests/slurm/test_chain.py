@@ -162,7 +162,7 @@ def test_a_shut_gate_ends_the_chain_and_says_why(slurm, whole, store, tmp_path):
     assert chain.wait("tiny_2k").startswith("CANCELLED")
     kept = json.loads((chain.run / "eval" / "tiny_512.gate.json").read_text())
     assert not kept["open"]
-    assert "of the passkeys found, at least 100% asked for" in slurm.log(
+    assert "of the passkeys found, at least 100% required" in slurm.log(
         chain.number("evaluate_tiny_512")
     )
     assert slurm.restarts(chain.number("evaluate_tiny_512")) == 0
