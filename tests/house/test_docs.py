@@ -76,7 +76,7 @@ def page(tree: Path, links: Iterable[str]) -> tuple[int, str]:
 
 @pytest.mark.timeout(300)
 def test_the_site_builds_without_a_warning(site):
-    assert "Longhaul extends the context window of a language model" in (site / "index.html").read_text()
+    assert "extends the context window" in (site / "index.html").read_text()
     assert (site / "search" / "search_index.json").stat().st_size > 0
 
 
