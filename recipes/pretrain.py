@@ -86,11 +86,6 @@ def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
                 f"{name} of the stage's rotation is {of_stage} and {card.name}'s {of_card}; it is "
                 "a fact of the model: set both to the same value"
             )
-    if card.facts.experts and (layout.tiling.mlp or layout.fp8.recipe != "none"):
-        raise ValueError(
-            f"{card.name} has experts, which support neither a tiled MLP (the router's loss is of "
-            "all tokens) nor FP8; leave tiling mlp and fp8 out of the layout"
-        )
     experts = {
         "num_moe_experts": card.experts,
         "moe_router_topk": card.experts_per_token,

@@ -11,11 +11,11 @@ from longhaul.options import K_IS, Json, length_of, print_json
 from longhaul.pages.plan_page import as_json, bill, page
 from longhaul.terminal.messages import note
 from longhaul.terminal.next_commands import OnCluster
-from recipes.constraints.laws import fp8_refusal
+from recipes.constraints import fp8 as fp8_constraints
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from, words_of
-from recipes.planner.constraints import CUDA, before_planning, refusals
+from recipes.planner.feasibility import CUDA, before_planning, violations
 from recipes.planner.plan import Plan
 from recipes.planner.plan import plan as plan_of
 from recipes.planner.search import (
@@ -87,7 +87,7 @@ def plan(
             f"--fp8 {fp8}: {machine.gpu.name} of {machine.name} has no FP8; leave --fp8 out, or "
             "name another --cluster"
         )
-    refused = fp8_refusal(precision.recipe, machine.gpu.capability, CUDA)
+    refused = fp8_constraints.refusal(precision.recipe, machine.gpu.capability, CUDA)
     if refused is not None:
         raise ValueError(f"--fp8 {fp8} on {machine.name}: {refused}")
     ranks = _gpus(machine, nodes, gpus)
@@ -214,7 +214,7 @@ def stage_command(
     shipped = row.layout if row is not None and row.cluster == cluster else None
     recipe = Recipe(card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped)
     job = recipe.job(layout, question.cluster)
-    if next(refusals(job, question.cluster), None) is not None:
+    if next(violations(job, question.cluster), None) is not None:
         return None
     command = Case(recipe=recipe, plan=plan_of(job, question.cluster)).command(job)
     return None if command.startswith("longhaul plan") else command

@@ -13,7 +13,7 @@ from longhaul.terminal.next_commands import OnCluster
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from, words_of
-from recipes.planner.constraints import refusals
+from recipes.planner.feasibility import violations
 from recipes.planner.plan import Plan, plan
 from recipes.planner.remedies.overrides import override_words
 from recipes.planner.search import SearchRequest, of_stage
@@ -248,7 +248,7 @@ def case(
     recipe = _shipped(factory, cluster) if factory else _combined(card, ladder, stage, cluster)
     machine = clusters.load(recipe.cluster)
     job = recipe.job(_layout(recipe, machine, nodes, layout), machine)
-    broken = next(refusals(job, machine), None)
+    broken = next(violations(job, machine), None)
     if broken is not None:
         raise ValueError(f"{recipe.name} under {words_of(job.layout)}: {broken}")
     return Case(recipe=recipe, plan=plan(job, machine))

@@ -8,7 +8,6 @@ from typing import Any
 import nemo_run
 import torch
 
-from custom_modules.context_parallel.config import ContextParallelKind
 from data.store import Manifest, require_tokenizer
 from eval.evaluate import evaluate
 from eval.rope_search.evolution import Settings
@@ -16,7 +15,8 @@ from eval.rope_search.run import find_factors
 from eval.run_folder import stage_folder
 from recipes.checkpoints.files import require_whole
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint
-from recipes.constraints import laws
+from recipes.constraints import shapes
+from recipes.constraints.training_step import TrainingStep
 from recipes.resolved import yaml_file
 from recipes.resolved.stage import ResolvedStage
 from slurm.experiment import Job
@@ -74,21 +74,22 @@ def require_layout(
         raise ValueError(f"{ranks} ranks on cuda need as many GPUs; this machine has {found}")
     for name in stages:
         config = recipe_of(run, name).model.config
-        broken = laws.broken(
-            seq_length=length,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_query_groups,
-            head_dim=config.kv_channels,
-            layers=config.num_layers,
-            vocab=config.vocab_size,
-            tp=tp,
-            cp=cp,
-            cp_kind=ContextParallelKind(),
-            pp=1,
-            world_size=ranks,
-            ranks_per_node=ranks,
-            global_batch=ranks,
-            micro_batch=1,
+        broken = shapes.violations(
+            TrainingStep(
+                seq_length=length,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_query_groups,
+                head_dim=config.kv_channels,
+                hidden=config.hidden_size,
+                ffn_hidden=config.ffn_hidden_size,
+                layers=config.num_layers,
+                vocab=config.vocab_size,
+                tp=tp,
+                cp=cp,
+                world_size=ranks,
+                ranks_per_node=ranks,
+                global_batch=ranks,
+            )
         )
         for sentence in broken:
             raise ValueError(f"{name}: {sentence}")

@@ -78,7 +78,7 @@ def set_seq(recipe: nemo_run.Partial, seq: int) -> None:
 def resized(
     recipe: nemo_run.Partial, *, shrunk: bool, seq: int, layers: int, hidden: int
 ) -> nemo_run.Partial:
-    """Return the recipe at the given sizes, 0 for its own, checked against the laws again."""
+    """Return the recipe at the given sizes, 0 for its own; its constraints are checked again."""
     if shrunk:
         shrink(recipe)
     if hidden:

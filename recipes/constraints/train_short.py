@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Constraints between a stage's positions and its length, documents and rotation.
 
-Pure functions of numbers, as `recipes.constraints.laws`.
+Pure functions of numbers, as in the other files of this folder.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from custom_modules.rope.config import MAX_POSITION, RopeScaling
 from custom_modules.rope.gene import gene_refusal
 
 
-def broken_positions(
+def violations(
     *,
     target_length: int | None,
     source_length: int | None,

@@ -14,7 +14,7 @@ from nemo.lightning.ckpt_utils import WEIGHTS_PATH, ckpt_to_dir
 import recipes.nemo2.signatures  # noqa: F401  # before the first config of a NeMo class
 from custom_modules.cpu.backend import cpu_backend
 from recipes.checkpoints.verified import verified
-from recipes.constraints.laws import fp8_refusal
+from recipes.constraints import fp8
 
 
 class LongContextStrategy(nl.MegatronStrategy):
@@ -55,7 +55,7 @@ class LongContextStrategy(nl.MegatronStrategy):
         if not chosen.fp8 or cuda is None:
             return  # without CUDA the recipe was already refused
         major, minor = (int(part) for part in cuda.split(".")[:2])
-        why = fp8_refusal(chosen.fp8_recipe, torch.cuda.get_device_capability(), (major, minor))
+        why = fp8.refusal(chosen.fp8_recipe, torch.cuda.get_device_capability(), (major, minor))
         if why is not None:
             raise ValueError(why)
 

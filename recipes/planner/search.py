@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from custom_modules.context_parallel.config import fits_ulysses, stage_sizes
 from custom_modules.memory.config import Offload, Recompute, Tiling
-from recipes.planner.constraints import before_planning, refusals
+from recipes.planner.feasibility import before_planning, violations
 from recipes.planner.memory import memory
 from recipes.planner.plan import Plan, capped, host_cap, short
 from recipes.planner.workload import Workload
@@ -138,7 +138,7 @@ def _fitting(
             tried += 1
             one = question.plan(layout)
             if one.fits:
-                broken = next(refusals(one.job, question.cluster), "")
+                broken = next(violations(one.job, question.cluster), "")
                 if not broken:
                     plans.append(one)
                     break

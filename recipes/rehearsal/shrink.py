@@ -335,7 +335,7 @@ def _tile(tiled: bool, tile: int, before: int, there: int) -> int | None:
 
 
 def _on_host(offload: Offload, layout: Layout, card: ModelCard, stage: Stage) -> int:
-    """Return the largest host bytes of a rank, as `recipes.constraints.laws` counts them."""
+    """Return the largest host bytes of a rank, as `recipes.constraints.memory` counts them."""
     saved = SavedTensors(
         tokens=stage.seq_length // layout.cp.size * layout.micro_batch,
         hidden=card.hidden,

@@ -9,15 +9,14 @@ from typing import Any
 import fiddle as fdl
 import nemo_run as run
 
-from custom_modules.memory.config import SavedTensors
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import Rotation
-from recipes.constraints import laws
-from recipes.constraints.train_short import broken_positions
+from recipes.constraints import memory, rope, schedule, shapes, train_short
+from recipes.constraints import violations as constraints
+from recipes.constraints.training_step import TrainingStep
 from recipes.hugging_face.config import HF_DEFAULTS
 from recipes.resolved.ineffective import without_effect
 from recipes.resolved.read import (
-    context_parallelism,
     fp8,
     rank_tokens,
     sharding_of,
@@ -42,7 +41,7 @@ def check(recipe: run.Partial) -> None:
         except ValueError as error:  # of the dataclass's own check; fiddle adds a paragraph
             raise ValueError(str(error).splitlines()[0]) from None
         fp8(recipe)
-        problems = list(broken_laws(recipe))
+        problems = list(violations(recipe))
     if problems:
         raise ValueError("; ".join(problems))
 
@@ -50,23 +49,23 @@ def check(recipe: run.Partial) -> None:
 def notes(recipe: run.Partial) -> list[str]:
     """Return warnings about settings of a checked recipe, one sentence each."""
     tiling, tp = recipe.model.config.tiling, recipe.trainer.strategy.tensor_model_parallel_size
-    rope = fdl.build(recipe.model.config.rope)
+    rotation = fdl.build(recipe.model.config.rope)
     return [
-        *laws.clamped_tiles(fdl.build(tiling), tokens=rank_tokens(recipe), tp=tp),
-        *laws.unstretched(rope, length=trained_length(recipe)),
-        *_unexportable(recipe, rope),
+        *memory.clamped_tiles(fdl.build(tiling), tokens=rank_tokens(recipe), tp=tp),
+        *rope.unstretched(rotation, length=trained_length(recipe)),
+        *_unexportable(recipe, rotation),
     ]
 
 
-def _unexportable(recipe: run.Partial, rope: RopeScaling) -> Iterator[str]:
+def _unexportable(recipe: run.Partial, rotation: RopeScaling) -> Iterator[str]:
     """Yield one sentence if the family's Hugging Face model does not support the rotation."""
     target = fdl.get_callable(recipe.model.config)
     for family in FAMILIES.values():
         ours = family.config_class == f"{target.__module__}.{target.__name__}"
-        alone = rope.method in ("default", "ntk") and rope.before is None
+        alone = rotation.method in ("default", "ntk") and rotation.before is None
         if ours and not HF_DEFAULTS[family.name].reads_scaling and not alone:
             yield (
-                f"rope {rope.method} can be trained but not exported: {family.architecture} of "
+                f"rope {rotation.method} can be trained but not exported: {family.architecture} of "
                 "transformers ignores rope_scaling; default and ntk can be exported"
             )
 
@@ -144,91 +143,65 @@ def _calculates_per_token_loss(config: Any) -> bool:
     return bool(arguments["calculate_per_token_loss"])
 
 
-def broken_laws(recipe: run.Partial) -> Iterator[str]:
-    """Yield one sentence for each constraint that the resolved tree violates."""
-    config, strategy = recipe.model.config, recipe.trainer.strategy
-    tp, pp = strategy.tensor_model_parallel_size, strategy.pipeline_model_parallel_size
-    cp = strategy.context_parallel_size
-    optim, data = recipe.optim.config, recipe.data
-    of_shapes = list(
-        laws.broken(
-            seq_length=data.seq_length,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_query_groups,
-            head_dim=config.kv_channels,
-            layers=config.num_layers,
-            vocab=config.vocab_size,
-            tp=tp,
-            cp=cp,
-            cp_kind=fdl.build(config.cp),
-            pp=pp,
-            world_size=world_size(recipe),
-            ranks_per_node=recipe.trainer.devices,
-            global_batch=data.global_batch_size,
-            micro_batch=data.micro_batch_size,
-        )
-    )
-    yield from of_shapes
-    yield from laws.broken_schedule(max_steps=recipe.trainer.max_steps, lr=optim.lr)
-    if of_shapes:
-        return  # the checks below divide by them
-    try:
-        Rotation(fdl.build(config.rope), config.kv_channels)
-    except ValueError as error:
-        yield str(error)
-    yield from laws.broken_rope(fdl.build(config.rope), documents=data.documents)
-    given = fdl.ordered_arguments(data)
+def violations(recipe: run.Partial) -> Iterator[str]:
+    """Yield one sentence for each constraint that the resolved recipe violates."""
+    config, data = recipe.model.config, recipe.data
+    step = training_step(recipe)
+    yield from schedule.violations(max_steps=recipe.trainer.max_steps, lr=recipe.optim.config.lr)
+    of_step = list(constraints.violations(step))
+    if not any(shapes.violations(step)):
+        try:
+            Rotation(fdl.build(config.rope), config.kv_channels)
+        except ValueError as error:
+            yield str(error)
+        yield from rope.violations(fdl.build(config.rope), documents=data.documents)
+        yield from _of_train_short(recipe)
+    yield from of_step
+
+
+def _of_train_short(recipe: run.Partial) -> Iterator[str]:
+    data, given = recipe.data, fdl.ordered_arguments(recipe.data)
     skips, chosen, scale = (given.get(name) for name in ("positions", "sentences", "rope_scale"))
-    yield from broken_positions(
+    yield from train_short.violations(
         target_length=skips and skips.target_length,
         source_length=chosen and chosen.source_length,
         largest_scale=scale and scale.least * scale.scales,
         seq_length=data.seq_length,
         documents=data.documents,
-        rope=fdl.build(config.rope),
+        rope=fdl.build(recipe.model.config.rope),
     )
-    bf16 = recipe.trainer.plugins.precision == "bf16-mixed"
-    recompute, tiling = fdl.build(config.recompute), fdl.build(config.tiling)
-    head_chunked = bool(context_parallelism(recipe).heads_per_stage)
-    yield from laws.broken_sharding(
-        sharding_of(recipe),
-        pp=pp,
+
+
+def training_step(recipe: run.Partial) -> TrainingStep:
+    """Return the numbers of a resolved recipe that constraints are functions of."""
+    config, strategy = recipe.model.config, recipe.trainer.strategy
+    optim, data = recipe.optim.config, recipe.data
+    return TrainingStep(
+        seq_length=data.seq_length,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_query_groups,
+        head_dim=config.kv_channels,
+        hidden=config.hidden_size,
+        ffn_hidden=config.ffn_hidden_size,
+        layers=config.num_layers,
+        vocab=config.vocab_size,
+        experts=config.num_moe_experts or 0,
+        tp=strategy.tensor_model_parallel_size,
+        cp=strategy.context_parallel_size,
+        cp_kind=fdl.build(config.cp),
+        pp=strategy.pipeline_model_parallel_size,
+        world_size=world_size(recipe),
+        ranks_per_node=recipe.trainer.devices,
+        global_batch=data.global_batch_size,
+        micro_batch=data.micro_batch_size,
+        recompute=fdl.build(config.recompute),
+        tiling=fdl.build(config.tiling),
+        offload=fdl.build(config.offload),
+        sharding=sharding_of(recipe),
         optimizer_offload=optim.optimizer_offload_fraction,
         precision_aware=optim.use_precision_aware_optimizer,
-        tiling=tiling,
-        head_chunked=head_chunked,
-    )
-    dp = world_size(recipe) // (tp * cp * pp)
-    yield from laws.broken_memory(
-        recompute=recompute,
-        tiling=tiling,
-        offload=fdl.build(config.offload),
-        cp_kind=config.cp.kind,
-        head_chunked=head_chunked,
-        saved=SavedTensors(
-            tokens=rank_tokens(recipe),
-            hidden=config.hidden_size,
-            heads=config.num_attention_heads // tp,
-            head_dim=config.kv_channels,
-            tp=tp,
-            element_bytes=2 if bf16 else 4,
-        ),
-        layers=config.num_layers,
-        pp=pp,
-        micro_batches=data.global_batch_size // (data.micro_batch_size * dp),
-    )
-    yield from laws.broken_fp8(
-        fp8(recipe),
+        fp8=fp8(recipe),
+        bf16=recipe.trainer.plugins.precision == "bf16-mixed",
         on_cpu=strategy.process_group_backend == "gloo",
-        bf16=bf16,
         transformer_engine=config.transformer_engine,
-        head_chunked=head_chunked,
-        tiling=tiling,
-        hidden=config.hidden_size,
-        ffn=config.ffn_hidden_size // tp,
-        qkv=(config.num_attention_heads + 2 * config.num_query_groups) * config.kv_channels // tp,
-        tokens=rank_tokens(recipe) // tp,
-        micro_batch=data.micro_batch_size,
-        layers=config.num_layers,
-        pp=pp,
     )

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recipes.planner.constraints import before_planning, refusals
+from recipes.planner.feasibility import before_planning, violations
 from recipes.planner.plan import Plan, capped
 from recipes.planner.remedies.overrides import override_words
 from recipes.planner.remedies.steps import RUNGS
@@ -115,7 +115,7 @@ class _Climb:
             broken = before_planning(one, self.cluster)
             if not broken:
                 made = capped(one, self.cluster)
-                broken = next(refusals(made.job, self.cluster), "")
+                broken = next(violations(made.job, self.cluster), "")
             if broken:
                 why = why or broken
             else:

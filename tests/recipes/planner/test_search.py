@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from recipes.models import CARDS
-from recipes.planner.constraints import refusals
+from recipes.planner.feasibility import violations
 from recipes.planner.plan import HEADROOM, plan
 from recipes.planner.rank_groups import rank_map
 from recipes.planner.search import (
@@ -57,7 +57,7 @@ def test_what_is_chosen_fits_and_keeps_the_laws(asked):
         job, layout = found.job, found.job.layout
         assert layout.world_size == asked.gpus
         assert found.memory.total <= (1 - HEADROOM) * asked.cluster.gpu_bytes
-        assert not list(refusals(job, asked.cluster))
+        assert not list(violations(job, asked.cluster))
         assert found.memory.host <= layout.offload.cap_gib * 2**30
         assert job.micro_batches * layout.dp * layout.micro_batch * asked.seq_length == (
             asked.tokens_per_batch

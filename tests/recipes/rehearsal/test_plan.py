@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from recipes.constraints import laws
-from recipes.constraints.train_short import broken_positions
+from recipes.constraints import rope as rope_constraints
+from recipes.constraints import train_short, violations
+from recipes.planner.feasibility import training_step
+from recipes.planner.workload import Workload
 from recipes.rehearsal import shrink
 from recipes.rehearsal.plan import PEAK, STEPS, rehearsal
 from recipes.rehearsal.shrink import ParallelDegrees, fewer_ranks
@@ -24,35 +26,22 @@ def of(name: str, ranks: int = 4):
 
 
 def broken(made) -> list[str]:
-    """Return the laws that the small nouns break, as numbers."""
+    """Return the constraints that the small nouns violate, as numbers."""
     found = []
     card = made.card
     for part in made.parts:
         stage, layout = part.stage, part.layout
         rope = card.native_rope if stage.rope == "native" else stage.rope
-        cp = ParallelDegrees.of(card, stage.seq_length, layout, layout.world_size).cp
-        found += laws.broken(
-            seq_length=stage.seq_length, heads=card.heads, kv_heads=card.kv_heads,
-            head_dim=card.head_dim, layers=card.layers, vocab=card.vocab, tp=layout.tp,
-            cp=layout.cp.size, cp_kind=layout.cp.how, pp=layout.pp, world_size=layout.world_size,
-            ranks_per_node=layout.world_size, global_batch=stage.sequences_per_batch,
-            micro_batch=layout.micro_batch,
+        job = Workload(
+            card=card, seq_length=stage.seq_length, tokens_per_batch=stage.tokens_per_batch,
+            layout=layout, gpus_per_node=layout.world_size,
         )  # fmt: skip
-        found += laws.broken_rope(rope, documents=stage.documents)
-        found += broken_positions(
+        found += violations.violations(training_step(job, layout.world_size))
+        found += rope_constraints.violations(rope, documents=stage.documents)
+        found += train_short.violations(
             target_length=stage.positions.target_length if stage.positions.kind != "gene" else None,
             source_length=None, largest_scale=None, seq_length=stage.seq_length,
             documents=stage.documents, rope=rope,
-        )  # fmt: skip
-        found += laws.broken_memory(
-            recompute=layout.recompute, tiling=layout.tiling, offload=layout.offload,
-            cp_kind=layout.cp.how.kind, head_chunked=bool(cp.heads_per_stage),
-            saved=shrink.SavedTensors(
-                tokens=stage.seq_length // layout.cp.size * layout.micro_batch,
-                hidden=card.hidden, heads=card.heads // layout.tp, head_dim=card.head_dim,
-                tp=layout.tp, element_bytes=2 if layout.precision == "bf16" else 4,
-            ),
-            layers=card.layers, pp=layout.pp, micro_batches=shrink.micro_batches(stage, layout),
         )  # fmt: skip
     return found
 

@@ -163,8 +163,9 @@ def test_a_rotation_over_another_part_of_the_head_than_the_models_is_refused():
 )
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_what_experts_do_not_compute_in_is_refused(name, layout):
-    with pytest.raises(ValueError, match="tiny has experts, which support neither a tiled MLP"):
-        model_config(card(name), stage(), layout)
+    ladder = Ladder(name="tiny", source="a test", stages=(stage(),))
+    with pytest.raises(ValueError, match="the model has experts, which support neither a tiled"):
+        pretrain(card(name), ladder, 512, layout)
 
 
 @pytest.mark.parametrize(

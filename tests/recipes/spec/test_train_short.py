@@ -10,7 +10,7 @@ import torch
 
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.gene import gene_rotation
-from recipes.constraints.train_short import broken_positions
+from recipes.constraints.train_short import violations
 from recipes.models import TINY
 from recipes.pretrain import data_module, pretrain
 from recipes.resolved import yaml_file
@@ -178,7 +178,7 @@ SEARCHED = RopeScaling(
     ids=str,
 )
 def test_positions_that_fit_break_no_law(change):
-    assert list(broken_positions(**FITS | change)) == []
+    assert list(violations(**FITS | change)) == []
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_positions_that_fit_break_no_law(change):
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )
 def test_a_broken_law_of_positions_is_one_sentence(change, words):
-    (sentence,) = broken_positions(**FITS | change)
+    (sentence,) = violations(**FITS | change)
     assert words in sentence
 
 

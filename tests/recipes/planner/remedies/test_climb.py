@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from recipes.notation.layout import layout_from
-from recipes.planner.constraints import refusals
+from recipes.planner.feasibility import violations
 from recipes.planner.plan import Plan, plan
 from recipes.planner.remedies.climb import UNTRIED, Remedy, remedies
 from recipes.planner.remedies.overrides import override_words
@@ -128,7 +128,7 @@ def test_together_is_never_above_what_the_rung_before_left():
 def test_no_remedy_breaks_a_law(words):
     for remedy in remedies(planned(words)).ladder:
         for one in (remedy.alone, remedy.together):
-            assert one is None or not list(refusals(one.job, H100)), remedy.name
+            assert one is None or not list(violations(one.job, H100)), remedy.name
 
 
 @pytest.mark.parametrize(

@@ -5,28 +5,21 @@ from dataclasses import replace
 import pytest
 
 from custom_modules.context_parallel.config import ContextParallelKind
-from custom_modules.memory.config import Offload, Recompute, SavedTensors, Tiling
+from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
-from recipes.constraints import laws
+from recipes.constraints import fp8 as fp8_constraints
+from recipes.constraints import memory, schedule, shapes, violations
+from recipes.constraints import rope as rope_constraints
+from recipes.constraints import sharding as sharding_constraints
+from recipes.constraints.training_step import TrainingStep
 from recipes.spec.layout import Fp8, Layout
 from recipes.spec.units import K
 
-FITS = {
-    "seq_length": 8192,
-    "heads": 32,
-    "kv_heads": 8,
-    "head_dim": 128,
-    "layers": 32,
-    "vocab": 128_256,
-    "tp": 2,
-    "cp": 4,
-    "cp_kind": ContextParallelKind(kind="ulysses"),
-    "pp": 2,
-    "world_size": 64,
-    "ranks_per_node": 8,
-    "global_batch": 64,
-    "micro_batch": 2,
-}
+FITS = TrainingStep(
+    seq_length=8192, heads=32, kv_heads=8, head_dim=128, hidden=4096, ffn_hidden=14_336, layers=32,
+    vocab=128_256, tp=2, cp=4, cp_kind=ContextParallelKind(kind="ulysses"), pp=2, world_size=64,
+    ranks_per_node=8, global_batch=64, micro_batch=2,
+)  # fmt: skip
 RING = ContextParallelKind(kind="ring")
 SCHEDULE = {"max_steps": 100, "lr": 1e-5}
 
@@ -45,8 +38,8 @@ SCHEDULE = {"max_steps": 100, "lr": 1e-5}
     ],
     ids=str,
 )
-def test_numbers_that_fit_break_no_law(change):
-    assert list(laws.broken(**FITS | change)) == []
+def test_numbers_that_fit_violate_no_constraint(change):
+    assert list(shapes.violations(replace(FITS, **change))) == []
 
 
 @pytest.mark.parametrize(
@@ -84,17 +77,17 @@ def test_numbers_that_fit_break_no_law(change):
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )
-def test_a_broken_law_is_one_sentence_with_the_value_and_what_would_do(change, words):
-    (sentence,) = laws.broken(**FITS | change)
+def test_a_violated_constraint_is_one_sentence_with_the_value_and_what_would_do(change, words):
+    (sentence,) = shapes.violations(replace(FITS, **change))
     assert re.search(words, sentence)
 
 
-def test_every_broken_law_is_told_at_once():
-    assert len(list(laws.broken(**FITS | {"vocab": 3, "layers": 3, "global_batch": 1}))) == 3
+def test_every_violated_constraint_is_told_at_once():
+    assert len(list(shapes.violations(replace(FITS, vocab=3, layers=3, global_batch=1)))) == 3
 
 
-def test_a_schedule_that_fits_breaks_no_law():
-    assert list(laws.broken_schedule(**SCHEDULE)) == []
+def test_a_schedule_that_fits_violates_no_constraint():
+    assert list(schedule.violations(**SCHEDULE)) == []
 
 
 @pytest.mark.parametrize(
@@ -107,30 +100,26 @@ def test_a_schedule_that_fits_breaks_no_law():
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )
 def test_a_schedule_that_cannot_run_is_told(change, words):
-    (sentence,) = laws.broken_schedule(**SCHEDULE | change)
+    (sentence,) = schedule.violations(**SCHEDULE | change)
     assert words in sentence
 
 
 @pytest.mark.parametrize("name", ["tp", "cp", "pp", "world_size", "micro_batch", "seq_length"])
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_size_below_one_is_a_sentence_not_a_crash(name, size):
-    (sentence,) = laws.broken(**FITS | {name: size})
+    (sentence,) = shapes.violations(replace(FITS, **{name: size}))
     assert f"{size}; it must be at least 1" in sentence
 
 
 KEPT = Recompute(kind="kept_attention")
-MEMORY = {
-    "recompute": KEPT,
-    "tiling": Tiling(loss=True, mlp=True),
-    "offload": Offload(tensors="both", cap_gib=3.5),
-    "cp_kind": "ulysses",
-    "head_chunked": False,
-    # A layer keeps 64 MiB of input and 130 MiB of attention: 2^16 tokens x 8 heads x 260 bytes.
-    "saved": SavedTensors(tokens=64 * K, hidden=1024, heads=8, head_dim=128, tp=2),
-    "layers": 16,
-    "pp": 2,
-    "micro_batches": 4,
-}
+# A layer keeps 64 MiB of input and 130 MiB of attention: 2^16 tokens x 8 heads x 260 bytes.
+MEMORY = TrainingStep(
+    seq_length=64 * K, heads=16, kv_heads=16, head_dim=128, hidden=1024, ffn_hidden=4096, layers=16,
+    vocab=512, tp=2, cp_kind=ContextParallelKind(kind="ulysses"), pp=2, world_size=4,
+    ranks_per_node=4, global_batch=4, recompute=KEPT, tiling=Tiling(loss=True, mlp=True),
+    offload=Offload(tensors="both", cap_gib=3.5),
+)  # fmt: skip
+HEAD_CHUNKED = ContextParallelKind(kind="head_chunked")
 
 
 @pytest.mark.parametrize(
@@ -139,12 +128,12 @@ MEMORY = {
         {},
         {"recompute": Recompute(kind="selective", modules=["core_attn"]), "offload": Offload()},
         {"recompute": Recompute(kind="block", layers=8), "offload": Offload()},
-        {"head_chunked": True},
+        {"cp_kind": HEAD_CHUNKED},
     ],
     ids=str,
 )
 def test_what_layers_keep_may_be(change):
-    assert list(laws.broken_memory(**MEMORY | change)) == []
+    assert list(memory.violations(replace(MEMORY, **change))) == []
 
 
 @pytest.mark.parametrize(
@@ -154,12 +143,18 @@ def test_what_layers_keep_may_be(change):
             {"offload": Offload(tensors="both", cap_gib=3)},
             r"needs 3\.03 GiB .* on a rank \(8 layers, 2 micro-batches .* cap_gib is 3;",
         ),
-        ({"micro_batches": 4, "pp": 4, "layers": 32}, r"needs 6\.06 GiB .* 4 micro-batches"),
+        ({"pp": 4, "layers": 32, "world_size": 8}, r"needs 6\.06 GiB .* 4 micro-batches"),
         ({"recompute": Recompute()}, "offload both moves what recompute full or kept_attention"),
         ({"recompute": Recompute(kind="full")}, "keeps no attention output"),
-        ({"cp_kind": "p2p"}, "kept_attention and the context parallel kind p2p"),
         (
-            {"cp_kind": "a2a", "recompute": Recompute(kind="full", every=2, others=KEPT.kind)},
+            {"cp_kind": ContextParallelKind(kind="p2p")},
+            "kept_attention and the context parallel kind p2p",
+        ),
+        (
+            {
+                "cp_kind": ContextParallelKind(kind="a2a"),
+                "recompute": Recompute(kind="full", every=2, others=KEPT.kind),
+            },
             "kept_attention and the context parallel kind a2a",
         ),
         (
@@ -174,7 +169,7 @@ def test_what_layers_keep_may_be(change):
             {
                 "recompute": Recompute(kind="selective", modules=["core_attn"]),
                 "offload": Offload(),
-                "head_chunked": True,
+                "cp_kind": HEAD_CHUNKED,
             },
             "head-chunked attention keeps no queries",
         ),
@@ -182,16 +177,16 @@ def test_what_layers_keep_may_be(change):
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )
 def test_what_layers_cannot_keep_is_one_sentence(change, words):
-    (sentence,) = laws.broken_memory(**MEMORY | change)
+    (sentence,) = memory.violations(replace(MEMORY, **change))
     assert re.search(words, sentence)
 
 
 def test_a_tile_is_noted_where_a_rank_has_fewer_tokens():
     tiling = Tiling(loss=True, loss_tile=2 * K, mlp=True, mlp_tile=2 * K)
-    assert list(laws.clamped_tiles(tiling, tokens=4 * K, tp=2)) == []
-    (note,) = laws.clamped_tiles(tiling, tokens=2 * K, tp=2)
+    assert list(memory.clamped_tiles(tiling, tokens=4 * K, tp=2)) == []
+    (note,) = memory.clamped_tiles(tiling, tokens=2 * K, tp=2)
     assert "mlp_tile is 2,048 tokens and a rank has 1,024" in note
-    assert list(laws.clamped_tiles(Tiling(), tokens=1, tp=1)) == []
+    assert list(memory.clamped_tiles(Tiling(), tokens=1, tp=1)) == []
 
 
 @pytest.mark.parametrize(
@@ -204,38 +199,25 @@ def test_a_tile_is_noted_where_a_rank_has_fewer_tokens():
         ("optimizer", {"optimizer_offload": 0.5, "precision_aware": False}, "set that too"),
         ("parameters", {"tiling": Tiling(loss=True)}, "parameters with tiling loss"),
         ("gradients", {"tiling": Tiling(mlp=True)}, "after its first tile"),
-        ("gradients", {"head_chunked": True}, "gradients with head-chunked attention"),
+        ("gradients", {"cp_kind": HEAD_CHUNKED}, "gradients with head-chunked attention"),
     ],
 )
 def test_sharding_that_cannot_be_is_one_sentence(sharding, change, words):
-    fits = {
-        "pp": 1, "optimizer_offload": 0.0, "precision_aware": True, "tiling": Tiling(),
-        "head_chunked": False,
-    }  # fmt: skip
-    assert list(laws.broken_sharding(sharding, **fits)) == []
-    (sentence,) = laws.broken_sharding(sharding, **fits | change)
+    fits = replace(FITS, sharding=sharding, pp=1)
+    assert list(sharding_constraints.violations(fits)) == []
+    (sentence,) = sharding_constraints.violations(replace(fits, **change))
     assert re.search(words, sentence)
 
 
-FP8 = {
-    "on_cpu": False,
-    "bf16": True,
-    "transformer_engine": True,
-    "head_chunked": False,
-    "tiling": Tiling(mlp=True),
-    "hidden": 4096,
-    "ffn": 7168,
-    "qkv": 3072,
-    "tokens": 32 * K,
-    "micro_batch": 1,
-    "layers": 32,
-    "pp": 4,
-}
+FP8 = TrainingStep(
+    seq_length=32 * K, heads=16, kv_heads=4, head_dim=128, hidden=4096, ffn_hidden=7168, layers=32,
+    vocab=512, pp=4, world_size=4, ranks_per_node=4, global_batch=4, tiling=Tiling(mlp=True),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe", ["none", "tensorwise", "blockwise", "mxfp8"])
-def test_fp8_that_fits_breaks_no_law(recipe):
-    assert list(laws.broken_fp8(Fp8(recipe=recipe), **FP8)) == []
+def test_fp8_that_fits_violates_no_constraint(recipe):
+    assert list(fp8_constraints.violations(replace(FP8, fp8=Fp8(recipe=recipe)))) == []
 
 
 @pytest.mark.parametrize(
@@ -244,20 +226,32 @@ def test_fp8_that_fits_breaks_no_law(recipe):
         (Fp8(recipe="mxfp8"), {"on_cpu": True}, "mxfp8 does not compute on cpu"),
         (Fp8(recipe="mxfp8"), {"bf16": False}, "needs precision bf16"),
         (Fp8(recipe="mxfp8"), {"transformer_engine": False}, "runs without it"),
-        (Fp8(recipe="mxfp8"), {"head_chunked": True}, "projects in the model's dtype"),
+        (Fp8(recipe="mxfp8"), {"cp_kind": HEAD_CHUNKED}, "projects in the model's dtype"),
         (Fp8(recipe="mxfp8", bf16_last=9), {}, "bf16_last 9: each is at most the 8 layers"),
         (Fp8(recipe="delayed"), {}, "delayed with tiling mlp: .* one call of a module per step"),
         (Fp8(recipe="delayed", bf16_first=1), {"tiling": Tiling()}, "delayed with bf16_first 1"),
         (Fp8(recipe="tensorwise"), {"hidden": 4104}, "of 16, and the hidden size are 4,104; 4,096"),
-        (Fp8(recipe="mxfp8"), {"ffn": 7184}, "of 32, and the FFN rows of a TP rank are 7,184"),
-        (Fp8(recipe="blockwise"), {"qkv": 3104}, "of 128, and the QKV rows .* 3,104; 3,072 would"),
-        (Fp8(recipe="blockwise"), {"tokens": 100}, "the tokens of a rank are 100; 128 would do"),
+        (
+            Fp8(recipe="mxfp8"),
+            {"ffn_hidden": 7184},
+            "of 32, and the FFN rows of a TP rank are 7,184",
+        ),
+        (
+            Fp8(recipe="blockwise"),
+            {"kv_heads": 8, "head_dim": 97},
+            "of 128, and the QKV rows .* 3,104; 3,072 would",
+        ),
+        (
+            Fp8(recipe="blockwise"),
+            {"seq_length": 100},
+            "the tokens of a rank are 100; 128 would do",
+        ),
         (Fp8(recipe="tensorwise"), {"micro_batch": 3}, "tokens of an MLP tile are 8,190"),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )
 def test_fp8_that_cannot_be_is_one_sentence(fp8, change, words):
-    (sentence,) = laws.broken_fp8(fp8, **FP8 | change)
+    (sentence,) = fp8_constraints.violations(replace(FP8, fp8=fp8, **change))
     assert re.search(words, sentence)
 
 
@@ -280,7 +274,7 @@ def test_fp8_that_cannot_be_is_one_sentence(fp8, change, words):
     ],
 )
 def test_a_device_computes_an_fp8_recipe_or_is_told_why_not(recipe, capability, cuda, words):
-    why = laws.fp8_refusal(recipe, capability, cuda)
+    why = fp8_constraints.refusal(recipe, capability, cuda)
     assert why is None if words is None else re.search(words, why)
 
 
@@ -318,5 +312,25 @@ LONGROPE = RopeScaling(
     ],
 )
 def test_a_rotation_by_length_is_refused_where_documents_are_apart(rope, documents, refused):
-    broken = list(laws.broken_rope(rope, documents=documents))
-    assert ["depends on the sequence length" in sentence for sentence in broken] == [True] * refused
+    found = list(rope_constraints.violations(rope, documents=documents))
+    assert ["depends on the sequence length" in sentence for sentence in found] == [True] * refused
+
+
+def test_all_constraints_of_a_step_are_asked_at_once():
+    assert list(violations.violations(FITS)) == []
+    wrong = replace(FITS, sharding="parameters", fp8=Fp8(recipe="mxfp8"), bf16=False)
+    told = list(violations.violations(wrong))
+    assert len(told) == 2
+    assert "PP is 2" in told[0]
+    assert "needs precision bf16" in told[1]
+
+
+def test_sizes_that_do_not_fit_end_the_other_constraints():
+    (told,) = violations.violations(replace(FITS, vocab=3, sharding="parameters"))
+    assert "vocabulary of 3" in told
+
+
+@pytest.mark.parametrize("change", [{"tiling": Tiling(mlp=True)}, {"fp8": Fp8(recipe="mxfp8")}])
+def test_experts_compute_neither_in_tiles_nor_in_fp8(change):
+    (told,) = violations.violations(replace(FITS, experts=8, **change))
+    assert "has experts, which support neither a tiled MLP nor FP8" in told

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constraints between the sizes of a model, its layout and its batch."""
+
+from collections.abc import Iterator
+
+from custom_modules.rope.config import MAX_POSITION
+from recipes.constraints.training_step import TrainingStep
+
+
+def violations(step: TrainingStep) -> Iterator[str]:
+    """Yield one sentence for each violated constraint; a size below 1 ends them."""
+    tp, cp, pp, world_size = step.tp, step.cp, step.pp, step.world_size
+    seq_length, vocab, layers = step.seq_length, step.vocab, step.layers
+    heads, kv_heads, head_dim = step.heads, step.kv_heads, step.head_dim
+    global_batch, micro_batch = step.global_batch, step.micro_batch
+    sizes = {
+        "sequence length": seq_length, "heads": heads, "KV heads": kv_heads, "layers": layers,
+        "head size": head_dim, "vocabulary": vocab, "TP": tp, "CP": cp, "PP": pp,
+        "world size": world_size, "ranks per node": step.ranks_per_node,
+        "global batch": global_batch, "micro-batch": micro_batch,
+    }  # fmt: skip
+    too_small = [
+        f"{name} is {size}; it must be at least 1" for name, size in sizes.items() if size < 1
+    ]
+    if too_small:
+        yield from too_small
+        return
+    model_ranks = step.model_ranks
+    if world_size % model_ranks:
+        yield (
+            f"world size {world_size} does not match the layout: TP {tp} x CP {cp} x PP {pp} = "
+            f"{model_ranks} ranks, so it must be a multiple of {model_ranks}"
+        )
+        return
+    dp = step.dp
+    if seq_length > MAX_POSITION:
+        yield f"sequence length {seq_length:,} has positions from 2^31 on, which are not rotated"
+    if cp > 1 and seq_length % (2 * cp):
+        yield (
+            f"sequence length {seq_length:,} is not divisible by 2 x CP = {2 * cp}, "
+            f"which zigzag sharding needs; {seq_length // (2 * cp) * 2 * cp:,} would do"
+        )
+    elif tp > 1 and (seq_length // cp) % tp:
+        yield (
+            f"sequence length {seq_length:,} over CP {cp} is not divisible by TP {tp}, which "
+            f"sequence parallelism needs; {seq_length // (2 * cp * tp) * 2 * cp * tp:,} would do"
+        )
+    if heads % tp or kv_heads % tp:
+        yield (
+            f"{heads} heads and {kv_heads} KV heads are not both divisible by TP {tp}; "
+            f"TP may be {_divisors(heads, kv_heads)}"
+        )
+    else:
+        try:
+            _ = step.degrees
+        except ValueError as error:
+            yield str(error)
+    if head_dim % 2:
+        yield f"the head size is {head_dim}; rotation pairs dimensions, so it must be even"
+    if vocab % tp:
+        yield f"a vocabulary of {vocab:,} rows is not divisible by TP {tp}"
+    if layers % pp:
+        yield f"{layers} layers are not divisible by PP {pp}; PP may be {_divisors(layers)}"
+    if global_batch % (micro_batch * dp):
+        yield (
+            f"a batch of {global_batch} sequences of {seq_length:,} tokens is not divisible by "
+            f"micro-batch {micro_batch} x DP {dp}; use fewer DP ranks, or a multiple of "
+            f"{micro_batch * dp * seq_length:,} tokens per batch"
+        )
+
+
+def _divisors(*numbers: int) -> str:
+    """Return the common divisors of the numbers as text for a message."""
+    common = [d for d in range(1, min(numbers) + 1) if all(n % d == 0 for n in numbers)]
+    return ", ".join(map(str, common[:-1])) + f" or {common[-1]}" if common[1:] else "1 only"
