@@ -18,12 +18,13 @@ import itertools
 import json
 import math
 import os
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from data.files.whole import write_text
 from recipes.checkpoints.marker import RECIPE
+from recipes.spec.schema import NotJsonError, Number, decode_json
 
 T = TypeVar("T")
 
@@ -63,8 +64,8 @@ class StageRecord:
     name: str
     seq_length: int
     rope: dict[str, Any] = field(default_factory=dict)
-    tokens: float = math.nan
-    tokens_per_batch: float = math.nan
+    tokens: Number = math.nan
+    tokens_per_batch: Number = math.nan
     layout: dict[str, Any] = field(default_factory=dict)
     start: str = ""
     target_length: int | None = None
@@ -81,14 +82,14 @@ class Step:
     """Metrics of one training step; NaN if not measured."""
 
     step: int
-    loss: float
-    lr: float = math.nan
-    grad_norm: float = math.nan
-    tokens: float = math.nan
-    seconds: float = math.nan
-    tokens_per_second_per_rank: float = math.nan
-    mfu: float = math.nan
-    peak_memory_bytes: float = math.nan
+    loss: Number
+    lr: Number = math.nan
+    grad_norm: Number = math.nan
+    tokens: Number = math.nan
+    seconds: Number = math.nan
+    tokens_per_second_per_rank: Number = math.nan
+    mfu: Number = math.nan
+    peak_memory_bytes: Number = math.nan
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class ByPosition:
     """Mean loss of each bin of positions `edges[i]` to `edges[i + 1]`."""
 
     edges: tuple[int, ...]
-    loss: tuple[float, ...]
+    loss: tuple[Number, ...]
     tokens: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -116,7 +117,7 @@ class RangeMean:
 
     start: int
     stop: int
-    loss: float
+    loss: Number
     tokens: int = 0
 
 
@@ -131,12 +132,12 @@ class Passkey:
     """
 
     lengths: tuple[int, ...]
-    depths: tuple[float, ...]
+    depths: tuple[Number, ...]
     trials: int
     digits: int
-    hits: tuple[tuple[float, ...], ...]
-    nats: tuple[tuple[float, ...], ...]
-    chance_nats: float
+    hits: tuple[tuple[Number, ...], ...]
+    nats: tuple[tuple[Number, ...], ...]
+    chance_nats: Number
 
     def __post_init__(self) -> None:
         """Raise ValueError for grids of another shape than lengths by depths."""
@@ -267,11 +268,12 @@ def read_steps(path: Path) -> tuple[Step, ...]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except ValueError:
+            step = decode_json(Step, line, f"{path} line {number}", unknown="ignore")
+        except NotJsonError:
             cut = cut or number
             continue
-        step = _decode(Step, value, f"{path} line {number}")
+        except ValueError as error:
+            raise BrokenResultError(str(error)) from None
         if cut is not None and step.step > last + 1:
             raise BrokenResultError(f"{path} line {cut} is not a JSON object")
         cut = None
@@ -318,56 +320,8 @@ def plain(obj: Any) -> Any:
 
 def _read(kind: type[T], path: Path) -> T | None:
     try:
-        value = json.loads(path.read_bytes())
+        return decode_json(kind, path.read_bytes(), str(path), unknown="ignore")
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise BrokenResultError(f"{path} is not JSON: {error}") from None
-    decoded: T = _decode(kind, value, str(path))
-    return decoded
-
-
-def _decode(kind: Any, value: Any, where: str) -> Any:
-    """Convert a JSON value to `kind`; raise BrokenResultError with its place and expected type."""
-    if is_dataclass(kind):
-        return _decode_record(kind, value, where)
-    if type(None) in get_args(kind):
-        wanted = next(each for each in get_args(kind) if each is not type(None))
-        return None if value is None else _decode(wanted, value, where)
-    if kind is float:
-        if value is None:
-            return math.nan
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        raise BrokenResultError(f"{where} must be a number, found {_short(value)}")
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise BrokenResultError(f"{where} must be a list, found {_short(value)}")
-        item = get_args(kind)[0]
-        return tuple(_decode(item, each, f"{where}[{i}]") for i, each in enumerate(value))
-    plain = get_origin(kind) or kind
-    if not isinstance(value, plain) or isinstance(value, bool):
-        name = {int: "a whole number", str: "text", dict: "an object"}[plain]
-        raise BrokenResultError(f"{where} must be {name}, found {_short(value)}")
-    return value
-
-
-def _decode_record(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise BrokenResultError(f"{where} must be an object, found {_short(value)}")
-    hints = get_type_hints(kind)
-    given = {}
-    for each in fields(kind):
-        if each.name in value:
-            given[each.name] = _decode(hints[each.name], value[each.name], f"{where}: {each.name}")
-        elif each.default is MISSING and each.default_factory is MISSING:
-            raise BrokenResultError(f"{where} has no {each.name!r}")
-    try:
-        return kind(**given)
-    except ValueError as error:
-        raise BrokenResultError(f"{where}: {error}") from None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+        raise BrokenResultError(str(error)) from None

@@ -8,8 +8,6 @@ of the script: nemo-run quotes values, but neither names nor line breaks.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,16 +15,15 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
 )
 
 from recipes.spec import cluster
 from recipes.spec.cluster import Cluster
-from recipes.spec.suggest import did_you_mean
+from recipes.spec.schema import decode
 
-ExecutorName = Literal["local", "slurm", "docker", "skypilot", "lepton", "kubeflow", "dgxcloud"]
+ExecutorName = Literal["local", "slurm"]
 LIMIT = re.compile(r"[0-9]+(:[0-9]{2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}")
 LONGEST_SIGNAL = 65_535
 """Seconds before the limit that sbatch's `--signal` takes."""
@@ -58,6 +55,12 @@ def _limit(said: str) -> str:
 def _on_one_line(said: Any) -> Any:
     if isinstance(said, str) and not said.isprintable():
         raise ValueError("it has a line break or a control character, which breaks the script")
+    return said
+
+
+def _version(said: str) -> str:
+    if re.fullmatch(r"([0-9]+(\.[0-9]+){0,2})?", said) is None:
+        raise ValueError("write numbers with dots between them, as 535.104")
     return said
 
 
@@ -124,7 +127,6 @@ class Slurm(_Section):
     """Further flags of sbatch by name, such as `reservation: nightly`; true: without a value."""
     srun: tuple[Text, ...] = ()
     """Further complete flags of srun: `--mpi=pmix`."""
-    array: Text | None = None
 
     @field_validator("time", mode="before")
     @classmethod
@@ -158,7 +160,7 @@ class Container(_Section):
 class Preflight(_Section):
     """Limits of the node checks before a stage, in addition to the hardware; 0 or empty: none."""
 
-    least_driver: Annotated[str, Field(pattern=r"^([0-9]+(\.[0-9]+){0,2})?$")] = ""
+    least_driver: Annotated[str, AfterValidator(_version)] = ""
     """Such as `535.104`; an older driver is a failure."""
     least_sm_clock_mhz: Annotated[int, Field(ge=0)] = 0
     """Least maximum clock by nvidia-smi (clocks.max.sm); a lower one is a failure."""
@@ -211,8 +213,6 @@ class ClusterFile(_Section):
     """Time limit of measuring links before a stage trains; 0: not measured."""
     preflight: Preflight = Preflight()
     tunnel: Tunnel = Tunnel()
-    options: dict[str, Any] = {}
-    """Fields of nemo-run's other executors, by their own names."""
 
     @property
     def machines(self) -> Cluster:
@@ -229,46 +229,4 @@ def load(name: str) -> ClusterFile:
     and the correct form.
     """
     path = cluster.path_of(name)
-    found = cluster.content(path)
-    hardware = cluster.load(name) if "hardware" in found else None
-    rest = {key: value for key, value in found.items() if key != "hardware"}
-    try:
-        return ClusterFile.model_validate(
-            _with_tuples(rest) | {"name": path.stem, "hardware": hardware}
-        )
-    except ValidationError as error:
-        raise ValueError("; ".join(_mistakes(path, error))) from None
-
-
-def _with_tuples(value: Any) -> Any:
-    """Return YAML's content with tuples in place of lists, as strict fields require."""
-    if isinstance(value, Mapping):
-        return {key: _with_tuples(one) for key, one in value.items()}
-    return tuple(_with_tuples(one) for one in value) if isinstance(value, list) else value
-
-
-def _mistakes(path: Path, error: ValidationError) -> Iterator[str]:
-    """Yield a sentence for each mistake: its place, the problem and the correct form."""
-    for one in error.errors():
-        place = [name for name in one["loc"] if name != "[key]"]
-        where = ".".join(map(str, place))
-        if one["type"] == "extra_forbidden":
-            section, name = ".".join(map(str, place[:-1])) or "it", str(place[-1])
-            near = did_you_mean(name, _fields(place[:-1]))
-            yield f"{path}: {section} has no field {name!r}; {near}"
-        elif one["type"] == "missing":
-            yield f"{path}: {where} is missing"
-        else:
-            said = one["msg"].removeprefix("Value error, ").replace("Input", "it")
-            if one["type"] == "string_pattern_mismatch":
-                said = "write numbers with dots between them, as 535.104"
-            yield f"{path}: {where} is {one['input']!r}; {said}"
-
-
-def _fields(place: Sequence[int | str]) -> Sequence[str]:
-    """Return the fields of a section of the file."""
-    sections: dict[str, type[_Section]] = {
-        "slurm": Slurm, "container": Container, "preflight": Preflight, "tunnel": Tunnel,
-    }  # fmt: skip
-    kind = sections[str(place[0])] if place else ClusterFile
-    return [name for name in kind.model_fields if name != "name"]
+    return decode(ClusterFile, cluster.content(path) | {"name": path.stem}, str(path))

@@ -3,13 +3,11 @@
 
 import shlex
 import socket
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import nemo_run as run
 
-from recipes.spec.suggest import did_you_mean
 from slurm.batch_script import setup_lines
 from slurm.cluster_file import PLACEHOLDER, ClusterFile
 from slurm.local_executor import ALLOCATOR, OF_EVERY_RANK, allocator_settings, local_executor
@@ -17,26 +15,6 @@ from slurm.quoting import QuotedJobDetails, QuotedTunnel, require_nameable
 
 PREFIX = "longhaul."
 REACHED_SECONDS = 10.0
-OTHERS: dict[str, tuple[Any, dict[str, str]]] = {
-    "docker": (run.DockerExecutor, {"image": "container_image", "ranks": "ntasks_per_node"}),
-    "skypilot": (
-        run.SkypilotExecutor,
-        {"image": "container_image", "ranks": "gpus_per_node", "nodes": "num_nodes"},
-    ),
-    "lepton": (
-        run.LeptonExecutor,
-        {"image": "container_image", "ranks": "nprocs_per_node", "nodes": "nodes"},
-    ),
-    "kubeflow": (
-        run.KubeflowExecutor,
-        {"image": "image", "ranks": "nprocs_per_node", "nodes": "num_nodes"},
-    ),
-    "dgxcloud": (
-        run.DGXCloudExecutor,
-        {"image": "container_image", "ranks": "nprocs_per_node", "nodes": "nodes"},
-    ),
-}
-"""nemo-run's class for each other kind, and its names of the fields that every job has."""
 
 
 def executor(
@@ -56,14 +34,12 @@ def executor(
     """
     if file.executor == "local":
         return local_executor(nodes * ranks_per_node)
-    if file.executor == "slurm":
-        if save_seconds is None:
-            save_seconds = file.slurm.save_seconds
-        return _slurm(
-            file, nodes=nodes, ranks_per_node=ranks_per_node, folder=folder, outcome=outcome,
-            save_seconds=save_seconds,
-        )  # fmt: skip
-    return _other(file, nodes=nodes, ranks_per_node=ranks_per_node)
+    if save_seconds is None:
+        save_seconds = file.slurm.save_seconds
+    return _slurm(
+        file, nodes=nodes, ranks_per_node=ranks_per_node, folder=folder, outcome=outcome,
+        save_seconds=save_seconds,
+    )  # fmt: skip
 
 
 def environment(file: ClusterFile) -> dict[str, str]:
@@ -113,7 +89,6 @@ def _slurm(
         mem=chosen.mem,
         cpus_per_task=chosen.cpus_per_task,
         segment=chosen.segment,
-        array=chosen.array,
         signal=f"USR1@{save_seconds}" if save_seconds else None,
         container_image=None if container is None else container.image,
         container_mounts=[] if container is None else list(container.mounts),
@@ -177,35 +152,3 @@ def require_reached(file: ClusterFile) -> None:
             f"cluster {file.name}: {host} does not let {file.tunnel.user} in with tunnel.identity "
             f"{file.tunnel.identity}; nothing was submitted"
         ) from None
-
-
-def _other(file: ClusterFile, *, nodes: int, ranks_per_node: int) -> run.Executor:
-    """Return an executor of another kind with the fields of each job and the file's options."""
-    kind, names = OTHERS[file.executor]
-    known = [field.name for field in fields(kind) if field.init]
-    for name in file.options:
-        if name not in known:
-            raise ValueError(
-                f"cluster {file.name}: options has no {name!r} of {kind.__name__}; "
-                f"{did_you_mean(name, known)}"
-            )
-    if nodes > 1 and "nodes" not in names:
-        raise ValueError(f"{nodes} nodes on executor {file.executor}, which has one")
-    given: dict[str, Any] = {names["ranks"]: ranks_per_node}
-    if "nodes" in names:
-        given[names["nodes"]] = nodes
-    if file.container is not None:
-        given[names["image"]] = file.container.image
-        if file.container.mounts:
-            raise ValueError(
-                f"cluster {file.name}: container.mounts are pyxis's; say {kind.__name__}'s own in "
-                "options"
-            )
-    try:
-        return kind(
-            launcher="torchrun", env_vars=_variables(file), packager=run.GitArchivePackager(
-                include_submodules=False
-            ), **given, **file.options,
-        )  # fmt: skip
-    except (TypeError, ImportError, AssertionError) as error:  # a cloud's package is missing
-        raise ValueError(f"cluster {file.name}: {kind.__name__}: {error}") from error

@@ -28,10 +28,10 @@ def require(file: ClusterFile, used: Sequence[Folder]) -> list[str]:
             "job dependencies: use slurm, or --executor local"
         )
     found = lacking(file, used)
-    if file.slurm.array is not None or "array" in file.slurm.sbatch:
+    if "array" in file.slurm.sbatch:
         found.append(
-            "slurm.array would run each job of the chain several times in the same folders; leave "
-            "it out"
+            "slurm.sbatch.array would run each job of the chain several times in the same folders; "
+            "leave it out"
         )
     if found:
         raise ValueError(f"cluster {file.name}: {'; '.join(found)}")

@@ -6,17 +6,16 @@
 
 import re
 import shlex
-import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
 from data.files.user_file import read_yaml
 from data.files.whole import write_text
+from recipes.spec.schema import decode
 
 LOSS_TOLERANCE = 0.02
 """Relative: the text and the seeds are the same everywhere, the order of sums is not."""
@@ -93,40 +92,7 @@ def write(card: VerificationCard, path: Path) -> None:
 
 def read(path: Path) -> VerificationCard:
     """Read a card; raise ValueError, with the place, if it does not fit the schema."""
-    content = read_yaml(path)
-    card: VerificationCard = _decoded(VerificationCard, content, str(path))
-    return card
-
-
-def _decoded(kind: Any, value: Any, where: str) -> Any:
-    """Return a value of its annotated type; raise ValueError for unknown or missing fields."""
-    if is_dataclass(kind) and isinstance(kind, type):
-        if not isinstance(value, dict):
-            raise ValueError(f"{where} is {value!r}; expected a mapping of fields")
-        hints, names = get_type_hints(kind), [field.name for field in fields(kind)]
-        differing = sorted(set(names) ^ set(value))
-        if differing:
-            said = "lacks" if differing[0] in names else "has no field"
-            raise ValueError(f"{where} {said} {differing[0]!r}; its fields are {', '.join(names)}")
-        try:
-            return kind(**{n: _decoded(hints[n], value[n], f"{where}: {n}") for n in names})
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}" if where not in str(error) else error) from None
-    if get_origin(kind) is list:
-        (of,) = get_args(kind)
-        return [_decoded(of, one, f"{where}[{i}]") for i, one in enumerate(_as(list, value, where))]
-    if get_origin(kind) is dict:
-        of = get_args(kind)[1]
-        return {n: _decoded(of, one, f"{where}.{n}") for n, one in _as(dict, value, where).items()}
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    return _as(kind, value, where)
-
-
-def _as(kind: Any, value: Any, where: str) -> Any:
-    if isinstance(kind, types.GenericAlias) or type(value) is not kind:
-        raise ValueError(f"{where} is {value!r}; expected {kind.__name__}")
-    return value
+    return decode(VerificationCard, read_yaml(path), str(path))
 
 
 def same_losses(card: VerificationCard, seen: Mapping[str, Losses]) -> list[str]:

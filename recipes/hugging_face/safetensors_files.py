@@ -2,8 +2,8 @@
 """Read the headers of a Hugging Face folder's safetensors files, and write such files.
 
 A safetensors file is eight bytes with the length of its header, the header (JSON: dtype, shape and
-byte range of every tensor), then the bytes. So a folder can be checked from its headers only, and a
-file is written one tensor at a time: `safetensors.torch.save_file` would hold a whole file, twice.
+byte range of every tensor), then the bytes. The library reads and checks headers. It cannot write a
+file one tensor at a time, as is done here: `safetensors.torch.save_file` holds a whole file, twice.
 """
 
 import json
@@ -12,7 +12,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
+
+from safetensors import SafetensorError, safe_open
 
 from recipes.spec.units import GiB
 
@@ -22,7 +24,6 @@ BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """Supported dtypes of weights by their names in safetensors, and bytes per number."""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,58 +114,14 @@ def _no_weights(folder: Path) -> str:
 def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return dtype and shape of each tensor of one file, whose size must match its header."""
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= min(_LARGEST_HEADER, size):
-                raise ValueError("it is not a safetensors file")
-            header = json.loads(stream.read(length))
-        if not isinstance(header, dict) or not _is_metadata(header.pop("__metadata__", {})):
-            raise ValueError("it is not an object of tensors and strings")
-        entries = {name: _entry(name, entry) for name, entry in header.items()}
-    except (OSError, ValueError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
+        with safe_open(file, "np") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            return {name: (of.get_dtype(), tuple(of.get_shape())) for name, of in slices.items()}
+    except (OSError, SafetensorError) as error:
         raise ValueError(
-            f"{file} is not a safetensors file, or its header cannot be read ({reason}); download "
-            "it again"
+            f"{file} is not a safetensors file, or is truncated or damaged ({error}); download it "
+            "again"
         ) from error
-    end = 0
-    for name, (_, _, start, after) in sorted(entries.items(), key=lambda entry: entry[1][2:]):
-        if start != end:
-            raise ValueError(
-                f"{file} has {name} from byte {start:,}, but the previous ends at {end:,}"
-            )
-        end = after
-    whole = 8 + length + end
-    if size != whole:
-        raise ValueError(
-            f"{file} has {size:,} bytes where its header says {whole:,}; it was cut off, so "
-            "download it again"
-        )
-    return {name: (dtype, shape) for name, (dtype, shape, _, _) in entries.items()}
-
-
-def _is_metadata(content: Any) -> bool:
-    return isinstance(content, dict) and all(isinstance(word, str) for word in content.values())
-
-
-def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
-    """Return dtype, shape, first byte and the byte after the last that a header states."""
-    stated = entry if isinstance(entry, dict) else {}
-    values: list[Any] = [stated.get(key) for key in ("dtype", "shape", "data_offsets")]
-    dtype, shape, offsets = values
-    if not (isinstance(dtype, str) and _is_sizes(shape) and _is_sizes(offsets, 2)):
-        raise ValueError(f"{name} has dtype {dtype}, shape {shape} and data_offsets {offsets}")
-    start, end = offsets
-    if start > end or (dtype in BYTES and end - start != _bytes(dtype, tuple(shape))):
-        raise ValueError(f"{name} of {dtype} and shape {shape} lies in bytes {start} to {end}")
-    return dtype, tuple(shape), start, end
-
-
-def _is_sizes(content: Any, count: int | None = None) -> bool:
-    """Return whether this is a list of whole numbers from 0 up, `count` of them if given."""
-    numbers = isinstance(content, list) and all(type(n) is int and n >= 0 for n in content)
-    return numbers and (count is None or len(content) == count)
 
 
 class Shards:

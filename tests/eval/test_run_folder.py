@@ -93,10 +93,10 @@ def test_file_stays_whole_when_its_replacement_cannot_be_written(tmp_path):
     ("content", "said"),
     [
         ("{", "run.json is not JSON"),
-        ("[]", "run.json must be an object"),
-        ('{"ladder": "l", "stages": []}', "run.json has no 'card'"),
-        ('{"ladder": 3, "card": "c", "stages": []}', "run.json: ladder must be text, found 3"),
-        ('{"ladder": "l", "card": "c", "stages": "a"}', "stages must be a list, found 'a'"),
+        ("[]", "run.json is []; expected a mapping of fields"),
+        ('{"ladder": "l", "stages": []}', "run.json: card is missing"),
+        ('{"ladder": 3, "card": "c", "stages": []}', "run.json: ladder is 3; expected text"),
+        ('{"ladder": "l", "card": "c", "stages": "a"}', "stages is 'a'; expected a list"),
         (
             '{"ladder": "l", "card": "c", "stages": ["../a"]}',
             "'../a' must be the name of one folder",
@@ -124,7 +124,10 @@ def test_missing_run_is_named(tmp_path):
     [
         ({"edges": [0, 4, 8], "loss": [1.0], "tokens": [4]}, "3 edges need 2 bins, found 1"),
         ({"edges": [0, 8, 4], "loss": [1.0, 1.0], "tokens": [4, 4]}, "edges must rise"),
-        ({"edges": [0, 4], "loss": ["x"], "tokens": [4]}, "loss[0] must be a number, found 'x'"),
+        (
+            {"edges": [0, 4], "loss": ["x"], "tokens": [4]},
+            "loss[0] is 'x'; expected a number",
+        ),
     ],
 )
 def test_bins_that_do_not_fit_are_refused(tmp_path, by_position, said):

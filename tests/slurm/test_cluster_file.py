@@ -39,16 +39,16 @@ def changed(tmp_path, **sections):
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"slrum": {}}, "it has no field 'slrum'; did you mean slurm"),  # codespell:ignore
+        ({"slrum": {}}, "mine.yaml has no field 'slrum'; did you mean slurm"),  # codespell:ignore
         ({"slurm": {"acct": "me"}}, "slurm has no field 'acct'; did you mean account"),
         ({"slurm": {"save_seconds": 5}}, "slurm.save_seconds is 5; it should be greater than"),
         ({"slurm": {"time": "4h"}}, "slurm.time is '4h'; write minutes, h:mm:ss or days-hours"),
         ({"slurm": {"time": 14400}}, "slurm.time is 14400; put it in quotes"),
-        ({"slurm": {"exclusive": "yes"}}, "slurm.exclusive is 'yes'; it should be a valid boolean"),
+        ({"slurm": {"exclusive": "yes"}}, "slurm.exclusive is 'yes'; expected true or false"),
         ({"container": {}}, "container.image is missing"),
         (
             {"executor": "slrum"},
-            "executor is 'slrum'; it should be 'local', 'slurm'",
+            "executor is 'slrum'; it should be 'local' or 'slurm'",
         ),  # codespell:ignore
         ({"tunnel": {"port": 0}}, "tunnel.port is 0; it should be greater than"),
         ({"environment": ["A=1"]}, "environment is"),
@@ -58,7 +58,7 @@ def changed(tmp_path, **sections):
         ({"slurm": {"sbatch": {"no-kill": False}}}, "slurm.sbatch.no-kill is False; leave it out"),
         ({"slurm": {"sbatch": {"x=1 y": 1}}}, "slurm.sbatch.x=1 y is 'x=1 y'; write the flag "),
         ({"slurm": {"sbatch": {"comment": "a\ntouch x"}}}, "slurm.sbatch.comment is 'a\\ntouch x'"),
-        ({"slurm": {"srun": ["--a\n"]}}, "slurm.srun.0 is '--a\\n'; it has a line break"),
+        ({"slurm": {"srun": ["--a\n"]}}, "slurm.srun[0] is '--a\\n'; it has a line break"),
         ({"tunnel": {"folder": "/x; y"}}, "tunnel.folder is '/x; y'; use letters, digits and"),
         (
             {"environment": {"A;touch x": 1}},
@@ -78,7 +78,7 @@ def changed(tmp_path, **sections):
     ids=str,
 )
 def test_a_mistake_is_told_with_what_would_be_right(tmp_path, sections, said):
-    with pytest.raises(ValueError, match=r"mine\.yaml: ") as told:
+    with pytest.raises(ValueError, match=r"mine\.yaml") as told:
         load(changed(tmp_path, **sections))
     assert said in str(told.value)
 
@@ -88,9 +88,7 @@ def test_every_mistake_is_told_at_once(tmp_path):
         load(changed(tmp_path, slurm={"save_seconds": 5, "acct": "me"}))
 
 
-@pytest.mark.parametrize(
-    "field", ["account", "partition", "qos", "constraint", "exclude", "mem", "array"]
-)
+@pytest.mark.parametrize("field", ["account", "partition", "qos", "constraint", "exclude", "mem"])
 def test_a_text_that_would_end_its_line_of_the_script_is_refused(tmp_path, field):
     with pytest.raises(ValueError, match=f"slurm.{field} is .*; it has a line break"):
         load(changed(tmp_path, slurm={field: "x\ntouch y"}))

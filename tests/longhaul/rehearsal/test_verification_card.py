@@ -70,12 +70,12 @@ def test_a_card_is_read_as_it_was_written(tmp_path):
         ({"commit": "main"}, "40 hexadecimal digits"),
         ({"command": "longhaul run --ladder tiny"}, "expected to rehearse tiny_2k"),
         ({"command": "longhaul rehearse tiny_2kk"}, "expected to rehearse tiny_2k"),
-        ({"seconds": "thirty"}, "seconds is 'thirty'; expected float"),
-        ({"date": "today"}, "date is 'today'; expected date"),
+        ({"seconds": "thirty"}, "seconds is 'thirty'; expected a number"),
+        ({"date": "today"}, "date is 'today'; expected a date"),
         ({"loss_tolerance": 2.0}, "between 0 and 1"),
         ({"checks": []}, "the card lists no checks"),
         ({"stages": []}, "has 2 stages, and the card 0"),
-        ({"versions": {"torch": 2.13}}, "versions.torch is 2.13; expected str"),
+        ({"versions": {"torch": 2.13}}, "versions.torch is 2.13; expected text"),
         ({"note": "fine"}, "has no field 'note'"),
         ({"recipe": None}, "recipe is None"),
     ],
@@ -96,7 +96,7 @@ def test_a_field_that_is_missing_deep_inside_is_named(tmp_path):
     content = yaml.safe_load(path.read_text())
     del content["stages"][1]["loss"]["last"]
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises(ValueError, match=r"stages\[1\]: loss lacks 'last'"):
+    with pytest.raises(ValueError, match=r"stages\[1\]\.loss\.last is missing"):
         cards.read(path)
 
 

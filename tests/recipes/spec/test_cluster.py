@@ -49,10 +49,10 @@ def test_a_file_of_one_s_own_is_read(tmp_path):
     [
         ({"gpus_per_nod": 8}, "did you mean gpus_per_node"),
         ({"gpus_per_node": 0}, "gpus_per_node is 0; it must be positive"),
-        ({"gpus_per_node": 2.5}, "gpus_per_node is 2.5; a whole number is needed"),
-        ({"nvlink_gbps": "fast"}, "nvlink_gbps is 'fast'; a number is needed"),
-        ({"gpu": "H100"}, "hardware.gpu is 'H100'; it must be a mapping"),
-        ({"gpu": {"name": "H100"}}, "hardware.gpu lacks memory_gib"),
+        ({"gpus_per_node": 2.5}, "gpus_per_node is 2.5; expected a whole number"),
+        ({"nvlink_gbps": "fast"}, "nvlink_gbps is 'fast'; expected a number"),
+        ({"gpu": "H100"}, "hardware.gpu is 'H100'; expected a mapping of fields"),
+        ({"gpu": {"name": "H100"}}, "hardware.gpu.memory_gib is missing"),
     ],
     ids=str,
 )
