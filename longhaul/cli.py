@@ -83,6 +83,10 @@ COMMANDS = {
         "longhaul.commands.export:export",
         "Export weights, config at the stage's length and rotation, and tokenizer.",
     ),
+    "merge": SubCommand(
+        "longhaul.commands.merge:merge",
+        "Average the weights of two checkpoints into a stage to evaluate, export or start from.",
+    ),
     "preflight": SubCommand(
         "longhaul.commands.preflight:preflight",
         "Check GPUs, links, host, folders, versions, clocks and, in a job, links between ranks.",

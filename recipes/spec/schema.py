@@ -7,7 +7,7 @@ converted but a whole number to a float, a list to a tuple, and a date from ISO 
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from functools import cache
 from types import NoneType, UnionType
@@ -24,7 +24,6 @@ from typing import (
 )
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from recipes.spec.suggest import did_you_mean
 
@@ -118,7 +117,7 @@ def _mistakes(kind: Any, where: str, error: ValidationError) -> Iterator[str]:
         yield f"{beginning} expected {' or '.join(kinds)}"
 
 
-def _expected(mistake: ErrorDetails) -> str:
+def _expected(mistake: Mapping[str, Any]) -> str:
     """Return the end of a sentence: what a field needs."""
     if mistake["type"] in EXPECTED:
         return f"expected {EXPECTED[mistake['type']]}"

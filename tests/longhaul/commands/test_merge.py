@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul merge`: the mean of an import and a stage, and what it refuses before reading one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from custom_modules.rope.config import RopeScaling
+from recipes.hugging_face.config import card_of, read_config
+from tests.recipes.hugging_face.support.models import CONTEXT, folder
+from tests.recipes.hugging_face.support.stages import untrained
+from tests.recipes.hugging_face.test_parity import imported
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> tuple[Path, Path, Path]:
+    """Return a published model, its import, and a stage that started from the import."""
+    root = tmp_path_factory.mktemp("with a blank")
+    published = folder(root / "published")
+    imported(published, root / "import")
+    rope = RopeScaling.yarn(base=5_000, factor=8.0, original_length=CONTEXT)
+    stage = untrained(root / "import", card_of(read_config(published), "x"), rope, root / "run")
+    return published, root / "import", stage
+
+
+def test_the_mean_of_an_import_and_a_stage_is_a_stage_to_export(answer, models):
+    published, start, stage = models
+    code, out, err = answer("merge", start, stage, "--to", "mean", "--share", "0.25")
+    assert code == 0, err
+    assert out.strip() == "mean"
+    assert "averaging 0.75 of" in err
+    printed = err[err.index("  longhaul export") :].split()
+    assert answer(*printed[1:])[0] == 0
+    ours, theirs = (load_file(at / "model.safetensors") for at in (Path("mean_hf"), published))
+    assert ours.keys() == theirs.keys()
+    for (
+        name,
+        tensor,
+    ) in theirs.items():  # the stage has the weights of the import that it starts from
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--share", "2"), "--share is 2; the weight of the second must be from 0 to 1"),
+        (("--share", "nan"), "--share is nan"),
+        (("--to", "."), "exists"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_merged_is_refused_first(answer, models, words, said):
+    _, start, stage = models
+    assert said in answer("merge", start, stage, "--to", "mean", *words).error()
+    assert not Path("mean").exists()
+
+
+def test_a_folder_without_a_checkpoint_is_refused(answer, models, tmp_path):
+    _, start, _ = models
+    told = answer("merge", start, tmp_path / "none", "--to", "mean").error()
+    assert "none has no complete checkpoint; name the folder of a trained stage" in told
