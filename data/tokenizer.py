@@ -57,10 +57,6 @@ class DocumentTokenizer:
     vocab_size: int
     """One more than the largest token id."""
 
-    def encode_document(self, text: str) -> NDArray[np.int32]:
-        """Return the token ids of one text of any length, without an end-of-document token."""
-        return self.encode_documents([text])[0]
-
     def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return the token ids of each text, encoded on all cores."""
         return self._encode_in_pieces(texts, PIECE_CHARS)

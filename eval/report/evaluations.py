@@ -162,7 +162,7 @@ def _newest_step(run: Path, stage: StageResults) -> int | None:
     return taken or (None if stage.evaluation is None else stage.evaluation.step)
 
 
-def alike(evaluations: Sequence[Evaluation]) -> bool:
+def same_settings(evaluations: Sequence[Evaluation]) -> bool:
     """Return whether all have the same settings."""
     settings = [Settings.of(each) for each in evaluations]
     return all(each.same_as(settings[0]) for each in settings[1:])
@@ -194,11 +194,6 @@ def range_rows(evaluations: Sequence[Evaluation]) -> list[RangeRow]:
         means = {(mean.start, mean.stop): mean.loss for mean in each.ranges}
         rows.append(RangeRow(each.stage, [means.get(bound, math.nan) for bound in bounds]))
     return rows
-
-
-def range_table(run: Path) -> list[RangeRow]:
-    """Return the mean loss by range of the evaluated stages, in the order of the ladder."""
-    return range_rows(read_evaluations(run))
 
 
 def read_evaluations(run: Path) -> list[Evaluation]:

@@ -47,7 +47,7 @@ def test_tokens_of_a_cut_text_are_those_of_the_whole(tokenizer: DocumentTokenize
     files = ("argparse.py", "decimal.py", "_pydecimal.py", "typing.py", "tarfile.py")
     text = "".join((LIBRARY / name).read_text(encoding="utf-8") for name in files)
     assert len(text) > 2 * PIECE_CHARS
-    assert tokenizer.encode_document(text).tolist() == whole(tokenizer, text)
+    assert tokenizer.encode_documents([text])[0].tolist() == whole(tokenizer, text)
 
 
 @pytest.mark.parametrize("limit", [257, 512, 1000])
@@ -102,7 +102,7 @@ def test_a_line_of_five_million_characters_without_a_space_is_cut_hard(
     text = "".join(choose.choices(string.ascii_letters + string.digits, k=5_000_000))
     cut = [len(piece) for piece in pieces(text, tokenizer._same_apart)]
     assert cut[:-1] == [PIECE_CHARS] * (len(cut) - 1)
-    tokens = tokenizer.encode_document(text)
+    tokens = tokenizer.encode_documents([text])[0]
     assert tokenizer.backend.decode(tokens.tolist()) == text
 
 
@@ -114,7 +114,7 @@ def test_a_huge_word_does_not_stop_training() -> None:
 
 def test_a_document_cannot_hold_a_special_token(tokenizer: DocumentTokenizer) -> None:
     text = f"before {EOD} after{EOD}"
-    tokens = tokenizer.encode_document(text)
+    tokens = tokenizer.encode_documents([text])[0]
     assert tokenizer.eod_id not in tokens
     assert tokenizer.backend.decode(tokens.tolist()) == text
     assert tokenizer.eod_id in whole(tokenizer, text)
@@ -134,9 +134,9 @@ def test_a_loaded_tokenizer_cannot_be_injected_into_and_does_not_truncate(
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     loaded = load(str(tmp_path))
     text = f"some text of more than four tokens {EOD}"
-    assert loaded.encode_document(text).tolist() == tokenizer.encode_document(text).tolist()
+    assert loaded.encode_documents([text])[0].tolist() == tokenizer.encode_documents([text])[0].tolist()
     assert loaded.eod_id == tokenizer.eod_id
-    assert loaded.eod_id not in loaded.encode_document(text)
+    assert loaded.eod_id not in loaded.encode_documents([text])[0]
 
 
 def test_training_twice_gives_the_same_tokenizer(tmp_path: Path, texts: list[str]) -> None:
@@ -199,10 +199,10 @@ def test_a_tokenizer_without_eos_and_one_that_does_not_exist_are_refused(
 def test_a_vocabulary_without_room_for_every_byte_is_refused() -> None:
     with pytest.raises(TokenizerError, match="256 is too small: 257 is the minimum"):
         train(["text"], 256)
-    assert train(["text"], 257).encode_document("\u00e9").tolist() != []
+    assert train(["text"], 257).encode_documents(["\u00e9"])[0].tolist() != []
 
 
 def test_an_encoded_text_has_no_end_token_and_is_int32(tokenizer: DocumentTokenizer) -> None:
-    tokens = tokenizer.encode_document("a model")
+    tokens = tokenizer.encode_documents(["a model"])[0]
     assert tokens.dtype == np.int32
     assert tokens[-1] != tokenizer.eod_id

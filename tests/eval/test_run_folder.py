@@ -27,11 +27,11 @@ def write_ranges(run, stage, means):
     )
 
 
-def test_range_table_follows_the_ladder_and_leaves_nan_for_what_was_not_measured(tmp_path):
+def test_range_rows_follow_the_ladder_and_leave_nan_for_what_was_not_measured(tmp_path):
     write_run(tmp_path, ("b", "a", "never"))
     write_ranges(tmp_path, "a", {(0, 4): 2.0})
     write_ranges(tmp_path, "b", {(4, 8): 3.5, (0, 4): 1.0})
-    rows = evaluations.range_table(tmp_path)
+    rows = evaluations.range_rows(evaluations.read_evaluations(tmp_path))
     assert [row.stage for row in rows] == ["b", "a"]
     assert rows[0].means == [1.0, 3.5]
     assert rows[1].means[0] == 2.0
