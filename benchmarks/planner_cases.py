@@ -68,7 +68,7 @@ class Case:
     documents: DocumentPolicy = "across"
 
     @property
-    def job(self) -> Workload:
+    def workload(self) -> Workload:
         """The same for the planner: as many micro-batches as are under way in the pipeline."""
         layout, seq_length = self.layout, self.tokens * self.layout.cp.size
         return Workload(
@@ -182,7 +182,7 @@ def _case(card: str, tokens: int, name: str, **layout: Any) -> Case:
 
 def predicted(case: Case) -> Memory:
     """Return what the planner says of plain PyTorch operators."""
-    return memory(case.job, PLAIN)
+    return memory(case.workload, PLAIN)
 
 
 def measured(cases: Sequence[Case]) -> list[Found]:
@@ -199,7 +199,9 @@ def measured(cases: Sequence[Case]) -> list[Found]:
     rank, found = dist.get_rank(), []
     with cpu_backend(force=True):
         for case in cases:
-            recipe = pretrain(CARDS[case.card], _ladder(case), case.job.seq_length, case.layout)
+            recipe = pretrain(
+                CARDS[case.card], _ladder(case), case.workload.seq_length, case.layout
+            )
             build = partial(training, recipe, rank=rank, local_rank=rank)
             held = measure(build, torch.device("cpu"))
             parallel_state.destroy_model_parallel()
@@ -222,12 +224,12 @@ def fullest(of_ranks: Sequence[Sequence[Found]]) -> list[Found]:
 
 
 def _ladder(case: Case) -> Ladder:
-    job = case.job
+    workload = case.workload
     stage = Stage(
-        seq_length=job.seq_length,
+        seq_length=workload.seq_length,
         rope="native",
-        tokens=job.tokens_per_batch,
-        tokens_per_batch=job.tokens_per_batch,
+        tokens=workload.tokens_per_batch,
+        tokens_per_batch=workload.tokens_per_batch,
         lr=Cosine(peak=1e-3),
         documents=case.documents,
         start="scratch",

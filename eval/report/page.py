@@ -17,7 +17,14 @@ import jinja2
 
 from data.files.whole import write_bytes
 from eval.report import plots
-from eval.report.evaluations import RangeRow, alike, comparable, in_words, range_bounds, range_rows
+from eval.report.evaluations import (
+    RangeRow,
+    comparable,
+    in_words,
+    range_bounds,
+    range_rows,
+    same_settings,
+)
 from eval.run_folder import Evaluation, Passkey, StageRecord, StageResults, load
 
 SAME_NATS = 0.005  # losses are shown with two decimals; closer ones read the same
@@ -117,7 +124,7 @@ def verdict(evaluations: Sequence[Evaluation]) -> str:
             "there is nothing to compare it with."
         )
     ends = (evaluations[0], evaluations[-1])
-    if not alike(ends):
+    if not same_settings(ends):
         ways = "; ".join(in_words(each, among=ends) for each in ends)
         return (
             f"{rows[0].stage} and {rows[-1].stage} were measured with different settings ({ways}), "
@@ -219,7 +226,7 @@ def _held_out(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -
 def _means(evaluations: Sequence[Evaluation], stages: Sequence[StageResults]) -> list[Row]:
     """Return rows of mean losses; if settings differ, rows state theirs and no lowest is marked."""
     rows: list[RangeRow] = range_rows(evaluations)
-    same = alike(evaluations)
+    same = same_settings(evaluations)
     notes = {
         each.stage: "" if same else f" ({in_words(each, among=evaluations)})"
         for each in evaluations

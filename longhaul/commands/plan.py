@@ -133,7 +133,7 @@ def plan(
         raise NoLayoutError(why_not(question, answer))
     budget = budget_from(tokens) if tokens else BUDGET
     trained = training_command(
-        question, answer.plans[0].job.layout, cluster,
+        question, answer.plans[0].workload.layout, cluster,
         batch=question.tokens_per_batch if tokens_per_batch else None,
         budget=budget if tokens else None,
     )  # fmt: skip
@@ -213,10 +213,10 @@ def stage_command(
     row = ROWS.get(recipe_name(card, ladder, stage))
     shipped = row.layout if row is not None and row.cluster == cluster else None
     recipe = Recipe(card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped)
-    job = recipe.job(layout, question.cluster)
-    if next(violations(job, question.cluster), None) is not None:
+    workload = recipe.workload(layout, question.cluster)
+    if next(violations(workload, question.cluster), None) is not None:
         return None
-    command = Case(recipe=recipe, plan=plan_of(job, question.cluster)).command(job)
+    command = Case(recipe=recipe, plan=plan_of(workload, question.cluster)).command(workload)
     return None if command.startswith("longhaul plan") else command
 
 
@@ -251,7 +251,9 @@ def _longest(question: SearchRequest, words: str) -> SearchRequest:
 
     def fits(length: int) -> bool:
         asked = at_length(question, length)
-        return not before_planning(asked.job(layout), asked.cluster) and asked.plan(layout).fits
+        return (
+            not before_planning(asked.workload(layout), asked.cluster) and asked.plan(layout).fits
+        )
 
     length = longest(fits)
     if not length:
@@ -272,7 +274,7 @@ def _layout(question: SearchRequest, words: str) -> Layout:
 def _as_asked(question: SearchRequest, words: str) -> SearchResult:
     """Return the plan of a layout of the user's; raise NoLayoutError if it does not work."""
     layout = _layout(question, words)
-    broken = before_planning(question.job(layout), question.cluster)
+    broken = before_planning(question.workload(layout), question.cluster)
     if broken:
         raise NoLayoutError(f"--layout {words}: {broken}")
     one = question.plan(layout)
@@ -281,7 +283,9 @@ def _as_asked(question: SearchRequest, words: str) -> SearchResult:
     said = f"--layout {words} {lacks(one)} at {question.seq_length:,} tokens"
     others = search(question).plans
     if others:
-        raise NoLayoutError(f"{said}; the fastest that fits is {words_of(others[0].job.layout)}")
+        raise NoLayoutError(
+            f"{said}; the fastest that fits is {words_of(others[0].workload.layout)}"
+        )
     raise NoLayoutError(
         f"{said}, and no other layout fits; leave out --layout to see what would fit"
     )
@@ -304,7 +308,7 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
         if not answer.plans:
             raise NoLayoutError(why_not(question, answer))
         plans.append((answer.plans[0], stage.tokens))
-        layout = answer.plans[0].job.layout
+        layout = answer.plans[0].workload.layout
         alone.append(
             stage_command(question, layout, cluster, climbed, stage)
             or f"# no command trains {recipe_name(model, climbed, stage)} as it is planned"

@@ -21,7 +21,7 @@ from recipes.spec.suggest import lookup
 if TYPE_CHECKING:
     import nemo_run
 
-    from recipes.shipped.select import Combination
+    from recipes.shipped.row import Row
 
 
 def pretrain(
@@ -70,13 +70,14 @@ def pretrain(
         )
     if to_yaml is not None:
         require_file(to_yaml, "--to-yaml")
-    made = None
+    row, row_notes = None, list[str]()
     if factory:
         lookup("recipe", factory, ROWS)
     elif combined:
-        from recipes.shipped.select import choose
+        from recipes.shipped import select
 
-        made = choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
+        row = select.choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
+        row_notes = list(select.notes(row))
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import records, stage_checks, training
         from longhaul.run_folder.places import require_places
@@ -87,8 +88,8 @@ def pretrain(
         from recipes.shipped import factories
         from slurm.experiment import commands, run_in_order
 
-        if made is not None:
-            recipe = made.recipe()
+        if row is not None:
+            recipe = row()
         else:
             recipe = factories.recipe_named(factory) if yaml is None else yaml_file.read(yaml)
         if rope:
@@ -99,7 +100,7 @@ def pretrain(
         overrides.on_device(recipe, device)
     shipped = ROWS[factory].layout.world_size if factory else 0
     fewer = stage_checks.fewer_ranks(ResolvedStage.of(recipe), shipped)
-    for words in (*(made.notes() if made else ()), *fewer, *notes(recipe)):
+    for words in (*row_notes, *fewer, *notes(recipe)):
         note(f"note: {words}")
     if to_yaml is not None:
         yaml_file.write(recipe, to_yaml)
@@ -109,7 +110,7 @@ def pretrain(
     require_places(recipe)
     resolved = ResolvedStage.of(recipe)
     folder = resolved.folder
-    several = _several_nodes(recipe, made, from_file=yaml is not None)
+    several = _several_nodes(recipe, row, from_file=yaml is not None)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
         typer.echo(f"# {stage_checks.summary(resolved)}")
@@ -143,13 +144,11 @@ def pretrain(
     typer.echo(folder)
     if folder.parent.name == "stages":
         run = os.path.relpath(folder.parent.parent)
-        words = ["longhaul", "evaluate", "--run", run, "--stage", folder.name]
-        next_command(words, "evaluate loss by position and passkeys of its last checkpoint")
+        command = ["longhaul", "evaluate", "--run", run, "--stage", folder.name]
+        next_command(command, "evaluate loss by position and passkeys of its last checkpoint")
 
 
-def _several_nodes(
-    recipe: "nemo_run.Partial", made: "Combination | None", *, from_file: bool
-) -> str:
+def _several_nodes(recipe: "nemo_run.Partial", planned: "Row | None", *, from_file: bool) -> str:
     """Return how to run a recipe that is laid out on several nodes; empty for this machine's.
 
     Overrides of this command are left to the user, since some are for the layout on these nodes.
@@ -162,16 +161,16 @@ def _several_nodes(
         f"{recipe.log.name} is laid out on {nodes} nodes of {recipe.trainer.devices} and this "
         "machine is one; "
     )
-    row = ROWS.get(recipe.log.name)
-    if made is not None:
+    shipped = ROWS.get(recipe.log.name)
+    if planned is not None:
         command = OnCluster(
-            card=made.card, ladder=made.ladder, stage=made.stage, cluster=made.cluster,
-            nodes=made.nodes,
+            card=planned.card, ladder=planned.ladder, stage=planned.stage, cluster=planned.cluster,
+            nodes=planned.nodes,
         )  # fmt: skip
-    elif row is not None:
+    elif shipped is not None:
         command = OnCluster(
-            card=row.card, ladder=row.ladder, stage=row.stage, cluster=row.cluster,
-            nodes=None if nodes == row.nodes else nodes,
+            card=shipped.card, ladder=shipped.ladder, stage=shipped.stage, cluster=shipped.cluster,
+            nodes=None if nodes == shipped.nodes else nodes,
         )  # fmt: skip
     else:
         return (

@@ -114,7 +114,7 @@ def _laid_out(
     """Return the stages laid out by the planner on a number of nodes of a cluster."""
     from longhaul.jobs import local_chain
     from recipes.shipped.factories import FACTORIES
-    from recipes.shipped.select import Combination, layout_for
+    from recipes.shipped.select import planned_row
 
     made = []
     for name, stage in plan.chosen:
@@ -123,13 +123,6 @@ def _laid_out(
                 local_chain.placed(plan, stage, FACTORIES[name](nodes=nodes), words, device)
             )
             continue
-        laid_out = Combination(
-            card=plan.card,
-            ladder=plan.ladder,
-            stage=stage,
-            layout=layout_for(plan.card, plan.ladder, stage, cluster, nodes),
-            nodes=nodes,
-            cluster=cluster,
-        )
-        made.append(local_chain.placed(plan, stage, laid_out.recipe(), words, device))
+        row = planned_row(plan.card, plan.ladder, stage, cluster, nodes)
+        made.append(local_chain.placed(plan, stage, row(), words, device))
     return made

@@ -68,10 +68,10 @@ class Recipe:
         """Name of the recipe and of its run folder."""
         return recipe_name(self.card, self.ladder, self.stage)
 
-    def job(self, layout: Layout, machine: Cluster) -> Workload:
+    def workload(self, layout: Layout, machine: Cluster) -> Workload:
         """Return its job under a layout."""
         gpus, fp8 = layout.world_size, layout.fp8
-        return of_stage(self.card, self.stage, machine, gpus=gpus, fp8=fp8).job(layout)
+        return of_stage(self.card, self.stage, machine, gpus=gpus, fp8=fp8).workload(layout)
 
     def asked(self, nodes: int) -> str:
         """Return the options that name the recipe; a shipped one has its own nodes."""
@@ -126,76 +126,80 @@ class Case:
     @property
     def asked(self) -> str:
         """The options that name the recipe."""
-        return self.recipe.asked(self._nodes(self.plan.job))
+        return self.recipe.asked(self._nodes(self.plan.workload))
 
     @property
     def looked_at(self) -> str:
         """The options with which the doctor examines the recipe on the same cluster."""
-        return self.recipe.looked_at(self._nodes(self.plan.job))
+        return self.recipe.looked_at(self._nodes(self.plan.workload))
 
-    def _nodes(self, job: Workload) -> int:
-        return -(-job.layout.world_size // self.plan.cluster.gpus_per_node)
+    def _nodes(self, workload: Workload) -> int:
+        return -(-workload.layout.world_size // self.plan.cluster.gpus_per_node)
 
     @property
     def question(self) -> SearchRequest:
         """The planner's question for the same GPUs."""
-        job = self.plan.job
+        workload = self.plan.workload
         return SearchRequest(
-            card=job.card,
-            seq_length=job.seq_length,
-            tokens_per_batch=job.tokens_per_batch,
+            card=workload.card,
+            seq_length=workload.seq_length,
+            tokens_per_batch=workload.tokens_per_batch,
             cluster=self.plan.cluster,
             gpus=self.plan.gpus,
-            fp8=job.layout.fp8,
+            fp8=workload.layout.fp8,
         )
 
     def head(self) -> Iterator[str]:
         """Yield the two lines that describe the case."""
-        job, machine = self.plan.job, self.plan.cluster
+        workload, machine = self.plan.workload, self.plan.cluster
         yield (
-            f"{self.name}: {job.card.name} at {length_shown(job.seq_length)} tokens on "
+            f"{self.name}: {workload.card.name} at {length_shown(workload.seq_length)} tokens on "
             f"{self.plan.gpus} GPUs of {machine.name} ({machine.gpu.name})"
         )
         yield (
-            f"layout: {words_of(job.layout)}; {counted(job.micro_batches, 'micro-batch')} of "
-            f"{_sequences(job.layout.micro_batch)} on each data rank"
+            f"layout: {words_of(workload.layout)}; "
+            f"{counted(workload.micro_batches, 'micro-batch')} of "
+            f"{_sequences(workload.layout.micro_batch)} on each data rank"
         )
 
     def content(self) -> dict[str, Any]:
         """Return the description of the case for JSON."""
-        job = self.plan.job
+        workload = self.plan.workload
         return {
             "recipe": self.name,
-            "card": job.card.name,
-            "seq_length_tokens": job.seq_length,
+            "card": workload.card.name,
+            "seq_length_tokens": workload.seq_length,
             "gpus": self.plan.gpus,
             "cluster": self.plan.cluster.name,
-            "layout": words_of(job.layout),
+            "layout": words_of(workload.layout),
         }
 
-    def command(self, job: Workload) -> str:
+    def command(self, workload: Workload) -> str:
         """Return the command that trains the recipe as this job.
 
         If the planner finds no layout of the recipe on the job's nodes, there is nothing that
         overrides could change: the command then plans the job.
         """
-        machine, nodes = self.plan.cluster, self._nodes(job)
+        machine, nodes = self.plan.cluster, self._nodes(workload)
         try:
             begun = self.recipe.laid_out(nodes)
         except ValueError:
             return folded(
                 [
-                    f"longhaul plan {job.card.name} --seq {length_shown(job.seq_length)}",
-                    f"--cluster {shlex.quote(self.recipe.cluster)} --gpus {job.layout.world_size}",
-                    f"--tokens-per-batch {job.tokens_per_batch}",
-                    f"--layout '{words_of(job.layout)}'",
+                    f"longhaul plan {workload.card.name} --seq {length_shown(workload.seq_length)}",
+                    f"--cluster {shlex.quote(self.recipe.cluster)}",
+                    f"--gpus {workload.layout.world_size}",
+                    f"--tokens-per-batch {workload.tokens_per_batch}",
+                    f"--layout '{words_of(workload.layout)}'",
                 ]
             )
-        return self.recipe.trained_by(nodes, override_words(self.recipe.job(begun, machine), job))
+        return self.recipe.trained_by(
+            nodes, override_words(self.recipe.workload(begun, machine), workload)
+        )
 
     def same_layout(self, other: Layout) -> bool:
         """Return whether a layout equals the case's, but for the memory limit of its offload."""
-        mine = self.plan.job.layout
+        mine = self.plan.workload.layout
         if "none" in (mine.offload.tensors, other.offload.tensors):
             return mine == other
         offload = replace(mine.offload, cap_gib=other.offload.cap_gib)
@@ -247,11 +251,11 @@ def case(
         raise ValueError(ONE_RECIPE)
     recipe = _shipped(factory, cluster) if factory else _combined(card, ladder, stage, cluster)
     machine = clusters.load(recipe.cluster)
-    job = recipe.job(_layout(recipe, machine, nodes, layout), machine)
-    broken = next(violations(job, machine), None)
+    workload = recipe.workload(_layout(recipe, machine, nodes, layout), machine)
+    broken = next(violations(workload, machine), None)
     if broken is not None:
-        raise ValueError(f"{recipe.name} under {words_of(job.layout)}: {broken}")
-    return Case(recipe=recipe, plan=plan(job, machine))
+        raise ValueError(f"{recipe.name} under {words_of(workload.layout)}: {broken}")
+    return Case(recipe=recipe, plan=plan(workload, machine))
 
 
 def _shipped(factory: str, cluster: str) -> Recipe:

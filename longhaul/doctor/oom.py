@@ -124,13 +124,13 @@ def content(found: Case, log: Log | None) -> dict[str, Any]:
         if there.cure is None
         else {
             "names": there.cure.names,
-            "command": on_one_line(found.command(there.cure.plan.job)),
+            "command": on_one_line(found.command(there.cure.plan.workload)),
         },
         "planners_choice": None
         if choice is None
         else {
-            "layout": words_of(choice.job.layout),
-            "command": on_one_line(found.command(choice.job)),
+            "layout": words_of(choice.workload.layout),
+            "command": on_one_line(found.command(choice.workload)),
         },
     }
 
@@ -184,7 +184,7 @@ def _device(found: Case, one: Failure) -> Iterator[str]:
     where = "" if one.gpu is None else f"GPU {one.gpu}: "
     capacity = "" if one.capacity is None else f", of {gib(one.capacity)}"
     yield f"{where}{', '.join(sizes)}{capacity}"
-    names = matching(plan.job, one.asked)
+    names = matching(plan.workload, one.asked)
     if names:
         yield f"that is the size of {'; or of '.join(names)}"
     else:
@@ -232,15 +232,15 @@ def _shared(found: Case, one: Failure) -> Iterator[str]:
 
 def _host(found: Case, one: Failure) -> Iterator[str]:
     plan = found.plan
-    layout, ranks = plan.job.layout, min(plan.gpus, plan.cluster.gpus_per_node)
+    layout, ranks = plan.workload.layout, min(plan.gpus, plan.cluster.gpus_per_node)
     if one.asked is not None:
         yield f"{gib(one.asked)} asked for"
     yield (
         f"the plan pins {gib(plan.memory.host)} a rank, {gib(ranks * plan.memory.host)} of a "
         f"node's {plan.cluster.host_memory_gib:,.0f} GiB"
     )
-    weights = max(plan.job.weights(0), plan.job.weights(layout.pp - 1))
-    copy = weights * (plan.job.element_bytes + 12 / plan.job.replicas)
+    weights = max(plan.workload.weights(0), plan.workload.weights(layout.pp - 1))
+    copy = weights * (plan.workload.element_bytes + 12 / plan.workload.replicas)
     yield (
         f"an asynchronous checkpoint holds up to {gib(ranks * copy)} of a node meanwhile: "
         "trainer.strategy.ckpt_async_save=false avoids it"
@@ -350,7 +350,7 @@ def what_to_do(found: Case, there: Remedies, log: Log | None, beyond: float) -> 
     if cure is None:
         yield (
             "no remedy fits, nor do all of them together; `longhaul plan "
-            f"{plan.job.card.name} --max-seq` finds the longest context of these GPUs"
+            f"{plan.workload.card.name} --max-seq` finds the longest context of these GPUs"
         )
     elif not cure.names:
         yield f"nothing has to change by this prediction; {_of_log(log)}"
@@ -359,14 +359,14 @@ def what_to_do(found: Case, there: Remedies, log: Log | None, beyond: float) -> 
         untried = [name for name in cure.names if name in UNTRIED]
         note = f"; {' and '.join(untried)}: {NOT_TRIED}" if untried else ""
         yield f"what fits: {' + '.join(cure.names)}; {_beside(plan, cure.plan)}{note}"
-        yield f"  {found.command(cure.plan.job)}"
+        yield f"  {found.command(cure.plan.workload)}"
     choice = planners_choice(found, beyond)
-    if choice is not None and (cure is None or choice.job.layout != cure.plan.job.layout):
+    if choice is not None and (cure is None or choice.workload.layout != cure.plan.workload.layout):
         yield (
-            f"the planner's choice on these GPUs: {words_of(choice.job.layout)}; "
+            f"the planner's choice on these GPUs: {words_of(choice.workload.layout)}; "
             f"{_beside(plan, choice)}"
         )
-        yield f"  {found.command(choice.job)}"
+        yield f"  {found.command(choice.workload)}"
 
 
 def _of_log(log: Log | None) -> str:
@@ -381,7 +381,7 @@ def planners_choice(found: Case, beyond: float) -> Plan | None:
     Not the layout of the case, which has failed or does not fit; None if there is no other.
     """
     for one in search(found.question).plans:
-        if one.short + beyond <= 0 and not found.same_layout(one.job.layout):
+        if one.short + beyond <= 0 and not found.same_layout(one.workload.layout):
             return one
     return None
 

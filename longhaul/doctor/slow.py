@@ -90,9 +90,9 @@ def _content(found: Case, steps: Sequence[Step]) -> dict[str, Any]:
         "faster": None
         if best is None
         else {
-            "layout": words_of(best.job.layout),
+            "layout": words_of(best.workload.layout),
             **_figures(best),
-            "command": on_one_line(found.command(best.job)),
+            "command": on_one_line(found.command(best.workload)),
         },
     }
 
@@ -163,7 +163,7 @@ def measured(found: Case, steps: Sequence[Step]) -> Iterator[str]:
     if not math.isfinite(pace.rate):
         yield "its steps record no tokens per second"
         return
-    flops = plan.job.card.flops_per_token(plan.job.seq_length)
+    flops = plan.workload.card.flops_per_token(plan.workload.seq_length)
     mfu = pace.rate * flops / (plan.cluster.gpu.bf16_tflops * 1e12)
     of_plan = pace.rate / plan.time.tokens_per_gpu_second
     yield (
@@ -202,33 +202,33 @@ def measured(found: Case, steps: Sequence[Step]) -> Iterator[str]:
 
 def causes(plan: Plan) -> Iterator[str]:
     """Yield what takes time besides matrix products and attention, the largest first."""
-    time, layout = plan.time, plan.job.layout
+    time, layout = plan.time, plan.workload.layout
     parts = sorted(time.causes.items(), key=lambda one: -one[1])
     for name, seconds in parts:
         share = seconds / time.step
         if share >= SHARE and name not in ("matmul", "attention"):
             yield f"{name} {share:.0%}: {_why(plan, name)}"
-    card = plan.job.card
+    card = plan.workload.card
     narrow = min(card.ffn_hidden, card.hidden, card.heads * card.head_dim) // layout.tp
     if layout.tp > 1 and narrow < SMALL:
         yield (
             f"TP {layout.tp} leaves matrices of {narrow:,} columns, which do not fill a GPU; less "
             "TP, more CP"
         )
-    if plan.job.degrees.ring > 1:
-        chunk = plan.job.seq_length // plan.job.degrees.ring // 2
+    if plan.workload.degrees.ring > 1:
+        chunk = plan.workload.seq_length // plan.workload.degrees.ring // 2
         if chunk < 4 * SMALL:
             yield f"the ring attends to {chunk:,} tokens at a time, too few for a fast kernel"
-    if plan.job.micro_batches > MOST_ACCUMULATION:
+    if plan.workload.micro_batches > MOST_ACCUMULATION:
         yield (
-            f"{plan.job.micro_batches} micro-batches one after the other; more data ranks, or a "
-            "larger micro-batch where memory allows"
+            f"{plan.workload.micro_batches} micro-batches one after the other; more data ranks, or "
+            "a larger micro-batch where memory allows"
         )
 
 
 def _why(plan: Plan, name: str) -> str:
     """Return the origin of a cause and what would lower it."""
-    layout, degrees = plan.job.layout, plan.job.degrees
+    layout, degrees = plan.workload.layout, plan.workload.degrees
 
     def link(ranks: int) -> str:
         return "the fast link" if plan.cluster.joins(ranks) else "the network"
@@ -242,13 +242,13 @@ def _why(plan: Plan, name: str) -> str:
         "TP": f"exposed over {link(layout.tp)}; CP in its place sends less",
         "CP": f"exposed: all-to-all of {degrees.ulysses} over {link(around)}, ring of "
         f"{degrees.ring} over {link(around * degrees.ring)}; keep the all-to-all inside the node",
-        "PP": f"the bubble of {layout.pp} stages with {plan.job.micro_batches} micro-batches; "
+        "PP": f"the bubble of {layout.pp} stages with {plan.workload.micro_batches} micro-batches; "
         "fewer stages, or more micro-batches",
         "copies": f"offload {layout.offload.tensors} beyond what compute hides; offload less "
         "(model.config.offload.every=2)",
-        "DP": f"gradients and parameters of {plan.job.replicas} ranks over "
-        f"{link(layout.tp * plan.job.replicas)} beyond what compute hides; more micro-batches, "
-        "or a larger batch",
+        "DP": f"gradients and parameters of {plan.workload.replicas} ranks over "
+        f"{link(layout.tp * plan.workload.replicas)} beyond what compute hides; more "
+        "micro-batches, or a larger batch",
         "optimizer": "Adam's own traffic"
         + ("; part of it is on the host" if layout.optimizer_offload else ""),
     }
@@ -271,11 +271,11 @@ def faster(found: Case) -> Iterator[str]:
         if not plan.fits:
             yield (
                 f"this one does not fit: `longhaul doctor oom {found.looked_at} --layout "
-                f"'{words_of(plan.job.layout)}'`"
+                f"'{words_of(plan.workload.layout)}'`"
             )
         return
     yield (
-        f"faster on these GPUs: {words_of(best.job.layout)}; {best.time.step:,.2f} s a step, "
+        f"faster on these GPUs: {words_of(best.workload.layout)}; {best.time.step:,.2f} s a step, "
         f"{1 - best.time.step / plan.time.step:.0%} less, causal MFU {best.time.mfu:.1%}"
     )
-    yield f"  {found.command(best.job)}"
+    yield f"  {found.command(best.workload)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from eval.report.evaluations import alike, in_words, range_bounds, range_rows
+from eval.report.evaluations import in_words, range_bounds, range_rows, same_settings
 from eval.report.page import other_settings, passkey_sentence
 from eval.run_folder import Evaluation
 from longhaul.terminal.console import show
@@ -30,7 +30,7 @@ def show_evaluations(
     if not evaluations:
         typer.echo("No stage of this run has been evaluated yet.")
         return
-    same = alike(evaluations)
+    same = same_settings(evaluations)
     every = (*evaluations, *others)
     words = [in_words(each, among=every) for each in evaluations]
 

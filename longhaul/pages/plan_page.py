@@ -36,23 +36,23 @@ def page(
         f"{question.card.name} at {length_shown(question.seq_length)} tokens on "
         f"{counted(question.gpus, 'GPU')} of {question.cluster.name} ({question.cluster.gpu.name})"
     )
-    typer.echo(f"layout: {words_of(plan.job.layout)}")
+    typer.echo(f"layout: {words_of(plan.workload.layout)}")
     typer.echo(
         f"batch: {question.tokens_per_batch:,} tokens, "
         f"{counted(question.tokens_per_batch // question.seq_length, 'sequence')}, "
-        f"{counted(plan.job.micro_batches, 'micro-batch')} on each data rank"
+        f"{counted(plan.workload.micro_batches, 'micro-batch')} on each data rank"
     )
     show(lambda without: _memory(plan, without), [SHARES])
     show(lambda without: _time(plan, without), ["share"])
     typer.echo(_figures(plan, budget, default_budget=default_budget))
     typer.echo(_limits(plan))
-    groups = "; ".join(map(str, rank_map(plan.job, question.cluster)))
+    groups = "; ".join(map(str, rank_map(plan.workload, question.cluster)))
     typer.echo(f"ranks: {groups or 'one'}")
     if answer.plans[1:]:
         left_out = show(lambda without: _next(answer.plans, without), (LAYOUT,))
         if left_out:
             for number, other in _numbered(answer.plans):
-                typer.echo(f"{number}: {words_of(other.job.layout)}")
+                typer.echo(f"{number}: {words_of(other.workload.layout)}")
     for warning in plan.warnings:
         typer.echo(f"warning: {warning}")
     if why:
@@ -90,7 +90,7 @@ def bill(
     lines = [
         {
             "stage": name,
-            LAYOUT: words_of(plan.job.layout),
+            LAYOUT: words_of(plan.workload.layout),
             "GiB": f"{plan.memory.total / GiB:.1f}",
             "s/step": f"{plan.time.step:,.1f}",
             "MFU": f"{plan.time.mfu:.0%}",
@@ -142,7 +142,7 @@ def as_json(question: SearchRequest, answer: SearchResult, budget: int) -> dict[
 
 def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
     return {
-        "layout": words_of(plan.job.layout),
+        "layout": words_of(plan.workload.layout),
         "memory_bytes": plan.memory.causes,
         "memory_total_bytes": plan.memory.total,
         "peak_in": plan.memory.peak_in,
@@ -155,7 +155,7 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
         "gpu_hours": plan.gpu_hours(tokens),
         "cost": plan.cost(tokens),
         "limits": asdict(limits(plan)),
-        "ranks": [str(group) for group in rank_map(plan.job, plan.cluster)],
+        "ranks": [str(group) for group in rank_map(plan.workload, plan.cluster)],
         "warnings": plan.warnings,
     }
 
@@ -231,7 +231,7 @@ def _next(plans: Sequence[Plan], without: Sequence[str]) -> Table:
     for number, plan in _numbered(plans):
         line = {
             "": str(number),
-            LAYOUT: words_of(plan.job.layout),
+            LAYOUT: words_of(plan.workload.layout),
             "s/step": f"{plan.time.step:,.2f}",
             "slower by": f"{max(plan.time.step / best - 1, 0):.1%}",
             "GiB": f"{plan.memory.total / GiB:.1f}",

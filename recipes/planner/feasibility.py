@@ -18,33 +18,33 @@ CUDA = (12, 9)
 """CUDA version assumed for FP8 recipes, since no device is queried: that of recent builds."""
 
 
-def before_planning(job: Workload, cluster: Cluster) -> str:
+def before_planning(workload: Workload, cluster: Cluster) -> str:
     """Return the first constraint that a workload violates with any host cap, or an empty string.
 
     A plan relies on these constraints, and then sets the cap that it needs.
     """
-    bare = replace(job, layout=replace(job.layout, offload=Offload()))
+    bare = replace(workload, layout=replace(workload.layout, offload=Offload()))
     return next(violations(bare, cluster), "")
 
 
-def violations(job: Workload, cluster: Cluster) -> Iterator[str]:
+def violations(workload: Workload, cluster: Cluster) -> Iterator[str]:
     """Yield one sentence for each constraint that a workload violates on a cluster."""
-    ranks = job.layout.world_size
+    ranks = workload.layout.world_size
     ranks_per_node = min(ranks, cluster.gpus_per_node)
     if ranks % ranks_per_node:
         yield f"{ranks} ranks are not a whole number of nodes of {ranks_per_node}"
         return
-    device = fp8.refusal(job.layout.fp8.recipe, cluster.gpu.capability, CUDA)
+    device = fp8.refusal(workload.layout.fp8.recipe, cluster.gpu.capability, CUDA)
     if device is not None:
         yield device
-    yield from constraints.violations(training_step(job, ranks_per_node))
+    yield from constraints.violations(training_step(workload, ranks_per_node))
 
 
-def training_step(job: Workload, ranks_per_node: int) -> TrainingStep:
+def training_step(workload: Workload, ranks_per_node: int) -> TrainingStep:
     """Return the numbers that constraints are functions of."""
-    layout, card = job.layout, job.card
+    layout, card = workload.layout, workload.card
     return TrainingStep(
-        seq_length=job.seq_length,
+        seq_length=workload.seq_length,
         heads=card.heads,
         kv_heads=card.kv_heads,
         head_dim=card.head_dim,
@@ -59,7 +59,7 @@ def training_step(job: Workload, ranks_per_node: int) -> TrainingStep:
         pp=layout.pp,
         world_size=layout.world_size,
         ranks_per_node=ranks_per_node,
-        global_batch=job.tokens_per_batch // job.seq_length,
+        global_batch=workload.tokens_per_batch // workload.seq_length,
         micro_batch=layout.micro_batch,
         recompute=layout.recompute,
         tiling=layout.tiling,

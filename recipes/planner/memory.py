@@ -105,40 +105,42 @@ class Memory:
         return sum(size for name, size in self.causes.items() if name not in fixed)
 
 
-def memory(job: Workload, kernels: Kernels = FUSED) -> Memory:
+def memory(workload: Workload, kernels: Kernels = FUSED) -> Memory:
     """Return the bytes of the rank with the highest peak, and the most pinned host bytes."""
-    stages = sorted({0, job.layout.pp - 1})
-    layer = _Layer(job, kernels)
-    host = max(_host(job, layer, stage) for stage in stages)
-    found = [_of_stage(job, kernels, layer, stage, host) for stage in stages]
+    stages = sorted({0, workload.layout.pp - 1})
+    layer = _Layer(workload, kernels)
+    host = max(_host(workload, layer, stage) for stage in stages)
+    found = [_of_stage(workload, kernels, layer, stage, host) for stage in stages]
     return max(found, key=lambda one: one.total)
 
 
-def _of_stage(job: Workload, kernels: Kernels, layer: "_Layer", stage: int, host: float) -> Memory:
-    fixed = _fixed(job, kernels, stage)
+def _of_stage(
+    workload: Workload, kernels: Kernels, layer: "_Layer", stage: int, host: float
+) -> Memory:
+    fixed = _fixed(workload, kernels, stage)
     moments = dict(layer.moments(stage))
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     return Memory(causes=fixed | moments[moment], peak_in=moment, stage=stage, host=host)
 
 
-def _fixed(job: Workload, kernels: Kernels, stage: int) -> dict[str, float]:
+def _fixed(workload: Workload, kernels: Kernels, stage: int) -> dict[str, float]:
     """Return the bytes that do not depend on the tokens, by cause."""
-    layout, weights = job.layout, job.weights(stage)
-    sharding, replicas = layout.sharding, job.replicas
+    layout, weights = workload.layout, workload.weights(stage)
+    sharding, replicas = layout.sharding, workload.replicas
     of_weights = replicas if sharding == "parameters" else 1
     of_gradients = replicas if sharding in ("gradients", "parameters") else 1
     of_optimizer = 1 if sharding == "none" else replicas
     state = 8 if layout.precision == "fp32" else 12
     on_device = 1 - layout.optimizer_offload
-    held = job.element_bytes * weights / of_weights
+    held = workload.element_bytes * weights / of_weights
     gradients = kernels.gradient_bytes * weights / of_gradients
-    two_layers = min(2 * job.layer_weights, weights)
+    two_layers = min(2 * workload.layer_weights, weights)
     if sharding == "parameters":  # gathered: the current layer and the next
-        held += job.element_bytes * two_layers
+        held += workload.element_bytes * two_layers
     if sharding in ("gradients", "parameters"):  # not reduced yet
         gradients += kernels.gradient_bytes * two_layers
     if layout.fp8.recipe != "none":
-        held += FP8_COPIES * job.layers * job.layer_weights
+        held += FP8_COPIES * workload.layers * workload.layer_weights
     return {
         "weights": held,
         "gradients": gradients,
@@ -147,23 +149,23 @@ def _fixed(job: Workload, kernels: Kernels, stage: int) -> dict[str, float]:
     }
 
 
-def _host(job: Workload, layer: "_Layer", stage: int) -> float:
+def _host(workload: Workload, layer: "_Layer", stage: int) -> float:
     """Return the pinned bytes of offloaded activations and optimizer state."""
-    layout = job.layout
-    in_flight = min(layout.pp - stage, job.micro_batches)
-    numbers = range(stage * job.layers + 1, (stage + 1) * job.layers + 1)
+    layout = workload.layout
+    in_flight = min(layout.pp - stage, workload.micro_batches)
+    numbers = range(stage * workload.layers + 1, (stage + 1) * workload.layers + 1)
     held = sum(layer.away(number) for number in numbers)
-    offloaded = 16 * job.weights(stage) / job.replicas * layout.optimizer_offload
+    offloaded = 16 * workload.weights(stage) / workload.replicas * layout.optimizer_offload
     return held * in_flight + offloaded
 
 
 class _Layer:
     """Bytes of one layer's tensors on a rank."""
 
-    def __init__(self, job: Workload, kernels: Kernels) -> None:
-        card, layout, e = job.card, job.layout, job.element_bytes
-        self.job, self.kernels = job, kernels
-        t = self.tokens = job.tokens
+    def __init__(self, workload: Workload, kernels: Kernels) -> None:
+        card, layout, e = workload.card, workload.layout, workload.element_bytes
+        self.workload, self.kernels = workload, kernels
+        t = self.tokens = workload.tokens
         self.x = t / layout.tp * card.hidden * e
         """A layer's input, [s / TP, b, hidden]."""
         self.heads = t * card.heads / layout.tp * card.head_dim * e
@@ -179,10 +181,10 @@ class _Layer:
             k, gathered = card.experts_per_token, self.x * layout.tp
             self.mlp = k * (self.mlp + self.x + gathered)
             self.mlp_gradients = k * (self.mlp_gradients + gathered)
-        self.by_head = job.degrees.heads_per_stage is not None
-        self.exchanged = job.degrees.ulysses > 1
+        self.by_head = workload.degrees.heads_per_stage is not None
+        self.exchanged = workload.degrees.ulysses > 1
         self.norm = kernels.norm_kept * self.x
-        copied = self.heads + 2 * self.heads / job.attention.heads * self._inner_kv
+        copied = self.heads + 2 * self.heads / workload.attention.heads * self._inner_kv
         self.copies = kernels.exchange_copies * copied * self.exchanged * (not self.by_head)
         self.unrotated = self.heads + self.kv_heads
         """q and k before rotation, in one storage with v."""
@@ -190,7 +192,7 @@ class _Layer:
     @property
     def _inner_kv(self) -> int:
         """KV heads after replication."""
-        return max(self.job.attention.kv_heads, self.job.degrees.ulysses)
+        return max(self.workload.attention.kv_heads, self.workload.degrees.ulysses)
 
     @property
     def attention(self) -> float:
@@ -199,25 +201,25 @@ class _Layer:
         if self.by_head:
             return ends + self.result
         if self.exchanged:
-            of_head = self.heads / self.job.attention.heads
+            of_head = self.heads / self.workload.attention.heads
             return ends + 3 * self.heads + 2 * self._inner_kv * of_head + self.lse
         return ends + 2 * self.heads + 3 * self.kv_heads + self.result
 
     @property
     def whole(self) -> dict[str, float]:
         """All bytes of a layer, by cause."""
-        mlp = 0.0 if self.job.layout.tiling.mlp else self.norm + self.mlp
+        mlp = 0.0 if self.workload.layout.tiling.mlp else self.norm + self.mlp
         return {"saved inputs": self.x, "attention": self.attention, "mlp": mlp}
 
     def kept(self, number: int) -> dict[str, float]:
         """Return the bytes that layer `number`, from 1, holds between forward and backward."""
-        recompute = self.job.layout.recompute
+        recompute = self.workload.layout.recompute
         if recompute.kind == "selective":
             return self._selective()
         if recompute.kind == "uniform":
             return {"saved inputs": self.x / recompute.layers}
         if recompute.kind == "block":
-            first = (number - 1) % self.job.layers < recompute.layers
+            first = (number - 1) % self.workload.layers < recompute.layers
             return {"saved inputs": self.x} if first else self.whole
         kind: LayerKind = recompute.of_layer(number)
         if kind == "none":
@@ -227,7 +229,7 @@ class _Layer:
 
     def away(self, number: int) -> float:
         """Return the bytes of a layer that are offloaded to the host."""
-        recompute, offload = self.job.layout.recompute, self.job.layout.offload
+        recompute, offload = self.workload.layout.recompute, self.workload.layout.offload
         kind = recompute.of_layer(number)
         if kind == "none" or not offload.takes(number):
             return 0.0
@@ -235,7 +237,7 @@ class _Layer:
         return self.x * offload.inputs + self.result * with_attention
 
     def _selective(self) -> dict[str, float]:
-        whole, modules = self.whole, self.job.layout.recompute.modules
+        whole, modules = self.whole, self.workload.layout.recompute.modules
         if "core_attn" in modules:
             whole["attention"] -= self.lse
         if "mlp" in modules:
@@ -244,19 +246,19 @@ class _Layer:
 
     def moments(self, stage: int) -> Iterator[tuple[str, dict[str, float]]]:
         """Yield the moments that may be the peak, each by cause."""
-        job, layout = self.job, self.job.layout
-        numbers = range(stage * job.layers + 1, (stage + 1) * job.layers + 1)
-        in_flight = min(layout.pp - stage, job.micro_batches)
+        workload, layout = self.workload, self.workload.layout
+        numbers = range(stage * workload.layers + 1, (stage + 1) * workload.layers + 1)
+        in_flight = min(layout.pp - stage, workload.micro_batches)
         every: dict[str, float] = {}
         for number in numbers:
             _add(every, self.kept(number))
         every = {name: size * in_flight for name, size in every.items()}
         always = {
             "other": INPUTS_BYTES * self.tokens * in_flight,
-            "attention": 4 * job.card.head_dim * self.tokens,  # cos and sin, fp32
+            "attention": 4 * workload.card.head_dim * self.tokens,  # cos and sin, fp32
             "communication": self.x * layout.tp if layout.tp > 1 else 0.0,
         }
-        if 0 < stage == layout.pp - 1 and job.micro_batches > 1:
+        if 0 < stage == layout.pp - 1 and workload.micro_batches > 1:
             # 1F1B frees the gradient sent back for a micro-batch at the next one's backward.
             always["communication"] += self.x
         _add(every, always)
@@ -264,8 +266,10 @@ class _Layer:
         if stage == layout.pp - 1:  # the last layer's offload has not finished yet
             stays = {"saved inputs": self.away(last)}
             yield "loss", _sum(every, _sum(stays, {"loss": self._loss()}))
-        if job.card.tied_embeddings and layout.pp == 1:  # the gradient waits for both uses
-            tied = job.vocabulary_weights * job.element_bytes * self.kernels.weight_gradients
+        if workload.card.tied_embeddings and layout.pp == 1:  # the gradient waits for both uses
+            tied = (
+                workload.vocabulary_weights * workload.element_bytes * self.kernels.weight_gradients
+            )
             _add(every, {"loss": tied})
         # In the backward of the last layer its kept and its recomputed tensors both exist.
         chunk = layout.recompute.layers if layout.recompute.kind == "uniform" else 1
@@ -279,26 +283,26 @@ class _Layer:
 
     def _loss(self) -> float:
         """Return the bytes of the loss: norm, head and cross-entropy."""
-        job, tiling, tp = self.job, self.job.layout.tiling, self.job.layout.tp
-        vocab, e = job.card.vocab / tp, job.element_bytes
+        workload, tiling, tp = self.workload, self.workload.layout.tiling, self.workload.layout.tp
+        vocab, e = workload.card.vocab / tp, workload.element_bytes
         ends = 3 * self.x
         if not tiling.loss:
             a_logit = 4 if e == 4 else self.kernels.logit_bytes
             gathered = self.x * tp if tp > 1 else 0.0
-            temporary = job.vocabulary_weights * e * self.kernels.weight_gradients
+            temporary = workload.vocabulary_weights * e * self.kernels.weight_gradients
             return ends + self.tokens * vocab * a_logit + gathered + temporary
         tile = min(tiling.loss_tile, self.tokens)
-        sums = job.vocabulary_weights * (4 if e == 4 else 6)
-        return ends + sums + tile * (vocab + 2 * job.card.hidden) * e
+        sums = workload.vocabulary_weights * (4 if e == 4 else 6)
+        return ends + sums + tile * (vocab + 2 * workload.card.hidden) * e
 
     def _mlp_backward(self) -> dict[str, float]:
-        layout, recompute = self.job.layout, self.job.layout.recompute
+        layout, recompute = self.workload.layout, self.workload.layout.recompute
         by_megatron = recompute.kind == "uniform" or "mlp" in recompute.modules
-        by_megatron |= recompute.kind == "block" and recompute.layers >= self.job.layers
+        by_megatron |= recompute.kind == "block" and recompute.layers >= self.workload.layers
         found = dict(self.whole)
         # The MLP's output, which our recompute does not form.
         if layout.tiling.mlp:
-            kept = recompute.of_layer(self.job.card.layers) == "none"
+            kept = recompute.of_layer(self.workload.card.layers) == "none"
             found["mlp"] = self.x * (1 + kept) + self._mlp_tile()
         else:
             found["mlp"] += self.mlp_gradients + self.x * by_megatron
@@ -309,7 +313,7 @@ class _Layer:
 
         The peak is when the gradients of the down projection, or of all projections, exist.
         """
-        layout, card, e = self.job.layout, self.job.card, self.job.element_bytes
+        layout, card, e = self.workload.layout, self.workload.card, self.workload.element_bytes
         tile = min(layout.tiling.mlp_tile, self.tokens // layout.tp) * e
         matrices = 3 if card.facts.gated else 2
         weights = card.hidden * card.ffn_hidden / layout.tp * self.kernels.weight_gradients
@@ -319,20 +323,20 @@ class _Layer:
         return max(down, tile * (gradients + ends) + sums + matrices * one)
 
     def _attention_backward(self) -> dict[str, float]:
-        shape = self.job.attention
+        shape = self.workload.attention
         home = 2 * self.heads if self.exchanged and not self.by_head else 0.0
         dead = 0.0 if self.by_head or self.exchanged else self.unrotated
         inside = self.norm + dead + shape.backward_peak - home + self.copies
         if self.by_head:
             # Gradients of the norm's output and of the projection, accumulated over head stages.
-            card = self.job.card
-            rows = (card.heads + 2 * card.kv_heads) * card.head_dim / self.job.layout.tp
-            inside += self.x + rows * card.hidden * self.job.element_bytes
-        ends = self.job.layout.recompute.kind in ("uniform", "block")
+            card = self.workload.card
+            rows = (card.heads + 2 * card.kv_heads) * card.head_dim / self.workload.layout.tp
+            inside += self.x + rows * card.hidden * self.workload.element_bytes
+        ends = self.workload.layout.recompute.kind in ("uniform", "block")
         found = {
             "saved inputs": self.x, "attention": inside, "mlp": self.x, "loss": self.x * ends,
         }  # fmt: skip
-        if self.job.layout.offload.inputs:
+        if self.workload.layout.offload.inputs:
             # The next layer's input is fetched after the kernel, or the ring, has freed its memory.
             alone = replace(shape, degrees=replace(shape.degrees, ring=1)).backward_peak
             found["attention"] += max(0.0, self.x - (shape.backward_peak - alone))
@@ -340,7 +344,7 @@ class _Layer:
 
     def _attention_forward(self, rebuilt: bool) -> dict[str, float]:
         dead = 0.0 if self.by_head else self.unrotated
-        inside = self.norm + dead + self.job.attention.forward_peak + self.copies
+        inside = self.norm + dead + self.workload.attention.forward_peak + self.copies
         return {"saved inputs": self.x, "attention": inside, "loss": self.x * rebuilt}
 
 

@@ -22,7 +22,7 @@ LEAST_MFU, FULL_HOST, LEAST_CAUSE = 0.4, 0.7, 0.1
 class Plan:
     """Memory and time of one stage under one layout on one cluster."""
 
-    job: Workload
+    workload: Workload
     cluster: Cluster
     memory: Memory
     time: Time
@@ -45,7 +45,7 @@ class Plan:
     @property
     def gpus(self) -> int:
         """GPUs of the layout."""
-        return self.job.layout.world_size
+        return self.workload.layout.world_size
 
     def gpu_hours(self, tokens: float) -> float:
         """Return GPU-hours for a token budget."""
@@ -59,10 +59,10 @@ class Plan:
     def warnings(self) -> list[str]:
         """Sentences about a plan that fits but deserves attention."""
         found = []
-        if self.job.micro_batches > MOST_ACCUMULATION:
+        if self.workload.micro_batches > MOST_ACCUMULATION:
             found.append(
-                f"{self.job.micro_batches} micro-batches per step on each data rank; more GPUs as "
-                "data ranks would make a step faster"
+                f"{self.workload.micro_batches} micro-batches per step on each data rank; more "
+                "GPUs as data ranks would make a step faster"
             )
         if self.time.mfu < LEAST_MFU:
             found.append(f"MFU is {self.time.mfu:.0%}; {self._slowed_by()}")
@@ -100,24 +100,24 @@ def short(held: Memory, cluster: Cluster) -> tuple[float, float]:
     return of_gpu, held.host - HOST_SHARE * cluster.host_bytes_per_gpu
 
 
-def plan(job: Workload, cluster: Cluster, *, kernels: Kernels = FUSED) -> Plan:
-    """Return the plan of a job on a cluster."""
+def plan(workload: Workload, cluster: Cluster, *, kernels: Kernels = FUSED) -> Plan:
+    """Return the plan of a workload on a cluster."""
     return Plan(
-        job=job,
+        workload=workload,
         cluster=cluster,
-        memory=memory(job, kernels),
-        time=time(job, cluster),
+        memory=memory(workload, kernels),
+        time=time(workload, cluster),
     )
 
 
-def capped(job: Workload, cluster: Cluster) -> Plan:
-    """Return the plan of a job with its host cap set to what it needs, to a tenth of a GiB."""
-    found, offload = plan(job, cluster), job.layout.offload
+def capped(workload: Workload, cluster: Cluster) -> Plan:
+    """Return the plan of a workload with its host cap set to what it needs, to a tenth of a GiB."""
+    found, offload = plan(workload, cluster), workload.layout.offload
     if offload.tensors == "none":
         return found
     cap = math.ceil(found.memory.host / GiB * 10 + 1) / 10
-    layout = replace(job.layout, offload=replace(offload, cap_gib=cap))
-    return replace(found, job=replace(job, layout=layout))
+    layout = replace(workload.layout, offload=replace(offload, cap_gib=cap))
+    return replace(found, workload=replace(workload, layout=layout))
 
 
 def host_cap(cluster: Cluster) -> float:

@@ -35,9 +35,9 @@ class Group:
         return f"{self.kind} {self.size}: ranks {shown}{more} ({link})"
 
 
-def rank_map(job: Workload, cluster: Cluster) -> list[Group]:
+def rank_map(workload: Workload, cluster: Cluster) -> list[Group]:
     """Return the groups of more than one rank, the innermost first."""
-    layout, cp = job.layout, job.degrees
+    layout, cp = workload.layout, workload.degrees
     sizes = (
         ("TP", layout.tp),
         ("CP all-to-all", cp.ulysses),

@@ -52,8 +52,8 @@ class SearchRequest:
     gpus: int
     fp8: Fp8 = Fp8()
 
-    def job(self, layout: Layout) -> Workload:
-        """Return the job of a layout."""
+    def workload(self, layout: Layout) -> Workload:
+        """Return the workload of a layout."""
         return Workload(
             card=self.card,
             seq_length=self.seq_length,
@@ -64,7 +64,7 @@ class SearchRequest:
 
     def plan(self, layout: Layout) -> Plan:
         """Return the plan of a layout, its host cap set to what it needs."""
-        return capped(self.job(layout), self.cluster)
+        return capped(self.workload(layout), self.cluster)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +138,7 @@ def _fitting(
             tried += 1
             one = question.plan(layout)
             if one.fits:
-                broken = next(violations(one.job, question.cluster), "")
+                broken = next(violations(one.workload, question.cluster), "")
                 if not broken:
                     plans.append(one)
                     break
@@ -368,10 +368,10 @@ def fits_somehow(question: SearchRequest) -> bool:
     for shape in _shapes(question, Counter()):
         smallest = (*list(_keeping(question, shape))[-2:], *_last_resorts(question, shape))
         for layout in smallest:
-            job = question.job(layout)
-            if max(short(memory(job), question.cluster)) > 0:
+            workload = question.workload(layout)
+            if max(short(memory(workload), question.cluster)) > 0:
                 continue
-            if not before_planning(job, question.cluster):
+            if not before_planning(workload, question.cluster):
                 return True
     return False
 

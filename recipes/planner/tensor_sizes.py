@@ -13,13 +13,13 @@ SAME = 0.006
 """Rounding error of a size written with two decimals."""
 
 
-def tensor_sizes(job: Workload) -> dict[str, float]:
+def tensor_sizes(workload: Workload) -> dict[str, float]:
     """Return the bytes of each large tensor of a rank."""
-    card, layout, e, t = job.card, job.layout, job.element_bytes, job.tokens
+    card, layout, e, t = workload.card, workload.layout, workload.element_bytes, workload.tokens
     vocab, ffn = card.vocab / layout.tp, card.ffn_hidden / layout.tp
     heads, kv = (n * card.head_dim / layout.tp for n in (card.heads, card.kv_heads))
-    weights = max(job.weights(0), job.weights(layout.pp - 1))
-    shared = 1 if layout.sharding == "none" else job.replicas
+    weights = max(workload.weights(0), workload.weights(layout.pp - 1))
+    shared = 1 if layout.sharding == "none" else workload.replicas
     loss_tile, mlp_tile = (min(t, n) for n in (layout.tiling.loss_tile, layout.tiling.mlp_tile))
     return {
         "logits": t * vocab * e,
@@ -38,15 +38,15 @@ def tensor_sizes(job: Workload) -> dict[str, float]:
         "the weights": weights * e,
         "the gradients": weights * 4,
         "a state of the optimizer (fp32 weights or a moment)": weights * 4 / shared,
-        "the embedding or LM head": job.vocabulary_weights * e,
-        "the LM head's gradient in fp32": job.vocabulary_weights * 4,
+        "the embedding or LM head": workload.vocabulary_weights * e,
+        "the LM head's gradient in fp32": workload.vocabulary_weights * 4,
     }
 
 
-def matching(job: Workload, asked: float) -> list[str]:
+def matching(workload: Workload, asked: float) -> list[str]:
     """Return the tensors of about `asked` bytes, the nearest first, each size once."""
     found: dict[float, tuple[float, str]] = {}
-    for name, size in tensor_sizes(job).items():
+    for name, size in tensor_sizes(workload).items():
         off = min(abs(asked - size), abs(asked - -(-size // PAGE) * PAGE))
         if size >= PAGE and off <= SAME * asked:
             known = found.get(size)

@@ -59,10 +59,10 @@ class Time:
         return sum(self.causes.values())
 
 
-def time(job: Workload, cluster: Cluster) -> Time:
-    """Return the step time of a job on a cluster, at the efficiencies that its file states."""
-    work = _Work(job, cluster)
-    m, pp = job.micro_batches, job.layout.pp
+def time(workload: Workload, cluster: Cluster) -> Time:
+    """Return the step time of a workload on a cluster, at the efficiencies that its file states."""
+    work = _Work(workload, cluster)
+    m, pp = workload.micro_batches, workload.layout.pp
     each = work.micro_batch(head=1)
     busy = sum(each.values())
     compute = each["matmul"] + each["attention"] + each["memory"] + each["recompute"]
@@ -71,8 +71,8 @@ def time(job: Workload, cluster: Cluster) -> Time:
     causes["DP"] = work.data_parallel(compute)
     causes["optimizer"] = work.optimizer()
     step = sum(causes.values())
-    rate = job.tokens_per_batch / step / job.layout.world_size
-    flops = job.card.flops_per_token(job.seq_length)
+    rate = workload.tokens_per_batch / step / workload.layout.world_size
+    flops = workload.card.flops_per_token(workload.seq_length)
     return Time(
         causes=causes,
         tokens_per_gpu_second=rate,
@@ -84,9 +84,9 @@ def time(job: Workload, cluster: Cluster) -> Time:
 class _Work:
     """Seconds of the parts of a micro-batch on one rank."""
 
-    def __init__(self, job: Workload, cluster: Cluster) -> None:
-        self.job, self.cluster, self.efficiency = job, cluster, cluster.efficiency
-        self.layers, self.e = job.layers, job.element_bytes
+    def __init__(self, workload: Workload, cluster: Cluster) -> None:
+        self.workload, self.cluster, self.efficiency = workload, cluster, cluster.efficiency
+        self.layers, self.e = workload.layers, workload.element_bytes
         self.again = self._again()
         """Recomputed shares of a layer's forward: products, attention, MLP."""
 
@@ -111,7 +111,7 @@ class _Work:
         }
 
     def _again(self) -> tuple[float, float, float]:
-        layout = self.job.layout
+        layout = self.workload.layout
         recompute, tiled = layout.recompute, float(layout.tiling.mlp)
         kinds = {"none": (0.0, 0.0, tiled), "full": (1.0, 1.0, 1.0),
                  "kept_attention": (1.0, 0.0, 1.0)}  # fmt: skip
@@ -130,7 +130,7 @@ class _Work:
 
     def _matmul(self, head: int) -> tuple[float, float]:
         """Return the seconds of the products, and of the recomputed ones."""
-        job, card, layout = self.job, self.job.card, self.job.layout
+        workload, card, layout = self.workload, self.workload.card, self.workload.layout
         qkv = card.hidden * card.head_dim * (card.heads + 2 * card.kv_heads)
         attention = qkv + card.hidden * card.head_dim * card.heads
         mlp = (3 if card.facts.gated else 2) * card.hidden * card.ffn_hidden
@@ -140,27 +140,27 @@ class _Work:
             fp8 = self.cluster.gpu.fp8_tflops * TERA * self.efficiency.matmul_fp8
             in_bf16 = min(1.0, (layout.fp8.bf16_first + layout.fp8.bf16_last) / card.layers)
             rate = 1 / (in_bf16 / bf16 + (1 - in_bf16) / fp8)
-        of_mlp = 2 * job.tokens * mlp / layout.tp * self.layers / rate
+        of_mlp = 2 * workload.tokens * mlp / layout.tp * self.layers / rate
         if card.facts.experts:
             width = card.ffn_hidden / layout.tp
             reached = self.efficiency.experts * width / (width + self.efficiency.expert_width)
             of_mlp *= card.experts_per_token * self.efficiency.matmul / reached
-        of_attention = 2 * job.tokens * attention / layout.tp * self.layers / rate
-        of_head = 2 * job.tokens * job.vocabulary_weights / bf16 * head
+        of_attention = 2 * workload.tokens * attention / layout.tp * self.layers / rate
+        of_head = 2 * workload.tokens * workload.vocabulary_weights / bf16 * head
         again = self.again[0] * of_attention + self.again[2] * of_mlp
-        if job.degrees.heads_per_stage:  # with kept attention, those of the recomputed layer
+        if workload.degrees.heads_per_stage:  # with kept attention, those of the recomputed layer
             only_kept = self.again[0] - self.again[1]
             again += (1 - only_kept) * of_attention * qkv / attention
         return 3 * (of_attention + of_mlp + of_head), again
 
     def _attention(self) -> tuple[float, float, float]:
         """Return the seconds of forward, backward and recomputed forward."""
-        job = self.job
-        width = job.card.heads * job.card.head_dim / job.layout.tp
-        unit = width * job.seq_length * job.tokens * self.layers
+        workload = self.workload
+        width = workload.card.heads * workload.card.head_dim / workload.layout.tp
+        unit = width * workload.seq_length * workload.tokens * self.layers
         peak = self.cluster.gpu.bf16_tflops * TERA
-        if job.degrees.ring > 1:  # queries and keys of a step: a chunk, half of a zigzag shard
-            chunk = job.seq_length / job.degrees.ring / 2
+        if workload.degrees.ring > 1:  # queries and keys of a step: a chunk, half of a zigzag shard
+            chunk = workload.seq_length / workload.degrees.ring / 2
             peak /= 1 + self.efficiency.ring_block / chunk
         forward = 2 * unit / (peak * self.efficiency.attention_forward)
         backward = 5 * unit / (peak * self.efficiency.attention_backward)
@@ -168,50 +168,50 @@ class _Work:
 
     def _memory(self, head: int) -> tuple[float, float]:
         """Return the seconds of device memory traffic, and of the recomputed part."""
-        job, card, tp = self.job, self.job.card, self.job.layout.tp
+        workload, card, tp = self.workload, self.workload.card, self.workload.layout.tp
         heads = (card.heads + 2 * card.kv_heads) * card.head_dim
         k = card.experts_per_token if card.facts.experts else 1
         layer = 8 * card.hidden + 4 * heads + 3 * k * card.ffn_hidden
-        traffic = layer * job.tokens / tp * self.e * self.layers
-        passes = 3 if job.layout.tiling.loss else 8
-        logits = passes * job.tokens * card.vocab / tp * self.e * head
+        traffic = layer * workload.tokens / tp * self.e * self.layers
+        passes = 3 if workload.layout.tiling.loss else 8
+        logits = passes * workload.tokens * card.vocab / tp * self.e * head
         rate = self.cluster.gpu.memory_gbps * GB * self.efficiency.memory
         return (3 * traffic + logits) / rate, self.again[0] * traffic / rate
 
     def _tensor_parallel(self, head: int) -> float:
-        job, card, tp = self.job, self.job.card, self.job.layout.tp
+        workload, card, tp = self.workload, self.workload.card, self.workload.layout.tp
         if tp == 1:
             return 0.0
-        message = job.tokens * card.hidden * self.e * (tp - 1) / tp
+        message = workload.tokens * card.hidden * self.e * (tp - 1) / tp
         attention, again = 5 + 2 * self.again[0], 2 * min(1.0, self.again[2])
         mlp = (4 + again) * card.experts_per_token if card.facts.experts else 5 + again
         return message * ((attention + mlp) * self.layers + 3 * head) / self._link(tp)
 
     def pipeline(self) -> float:
         """Return the seconds to send a micro-batch's tensors to the next stage and back."""
-        job, layout = self.job, self.job.layout
+        workload, layout = self.workload, self.workload.layout
         if layout.pp == 1:
             return 0.0
-        sent = 2 * job.tokens * job.card.hidden * self.e / layout.tp
+        sent = 2 * workload.tokens * workload.card.hidden * self.e / layout.tp
         return sent / self._link(layout.world_size)
 
     def _context_parallel(self, forward: float, backward: float, repeated: float) -> float:
-        job, shape = self.job, self.job.attention
-        u, c = job.degrees.ulysses, job.degrees.ring
+        workload, shape = self.workload, self.workload.attention
+        u, c = workload.degrees.ulysses, workload.degrees.ring
         inner = max(shape.kv_heads, u)
         # Forward and backward; q, k, v and output once more if the layer is recomputed. In stages
         # of heads twice in the backward, and once more if attention is not kept.
         runs = 2 + self.again[0]
-        if job.degrees.heads_per_stage:
+        if workload.degrees.heads_per_stage:
             runs = (3 + self.again[1]) / self.efficiency.staged
         slices = (2 * shape.heads + 2 * inner) * shape.slice_bytes
-        waited = runs * slices * self.layers * self._exchange(u, job.layout.tp)
+        waited = runs * slices * self.layers * self._exchange(u, workload.layout.tp)
         if c == 1:
             return waited
         keys: float = (c - 1) * 2 * inner * shape.slice_bytes * self.layers
-        if (stage := job.degrees.heads_per_stage) is not None:  # once for each stage
+        if (stage := workload.degrees.heads_per_stage) is not None:  # once for each stage
             keys *= shape.heads // stage * min(stage, inner) / inner
-        link = self._link(job.layout.tp * u * c)
+        link = self._link(workload.layout.tp * u * c)
         sums = max(4, self.e) / self.e
         hidden = max(0.0, keys / link - forward)
         hidden += max(0.0, keys * (1 + sums) / link - backward)
@@ -220,11 +220,16 @@ class _Work:
 
     def _copies(self, compute: float) -> float:
         """Return the exposed seconds of copies to and from the host."""
-        job, layout = self.job, self.job.layout
+        workload, layout = self.workload, self.workload.layout
         if layout.offload.tensors == "none":
             return 0.0
-        x = job.tokens / layout.tp * job.card.hidden * self.e
-        result = job.tokens * job.card.heads / layout.tp * (job.card.head_dim * self.e + 4)
+        x = workload.tokens / layout.tp * workload.card.hidden * self.e
+        result = (
+            workload.tokens
+            * workload.card.heads
+            / layout.tp
+            * (workload.card.head_dim * self.e + 4)
+        )
         moved = x * layout.offload.inputs + result * layout.offload.attention
         moved *= self.layers / layout.offload.every
         seconds = moved / (self.cluster.host_link_gbps * GB)
@@ -232,24 +237,24 @@ class _Work:
 
     def data_parallel(self, compute: float) -> float:
         """Return the exposed seconds per step of gradient and parameter communication."""
-        job, layout, n = self.job, self.job.layout, self.job.replicas
+        workload, layout, n = self.workload, self.workload.layout, self.workload.replicas
         if n == 1:
             return 0.0
-        share, weights = (n - 1) / n, max(job.weights(0), job.weights(layout.pp - 1))
+        share, weights = (n - 1) / n, max(workload.weights(0), workload.weights(layout.pp - 1))
         link = self._collective(n, layout.tp)
         gradients, parameters = 4 * weights * share / link, self.e * weights * share / link
         under = self.efficiency.compute_overlapped * compute
         if layout.sharding == "parameters":  # each micro-batch: forward, backward, gradients
-            return job.micro_batches * max(0.0, 2 * parameters + gradients - under)
+            return workload.micro_batches * max(0.0, 2 * parameters + gradients - under)
         if layout.sharding == "none":
             gradients, parameters = 2 * gradients, 0.0
         return max(0.0, gradients + parameters - under)
 
     def optimizer(self) -> float:
         """Return the seconds of Adam and its copies."""
-        job, layout = self.job, self.job.layout
-        weights = max(job.weights(0), job.weights(layout.pp - 1))
-        mine = weights / (1 if layout.sharding == "none" else job.replicas)
+        workload, layout = self.workload, self.workload.layout
+        weights = max(workload.weights(0), workload.weights(layout.pp - 1))
+        mine = weights / (1 if layout.sharding == "none" else workload.replicas)
         rate = self.cluster.gpu.memory_gbps * GB * self.efficiency.memory
         away = layout.optimizer_offload
         host = ADAM_BYTES / (self.efficiency.host_adam_gbps * GB)

@@ -57,6 +57,6 @@ def limits(plan: Plan) -> Limits:
 
 def _writing(plan: Plan) -> float:
     """Return the seconds to write a checkpoint of the model and its optimizer."""
-    job = plan.job
-    size = SAVED_BYTES[job.layout.precision] * job.card.parameters
+    workload = plan.workload
+    size = SAVED_BYTES[workload.layout.precision] * workload.card.parameters
     return size / WRITE_BYTES_PER_SECOND

@@ -55,7 +55,7 @@ def days(row: Row, plan: Plan) -> float:
 
 
 def _tried(plan: Plan) -> bool:
-    layout = plan.job.layout
+    layout = plan.workload.layout
     return layout.sharding == "optimizer" and not layout.optimizer_offload
 
 
@@ -65,7 +65,7 @@ def planned_today(row: Row) -> Row:
     if chosen is None:
         raise ValueError(f"nothing fits {row.name}")
     nodes, plan = chosen
-    return replace(row, nodes=nodes, layout=plan.job.layout)
+    return replace(row, nodes=nodes, layout=plan.workload.layout)
 
 
 def rewritten(source: str, rows: Mapping[str, Row]) -> str:

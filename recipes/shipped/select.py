@@ -2,8 +2,6 @@
 """Any card on any stage of any ladder, as `longhaul pretrain --card` has them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from recipes.ladders import LADDERS
 from recipes.models import CARDS, TINY
@@ -18,44 +16,15 @@ from recipes.spec.stage import Ladder, Stage
 from recipes.spec.suggest import list_of, lookup
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Combination:
-    """A recipe that no row is needed for."""
-
-    card: ModelCard
-    ladder: Ladder
-    stage: Stage
-    layout: Layout
-    nodes: int
-    cluster: str
-    """Name of the cluster file it is laid out for; `local` for CPU ranks."""
-
-    @property
-    def row(self) -> Row:
-        """The same as a row that the collection does not have."""
-        return Row(
-            card=self.card,
-            ladder=self.ladder,
-            seq_length=self.stage.seq_length,
-            layout=self.layout,
-            nodes=self.nodes,
-            cluster=self.cluster,
-            pinned=f"planned for {self.nodes} x {self.cluster}",
-        )
-
-    def recipe(self) -> Any:
-        """Return the recipe, a `nemo_run.Partial`; needs NeMo."""
-        return self.row()
-
-    def notes(self) -> Iterator[str]:
-        """Yield a sentence for each thing that a user may not have meant."""
-        other = of_other_cards(self.ladder, self.card)
-        if other:
-            why = rotation_refusal(self.card, self.stage)
-            yield f"{other}: {why}" if why else other
-        name = recipe_name(self.card, self.ladder, self.stage)
-        if name in ROWS and ROWS[name].layout != self.layout:
-            yield f"{name} is shipped with another layout ({ROWS[name].source}): --factory {name}"
+def notes(row: Row) -> Iterator[str]:
+    """Yield a sentence for each thing that a user may not have meant."""
+    other = of_other_cards(row.ladder, row.card)
+    if other:
+        why = rotation_refusal(row.card, row.stage)
+        yield f"{other}: {why}" if why else other
+    if row.name in ROWS and ROWS[row.name].layout != row.layout:
+        shipped = ROWS[row.name]
+        yield f"{row.name} is shipped with another layout ({shipped.source}): --factory {row.name}"
 
 
 def choose(
@@ -66,8 +35,8 @@ def choose(
     nodes: int | None = None,
     cluster_name: str | None = None,
     device: str | None = None,
-) -> Combination:
-    """Return what the words name, laid out by the planner.
+) -> Row:
+    """Return what the words name as a row, laid out by the planner.
 
     The card `tiny` on the CPU is laid out as its rows are. Raises ValueError for names there are
     not, for a rotation that is not of the card's heads, and where no layout fits.
@@ -78,17 +47,30 @@ def choose(
     if model is TINY and device == "cpu":
         if nodes is not None or cluster_name is not None:
             raise ValueError("--nodes and --cluster are of GPUs; leave them out with --device cpu")
-        layout, nodes, cluster_name = _on_two_cores(climbed, chosen), 1, "local"
-    else:
-        nodes, cluster_name = nodes or 1, cluster_name or CLUSTER
-        layout = layout_for(model, climbed, chosen, cluster_name, nodes)
-    return Combination(
-        card=model,
-        ladder=climbed,
-        stage=chosen,
-        layout=layout,
+        return Row(
+            card=model,
+            ladder=climbed,
+            seq_length=chosen.seq_length,
+            layout=_on_two_cores(climbed, chosen),
+            nodes=1,
+            cluster="local",
+            pinned="laid out for two cores",
+        )
+    return planned_row(model, climbed, chosen, cluster_name or CLUSTER, nodes or 1)
+
+
+def planned_row(
+    card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str, nodes: int
+) -> Row:
+    """Return a row with the fastest layout on that many nodes; ValueError where none fits."""
+    return Row(
+        card=card,
+        ladder=ladder,
+        seq_length=stage.seq_length,
+        layout=layout_for(card, ladder, stage, cluster_name, nodes),
         nodes=nodes,
         cluster=cluster_name,
+        pinned=f"planned for {nodes} x {cluster_name}",
     )
 
 
@@ -105,10 +87,10 @@ def row_of(
         if shipped is not None:
             return shipped
         if model is TINY:
-            return choose(card, ladder, stage, device="cpu").row
+            return choose(card, ladder, stage, device="cpu")
     if nodes is None:
         nodes = fewest_nodes(model, chosen, cluster_name or CLUSTER)
-    return choose(card, ladder, stage, nodes=nodes, cluster_name=cluster_name).row
+    return choose(card, ladder, stage, nodes=nodes, cluster_name=cluster_name)
 
 
 def _named(card: str, ladder: str, stage: str) -> tuple[ModelCard, Ladder, Stage]:
@@ -172,7 +154,7 @@ def layout_for(
     except ValueError as error:
         each = f"a node of {machines.name} has {machines.gpus_per_node} GPUs"
         raise ValueError(f"ladder {ladder.name}: {error} ({each})") from error
-    return plan.job.layout
+    return plan.workload.layout
 
 
 def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:

@@ -134,7 +134,10 @@ def test_a_loaded_tokenizer_cannot_be_injected_into_and_does_not_truncate(
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     loaded = load(str(tmp_path))
     text = f"some text of more than four tokens {EOD}"
-    assert loaded.encode_documents([text])[0].tolist() == tokenizer.encode_documents([text])[0].tolist()
+    assert (
+        loaded.encode_documents([text])[0].tolist()
+        == tokenizer.encode_documents([text])[0].tolist()
+    )
     assert loaded.eod_id == tokenizer.eod_id
     assert loaded.eod_id not in loaded.encode_documents([text])[0]
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search for remedies for a stage that runs out of memory, the cheapest first.
 
-The remedies are rungs of a ladder. Each rung is tried alone on the current layout, and together
-with the previous ones that helped. A rung may have several layouts (sizes of CP, for example): of
+The remedies are steps in a fixed order. Each is tried alone on the current layout, and together
+with the previous ones that helped. A step may have several layouts (sizes of CP, for example): of
 those that violate no constraint the fastest that fits is taken, or the one that lacks least. The
-climb ends when it fits, and is repeated without each rung taken as long as the result is faster, so
-that full recompute is not chosen if offload is enough. The `cure` omits the rungs that are not
-needed. Rungs that are untested on GPUs (`UNTRIED`) are used only if the rest does not fit these
+climb ends when it fits, and is repeated without each step taken as long as the result is faster, so
+that full recompute is not chosen if offload is enough. The `cure` omits the steps that are not
+needed. Steps that are untested on GPUs (`UNTRIED`) are used only if the rest does not fit these
 GPUs at this length. Bytes and seconds are the planner's; `unexplained` are bytes that a log shows
 but the planner does not predict, and no remedy is assumed to reduce them.
 """
@@ -18,22 +18,22 @@ from dataclasses import dataclass
 from recipes.planner.feasibility import before_planning, violations
 from recipes.planner.plan import Plan, capped
 from recipes.planner.remedies.overrides import override_words
-from recipes.planner.remedies.steps import RUNGS
+from recipes.planner.remedies.steps import STEPS
 from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
 from recipes.spec.units import GiB
 
 LEAST_HELP = 0.1 * GiB
-"""Least saving for which a rung is taken."""
+"""Least saving for which a step is taken."""
 REBUILDING = frozenset({"recompute kept_attention", "recompute full"})
-"""Rungs that are left out together, since one replaces the other."""
+"""Steps that are left out together, since one replaces the other."""
 UNTRIED = frozenset({"sharded parameters", "Adam on the host", "FP8"})
-"""Rungs that are untested on GPUs, the planner's last resorts."""
+"""Steps that are untested on GPUs, the planner's last resorts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """One rung: its plan alone, and together with the previous ones."""
+    """One step: its plan alone, and together with the previous ones."""
 
     name: str
     alone: Plan | None = None
@@ -44,12 +44,12 @@ class Remedy:
     words: tuple[str, ...] = ()
     """Overrides that apply it to the recipe."""
     together: Plan | None = None
-    """Plan with the previous rungs; None if it did not help there."""
+    """Plan with the previous steps; None if it did not help there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cure:
-    """A set of rungs under which the stage fits."""
+    """A set of steps under which the stage fits."""
 
     names: tuple[str, ...]
     plan: Plan
@@ -66,16 +66,16 @@ class Remedies:
 
 
 def remedies(start: Plan, *, unexplained: float = 0.0) -> Remedies:
-    """Return the remedies for a plan, and the first set of rungs under which it fits."""
+    """Return the remedies for a plan, and the first set of steps under which it fits."""
     climb = _Climb(start.cluster, unexplained)
     together, taken = climb.fastest(start)
     ladder = []
-    for name in RUNGS:
-        found = climb.best(start.job, name)
+    for name in STEPS:
+        found = climb.best(start.workload, name)
         if isinstance(found, str):
             ladder.append(Remedy(name=name, why_not=found, together=together.get(name)))
             continue
-        words = tuple(override_words(start.job, found.job))
+        words = tuple(override_words(start.workload, found.workload))
         ladder.append(
             Remedy(
                 name=name,
@@ -99,15 +99,15 @@ class _Climb:
         """Return the bytes that GPU and host lack."""
         return max(one.short + self.unexplained, 0.0) + max(one.host_short, 0.0)
 
-    def best(self, job: Workload, name: str) -> Plan | str:
-        """Return the best plan that a rung makes of a job, or the reason why there is none."""
-        key = (name, job.seq_length, repr(job.layout))
-        if key not in self._known:  # climbs share their first rungs
-            self._known[key] = self._best(job, name)
+    def best(self, workload: Workload, name: str) -> Plan | str:
+        """Return the best plan that a step makes of a workload, or the reason why there is none."""
+        key = (name, workload.seq_length, repr(workload.layout))
+        if key not in self._known:  # climbs share their first steps
+            self._known[key] = self._best(workload, name)
         return self._known[key]
 
-    def _best(self, job: Workload, name: str) -> Plan | str:
-        found = RUNGS[name](job, self.cluster)
+    def _best(self, workload: Workload, name: str) -> Plan | str:
+        found = STEPS[name](workload, self.cluster)
         if isinstance(found, str):
             return found
         lawful, why = [], ""
@@ -115,7 +115,7 @@ class _Climb:
             broken = before_planning(one, self.cluster)
             if not broken:
                 made = capped(one, self.cluster)
-                broken = next(violations(made.job, self.cluster), "")
+                broken = next(violations(made.workload, self.cluster), "")
             if broken:
                 why = why or broken
             else:
@@ -126,26 +126,26 @@ class _Climb:
 
     def _cost(self, one: Plan) -> tuple[float, ...]:
         lacking = self.lacking(one)
-        return (lacking, one.gpus, -one.job.seq_length, one.time.step)
+        return (lacking, one.gpus, -one.workload.seq_length, one.time.step)
 
     def _price(self, one: Plan) -> tuple[float, ...]:
         """Return the sort key of a plan that fits: its cost, then its bytes."""
-        return (one.gpus, -one.job.seq_length, _seconds(one), one.memory.total)
+        return (one.gpus, -one.workload.seq_length, _seconds(one), one.memory.total)
 
     def fastest(self, start: Plan) -> tuple[dict[str, Plan], list[str]]:
-        """Return the climb with the best end, with untested rungs only if it needs them.
+        """Return the climb with the best end, with untested steps only if it needs them.
 
         They are needed if without them it does not fit, takes more GPUs or shortens the stage.
         """
         tried = self._fastest(start, UNTRIED)
         end = self._end(start, tried)
-        if end[:-1] <= (0.0, start.gpus, -start.job.seq_length):
+        if end[:-1] <= (0.0, start.gpus, -start.workload.seq_length):
             return tried
         anything = self._fastest(start, frozenset())
         return anything if self._end(start, anything)[:-1] < end[:-1] else tried
 
     def _fastest(self, start: Plan, left_out: frozenset[str]) -> tuple[dict[str, Plan], list[str]]:
-        """Return the climb with the best end: the first, or one without some of its rungs."""
+        """Return the climb with the best end: the first, or one without some of its steps."""
         best = self.climb(start, left_out)
         if not best[1]:
             return best
@@ -163,16 +163,16 @@ class _Climb:
         return (*self._cost(last)[:-1], _seconds(last))
 
     def climb(self, start: Plan, left_out: frozenset[str]) -> tuple[dict[str, Plan], list[str]]:
-        """Return the plan after each rung, and the rungs taken, until it fits or nothing helps."""
+        """Return the plan after each step, and the steps taken, until it fits or nothing helps."""
         found: dict[str, Plan] = {}
         taken: list[str] = []
         here, before = start, math.inf
-        while 0 < self.lacking(here) < before:  # a rung may help only after another
+        while 0 < self.lacking(here) < before:  # a step may help only after another
             before = self.lacking(here)
-            for name in RUNGS:
+            for name in STEPS:
                 if name in left_out or not self.lacking(here):
                     continue
-                one = self.best(here.job, name)
+                one = self.best(here.workload, name)
                 if isinstance(one, str) or not self._helps(here, one):
                     continue
                 here = found[name] = one
@@ -184,9 +184,9 @@ class _Climb:
         return self.lacking(one) <= lacking - min(LEAST_HELP, lacking)
 
     def least(self, start: Plan, taken: Iterable[str]) -> Cure | None:
-        """Return the rungs without those that are not needed, leaving out the most expensive first.
+        """Return the steps without those that are not needed, leaving out the most expensive first.
 
-        Rungs that cost neither time nor GPUs stay: free bytes are a margin for errors of the plan.
+        Steps that cost neither time nor GPUs stay: free bytes are a margin for errors of the plan.
         """
         names = list(taken)
         best = self._after(start, names)
@@ -197,12 +197,16 @@ class _Climb:
             found = self._after(start, fewer)
             if not self.lacking(found) and self._price(found) <= self._price(best):
                 names, best = fewer, found
-        return Cure(names=tuple(names), plan=best, words=tuple(override_words(start.job, best.job)))
+        return Cure(
+            names=tuple(names),
+            plan=best,
+            words=tuple(override_words(start.workload, best.workload)),
+        )
 
     def _after(self, start: Plan, names: Iterable[str]) -> Plan:
         here = start
         for name in names:
-            one = self.best(here.job, name)
+            one = self.best(here.workload, name)
             if not isinstance(one, str):
                 here = one
         return here

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overrides `KEY=VALUE` for the CLI that turn the recipe of one job into that of another.
+"""Overrides `KEY=VALUE` for the CLI that turn the recipe of one workload into that of another.
 
 They set what `recipes.pretrain` would set, so that the result passes the recipe check.
 """
@@ -54,10 +54,10 @@ def _ranks(before: Workload, after: Workload) -> Iterator[str]:
         yield f"trainer.num_nodes={nodes}"
 
 
-def _machines(job: Workload) -> tuple[int, int]:
+def _machines(workload: Workload) -> tuple[int, int]:
     """Return the GPUs of a node and the nodes."""
-    devices = min(job.layout.world_size, job.gpus_per_node)
-    return devices, job.layout.world_size // devices
+    devices = min(workload.layout.world_size, workload.gpus_per_node)
+    return devices, workload.layout.world_size // devices
 
 
 def _length(before: Workload, after: Workload) -> Iterator[str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rungs of the ladder of remedies: the jobs that each can make of a job, or why there are none.
+"""Steps of the remedies: the workloads that each can make of one, or why there are none.
 
-A proposed job may violate a constraint; `recipes.planner.remedies.climb` checks and chooses.
+A proposed workload may violate a constraint; `recipes.planner.remedies.climb` checks and chooses.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,74 +19,74 @@ MOST_GPUS, SHORTEST = 16, K
 KEPT, FULL = Recompute(kind="kept_attention"), Recompute(kind="full")
 
 Found = Sequence[Workload] | str
-"""The jobs that a rung makes of a job, or the reason why there are none."""
-Rung = Callable[[Workload, Cluster], Found]
+"""The workloads that a step makes of one, or the reason why there are none."""
+Step = Callable[[Workload, Cluster], Found]
 
 
-def _with(job: Workload, **changes: object) -> Workload:
-    return replace(job, layout=replace(job.layout, **changes))  # type: ignore[arg-type]
+def _with(workload: Workload, **changes: object) -> Workload:
+    return replace(workload, layout=replace(workload.layout, **changes))  # type: ignore[arg-type]
 
 
-def _smaller_micro_batch(job: Workload, cluster: Cluster) -> Found:
-    most = job.layout.micro_batch
+def _smaller_micro_batch(workload: Workload, cluster: Cluster) -> Found:
+    most = workload.layout.micro_batch
     if most == 1:
         return "the micro-batch is one sequence"
-    return [_with(job, micro_batch=size) for size in _divisors(most)]
+    return [_with(workload, micro_batch=size) for size in _divisors(most)]
 
 
-def _tiled_loss(job: Workload, cluster: Cluster) -> Found:
-    tiling = job.layout.tiling
+def _tiled_loss(workload: Workload, cluster: Cluster) -> Found:
+    tiling = workload.layout.tiling
     if tiling.loss:
         return "the loss is already tiled"
-    if job.tokens <= Tiling().loss_tile:
-        return f"a rank has {job.tokens:,} tokens, which are one tile"
-    return [_with(job, tiling=replace(tiling, loss=True))]
+    if workload.tokens <= Tiling().loss_tile:
+        return f"a rank has {workload.tokens:,} tokens, which are one tile"
+    return [_with(workload, tiling=replace(tiling, loss=True))]
 
 
-def _tiled_mlp(job: Workload, cluster: Cluster) -> Found:
-    tiling, tokens = job.layout.tiling, job.tokens // job.layout.tp
+def _tiled_mlp(workload: Workload, cluster: Cluster) -> Found:
+    tiling, tokens = workload.layout.tiling, workload.tokens // workload.layout.tp
     if tiling.mlp:
         return "the MLP is already tiled"
     if tokens <= Tiling().mlp_tile:
         return f"a rank has {tokens:,} tokens in its MLP, which are one tile"
-    return [_with(job, tiling=replace(tiling, mlp=True))]
+    return [_with(workload, tiling=replace(tiling, mlp=True))]
 
 
-def _kept_attention(job: Workload, cluster: Cluster) -> Found:
-    if job.layout.recompute == KEPT:
+def _kept_attention(workload: Workload, cluster: Cluster) -> Found:
+    if workload.layout.recompute == KEPT:
         return "recompute is kept_attention"
-    if job.layout.recompute == FULL:
+    if workload.layout.recompute == FULL:
         return "recompute is full, which keeps less"
-    return [_with(job, recompute=KEPT)]
+    return [_with(workload, recompute=KEPT)]
 
 
-def _full_recompute(job: Workload, cluster: Cluster) -> Found:
-    if job.layout.recompute == FULL:
+def _full_recompute(workload: Workload, cluster: Cluster) -> Found:
+    if workload.layout.recompute == FULL:
         return "recompute is full"
-    tried = [_with(job, recompute=FULL)]
-    if job.layout.offload.tensors == "both":  # there is no attention output to offload
-        inputs = replace(job.layout.offload, tensors="inputs")
-        tried.append(_with(job, recompute=FULL, offload=inputs))
+    tried = [_with(workload, recompute=FULL)]
+    if workload.layout.offload.tensors == "both":  # there is no attention output to offload
+        inputs = replace(workload.layout.offload, tensors="inputs")
+        tried.append(_with(workload, recompute=FULL, offload=inputs))
     return tried
 
 
-def _head_chunked(job: Workload, cluster: Cluster) -> Found:
-    cp = job.layout.cp
-    if job.degrees.heads_per_stage:
+def _head_chunked(workload: Workload, cluster: Cluster) -> Found:
+    cp = workload.layout.cp
+    if workload.degrees.heads_per_stage:
         return "attention takes a few heads at a time"
-    if job.degrees.ring > 1 and job.degrees.ulysses == 1:
+    if workload.degrees.ring > 1 and workload.degrees.ulysses == 1:
         return "a ring has no all-to-all to take in stages"
-    return [_with(job, cp=kind) for kind in _chunked(job, cp.size)]
+    return [_with(workload, cp=kind) for kind in _chunked(workload, cp.size)]
 
 
-def _chunked(job: Workload, size: int) -> Iterator[ContextParallel]:
+def _chunked(workload: Workload, size: int) -> Iterator[ContextParallel]:
     """Yield the kinds of context parallelism that take a few heads at a time."""
-    if job.degrees.ring == 1:
+    if workload.degrees.ring == 1:
         yield ContextParallel.head_chunked(size)
         return
-    for heads in _divisors(job.card.heads // job.layout.tp):
+    for heads in _divisors(workload.card.heads // workload.layout.tp):
         yield ContextParallel.hybrid(
-            ulysses=job.degrees.ulysses, ring=job.degrees.ring, heads_per_stage=heads
+            ulysses=workload.degrees.ulysses, ring=workload.degrees.ring, heads_per_stage=heads
         )
 
 
@@ -101,97 +101,97 @@ def _kinds(size: int) -> Iterator[ContextParallel]:
             yield ContextParallel.hybrid(ulysses=inside, ring=size // inside)
 
 
-def _more_cp(job: Workload, cluster: Cluster) -> Found:
-    layout = job.layout
+def _more_cp(workload: Workload, cluster: Cluster) -> Found:
+    layout = workload.layout
     if layout.dp == 1:
         return "no data ranks are left to split sequences over; that needs more GPUs"
     return [
-        _with(job, cp=kind, dp=dp)
+        _with(workload, cp=kind, dp=dp)
         for dp in _divisors(layout.dp)
         for kind in _kinds(layout.cp.size * layout.dp // dp)
     ]
 
 
-def _more_tp(job: Workload, cluster: Cluster) -> Found:
-    layout = job.layout
+def _more_tp(workload: Workload, cluster: Cluster) -> Found:
+    layout = workload.layout
     most = min(cluster.linked_gpus, layout.world_size) // layout.tp
     if most < 2:
         return f"TP {layout.tp} fills the fast link"
     found = []
     for times in (2**n for n in range(1, most.bit_length())):
         if layout.dp % times == 0:
-            found.append(_with(job, tp=layout.tp * times, dp=layout.dp // times))
+            found.append(_with(workload, tp=layout.tp * times, dp=layout.dp // times))
         if layout.cp.size % times == 0:
             found += [
-                _with(job, tp=layout.tp * times, cp=kind)
+                _with(workload, tp=layout.tp * times, cp=kind)
                 for kind in _kinds(layout.cp.size // times)
             ]
     return found or f"neither DP {layout.dp} nor CP {layout.cp.size} has ranks to give"
 
 
-def _offload(job: Workload, cluster: Cluster, tensors: str) -> Found:
-    layout = job.layout
+def _offload(workload: Workload, cluster: Cluster, tensors: str) -> Found:
+    layout = workload.layout
     if layout.offload.tensors in (tensors, "both"):
         return f"{layout.offload.tensors} are offloaded" if tensors == "inputs" else "both are"
     offload = Offload(tensors=tensors, cap_gib=host_cap(cluster))  # type: ignore[arg-type]
     recompute = layout.recompute
     if offload.refusal(recompute) and recompute.kind != "full":
         recompute = KEPT  # otherwise nothing is kept that could be offloaded
-    return [_with(job, offload=offload, recompute=recompute)]
+    return [_with(workload, offload=offload, recompute=recompute)]
 
 
-def _offload_inputs(job: Workload, cluster: Cluster) -> Found:
-    return _offload(job, cluster, "inputs")
+def _offload_inputs(workload: Workload, cluster: Cluster) -> Found:
+    return _offload(workload, cluster, "inputs")
 
 
-def _offload_both(job: Workload, cluster: Cluster) -> Found:
-    return _offload(job, cluster, "both")
+def _offload_both(workload: Workload, cluster: Cluster) -> Found:
+    return _offload(workload, cluster, "both")
 
 
-def _sharded(job: Workload, cluster: Cluster) -> Found:
-    if job.layout.sharding == "parameters":
+def _sharded(workload: Workload, cluster: Cluster) -> Found:
+    if workload.layout.sharding == "parameters":
         return "parameters are sharded"
-    if job.replicas == 1:
+    if workload.replicas == 1:
         return "each parameter is on one rank only; there is no rank to shard it over"
-    tried = [_with(job, sharding="parameters")]
-    if job.layout.tiling.loss:  # not possible with FSDP
-        untiled = replace(job.layout.tiling, loss=False, loss_tile=Tiling().loss_tile)
-        tried.append(_with(job, sharding="parameters", tiling=untiled))
+    tried = [_with(workload, sharding="parameters")]
+    if workload.layout.tiling.loss:  # not possible with FSDP
+        untiled = replace(workload.layout.tiling, loss=False, loss_tile=Tiling().loss_tile)
+        tried.append(_with(workload, sharding="parameters", tiling=untiled))
     return tried
 
 
-def _adam_on_host(job: Workload, cluster: Cluster) -> Found:
-    if job.layout.optimizer_offload == 1:
+def _adam_on_host(workload: Workload, cluster: Cluster) -> Found:
+    if workload.layout.optimizer_offload == 1:
         return "Adam is on the host"
     return [
-        _with(job, optimizer_offload=share)
+        _with(workload, optimizer_offload=share)
         for share in (0.25, 0.5, 0.75, 1.0)
-        if share > job.layout.optimizer_offload
+        if share > workload.layout.optimizer_offload
     ]
 
 
-def _fp8(job: Workload, cluster: Cluster) -> Found:
-    if job.layout.fp8.recipe != "none":
-        return f"fp8 is {job.layout.fp8.recipe}"
+def _fp8(workload: Workload, cluster: Cluster) -> Found:
+    if workload.layout.fp8.recipe != "none":
+        return f"fp8 is {workload.layout.fp8.recipe}"
     if not cluster.gpu.fp8_tflops:
         return f"{cluster.gpu.name} has no FP8"
-    return [_with(job, fp8=Fp8(recipe="tensorwise"))]
+    return [_with(workload, fp8=Fp8(recipe="tensorwise"))]
 
 
-def _more_gpus(job: Workload, cluster: Cluster) -> Found:
-    layout, found = job.layout, []
+def _more_gpus(workload: Workload, cluster: Cluster) -> Found:
+    layout, found = workload.layout, []
     for times in (2**n for n in range(1, MOST_GPUS.bit_length())):
-        found.append(_with(job, dp=layout.dp * times))
-        found += [_with(job, cp=kind) for kind in _kinds(layout.cp.size * times)]
+        found.append(_with(workload, dp=layout.dp * times))
+        found += [_with(workload, cp=kind) for kind in _kinds(layout.cp.size * times)]
     return found
 
 
-def _shorter_stage(job: Workload, cluster: Cluster) -> Found:
-    found, length = [], job.seq_length
+def _shorter_stage(workload: Workload, cluster: Cluster) -> Found:
+    found, length = [], workload.seq_length
     while length % 2 == 0 and length // 2 >= SHORTEST:
         length //= 2
-        found.append(replace(job, seq_length=length))
-    return found or f"{job.seq_length:,} tokens do not halve"
+        found.append(replace(workload, seq_length=length))
+    return found or f"{workload.seq_length:,} tokens do not halve"
 
 
 def _divisors(most: int) -> list[int]:
@@ -199,7 +199,7 @@ def _divisors(most: int) -> list[int]:
     return [size for size in range(1, most) if most % size == 0]
 
 
-RUNGS: dict[str, Rung] = {
+STEPS: dict[str, Step] = {
     "smaller micro-batch": _smaller_micro_batch,
     "tiled loss": _tiled_loss,
     "tiled MLP": _tiled_mlp,

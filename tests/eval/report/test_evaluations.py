@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from eval.report import page
-from eval.report.evaluations import Settings, alike, comparable, other_evaluations, write_evaluation
+from eval.report.evaluations import (
+    Settings,
+    comparable,
+    other_evaluations,
+    same_settings,
+    write_evaluation,
+)
 from eval.run_folder import (
     Evaluation,
     RangeMean,
@@ -71,7 +77,7 @@ def test_stages_are_compared_by_the_settings_that_most_of_them_have(reevaluated)
     stages, others, _ = comparable(reevaluated, load(reevaluated)[1])
     assert [stage.evaluation.documents for stage in stages] == [24, 24, 24]
     assert [(each.stage, each.documents) for each in others] == [("tiny_8k", 4)]
-    assert alike([stage.evaluation for stage in stages])
+    assert same_settings([stage.evaluation for stage in stages])
 
 
 def save_checkpoint(run, step):

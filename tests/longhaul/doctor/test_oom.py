@@ -76,10 +76,10 @@ def test_a_log_that_says_nothing_is_not_asked_for_again(answer, tmp_path, conten
 def test_the_planners_choice_has_room_for_what_the_log_shows_and_is_another_layout():
     found = case(NAME, "", None, "")
     plans = search(found.question).plans
-    assert found.same_layout(plans[0].job.layout)  # the shipped layout is the planner's own
+    assert found.same_layout(plans[0].workload.layout)  # the shipped layout is the planner's own
     choice = planners_choice(found, 0.0)
     assert choice is not None
-    assert choice.job.layout == plans[1].job.layout
+    assert choice.workload.layout == plans[1].workload.layout
     beyond = -choice.short + GiB
     roomier = planners_choice(found, beyond)
     assert roomier is None or roomier.short + beyond <= 0
@@ -89,9 +89,9 @@ def test_the_planners_choice_has_room_for_what_the_log_shows_and_is_another_layo
 def test_the_layout_that_failed_is_its_own_with_another_host_cap():
     found = case(NAME, "", None, "dp8 kept_attention tile-loss tile-mlp offload-both:60")
     other = case(NAME, "", None, "dp8 kept_attention tile-loss tile-mlp offload-both:50")
-    assert found.same_layout(other.plan.job.layout)
+    assert found.same_layout(other.plan.workload.layout)
     assert not found.same_layout(
-        case(NAME, "", None, "dp8 kept_attention tile-loss").plan.job.layout
+        case(NAME, "", None, "dp8 kept_attention tile-loss").plan.workload.layout
     )
 
 
@@ -129,12 +129,12 @@ def test_without_a_layout_any_card_has_the_planners(answer):
     assert (found.plan.gpus, found.plan.cluster.name) == (16, "dgx_h200")
     assert found.plan.fits
     said = answer("doctor", "slow", *COMBINED, "--cluster", "dgx_h200", "--nodes", "2")
-    assert f"layout: {words_of(found.plan.job.layout)}" in said.out
+    assert f"layout: {words_of(found.plan.workload.layout)}" in said.out
     assert "no layout of these GPUs that is 2% faster" in said.out
 
 
 def test_where_the_planner_has_no_layout_to_override_the_command_plans_the_cure():
     found = case("", "", None, "tp8", card="llama31_405b", ladder="llama31", stage="128K")
-    words = shlex.split(found.command(found.plan.job).replace("\\\n", " "))
+    words = shlex.split(found.command(found.plan.workload).replace("\\\n", " "))
     assert words[:3] == ["longhaul", "plan", "llama31_405b"]
     assert words[-2:] == ["--layout", "tp8"]

@@ -85,7 +85,7 @@ def recipes_of(words: list[str]) -> list:
         else:
             names = (given[kind] for kind in ("card", "ladder", "stage"))
             sizes = {"nodes": given["nodes"], "cluster_name": given["cluster"]}
-            recipe = select.choose(*names, **sizes, device=given["device"]).recipe()
+            recipe = select.choose(*names, **sizes, device=given["device"])()
         return [resolved_overrides.override(recipe, overrides)]
     assert (name, given["executor"]) == ("run", "slurm")
     planned = given["nodes"] is not None

@@ -21,7 +21,7 @@ FULL, KEPT = Recompute(kind="full"), Recompute(kind="kept_attention")
 TILES = Tiling(loss=True, mlp=True)
 
 
-def job(card=LLAMA31_8B, *, seq=128 * K, **layout) -> Workload:
+def workload(card=LLAMA31_8B, *, seq=128 * K, **layout) -> Workload:
     given = Layout(**layout)
     batch = seq * given.dp * given.micro_batch
     return Workload(
@@ -31,7 +31,7 @@ def job(card=LLAMA31_8B, *, seq=128 * K, **layout) -> Workload:
 
 def test_an_mlp_s_backward_of_the_tiny_model_added_up_by_hand():
     tokens = 1024
-    tiny = job(TINY, seq=tokens, precision="fp32", device="cpu", recompute=FULL)
+    tiny = workload(TINY, seq=tokens, precision="fp32", device="cpu", recompute=FULL)
     found = memory(tiny, PLAIN)
     x = 128 * 4 * tokens  # a layer input: width 128, fp32
     ends = 2 * x  # norm and middle
@@ -51,10 +51,10 @@ def test_the_state_of_a_bf16_model_by_what_is_sharded():
     parameters, ranks = LLAMA31_8B.parameters, 8
 
     def state(sharding, **layout):
-        causes = memory(job(dp=ranks, sharding=sharding, **layout)).causes
+        causes = memory(workload(dp=ranks, sharding=sharding, **layout)).causes
         return tuple(causes[name] / parameters for name in ("gradients", "optimizer"))
 
-    waiting = 4 * 2 * job().layer_weights / parameters  # of two layers, not reduced yet
+    waiting = 4 * 2 * workload().layer_weights / parameters  # of two layers, not reduced yet
     assert state("none") == (4, 12)
     assert state("optimizer") == (4, 12 / ranks)
     assert state("gradients") == (4 / ranks + waiting, 12 / ranks)
@@ -64,9 +64,10 @@ def test_the_state_of_a_bf16_model_by_what_is_sharded():
 
 def test_fp8_keeps_each_weight_of_a_layer_twice_more():
     bf16, fp8 = (
-        memory(job(dp=8, fp8=Fp8(recipe=name))).causes["weights"] for name in ("none", "tensorwise")
+        memory(workload(dp=8, fp8=Fp8(recipe=name))).causes["weights"]
+        for name in ("none", "tensorwise")
     )
-    assert fp8 - bf16 == 2 * 32 * job().layer_weights
+    assert fp8 - bf16 == 2 * 32 * workload().layer_weights
 
 
 def test_experts_hold_the_tokens_gathered_over_tp():
@@ -86,22 +87,22 @@ def test_experts_hold_the_tokens_gathered_over_tp():
 
 
 def test_context_ranks_share_the_state_as_data_ranks_do():
-    by_cp = memory(job(cp=ContextParallel.ulysses(8))).causes
-    by_dp = memory(job(dp=8)).causes
+    by_cp = memory(workload(cp=ContextParallel.ulysses(8))).causes
+    by_dp = memory(workload(dp=8)).causes
     for cause in ("weights", "gradients", "optimizer"):
         assert by_cp[cause] == by_dp[cause]
 
 
 @pytest.mark.parametrize("recompute", [Recompute(), FULL, KEPT], ids=lambda one: one.kind)
 def test_more_tensor_parallelism_takes_fewer_bytes(recompute):
-    totals = [memory(job(tp=tp, recompute=recompute)).total for tp in (1, 2, 4, 8)]
+    totals = [memory(workload(tp=tp, recompute=recompute)).total for tp in (1, 2, 4, 8)]
     assert totals == sorted(totals, reverse=True)
 
 
 @pytest.mark.parametrize("kind", ["ring", "ulysses", "head_chunked"])
 def test_more_context_parallelism_takes_fewer_bytes(kind):
     layouts = [getattr(ContextParallel, kind)(size) for size in (2, 4, 8)]
-    totals = [memory(job(cp=cp, recompute=FULL, tiling=TILES)).total for cp in layouts]
+    totals = [memory(workload(cp=cp, recompute=FULL, tiling=TILES)).total for cp in layouts]
     assert totals == sorted(totals, reverse=True)
 
 
@@ -118,20 +119,20 @@ def test_each_choice_for_memory_takes_fewer_bytes_than_the_one_before():
         {"recompute": KEPT, "tiling": TILES, "offload": both},
         {"recompute": KEPT, "tiling": TILES, "offload": both, "cp": chunked},
     ]
-    totals = [memory(job(**step)).total for step in steps]
+    totals = [memory(workload(**step)).total for step in steps]
     assert all(less < more for more, less in itertools.pairwise(totals))
 
 
 def test_bytes_grow_with_length_and_micro_batch():
-    lengths = [memory(job(seq=n * K, recompute=FULL)).total for n in (8, 16, 32, 64)]
+    lengths = [memory(workload(seq=n * K, recompute=FULL)).total for n in (8, 16, 32, 64)]
     assert lengths == sorted(lengths)
-    assert memory(job(micro_batch=2)).activations > memory(job()).activations
+    assert memory(workload(micro_batch=2)).activations > memory(workload()).activations
 
 
 def test_what_offload_takes_from_the_device_is_on_the_host():
-    stay = memory(job(recompute=KEPT, tiling=TILES))
+    stay = memory(workload(recompute=KEPT, tiling=TILES))
     tensors = Offload(tensors="both", cap_gib=1e6)
-    gone = memory(job(recompute=KEPT, tiling=TILES, offload=tensors))
+    gone = memory(workload(recompute=KEPT, tiling=TILES, offload=tensors))
     x = 128 * K * 4096 * 2
     lse = 128 * K * 32 * 4
     assert stay.host == 0
@@ -143,12 +144,12 @@ def test_what_offload_takes_from_the_device_is_on_the_host():
 def test_every_other_layer_offloaded_is_half_of_the_host():
     whole = Offload(tensors="inputs", cap_gib=1e6)
     half = Offload(tensors="inputs", cap_gib=1e6, every=2)
-    on_host = [memory(job(recompute=FULL, offload=one)).host for one in (whole, half)]
+    on_host = [memory(workload(recompute=FULL, offload=one)).host for one in (whole, half)]
     assert on_host[1] == on_host[0] / 2
 
 
 def test_the_optimizer_on_the_host_takes_sixteen_bytes_a_parameter_over_its_ranks():
-    away = memory(job(dp=4, optimizer_offload=1.0))
+    away = memory(workload(dp=4, optimizer_offload=1.0))
     assert away.host == 16 * LLAMA31_8B.parameters / 4
 
 
@@ -160,7 +161,7 @@ def test_the_first_of_two_stages_holds_two_forwards_and_the_last_the_loss():
         layout=Layout(pp=2),
         gpus_per_node=8,
     )
-    one = memory(job(seq=32 * K)).causes["saved inputs"]
+    one = memory(workload(seq=32 * K)).causes["saved inputs"]
     first = memory(accumulated)
     assert first.stage == 0
     assert first.causes["saved inputs"] == pytest.approx(one)  # half the layers, twice
@@ -169,7 +170,7 @@ def test_the_first_of_two_stages_holds_two_forwards_and_the_last_the_loss():
 def test_an_unfused_mlp_keeps_more_than_a_fused_one():
     fused = Kernels(mlp_kept=3, logit_bytes=6, reserve_gib=0)
     plain = Kernels(mlp_kept=5, logit_bytes=6, reserve_gib=0)
-    more = memory(job(), plain).activations - memory(job(), fused).activations
+    more = memory(workload(), plain).activations - memory(workload(), fused).activations
     assert more == 32 * 2 * 14336 * 2 * 128 * K
 
 
@@ -225,7 +226,7 @@ def longest(kernels=HUGGING_FACE, **layout) -> int:
     fits, too_long = 1, 64 * K
     while too_long - fits > 1:
         middle = (fits + too_long) // 2
-        total = memory(job(seq=middle * K, **shard, **layout), kernels).total
+        total = memory(workload(seq=middle * K, **shard, **layout), kernels).total
         fits, too_long = (middle, too_long) if total <= H100.gpu_bytes else (fits, middle)
     return fits * K
 
@@ -242,5 +243,5 @@ def test_the_published_stacks_come_in_their_order():
 
 
 def test_the_reserve_is_a_cause_of_its_own():
-    assert memory(job()).causes["reserve"] == FUSED.reserve_gib * GiB
-    assert memory(job(), PLAIN).causes["reserve"] == 0
+    assert memory(workload()).causes["reserve"] == FUSED.reserve_gib * GiB
+    assert memory(workload(), PLAIN).causes["reserve"] == 0

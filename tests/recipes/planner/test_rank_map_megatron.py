@@ -53,7 +53,7 @@ Groups = dict[str, list[int]]
 pytestmark = pytest.mark.slow
 
 
-def job(words: str) -> Workload:
+def workload(words: str) -> Workload:
     return Workload(
         card=CARDS["llama31_8b"],
         seq_length=128 * K,
@@ -110,7 +110,7 @@ def built(sizes: list[tuple[int, int, int, int]]) -> list[Groups]:
 @pytest.fixture(scope="module")
 def megatron() -> Iterator[dict[str, list[Groups]]]:
     """Return, by layout, the groups of each rank."""
-    jobs = [job(words) for words in LAYOUTS]
+    jobs = [workload(words) for words in LAYOUTS]
     sizes = [(j.layout.tp, j.layout.cp.size, j.layout.pp, j.degrees.ulysses) for j in jobs]
     with Ranks(built, SIZE, sizes, server=SERVER) as ranks:
         by_rank = ranks.results(SECONDS)
@@ -124,7 +124,7 @@ def test_there_are_twenty_layouts_of_eight_ranks():
 
 @pytest.mark.parametrize("words", LAYOUTS)
 def test_the_rank_map_has_the_groups_that_megatron_builds(megatron, words):
-    mapped = {group.kind: group for group in rank_map(job(words), clusters.load("dgx_h100"))}
+    mapped = {group.kind: group for group in rank_map(workload(words), clusters.load("dgx_h100"))}
     for rank, groups in enumerate(megatron[words]):
         for kind in KINDS:
             expected = [rank]
@@ -139,7 +139,7 @@ def test_the_rank_map_has_the_groups_that_megatron_builds(megatron, words):
 def test_the_line_that_is_printed_names_the_groups_of_rank_0(megatron, words):
     groups = megatron[words][0]
     printed = {}
-    for line in map(str, rank_map(job(words), clusters.load("dgx_h100"))):
+    for line in map(str, rank_map(workload(words), clusters.load("dgx_h100"))):
         kind, size, listed = re.fullmatch(r"(.+) (\d+): ranks ([\d, .]+) \(.+\)", line).groups()
         printed[kind] = int(size), [int(number) for number in re.findall(r"\d+", listed)]
     assert set(printed) == {kind for kind, ranks in groups.items() if len(ranks) > 1}

@@ -19,14 +19,14 @@ LAYOUTS = ("tp2 dp4 mb2", "ulysses8", "hybrid2x2 dp2 full offload-inputs:60 tile
 
 
 def found(words: str):
-    job = Workload(
+    workload = Workload(
         card=ROW.card,
         seq_length=ROW.seq_length,
         tokens_per_batch=ROW.stage.tokens_per_batch,
         layout=layout_from(words),
         gpus_per_node=8,
     )
-    return remedies(plan(job, H100)).ladder
+    return remedies(plan(workload, H100)).ladder
 
 
 @pytest.mark.parametrize("words", LAYOUTS)
@@ -36,7 +36,7 @@ def test_each_remedy_applies_and_is_the_layout_it_was_counted_for(words):
     for remedy in applied:
         recipe = pretrain(ROW.card, ROW.ladder, ROW.seq_length, layout_from(words))
         recipe = overrides.override(recipe, remedy.words)
-        layout, strategy = remedy.alone.job.layout, recipe.trainer.strategy
+        layout, strategy = remedy.alone.workload.layout, recipe.trainer.strategy
         assert read.world_size(recipe) == layout.world_size, remedy.name
         assert strategy.tensor_model_parallel_size == layout.tp
         assert strategy.context_parallel_size == layout.cp.size
@@ -48,8 +48,8 @@ def test_each_remedy_applies_and_is_the_layout_it_was_counted_for(words):
         assert read.fp8(recipe) == layout.fp8
         assert recipe.optim.config.optimizer_offload_fraction == layout.optimizer_offload
         assert recipe.data.micro_batch_size == layout.micro_batch
-        assert recipe.data.seq_length == remedy.alone.job.seq_length
-        assert read.tokens_per_batch(recipe) == remedy.alone.job.tokens_per_batch
+        assert recipe.data.seq_length == remedy.alone.workload.seq_length
+        assert read.tokens_per_batch(recipe) == remedy.alone.workload.tokens_per_batch
 
 
 def test_words_of_a_key_that_is_not_there_are_refused():

@@ -54,12 +54,12 @@ def test_what_is_chosen_fits_and_keeps_the_laws(asked):
     answer = search(asked)
     assert answer.plans
     for found in answer.plans:
-        job, layout = found.job, found.job.layout
+        workload, layout = found.workload, found.workload.layout
         assert layout.world_size == asked.gpus
         assert found.memory.total <= (1 - HEADROOM) * asked.cluster.gpu_bytes
-        assert not list(violations(job, asked.cluster))
+        assert not list(violations(workload, asked.cluster))
         assert found.memory.host <= layout.offload.cap_gib * 2**30
-        assert job.micro_batches * layout.dp * layout.micro_batch * asked.seq_length == (
+        assert workload.micro_batches * layout.dp * layout.micro_batch * asked.seq_length == (
             asked.tokens_per_batch
         )
 
@@ -81,7 +81,10 @@ def test_the_best_of_a_stage_is_the_first_plan():
         lr=Cosine(peak=1e-5), start="card",
     )  # fmt: skip
     found = best(CARDS["llama31_8b"], stage, H100, gpus=8)
-    assert found.job.layout == search(question(seq_length=64 * K, gpus=8)).plans[0].job.layout
+    assert (
+        found.workload.layout
+        == search(question(seq_length=64 * K, gpus=8)).plans[0].workload.layout
+    )
     with pytest.raises(NoLayoutError, match=r"no layout of llama31_405b .* lacks .* GiB"):
         best(CARDS["llama31_405b"], stage, H100, gpus=8)
 
@@ -100,7 +103,7 @@ def test_nodes_that_are_no_power_of_two_share_a_batch_that_they_divide():
     batch = even_batch(4 * M, 64 * K, 24)
     assert batch == 63 * 64 * K
     found = search(question(seq_length=64 * K, tokens_per_batch=batch, gpus=24)).plans[0]
-    assert found.job.layout.dp % 3 == 0
+    assert found.workload.layout.dp % 3 == 0
 
 
 def test_where_no_sizes_divide_the_nearest_that_do_are_said():
@@ -163,7 +166,7 @@ def test_a_shipped_row_has_the_fewest_nodes_and_is_among_the_fastest(name):
     nodes, best = regenerate.laid_out(row)
     machine = cluster.load(row.cluster)
     shipped = plan(
-        of_stage(row.card, row.stage, machine, gpus=1, fp8=Fp8()).job(row.layout), machine
+        of_stage(row.card, row.stage, machine, gpus=1, fp8=Fp8()).workload(row.layout), machine
     )
     assert row.nodes == nodes
     assert row.layout.world_size == nodes * machine.gpus_per_node
@@ -188,7 +191,7 @@ def test_a_row_that_is_not_the_planner_s_fits(name):
 def test_ranks_are_numbered_tp_first_and_the_fast_link_is_known():
     layout = ROWS["llama31_8b_ultralong_4m"].layout
     asked = question(seq_length=4 * M, tokens_per_batch=8 * M, gpus=16)
-    groups = {group.kind: group for group in rank_map(asked.job(layout), H100)}
+    groups = {group.kind: group for group in rank_map(asked.workload(layout), H100)}
     assert groups["TP"].ranks == [0, 1]
     assert groups["CP all-to-all"].ranks == [0, 2, 4, 6]
     assert groups["CP ring"].ranks == [0, 8]

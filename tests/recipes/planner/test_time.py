@@ -22,7 +22,7 @@ FULL, KEPT = Recompute(kind="full"), Recompute(kind="kept_attention")
 PEAK = Efficiency(matmul=1, attention_forward=1, attention_backward=1, memory=1, nvlink=1)
 
 
-def job(card=LLAMA31_8B, *, seq=128 * K, batch=4 * M, **layout) -> Workload:
+def workload(card=LLAMA31_8B, *, seq=128 * K, batch=4 * M, **layout) -> Workload:
     given = Layout(**layout)
     return Workload(
         card=card, seq_length=seq, tokens_per_batch=batch, layout=given, gpus_per_node=8
@@ -41,13 +41,13 @@ def job(card=LLAMA31_8B, *, seq=128 * K, batch=4 * M, **layout) -> Workload:
 )
 def test_nemo_s_published_rates_of_llama_2(seq, tp, cp, dp, tokens_per_gpu_second):
     given = {"tp": tp, "cp": ContextParallel.ring(cp), "dp": dp, "fp8": Fp8(recipe="delayed")}
-    found = time(job(LLAMA2_7B, seq=seq, **given), replace(H100, efficiency=NEMO_2024))
+    found = time(workload(LLAMA2_7B, seq=seq, **given), replace(H100, efficiency=NEMO_2024))
     assert found.tokens_per_gpu_second == pytest.approx(tokens_per_gpu_second, rel=0.25)
 
 
 def test_the_published_rate_of_llama_3_at_8k():
     given = {"dp": 8, "sharding": "parameters", "fp8": Fp8(recipe="tensorwise")}
-    found = time(job(LLAMA3_8B, seq=8 * K, batch=128 * 8 * K, **given), H100)
+    found = time(workload(LLAMA3_8B, seq=8 * K, batch=128 * 8 * K, **given), H100)
     assert found.tokens_per_gpu_second == pytest.approx(14_451, rel=0.25)
 
 
@@ -70,7 +70,7 @@ def test_published_rates_that_nothing_was_fitted_to(
 
 
 def test_products_and_attention_at_peak_rates_added_up_by_hand():
-    found = time(job(seq=128 * K, batch=128 * K), replace(H100, efficiency=PEAK)).causes
+    found = time(workload(seq=128 * K, batch=128 * K), replace(H100, efficiency=PEAK)).causes
     matrices = LLAMA31_8B.matmul_parameters  # no embedding, the LM head with it
     assert found["matmul"] == pytest.approx(6 * matrices * 128 * K / 989e12)
     # causal: 2 A S of a forward, 5/2 of that backward, where the model has 4 A S
@@ -79,7 +79,7 @@ def test_products_and_attention_at_peak_rates_added_up_by_hand():
 
 
 def test_mfu_is_causal_and_counts_no_recompute():
-    plain, full = (time(job(recompute=one), H100) for one in (Recompute(), FULL))
+    plain, full = (time(workload(recompute=one), H100) for one in (Recompute(), FULL))
     flops = LLAMA31_8B.flops_per_token(128 * K)
     assert plain.mfu == pytest.approx(plain.tokens_per_gpu_second * flops / 989e12)
     assert full.mfu / plain.mfu == pytest.approx(plain.step / full.step)
@@ -87,14 +87,14 @@ def test_mfu_is_causal_and_counts_no_recompute():
 
 
 def test_causes_add_up_and_no_cause_is_negative():
-    found = time(job(tp=2, cp=ContextParallel.hybrid(ulysses=4, ring=2), pp=2, dp=4), H100)
+    found = time(workload(tp=2, cp=ContextParallel.hybrid(ulysses=4, ring=2), pp=2, dp=4), H100)
     assert sum(found.causes.values()) == found.step
     assert min(found.causes.values()) >= 0
     assert found.tokens_per_gpu_second == pytest.approx(4 * M / found.step / 128)
 
 
 def test_kept_attention_spares_what_full_recompute_runs_again():
-    full, kept = (time(job(recompute=one), H100).causes for one in (FULL, KEPT))
+    full, kept = (time(workload(recompute=one), H100).causes for one in (FULL, KEPT))
     forward = 2 * 32 * 4096 * 128 * K * 4 * M / (989e12 * HOPPER.attention_forward)
     assert full["recompute"] - kept["recompute"] == pytest.approx(forward)
 
@@ -102,7 +102,7 @@ def test_kept_attention_spares_what_full_recompute_runs_again():
 def test_a_tiled_mlp_costs_nothing_where_its_layer_is_rebuilt_and_a_forward_where_not():
     tiles = Tiling(mlp=True)
     again = [
-        time(job(recompute=one, tiling=tiling), H100).causes["recompute"]
+        time(workload(recompute=one, tiling=tiling), H100).causes["recompute"]
         for one in (FULL, Recompute())
         for tiling in (Tiling(), tiles)
     ]
@@ -111,14 +111,14 @@ def test_a_tiled_mlp_costs_nothing_where_its_layer_is_rebuilt_and_a_forward_wher
 
 
 def test_the_bubble_shrinks_with_micro_batches():
-    few, many = (time(job(pp=4, batch=n * 128 * K), H100) for n in (4, 32))
+    few, many = (time(workload(pp=4, batch=n * 128 * K), H100) for n in (4, 32))
     assert few.causes["PP"] / few.step > many.causes["PP"] / many.step
 
 
 def test_the_last_stage_of_a_pipeline_has_the_whole_head_and_sets_the_pace():
     card, tokens = LLAMA31_8B, 128 * K
     at_peak = replace(H100, efficiency=PEAK)
-    found = time(job(pp=4, batch=32 * tokens), at_peak).causes
+    found = time(workload(pp=4, batch=32 * tokens), at_peak).causes
     head = card.vocab * card.hidden
     stage = (card.matmul_parameters - head) / 4 + head
     assert found["matmul"] == pytest.approx(32 * 6 * stage * tokens / 989e12)
@@ -132,7 +132,7 @@ def test_a_stage_of_heads_is_never_free():
     for recompute in (Recompute(), KEPT, FULL):
         for seq in (8 * K, 128 * K, M):
             plain, chunked = (
-                time(job(seq=seq, cp=cp, recompute=recompute), H100).step
+                time(workload(seq=seq, cp=cp, recompute=recompute), H100).step
                 for cp in (ContextParallel.ulysses(8), ContextParallel.head_chunked(8))
             )
             assert plain < chunked
@@ -142,7 +142,7 @@ def test_head_chunked_attention_rebuilds_its_projection_once_beside_what_recompu
     rebuilt = {}
     for name, recompute in {"none": Recompute(), "kept": KEPT, "full": FULL}.items():
         for cp in (ContextParallel.ulysses(1), ContextParallel.head_chunked(1)):
-            found = time(job(cp=cp, batch=128 * K, recompute=recompute), H100).causes
+            found = time(workload(cp=cp, batch=128 * K, recompute=recompute), H100).causes
             rebuilt[name, cp.how.kind] = found["recompute"]
     card = LLAMA31_8B
     rows = (card.heads + 2 * card.kv_heads) * card.head_dim
@@ -155,7 +155,7 @@ def test_head_chunked_attention_rebuilds_its_projection_once_beside_what_recompu
 
 def test_experts_gather_each_token_as_often_as_it_goes_to_one():
     dense, experts = (
-        time(job(card, seq=16 * K, batch=16 * K, tp=4), H100).causes["TP"]
+        time(workload(card, seq=16 * K, batch=16 * K, tp=4), H100).causes["TP"]
         for card in (LLAMA3_8B, MIXTRAL_8X7B)
     )
     message = 16 * K * 4096 * 2 * 3 / 4 / (450e9 * HOPPER.nvlink)
@@ -165,7 +165,7 @@ def test_experts_gather_each_token_as_often_as_it_goes_to_one():
 
 def test_gradients_go_over_every_port_of_a_node():
     one, two = (
-        time(job(LLAMA3_8B, seq=8 * K, batch=dp * 8 * K, dp=dp, sharding="parameters"), H100)
+        time(workload(LLAMA3_8B, seq=8 * K, batch=dp * 8 * K, dp=dp, sharding="parameters"), H100)
         for dp in (8, 16)
     )
     assert two.causes["DP"] < 0.2 * two.step
@@ -174,14 +174,14 @@ def test_gradients_go_over_every_port_of_a_node():
 
 def test_an_all_to_all_beyond_the_fast_link_is_waited_for_longer():
     inside, across = (
-        time(job(cp=ContextParallel.ulysses(8), tp=tp), H100).causes["CP"] for tp in (1, 2)
+        time(workload(cp=ContextParallel.ulysses(8), tp=tp), H100).causes["CP"] for tp in (1, 2)
     )
     assert across > inside
 
 
 def test_a_ring_hides_under_attention_at_a_long_sequence_and_not_at_a_short_one():
     short, long = (
-        time(job(seq=seq, batch=M, cp=ContextParallel.ring(16)), H100).causes["CP"]
+        time(workload(seq=seq, batch=M, cp=ContextParallel.ring(16)), H100).causes["CP"]
         for seq in (16 * K, M)
     )
     assert long == 0 < short
@@ -189,7 +189,7 @@ def test_a_ring_hides_under_attention_at_a_long_sequence_and_not_at_a_short_one(
 
 def test_offload_is_hidden_by_attention_at_a_million_tokens_and_not_over_a_slow_link():
     away = {"recompute": FULL, "offload": Offload(tensors="inputs", cap_gib=1e6)}
-    million = job(seq=M, **away)
+    million = workload(seq=M, **away)
     slow = replace(H100, host_link_gbps=0.05)
     assert time(million, H100).causes["copies"] == 0
     assert time(million, slow).causes["copies"] > 0
@@ -199,7 +199,8 @@ def test_fp8_pays_less_the_longer_the_sequence():
     gains = []
     for seq in (16 * K, 128 * K, M):
         bf16, fp8 = (
-            time(job(seq=seq, fp8=Fp8(recipe=name)), H100).step for name in ("none", "tensorwise")
+            time(workload(seq=seq, fp8=Fp8(recipe=name)), H100).step
+            for name in ("none", "tensorwise")
         )
         gains.append(bf16 / fp8)
     assert gains == sorted(gains, reverse=True)
@@ -208,6 +209,6 @@ def test_fp8_pays_less_the_longer_the_sequence():
 
 def test_adam_on_the_host_takes_longer_than_on_the_gpu():
     device, host = (
-        time(job(dp=8, optimizer_offload=share), H100).causes["optimizer"] for share in (0, 1)
+        time(workload(dp=8, optimizer_offload=share), H100).causes["optimizer"] for share in (0, 1)
     )
     assert host > 10 * device

@@ -9,7 +9,7 @@ from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.units import K, M
 
 
-def job(card="llama31_8b", *, seq=64 * K, batch=4 * M, **layout) -> Workload:
+def workload(card="llama31_8b", *, seq=64 * K, batch=4 * M, **layout) -> Workload:
     return Workload(
         card=CARDS[card],
         seq_length=seq,
@@ -21,12 +21,12 @@ def job(card="llama31_8b", *, seq=64 * K, batch=4 * M, **layout) -> Workload:
 
 @pytest.mark.parametrize("card", CARDS)
 def test_the_weights_of_one_rank_are_the_parameters_of_the_card(card):
-    assert job(card).weights(0) == CARDS[card].parameters
+    assert workload(card).weights(0) == CARDS[card].parameters
 
 
 @pytest.mark.parametrize("card", [name for name in CARDS if CARDS[name].layers % 2 == 0])
 def test_pipeline_stages_add_up_to_the_card_and_a_tied_embedding_is_on_both_ends(card):
-    both = sum(job(card, pp=2).weights(stage) for stage in (0, 1))
+    both = sum(workload(card, pp=2).weights(stage) for stage in (0, 1))
     twice = CARDS[card].vocab * CARDS[card].hidden if CARDS[card].tied_embeddings else 0
     assert both == CARDS[card].parameters + twice
 
@@ -36,11 +36,11 @@ def test_tensor_parallelism_divides_all_but_norms(card):
     facts = CARDS[card]
     norms = facts.hidden * (2 * facts.layers + 1)
     halved = (facts.parameters - norms) / 2 + norms
-    assert job(card, tp=2).weights(0) == halved
+    assert workload(card, tp=2).weights(0) == halved
 
 
 def test_the_sizes_of_a_rank_of_a_layout():
-    ours = job(tp=2, cp=ContextParallel.ulysses(4), pp=2, dp=4, micro_batch=2)
+    ours = workload(tp=2, cp=ContextParallel.ulysses(4), pp=2, dp=4, micro_batch=2)
     assert ours.tokens == 2 * 16 * K
     assert ours.micro_batches == 8  # 4M tokens over 4 data ranks of 2 sequences of 64K
     assert ours.layers == 16
@@ -50,12 +50,12 @@ def test_the_sizes_of_a_rank_of_a_layout():
 
 
 def test_auto_becomes_the_kind_that_the_links_suggest():
-    inside = job(cp=ContextParallel.auto(8)).degrees
-    across = job(cp=ContextParallel.auto(16)).degrees
+    inside = workload(cp=ContextParallel.auto(8)).degrees
+    across = workload(cp=ContextParallel.auto(16)).degrees
     assert (inside.ulysses, inside.ring) == (8, 1)
     assert (across.ulysses, across.ring) == (8, 2)
 
 
 def test_a_kind_that_the_heads_do_not_divide_into_is_refused():
     with pytest.raises(ValueError, match="CP 64 as ulysses does not fit"):
-        _ = job(cp=ContextParallel.ulysses(64)).degrees
+        _ = workload(cp=ContextParallel.ulysses(64)).degrees

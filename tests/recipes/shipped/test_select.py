@@ -63,11 +63,11 @@ def test_tiny_on_gpus_is_the_planner_s(asked):
 
 def test_a_ladder_of_other_cards_and_a_shipped_row_are_noted(asked):
     other = select.choose("qwen25_7b", "prolong", "64K")
-    assert "ladder prolong is for llama3_8b" in next(other.notes())
+    assert "ladder prolong is for llama3_8b" in next(select.notes(other))
     shipped = select.choose("llama3_8b", "prolong", "64K")
-    (said,) = shipped.notes()
+    (said,) = select.notes(shipped)
     assert "llama3_8b_prolong_64k is shipped with another layout" in said
-    assert not list(select.choose("llama3_8b", "yarn", "64K").notes())[1:]
+    assert not list(select.notes(select.choose("llama3_8b", "yarn", "64K")))[1:]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_rotation_that_is_not_of_the_card_s_heads_is_refused(asked, card, ladd
 
 
 def test_why_a_ladder_s_rotation_is_wrong_for_a_card_is_noted(asked):
-    (said,) = select.choose("llama31_8b", "prolong", "64K").notes()
+    (said,) = select.notes(select.choose("llama31_8b", "prolong", "64K"))
     assert said.endswith("a base alone takes away the scaling that llama31_8b was trained with")
 
 
@@ -175,7 +175,7 @@ def test_a_combination_becomes_the_recipe_of_its_name(answer, asked, tmp_path):
 def test_a_rank_is_waited_for_as_long_as_the_cluster_that_is_named_takes(asked):
     waits = {}
     for name in ("dgx_a100", "dgx_b200"):
-        recipe = select.choose("qwen25_7b", "prolong", "512K", cluster_name=name).recipe()
+        recipe = select.choose("qwen25_7b", "prolong", "512K", cluster_name=name)()
         waits[name] = recipe.trainer.callbacks[4].seconds
     assert waits["dgx_a100"] > 2 * waits["dgx_b200"]
 

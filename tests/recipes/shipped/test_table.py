@@ -135,7 +135,7 @@ def test_what_the_planner_chooses_for_other_cards_of_a_ladder_passes_them_too(ca
         asked = of_stage(CARDS[card], stage, machine, gpus=8 * nodes, fp8=Fp8())
         found = search(asked).plans
         if found:
-            layout = found[0].job.layout
+            layout = found[0].workload.layout
             recipe = pretrain(CARDS[card], LADDERS[ladder], stage.seq_length, layout, nodes=nodes)
             assert built_config(recipe).num_layers == CARDS[card].layers
             return

@@ -10,7 +10,7 @@ from recipes.planner.feasibility import violations
 from recipes.planner.plan import Plan, plan
 from recipes.planner.remedies.climb import UNTRIED, Remedy, remedies
 from recipes.planner.remedies.overrides import override_words
-from recipes.planner.remedies.steps import RUNGS
+from recipes.planner.remedies.steps import STEPS
 from recipes.planner.workload import Workload
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
@@ -21,7 +21,7 @@ H100_HALF = replace(H100, gpu=replace(H100.gpu, memory_gib=40))
 ROW = ROWS["llama3_8b_nemo_64k"]
 
 
-def job(words: str, row=ROW) -> Workload:
+def workload(words: str, row=ROW) -> Workload:
     return Workload(
         card=row.card,
         seq_length=row.seq_length,
@@ -32,7 +32,7 @@ def job(words: str, row=ROW) -> Workload:
 
 
 def planned(words: str, machine=H100, row=ROW) -> Plan:
-    return plan(job(words, row), machine)
+    return plan(workload(words, row), machine)
 
 
 def ladder(start: Plan) -> dict[str, Remedy]:
@@ -48,7 +48,7 @@ def test_a_tiled_loss_saves_the_logits_but_for_a_tile_and_the_weight_gradients_s
     # The peak moves from the loss to the MLP, so that it falls by less.
     loss = start.memory.causes["loss"]
     assert loss - 3 * tokens / 2 * hidden * 2 == pytest.approx(logits)
-    assert alone.job.layout.tiling.loss
+    assert alone.workload.layout.tiling.loss
     assert 0 < start.memory.total - alone.memory.total <= logits - tile
 
 
@@ -69,9 +69,9 @@ def test_without_any_of_its_rungs_the_cure_does_not_fit_or_only_holds_more():
     assert len(cure.names) > 1
     for name in cure.names:
         others = [other for other in cure.names if other != name]
-        here = start.job
+        here = start.workload
         for other in others:
-            here = RUNGS[other](here, H100_HALF)[0]
+            here = STEPS[other](here, H100_HALF)[0]
         without = plan(here, H100_HALF)
         same_time = without.time.step == pytest.approx(cure.plan.time.step, rel=1e-2)
         assert not without.fits or (same_time and without.memory.total > cure.plan.memory.total)
@@ -89,7 +89,7 @@ def test_full_recompute_is_not_paid_for_where_offload_would_do():
     start = planned("ulysses8", row=row)
     cure = remedies(start).cure
     assert cure.plan.fits
-    assert cure.plan.job.layout.recompute.kind == "kept_attention"
+    assert cure.plan.workload.layout.recompute.kind == "kept_attention"
     assert cure.plan.time.step < 1.05 * start.time.step
 
 
@@ -106,7 +106,7 @@ def test_what_nobody_has_tried_is_climbed_where_nothing_else_fits_these_gpus():
     cure = remedies(start).cure
     assert UNTRIED & {*cure.names}
     assert cure.plan.fits
-    assert (cure.plan.gpus, cure.plan.job.seq_length) == (8, start.job.seq_length)
+    assert (cure.plan.gpus, cure.plan.workload.seq_length) == (8, start.workload.seq_length)
 
 
 def test_bytes_that_only_a_log_shows_make_a_fitting_layout_lack_memory():
@@ -128,7 +128,7 @@ def test_together_is_never_above_what_the_rung_before_left():
 def test_no_remedy_breaks_a_law(words):
     for remedy in remedies(planned(words)).ladder:
         for one in (remedy.alone, remedy.together):
-            assert one is None or not list(violations(one.job, H100)), remedy.name
+            assert one is None or not list(violations(one.workload, H100)), remedy.name
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_experts_are_neither_tiled_nor_in_fp8():
 
 def test_offload_brings_the_recompute_whose_tensors_it_moves():
     found = ladder(planned("tp2 dp4"))["offload both"]
-    assert found.alone.job.layout.recompute.kind == "kept_attention"
+    assert found.alone.workload.layout.recompute.kind == "kept_attention"
     assert "model.config.recompute.kind=kept_attention" in found.words
     assert any(word.startswith("model.config.offload.cap_gib=16.") for word in found.words)
 
@@ -170,15 +170,17 @@ def test_offload_brings_the_recompute_whose_tensors_it_moves():
 def test_what_does_not_fit_at_all_has_no_cure():
     row = ROWS["llama31_405b_llama31_128k"]
     small = replace(H100, gpu=replace(H100.gpu, memory_gib=2))
-    assert remedies(plan(job("tp8", row), small)).cure is None
+    assert remedies(plan(workload("tp8", row), small)).cure is None
 
 
 def test_words_of_the_same_job_are_none():
-    assert override_words(job("tp2 dp4"), job("tp2 dp4")) == []
+    assert override_words(workload("tp2 dp4"), workload("tp2 dp4")) == []
 
 
 def test_words_say_each_thing_that_differs():
-    words = override_words(job("tp2 dp4 mb2"), job("tp4 hybrid2x2 dp2 full tile-mlp zero0"))
+    words = override_words(
+        workload("tp2 dp4 mb2"), workload("tp4 hybrid2x2 dp2 full tile-mlp zero0")
+    )
     assert words == [
         "trainer.strategy.tensor_model_parallel_size=4",
         "trainer.strategy.context_parallel_size=4",
