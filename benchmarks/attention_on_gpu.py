@@ -7,8 +7,8 @@ Claim: from 128K tokens up the block runs at 0.95 of the bare kernel's rate or b
 
 One process takes the place of rank 0 of C ranks: H heads and G KV heads over S tokens are, on a
 rank, S / C tokens of all heads before the exchange and all S tokens of H / C heads after it. The
-exchange is a copy of the same size within the device (`benchmarks.loopback`), so what is measured
-is everything of the block but the link. Per length and kernel:
+exchange is a copy of the same size within the device (`benchmarks.harness.loopback`), so what is
+measured is everything of the block but the link. Per length and kernel:
 
 * the bare kernel: H / C query heads over S tokens, laid out as the exchange leaves them;
 * Ulysses from q, k, v: what its packing, copies and saving add to that kernel;
@@ -38,9 +38,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.loopback import loopback
-from benchmarks.machine import facts
-from benchmarks.page import milliseconds, name_of, page, table, write
+from benchmarks.harness.loopback import loopback
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import milliseconds, name_of, page, table, write
 from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import KERNELS, kernel_for

@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.machine import TREE, facts
-from benchmarks.page import page, table, write
+from benchmarks.harness.machine import TREE, facts
+from benchmarks.harness.page import page, table, write
 
 COMMANDS = {
     ("--help",): 0.25,

@@ -12,7 +12,8 @@ Two blocks, each with grouped and with full KV heads, causal, fp32:
 * from x: projection, rotation, attention, where head-chunked attention begins. DeepSpeed gets the
   same projection and rotation before it.
 
-How they are measured: `benchmarks.turns`. What runs of the peers, and how: `benchmarks.peers`.
+How they are measured: `benchmarks.harness.rounds`. What runs of the peers, and how:
+`benchmarks.harness.peers`.
 """
 
 import argparse
@@ -26,11 +27,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.machine import facts
-from benchmarks.page import mebibytes, milliseconds, page, table, write
-from benchmarks.peers import DEEPSPEED, LEFT_OUT, PEERS, Peer, attend_whole
-from benchmarks.ranks import on_ranks
-from benchmarks.turns import Contestant, Problem, Result, measure
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import mebibytes, milliseconds, page, table, write
+from benchmarks.harness.peers import DEEPSPEED, LEFT_OUT, PEERS, Peer, attend_whole
+from benchmarks.harness.ranks import on_ranks
+from benchmarks.harness.rounds import Contestant, Problem, Result, measure
 from custom_modules.attention.documents import chunks_of
 from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import kernel_for

@@ -17,8 +17,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.harness.page import mebibytes, milliseconds, table
 from benchmarks.mlp import Mlp
-from benchmarks.page import mebibytes, milliseconds, table
 from benchmarks.stacks import Shape
 from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy

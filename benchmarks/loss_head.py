@@ -34,9 +34,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.machine import facts
-from benchmarks.page import mebibytes, milliseconds, page, table, write
-from benchmarks.peers import deepspeed_tiled_loss
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import mebibytes, milliseconds, page, table, write
+from benchmarks.harness.peers import deepspeed_tiled_loss
 from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy
 

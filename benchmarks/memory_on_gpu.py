@@ -39,8 +39,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_blocks import NOT_INSTALLED, Device, claim, loss_part, mlp_part
-from benchmarks.machine import facts
-from benchmarks.page import name_of, page, table, write
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import name_of, page, table, write
 from benchmarks.stacks import Found, Shape, Stack, one_rank, step
 from custom_modules.memory.config import LOSS_TILE, MLP_TILE, Offload, Recompute, Tiling
 

@@ -28,8 +28,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.machine import facts
-from benchmarks.page import mebibytes, page, table, write
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import mebibytes, page, table, write
 from benchmarks.stacks import Found, Shape, Stack, one_rank, step
 from custom_modules.memory.config import Offload, Recompute, Tiling
 
@@ -110,7 +110,7 @@ def slope(pair: Pair, lengths: tuple[int, int]) -> float:
 
 
 def sections(shape: Shape, found: dict[str, Pair], lengths: tuple[int, int]) -> list[str]:
-    """Return the tables: peaks and slopes, then the peak of the two that are compared by cause."""
+    """Return the tables: peaks and slopes, then by category the peak of the two compared."""
     unit = shape.hidden * shape.dtype.itemsize
     rows = []
     for name, pair in found.items():
@@ -146,7 +146,7 @@ def sections(shape: Shape, found: dict[str, Pair], lengths: tuple[int, int]) -> 
     return [
         table(head, rows),
         _verdict(compared, lengths),
-        "Layer inputs per token at the peak, by cause (`host` has no part in it):",
+        "Layer inputs per token at the peak, by category (`host` has no part in it):",
         table(["stack", "", *causes], by_cause),
     ]
 

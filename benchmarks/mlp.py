@@ -45,9 +45,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
-from benchmarks.machine import facts
-from benchmarks.page import mebibytes, milliseconds, page, table, write
-from benchmarks.peers import deepspeed_tiled_mlp
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import mebibytes, milliseconds, page, table, write
+from benchmarks.harness.peers import deepspeed_tiled_mlp
 from custom_modules.memory.recompute import Checkpoint, recomputed
 from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling.mlp import TokenFunction, tiled

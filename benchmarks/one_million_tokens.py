@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.machine import facts
-from benchmarks.page import page, table, write
-from benchmarks.ranks import on_ranks
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import page, table, write
+from benchmarks.harness.ranks import on_ranks
 from custom_modules.attention.documents import tokens_of
 from custom_modules.context_parallel.config import ContextParallelKind, Kind
 from custom_modules.cpu.backend import cpu_backend

@@ -84,14 +84,14 @@ class Case:
 class Found:
     """What a rank held when most was live."""
 
-    causes: dict[Category, int]
+    categories: dict[Category, int]
     peak_bytes: int
     peak_in: str
 
     @property
     def activations(self) -> int:
         """Bytes that depend on the tokens."""
-        return sum(size for name, size in self.causes.items() if name not in STATE)
+        return sum(size for name, size in self.categories.items() if name not in STATE)
 
 
 def one_rank(card: str, tokens: int) -> Iterator[Case]:
@@ -209,7 +209,7 @@ def measured(cases: Sequence[Case]) -> list[Found]:
             name, backward = held.peak_in
             found.append(
                 Found(
-                    causes=held.at_peak,
+                    categories=held.at_peak,
                     peak_bytes=held.peak_bytes,
                     peak_in=f"{name}, backward" if backward else name,
                 )

@@ -8,7 +8,7 @@ offload and every kind of parallelism.
 
 Two models, fp32: the tiny card, and a Llama-3.1-8B with its widths and vocabulary divided by 16 and
 4 layers. Each step is that of the recipe, as NeMo builds it, on 1, 2 and 4 gloo ranks
-(`benchmarks.planner_cases`); bytes are live tensor bytes by cause
+(`benchmarks.planner_cases`); bytes are live tensor bytes by category
 (`custom_modules.profiling.step_memory`), of the rank that holds most. Weights, gradients and
 optimizer are left out of both sides, so that a wrong formula for activations cannot hide behind
 them. The planner is asked for plain PyTorch operators (`PLAIN`); what fused kernels of a GPU keep
@@ -24,8 +24,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.machine import facts
-from benchmarks.page import mebibytes, page, table, write
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import mebibytes, page, table, write
+from benchmarks.harness.ranks import on_ranks
 from benchmarks.planner_cases import (
     CARDS,
     TILE,
@@ -38,7 +39,6 @@ from benchmarks.planner_cases import (
     predicted,
     two_ranks,
 )
-from benchmarks.ranks import on_ranks
 
 BOUND = 0.05
 """Of the measured bytes, that the claim allows."""

@@ -28,8 +28,8 @@ import fiddle as fdl
 import nemo_run
 import torch
 
-from benchmarks.machine import facts
-from benchmarks.page import page, table, write
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import page, table, write
 from benchmarks.stacks import one_rank
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.gene import gene_rotation

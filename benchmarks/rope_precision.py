@@ -19,8 +19,8 @@ import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
 
-from benchmarks.machine import facts
-from benchmarks.page import page, table, write
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import page, table, write
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import inverse_frequencies, rotary_table

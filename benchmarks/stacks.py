@@ -41,7 +41,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from benchmarks.peers import deepspeed_tiled_loss, deepspeed_tiled_mlp
+from benchmarks.harness.peers import deepspeed_tiled_loss, deepspeed_tiled_mlp
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.gpt.model import LongContextGPT

@@ -42,7 +42,7 @@ COMMANDS = {
     ),
     "plan": SubCommand(
         "longhaul.commands.plan:plan",
-        "Choose the fastest layout that fits, and print its memory and its time by cause.",
+        "Choose the fastest layout that fits, and print its memory and its time by category.",
     ),
     "batch": SubCommand(
         "longhaul.commands.batch:batch",

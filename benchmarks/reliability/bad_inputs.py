@@ -26,8 +26,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.machine import facts
-from benchmarks.page import page, table, write
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import page, table, write
 from benchmarks.reliability import wrong_files, wrong_recipes, wrong_words
 
 _VERBS = (

@@ -31,8 +31,8 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from benchmarks.machine import facts
-from benchmarks.page import page, table, write
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import page, table, write
 from data import verification
 from data.store import (
     TOKENIZER_FILE,

@@ -127,6 +127,8 @@ PLACES = (
     ("import --from m --to f/x", "f/x", {"f": b"x", "m": None}),
     ("export --from m --to d", "--to d", {"d": None, "m": None}),
     ("export --from m --to f/x", "f/x", {"f": b"x", "m": None}),
+    ("merge m m --to d", "--to d", {"d": None, "m": None}),
+    ("merge m m --to x", "m has no complete checkpoint", {"m": None}),
     ("report --run r --out f/x.html", "f/x.html", {"f": b"x", "r/run.json": _RUN}),
 )  # fmt: skip
 RUNS = (

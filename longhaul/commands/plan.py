@@ -73,7 +73,7 @@ def plan(
     as_text: Json = False,
     plot: Annotated[Path | None, typer.Option(help="PNG: memory and time by length.")] = None,
 ) -> None:
-    """Choose the fastest layout that fits, and print its memory and its time by cause."""
+    """Choose the fastest layout that fits, and print its memory and its time by category."""
     machine = clusters.load(cluster)
     if fp8 and fp8 not in FP8:
         raise ValueError(f"--fp8 is {fp8!r}; expected one of {', '.join(FP8)}")

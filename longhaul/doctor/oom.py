@@ -99,7 +99,7 @@ def content(found: Case, log: Log | None) -> dict[str, Any]:
     return {
         **found.content(),
         "fits": plan.fits,
-        "memory_bytes": plan.memory.causes,
+        "memory_bytes": plan.memory.categories,
         "memory_total_bytes": plan.memory.total,
         "short_bytes": plan.short,
         "host_bytes_per_rank": plan.memory.host,
@@ -137,7 +137,7 @@ def content(found: Case, log: Log | None) -> dict[str, Any]:
 
 def predicted(plan: Plan) -> Iterator[str]:
     """Yield the memory that a plan predicts."""
-    causes = sorted(plan.memory.causes.items(), key=lambda one: -one[1])
+    causes = sorted(plan.memory.categories.items(), key=lambda one: -one[1])
     shown = ", ".join(f"{name} {size / GiB:.1f}" for name, size in causes if size >= GiB / 20)
     counted = (1 - HEADROOM) * plan.cluster.gpu_bytes
     fits = f"{gib(plan.short)} too much" if plan.short > 0 else f"fits, {gib(-plan.short)} to spare"
@@ -145,7 +145,7 @@ def predicted(plan: Plan) -> Iterator[str]:
         f"predicted: {gib(plan.memory.total)} a GPU at the peak, in {plan.memory.peak_in}, of the "
         f"{gib(counted)} counted on: {fits}"
     )
-    yield f"  by cause, GiB: {shown}"
+    yield f"  by category, GiB: {shown}"
     if plan.memory.host:
         share = plan.cluster.host_bytes_per_gpu
         lacks = f", {gib(plan.host_short)} too much" if plan.host_short > 0 else ""
@@ -198,7 +198,7 @@ def _device(found: Case, one: Failure) -> Iterator[str]:
         yield f"other processes hold {gib(one.others)} of this GPU; end them first"
     if one.allowed is not None and one.capacity and one.allowed < one.capacity:
         yield f"the process limits itself to {gib(one.allowed)}"
-    outside, reserve = one.outside, plan.memory.causes["reserve"]
+    outside, reserve = one.outside, plan.memory.categories["reserve"]
     if outside is not None and outside > 1.5 * reserve:
         yield f"{gib(outside)} are outside of PyTorch (NCCL, contexts), {gib(reserve)} were planned"
     whole = plan.cluster.gpu_bytes
@@ -214,7 +214,7 @@ def _device(found: Case, one: Failure) -> Iterator[str]:
             probe += f" {found.asked}"
         yield (
             f"PyTorch needed {gib(one.needed)} and {gib(foreseen)} were predicted: measure it with "
-            f"`{probe}`, by cause; below, the {gib(one.needed - foreseen)} between them are "
+            f"`{probe}`, by category; below, the {gib(one.needed - foreseen)} between them are "
             "treated as permanently allocated"
         )
 
@@ -264,7 +264,7 @@ def unexplained(plan: Plan, seen: Sequence[Failure]) -> float:
     little more.
     """
     failed = [one for one in seen if one.kind in ON_THE_GPU]
-    reserve, worst = plan.memory.causes["reserve"], 0.0
+    reserve, worst = plan.memory.categories["reserve"], 0.0
     for one in failed:
         if one.kind != "device" or one.needed is None:
             continue

@@ -100,7 +100,7 @@ def _content(found: Case, steps: Sequence[Step]) -> dict[str, Any]:
 def _figures(plan: Plan) -> dict[str, Any]:
     return {
         "step_seconds": plan.time.step,
-        "time_seconds": plan.time.causes,
+        "time_seconds": plan.time.categories,
         "tokens_per_second_per_gpu": plan.time.tokens_per_gpu_second,
         "mfu": plan.time.mfu,
     }
@@ -122,9 +122,9 @@ def _predicted(plan: Plan) -> Iterator[str]:
         f"predicted: {time.step:,.2f} s a step, {time.tokens_per_gpu_second:,.0f} tokens/s/GPU, "
         f"causal MFU {time.mfu:.1%}"
     )
-    parts = sorted(time.causes.items(), key=lambda one: -one[1])
+    parts = sorted(time.categories.items(), key=lambda one: -one[1])
     shown = ", ".join(f"{name} {x / time.step:.0%}" for name, x in parts if x >= time.step / 200)
-    yield f"  by cause: {shown}"
+    yield f"  by category: {shown}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +203,7 @@ def measured(found: Case, steps: Sequence[Step]) -> Iterator[str]:
 def causes(plan: Plan) -> Iterator[str]:
     """Yield what takes time besides matrix products and attention, the largest first."""
     time, layout = plan.time, plan.workload.layout
-    parts = sorted(time.causes.items(), key=lambda one: -one[1])
+    parts = sorted(time.categories.items(), key=lambda one: -one[1])
     for name, seconds in parts:
         share = seconds / time.step
         if share >= SHARE and name not in ("matmul", "attention"):

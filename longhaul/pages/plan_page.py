@@ -143,12 +143,12 @@ def as_json(question: SearchRequest, answer: SearchResult, budget: int) -> dict[
 def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
     return {
         "layout": words_of(plan.workload.layout),
-        "memory_bytes": plan.memory.causes,
+        "memory_bytes": plan.memory.categories,
         "memory_total_bytes": plan.memory.total,
         "peak_in": plan.memory.peak_in,
         "host_bytes_per_rank": plan.memory.host,
         "step_seconds": plan.time.step,
-        "time_seconds": plan.time.causes,
+        "time_seconds": plan.time.categories,
         "tokens_per_second_per_gpu": plan.time.tokens_per_gpu_second,
         "mfu": plan.time.mfu,
         "tokens": tokens,
@@ -162,10 +162,12 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
 
 def _memory(plan: Plan, without: Sequence[str]) -> Table:
     table = _with_shares(
-        f"memory of a rank, at its peak in {plan.memory.peak_in}", ("cause", "GiB", SHARES), without
+        f"memory of a rank, at its peak in {plan.memory.peak_in}",
+        ("category", "GiB", SHARES),
+        without,
     )
     rows, whole = len(table.columns), plan.cluster.gpu_bytes
-    for name, size in plan.memory.causes.items():
+    for name, size in plan.memory.categories.items():
         if size / whole >= LEAST_SHARE:
             table.add_row(*(name, f"{size / GiB:.2f}", _bar(size / whole))[:rows])
     table.add_section()
@@ -179,16 +181,16 @@ def _memory(plan: Plan, without: Sequence[str]) -> Table:
 
 
 def _time(plan: Plan, without: Sequence[str]) -> Table:
-    table = _with_shares(f"a step, {plan.time.step:,.2f} s", ("cause", "s", "share"), without)
+    table = _with_shares(f"a step, {plan.time.step:,.2f} s", ("category", "s", "share"), without)
     rows = len(table.columns)
-    for name, seconds in plan.time.causes.items():
+    for name, seconds in plan.time.categories.items():
         if seconds / plan.time.step >= LEAST_SHARE:
             table.add_row(*(name, f"{seconds:,.3f}", _bar(seconds / plan.time.step))[:rows])
     return table
 
 
 def _with_shares(title: str, columns: Sequence[str], without: Sequence[str]) -> Table:
-    """Return a table of causes, their figures, and bars that a narrow terminal leaves out."""
+    """Return a table of categories, their figures, and bars that a narrow terminal leaves out."""
     table = Table(title=title, title_justify="left")
     for column in (name for name in columns if name not in without):
         right = column == columns[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plot of `longhaul plan --plot`: memory and time by cause, against length."""
+"""The plot of `longhaul plan --plot`: memory and time by category, against length."""
 
 from pathlib import Path
 
@@ -37,14 +37,14 @@ def picture(question: SearchRequest) -> Figure:
     FigureCanvasAgg(figure)
     memory, time = figure.subplots(1, 2)
     words = [length_shown(length) for length in plans]
-    held = [_part(plan.memory.causes, GiB) if plan else {} for plan in plans.values()]
+    held = [_part(plan.memory.categories, GiB) if plan else {} for plan in plans.values()]
     _stacked(memory, words, held)
     whole = question.cluster.gpu.memory_gib
     memory.axhline(whole, color=PALETTE["muted"], linewidth=1)
     memory.set_ylim(0, 1.08 * whole)
     memory.set_ylabel(f"GiB of a GPU ({whole:g})")
     shares = [
-        _part(plan.time.causes, plan.time.step / 100) if plan else {} for plan in plans.values()
+        _part(plan.time.categories, plan.time.step / 100) if plan else {} for plan in plans.values()
     ]
     _stacked(time, words, shares)
     time.set_ylim(0, 108)
@@ -82,8 +82,8 @@ def _fastest(question: SearchRequest, length: int) -> Plan | None:
     return plans[0] if plans else None
 
 
-def _part(causes: dict[str, float], unit: float) -> dict[str, float]:
-    return {name: size / unit for name, size in causes.items() if size > 0}
+def _part(categories: dict[str, float], unit: float) -> dict[str, float]:
+    return {name: size / unit for name, size in categories.items() if size > 0}
 
 
 def _stacked(axes: "Axes", words: list[str], columns: list[dict[str, float]]) -> None:  # type: ignore[name-defined]  # noqa: F821

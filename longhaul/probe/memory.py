@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul probe memory`: the memory of one training step of a recipe, by cause."""
+"""`longhaul probe memory`: the memory of one training step of a recipe, by category."""
 
 import os
 import tempfile
@@ -47,7 +47,7 @@ def memory(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Run one step and print live bytes by cause. Overrides follow as KEY=VALUE."""
+    """Run one step and print live bytes by category. Overrides follow as KEY=VALUE."""
     require_device(device)
     lookup("recipe", factory, ROWS)
     length = length_of("--seq", seq) if seq else 0
@@ -136,12 +136,10 @@ def require_ranks(recipe: "nemo_run.Partial", ranks: int, device: str) -> None:
     """Raise ValueError, with what would work, if this machine cannot start that many ranks."""
     cores = os.cpu_count() or 1
     if device == "cpu" and ranks > RANKS_PER_CORE * cores:
-        strategy = recipe.trainer.strategy
-        least = (
-            strategy.tensor_model_parallel_size
-            * strategy.context_parallel_size
-            * strategy.pipeline_model_parallel_size
-        )
+        from recipes.resolved.read import layout_of
+
+        layout = layout_of(recipe)
+        least = layout.world_size // layout.dp
         raise ValueError(
             f"{recipe.log.name} takes {ranks} ranks and the {cores} cores of this machine run at "
             f"most {RANKS_PER_CORE * cores}; trainer.num_nodes=1 trainer.devices={least} leaves "
@@ -176,7 +174,7 @@ def _print(measured: "list[Measured]") -> None:
     worst = max(range(len(measured)), key=lambda rank: measured[rank].peak_bytes)
     shown = measured[worst]
     peaks = sorted(one.peak_bytes for one in measured)
-    table = Table("cause", "at the peak, MiB", "share", "its own peak, MiB")
+    table = Table("category", "at the peak, MiB", "share", "its own peak, MiB")
     for name, size in shown.at_peak.items():
         share = "" if name == "host" else f"{size / shown.peak_bytes:.1%}"
         table.add_row(name, f"{size / MIB:.2f}", share, f"{shown.most[name] / MIB:.2f}")
@@ -185,8 +183,8 @@ def _print(measured: "list[Measured]") -> None:
     if shown.allocator_bytes is not None:
         table.add_row("CUDA's allocator", f"{shown.allocator_bytes / MIB:.2f}", "", "")
     show(lambda _: table)
-    cause, backward = shown.peak_in
+    category, backward = shown.peak_in
     typer.echo(
         f"rank {worst} of {len(measured)}, which holds most (ranks peak at {peaks[0] / MIB:.2f} to "
-        f"{peaks[-1] / MIB:.2f} MiB); its peak is in {'backward of ' if backward else ''}{cause}"
+        f"{peaks[-1] / MIB:.2f} MiB); its peak is in {'backward of ' if backward else ''}{category}"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peak bytes of one rank in a step, by cause.
+"""Peak bytes of one rank in a step, by category.
 
 The peak occurs at one of a few moments. For each the tensors alive are summed; the largest sum is
 the result. Numbers per token on one rank: h hidden / TP (sequence parallelism shards the tensors
@@ -21,7 +21,7 @@ output after the exchange back; head-chunked attention keeps only its output. Th
                 (`custom_modules.context_parallel.cost`), the gradient of the residual
     rebuild     the same with attention's forward instead
 
-Derived from the modules and compared with the bytes of real steps, cause by cause, by
+Derived from the modules and compared with the bytes of real steps, category by category, by
 `benchmarks/planner_memory.py`. Pipeline: the first stage holds min(PP, micro-batches) forwards, the
 last one and the loss (1F1B, arXiv 2104.04473). Optimizer and gradients: Megatron-Core's distributed
 optimizer, fp32 gradients and, for bf16, 12 bytes a parameter over the ranks that hold it.
@@ -84,8 +84,8 @@ contiguous and permutes its output."""
 class Memory:
     """Bytes of the rank with the highest peak."""
 
-    causes: dict[str, float]
-    """Bytes at the peak, by cause."""
+    categories: dict[str, float]
+    """Bytes at the peak, by category."""
     peak_in: str
     """The moment: loss, mlp, attention, rebuild, or optimizer."""
     stage: int
@@ -96,13 +96,13 @@ class Memory:
     @property
     def total(self) -> float:
         """Bytes on the device."""
-        return sum(self.causes.values())
+        return sum(self.categories.values())
 
     @property
     def activations(self) -> float:
         """Bytes that depend on the tokens."""
         fixed = ("weights", "gradients", "optimizer", "reserve")
-        return sum(size for name, size in self.causes.items() if name not in fixed)
+        return sum(size for name, size in self.categories.items() if name not in fixed)
 
 
 def memory(workload: Workload, kernels: Kernels = FUSED) -> Memory:
@@ -120,11 +120,11 @@ def _of_stage(
     fixed = _fixed(workload, kernels, stage)
     moments = dict(layer.moments(stage))
     moment = max(moments, key=lambda name: sum(moments[name].values()))
-    return Memory(causes=fixed | moments[moment], peak_in=moment, stage=stage, host=host)
+    return Memory(categories=fixed | moments[moment], peak_in=moment, stage=stage, host=host)
 
 
 def _fixed(workload: Workload, kernels: Kernels, stage: int) -> dict[str, float]:
-    """Return the bytes that do not depend on the tokens, by cause."""
+    """Return the bytes that do not depend on the tokens, by category."""
     layout, weights = workload.layout, workload.weights(stage)
     sharding, replicas = layout.sharding, workload.replicas
     of_weights = replicas if sharding == "parameters" else 1
@@ -207,7 +207,7 @@ class _Layer:
 
     @property
     def whole(self) -> dict[str, float]:
-        """All bytes of a layer, by cause."""
+        """All bytes of a layer, by category."""
         mlp = 0.0 if self.workload.layout.tiling.mlp else self.norm + self.mlp
         return {"saved inputs": self.x, "attention": self.attention, "mlp": mlp}
 
@@ -245,7 +245,7 @@ class _Layer:
         return whole
 
     def moments(self, stage: int) -> Iterator[tuple[str, dict[str, float]]]:
-        """Yield the moments that may be the peak, each by cause."""
+        """Yield the moments that may be the peak, each by category."""
         workload, layout = self.workload, self.workload.layout
         numbers = range(stage * workload.layers + 1, (stage + 1) * workload.layers + 1)
         in_flight = min(layout.pp - stage, workload.micro_batches)

@@ -77,17 +77,17 @@ class Plan:
 
     def _slowed_by(self) -> str:
         """Return the largest cost other than products and attention, or that there is none."""
-        causes, step = self.time.causes, self.time.step
+        categories, step = self.time.categories, self.time.step
         worst, most = max(
-            ((name, s) for name, s in causes.items() if name not in ("matmul", "attention")),
-            key=lambda cause: cause[1],
+            ((name, s) for name, s in categories.items() if name not in ("matmul", "attention")),
+            key=lambda category: category[1],
         )
         if most > LEAST_CAUSE * step:
             return (
                 f"after products and attention most time goes to {worst}, {most / step:.0%} of "
                 "the step"
             )
-        of_attention = causes["attention"] / step
+        of_attention = categories["attention"] / step
         return (
             f"attention takes {of_attention:.0%} of the step, at the rates that its kernels reach "
             "on this GPU"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds of one optimizer step, by cause.
+"""Seconds of one optimizer step, by category.
 
 Work of a micro-batch on one rank, t tokens of a TP group, S the sequence, e bytes per number:
 
@@ -45,8 +45,8 @@ ADAM_BYTES = 30
 class Time:
     """Seconds of a step."""
 
-    causes: dict[str, float]
-    """Seconds by cause; their sum is the step time."""
+    categories: dict[str, float]
+    """Seconds by category; their sum is the step time."""
     tokens_per_gpu_second: float
     mfu: float
     """Causal MFU, of the bf16 peak."""
@@ -56,7 +56,7 @@ class Time:
     @property
     def step(self) -> float:
         """Seconds."""
-        return sum(self.causes.values())
+        return sum(self.categories.values())
 
 
 def time(workload: Workload, cluster: Cluster) -> Time:
@@ -66,15 +66,15 @@ def time(workload: Workload, cluster: Cluster) -> Time:
     each = work.micro_batch(head=1)
     busy = sum(each.values())
     compute = each["matmul"] + each["attention"] + each["memory"] + each["recompute"]
-    causes = {name: m * seconds for name, seconds in each.items()}
-    causes["PP"] = (pp - 1) * sum(work.micro_batch(head=0).values()) + m * work.pipeline()
-    causes["DP"] = work.data_parallel(compute)
-    causes["optimizer"] = work.optimizer()
-    step = sum(causes.values())
+    categories = {name: m * seconds for name, seconds in each.items()}
+    categories["PP"] = (pp - 1) * sum(work.micro_batch(head=0).values()) + m * work.pipeline()
+    categories["DP"] = work.data_parallel(compute)
+    categories["optimizer"] = work.optimizer()
+    step = sum(categories.values())
     rate = workload.tokens_per_batch / step / workload.layout.world_size
     flops = workload.card.flops_per_token(workload.seq_length)
     return Time(
-        causes=causes,
+        categories=categories,
         tokens_per_gpu_second=rate,
         mfu=rate * flops / (cluster.gpu.bf16_tflops * TERA),
         micro_batch=busy,
@@ -91,7 +91,7 @@ class _Work:
         """Recomputed shares of a layer's forward: products, attention, MLP."""
 
     def micro_batch(self, head: int) -> dict[str, float]:
-        """Return the seconds by cause of a stage with or without the LM head (1 or 0).
+        """Return the seconds by category of a stage with or without the LM head (1 or 0).
 
         Only exposed communication counts.
         """

@@ -19,7 +19,7 @@ from nemo.lightning import _strategy_lib
 from nemo.lightning.megatron_parallel import MegatronParallel
 
 from custom_modules.profiling.step_memory import Training
-from recipes.resolved.read import world_size
+from recipes.resolved.read import layout_of
 
 
 def micro_batches(recipe: nemo_run.Partial) -> tuple[int, int]:
@@ -27,12 +27,9 @@ def micro_batches(recipe: nemo_run.Partial) -> tuple[int, int]:
 
     As many are run as can be in flight in the pipeline; more do not change the memory.
     """
-    strategy = recipe.trainer.strategy
-    pp = strategy.pipeline_model_parallel_size
-    model_ranks = strategy.tensor_model_parallel_size * strategy.context_parallel_size * pp
-    dp = world_size(recipe) // model_ranks
-    of_step = recipe.data.global_batch_size // (recipe.data.micro_batch_size * dp)
-    return min(of_step, pp), of_step
+    layout = layout_of(recipe)
+    of_step = recipe.data.global_batch_size // (layout.micro_batch * layout.dp)
+    return min(of_step, layout.pp), of_step
 
 
 def training(recipe: nemo_run.Partial, *, rank: int, local_rank: int) -> Training:

@@ -93,28 +93,36 @@ def _as_json(value: Any) -> str:
 
 
 def _mistakes(kind: Any, where: str, error: ValidationError) -> Iterator[str]:
-    """Yield a sentence for each mistake: its place, the value, and what is expected."""
-    unions: dict[tuple[int | str, ...], list[str]] = {}
+    """Yield a sentence for each mistake: its place, the value, and what is expected.
+
+    Unknown fields come first, since a misspelled one is missing as well.
+    """
+    others: list[str] = []
+    lacking: dict[str, list[str]] = {}
+    unions: dict[str, list[str]] = {}
     for mistake in error.errors():
         if mistake["type"] == "json_invalid":
             raise NotJsonError(f"{where} is not JSON: {mistake['ctx']['error']}") from None
         place = tuple(part for part in mistake["loc"] if part != "[key]")
         at = f"{where}: {_dotted(place)}" if place else where
         above = f"{where}: {_dotted(place[:-1])}" if place[:-1] else where
-        if mistake["type"] == "missing":
-            yield f"{at} is missing"
-        elif mistake["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        if mistake["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             near = did_you_mean(str(place[-1]), _fields(kind, place[:-1]))
             yield f"{above} has no field {str(place[-1])!r}; {near}"
+        elif mistake["type"] == "missing" and isinstance(place[-1], int):
+            others.append(f"{above} has too few values; add value {place[-1] + 1}")
+        elif mistake["type"] == "missing":
+            lacking.setdefault(above, []).append(repr(place[-1]))
         elif place and place[-1] in OF_A_UNION and mistake["type"] in EXPECTED:
-            said = unions.setdefault(place[:-1], [f"{above} is {_short(mistake['input'])};"])
-            said.append(EXPECTED[mistake["type"]])
+            beginning = f"{above} is {_short(mistake['input'])}"
+            unions.setdefault(beginning, []).append(EXPECTED[mistake["type"]])
         elif isinstance(mistake["input"], dict | list) and mistake["type"] == "value_error":
-            yield f"{at}: {_expected(mistake)}"
+            others.append(f"{at}: {_expected(mistake)}")
         else:
-            yield f"{at} is {_short(mistake['input'])}; {_expected(mistake)}"
-    for beginning, *kinds in unions.values():
-        yield f"{beginning} expected {' or '.join(kinds)}"
+            others.append(f"{at} is {_short(mistake['input'])}; {_expected(mistake)}")
+    yield from (f"{at} lacks {', '.join(names)}; add it" for at, names in lacking.items())
+    yield from (f"{at}; expected {' or '.join(kinds)}" for at, kinds in unions.items())
+    yield from others
 
 
 def _expected(mistake: Mapping[str, Any]) -> str:

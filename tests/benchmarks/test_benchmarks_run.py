@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.multiprocessing import ProcessRaisedException
 
-from benchmarks.loopback import loopback
-from benchmarks.machine import version
+from benchmarks.harness.loopback import loopback
+from benchmarks.harness.machine import version
+from benchmarks.harness.page import write
+from benchmarks.harness.ranks import on_ranks
 from benchmarks.one_million_tokens import shard
-from benchmarks.page import write
-from benchmarks.ranks import on_ranks
 from custom_modules.context_parallel.ulysses import gather_sequence
 from tests.house.rooms import TREE
 

@@ -94,7 +94,7 @@ def test_file_stays_whole_when_its_replacement_cannot_be_written(tmp_path):
     [
         ("{", "run.json is not JSON"),
         ("[]", "run.json is []; expected a mapping of fields"),
-        ('{"ladder": "l", "stages": []}', "run.json: card is missing"),
+        ('{"ladder": "l", "stages": []}', "run.json lacks 'card'; add it"),
         ('{"ladder": 3, "card": "c", "stages": []}', "run.json: ladder is 3; expected text"),
         ('{"ladder": "l", "card": "c", "stages": "a"}', "stages is 'a'; expected a list"),
         (

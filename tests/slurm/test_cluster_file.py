@@ -45,7 +45,7 @@ def changed(tmp_path, **sections):
         ({"slurm": {"time": "4h"}}, "slurm.time is '4h'; write minutes, h:mm:ss or days-hours"),
         ({"slurm": {"time": 14400}}, "slurm.time is 14400; put it in quotes"),
         ({"slurm": {"exclusive": "yes"}}, "slurm.exclusive is 'yes'; expected true or false"),
-        ({"container": {}}, "container.image is missing"),
+        ({"container": {}}, "container lacks 'image'; add it"),
         (
             {"executor": "slrum"},
             "executor is 'slrum'; it should be 'local' or 'slurm'",
@@ -84,7 +84,7 @@ def test_a_mistake_is_told_with_what_would_be_right(tmp_path, sections, said):
 
 
 def test_every_mistake_is_told_at_once(tmp_path):
-    with pytest.raises(ValueError, match=r"save_seconds is 5.*has no field 'acct'"):
+    with pytest.raises(ValueError, match=r"has no field 'acct'.*save_seconds is 5"):
         load(changed(tmp_path, slurm={"save_seconds": 5, "acct": "me"}))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul probe memory`: a step of a recipe by cause, and refusals before any rank starts."""
+"""`longhaul probe memory`: a step of a recipe by category, and refusals before any rank starts."""
 
 from pathlib import Path
 

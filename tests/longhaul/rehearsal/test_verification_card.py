@@ -96,7 +96,7 @@ def test_a_field_that_is_missing_deep_inside_is_named(tmp_path):
     content = yaml.safe_load(path.read_text())
     del content["stages"][1]["loss"]["last"]
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises(ValueError, match=r"stages\[1\]\.loss\.last is missing"):
+    with pytest.raises(ValueError, match=r"stages\[1\]\.loss lacks 'last'"):
         cards.read(path)
 
 

@@ -42,17 +42,17 @@ def test_an_mlp_s_backward_of_the_tiny_model_added_up_by_hand():
     rest = (56 + 4 * 32) * tokens  # what comes with a token; cos and sin
     assert found.peak_in == "mlp"
     assert found.activations == 4 * x + attention + mlp + head + x + rest
-    assert found.causes["weights"] == 4 * TINY.parameters
-    assert found.causes["gradients"] == 4 * TINY.parameters
-    assert found.causes["optimizer"] == 8 * TINY.parameters
+    assert found.categories["weights"] == 4 * TINY.parameters
+    assert found.categories["gradients"] == 4 * TINY.parameters
+    assert found.categories["optimizer"] == 8 * TINY.parameters
 
 
 def test_the_state_of_a_bf16_model_by_what_is_sharded():
     parameters, ranks = LLAMA31_8B.parameters, 8
 
     def state(sharding, **layout):
-        causes = memory(workload(dp=ranks, sharding=sharding, **layout)).causes
-        return tuple(causes[name] / parameters for name in ("gradients", "optimizer"))
+        categories = memory(workload(dp=ranks, sharding=sharding, **layout)).categories
+        return tuple(categories[name] / parameters for name in ("gradients", "optimizer"))
 
     waiting = 4 * 2 * workload().layer_weights / parameters  # of two layers, not reduced yet
     assert state("none") == (4, 12)
@@ -64,7 +64,7 @@ def test_the_state_of_a_bf16_model_by_what_is_sharded():
 
 def test_fp8_keeps_each_weight_of_a_layer_twice_more():
     bf16, fp8 = (
-        memory(workload(dp=8, fp8=Fp8(recipe=name))).causes["weights"]
+        memory(workload(dp=8, fp8=Fp8(recipe=name))).categories["weights"]
         for name in ("none", "tensorwise")
     )
     assert fp8 - bf16 == 2 * 32 * workload().layer_weights
@@ -76,7 +76,7 @@ def test_experts_hold_the_tokens_gathered_over_tp():
             card=MIXTRAL_8X7B, seq_length=16 * K, tokens_per_batch=16 * K, layout=Layout(tp=tp),
             gpus_per_node=8,
         )  # fmt: skip
-        return memory(layer).causes["mlp"]
+        return memory(layer).categories["mlp"]
 
     tokens, k, hidden, ffn = 16 * K, 2, 4096, 14336
     of_one = k * tokens * (3 * ffn + 2 * hidden) * 2
@@ -87,10 +87,10 @@ def test_experts_hold_the_tokens_gathered_over_tp():
 
 
 def test_context_ranks_share_the_state_as_data_ranks_do():
-    by_cp = memory(workload(cp=ContextParallel.ulysses(8))).causes
-    by_dp = memory(workload(dp=8)).causes
-    for cause in ("weights", "gradients", "optimizer"):
-        assert by_cp[cause] == by_dp[cause]
+    by_cp = memory(workload(cp=ContextParallel.ulysses(8))).categories
+    by_dp = memory(workload(dp=8)).categories
+    for category in ("weights", "gradients", "optimizer"):
+        assert by_cp[category] == by_dp[category]
 
 
 @pytest.mark.parametrize("recompute", [Recompute(), FULL, KEPT], ids=lambda one: one.kind)
@@ -161,10 +161,10 @@ def test_the_first_of_two_stages_holds_two_forwards_and_the_last_the_loss():
         layout=Layout(pp=2),
         gpus_per_node=8,
     )
-    one = memory(workload(seq=32 * K)).causes["saved inputs"]
+    one = memory(workload(seq=32 * K)).categories["saved inputs"]
     first = memory(accumulated)
     assert first.stage == 0
-    assert first.causes["saved inputs"] == pytest.approx(one)  # half the layers, twice
+    assert first.categories["saved inputs"] == pytest.approx(one)  # half the layers, twice
 
 
 def test_an_unfused_mlp_keeps_more_than_a_fused_one():
@@ -243,5 +243,5 @@ def test_the_published_stacks_come_in_their_order():
 
 
 def test_the_reserve_is_a_cause_of_its_own():
-    assert memory(workload()).causes["reserve"] == FUSED.reserve_gib * GiB
-    assert memory(workload(), PLAIN).causes["reserve"] == 0
+    assert memory(workload()).categories["reserve"] == FUSED.reserve_gib * GiB
+    assert memory(workload(), PLAIN).categories["reserve"] == 0

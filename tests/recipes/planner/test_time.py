@@ -70,7 +70,7 @@ def test_published_rates_that_nothing_was_fitted_to(
 
 
 def test_products_and_attention_at_peak_rates_added_up_by_hand():
-    found = time(workload(seq=128 * K, batch=128 * K), replace(H100, efficiency=PEAK)).causes
+    found = time(workload(seq=128 * K, batch=128 * K), replace(H100, efficiency=PEAK)).categories
     matrices = LLAMA31_8B.matmul_parameters  # no embedding, the LM head with it
     assert found["matmul"] == pytest.approx(6 * matrices * 128 * K / 989e12)
     # causal: 2 A S of a forward, 5/2 of that backward, where the model has 4 A S
@@ -88,13 +88,13 @@ def test_mfu_is_causal_and_counts_no_recompute():
 
 def test_causes_add_up_and_no_cause_is_negative():
     found = time(workload(tp=2, cp=ContextParallel.hybrid(ulysses=4, ring=2), pp=2, dp=4), H100)
-    assert sum(found.causes.values()) == found.step
-    assert min(found.causes.values()) >= 0
+    assert sum(found.categories.values()) == found.step
+    assert min(found.categories.values()) >= 0
     assert found.tokens_per_gpu_second == pytest.approx(4 * M / found.step / 128)
 
 
 def test_kept_attention_spares_what_full_recompute_runs_again():
-    full, kept = (time(workload(recompute=one), H100).causes for one in (FULL, KEPT))
+    full, kept = (time(workload(recompute=one), H100).categories for one in (FULL, KEPT))
     forward = 2 * 32 * 4096 * 128 * K * 4 * M / (989e12 * HOPPER.attention_forward)
     assert full["recompute"] - kept["recompute"] == pytest.approx(forward)
 
@@ -102,7 +102,7 @@ def test_kept_attention_spares_what_full_recompute_runs_again():
 def test_a_tiled_mlp_costs_nothing_where_its_layer_is_rebuilt_and_a_forward_where_not():
     tiles = Tiling(mlp=True)
     again = [
-        time(workload(recompute=one, tiling=tiling), H100).causes["recompute"]
+        time(workload(recompute=one, tiling=tiling), H100).categories["recompute"]
         for one in (FULL, Recompute())
         for tiling in (Tiling(), tiles)
     ]
@@ -112,13 +112,13 @@ def test_a_tiled_mlp_costs_nothing_where_its_layer_is_rebuilt_and_a_forward_wher
 
 def test_the_bubble_shrinks_with_micro_batches():
     few, many = (time(workload(pp=4, batch=n * 128 * K), H100) for n in (4, 32))
-    assert few.causes["PP"] / few.step > many.causes["PP"] / many.step
+    assert few.categories["PP"] / few.step > many.categories["PP"] / many.step
 
 
 def test_the_last_stage_of_a_pipeline_has_the_whole_head_and_sets_the_pace():
     card, tokens = LLAMA31_8B, 128 * K
     at_peak = replace(H100, efficiency=PEAK)
-    found = time(workload(pp=4, batch=32 * tokens), at_peak).causes
+    found = time(workload(pp=4, batch=32 * tokens), at_peak).categories
     head = card.vocab * card.hidden
     stage = (card.matmul_parameters - head) / 4 + head
     assert found["matmul"] == pytest.approx(32 * 6 * stage * tokens / 989e12)
@@ -142,7 +142,7 @@ def test_head_chunked_attention_rebuilds_its_projection_once_beside_what_recompu
     rebuilt = {}
     for name, recompute in {"none": Recompute(), "kept": KEPT, "full": FULL}.items():
         for cp in (ContextParallel.ulysses(1), ContextParallel.head_chunked(1)):
-            found = time(workload(cp=cp, batch=128 * K, recompute=recompute), H100).causes
+            found = time(workload(cp=cp, batch=128 * K, recompute=recompute), H100).categories
             rebuilt[name, cp.how.kind] = found["recompute"]
     card = LLAMA31_8B
     rows = (card.heads + 2 * card.kv_heads) * card.head_dim
@@ -155,7 +155,7 @@ def test_head_chunked_attention_rebuilds_its_projection_once_beside_what_recompu
 
 def test_experts_gather_each_token_as_often_as_it_goes_to_one():
     dense, experts = (
-        time(workload(card, seq=16 * K, batch=16 * K, tp=4), H100).causes["TP"]
+        time(workload(card, seq=16 * K, batch=16 * K, tp=4), H100).categories["TP"]
         for card in (LLAMA3_8B, MIXTRAL_8X7B)
     )
     message = 16 * K * 4096 * 2 * 3 / 4 / (450e9 * HOPPER.nvlink)
@@ -168,20 +168,20 @@ def test_gradients_go_over_every_port_of_a_node():
         time(workload(LLAMA3_8B, seq=8 * K, batch=dp * 8 * K, dp=dp, sharding="parameters"), H100)
         for dp in (8, 16)
     )
-    assert two.causes["DP"] < 0.2 * two.step
+    assert two.categories["DP"] < 0.2 * two.step
     assert two.tokens_per_gpu_second > 0.8 * one.tokens_per_gpu_second
 
 
 def test_an_all_to_all_beyond_the_fast_link_is_waited_for_longer():
     inside, across = (
-        time(workload(cp=ContextParallel.ulysses(8), tp=tp), H100).causes["CP"] for tp in (1, 2)
+        time(workload(cp=ContextParallel.ulysses(8), tp=tp), H100).categories["CP"] for tp in (1, 2)
     )
     assert across > inside
 
 
 def test_a_ring_hides_under_attention_at_a_long_sequence_and_not_at_a_short_one():
     short, long = (
-        time(workload(seq=seq, batch=M, cp=ContextParallel.ring(16)), H100).causes["CP"]
+        time(workload(seq=seq, batch=M, cp=ContextParallel.ring(16)), H100).categories["CP"]
         for seq in (16 * K, M)
     )
     assert long == 0 < short
@@ -191,8 +191,8 @@ def test_offload_is_hidden_by_attention_at_a_million_tokens_and_not_over_a_slow_
     away = {"recompute": FULL, "offload": Offload(tensors="inputs", cap_gib=1e6)}
     million = workload(seq=M, **away)
     slow = replace(H100, host_link_gbps=0.05)
-    assert time(million, H100).causes["copies"] == 0
-    assert time(million, slow).causes["copies"] > 0
+    assert time(million, H100).categories["copies"] == 0
+    assert time(million, slow).categories["copies"] > 0
 
 
 def test_fp8_pays_less_the_longer_the_sequence():
@@ -209,6 +209,7 @@ def test_fp8_pays_less_the_longer_the_sequence():
 
 def test_adam_on_the_host_takes_longer_than_on_the_gpu():
     device, host = (
-        time(workload(dp=8, optimizer_offload=share), H100).causes["optimizer"] for share in (0, 1)
+        time(workload(dp=8, optimizer_offload=share), H100).categories["optimizer"]
+        for share in (0, 1)
     )
     assert host > 10 * device

@@ -52,7 +52,7 @@ def test_a_file_of_one_s_own_is_read(tmp_path):
         ({"gpus_per_node": 2.5}, "gpus_per_node is 2.5; expected a whole number"),
         ({"nvlink_gbps": "fast"}, "nvlink_gbps is 'fast'; expected a number"),
         ({"gpu": "H100"}, "hardware.gpu is 'H100'; expected a mapping of fields"),
-        ({"gpu": {"name": "H100"}}, "hardware.gpu.memory_gib is missing"),
+        ({"gpu": {"name": "H100"}}, "hardware.gpu lacks 'memory_gib', 'bf16_tflops'"),
     ],
     ids=str,
 )

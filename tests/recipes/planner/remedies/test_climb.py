@@ -46,7 +46,7 @@ def test_a_tiled_loss_saves_the_logits_but_for_a_tile_and_the_weight_gradients_s
     logits = tokens * vocab * 6 + tokens * hidden * 2  # bf16 and fp32; the gathered input
     tile = vocab * hidden * 6 + 4096 * (vocab + 2 * hidden) * 2
     # The peak moves from the loss to the MLP, so that it falls by less.
-    loss = start.memory.causes["loss"]
+    loss = start.memory.categories["loss"]
     assert loss - 3 * tokens / 2 * hidden * 2 == pytest.approx(logits)
     assert alone.workload.layout.tiling.loss
     assert 0 < start.memory.total - alone.memory.total <= logits - tile

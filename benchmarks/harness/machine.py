@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-TREE = Path(__file__).resolve().parents[1]
+TREE = Path(__file__).resolve().parents[2]
 
 
 def facts(packages: Sequence[str] = ()) -> dict[str, str]:

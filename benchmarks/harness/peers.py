@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.machine import version
+from benchmarks.harness.machine import version
 from custom_modules.attention.registry import CPU_FLASH
 
 LEFT_OUT = {
