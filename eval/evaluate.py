@@ -22,8 +22,9 @@ from eval.distributed import parallel_ranks
 from eval.loss_by_position import BUCKET, loss_by_position, mean_over
 from eval.passkey import DIGITS, prompts, score
 from eval.report.evaluations import write_evaluation
-from eval.run_folder import ByPosition, Evaluation, Passkey, RangeMean, read_stage, stage_folder
+from eval.run_folder import ByPosition, Evaluation, Passkey, RangeMean, read_stage
 from recipes.checkpoints.marker import steps_taken
+from recipes.spec.naming import stage_folder
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from data.files.whole import write_text
 from recipes.checkpoints.marker import RECIPE
+from recipes.spec.naming import stage_folder
 from recipes.spec.schema import NotJsonError, Number, decode_json
 
 T = TypeVar("T")
@@ -185,11 +186,6 @@ class StageResults:
 def run_path(run: Path) -> Path:
     """Return the path of the record of the run."""
     return run / "run.json"
-
-
-def stage_folder(run: Path, stage: str) -> Path:
-    """Return the folder of the training results of one stage."""
-    return run / "stages" / stage
 
 
 def evaluation_path(run: Path, stage: str) -> Path:

@@ -24,11 +24,11 @@ from eval.run_folder import (
     evaluation_at,
     evaluation_path,
     read_evaluation,
-    stage_folder,
     stage_names,
     write_json,
 )
 from recipes.checkpoints.marker import steps_taken
+from recipes.spec.naming import stage_folder
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,10 @@ from eval.rope_search.divisors import Stretching
 from eval.rope_search.evolution import Settings, search
 from eval.rope_search.scored_loss import mean_loss
 from eval.rope_search.scored_text import ScoredText, guess_nats, needle_texts, texts_past
-from eval.run_folder import append_step, read_stage, stage_folder
+from eval.run_folder import append_step, read_stage
 from recipes.checkpoints.marker import newest_checkpoint
 from recipes.notation import rope_file
+from recipes.spec.naming import stage_folder
 
 Objective = Literal["needle", "documents"]
 """Scored tokens: answers to needles, or all tokens of documents past the trained length."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.run_folder import MissingResultError, Step, read_steps, stage_folder
+from eval.run_folder import MissingResultError, Step, read_steps
 from longhaul.doctor.case import (
     CardName,
     Case,
@@ -28,6 +28,7 @@ from recipes.notation.layout import words_of
 from recipes.planner.batch_size import MOST_ACCUMULATION
 from recipes.planner.plan import Plan
 from recipes.planner.search import search
+from recipes.spec.naming import stage_folder
 
 SHARE = 0.05
 """Share of a step from which a cause is named."""

@@ -10,9 +10,10 @@ from typing import Any
 from custom_modules.rope.config import RopeScaling
 from data.files.user_file import read_yaml
 from data.store import Manifest, StoreError
-from eval.run_folder import StageResults, stage_folder
+from eval.run_folder import StageResults
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint
-from recipes.spec.stage import Cosine
+from recipes.spec.naming import stage_folder
+from recipes.spec.stage import warmup_steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +53,7 @@ class StageFacts:
         )
         if steps is None or ratio is None:
             return None
-        return Cosine(peak=0.5, warmup_ratio=float(ratio)).warmup_steps(int(steps))
+        return warmup_steps(float(ratio), int(steps))
 
     @property
     def first_rate(self) -> float | None:

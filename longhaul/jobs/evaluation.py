@@ -12,13 +12,13 @@ from data.store import Manifest, require_tokenizer
 from eval.evaluate import evaluate
 from eval.rope_search.evolution import Settings
 from eval.rope_search.run import find_factors
-from eval.run_folder import stage_folder
 from recipes.checkpoints.files import require_whole
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint
 from recipes.constraints import shapes
 from recipes.constraints.training_step import TrainingStep
 from recipes.resolved import yaml_file
 from recipes.resolved.stage import ResolvedStage
+from recipes.spec.naming import stage_folder
 from slurm.experiment import Job
 from slurm.local_executor import local_executor
 

@@ -103,8 +103,9 @@ def next_after(run: Path) -> list[object]:
     Empty if none has, or if a damaged one comes first, which is reported.
     """
     from custom_modules.checkpoints.index import CheckpointError
-    from eval.run_folder import stage_folder, stage_names
+    from eval.run_folder import stage_names
     from recipes.checkpoints.marker import newest_checkpoint
+    from recipes.spec.naming import stage_folder
 
     for name in reversed(stage_names(run)):
         folder = stage_folder(run, name)

@@ -18,7 +18,7 @@ from recipes.pretrain import pretrain
 from recipes.rehearsal.plan import Rehearsal
 from recipes.resolved import read
 from recipes.resolved.stage import ResolvedStage
-from recipes.spec.stage import Cosine
+from recipes.spec.stage import warmup_steps
 from slurm.experiment import Job
 
 DOCUMENTS = 4
@@ -49,15 +49,14 @@ def stages(
 def planned(stage: ResolvedStage) -> Planned:
     """Return the values that a resolved recipe plans."""
     recipe = stage.recipe
-    schedule = recipe.optim.lr_scheduler
-    shape = Cosine(peak=0.5, warmup_ratio=schedule.warmup_ratio)
+    warmup = warmup_steps(recipe.optim.lr_scheduler.warmup_ratio, stage.steps)
     return Planned(
         name=stage.name,
         seq_length=stage.seq_length,
         steps=stage.steps,
         tokens_per_step=stage.tokens_per_batch,
         # NeMo's rate peaks at the step after the last one of the warm-up.
-        first_rate=recipe.optim.config.lr / (shape.warmup_steps(stage.steps) + 1),
+        first_rate=recipe.optim.config.lr / (warmup + 1),
         rope=fdl.build(recipe.model.config.rope).to_dict(),
         layout=stage.layout.degrees,
     )

@@ -10,8 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from custom_modules.checkpoints.index import CheckpointError
-from eval.run_folder import Step, read_evaluation, read_steps, stage_folder
+from eval.run_folder import Step, read_evaluation, read_steps
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
+from recipes.spec.naming import stage_folder
 
 WEIGHT_SUMS = "weight_sums.json"
 """File of a stage with the sums of its weights before the first step and after the last."""

@@ -16,7 +16,6 @@ from eval.run_folder import (
     read_evaluation,
     read_run,
     read_stage,
-    stage_folder,
     stage_names,
 )
 from longhaul.jobs.slurm_queue import SlurmJob, submitted
@@ -24,6 +23,7 @@ from longhaul.run_folder.lock import OF_RANKS
 from longhaul.run_folder.lock_holder import Holder, holder_of, is_locked
 from longhaul.terminal.pace import Pace, Part, ladder_left, last_lines
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
+from recipes.spec.naming import stage_folder
 from slurm.outcome import outcome
 
 State = Literal[

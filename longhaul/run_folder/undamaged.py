@@ -11,11 +11,11 @@ from pathlib import Path
 
 from data import verification
 from data.store import SPLITS, Manifest, SplitName
-from eval.run_folder import stage_folder
 from longhaul.jobs.evaluation import require_trained
 from recipes.checkpoints.files import note, require_whole
 from recipes.checkpoints.marker import newest_checkpoint
 from recipes.resolved.stage import ResolvedStage
+from recipes.spec.naming import stage_folder
 
 
 def require_undamaged(stages: Sequence[ResolvedStage], verify: bool | None) -> list[str]:

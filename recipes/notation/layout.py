@@ -106,13 +106,13 @@ def _context_parallel(found: re.Match[str]) -> ContextParallel:
 
 def words_of(layout: Layout) -> str:
     """Return the line that `layout_from` reads; sizes of 1 and defaults are left out."""
-    found = [f"{word}{getattr(layout, name)}" for word, name in _SIZES.items()]
-    said = [word for word in found if not word.endswith(("p1", "b1"))]
+    sizes = {word: getattr(layout, name) for word, name in _SIZES.items()}
+    said = [f"{word}{size}" for word, size in sizes.items() if size > 1]
     how, size = layout.cp.how, layout.cp.size
     if size > 1 or how.kind == "head_chunked":
         stage = f"/{how.heads_per_stage}" if how.heads_per_stage else ""
-        sizes = f"{how.ulysses}x{size // how.ulysses}" if how.ulysses else f"{size}"
-        said.insert(1 if layout.tp > 1 else 0, f"{how.kind}{sizes}{stage}")
+        ranks = f"{how.ulysses}x{size // how.ulysses}" if how.ulysses else f"{size}"
+        said.insert(1 if layout.tp > 1 else 0, f"{how.kind}{ranks}{stage}")
     if layout.recompute.kind != "none":
         modules = ",".join(layout.recompute.modules)
         said.append(layout.recompute.kind + (f":{modules}" if modules else ""))

@@ -213,10 +213,10 @@ class _Work:
             keys *= shape.heads // stage * min(stage, inner) / inner
         link = self._link(workload.layout.tp * u * c)
         sums = max(4, self.e) / self.e
-        hidden = max(0.0, keys / link - forward)
-        hidden += max(0.0, keys * (1 + sums) / link - backward)
-        hidden += max(0.0, self.again[1] * (keys / link - repeated))
-        return waited + hidden
+        exposed = max(0.0, keys / link - forward)
+        exposed += max(0.0, keys * (1 + sums) / link - backward)
+        exposed += max(0.0, self.again[1] * (keys / link - repeated))
+        return waited + exposed
 
     def _copies(self, compute: float) -> float:
         """Return the exposed seconds of copies to and from the host."""

@@ -31,8 +31,13 @@ class _Warmed:
                 raise ValueError(f"{name} is {value}; it must lie between 0 and 1")
 
     def warmup_steps(self, steps: int) -> int:
-        """Return the warm-up steps of a stage of `steps`, at least one: no step runs at rate 0."""
-        return max(1, round(self.warmup_ratio * steps))
+        """Return the warm-up steps of a stage of `steps`."""
+        return warmup_steps(self.warmup_ratio, steps)
+
+
+def warmup_steps(ratio: float, steps: int) -> int:
+    """Return the warm-up steps of a stage of `steps`, at least one: no step runs at rate 0."""
+    return max(1, round(ratio * steps))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from data.files.whole import write_bytes
 from eval.report import page as report
 from eval.report import plots
-from eval.run_folder import append_step, evaluation_path, load, stage_folder, write_json
+from eval.run_folder import append_step, evaluation_path, load, write_json
+from recipes.spec.naming import stage_folder
 
 LENGTHS = (512, 2048, 8192)
 NAMES = ("tiny_512", "tiny_2k", "tiny_8k")

@@ -9,12 +9,13 @@ from datetime import datetime, timezone
 
 import pytest
 
-from eval.run_folder import Evaluation, append_step, evaluation_path, stage_folder, write_json
+from eval.run_folder import Evaluation, append_step, evaluation_path, write_json
 from longhaul.cli import COMMANDS
 from longhaul.run_folder.lock import FILE, in_use
 from longhaul.run_folder.lock_holder import is_locked
 from longhaul.run_folder.state import run_state
 from longhaul.terminal.pace import Pace, Part, duration, ladder_left
+from recipes.spec.naming import stage_folder
 from tests.longhaul.test_light_commands import after
 
 NAMES = ("tiny_512", "tiny_2k")
