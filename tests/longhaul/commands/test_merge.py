@@ -31,8 +31,9 @@ def test_the_mean_of_an_import_and_a_stage_is_a_stage_to_export(answer, models):
     assert code == 0, err
     assert out.strip() == "mean"
     assert "averaging 0.75 of" in err
-    printed = err[err.index("  longhaul export") :].split()
-    assert answer(*printed[1:])[0] == 0
+    (printed,) = (line for line in err.splitlines() if line.startswith("  longhaul export"))
+    code, _, err = answer(*printed.split()[1:])
+    assert code == 0, err
     ours, theirs = (load_file(at / "model.safetensors") for at in (Path("mean_hf"), published))
     assert ours.keys() == theirs.keys()
     for (

@@ -180,7 +180,7 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": {**ENTRY, "data_offsets": [0, "8"]}}, "invalid type: string"),
         ({"a": {**ENTRY, "data_offsets": [8]}}, "invalid length 1"),
         ({"a": {**ENTRY, "data_offsets": [4, 8]}}, "invalid offset for tensor `a`"),
-        ({"a": ENTRY, "b": ENTRY}, "invalid offset for tensor `b`"),
+        ({"a": ENTRY, "b": ENTRY}, "invalid offset for tensor `[ab]`"),
         ({"a": ENTRY, "__metadata__": {"format": 1}}, "expected a string"),
         ({"a": {**ENTRY, "shape": [3]}}, "invalid shape, data type, or offset"),
     ],
