@@ -34,7 +34,10 @@ class Row:
 
         Raises ValueError where the nodes do not hold a whole number of replicas.
         """
-        from recipes.pretrain import pretrain
+        from data.cuda_extension import architecture_named
+
+        with architecture_named():  # in Python no command has named one
+            from recipes.pretrain import pretrain
 
         nodes = self.nodes if nodes is None else nodes
         return pretrain(

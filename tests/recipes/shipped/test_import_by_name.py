@@ -2,12 +2,16 @@
 """`from recipes.shipped import NAME` gives a row, without torch; a misspelled name is refused."""
 
 import importlib
+import os
 import subprocess
 import sys
+import types
 
 import pytest
+import torch
 
 import recipes.shipped
+from data.cuda_extension import ARCHITECTURES, WITHOUT_DEVICE
 from recipes.shipped.table import ROWS
 from tests.house.rooms import TREE
 
@@ -51,3 +55,19 @@ def test_other_questions_are_answered_as_a_package_does():
     from recipes.shipped import select
 
     assert select is importlib.import_module("recipes.shipped.select")
+
+
+def test_the_import_of_nemo_by_a_call_names_an_architecture(monkeypatch):
+    class Importing(types.ModuleType):
+        @property
+        def pretrain(self):
+            seen.append(os.environ.get(ARCHITECTURES))
+            return lambda *_, **__: "the recipe"
+
+    seen = []
+    monkeypatch.delenv(ARCHITECTURES, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setitem(sys.modules, "recipes.pretrain", Importing("recipes.pretrain"))
+    assert ROWS["tiny_512"]() == "the recipe"
+    assert seen == [WITHOUT_DEVICE]
+    assert ARCHITECTURES not in os.environ
