@@ -129,16 +129,16 @@ def sections(shape: Shape, found: dict[str, Pair], lengths: tuple[int, int]) -> 
         "bytes per token", "layer inputs per token", "s",
     ]  # fmt: skip
     compared = {name: found[name] for name in (FULL_STACK, ALST) if not found[name][1].reason}
-    causes = [
-        cause for cause in next(iter(compared.values()))[1].at_peak
-        if any(pair[1].at_peak[cause] != pair[0].at_peak[cause] for pair in compared.values())
+    categories = [
+        category for category in next(iter(compared.values()))[1].at_peak
+        if any(pair[1].at_peak[category] != pair[0].at_peak[category] for pair in compared.values())
     ]  # fmt: skip
-    by_cause = [
+    by_category = [
         [
             name, "",
             *(
-                f"{(pair[1].at_peak[cause] - pair[0].at_peak[cause]) / unit / _tokens(lengths):.2f}"
-                for cause in causes
+                f"{(pair[1].at_peak[name] - pair[0].at_peak[name]) / unit / _tokens(lengths):.2f}"
+                for name in categories
             ),
         ]
         for name, pair in compared.items()
@@ -147,7 +147,7 @@ def sections(shape: Shape, found: dict[str, Pair], lengths: tuple[int, int]) -> 
         table(head, rows),
         _verdict(compared, lengths),
         "Layer inputs per token at the peak, by category (`host` has no part in it):",
-        table(["stack", "", *causes], by_cause),
+        table(["stack", "", *categories], by_category),
     ]
 
 

@@ -116,7 +116,7 @@ class Found:
     """Of the device."""
     host_bytes: int = 0
     at_peak: dict[Category, int] = field(default_factory=dict)
-    """By cause; empty on CUDA."""
+    """By category; empty on CUDA."""
     peak_in: str = ""
     inputs_away: float = 0.0
     """Share of the layer inputs whose device memory was let go when the backward began; the last

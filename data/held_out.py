@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read whole documents back from a store, for evaluation at lengths training did not choose."""
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,12 +23,28 @@ def long_documents(
 
     manifest = store if isinstance(store, Manifest) else Manifest.load(store)
     prefix = manifest.split_prefix(split)
-    try:
-        documents = IndexedDataset(str(prefix))
-    except (AssertionError, OSError, ValueError) as error:
-        raise StoreError(f"{prefix}.idx is not the index of a token store ({error})") from None
-    lengths = documents.sequence_lengths
-    if len(documents.document_indices) != len(lengths) + 1:
-        raise StoreError(f"{prefix}.idx has documents of several sequences; a store has none")
-    for number in np.flatnonzero(lengths >= min_tokens):
+    _require_whole(prefix)
+    documents = IndexedDataset(str(prefix))
+    for number in np.flatnonzero(documents.sequence_lengths >= min_tokens):
         yield documents[int(number)].astype(np.int64)
+
+
+def _require_whole(prefix: Path) -> None:
+    """Raise StoreError for an index or data that is missing, truncated or of another format.
+
+    `IndexedDataset` itself prints a traceback while it is deleted after it failed to open.
+    """
+    from megatron.core.datasets.indexed_dataset import _IndexReader
+
+    index, data = (Path(f"{prefix}{end}") for end in (".idx", ".bin"))
+    again = "restore it, or prepare the store again"
+    try:
+        reader = _IndexReader(str(index), multimodal=False)
+    except (AssertionError, IndexError, OSError, ValueError, struct.error) as error:
+        raise StoreError(f"{index} is not the index of a token store ({error}); {again}") from None
+    if len(reader.document_indices) != len(reader) + 1:
+        raise StoreError(f"{index} has documents of several sequences; a store has none; {again}")
+    size = int(reader.sequence_lengths.sum(dtype=np.int64)) * reader.dtype_size
+    found = data.stat().st_size if data.is_file() else 0
+    if found != size:
+        raise StoreError(f"{data} has {found:,} bytes and its index describes {size:,}; {again}")

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from data.files.whole import write_text
 from recipes.checkpoints.marker import RECIPE
 from recipes.spec.naming import stage_folder
-from recipes.spec.schema import NotJsonError, Number, decode_json
+from recipes.spec.schema import NotJsonError, Number, decode, decode_json
 
 T = TypeVar("T")
 
@@ -316,8 +316,12 @@ def plain(obj: Any) -> Any:
 
 def _read(kind: type[T], path: Path) -> T | None:
     try:
-        return decode_json(kind, path.read_bytes(), str(path), unknown="ignore")
+        value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+    except (ValueError, RecursionError) as error:
+        raise BrokenResultError(f"{path} is not JSON: {error}") from None
+    try:
+        return decode(kind, value, str(path), unknown="ignore")
     except ValueError as error:
         raise BrokenResultError(str(error)) from None

@@ -8,6 +8,7 @@ of the script: nemo-run quotes values, but neither names nor line breaks.
 """
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -229,4 +230,20 @@ def load(name: str) -> ClusterFile:
     and the correct form.
     """
     path = cluster.path_of(name)
-    return decode(ClusterFile, cluster.content(path) | {"name": path.stem}, str(path))
+    found = cluster.content(path)
+    _refuse_removed(found, path)
+    return decode(ClusterFile, found | {"name": path.stem}, str(path), unlisted=("name",))
+
+
+def _refuse_removed(found: dict[str, Any], path: Path) -> None:
+    """Drop sections of earlier templates that are empty; raise ValueError if they are not."""
+    slurm = found.get("slurm")
+    if found.pop("options", None):
+        raise ValueError(
+            f"{path}: options is of executors that launch no ladders; remove it, and use slurm or "
+            "local"
+        )
+    if isinstance(slurm, dict) and slurm.pop("array", None) is not None:
+        raise ValueError(
+            f"{path}: slurm.array would run each job several times in the same folders; remove it"
+        )

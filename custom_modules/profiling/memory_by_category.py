@@ -6,7 +6,7 @@
     memory.at_peak["attention"], memory.most["attention"], memory.peak_bytes
 
 A `ByteCounter` with the category of each storage (`custom_modules.profiling.categories`). `at_peak`
-is a copy of all causes from the moment when most bytes were live, so its sum over all but host is
+is a copy of all categories from the moment when most bytes were live: its sum over all but host is
 `peak_bytes` to the byte; `most` has the peak of each category, which may be at different moments.
 
 **Forward.** A storage belongs to the innermost `category` around its operator.

@@ -111,7 +111,7 @@ def _name(tensor: Any, name: Category) -> None:
 
 
 def _buffers(chunk: Any) -> Iterator[tuple[Category, Tensor]]:
-    """Yield the buffers of data parallelism, or of Megatron-Core's FSDP, with their causes."""
+    """Yield the buffers of data parallelism, or of Megatron-Core's FSDP, with their categories."""
     fsdp = getattr(chunk, "param_and_grad_buffer", None)
     if fsdp is None:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
@@ -119,13 +119,13 @@ def _buffers(chunk: Any) -> Iterator[tuple[Category, Tensor]]:
             if buffer.param_data is not None:
                 yield "weights", buffer.param_data
         return
-    causes: dict[str, Category] = {
+    categories: dict[str, Category] = {
         "main_weight_buffer": "optimizer",  # fp32 weights, if the model's are bf16
         "main_grad_buffer": "gradients",
         "model_weight_buffer": "weights",
     }
     for group in fsdp.parameter_groups:
-        for attribute, name in causes.items():
+        for attribute, name in categories.items():
             buffer = getattr(group, attribute)
             if buffer is not None:
                 yield name, buffer.data

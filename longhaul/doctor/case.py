@@ -69,7 +69,7 @@ class Recipe:
         return recipe_name(self.card, self.ladder, self.stage)
 
     def workload(self, layout: Layout, machine: Cluster) -> Workload:
-        """Return its job under a layout."""
+        """Return its workload under a layout."""
         gpus, fp8 = layout.world_size, layout.fp8
         return of_stage(self.card, self.stage, machine, gpus=gpus, fp8=fp8).workload(layout)
 
@@ -175,10 +175,10 @@ class Case:
         }
 
     def command(self, workload: Workload) -> str:
-        """Return the command that trains the recipe as this job.
+        """Return the command that trains the recipe as this workload.
 
-        If the planner finds no layout of the recipe on the job's nodes, there is nothing that
-        overrides could change: the command then plans the job.
+        If the planner finds no layout of the recipe on its nodes, there is nothing that
+        overrides could change: the command then plans the workload.
         """
         machine, nodes = self.plan.cluster, self._nodes(workload)
         try:

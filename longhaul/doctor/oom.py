@@ -137,8 +137,8 @@ def content(found: Case, log: Log | None) -> dict[str, Any]:
 
 def predicted(plan: Plan) -> Iterator[str]:
     """Yield the memory that a plan predicts."""
-    causes = sorted(plan.memory.categories.items(), key=lambda one: -one[1])
-    shown = ", ".join(f"{name} {size / GiB:.1f}" for name, size in causes if size >= GiB / 20)
+    parts = sorted(plan.memory.categories.items(), key=lambda one: -one[1])
+    shown = ", ".join(f"{name} {size / GiB:.1f}" for name, size in parts if size >= GiB / 20)
     counted = (1 - HEADROOM) * plan.cluster.gpu_bytes
     fits = f"{gib(plan.short)} too much" if plan.short > 0 else f"fits, {gib(-plan.short)} to spare"
     yield (

@@ -92,7 +92,10 @@ def write(card: VerificationCard, path: Path) -> None:
 
 def read(path: Path) -> VerificationCard:
     """Read a card; raise ValueError, with the place, if it does not fit the schema."""
-    return decode(VerificationCard, read_yaml(path), str(path))
+    content = read_yaml(path)
+    if isinstance(content, dict) and isinstance(day := content.get("date"), date):
+        content["date"] = day.isoformat()  # YAML has dates
+    return decode(VerificationCard, content, str(path))
 
 
 def same_losses(card: VerificationCard, seen: Mapping[str, Losses]) -> list[str]:

@@ -8,8 +8,8 @@ from custom_modules.rope.config import RopeScaling
 
 def violations(rope: RopeScaling, *, documents: str) -> Iterator[str]:
     """Yield one sentence if the rotation depends on length and documents differ in length."""
-    alike = rope.method == "longrope" and rope.short_factor == rope.long_factor
-    if documents == "within" and rope.by_length and not alike:
+    same_factors = rope.method == "longrope" and rope.short_factor == rope.long_factor
+    if documents == "within" and rope.by_length and not same_factors:
         yield (
             f"documents is within, but rope {rope.method} depends on the sequence length: a short "
             "document would be rotated differently in a long sequence than alone; take documents "

@@ -21,6 +21,6 @@ def violations(step: TrainingStep) -> Iterator[str]:
     yield from fp8.violations(step)
     if step.experts and (step.tiling.mlp or step.fp8.recipe != "none"):
         yield (
-            "the model has experts, which support neither a tiled MLP nor FP8 (the router's loss "
-            "is over all tokens); leave tiling mlp and fp8 out"
+            "the model has experts, which support neither a tiled MLP (the router's loss is over "
+            "all tokens) nor FP8; leave tiling mlp and fp8 out"
         )

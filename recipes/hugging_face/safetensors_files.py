@@ -118,8 +118,14 @@ def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
             return {name: (of.get_dtype(), tuple(of.get_shape())) for name, of in slices.items()}
     except (OSError, SafetensorError) as error:
+        if "unknown variant" in str(error):
+            raise ValueError(
+                f"{file} has weights of a type that is not known here ({error}); convert a "
+                "quantized checkpoint to bfloat16 first"
+            ) from error
+        size = f" ({file.stat().st_size:,} bytes)" if file.is_file() else ""
         raise ValueError(
-            f"{file} is not a safetensors file, or is truncated or damaged ({error}); download it "
+            f"{file}{size} is truncated, damaged or not a safetensors file: {error}; download it "
             "again"
         ) from error
 

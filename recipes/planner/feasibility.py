@@ -34,10 +34,10 @@ def violations(workload: Workload, cluster: Cluster) -> Iterator[str]:
     if ranks % ranks_per_node:
         yield f"{ranks} ranks are not a whole number of nodes of {ranks_per_node}"
         return
+    yield from constraints.violations(training_step(workload, ranks_per_node))
     device = fp8.refusal(workload.layout.fp8.recipe, cluster.gpu.capability, CUDA)
     if device is not None:
         yield device
-    yield from constraints.violations(training_step(workload, ranks_per_node))
 
 
 def training_step(workload: Workload, ranks_per_node: int) -> TrainingStep:

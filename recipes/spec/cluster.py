@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPUs, memory and links of one kind of machine, read from `slurm/clusters/*.yaml`."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from recipes.spec.suggest import did_you_mean
 from recipes.spec.units import GiB
 
 FOLDER = Path(__file__).resolve().parents[2] / "slurm" / "clusters"
+NO_HARDWARE = "{path} has no mapping `hardware`; see slurm/clusters/dgx_h100.yaml"
 WITHOUT = ("local", "template")
 """Files without hardware to plan for: the local machine, and the template."""
 
@@ -57,15 +59,16 @@ class Cluster:
         for name in (
             "gpus_per_node", "host_memory_gib", "nvlink_gbps", "network_gbps", "host_link_gbps",
         ):  # fmt: skip
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(
-                    f"cluster {self.name}: {name} is {getattr(self, name)}; it must be positive"
+                    f"cluster {self.name}: {name} is {getattr(self, name)}; it must be positive, "
+                    "and finite"
                 )
         for name in ("memory_gib", "bf16_tflops", "memory_gbps"):
-            if not getattr(self.gpu, name) > 0:
+            if not 0 < getattr(self.gpu, name) < math.inf:
                 raise ValueError(
                     f"cluster {self.name}: gpu {name} is {getattr(self.gpu, name)}; it must be "
-                    "positive"
+                    "positive, and finite"
                 )
         if self.gpus_per_link % self.gpus_per_node:
             raise ValueError(
@@ -129,8 +132,9 @@ def content(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is {kind}, not a mapping; copy {FOLDER / 'template.yaml'} and fill it in"
         )
-    if isinstance(found.get("hardware"), dict):
-        found["hardware"].setdefault("name", path.stem)
+    if "hardware" in found and not isinstance(found["hardware"], dict):
+        raise ValueError(NO_HARDWARE.format(path=path))
+    found.get("hardware", {}).setdefault("name", path.stem)
     return found
 
 
@@ -141,11 +145,12 @@ def load(name: str) -> Cluster:
     """
     path = path_of(name)
     given = content(path)
-    if not isinstance(given.get("hardware"), dict):
-        raise ValueError(f"{path} has no mapping `hardware`; see slurm/clusters/dgx_h100.yaml")
-    from recipes.spec.schema import decode  # here: importing pydantic takes 0.06 s
+    if "hardware" not in given:
+        raise ValueError(NO_HARDWARE.format(path=path))
+    from recipes.spec.schema import decode  # here: pydantic takes 0.1 s of CPU
 
-    return decode(_Hardware, {"hardware": given["hardware"]}, str(path)).hardware
+    section = {"hardware": given["hardware"]}
+    return decode(_Hardware, section, str(path), unlisted=("name",)).hardware
 
 
 @dataclass(frozen=True)

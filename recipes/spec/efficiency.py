@@ -8,7 +8,8 @@ this), not measured here. State your own measurements in your cluster file:
       efficiency: {attention_forward: 0.65}
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,13 @@ class Efficiency:
     """Share of a micro-batch's compute that can hide gradient and parameter communication."""
     host_adam_gbps: float = 20.0
     """GB/s of optimizer state that Adam processes on the host, per GPU."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a share that is not a positive number."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{field.name} is {value}; it must be positive, and finite")
 
 
 HOPPER = Efficiency()

@@ -2,13 +2,12 @@
 """Decode JSON and YAML as typed records with pydantic; errors are sentences with their place.
 
 A record is a dataclass or a pydantic model, and its annotations are the schema: nothing is
-converted but a whole number to a float, a list to a tuple, and a date from ISO 8601.
+converted but a whole number to a float, a list to a tuple, and a date from its text.
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import date
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
 from typing import (
@@ -32,8 +31,8 @@ Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 """A float that JSON states as null if it is NaN."""
 MOST_SHOWN = 5
 """Mistakes that an error lists."""
-OF_A_UNION = ("str", "int", "bool")
-"""Ends of a place that name the kind of a union that was tried."""
+DEEPEST = 50
+"""Levels of mappings and lists in a value; records have fewer than ten."""
 LONGEST_SHOWN = 60
 """Characters of a value that an error repeats."""
 EXPECTED = {
@@ -48,6 +47,7 @@ EXPECTED = {
     "int_type": "a whole number",
     "model_type": "a mapping of fields",
     "string_type": "text",
+    "string_too_short": "text that is not empty",
     "tuple_type": "a list",
     "list_type": "a list",
 }
@@ -59,16 +59,22 @@ class NotJsonError(ValueError):
 
 
 def decode_json(
-    kind: type[T], text: bytes | str, where: str, *, unknown: Literal["ignore", "forbid"] = "forbid"
+    kind: type[T],
+    text: bytes | str,
+    where: str,
+    *,
+    unknown: Literal["ignore", "forbid"] = "forbid",
+    unlisted: Collection[str] = (),
 ) -> T:
     """Return the record that JSON text states.
 
+    Fields that only the program sets are `unlisted`: they are not suggested for a misspelled name.
     Raises NotJsonError, or ValueError with a sentence for each mistake, which begins with `where`.
     """
     try:
         record: T = _adapter(cast(Any, kind)).validate_json(text, strict=True, extra=unknown)
     except ValidationError as error:
-        mistakes = list(_mistakes(kind, where, error))
+        mistakes = list(_mistakes(kind, where, error, unlisted))
     else:
         return record
     more = len(mistakes) - MOST_SHOWN
@@ -77,9 +83,20 @@ def decode_json(
     )
 
 
-def decode(kind: type[T], value: Any, where: str) -> T:
-    """Return the record that a value of a YAML file states; raise ValueError as `decode_json`."""
-    return decode_json(kind, json.dumps(value, default=_as_json), where)
+def decode(
+    kind: type[T],
+    value: Any,
+    where: str,
+    *,
+    unknown: Literal["ignore", "forbid"] = "forbid",
+    unlisted: Collection[str] = (),
+) -> T:
+    """Return the record that a value of a YAML or JSON file states; see `decode_json`.
+
+    Raises ValueError also for what JSON does not have: a key that is not text, a date, a set.
+    """
+    text = json.dumps(_plain(value, where, ()))
+    return decode_json(kind, text, where, unknown=unknown, unlisted=unlisted)
 
 
 @cache
@@ -87,17 +104,33 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _as_json(value: Any) -> str:
-    """Return the text of a YAML value that JSON does not have."""
-    return value.isoformat() if isinstance(value, date) else repr(value)
+def _plain(value: Any, where: str, place: tuple[int | str, ...]) -> Any:
+    """Return a value that JSON can state; raise ValueError with the place of one that it cannot."""
+    at = f"{where}: {_dotted(place)}" if place else where
+    if len(place) > DEEPEST:
+        raise ValueError(f"{at} is nested too deeply; a record has fewer than {DEEPEST} levels")
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{at} has the key {_short(key)}, which is not text; quote it")
+        return {key: _plain(each, where, (*place, key)) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each, where, (*place, i)) for i, each in enumerate(value)]
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise ValueError(f"{at} is {_short(value)}, which is neither text nor a number; quote it")
 
 
-def _mistakes(kind: Any, where: str, error: ValidationError) -> Iterator[str]:
+def _mistakes(
+    kind: Any, where: str, error: ValidationError, unlisted: Collection[str]
+) -> Iterator[str]:
     """Yield a sentence for each mistake: its place, the value, and what is expected.
 
     Unknown fields come first, since a misspelled one is missing as well.
     """
-    others: list[str] = []
+    others: dict[str, None] = {}
     lacking: dict[str, list[str]] = {}
     unions: dict[str, list[str]] = {}
     for mistake in error.errors():
@@ -107,21 +140,26 @@ def _mistakes(kind: Any, where: str, error: ValidationError) -> Iterator[str]:
         at = f"{where}: {_dotted(place)}" if place else where
         above = f"{where}: {_dotted(place[:-1])}" if place[:-1] else where
         if mistake["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            near = did_you_mean(str(place[-1]), _fields(kind, place[:-1]))
+            names = [name for name in _fields(kind, place[:-1]) if name not in unlisted]
+            near = did_you_mean(str(place[-1]), names) if names else "leave it out"
             yield f"{above} has no field {str(place[-1])!r}; {near}"
         elif mistake["type"] == "missing" and isinstance(place[-1], int):
-            others.append(f"{above} has too few values; add value {place[-1] + 1}")
+            others[f"{above} has too few values; expected {_size(kind, place[:-1])}"] = None
         elif mistake["type"] == "missing":
             lacking.setdefault(above, []).append(repr(place[-1]))
-        elif place and place[-1] in OF_A_UNION and mistake["type"] in EXPECTED:
-            beginning = f"{above} is {_short(mistake['input'])}"
+        elif mistake["type"] in EXPECTED and _is_union(_type_at(kind, place[:-1])):
+            beginning = (
+                f"{above} is {_short(mistake['input'])}"  # the last part is one of its types
+            )
             unions.setdefault(beginning, []).append(EXPECTED[mistake["type"]])
         elif isinstance(mistake["input"], dict | list) and mistake["type"] == "value_error":
-            others.append(f"{at}: {_expected(mistake)}")
+            others[f"{at}: {_expected(mistake)}"] = None
         else:
-            others.append(f"{at} is {_short(mistake['input'])}; {_expected(mistake)}")
-    yield from (f"{at} lacks {', '.join(names)}; add it" for at, names in lacking.items())
-    yield from (f"{at}; expected {' or '.join(kinds)}" for at, kinds in unions.items())
+            others[f"{at} is {_short(mistake['input'])}; {_expected(mistake)}"] = None
+    for at, names in lacking.items():
+        yield f"{at} lacks {', '.join(names)}; add {'them' if names[1:] else 'it'}"
+    for at, (*most, last) in unions.items():
+        yield f"{at}; expected {', '.join(most)} or {last}"
     yield from others
 
 
@@ -131,7 +169,7 @@ def _expected(mistake: Mapping[str, Any]) -> str:
         return f"expected {EXPECTED[mistake['type']]}"
     if mistake["type"] == "too_long":
         return f"expected {mistake['ctx']['max_length']} values"
-    return mistake["msg"].removeprefix("Value error, ").replace("Input", "it")
+    return str(mistake["msg"]).removeprefix("Value error, ").replace("Input", "it")
 
 
 def _dotted(place: Sequence[int | str]) -> str:
@@ -140,19 +178,48 @@ def _dotted(place: Sequence[int | str]) -> str:
     return text.removeprefix(".")
 
 
+def _type_at(kind: Any, place: Sequence[int | str]) -> Any:
+    """Return the annotation of the value at a place below `kind`; None if it cannot be found."""
+    for part in place:
+        kind = _bare(kind)
+        inner = get_args(kind)
+        if get_origin(kind) is dict:
+            kind = inner[1]
+        elif get_origin(kind) is list or inner[1:] == (...,):
+            kind = inner[0]
+        elif get_origin(kind) is tuple:
+            kind = inner[part] if isinstance(part, int) and part < len(inner) else None
+        else:
+            kind = _hints(kind).get(str(part))
+    return _bare(kind)
+
+
+def _bare(kind: Any) -> Any:
+    """Return an annotation without its metadata, and without None if one other type is left."""
+    while get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (Union, UnionType):
+        types = [each for each in get_args(kind) if each is not NoneType]
+        return _bare(types[0]) if len(types) == 1 else kind
+    return kind
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True) if isinstance(kind, type) else {}
+
+
 def _fields(kind: Any, place: Sequence[int | str]) -> list[str]:
     """Return the names of the fields of the record at a place below `kind`."""
-    for part in place:
-        kind = _record_of(kind)
-        kind = get_args(kind)[-1] if get_origin(kind) is dict else get_type_hints(kind)[str(part)]
-    return list(get_type_hints(_record_of(kind)))
+    return list(_hints(_type_at(kind, place)))
 
 
-def _record_of(kind: Any) -> Any:
-    """Return the type without None."""
-    if get_origin(kind) in (Union, UnionType):
-        return next(each for each in get_args(kind) if each is not NoneType)
-    return kind
+def _size(kind: Any, place: Sequence[int | str]) -> int:
+    """Return the values of the tuple at a place below `kind`."""
+    return len(get_args(_type_at(kind, place)))
 
 
 def _short(value: Any) -> str:

@@ -137,7 +137,16 @@ def test_an_unknown_split_and_a_foreign_index_are_refused(store: Path) -> None:
     manifest = Manifest.load(store)
     with pytest.raises(StoreError, match="train and heldout, not 'test'"):
         list(long_documents(manifest, min_tokens=1, split="test"))
-    index = store / "heldout.idx"
-    index.write_bytes(b"x" * index.stat().st_size)
-    with pytest.raises(StoreError, match="not the index"):
+    index, data = store / "heldout.idx", store / "heldout.bin"
+    content, tokens = index.read_bytes(), data.read_bytes()
+    for damaged in (b"x" * len(content), content[:20], content[:40], b""):
+        index.write_bytes(damaged)
+        with pytest.raises(StoreError, match=r"idx is not the index .*; restore it, or prepare"):
+            list(long_documents(manifest, min_tokens=1))
+    index.write_bytes(content)
+    data.write_bytes(tokens[:-2])
+    with pytest.raises(StoreError, match=r"heldout.bin has [\d,]+ bytes and its index describes"):
+        list(long_documents(manifest, min_tokens=1))
+    data.unlink()
+    with pytest.raises(StoreError, match=r"heldout.bin has 0 bytes"):
         list(long_documents(manifest, min_tokens=1))

@@ -68,5 +68,5 @@ def test_a_wrong_prediction_is_noticed():
     layout = Layout(precision="fp32", device="cpu", recompute=Recompute(kind="full"), tiling=BOTH)
     case = Case(name="full", card="tiny", layout=layout, tokens=TOKENS)
     size = round(predicted(case).activations / 1.06)
-    held = Found(causes={"mlp": size, "weights": 10**9}, peak_bytes=size, peak_in="mlp")
+    held = Found(categories={"mlp": size, "weights": 10**9}, peak_bytes=size, peak_in="mlp")
     assert far([case], [held]) == ["full: 1.060"]

@@ -45,6 +45,9 @@ def changed(tmp_path, **sections):
         ({"slurm": {"time": "4h"}}, "slurm.time is '4h'; write minutes, h:mm:ss or days-hours"),
         ({"slurm": {"time": 14400}}, "slurm.time is 14400; put it in quotes"),
         ({"slurm": {"exclusive": "yes"}}, "slurm.exclusive is 'yes'; expected true or false"),
+        ({"options": {"image": "x"}}, "options is of executors that launch no ladders; remove it"),
+        ({"slurm": {"array": "0-3"}}, "slurm.array would run each job several times"),
+        ({"hardware": None}, "has no mapping `hardware`"),
         ({"container": {}}, "container lacks 'image'; add it"),
         (
             {"executor": "slrum"},
@@ -81,6 +84,11 @@ def test_a_mistake_is_told_with_what_would_be_right(tmp_path, sections, said):
     with pytest.raises(ValueError, match=r"mine\.yaml") as told:
         load(changed(tmp_path, **sections))
     assert said in str(told.value)
+
+
+def test_empty_sections_of_earlier_templates_are_passed_over(tmp_path):
+    path = changed(tmp_path, options={}, slurm={"account": "me", "array": None})
+    assert load(path).slurm.account == "me"
 
 
 def test_every_mistake_is_told_at_once(tmp_path):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search for remedies for a stage that runs out of memory, the cheapest first.
 
-The remedies are steps in a fixed order. Each is tried alone on the current layout, and together
-with the previous ones that helped. A step may have several layouts (sizes of CP, for example): of
-those that violate no constraint the fastest that fits is taken, or the one that lacks least. The
-climb ends when it fits, and is repeated without each step taken as long as the result is faster, so
-that full recompute is not chosen if offload is enough. The `cure` omits the steps that are not
-needed. Steps that are untested on GPUs (`UNTRIED`) are used only if the rest does not fit these
-GPUs at this length. Bytes and seconds are the planner's; `unexplained` are bytes that a log shows
-but the planner does not predict, and no remedy is assumed to reduce them.
+Remedies have a fixed order. Each is tried alone on the current layout, and together with the
+previous ones that helped. One may have several layouts (sizes of CP, for example): of those that
+violate no constraint the fastest that fits is taken, or the one that lacks least. The climb ends
+when it fits, and is repeated without each one taken as long as the result is faster, so that full
+recompute is not chosen if offload is enough. The `cure` omits what is not needed. Remedies that are
+untested on GPUs (`UNTRIED`) are used only if the rest does not fit these GPUs at this length. Bytes
+and seconds are the planner's; `unexplained` are bytes that a log shows but the planner does not
+predict, and no remedy is assumed to reduce them.
 """
 
 import math
@@ -18,22 +18,22 @@ from dataclasses import dataclass
 from recipes.planner.feasibility import before_planning, violations
 from recipes.planner.plan import Plan, capped
 from recipes.planner.remedies.overrides import override_words
-from recipes.planner.remedies.steps import STEPS
+from recipes.planner.remedies.proposals import REMEDIES
 from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
 from recipes.spec.units import GiB
 
 LEAST_HELP = 0.1 * GiB
-"""Least saving for which a step is taken."""
+"""Least saving for which a remedy is taken."""
 REBUILDING = frozenset({"recompute kept_attention", "recompute full"})
-"""Steps that are left out together, since one replaces the other."""
+"""Remedies that are left out together, since one replaces the other."""
 UNTRIED = frozenset({"sharded parameters", "Adam on the host", "FP8"})
-"""Steps that are untested on GPUs, the planner's last resorts."""
+"""Remedies that are untested on GPUs, the planner's last resorts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """One step: its plan alone, and together with the previous ones."""
+    """Its plan alone, and together with the previous ones."""
 
     name: str
     alone: Plan | None = None
@@ -44,12 +44,12 @@ class Remedy:
     words: tuple[str, ...] = ()
     """Overrides that apply it to the recipe."""
     together: Plan | None = None
-    """Plan with the previous steps; None if it did not help there."""
+    """Plan with the previous remedies; None if it did not help there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cure:
-    """A set of steps under which the stage fits."""
+    """A set of remedies under which the stage fits."""
 
     names: tuple[str, ...]
     plan: Plan
@@ -66,11 +66,11 @@ class Remedies:
 
 
 def remedies(start: Plan, *, unexplained: float = 0.0) -> Remedies:
-    """Return the remedies for a plan, and the first set of steps under which it fits."""
+    """Return the remedies for a plan, and the first set of remedies under which it fits."""
     climb = _Climb(start.cluster, unexplained)
     together, taken = climb.fastest(start)
     ladder = []
-    for name in STEPS:
+    for name in REMEDIES:
         found = climb.best(start.workload, name)
         if isinstance(found, str):
             ladder.append(Remedy(name=name, why_not=found, together=together.get(name)))
@@ -100,14 +100,14 @@ class _Climb:
         return max(one.short + self.unexplained, 0.0) + max(one.host_short, 0.0)
 
     def best(self, workload: Workload, name: str) -> Plan | str:
-        """Return the best plan that a step makes of a workload, or the reason why there is none."""
+        """Return the best plan that a remedy makes of a workload, or why there is none."""
         key = (name, workload.seq_length, repr(workload.layout))
-        if key not in self._known:  # climbs share their first steps
+        if key not in self._known:  # climbs share their first remedies
             self._known[key] = self._best(workload, name)
         return self._known[key]
 
     def _best(self, workload: Workload, name: str) -> Plan | str:
-        found = STEPS[name](workload, self.cluster)
+        found = REMEDIES[name](workload, self.cluster)
         if isinstance(found, str):
             return found
         lawful, why = [], ""
@@ -133,7 +133,7 @@ class _Climb:
         return (one.gpus, -one.workload.seq_length, _seconds(one), one.memory.total)
 
     def fastest(self, start: Plan) -> tuple[dict[str, Plan], list[str]]:
-        """Return the climb with the best end, with untested steps only if it needs them.
+        """Return the climb with the best end, with untested remedies only if it needs them.
 
         They are needed if without them it does not fit, takes more GPUs or shortens the stage.
         """
@@ -145,7 +145,7 @@ class _Climb:
         return anything if self._end(start, anything)[:-1] < end[:-1] else tried
 
     def _fastest(self, start: Plan, left_out: frozenset[str]) -> tuple[dict[str, Plan], list[str]]:
-        """Return the climb with the best end: the first, or one without some of its steps."""
+        """Return the climb with the best end: the first, or one without some of its remedies."""
         best = self.climb(start, left_out)
         if not best[1]:
             return best
@@ -163,13 +163,13 @@ class _Climb:
         return (*self._cost(last)[:-1], _seconds(last))
 
     def climb(self, start: Plan, left_out: frozenset[str]) -> tuple[dict[str, Plan], list[str]]:
-        """Return the plan after each step, and the steps taken, until it fits or nothing helps."""
+        """Return the plan after each remedy, and those taken, until it fits or nothing helps."""
         found: dict[str, Plan] = {}
         taken: list[str] = []
         here, before = start, math.inf
-        while 0 < self.lacking(here) < before:  # a step may help only after another
+        while 0 < self.lacking(here) < before:  # a remedy may help only after another
             before = self.lacking(here)
-            for name in STEPS:
+            for name in REMEDIES:
                 if name in left_out or not self.lacking(here):
                     continue
                 one = self.best(here.workload, name)
@@ -184,9 +184,9 @@ class _Climb:
         return self.lacking(one) <= lacking - min(LEAST_HELP, lacking)
 
     def least(self, start: Plan, taken: Iterable[str]) -> Cure | None:
-        """Return the steps without those that are not needed, leaving out the most expensive first.
+        """Return the remedies that are needed, leaving out the most expensive first.
 
-        Steps that cost neither time nor GPUs stay: free bytes are a margin for errors of the plan.
+        Those that cost neither time nor GPUs stay: free bytes are a margin for errors of the plan.
         """
         names = list(taken)
         best = self._after(start, names)
@@ -213,5 +213,5 @@ class _Climb:
 
 
 def _seconds(one: Plan) -> float:
-    """Return the seconds of a step to three digits, the precision of the planner."""
+    """Return the seconds of a remedy to three digits, the precision of the planner."""
     return float(f"{one.time.step:.3g}")

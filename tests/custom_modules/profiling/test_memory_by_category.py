@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every byte has one cause, forward, backward and in a layer that is rebuilt."""
+"""Every byte has one category, forward, backward and in a layer that is rebuilt."""
 
 import time
 from typing import NamedTuple
@@ -31,7 +31,7 @@ KIB = 256
 
 
 def live(memory: MemoryByCategory) -> dict[str, int]:
-    """Return what lives, in KiB, without the causes of nothing."""
+    """Return what lives, in KiB, without the categories of nothing."""
     return {name: size / 1024 for name, size in memory.live.items() if size}
 
 
@@ -105,7 +105,7 @@ def test_nodes_that_a_backward_makes_belong_to_the_node_that_made_them():
 
 
 class Rebuilt(torch.autograd.Function):
-    """`x.sin().exp()`, twice: its two steps name their causes in both runs."""
+    """`x.sin().exp()`, twice: its two steps name their categories in both runs."""
 
     @staticmethod
     def run(x):

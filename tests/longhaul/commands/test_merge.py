@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul merge`: the mean of an import and a stage, and what it refuses before reading one."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from custom_modules.rope.config import RopeScaling
 from recipes.hugging_face.config import card_of, read_config
@@ -16,13 +17,18 @@ from tests.recipes.hugging_face.test_parity import imported
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> tuple[Path, Path, Path]:
-    """Return a published model, its import, and a stage that started from the import."""
+    """Return a published model, the import of twice its weights, and a stage with its weights."""
     root = tmp_path_factory.mktemp("with a blank")
     published = folder(root / "published")
+    doubled = Path(shutil.copytree(published, root / "doubled"))
+    weights = load_file(published / "model.safetensors")
+    twice = {name: 2 * tensor for name, tensor in weights.items()}
+    save_file(twice, doubled / "model.safetensors", metadata={"format": "pt"})
+    imported(doubled, root / "twice")
     imported(published, root / "import")
     rope = RopeScaling.yarn(base=5_000, factor=8.0, original_length=CONTEXT)
     stage = untrained(root / "import", card_of(read_config(published), "x"), rope, root / "run")
-    return published, root / "import", stage
+    return published, root / "twice", stage
 
 
 def test_the_mean_of_an_import_and_a_stage_is_a_stage_to_export(answer, models):
@@ -36,11 +42,8 @@ def test_the_mean_of_an_import_and_a_stage_is_a_stage_to_export(answer, models):
     assert code == 0, err
     ours, theirs = (load_file(at / "model.safetensors") for at in (Path("mean_hf"), published))
     assert ours.keys() == theirs.keys()
-    for (
-        name,
-        tensor,
-    ) in theirs.items():  # the stage has the weights of the import that it starts from
-        torch.testing.assert_close(ours[name], tensor, rtol=1e-6, atol=0)
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], (0.75 * 2 + 0.25) * tensor, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

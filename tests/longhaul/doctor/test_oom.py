@@ -102,7 +102,7 @@ def test_no_choice_is_printed_where_the_log_leaves_room_for_none(answer, tmp_pat
     assert "the planner's choice" not in said.out
 
 
-def test_rungs_that_nobody_has_tried_on_gpus_are_marked(answer):
+def test_remedies_that_nobody_has_tried_on_gpus_are_marked(answer):
     said = answer("doctor", "oom", "--factory", NAME, "--layout", "tp2 dp4").out
     for name in ("sharded parameters *", "Adam on the host *", "FP8 *", "* not tried on GPUs here"):
         assert f"\n{name}" in said

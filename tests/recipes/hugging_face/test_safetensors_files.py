@@ -148,7 +148,7 @@ def quantized(folder):
         (pickled, r"pickle \(pytorch_model.bin\).*save_pretrained"),
         (empty, "neither model.safetensors nor"),
         (one_shard_missing, r"lacks 1 of the 3 shards .*model-00002-of-00003"),
-        (cut_off, r"truncated or damaged \(.*incomplete metadata"),
+        (cut_off, r"bytes\) is truncated, damaged or .*incomplete metadata"),
         (no_safetensors, "not a safetensors file"),
         (of_another_folder, "outside its folder"),
         (broken_index, "not an index of shards"),
@@ -182,6 +182,7 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": {**ENTRY, "data_offsets": [4, 8]}}, "invalid offset for tensor `a`"),
         ({"a": ENTRY, "b": ENTRY}, "invalid offset for tensor `[ab]`"),
         ({"a": ENTRY, "__metadata__": {"format": 1}}, "expected a string"),
+        ({"a": {**ENTRY, "dtype": "X9"}}, "convert a quantized checkpoint to bfloat16"),
         ({"a": {**ENTRY, "shape": [3]}}, "invalid shape, data type, or offset"),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rehearsal keeps a recipe's structure and obeys its laws, on however few ranks."""
+"""A rehearsal keeps a recipe's structure and obeys its constraints, on however few ranks."""
 
 import math
 from dataclasses import replace
@@ -32,11 +32,11 @@ def broken(made) -> list[str]:
     for part in made.parts:
         stage, layout = part.stage, part.layout
         rope = card.native_rope if stage.rope == "native" else stage.rope
-        job = Workload(
+        workload = Workload(
             card=card, seq_length=stage.seq_length, tokens_per_batch=stage.tokens_per_batch,
             layout=layout, gpus_per_node=layout.world_size,
         )  # fmt: skip
-        found += violations.violations(training_step(job, layout.world_size))
+        found += violations.violations(training_step(workload, layout.world_size))
         found += rope_constraints.violations(rope, documents=stage.documents)
         found += train_short.violations(
             target_length=stage.positions.target_length if stage.positions.kind != "gene" else None,
@@ -48,7 +48,7 @@ def broken(made) -> list[str]:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 16, 32])
-def test_every_row_obeys_the_laws_on_so_many_ranks(name, ranks):
+def test_every_row_obeys_the_constraints_on_so_many_ranks(name, ranks):
     made = of(name, ranks)
     assert broken(made) == []
     assert made.ranks <= ranks

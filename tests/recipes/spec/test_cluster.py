@@ -48,7 +48,7 @@ def test_a_file_of_one_s_own_is_read(tmp_path):
     ("hardware", "said"),
     [
         ({"gpus_per_nod": 8}, "did you mean gpus_per_node"),
-        ({"gpus_per_node": 0}, "gpus_per_node is 0; it must be positive"),
+        ({"gpus_per_node": 0}, "gpus_per_node is 0; it must be positive, and finite"),
         ({"gpus_per_node": 2.5}, "gpus_per_node is 2.5; expected a whole number"),
         ({"nvlink_gbps": "fast"}, "nvlink_gbps is 'fast'; expected a number"),
         ({"gpu": "H100"}, "hardware.gpu is 'H100'; expected a mapping of fields"),

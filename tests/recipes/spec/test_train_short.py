@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage's choice of positions: what it refuses, what it becomes, which laws it keeps."""
+"""A stage's choice of positions: what it refuses, what it becomes, which constraints it meets."""
 
 import functools
 
@@ -177,7 +177,7 @@ SEARCHED = RopeScaling(
     ],
     ids=str,
 )
-def test_positions_that_fit_break_no_law(change):
+def test_positions_that_fit_violate_no_constraint(change):
     assert list(violations(**FITS | change)) == []
 
 
@@ -199,7 +199,7 @@ def test_positions_that_fit_break_no_law(change):
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )
-def test_a_broken_law_of_positions_is_one_sentence(change, words):
+def test_a_violation_of_positions_is_one_sentence(change, words):
     (sentence,) = violations(**FITS | change)
     assert words in sentence
 
@@ -212,7 +212,7 @@ def test_a_broken_law_of_positions_is_one_sentence(change, words):
         (DIGITS, "sentences.source_length", 256, "chosen from 256 tokens"),
     ],
 )
-def test_the_laws_are_kept_by_the_tree_not_by_the_nouns_alone(positions, path, value, words):
+def test_the_constraints_are_asked_of_the_tree_too(positions, path, value, words):
     made = recipe(positions)
     *way, name = path.split(".")
     setattr(functools.reduce(getattr, way, made.data), name, value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies for a stage that runs out of memory, held to hand-counted bytes and to the laws."""
+"""Remedies for a stage that runs out of memory, held to hand-counted bytes and constraints."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from recipes.planner.feasibility import violations
 from recipes.planner.plan import Plan, plan
 from recipes.planner.remedies.climb import UNTRIED, Remedy, remedies
 from recipes.planner.remedies.overrides import override_words
-from recipes.planner.remedies.steps import STEPS
+from recipes.planner.remedies.proposals import REMEDIES
 from recipes.planner.workload import Workload
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
@@ -52,7 +52,7 @@ def test_a_tiled_loss_saves_the_logits_but_for_a_tile_and_the_weight_gradients_s
     assert 0 < start.memory.total - alone.memory.total <= logits - tile
 
 
-def test_what_fits_has_a_cure_without_rungs():
+def test_what_fits_has_a_cure_without_remedies():
     start = planned("tp2 head_chunked4 tile-loss")
     assert start.fits
     found = remedies(start)
@@ -61,7 +61,7 @@ def test_what_fits_has_a_cure_without_rungs():
     assert not any(one.together for one in found.ladder)
 
 
-def test_without_any_of_its_rungs_the_cure_does_not_fit_or_only_holds_more():
+def test_without_any_of_its_remedies_the_cure_does_not_fit_or_only_holds_more():
     start = planned("tp2 ulysses4", machine=H100_HALF)
     cure = remedies(start).cure
     assert not start.fits
@@ -71,13 +71,13 @@ def test_without_any_of_its_rungs_the_cure_does_not_fit_or_only_holds_more():
         others = [other for other in cure.names if other != name]
         here = start.workload
         for other in others:
-            here = STEPS[other](here, H100_HALF)[0]
+            here = REMEDIES[other](here, H100_HALF)[0]
         without = plan(here, H100_HALF)
         same_time = without.time.step == pytest.approx(cure.plan.time.step, rel=1e-2)
         assert not without.fits or (same_time and without.memory.total > cure.plan.memory.total)
 
 
-def test_a_rung_that_costs_no_time_stays_in_the_cure_and_one_that_another_contains_does_not():
+def test_a_remedy_that_costs_no_time_stays_in_the_cure_and_one_that_another_contains_does_not():
     cure = remedies(planned("ulysses8", row=ROWS["llama31_8b_ultralong_1m"])).cure
     assert {"tiled loss", "tiled MLP", "offload both"} <= set(cure.names)
     assert "offload inputs" not in cure.names
@@ -94,7 +94,7 @@ def test_full_recompute_is_not_paid_for_where_offload_would_do():
 
 
 @pytest.mark.parametrize("words", ["ulysses8", "tp2 ulysses4", "hybrid2x4", "tp2 dp4"])
-def test_what_nobody_has_tried_is_no_cure_where_a_tried_rung_fits_these_gpus(words):
+def test_what_nobody_has_tried_is_no_cure_where_a_tried_remedy_fits_these_gpus(words):
     cure = remedies(planned(words, machine=H100_HALF)).cure
     assert cure.plan.fits
     assert cure.plan.gpus == 8
@@ -117,7 +117,7 @@ def test_bytes_that_only_a_log_shows_make_a_fitting_layout_lack_memory():
     assert cure.plan.short + unexplained <= 0
 
 
-def test_together_is_never_above_what_the_rung_before_left():
+def test_together_is_never_above_what_the_remedy_before_left():
     start = planned("ulysses8", row=ROWS["llama31_8b_ultralong_1m"])
     totals = [one.together.memory.total for one in remedies(start).ladder if one.together]
     assert len(totals) > 2
@@ -132,7 +132,7 @@ def test_no_remedy_breaks_a_law(words):
 
 
 @pytest.mark.parametrize(
-    ("words", "machine", "rung", "why"),
+    ("words", "machine", "name", "why"),
     [
         ("tp2 dp4", H100, "smaller micro-batch", "one sequence"),
         ("tp2 dp4 tile-loss", H100, "tiled loss", "already tiled"),
@@ -147,8 +147,8 @@ def test_no_remedy_breaks_a_law(words):
         ("head_chunked8", H100, "FP8", "head-chunked attention projects"),
     ],
 )
-def test_a_rung_that_is_not_possible_says_why(words, machine, rung, why):
-    remedy = ladder(planned(words, machine))[rung]
+def test_a_remedy_that_is_not_possible_says_why(words, machine, name, why):
+    remedy = ladder(planned(words, machine))[name]
     assert remedy.alone is None
     assert why in remedy.why_not
 

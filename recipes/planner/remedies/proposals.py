@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of the remedies: the workloads that each can make of one, or why there are none.
+"""Remedies for a workload that does not fit: each proposes other workloads, or says why not.
 
 A proposed workload may violate a constraint; `recipes.planner.remedies.climb` checks and chooses.
 """
@@ -18,23 +18,23 @@ MOST_GPUS, SHORTEST = 16, K
 """Largest multiple of the current GPUs; shortest sequence in tokens."""
 KEPT, FULL = Recompute(kind="kept_attention"), Recompute(kind="full")
 
-Found = Sequence[Workload] | str
-"""The workloads that a step makes of one, or the reason why there are none."""
-Step = Callable[[Workload, Cluster], Found]
+Proposed = Sequence[Workload] | str
+"""Workloads that a remedy proposes, or the reason why there are none."""
+Remedy = Callable[[Workload, Cluster], Proposed]
 
 
 def _with(workload: Workload, **changes: object) -> Workload:
     return replace(workload, layout=replace(workload.layout, **changes))  # type: ignore[arg-type]
 
 
-def _smaller_micro_batch(workload: Workload, cluster: Cluster) -> Found:
+def _smaller_micro_batch(workload: Workload, cluster: Cluster) -> Proposed:
     most = workload.layout.micro_batch
     if most == 1:
         return "the micro-batch is one sequence"
     return [_with(workload, micro_batch=size) for size in _divisors(most)]
 
 
-def _tiled_loss(workload: Workload, cluster: Cluster) -> Found:
+def _tiled_loss(workload: Workload, cluster: Cluster) -> Proposed:
     tiling = workload.layout.tiling
     if tiling.loss:
         return "the loss is already tiled"
@@ -43,7 +43,7 @@ def _tiled_loss(workload: Workload, cluster: Cluster) -> Found:
     return [_with(workload, tiling=replace(tiling, loss=True))]
 
 
-def _tiled_mlp(workload: Workload, cluster: Cluster) -> Found:
+def _tiled_mlp(workload: Workload, cluster: Cluster) -> Proposed:
     tiling, tokens = workload.layout.tiling, workload.tokens // workload.layout.tp
     if tiling.mlp:
         return "the MLP is already tiled"
@@ -52,7 +52,7 @@ def _tiled_mlp(workload: Workload, cluster: Cluster) -> Found:
     return [_with(workload, tiling=replace(tiling, mlp=True))]
 
 
-def _kept_attention(workload: Workload, cluster: Cluster) -> Found:
+def _kept_attention(workload: Workload, cluster: Cluster) -> Proposed:
     if workload.layout.recompute == KEPT:
         return "recompute is kept_attention"
     if workload.layout.recompute == FULL:
@@ -60,7 +60,7 @@ def _kept_attention(workload: Workload, cluster: Cluster) -> Found:
     return [_with(workload, recompute=KEPT)]
 
 
-def _full_recompute(workload: Workload, cluster: Cluster) -> Found:
+def _full_recompute(workload: Workload, cluster: Cluster) -> Proposed:
     if workload.layout.recompute == FULL:
         return "recompute is full"
     tried = [_with(workload, recompute=FULL)]
@@ -70,7 +70,7 @@ def _full_recompute(workload: Workload, cluster: Cluster) -> Found:
     return tried
 
 
-def _head_chunked(workload: Workload, cluster: Cluster) -> Found:
+def _head_chunked(workload: Workload, cluster: Cluster) -> Proposed:
     cp = workload.layout.cp
     if workload.degrees.heads_per_stage:
         return "attention takes a few heads at a time"
@@ -101,7 +101,7 @@ def _kinds(size: int) -> Iterator[ContextParallel]:
             yield ContextParallel.hybrid(ulysses=inside, ring=size // inside)
 
 
-def _more_cp(workload: Workload, cluster: Cluster) -> Found:
+def _more_cp(workload: Workload, cluster: Cluster) -> Proposed:
     layout = workload.layout
     if layout.dp == 1:
         return "no data ranks are left to split sequences over; that needs more GPUs"
@@ -112,7 +112,7 @@ def _more_cp(workload: Workload, cluster: Cluster) -> Found:
     ]
 
 
-def _more_tp(workload: Workload, cluster: Cluster) -> Found:
+def _more_tp(workload: Workload, cluster: Cluster) -> Proposed:
     layout = workload.layout
     most = min(cluster.linked_gpus, layout.world_size) // layout.tp
     if most < 2:
@@ -129,7 +129,7 @@ def _more_tp(workload: Workload, cluster: Cluster) -> Found:
     return found or f"neither DP {layout.dp} nor CP {layout.cp.size} has ranks to give"
 
 
-def _offload(workload: Workload, cluster: Cluster, tensors: str) -> Found:
+def _offload(workload: Workload, cluster: Cluster, tensors: str) -> Proposed:
     layout = workload.layout
     if layout.offload.tensors in (tensors, "both"):
         return f"{layout.offload.tensors} are offloaded" if tensors == "inputs" else "both are"
@@ -140,15 +140,15 @@ def _offload(workload: Workload, cluster: Cluster, tensors: str) -> Found:
     return [_with(workload, offload=offload, recompute=recompute)]
 
 
-def _offload_inputs(workload: Workload, cluster: Cluster) -> Found:
+def _offload_inputs(workload: Workload, cluster: Cluster) -> Proposed:
     return _offload(workload, cluster, "inputs")
 
 
-def _offload_both(workload: Workload, cluster: Cluster) -> Found:
+def _offload_both(workload: Workload, cluster: Cluster) -> Proposed:
     return _offload(workload, cluster, "both")
 
 
-def _sharded(workload: Workload, cluster: Cluster) -> Found:
+def _sharded(workload: Workload, cluster: Cluster) -> Proposed:
     if workload.layout.sharding == "parameters":
         return "parameters are sharded"
     if workload.replicas == 1:
@@ -160,7 +160,7 @@ def _sharded(workload: Workload, cluster: Cluster) -> Found:
     return tried
 
 
-def _adam_on_host(workload: Workload, cluster: Cluster) -> Found:
+def _adam_on_host(workload: Workload, cluster: Cluster) -> Proposed:
     if workload.layout.optimizer_offload == 1:
         return "Adam is on the host"
     return [
@@ -170,7 +170,7 @@ def _adam_on_host(workload: Workload, cluster: Cluster) -> Found:
     ]
 
 
-def _fp8(workload: Workload, cluster: Cluster) -> Found:
+def _fp8(workload: Workload, cluster: Cluster) -> Proposed:
     if workload.layout.fp8.recipe != "none":
         return f"fp8 is {workload.layout.fp8.recipe}"
     if not cluster.gpu.fp8_tflops:
@@ -178,7 +178,7 @@ def _fp8(workload: Workload, cluster: Cluster) -> Found:
     return [_with(workload, fp8=Fp8(recipe="tensorwise"))]
 
 
-def _more_gpus(workload: Workload, cluster: Cluster) -> Found:
+def _more_gpus(workload: Workload, cluster: Cluster) -> Proposed:
     layout, found = workload.layout, []
     for times in (2**n for n in range(1, MOST_GPUS.bit_length())):
         found.append(_with(workload, dp=layout.dp * times))
@@ -186,7 +186,7 @@ def _more_gpus(workload: Workload, cluster: Cluster) -> Found:
     return found
 
 
-def _shorter_stage(workload: Workload, cluster: Cluster) -> Found:
+def _shorter_stage(workload: Workload, cluster: Cluster) -> Proposed:
     found, length = [], workload.seq_length
     while length % 2 == 0 and length // 2 >= SHORTEST:
         length //= 2
@@ -199,7 +199,7 @@ def _divisors(most: int) -> list[int]:
     return [size for size in range(1, most) if most % size == 0]
 
 
-STEPS: dict[str, Step] = {
+REMEDIES: dict[str, Remedy] = {
     "smaller micro-batch": _smaller_micro_batch,
     "tiled loss": _tiled_loss,
     "tiled MLP": _tiled_mlp,
