@@ -96,7 +96,7 @@ def test_mistakes_beyond_the_first_five_are_counted():
 
 def test_unknown_fields_are_ignored_where_asked_and_unlisted_ones_not_suggested():
     assert decode(Outer, {"name": "a", "nme": 1}, "f", unknown="ignore").name == "a"
-    with pytest.raises(ValueError, match="has no field 'nme'; .* by_name"):
+    with pytest.raises(ValueError, match=r"has no field 'nme'; .* by_name"):
         decode(Outer, {"name": "a", "nme": 1}, "f", unlisted=("name",))
 
 
