@@ -11,6 +11,7 @@ Megatron-Core before any code of Longhaul, so its script (`slurm.batch_script`) 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 FOLDER = "TORCH_EXTENSIONS_DIR"
 """Environment variable: torch's build folder; each job has its own, so it finds no old lock."""
@@ -20,11 +21,15 @@ WITHOUT_DEVICE = "9.0"
 """An architecture that every CUDA toolkit since 11.8 supports; nothing is run on it."""
 
 
+_GUESSED = ContextVar("guessed", default=False)
+"""Whether the variable has its value from `architecture_named`, and not from the user."""
+
+
 def architecture() -> dict[str, str]:
     """Return the variable to set if no device is visible and the user set none. Imports torch."""
     import torch
 
-    named = os.environ.get(ARCHITECTURES, "")
+    named = "" if _GUESSED.get() else os.environ.get(ARCHITECTURES, "")
     if named in ("", "native") and torch.cuda.device_count() == 0:  # torch would ask the devices
         return {ARCHITECTURES: WITHOUT_DEVICE}
     return {}
@@ -42,11 +47,13 @@ def architecture_named() -> Iterator[None]:
     It is a guess for this machine only: `sbatch` passes the environment on to jobs, whose machines
     have other devices.
     """
-    before = os.environ.get(ARCHITECTURES)
-    name_architecture()
+    before, guess = os.environ.get(ARCHITECTURES), architecture()
+    os.environ.update(guess)
+    outer = _GUESSED.set(bool(guess))
     try:
         yield
     finally:
+        _GUESSED.reset(outer)
         if before is None:
             os.environ.pop(ARCHITECTURES, None)
         else:

@@ -132,7 +132,10 @@ class Manifest:
                 "`longhaul prepare` makes one"
             ) from None
         except (OSError, ValueError) as error:
-            raise StoreError(f"{root / MANIFEST} cannot be read ({error})") from error
+            raise StoreError(
+                f"{root / MANIFEST} cannot be read ({error}); restore it, or prepare the store "
+                "again"
+            ) from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise StoreError(f"{root / MANIFEST} is not the manifest of a token store")
         if content.get("version") != VERSION:

@@ -320,7 +320,8 @@ def _read(kind: type[T], path: Path) -> T | None:
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
-        raise BrokenResultError(f"{path} is not JSON: {error}") from None
+        again = "restore it, or remove it and run the command that wrote it again"
+        raise BrokenResultError(f"{path} is not JSON ({error}); {again}") from None
     try:
         return decode(kind, value, str(path), unknown="ignore")
     except ValueError as error:

@@ -12,8 +12,12 @@ K_IS = "K is 1,024, M is 1,024 K"
 
 Run = Annotated[Path, typer.Option(help="Run folder, as written by `longhaul run`.")]
 Ranks = Annotated[int, typer.Option(min=1, help="Processes.")]
-TensorParallel = Annotated[int, typer.Option(min=1, help="Ranks that share each layer.")]
-ContextParallel = Annotated[int, typer.Option(min=1, help="Ranks that share each sequence.")]
+TensorParallel = Annotated[
+    int, typer.Option("--tp", min=1, help="Ranks that share each layer (TP).")
+]
+ContextParallel = Annotated[
+    int, typer.Option("--cp", min=1, help="Ranks that share each sequence (CP).")
+]
 Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; without it the device the run trained on.")
 ]

@@ -43,5 +43,8 @@ def report(
         return
     show_evaluations(evaluations, others, outdated)
     typer.echo(path)
-    if words := next_after(run):
+    words = next_after(run)
+    if words and not evaluations:
+        next_command(["longhaul", "evaluate", "--run", run], "evaluate its stages")
+    elif words:
         next_command(words, "export its last stage as a Hugging Face folder")

@@ -13,7 +13,7 @@ from rich.table import Table
 from longhaul.options import Json, print_json
 from longhaul.run_folder.state import RunState, StageState, run_state
 from longhaul.terminal.console import show
-from longhaul.terminal.messages import note
+from longhaul.terminal.messages import next_command, note
 from longhaul.terminal.pace import duration
 from recipes.spec.naming import amount
 
@@ -69,7 +69,11 @@ def status(
     if any(stage.is_resumable for stage in found.stages):
         note("the command that started the run resumes it from the last checkpoint")
     if all(stage.state == "done" for stage in found.stages):
-        typer.echo("all stages are done")
+        waiting = [stage.name for stage in found.stages if not stage.evaluated]
+        typer.echo("all stages are trained" if waiting else "all stages are done")
+        if waiting:
+            command = ["longhaul", "evaluate", "--run", str(run)]
+            next_command(command, f"evaluate {', '.join(waiting)}")
     elif math.isfinite(found.seconds_left):
         typer.echo(
             f"about {duration(found.seconds_left)} of training left, at the last steps' pace"

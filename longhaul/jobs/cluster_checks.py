@@ -72,6 +72,11 @@ def lacking(file: ClusterFile, used: Sequence[Folder] = ()) -> list[str]:
     found = []
     if file.executor == "slurm" and file.slurm.account == PLACEHOLDER:
         found.append("slurm.account is CHANGE_ME; set it in the file, or by --account")
+    if "array" in file.slurm.sbatch:
+        found.append(
+            "slurm.sbatch.array would run each job of the chain several times in the same folders; "
+            "leave it out"
+        )
     if file.container is not None:
         found += _of_container(file.container, file.tunnel, used)
     elif file.executor == "slurm":

@@ -28,11 +28,6 @@ def require(file: ClusterFile, used: Sequence[Folder]) -> list[str]:
             "job dependencies: use slurm, or --executor local"
         )
     found = lacking(file, used)
-    if "array" in file.slurm.sbatch:
-        found.append(
-            "slurm.sbatch.array would run each job of the chain several times in the same folders; "
-            "leave it out"
-        )
     if found:
         raise ValueError(f"cluster {file.name}: {'; '.join(found)}")
     if file.tunnel.kind == "ssh":

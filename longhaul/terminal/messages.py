@@ -9,6 +9,7 @@ import codecs
 import io
 import logging
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -71,7 +72,8 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, RuntimeError) as error:
-        command = shlex.join(["longhaul", *sys.argv[1:]])
+        program = "longhaul" if shutil.which("longhaul") else sys.argv[0]  # as `make demo` calls it
+        command = shlex.join([program, *sys.argv[1:]])
         if isinstance(error, KeyboardInterrupt):
             note(f"stopped; the same command resumes from the last checkpoint: {command}")
         elif type(error).__module__ == "slurm.experiment":

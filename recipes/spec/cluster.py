@@ -12,7 +12,7 @@ from recipes.spec.suggest import did_you_mean
 from recipes.spec.units import GiB
 
 FOLDER = Path(__file__).resolve().parents[2] / "slurm" / "clusters"
-NO_HARDWARE = "{path} has no mapping `hardware`; see slurm/clusters/dgx_h100.yaml"
+NO_HARDWARE = f"{{path}} has no mapping `hardware`; see {FOLDER / 'dgx_h100.yaml'}"
 WITHOUT = ("local", "template")
 """Files without hardware to plan for: the local machine, and the template."""
 

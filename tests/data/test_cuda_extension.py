@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from data.cuda_extension import ARCHITECTURES, WITHOUT_DEVICE, name_architecture
+from data.cuda_extension import (
+    ARCHITECTURES,
+    WITHOUT_DEVICE,
+    architecture,
+    architecture_named,
+    name_architecture,
+)
 from longhaul.terminal.console import loading
 from slurm.local_executor import local_executor
 
@@ -67,3 +73,17 @@ def test_ranks_of_this_machine_have_the_guess_where_it_has_no_device(
         pass
     ranks = os.environ | local_executor(2).env_vars
     assert ranks.get(ARCHITECTURES) == named
+
+
+def test_ranks_that_are_described_during_an_import_get_the_guess_too(monkeypatch):
+    monkeypatch.delenv(ARCHITECTURES, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with architecture_named():
+        with architecture_named():
+            assert architecture() == {ARCHITECTURES: WITHOUT_DEVICE}
+        assert architecture() == {ARCHITECTURES: WITHOUT_DEVICE}
+    assert ARCHITECTURES not in os.environ
+    monkeypatch.setenv(ARCHITECTURES, "8.0")
+    with architecture_named():
+        assert architecture() == {}
+    assert os.environ[ARCHITECTURES] == "8.0"

@@ -124,3 +124,15 @@ def test_a_shell_completes_commands_and_options(monkeypatch, words, at, offered)
         monkeypatch.setenv(name, value)
     done = subprocess.run([LONGHAUL], capture_output=True, text=True, check=False)
     assert set(done.stdout.split()) == offered, done.stderr
+
+
+SUBCOMMANDS = {"clusters": "check", "doctor": "oom", "probe": "memory", "rope": "search"}
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_has_every_option_in_full_on_80_columns(name, answer, monkeypatch):
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    for words in ([name], [name, SUBCOMMANDS.get(name, "")]):
+        code, shown, _ = answer(*filter(None, words), "-h")
+        assert code == 0
+        assert "\N{HORIZONTAL ELLIPSIS}" not in shown

@@ -30,7 +30,7 @@ def test_a_checkpoint_of_two_tensor_ranks_evaluates_the_same_under_two_context_r
     records.record(ResolvedStage.of(recipe(run.options)), start="scratch")
     write_json(run.folder / "run.json", {"ladder": "tiny", "card": "tiny", "stages": ["tiny_512"]})
     done = subprocess.run(
-        [LONGHAUL, "evaluate", "--run", run.folder, "--documents", "6", "--context-parallel", "2"],
+        [LONGHAUL, "evaluate", "--run", run.folder, "--documents", "6", "--cp", "2"],
         capture_output=True,
         text=True,
         check=False,
