@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import logging
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from tests import suite_time, warm_start
 from tests.ranks import one_rank
 
 CLOCK = suite_time.Clock()
+PYTEST = "_pytest.logging"
+"""Module of the handlers by which pytest captures log lines."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,8 +114,12 @@ def answer(monkeypatch, capfd, tmp_path) -> Callable[..., Answered]:
 
     def run(*words: object) -> Answered:
         monkeypatch.setattr("sys.argv", ["longhaul", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
+        # Libraries that earlier tests imported print every log line; a command starts without.
+        ours = [each for each in logging.root.handlers if type(each).__module__ == PYTEST]
+        with monkeypatch.context() as patch:
+            patch.setattr(logging.root, "handlers", ours)
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
         return Answered(ended.value.code, *capfd.readouterr())
 
     return run
