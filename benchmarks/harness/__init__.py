@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: rounds, ranks, peers, the machine and the page of results."""
+"""Shared by the benchmarks: rounds, ranks, peers, facts of the machine, and pages of results."""

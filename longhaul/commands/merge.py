@@ -23,11 +23,12 @@ def merge(
 ) -> None:
     """Average the weights of two checkpoints into a stage to evaluate, export or start from."""
     from data.files.appearing import require_free
+    from recipes.hugging_face.source_checkpoint import checkpoint_of
 
     require_free(to)
     if not 0 <= share <= 1:
         raise ValueError(f"--share is {share:g}; the weight of the second must be from 0 to 1")
-    before, after = _checkpoint(first), _checkpoint(second)
+    before, after = checkpoint_of(first), checkpoint_of(second)
     with loading("torch"):
         from recipes.checkpoints import merge as merging
     note(f"averaging {1 - share:g} of {before} and {share:g} of {after}")
@@ -35,16 +36,3 @@ def merge(
     typer.echo(to)
     words = ["longhaul", "export", "--from", to, "--to", f"{to}_hf"]
     next_command(words, "export it as a Hugging Face folder")
-
-
-def _checkpoint(folder: Path) -> Path:
-    """Return the newest complete checkpoint of a folder; raise ValueError if it has none."""
-    from recipes.checkpoints.marker import checkpoints_in, newest_checkpoint
-
-    checkpoint = newest_checkpoint(checkpoints_in(folder))
-    if checkpoint is None:
-        raise ValueError(
-            f"{folder} has no complete checkpoint; name the folder of a trained stage, of one of "
-            "its checkpoints or of an import"
-        )
-    return checkpoint

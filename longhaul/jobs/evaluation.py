@@ -2,12 +2,14 @@
 """The job that evaluates stages of a run; imports NeMo."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nemo_run
 import torch
 
+from custom_modules.context_parallel.config import ContextParallelKind
 from data.store import Manifest, require_tokenizer
 from eval.evaluate import evaluate
 from eval.rope_search.evolution import Settings
@@ -15,8 +17,8 @@ from eval.rope_search.run import find_factors
 from recipes.checkpoints.files import require_whole
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint
 from recipes.constraints import shapes
-from recipes.constraints.training_step import TrainingStep
 from recipes.resolved import yaml_file
+from recipes.resolved.check import training_step
 from recipes.resolved.stage import ResolvedStage
 from recipes.spec.naming import stage_folder
 from slurm.experiment import Job
@@ -73,25 +75,19 @@ def require_layout(
     if device == "cuda" and found < ranks:
         raise ValueError(f"{ranks} ranks on cuda need as many GPUs; this machine has {found}")
     for name in stages:
-        config = recipe_of(run, name).model.config
-        broken = shapes.violations(
-            TrainingStep(
-                seq_length=length,
-                heads=config.num_attention_heads,
-                kv_heads=config.num_query_groups,
-                head_dim=config.kv_channels,
-                hidden=config.hidden_size,
-                ffn_hidden=config.ffn_hidden_size,
-                layers=config.num_layers,
-                vocab=config.vocab_size,
-                tp=tp,
-                cp=cp,
-                world_size=ranks,
-                ranks_per_node=ranks,
-                global_batch=ranks,
-            )
+        step = replace(
+            training_step(recipe_of(run, name)),
+            seq_length=length,
+            tp=tp,
+            cp=cp,
+            cp_kind=ContextParallelKind(),
+            pp=1,
+            world_size=ranks,
+            ranks_per_node=ranks,
+            global_batch=ranks,
+            micro_batch=1,
         )
-        for sentence in broken:
+        for sentence in shapes.violations(step):
             raise ValueError(f"{name}: {sentence}")
 
 

@@ -61,15 +61,7 @@ def trained(source: Path, like: Path | None = None) -> Trained:
     complete checkpoint, if the import cannot be found, and if the model in `like` has another shape
     (for an import also if it has another rotation).
     """
-    checkpoint = newest_checkpoint(checkpoints_in(source))
-    if checkpoint is None:
-        stages = sorted(path.name for path in (source / "stages").glob("*"))
-        raise ValueError(
-            f"{source} is a run; name one of its stages: {source}/stages/{stages[-1]}"
-            if stages
-            else f"{source} has no complete checkpoint; name the folder of a trained stage or of "
-            "an import"
-        )
+    checkpoint = checkpoint_of(source)
     if (checkpoint / HUGGING_FACE).is_dir():
         return _imported(checkpoint, like)
     recipe = _recipe(_stage(checkpoint))
@@ -92,6 +84,23 @@ def trained(source: Path, like: Path | None = None) -> Trained:
         store=Path(recipe["data"]["store"]),
         tokenizer=facts["tokenizer"],
     )
+
+
+def checkpoint_of(source: Path) -> Path:
+    """Return the newest complete checkpoint of a stage, of its `checkpoints`, or the one named.
+
+    Raises ValueError if there is none; for a run, with one of its stages.
+    """
+    checkpoint = newest_checkpoint(checkpoints_in(source))
+    if checkpoint is None:
+        stages = sorted(path.name for path in (source / "stages").glob("*"))
+        raise ValueError(
+            f"{source} is a run; name one of its stages: {source}/stages/{stages[-1]}"
+            if stages
+            else f"{source} has no complete checkpoint; name the folder of a trained stage or of "
+            "an import"
+        )
+    return checkpoint
 
 
 def _imported(checkpoint: Path, like: Path | None) -> Trained:

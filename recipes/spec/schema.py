@@ -51,7 +51,7 @@ EXPECTED = {
     "tuple_type": "a list",
     "list_type": "a list",
 }
-"""What a field of the wrong type needs, by pydantic's type of error."""
+"""Expected type of a field, by pydantic's type of error."""
 
 
 class NotJsonError(ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planner chooses fits, violates no constraint, and is no worse than other plans."""
+"""The chosen plan fits, violates no constraint, and is no worse than other plans."""
 
 from dataclasses import replace
 
