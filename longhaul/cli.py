@@ -98,6 +98,10 @@ COMMANDS = {
     "clusters": SubCommand(
         "longhaul.commands.clusters:app", "List the cluster files, or check one."
     ),
+    "ladders": SubCommand(
+        "longhaul.commands.ladders:app",
+        "List the shipped ladders, or write and check one of your own.",
+    ),
     "doctor": SubCommand(
         "longhaul.commands.doctor:app", "Find what is wrong with a run, and what to change."
     ),

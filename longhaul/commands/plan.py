@@ -13,7 +13,6 @@ from longhaul.terminal.messages import note
 from longhaul.terminal.next_commands import OnCluster
 from recipes.constraints import fp8 as fp8_constraints
 from recipes.ladders import LADDERS
-from recipes.models import CARDS
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.feasibility import CUDA, before_planning, violations
 from recipes.planner.plan import Plan
@@ -31,7 +30,8 @@ from recipes.planner.search import (
     search,
     why_not,
 )
-from recipes.shipped.select import heads_refusal, of_other_cards, rotation_refusal
+from recipes.shipped.named import card_named, combined, ladder_named
+from recipes.shipped.rotation import heads_refusal, of_other_cards, rotation_refusal
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster as clusters
 from recipes.spec.cluster import CLUSTER
@@ -39,7 +39,6 @@ from recipes.spec.layout import Fp8, Layout
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import amount, budget_from, length_shown, recipe_name
 from recipes.spec.stage import Ladder, Stage
-from recipes.spec.suggest import lookup
 from recipes.spec.units import K, M
 
 BATCH, BUDGET = 4 * M, 1_000_000_000
@@ -105,7 +104,7 @@ def plan(
         raise ValueError(
             "name a model card, as in `longhaul plan llama31_8b --seq 1M`, or --ladder"
         )
-    model = lookup("model card", card, CARDS)
+    model = card_named(card)
     if max_seq:
         _refuse("--max-seq, which finds it", {"--seq": seq})
     elif not seq:
@@ -293,13 +292,15 @@ def _as_asked(question: SearchRequest, words: str) -> SearchResult:
 
 def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_text: bool) -> None:
     """Plan each stage of a ladder on the same GPUs and print the bill."""
-    machine, climbed = clusters.load(cluster), lookup("ladder", name, LADDERS)
-    if not card and len(climbed.cards) > 1:
+    machine = clusters.load(cluster)
+    of_cards = (card,) if card else ladder_named(name).cards
+    if len(of_cards) != 1:
+        which = "several cards" if of_cards else "no card in particular"
+        first = of_cards[0] if of_cards else "CARD"
         raise ValueError(
-            f"ladder {name} is for several cards; name one: longhaul plan {climbed.cards[0]} "
-            f"--ladder {name}"
+            f"ladder {name} is for {which}; name one: longhaul plan {first} --ladder {name}"
         )
-    model: ModelCard = lookup("model card", card or climbed.cards[0], CARDS)
+    model, climbed, recomputed = combined(of_cards[0], name)
     plans: list[tuple[Plan, int]] = []
     alone: list[str] = []
     for stage in climbed.stages:
@@ -321,6 +322,8 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
         bill(model, climbed, machine, plans, as_text=as_text, command=None, of_stages=of_stages)
     if other := of_other_cards(climbed, model):
         note(f"note: {other}")
+    for said in recomputed:
+        note(f"note: {said}")
     if as_text:
         return
     if whole is not None:

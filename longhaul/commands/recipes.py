@@ -300,7 +300,7 @@ def _combined(words: Sequence[str]) -> str:
     from longhaul.terminal.next_commands import YOUR_CLUSTER, training
     from recipes.ladders import LADDERS
     from recipes.models import CARDS
-    from recipes.shipped.select import heads_refusal, rotation_refusal
+    from recipes.shipped.rotation import heads_refusal, rotation_refusal
     from recipes.spec.naming import length_shown
 
     ladders = [ladder for name, ladder in LADDERS.items() if name in words] or LADDERS.values()

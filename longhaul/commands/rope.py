@@ -14,7 +14,6 @@ from data.files.writable import require_file
 from longhaul.commands.rope_search import search
 from longhaul.options import K_IS, Json, length_of, print_json, require_no_json
 from longhaul.terminal.console import loading, show
-from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
     from custom_modules.rope.config import RopeScaling
@@ -150,9 +149,9 @@ def _print(
 
 
 def _of_card(name: str) -> Subject:
-    from recipes.models import CARDS
+    from recipes.shipped.named import card_named
 
-    found = lookup("card", name, CARDS)
+    found = card_named(name)
     return Subject(
         name=found.name,
         head_dim=found.head_dim,

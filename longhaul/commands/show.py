@@ -205,7 +205,7 @@ def _print(row: "Row") -> None:
 def _parts(row: "Row", said: Sequence[str]) -> "Iterator[tuple[str, Iterable[str]]]":
     """Yield the parts of a page under their names; `said` belongs to the stage too."""
     from longhaul.pages import recipe_facts
-    from recipes.shipped import select
+    from recipes.shipped import rotation
 
     yield "model", (row.card.name, *recipe_facts.model(row.card))
     yield "ladder", (f"{row.ladder.name}: {row.ladder.source}",)
@@ -220,7 +220,7 @@ def _parts(row: "Row", said: Sequence[str]) -> "Iterator[tuple[str, Iterable[str
         (*recipe_facts.training(row.stage, row.card), *([", ".join(said)] if said else ())),
     )
     yield "layout", (*recipe_facts.layout(row), f"based on: {row.source}")
-    other = select.of_other_cards(row.ladder, row.card)
+    other = rotation.of_other_cards(row.ladder, row.card)
     if other:
         yield "note", (other,)
 

@@ -10,14 +10,13 @@ import typer
 
 from longhaul.pages.recipe_facts import counted
 from longhaul.terminal.next_commands import OnCluster
-from recipes.ladders import LADDERS
-from recipes.models import CARDS
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.feasibility import violations
 from recipes.planner.plan import Plan, plan
 from recipes.planner.remedies.overrides import override_words
 from recipes.planner.search import SearchRequest, of_stage
 from recipes.planner.workload import Workload
+from recipes.shipped.named import combined
 from recipes.shipped.select import layout_for, stage_of
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster as clusters
@@ -78,7 +77,7 @@ class Recipe:
         if self.shipped is not None:
             return f"--factory {self.name}"
         return (
-            f"--card {self.card.name} --ladder {self.ladder.name} "
+            f"--card {self.card.word} --ladder {self.ladder.word} "
             f"--stage {length_shown(self.stage.seq_length)} "
             f"--cluster {shlex.quote(self.cluster)} --nodes {nodes}"
         )
@@ -186,7 +185,7 @@ class Case:
         except ValueError:
             return folded(
                 [
-                    f"longhaul plan {workload.card.name} --seq {length_shown(workload.seq_length)}",
+                    f"longhaul plan {workload.card.word} --seq {length_shown(workload.seq_length)}",
                     f"--cluster {shlex.quote(self.recipe.cluster)}",
                     f"--gpus {workload.layout.world_size}",
                     f"--tokens-per-batch {workload.tokens_per_batch}",
@@ -246,8 +245,8 @@ def case(
     Raises ValueError for an unknown name, for two recipes or none, for CPU ranks, and for what the
     recipe check would refuse.
     """
-    combined = bool(card or ladder or stage)
-    if bool(factory) == combined:
+    is_combined = bool(card or ladder or stage)
+    if bool(factory) == is_combined:
         raise ValueError(ONE_RECIPE)
     recipe = _shipped(factory, cluster) if factory else _combined(card, ladder, stage, cluster)
     machine = clusters.load(recipe.cluster)
@@ -275,10 +274,7 @@ def _shipped(factory: str, cluster: str) -> Recipe:
 
 
 def _combined(card: str, ladder: str, stage: str, cluster: str) -> Recipe:
-    for option, word, there in (("--card", card, CARDS), ("--ladder", ladder, LADDERS)):
-        if not word:
-            raise ValueError(f"{option} is missing; there are {', '.join(there)}")
-    model, climbed = lookup("card", card, CARDS), lookup("ladder", ladder, LADDERS)
+    model, climbed, _ = combined(card, ladder)
     return Recipe(
         card=model, ladder=climbed, stage=stage_of(climbed, stage), cluster=cluster or CLUSTER
     )

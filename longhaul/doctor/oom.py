@@ -350,7 +350,7 @@ def what_to_do(found: Case, there: Remedies, log: Log | None, beyond: float) -> 
     if cure is None:
         yield (
             "no remedy fits, nor do all of them together; `longhaul plan "
-            f"{plan.workload.card.name} --max-seq` finds the longest context of these GPUs"
+            f"{plan.workload.card.word} --max-seq` finds the longest context of these GPUs"
         )
     elif not cure.names:
         yield f"nothing has to change by this prediction; {_of_log(log)}"

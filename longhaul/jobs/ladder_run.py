@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.store import Manifest
-from recipes.ladders import LADDERS
-from recipes.models import CARDS
-from recipes.shipped.select import require_heads
+from longhaul.terminal.messages import note
+from recipes.shipped.named import combined, ladder_named
 from recipes.shipped.table import ROWS
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import family_name, recipe_name, run_folder, store_folder
 from recipes.spec.stage import Ladder, Stage
-from recipes.spec.suggest import lookup
 
 
 @dataclass(frozen=True)
@@ -55,21 +53,20 @@ def choose(ladder: str, card: str | None, *, planned: bool = False) -> tuple[Lad
 
     With `planned`, cards without a shipped recipe are accepted: the planner lays them out.
     """
-    chosen = lookup("ladder", ladder, LADDERS)
-    rows = [row for row in ROWS.values() if row.ladder.name == ladder]
-    fitting = list(dict.fromkeys(row.card.name for row in rows))
-    if card is None and len(fitting) > 1:
-        raise ValueError(f"ladder {ladder} has several cards; name one: --card {fitting[0]}")
-    if card is not None and card not in fitting:
-        if not planned:
+    if card is None:
+        cards = ladder_named(ladder).cards
+        rows = [row.card.name for row in ROWS.values() if row.ladder.name == ladder]
+        fitting = list(dict.fromkeys(rows)) or list(cards)
+        if len(fitting) != 1:
+            which = "several cards" if fitting else "no card of its own"
             raise ValueError(
-                f"ladder {ladder} has no card {card!r}; it has {', '.join(fitting)}, and on a "
-                "cluster any that the planner lays out: --executor slurm --nodes N"
+                f"ladder {ladder} has {which}; name one: --card {fitting[0] if fitting else 'CARD'}"
             )
-        model = lookup("card", card, CARDS)
-        for stage in chosen.stages:
-            require_heads(model, chosen, stage)
-    return chosen, CARDS[card or fitting[0]]
+        card = fitting[0]
+    model, chosen, recomputed = combined(card, ladder)
+    for said in recomputed:
+        note(f"note: {said}")
+    return chosen, model
 
 
 def plan(

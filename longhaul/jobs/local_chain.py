@@ -18,7 +18,7 @@ from longhaul.version import versions
 from recipes.nemo2.settings import place
 from recipes.resolved import overrides, read
 from recipes.resolved.stage import ResolvedStage
-from recipes.shipped import factories
+from recipes.shipped.select import local_row
 from recipes.shipped.table import ROWS
 from recipes.spec.stage import Stage
 from slurm.experiment import Job
@@ -34,8 +34,8 @@ def stages(plan: LadderRun, words: Sequence[str], device: str | None) -> list[Re
     Raises ValueError for an override that would put all stages in one place.
     """
     return [
-        placed(plan, stage, factories.recipe_named(name), words, device)
-        for name, stage in plan.chosen
+        placed(plan, stage, local_row(plan.card, plan.ladder, stage, device)(), words, device)
+        for _, stage in plan.chosen
     ]
 
 

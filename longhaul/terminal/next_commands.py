@@ -33,7 +33,7 @@ class OnCluster:
     @property
     def words(self) -> list[str]:
         """The parts of the command, with the user's copy in place of a shipped cluster file."""
-        words = ["longhaul run", f"--ladder {self.ladder.name}", f"--card {self.card.name}"]
+        words = ["longhaul run", f"--ladder {self.ladder.word}", f"--card {self.card.word}"]
         if self.stage is not None and len(self.ladder.stages) > 1:
             words.append(f"--stage {_length(self.stage)}")
         words += ["--executor slurm", f"--cluster {shlex.quote(self._file)}"]
@@ -69,7 +69,7 @@ def training(card: ModelCard, ladder: Ladder, stage: Stage) -> str | None:
     from recipes.models import TINY
     from recipes.shipped.select import fewest_nodes
 
-    alone = f"longhaul pretrain --card {card.name} --ladder {ladder.name} --stage {_length(stage)}"
+    alone = f"longhaul pretrain --card {card.word} --ladder {ladder.word} --stage {_length(stage)}"
     if card is TINY:
         return f"{alone} --device cpu"
     nodes = fewest_nodes(card, stage, CLUSTER)

@@ -36,7 +36,16 @@ _OTHER_LENGTHS = ("max_sequence_length", "max_seq_len", "n_positions", "seq_leng
 ROTATION = ("native_context", "native_rope")
 """Fields of a card that training changes."""
 
-_NOT_FACTS = ("name", "init_std", "config_class", "config_contexts", "hf_id", "source")
+_NOT_FACTS = (
+    "name",
+    "init_std",
+    "config_class",
+    "config_contexts",
+    "hf_id",
+    "source",
+    "path",
+    "start",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,8 +77,7 @@ def head_dim_of(config: Mapping[str, Any]) -> int:
 def _stated(config: Mapping[str, Any], rotated: float) -> RopeScaling:
     """Return the rotation of the standard fields, by the rules of transformers."""
     scaling = _scaling_of(config)
-    method = str(scaling.get("rope_type", scaling.get("type", "default")))
-    method = "longrope" if method == "su" else method  # its former name
+    method = _method(scaling)
     if method not in _KEYS:
         raise ValueError(
             f"rope_scaling of config.json has rope_type {method!r}, which is not known here; "
@@ -118,6 +117,22 @@ def _stated(config: Mapping[str, Any], rotated: float) -> RopeScaling:
     if scaling.get("attention_factor") is not None:
         given["attention_factor"] = number(scaling, "attention_factor")
     return RopeScaling(**given)
+
+
+def _method(scaling: Mapping[str, Any]) -> str:
+    """Return the method by `rope_type` or its former name `type`; they must agree.
+
+    transformers 4.57 computes by `type` for Llama and Qwen and by `rope_type` for Mistral.
+    """
+    former = {"su": "longrope"}
+    words = [str(scaling[key]) for key in ("rope_type", "type") if scaling.get(key) is not None]
+    methods = [former.get(word, word) for word in words]
+    if len(set(methods)) > 1:
+        raise ValueError(
+            f"rope_scaling of config.json has rope_type {words[0]!r} and type {words[1]!r}, and "
+            "models differ in which of them they compute by; leave one of them"
+        )
+    return methods[0] if methods else "default"
 
 
 def _scaling_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,24 +43,36 @@ def rope_from(
             given[key] = own
         else:
             given[key] = _value(key, value)
-    known = {field.name for field in fields(RopeScaling)}
-    strange = [key for key in given if key not in known]
-    if strange:
-        raise ValueError(f"a rotation has no {strange[0]!r}; it has {', '.join(sorted(known))}")
-    if method in get_args(RopeMethod) and method != "default" and "factor" not in given:
-        raise ValueError(
-            f"{word!r} has no factor by which to stretch the context; write {method}:factor=8"
-        )
-    inherited = {key: value for key, value in of_model.items() if key not in given}
-    if method == "default" or "before" in given:
-        inherited.pop("original_length", None)
     if "before" in given and "original_length" not in given:
         if trained is None:
             raise ValueError(
                 f"{word!r} stretches the model's own rotation but has no original_length, the "
                 "context in tokens that the model was trained at; state it"
             )
-        inherited["original_length"] = trained
+        given["original_length"] = trained
+    return rope_with(given, of_model)
+
+
+def rope_with(given: Mapping[str, Any], of_model: Mapping[str, Any]) -> RopeScaling:
+    """Return the rotation with the fields that are given, and the model's for those left out.
+
+    Raises ValueError for an unknown field, a value out of the method's range, and no factor.
+    """
+    method = given.get("method")
+    known = {field.name for field in fields(RopeScaling)}
+    strange = [key for key in given if key not in known]
+    if strange:
+        raise ValueError(f"a rotation has no {strange[0]!r}; it has {', '.join(sorted(known))}")
+    if method in get_args(RopeMethod) and method != "default" and "factor" not in given:
+        raise ValueError(
+            f"rotation {method} has no factor by which to stretch the context; write "
+            f"{method}:factor=8, or factor: 8 in a file"
+        )
+    inherited = {key: value for key, value in of_model.items() if key not in given}
+    if method == "default" or "before" in given:
+        inherited.pop("original_length", None)
+    if isinstance(given.get("original_length"), str):
+        given = {**given, "original_length": length_from(given["original_length"])}
     return RopeScaling(**{**inherited, **given})
 
 

@@ -2,9 +2,11 @@
 """Any card on any stage of any ladder, as `longhaul pretrain --card` has them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from recipes.ladders import LADDERS
-from recipes.models import CARDS, TINY
+from recipes.models import TINY
+from recipes.shipped.named import combined, ladder_named
+from recipes.shipped.rotation import for_card, of_other_cards
 from recipes.shipped.row import Row
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
@@ -13,15 +15,15 @@ from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import length_from, length_shown, recipe_name
 from recipes.spec.stage import Ladder, Stage
-from recipes.spec.suggest import list_of, lookup
 
 
 def notes(row: Row) -> Iterator[str]:
     """Yield a sentence for each thing that a user may not have meant."""
     other = of_other_cards(row.ladder, row.card)
     if other:
-        why = rotation_refusal(row.card, row.stage)
-        yield f"{other}: {why}" if why else other
+        yield other
+    _, recomputed = for_card(ladder_named(row.ladder.path or row.ladder.name, row.card), row.card)
+    yield from recomputed
     if row.name in ROWS and ROWS[row.name].layout != row.layout:
         shipped = ROWS[row.name]
         yield f"{row.name} is shipped with another layout ({shipped.source}): --factory {row.name}"
@@ -43,20 +45,41 @@ def choose(
     """
     if nodes is not None and nodes < 1:
         raise ValueError(f"--nodes is {nodes}; it must be at least 1")
-    model, climbed, chosen = _named(card, ladder, stage)
-    if model is TINY and device == "cpu":
-        if nodes is not None or cluster_name is not None:
-            raise ValueError("--nodes and --cluster are of GPUs; leave them out with --device cpu")
-        return Row(
-            card=model,
-            ladder=climbed,
-            seq_length=chosen.seq_length,
-            layout=_on_two_cores(climbed, chosen),
-            nodes=1,
-            cluster="local",
-            pinned="laid out for two cores",
-        )
-    return planned_row(model, climbed, chosen, cluster_name or CLUSTER, nodes or 1)
+    model, climbed, _ = combined(card, ladder)
+    chosen = stage_of(climbed, stage)
+    if device != "cpu":
+        return planned_row(model, climbed, chosen, cluster_name or CLUSTER, nodes or 1)
+    if nodes is not None or cluster_name is not None:
+        raise ValueError("--nodes and --cluster are of GPUs; leave them out with --device cpu")
+    return cpu_row(model, climbed, chosen)
+
+
+def cpu_row(card: ModelCard, ladder: Ladder, stage: Stage) -> Row:
+    """Return a row on CPU ranks of this machine: the shipped one, or two ranks of CP."""
+    shipped = ROWS.get(recipe_name(card, ladder, stage))
+    if shipped is not None and shipped.layout.device == "cpu":
+        return replace(shipped, card=card, ladder=ladder)
+    ulysses = card.heads % 2 == card.kv_heads % 2 == 0
+    cp = ContextParallel.ulysses(2) if ulysses else ContextParallel.ring(2)
+    return Row(
+        card=card,
+        ladder=ladder,
+        seq_length=stage.seq_length,
+        layout=Layout(cp=cp, precision="fp32", device="cpu"),
+        nodes=1,
+        cluster="local",
+        pinned="laid out for two cores",
+    )
+
+
+def local_row(card: ModelCard, ladder: Ladder, stage: Stage, device: str | None) -> Row:
+    """Return a row for this machine: the shipped one, CPU ranks, or planned for one node."""
+    shipped = ROWS.get(recipe_name(card, ladder, stage))
+    if shipped is not None:
+        return replace(shipped, card=card)
+    if device == "cpu":
+        return cpu_row(card, ladder, stage)
+    return planned_row(card, ladder, stage, CLUSTER, 1)
 
 
 def planned_row(
@@ -81,34 +104,17 @@ def row_of(
 
     Nodes or a cluster that are named are taken. Of `tiny` that is its layout for the CPU.
     """
-    model, climbed, chosen = _named(card, ladder, stage)
+    model, climbed, _ = combined(card, ladder)
+    chosen = stage_of(climbed, stage)
     shipped = ROWS.get(recipe_name(model, climbed, chosen))
     if nodes is None and cluster_name is None:
         if shipped is not None:
-            return shipped
+            return replace(shipped, card=model)
         if model is TINY:
             return choose(card, ladder, stage, device="cpu")
     if nodes is None:
         nodes = fewest_nodes(model, chosen, cluster_name or CLUSTER)
     return choose(card, ladder, stage, nodes=nodes, cluster_name=cluster_name)
-
-
-def _named(card: str, ladder: str, stage: str) -> tuple[ModelCard, Ladder, Stage]:
-    """Return what the words name; raise ValueError where that is not one, or cannot be trained."""
-    for kind, word, there in (("card", card, CARDS), ("ladder", ladder, LADDERS)):
-        if not word:
-            raise ValueError(f"--{kind} is missing; {list_of(there, kind)}")
-    model, climbed = lookup("card", card, CARDS), lookup("ladder", ladder, LADDERS)
-    chosen = stage_of(climbed, stage)
-    require_heads(model, climbed, chosen)
-    return model, climbed, chosen
-
-
-def require_heads(card: ModelCard, ladder: Ladder, stage: Stage) -> None:
-    """Raise ValueError where heads of a card cannot be turned by a stage's rotation at all."""
-    refused = heads_refusal(card, stage)
-    if refused is not None:
-        raise ValueError(f"ladder {ladder.name} cannot train {card.name}: {refused}")
 
 
 def fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int | None:
@@ -155,61 +161,3 @@ def layout_for(
         each = f"a node of {machines.name} has {machines.gpus_per_node} GPUs"
         raise ValueError(f"ladder {ladder.name}: {error} ({each})") from error
     return plan.workload.layout
-
-
-def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
-    """Return why the rotation of a stage would be wrong for a card, or None."""
-    rope, native = stage.rope, card.native_rope
-    if rope == "native":
-        return None
-    of_heads = heads_refusal(card, stage)
-    if of_heads is not None:
-        return of_heads
-    if native.method not in ("default", "llama3"):
-        return f"{card.name} is stretched by {native.method} already"
-    if rope.method == "default" and native.method == "llama3":
-        return f"a base alone takes away the scaling that {card.name} was trained with"
-    if rope.method == "default":
-        replaced = rope.base >= native.base
-        return None if replaced else f"base {rope.base:,.10g} is below that of {card.name}"
-    plain = native.original_length or card.native_context
-    if (rope.base, rope.original_length) != (native.base, plain):
-        return f"{card.name} was trained at base {native.base:,.10g} on {plain:,} tokens"
-    return None
-
-
-def heads_refusal(card: ModelCard, stage: Stage) -> str | None:
-    """Return why heads of the card cannot be turned by a stage's rotation at all, or None."""
-    rope, native = stage.rope, card.native_rope
-    if rope == "native":
-        return None
-    if rope.partial_rotary_factor != native.partial_rotary_factor:
-        return (
-            f"{card.name} turns {native.partial_rotary_factor:g} of a head, and the rotation is "
-            f"for {rope.partial_rotary_factor:g} of one"
-        )
-    if rope.long_factor is not None and 2 * len(rope.long_factor) != card.head_dim:
-        divisors = len(rope.long_factor)
-        return (
-            f"its rotation has {divisors} divisors, for heads of {2 * divisors}, and heads of "
-            f"{card.name} have {card.head_dim}"
-        )
-    return None
-
-
-def _on_two_cores(ladder: Ladder, stage: Stage) -> Layout:
-    """Return the layout of tiny's row, or for a stage that has none that of its longer ones."""
-    row = ROWS.get(recipe_name(TINY, ladder, stage))
-    if row is not None:
-        return row.layout
-    return Layout(cp=ContextParallel.ulysses(2), precision="fp32", device="cpu")
-
-
-def of_other_cards(ladder: Ladder, card: ModelCard) -> str:
-    """Return in a sentence that a ladder's rotations are for other cards; empty where they fit."""
-    if not ladder.cards or card.name in ladder.cards:
-        return ""
-    return (
-        f"ladder {ladder.name} is for {', '.join(ladder.cards)}; its rotations were not chosen for "
-        f"{card.name}, which is trained at {card.native_context:,} tokens"
-    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts of one model."""
 
+import shlex
 from dataclasses import dataclass
 
 from custom_modules.rope.config import RopeScaling
@@ -41,6 +42,10 @@ class ModelCard:
     hf_id: str | None
     """Hugging Face repository of weights and tokenizer; None if none are published."""
     source: str
+    path: str = ""
+    """Folder that it was read from, as a command named it; empty for a shipped card."""
+    start: str = ""
+    """Folder of its import to start from; empty for `models/<name>`."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a shape that is impossible in general or in the family."""
@@ -63,6 +68,11 @@ class ModelCard:
                 f"{self.name}: {self.experts} experts, {self.experts_per_token} per token, but "
                 f"family {self.family} has none; leave both 0, or take {_WITH_EXPERTS}"
             )
+
+    @property
+    def word(self) -> str:
+        """Value of `--card` that names it, quoted for a shell."""
+        return shlex.quote(self.path) if self.path else self.name
 
     @property
     def facts(self) -> Family:

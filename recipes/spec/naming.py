@@ -11,6 +11,8 @@ from recipes.spec.units import K, M
 RUNS = Path("runs")
 STORES = Path("stores")
 MODELS = Path("models")
+NAME = re.compile(r"[a-z0-9][a-z0-9_.]*")
+"""A name of a card or a ladder, which folders, jobs and recipes are named by."""
 BUDGET_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 """Units of token budgets, which papers count in powers of ten; lengths and batches are binary."""
 
@@ -100,7 +102,7 @@ def start_folder(card: ModelCard, ladder: Ladder, stage: Stage, run: Path) -> Pa
     if stage.start == "scratch":
         return None
     if stage.start == "card":
-        return MODELS / card.name
+        return Path(card.start) if card.start else MODELS / card.name
     before = ladder.stages[ladder.stages.index(stage) - 1]
     return stage_folder(run, recipe_name(card, ladder, before)) / "checkpoints"
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages of continued pretraining, and ladders: ordered lists of stages."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -135,6 +136,8 @@ class Ladder:
     """Choices made here that the source does not state, one sentence each."""
     departures: tuple[str, ...] = ()
     """Differences between the source and this ladder, and omissions, one sentence each."""
+    path: str = ""
+    """File that it was read from, as a command named it; empty for a shipped ladder."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an empty or shrinking ladder and for an impossible start.
@@ -172,6 +175,11 @@ class Ladder:
                 f"ladder {self.name}: the first stage has no previous one; "
                 "start it from 'scratch' or 'card'"
             )
+
+    @property
+    def word(self) -> str:
+        """Value of `--ladder` that names it, quoted for a shell."""
+        return shlex.quote(self.path) if self.path else self.name
 
     def __getitem__(self, seq_length: int) -> Stage:
         """Return the stage of that length, as in `PROLONG[64 * K]`."""

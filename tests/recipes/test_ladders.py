@@ -11,7 +11,7 @@ from custom_modules.rope.config import RopeScaling
 from recipes import ladders
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
-from recipes.shipped.select import rotation_refusal
+from recipes.shipped.rotation import rotation_refusal
 from recipes.spec import cluster
 from recipes.spec.naming import recipe_name
 from recipes.spec.stage import Ladder, Linear, Stage

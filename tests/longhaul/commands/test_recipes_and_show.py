@@ -15,7 +15,7 @@ from longhaul.pages import recipe_facts
 from longhaul.terminal import console
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
-from recipes.shipped import select
+from recipes.shipped import rotation
 from recipes.shipped.row import Row
 from recipes.shipped.table import ROWS
 from recipes.spec import naming
@@ -343,9 +343,9 @@ def test_a_layout_in_words():
 
 
 def test_a_card_that_the_ladder_is_not_for_is_noted():
-    said = select.of_other_cards(LADDERS["prolong"], CARDS["qwen25_7b"])
+    said = rotation.of_other_cards(LADDERS["prolong"], CARDS["qwen25_7b"])
     assert said.startswith("ladder prolong is for llama3_8b; its rotations were not chosen for")
-    assert select.of_other_cards(LADDERS["prolong"], CARDS["llama3_8b"]) == ""
+    assert rotation.of_other_cards(LADDERS["prolong"], CARDS["llama3_8b"]) == ""
 
 
 def test_every_stage_of_every_ladder_can_be_described():

@@ -180,6 +180,10 @@ def test_published_configs_are_read(config, rope):
     ("config", "words"),
     [
         ({"rope_scaling": {"rope_type": "mrope"}}, "rope_type 'mrope', which is not known"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "type": "linear", "factor": 2.0}},
+            "rope_type 'yarn' and type 'linear', and models differ in which of them",
+        ),
         ({"rope_scaling": {"type": "yarn", "beta": 3}}, "has beta, which rope_type yarn"),
         (
             {"rope_scaling": {"rope_type": "linear"}, "max_position_embeddings": 8},

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul ladders`: list the shipped ladders, write a file for one's own, check such a file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from longhaul.options import Json, print_json, require_no_json
+from longhaul.terminal.messages import next_command, note
+
+if TYPE_CHECKING:
+    from recipes.spec.stage import Ladder
+
+app = typer.Typer(
+    help="List the shipped ladders, or write and check one of your own.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def ladders(context: typer.Context, as_json: Json = False) -> None:
+    """List the shipped ladders, or write and check one of your own."""
+    if context.invoked_subcommand is not None:
+        require_no_json(context, as_json)
+        return
+    from recipes.ladders import LADDERS
+
+    if as_json:
+        print_json([_content(ladder) for ladder in LADDERS.values()])
+        return
+    from rich.table import Table
+
+    from longhaul.terminal.console import show
+
+    table = Table("ladder", "stages", "cards", "source", box=None, header_style="bold")
+    for ladder in LADDERS.values():
+        stages, cards = ", ".join(_lengths(ladder)), str(len(ladder.cards))
+        table.add_row(ladder.name, stages, cards, ladder.source)
+    show(lambda _: table)
+
+
+@app.command()
+def new(file: Annotated[Path, typer.Argument(help="YAML file to write.")]) -> None:
+    """Write a commented ladder of two stages, to edit."""
+    from data.files.whole import write_text
+    from data.files.writable import require_file
+    from recipes.notation.ladder_file import template
+
+    require_file(file, "FILE", (".yaml", ".yml"))
+    if file.exists():
+        raise ValueError(f"{file} exists already; name a new file")
+    write_text(file, template(file))
+    typer.echo(file)
+    words = ["longhaul", "ladders", "check", file, "--card", "llama31_8b"]
+    next_command(words, "after editing, check it for a card")
+
+
+@app.command()
+def check(
+    file: Annotated[str, typer.Argument(help="Ladder file, YAML or Python, or a shipped name.")],
+    card: Annotated[
+        str, typer.Option(help="Card that it trains: a name, a folder or hf:NAME.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Check a ladder, for a card if one is named, and show its stages."""
+    from recipes.shipped.named import combined, ladder_named
+
+    recomputed: list[str] = []
+    if card:
+        _, ladder, recomputed = combined(card, file)
+    else:
+        ladder = ladder_named(file)
+    for said in recomputed:
+        note(f"note: {said}")
+    if as_json:
+        print_json(_content(ladder))
+        return
+    from rich.table import Table
+
+    from longhaul.pages.recipe_facts import rotation_in_full
+    from longhaul.terminal.console import show
+    from recipes.spec.naming import amount, length_shown
+
+    table = Table(
+        "stage", "rotation", "tokens", "steps", "batch", "peak rate", "documents", "starts from",
+        box=None, header_style="bold",
+    )  # fmt: skip
+    for stage in ladder.stages:
+        table.add_row(
+            length_shown(stage.seq_length),
+            "the card's" if stage.rope == "native" else rotation_in_full(stage.rope),
+            amount(stage.tokens),
+            f"{stage.steps:,}",
+            length_shown(stage.tokens_per_batch),
+            f"{stage.lr.peak:g}",
+            stage.documents,
+            stage.start,
+        )
+    show(lambda _: table)
+    if card:
+        words = ["longhaul", "plan", card, "--ladder", file, "--gpus", "8"]
+        next_command(words, "plan its stages on GPUs")
+
+
+def _lengths(ladder: "Ladder") -> list[str]:
+    from recipes.spec.naming import length_shown
+
+    return [length_shown(stage.seq_length) for stage in ladder.stages]
+
+
+def _content(ladder: "Ladder") -> dict[str, object]:
+    """Return a ladder for programs; lengths and budgets in tokens."""
+    return {
+        "name": ladder.name,
+        "source": ladder.source,
+        "cards": ladder.cards,
+        "stages": [
+            {
+                "seq_length_tokens": stage.seq_length,
+                "target_length_tokens": stage.target_length,
+                "rope": "native" if stage.rope == "native" else stage.rope.to_dict(),
+                "tokens": stage.tokens,
+                "tokens_per_batch": stage.tokens_per_batch,
+                "steps": stage.steps,
+                "peak_rate": stage.lr.peak,
+                "documents": stage.documents,
+                "start": stage.start,
+            }
+            for stage in ladder.stages
+        ],
+    }

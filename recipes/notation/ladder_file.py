@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ladder of one's own, in a YAML or a Python file.
+
+A YAML file has the fields of `Ladder` and `Stage`, with lengths such as 64K and budgets such as 1B.
+Base, partial rotary factor and original length of a rotation are the card's unless stated. A Python
+file defines one `Ladder`; it is run as any program of its author, by the command that names it.
+"""
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from custom_modules.rope.config import RopeScaling
+from data.files.user_file import read_yaml
+from recipes.notation import rope_file
+from recipes.notation.rope import rope_from, rope_with
+from recipes.spec.gate import Gate
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import NAME, budget_from, length_from
+from recipes.spec.schema import decode
+from recipes.spec.stage import Cosine, DocumentPolicy, Ladder, Linear, Stage
+from recipes.spec.train_short import Positions
+
+SUFFIXES = (".yaml", ".yml", ".py")
+SCHEDULES: dict[str, type[Cosine] | type[Linear]] = {"cosine": Cosine, "linear": Linear}
+
+
+def _length(value: Any) -> Any:
+    return length_from(value) if isinstance(value, str) else value
+
+
+def _budget(value: Any) -> Any:
+    return budget_from(value) if isinstance(value, str) else value
+
+
+Length = Annotated[int, BeforeValidator(_length)]
+Budget = Annotated[int, BeforeValidator(_budget)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rate:
+    """Learning rate of a stage."""
+
+    peak: float
+    schedule: Literal["cosine", "linear"] = "cosine"
+    final_ratio: float = 0.1
+    warmup_ratio: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """A stage as the file states it."""
+
+    seq_length: Length
+    tokens: Budget
+    tokens_per_batch: Length
+    lr: _Rate
+    rope: str | dict[str, Any] = "native"
+    documents: DocumentPolicy = "across"
+    positions: dict[str, Any] = field(default_factory=dict)
+    adam_beta2: float = 0.95
+    weight_decay: float = 0.1
+    start: Literal["scratch", "card", "previous"] | None = None
+    gate: Gate = Gate()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ladder:
+    """A ladder as the file states it."""
+
+    name: str
+    stages: tuple[_Stage, ...]
+    source: str = "own"
+    cards: tuple[str, ...] = ()
+    data: str = ""
+    starts_from: str = ""
+
+
+def read(path: Path, card: ModelCard | None = None) -> Ladder:
+    """Return the ladder of a file, with what its rotations leave out from the card.
+
+    Raises ValueError, with the path and the stage, for anything that a ladder cannot have.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path} is not a ladder: its name ends in {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise ValueError(
+            f"there is no ladder file {path}; `longhaul ladders new {path}` writes one"
+        )
+    ladder = _of_python(path) if path.suffix == ".py" else _of_yaml(path, card)
+    if NAME.fullmatch(ladder.name) is None:
+        raise ValueError(
+            f"{path}: name is {ladder.name!r}; folders and jobs are named by it, so use lower-case "
+            "letters, digits and _"
+        )
+    return ladder
+
+
+def _of_python(path: Path) -> Ladder:
+    """Return the only `Ladder` that a Python file defines, after running the file."""
+    spec = importlib.util.spec_from_file_location(f"ladder_file_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the author's program raises
+        where = getattr(error, "lineno", None) or _line(error, path)
+        raise ValueError(f"{path} line {where}: {type(error).__name__}: {error}") from error
+    ladders = [value for value in vars(module).values() if isinstance(value, Ladder)]
+    if len(ladders) != 1:
+        raise ValueError(f"{path} defines {len(ladders)} ladders; it must define one `Ladder`")
+    return ladders[0]
+
+
+def _line(error: BaseException, path: Path) -> int:
+    """Return the last line of a file that an exception passed through."""
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def _of_yaml(path: Path, card: ModelCard | None) -> Ladder:
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        kind = "empty" if content is None else f"a {type(content).__name__}"
+        raise ValueError(f"{path} is {kind}, not a mapping; `longhaul ladders new FILE` writes one")
+    stated = decode(_Ladder, content, str(path))
+    stages = []
+    for number, stage in enumerate(stated.stages):
+        try:
+            stages.append(_stage(stage, number, path.parent, card))
+        except ValueError as error:
+            raise ValueError(f"{path}: stages[{number}]: {error}") from None
+    try:
+        return Ladder(
+            name=stated.name,
+            source=stated.source,
+            stages=tuple(stages),
+            cards=stated.cards,
+            data=stated.data,
+            starts_from=stated.starts_from,
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _stage(stated: _Stage, number: int, folder: Path, card: ModelCard | None) -> Stage:
+    rate = SCHEDULES[stated.lr.schedule](
+        peak=stated.lr.peak,
+        final_ratio=stated.lr.final_ratio,
+        warmup_ratio=stated.lr.warmup_ratio,
+    )
+    return Stage(
+        seq_length=stated.seq_length,
+        rope="native" if stated.rope == "native" else _rope(stated.rope, folder, card),
+        tokens=stated.tokens,
+        tokens_per_batch=stated.tokens_per_batch,
+        lr=rate,
+        documents=stated.documents,
+        positions=_positions(stated.positions),
+        adam_beta2=stated.adam_beta2,
+        weight_decay=stated.weight_decay,
+        start=stated.start or ("previous" if number else "card"),
+        gate=stated.gate,
+    )
+
+
+def _positions(stated: Mapping[str, Any]) -> Positions:
+    target = (
+        {"target_length": _length(stated["target_length"])} if "target_length" in stated else {}
+    )
+    return decode(Positions, {**stated, **target}, "positions")
+
+
+def _rope(stated: str | dict[str, Any], folder: Path, card: ModelCard | None) -> RopeScaling:
+    """Return a rotation by word, by file (relative to the ladder's folder) or by its fields."""
+    if isinstance(stated, str) and (stated.endswith(".json") or "/" in stated):
+        return rope_file.read(folder / stated)
+    of_card = {} if card is None else of_native(card)
+    try:
+        if isinstance(stated, str):
+            trained = None if card is None else card.native_context
+            own = None if card is None else card.native_rope
+            return rope_from(stated, of_card, own, trained)
+        return rope_with(stated, of_card)
+    except TypeError as error:
+        missing = "base" if "base" in str(error) else "method"
+        of_a_card = "" if missing == "method" else ", or name the card: --card"
+        raise ValueError(f"rope has no {missing}; state it{of_a_card}") from None
+
+
+def of_native(card: ModelCard) -> dict[str, Any]:
+    """Return the fields of a rotation that a file or a word need not repeat for a card."""
+    native = card.native_rope
+    return {
+        "base": native.base,
+        "partial_rotary_factor": native.partial_rotary_factor,
+        "interleaved": native.interleaved,
+        "original_length": native.original_length or card.native_context,
+    }
+
+
+def template(path: Path) -> str:
+    """Return a commented file of two stages, named after its path."""
+    text = (resources.files("recipes.ladders") / "template.yaml").read_text("utf-8")
+    name = re.sub(r"[^a-z0-9_]+", "_", path.stem.lower()).strip("_") or "mine"
+    return text.replace("LADDER_FILE", shlex.quote(str(path))).replace("LADDER_NAME", name)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cards and ladders by the words of a command: a shipped name, or a folder or file of one's own."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from recipes.checkpoints.files import HUGGING_FACE
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
+from recipes.shipped.rotation import for_card
+from recipes.spec.model_card import ModelCard
+from recipes.spec.stage import Ladder
+from recipes.spec.suggest import list_of, lookup
+
+FILES = (".yaml", ".yml", ".py")
+"""Ends of the names of ladder files."""
+OF_THE_HUB = "hf:"
+"""Before a name on the Hugging Face hub."""
+
+
+def card_named(word: str) -> ModelCard:
+    """Return the card of a shipped name, of an import, of a Hugging Face folder or of `hf:NAME`.
+
+    Raises ValueError for anything else, and for a model that Longhaul does not support.
+    """
+    if not word:
+        raise ValueError(f"--card is missing; {list_of(CARDS, 'card')}")
+    if word in CARDS:
+        return CARDS[word]
+    from recipes.hugging_face.config import card_of, read_config
+
+    if word.startswith(OF_THE_HUB):
+        from recipes.hugging_face.hub import local_folder
+
+        hf_id = word.removeprefix(OF_THE_HUB)
+        folder = local_folder(hf_id, None, weights=False)
+        card = card_of(read_config(folder), _name(hf_id.rpartition("/")[2]), hf_id)
+        return _unlike_shipped(replace(card, path=word), word)
+    folder = Path(word)
+    if not folder.is_dir():
+        if "/" in word or word.startswith("."):
+            raise ValueError(
+                f"--card {word}: there is no such folder; name an import, a Hugging Face folder, "
+                "hf:NAME, or a card that `longhaul recipes --cards` lists"
+            )
+        return lookup("card", word, CARDS)
+    imported = folder / HUGGING_FACE
+    origin = imported if imported.is_dir() else folder
+    card = card_of(read_config(origin), _name(folder.resolve().name), str(origin))
+    card = replace(card, path=word, start=word if imported.is_dir() else "")
+    return _unlike_shipped(card, word)
+
+
+def _name(word: str) -> str:
+    """Return the name of a card: letters, digits, dots and underscores of its folder's name."""
+    name = re.sub(r"[^A-Za-z0-9_.]+", "_", word).strip("_.").lower()
+    if not name:
+        raise ValueError(f"a card's name is of letters and digits; rename the folder {word!r}")
+    return name
+
+
+def _unlike_shipped(card: ModelCard, word: str) -> ModelCard:
+    """Return a user's card; raise ValueError if a shipped card of its name is another model."""
+    if card.name not in CARDS:
+        return card
+    from recipes.hugging_face.config import require_same
+
+    shipped = CARDS[card.name]
+    try:
+        require_same(shipped, card, f"the model of {word}")
+    except ValueError as error:
+        raise ValueError(
+            f"--card {word} has the name of the shipped card {shipped.name} and is another model "
+            f"({error}); rename its folder"
+        ) from None
+    return replace(shipped, path=card.path, start=card.start)
+
+
+def ladder_named(word: str, card: ModelCard | None = None) -> Ladder:
+    """Return the ladder of a shipped name or of a file; a file may leave rotations to the card.
+
+    Raises ValueError for anything else, and for a file that is not a ladder.
+    """
+    if not word:
+        raise ValueError(f"--ladder is missing; {list_of(LADDERS, 'ladder')}")
+    if word in LADDERS or not (word.endswith(FILES) or "/" in word):
+        return lookup("ladder", word, LADDERS)
+    from recipes.notation import ladder_file  # here: it imports pydantic
+
+    ladder = ladder_file.read(Path(word), card)
+    if ladder.name in LADDERS:
+        raise ValueError(
+            f"{word}: name is {ladder.name!r}, which is a shipped ladder; choose another name"
+        )
+    return replace(ladder, path=word)
+
+
+def combined(card: str, ladder: str) -> tuple[ModelCard, Ladder, list[str]]:
+    """Return card and ladder of two words, with rotations for the card, and what was recomputed."""
+    model = card_named(card)
+    climbed, said = for_card(ladder_named(ladder, model), model)
+    return model, climbed, said

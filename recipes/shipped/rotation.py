@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the rotations of a ladder are right for a card, and the same for another base."""
+
+from dataclasses import replace
+
+from custom_modules.rope.config import RopeScaling
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import length_shown
+from recipes.spec.stage import Ladder, Stage
+
+BY_FORMULA = ("linear", "ntk", "dynamic", "ntk_by_parts", "yarn", "llama3")
+"""Methods that are defined for any base and context; longrope's divisors are found by search."""
+
+
+def for_card(ladder: Ladder, card: ModelCard) -> tuple[Ladder, list[str]]:
+    """Return the ladder with rotations for a card, and a sentence for each that was recomputed.
+
+    A method with a formula keeps the context that it reaches, from the card's own base and context.
+    Raises ValueError for a rotation that the card cannot have.
+    """
+    stages, said = [], []
+    for stage in ladder.stages:
+        why = rotation_refusal(card, stage)
+        if why is None or stage.start == "scratch" or ladder.stages[0].start == "scratch":
+            stages.append(stage)
+            continue
+        rope = _recomputed(card, ladder, stage, why)
+        said.append(
+            f"stage {length_shown(stage.seq_length)} of ladder {ladder.name}: {why}; its rotation "
+            f"is recomputed for {card.name}: {_in_words(rope)}"
+        )
+        stages.append(replace(stage, rope=rope))
+    return replace(ladder, stages=tuple(stages)), said
+
+
+def _recomputed(card: ModelCard, ladder: Ladder, stage: Stage, why: str) -> RopeScaling:
+    """Return the rotation of a stage for a card's base and context; ValueError if it has none."""
+    rope, native = stage.rope, card.native_rope
+    refused = f"ladder {ladder.name} cannot train {card.name} at {length_shown(stage.seq_length)}"
+    assert rope != "native"
+    if rope.method == "longrope":
+        raise ValueError(
+            f"{refused}: {why}; the divisors of longrope are found for one model, by `longhaul "
+            "rope search`"
+        )
+    if rope.method == "default":
+        same_base = replace(
+            rope,
+            partial_rotary_factor=native.partial_rotary_factor,
+            interleaved=native.interleaved,
+        )
+        if rotation_refusal(card, replace(stage, rope=same_base)) is None:
+            return same_base
+    if rope.method not in BY_FORMULA or rope.before or native.method not in ("default", "llama3"):
+        raise ValueError(
+            f"{refused}: {why}; write a ladder of your own for it: longhaul ladders new FILE"
+        )
+    trained = native.original_length or card.native_context
+    reach = rope.factor * (rope.original_length or 0)
+    if reach <= card.native_context:
+        raise ValueError(
+            f"{refused}: the stage's rotation reaches {reach:,.0f} tokens and the card's context "
+            f"is {card.native_context:,} already; leave the stage out, or use rope: native"
+        )
+    return replace(
+        rope,
+        base=native.base,
+        original_length=trained,
+        factor=reach / trained,
+        partial_rotary_factor=native.partial_rotary_factor,
+        interleaved=native.interleaved,
+    )
+
+
+def _in_words(rope: RopeScaling) -> str:
+    if rope.original_length is None:
+        return f"base {rope.base:,.10g} for {rope.partial_rotary_factor:g} of a head"
+    return (
+        f"{rope.method} by {rope.factor:g} from {length_shown(rope.original_length)} at base "
+        f"{rope.base:,.10g}"
+    )
+
+
+def require_heads(card: ModelCard, ladder: Ladder, stage: Stage) -> None:
+    """Raise ValueError where heads of a card cannot be turned by a stage's rotation at all."""
+    refused = heads_refusal(card, stage)
+    if refused is not None:
+        raise ValueError(f"ladder {ladder.name} cannot train {card.name}: {refused}")
+
+
+def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
+    """Return why the rotation of a stage would be wrong for a card, or None."""
+    rope, native = stage.rope, card.native_rope
+    if rope == "native":
+        return None
+    of_heads = heads_refusal(card, stage)
+    if of_heads is not None:
+        return of_heads
+    if native.method not in ("default", "llama3"):
+        return f"{card.name} is stretched by {native.method} already"
+    if rope.method == "default" and native.method == "llama3":
+        return f"a base alone takes away the scaling that {card.name} was trained with"
+    if rope.method == "default":
+        replaced = rope.base >= native.base
+        return None if replaced else f"base {rope.base:,.10g} is below that of {card.name}"
+    plain = native.original_length or card.native_context
+    if (rope.base, rope.original_length) != (native.base, plain):
+        return f"{card.name} was trained at base {native.base:,.10g} on {plain:,} tokens"
+    return None
+
+
+def heads_refusal(card: ModelCard, stage: Stage) -> str | None:
+    """Return why heads of the card cannot be turned by a stage's rotation at all, or None."""
+    rope, native = stage.rope, card.native_rope
+    if rope == "native":
+        return None
+    if rope.partial_rotary_factor != native.partial_rotary_factor:
+        return (
+            f"{card.name} turns {native.partial_rotary_factor:g} of a head, and the rotation is "
+            f"for {rope.partial_rotary_factor:g} of one"
+        )
+    if rope.long_factor is not None and 2 * len(rope.long_factor) != card.head_dim:
+        divisors = len(rope.long_factor)
+        return (
+            f"its rotation has {divisors} divisors, for heads of {2 * divisors}, and heads of "
+            f"{card.name} have {card.head_dim}"
+        )
+    return None
+
+
+def of_other_cards(ladder: Ladder, card: ModelCard) -> str:
+    """Return in a sentence that a ladder's rotations are for other cards; empty where they fit."""
+    if not ladder.cards or card.name in ladder.cards:
+        return ""
+    return (
+        f"ladder {ladder.name} is for {', '.join(ladder.cards)}; its rotations were not chosen for "
+        f"{card.name}, which is trained at {card.native_context:,} tokens"
+    )

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ladder in a file of one's own: what it becomes, and what is refused with its place."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from custom_modules.rope.config import RopeScaling
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
+from recipes.notation import ladder_file
+from recipes.spec.stage import Cosine, Linear
+from recipes.spec.units import K, M
+
+LLAMA = CARDS["llama3_8b"]
+STAGE = {
+    "seq_length": "64K", "rope": {"method": "yarn", "factor": 8}, "tokens": "500M",
+    "tokens_per_batch": "4M", "lr": {"peak": 1e-5},
+}  # fmt: skip
+
+
+def written(folder: Path, *stages: dict, **fields: object) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({"name": "mine", "stages": list(stages) or [STAGE], **fields}))
+    return path
+
+
+def test_lengths_are_binary_budgets_decimal_and_the_rotation_is_the_card_s(tmp_path):
+    [stage] = ladder_file.read(written(tmp_path), LLAMA).stages
+    assert (stage.seq_length, stage.tokens, stage.tokens_per_batch) == (64 * K, 500_000_000, 4 * M)
+    assert stage.rope == RopeScaling.yarn(base=500_000, factor=8, original_length=8 * K)
+    assert (stage.start, stage.lr) == ("card", Cosine(peak=1e-5))
+
+
+def test_all_fields_of_a_stage_are_read(tmp_path):
+    second = STAGE | {
+        "seq_length": "128K", "rope": "linear:factor=16", "documents": "within",
+        "lr": {"peak": 1e-6, "schedule": "linear", "warmup_ratio": 0.0}, "weight_decay": 0.0,
+        "positions": {"kind": "pose", "target_length": "512K"}, "gate": {"rise": None},
+    }  # fmt: skip
+    first, second = ladder_file.read(written(tmp_path, STAGE, second), LLAMA).stages
+    assert second.rope.method == "linear"
+    assert second.lr == Linear(peak=1e-6, warmup_ratio=0.0)
+    assert (second.target_length, second.start) == (512 * K, "previous")
+    assert second.gate.rise is None
+    assert second.gate.forgotten == first.gate.forgotten
+
+
+def test_a_shipped_ladder_in_python_is_read(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from dataclasses import replace\nfrom recipes.ladders.yarn import YARN as _YARN\n"
+        "MINE = replace(_YARN, name='mine')\n"
+    )
+    with pytest.raises(ValueError, match="defines 2 ladders; it must define one"):
+        ladder_file.read(path)
+    path.write_text(path.read_text() + "del _YARN\n")
+    assert ladder_file.read(path).stages == LADDERS["yarn"].stages
+
+
+def test_the_template_is_a_ladder(tmp_path):
+    path = tmp_path / "My ladder-2.yaml"
+    path.write_text(ladder_file.template(path))
+    ladder = ladder_file.read(path, LLAMA)
+    assert ladder.name == "my_ladder_2"
+    assert [stage.seq_length for stage in ladder.stages] == [64 * K, 128 * K]
+    assert f"'{path}'" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seq_len": "64K"}, "stages[0] has no field 'seq_len'; did you mean seq_length"),
+        ({"seq_length": "64Q"}, "stages[0].seq_length is '64Q'; a length is a number, with K or M"),
+        ({"tokens": "5"}, "stages[0]: tokens 5 is less than one batch of 4,194,304"),
+        ({"tokens_per_batch": "100K"}, "tokens_per_batch 102,400 is not a multiple of seq_length"),
+        ({"lr": {"peak": 2.0}}, "stages[0]: peak learning rate is 2.0; it must lie between 0"),
+        ({"lr": 1e-5}, "stages[0].lr is 1e-05; expected a mapping of fields"),
+        (
+            {"lr": {"peak": 1e-5, "schedule": "step"}},
+            "lr.schedule is 'step'; it should be",
+        ),
+        ({"rope": {"method": "yarnn", "factor": 2}}, "RoPE method 'yarnn' is unknown"),
+        ({"rope": {"method": "yarn"}}, "rotation yarn has no factor"),
+        ({"rope": {"factor": 8}}, "rope has no method; state it"),
+        ({"rope": "yarn:8"}, "'8' of 'yarn:8' is not KEY=VALUE"),
+        ({"rope": "none.json"}, "none.json cannot be read"),
+        ({"documents": "apart"}, "documents is 'apart'; it should be 'across' or 'within'"),
+        ({"start": "previous"}, "the first stage has no previous one"),
+        ({"positions": {"kind": "posee"}}, "stages[0]: positions: kind is 'posee'"),
+    ],
+    ids=str,
+)
+def test_what_a_stage_cannot_have_is_refused_with_its_place(tmp_path, changed, said):
+    path = written(tmp_path, STAGE | changed)
+    with pytest.raises(ValueError, match=r"mine\.yaml") as told:
+        ladder_file.read(path, LLAMA)
+    assert said in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("none.yaml", None, "there is no ladder file"),
+        ("mine.toml", "", "its name ends in .yaml, .yml, .py"),
+        ("mine.yaml", "", "is empty, not a mapping; `longhaul ladders new FILE` writes one"),
+        ("mine.yaml", "name: mine\nstages: []", "ladder mine has no stage"),
+        ("mine.yaml", "stages: []", "lacks 'name'; add it"),
+        ("mine.py", "x = 1", "defines 0 ladders"),
+        ("mine.py", "x =", "line 1: SyntaxError"),
+        ("mine.py", "\n\n1 / 0", "line 3: ZeroDivisionError"),
+    ],
+    ids=str,
+)
+def test_a_file_that_is_no_ladder_is_refused(tmp_path, name, content, said):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=r"mine|none") as told:
+        ladder_file.read(path)
+    assert said in str(told.value)
+
+
+def test_a_name_that_no_folder_should_have_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"name is '\.\./mine'; folders and jobs are named by it"):
+        ladder_file.read(written(tmp_path, name="../mine"), LLAMA)
+
+
+def test_without_a_card_a_rotation_states_its_base(tmp_path):
+    with pytest.raises(ValueError, match=r"rope has no base; state it, or name the card: --card"):
+        ladder_file.read(written(tmp_path))

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ladder's rotations for another card: kept, recomputed for its base, or refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from custom_modules.rope.config import RopeScaling
+from recipes.ladders import LADDERS
+from recipes.models import CARDS
+from recipes.shipped.rotation import for_card, rotation_refusal
+from recipes.spec.units import K
+
+
+@pytest.mark.parametrize("name", LADDERS)
+def test_a_ladder_stays_as_it_is_for_its_own_cards(name):
+    ladder = LADDERS[name]
+    for card in ladder.cards:
+        assert for_card(ladder, CARDS[card]) == (ladder, [])
+
+
+def test_a_formula_reaches_the_same_context_from_the_card_s_base_and_context():
+    ladder, said = for_card(LADDERS["yarn"], CARDS["llama3_8b"])
+    assert [stage.rope for stage in ladder.stages] == [
+        RopeScaling.yarn(base=500_000, factor=factor, original_length=8 * K) for factor in (8, 16)
+    ]
+    assert [stage.rope.reach for stage in ladder.stages] == [64 * K, 128 * K]
+    assert "recomputed for llama3_8b: yarn by 8 from 8K at base 500,000" in said[0]
+    assert all(rotation_refusal(CARDS["llama3_8b"], stage) is None for stage in ladder.stages)
+
+
+def test_a_base_change_is_for_the_rotated_part_of_the_card_s_heads():
+    ladder, said = for_card(LADDERS["prolong"], CARDS["nemotron4_15b"])
+    assert {stage.rope.partial_rotary_factor for stage in ladder.stages} == {0.5}
+    assert "base 8,000,000 for 0.5 of a head" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("ladder", "card", "said"),
+    [
+        ("longrope2", "llama32_1b", "the divisors of longrope are found for one model"),
+        ("prolong", "llama31_8b", "the scaling that llama31_8b was trained with"),
+        ("llama2_long_32k", "qwen25_7b", "base 500,000 is below that of qwen25_7b"),
+        ("yarn", "llama31_8b", "the card's context is 131,072 already; leave the stage out"),
+    ],
+)
+def test_what_the_card_cannot_take_is_refused(ladder, card, said):
+    with pytest.raises(ValueError, match=f"ladder {ladder} cannot train {card} at") as told:
+        for_card(LADDERS[ladder], CARDS[card])
+    assert said in str(told.value)
+
+
+def test_a_card_that_is_stretched_already_takes_no_other_formula():
+    stretched = RopeScaling.yarn(base=500_000, factor=4, original_length=8 * K)
+    card = replace(CARDS["llama3_8b"], native_rope=stretched, native_context=32 * K)
+    with pytest.raises(ValueError, match="stretched by yarn already"):
+        for_card(LADDERS["yarn"], card)
