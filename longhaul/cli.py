@@ -102,6 +102,10 @@ COMMANDS = {
         "longhaul.commands.ladders:app",
         "List the shipped ladders, or write and check one of your own.",
     ),
+    "config": SubCommand(
+        "longhaul.commands.config:config",
+        "Show the defaults that longhaul.toml sets, here or in ~/.config/longhaul.",
+    ),
     "doctor": SubCommand(
         "longhaul.commands.doctor:app", "Find what is wrong with a run, and what to change."
     ),

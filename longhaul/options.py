@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from recipes.spec.cluster import CLUSTER
+
 K_IS = "K is 1,024, M is 1,024 K"
 """Units of lengths and of the tokens of a step, for help texts; budgets use powers of ten."""
 
@@ -22,6 +24,28 @@ Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; without it the device the run trained on.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; its names include units.")]
+
+
+MachineLayout = Annotated[
+    str, typer.Option("--layout", help="Train this layout, such as 'tp2 ulysses4 kept_attention'.")
+]
+Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs, if they are not whole nodes.")]
+Cluster = Annotated[
+    str,
+    typer.Option(
+        help="Cluster file: a shipped name or a path.",
+        show_default=f"longhaul.toml's, or {CLUSTER}",
+    ),
+]
+Executor = Annotated[str, typer.Option(help="Where to run: local, or slurm with --cluster.")]
+Account = Annotated[
+    str,
+    typer.Option(help="Slurm's account.", show_default="longhaul.toml's, or the cluster file's"),
+]
+Partition = Annotated[
+    str,
+    typer.Option(help="Slurm's partition.", show_default="longhaul.toml's, or the cluster file's"),
+]
 
 
 def print_json(content: Any) -> None:
@@ -67,3 +91,15 @@ def require_device(device: str | None) -> None:
     """Raise ValueError for a device that is neither cpu nor cuda; None and "" mean none given."""
     if device not in (None, "", "cpu", "cuda"):
         raise ValueError(f"--device is {device!r}; expected cpu or cuda")
+
+
+def require_executor(executor: str, **of_slurm: object) -> None:
+    """Raise ValueError for an unknown executor, and for options of Slurm with the local one."""
+    if executor not in ("local", "slurm"):
+        raise ValueError(f"executor {executor!r} is unknown; expected local or slurm")
+    given = [f"--{name}" for name, value in of_slurm.items() if value]
+    if executor == "local" and given:
+        raise ValueError(
+            f"{' and '.join(given)} cannot go with --executor local; add --executor slurm, or "
+            "leave it out"
+        )

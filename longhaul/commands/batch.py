@@ -23,6 +23,11 @@ def batch(
     tp: Annotated[int, typer.Option(help="Of --gpus, those that share each layer.")] = 1,
     cp: Annotated[int, typer.Option(help="Of --gpus, those that share each sequence.")] = 1,
     pp: Annotated[int, typer.Option(help="Of --gpus, those that have some of the layers.")] = 1,
+    ladder: Annotated[
+        str, typer.Option(help="Take --seq and --tokens-per-batch of this ladder's --stage.")
+    ] = "",
+    stage: Annotated[str, typer.Option(help="The stage, by its length, such as 64K.")] = "",
+    card: Annotated[str, typer.Option(help="The card, if a ladder file leaves it facts.")] = "",
     as_json: Json = False,
 ) -> None:
     """Solve global batch = micro-batch x accumulation x DP for the tokens of a step.
@@ -37,9 +42,19 @@ def batch(
         dp = data_ranks(gpus=gpus, tp=tp, cp=cp, pp=pp)
     elif (tp, cp, pp) != (1, 1, 1):
         raise ValueError("--tp, --cp and --pp divide --gpus; add --gpus, or give only --dp")
+    tokens = length_of("--tokens-per-batch", tokens_per_batch) if tokens_per_batch else None
+    length = length_of("--seq", seq) if seq else None
+    if ladder:
+        if tokens is not None or length is not None:
+            raise ValueError(
+                "--ladder sets --seq and --tokens-per-batch; leave them out, or --ladder"
+            )
+        length, tokens = _of_stage(ladder, stage, card)
+    elif stage or card:
+        raise ValueError("--stage and --card are of a ladder; add --ladder, or leave them out")
     found = solve(
-        tokens=length_of("--tokens-per-batch", tokens_per_batch) if tokens_per_batch else None,
-        seq_length=length_of("--seq", seq) if seq else None,
+        tokens=tokens,
+        seq_length=length,
         dp=dp,
         accumulation=accumulation,
         micro_batch=micro,
@@ -67,3 +82,12 @@ def batch(
             f"note: accumulation is {found.accumulation:,}, above {MOST_ACCUMULATION}: "
             "micro-batches run one after another; more data ranks would shorten the step"
         )
+
+
+def _of_stage(ladder: str, stage: str, card: str) -> tuple[int, int]:
+    """Return the tokens of a sequence and of a step of a ladder's stage."""
+    from recipes.shipped.named import card_named, ladder_named
+    from recipes.shipped.select import stage_of
+
+    found = stage_of(ladder_named(ladder, card_named(card) if card else None), stage)
+    return found.seq_length, found.tokens_per_batch

@@ -9,6 +9,7 @@ import typer
 
 from longhaul.terminal.console import loading
 from longhaul.terminal.messages import next_command, note
+from recipes.spec.naming import length_shown
 from recipes.spec.suggest import lookup
 
 
@@ -53,3 +54,7 @@ def import_model(
     typer.echo(to)
     if card is not None:
         next_command(["longhaul", "recipes", "--cards", card], "list the ladders for it")
+    else:
+        words = ["longhaul", "ladders", "new", "ladder.yaml", "--card", to, "--seq"]
+        longer = length_shown(2 * found.native_context).replace(",", "")
+        next_command([*words, longer], "write a ladder of your own for it")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longhaul.options import Json, print_json, require_no_json
+from longhaul.options import K_IS, Json, length_of, print_json, require_no_json
 from longhaul.terminal.messages import next_command, note
 
 if TYPE_CHECKING:
@@ -41,19 +41,56 @@ def ladders(context: typer.Context, as_json: Json = False) -> None:
 
 
 @app.command()
-def new(file: Annotated[Path, typer.Argument(help="YAML file to write.")]) -> None:
-    """Write a commented ladder of two stages, to edit."""
+def new(
+    file: Annotated[Path, typer.Argument(help="YAML file to write.")],
+    card: Annotated[
+        str, typer.Option(help="With --seq: the card, a name, a folder or hf:NAME.")
+    ] = "",
+    seq: Annotated[
+        str, typer.Option(help=f"Write one stage of this length, such as 96K ({K_IS}).")
+    ] = "",
+    tokens: Annotated[
+        str, typer.Option(help="With --seq: budget, such as 5B (10^9).", show_default="1B")
+    ] = "",
+    tokens_per_batch: Annotated[
+        str,
+        typer.Option(help=f"With --seq: tokens of a step ({K_IS}).", show_default="about 4M"),
+    ] = "",
+) -> None:
+    """Write a commented ladder to edit: of two stages, or of one for a card and a length."""
     from data.files.whole import write_text
     from data.files.writable import require_file
-    from recipes.notation.ladder_file import template
+    from recipes.notation import ladder_file
 
     require_file(file, "FILE", (".yaml", ".yml"))
     if file.exists():
         raise ValueError(f"{file} exists already; name a new file")
-    write_text(file, template(file))
+    if not seq and (card or tokens or tokens_per_batch):
+        raise ValueError("--card, --tokens and --tokens-per-batch are of one stage; add --seq")
+    text = _of_one_stage(file, card, seq, tokens, tokens_per_batch) if seq else ""
+    write_text(file, text or ladder_file.template(file))
     typer.echo(file)
-    words = ["longhaul", "ladders", "check", file, "--card", "llama31_8b"]
+    words = ["longhaul", "ladders", "check", file, "--card", card or "llama31_8b"]
     next_command(words, "after editing, check it for a card")
+
+
+def _of_one_stage(file: Path, card: str, seq: str, tokens: str, tokens_per_batch: str) -> str:
+    from recipes.notation.ladder_file import of_one_stage
+    from recipes.shipped.named import card_named
+    from recipes.spec.naming import budget_from
+    from recipes.spec.units import M
+
+    length = length_of("--seq", seq)
+    about = max(4 * M // length, 1) * length
+    return of_one_stage(
+        file,
+        card_named(card),
+        seq_length=length,
+        tokens=budget_from(tokens) if tokens else 10**9,
+        tokens_per_batch=(
+            length_of("--tokens-per-batch", tokens_per_batch) if tokens_per_batch else about
+        ),
+    )
 
 
 @app.command()

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul plan`: choose the layout of a stage on given GPUs, with its memory and time."""
 
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from longhaul.defaults import default
 from longhaul.doctor.case import Case, Recipe, after_comments, on_one_line
-from longhaul.options import K_IS, Json, length_of, print_json
+from longhaul.options import K_IS, Cluster, Json, length_of, print_json
 from longhaul.pages.plan_page import as_json, bill, page
 from longhaul.terminal.messages import note
-from longhaul.terminal.next_commands import OnCluster
+from longhaul.terminal.next_commands import OnCluster, sized
 from recipes.constraints import fp8 as fp8_constraints
 from recipes.ladders import LADDERS
+from recipes.notation import ladder_file
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.feasibility import CUDA, before_planning, violations
 from recipes.planner.plan import Plan
@@ -30,14 +35,15 @@ from recipes.planner.search import (
     search,
     why_not,
 )
+from recipes.shipped.machines import gpus_of
 from recipes.shipped.named import card_named, combined, ladder_named
-from recipes.shipped.rotation import heads_refusal, of_other_cards, rotation_refusal
+from recipes.shipped.rotation import is_possible, of_other_cards, rotation_refusal
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster as clusters
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.layout import Fp8, Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import amount, budget_from, length_shown, recipe_name
+from recipes.spec.naming import amount, budget_from, length_shown, length_word, recipe_name
 from recipes.spec.stage import Ladder, Stage
 from recipes.spec.units import K, M
 
@@ -50,7 +56,7 @@ def plan(
     card: Annotated[str, typer.Argument(help="A model card, such as llama31_8b.")] = "",
     seq: Annotated[str, typer.Option(help=f"Context, such as 64K or 1M ({K_IS}).")] = "",
     ladder: Annotated[str, typer.Option(help="Plan every stage of a ladder, with its bill.")] = "",
-    cluster: Annotated[str, typer.Option(help="Cluster file: a shipped name or a path.")] = CLUSTER,
+    cluster: Cluster = "",
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes of the cluster.", show_default="1")
     ] = None,
@@ -73,6 +79,7 @@ def plan(
     plot: Annotated[Path | None, typer.Option(help="PNG: memory and time by length.")] = None,
 ) -> None:
     """Choose the fastest layout that fits, and print its memory and its time by category."""
+    cluster = default("cluster", cluster) or CLUSTER
     machine = clusters.load(cluster)
     if fp8 and fp8 not in FP8:
         raise ValueError(f"--fp8 is {fp8!r}; expected one of {', '.join(FP8)}")
@@ -89,7 +96,7 @@ def plan(
     refused = fp8_constraints.refusal(precision.recipe, machine.gpu.capability, CUDA)
     if refused is not None:
         raise ValueError(f"--fp8 {fp8} on {machine.name}: {refused}")
-    ranks = _gpus(machine, nodes, gpus)
+    ranks = gpus_of(machine, nodes, gpus)
     if ladder:
         _refuse(
             "--ladder, whose stages set theirs",
@@ -144,11 +151,10 @@ def plan(
         if trained is not None:
             typer.echo(f"train it, as a stage of a ladder:\n  {trained}")
         else:
-            typer.echo(
-                f"no ladder has a stage of {length_shown(question.seq_length)} that this layout "
-                f"trains for {model.name}; "
-                f"`longhaul recipes --cards {model.name}` lists the ladders of the card"
-            )
+            shown = length_shown(question.seq_length)
+            typer.echo(f"no ladder has a stage of {shown} for {model.name}; write one, train it:")
+            for line in own_ladder(question, answer.plans[0].workload.layout, cluster, budget):
+                typer.echo(f"  {line}")
         if max_seq:
             shown = length_shown(question.seq_length)
             typer.echo(f"the longest context that fits: {shown} tokens")
@@ -178,7 +184,7 @@ def training_command(
         (card.name not in ladder.cards, rotation_refusal(card, stage) or "", ladder, stage)
         for ladder in LADDERS.values()
         for stage in ladder.stages
-        if stage.seq_length == question.seq_length and heads_refusal(card, stage) is None
+        if stage.seq_length == question.seq_length and is_possible(ladder, card, stage.seq_length)
     ]
     for of_others, unsuited, ladder, stage in sorted(stages, key=lambda s: (s[0], bool(s[1]))):
         command = stage_command(question, layout, cluster, ladder, stage)
@@ -187,6 +193,26 @@ def training_command(
             comment = ": ".join(filter(None, [other, of_others * unsuited]))
             return after_comments(command, comment, _of_the_stage(stage, batch, budget))
     return None
+
+
+def own_ladder(question: SearchRequest, layout: Layout, cluster: str, budget: int) -> Iterator[str]:
+    """Yield the commands that write a ladder of one stage for a question, and that train it."""
+    card, length = question.card, length_word(question.seq_length).upper()
+    path = Path(f"{card.name}_{length.lower()}.yaml")
+    yield (
+        f"longhaul ladders new {shlex.quote(str(path))} --card {card.word} --seq {length} "
+        f"--tokens {budget} --tokens-per-batch {question.tokens_per_batch}"
+    )
+    text = ladder_file.of_one_stage(
+        path, card, seq_length=question.seq_length, tokens=budget,
+        tokens_per_batch=question.tokens_per_batch,
+    )  # fmt: skip
+    ladder = replace(ladder_file.from_text(text, path, card), path=str(path))
+    recipe = Recipe(card=card, ladder=ladder, stage=ladder.stages[0], cluster=cluster)
+    workload = recipe.workload(layout, question.cluster)
+    yield from (
+        Case(recipe=recipe, plan=plan_of(workload, question.cluster)).command(workload).splitlines()
+    )
 
 
 def _of_the_stage(stage: Stage, batch: int | None, budget: int | None) -> str:
@@ -215,8 +241,7 @@ def stage_command(
     workload = recipe.workload(layout, question.cluster)
     if next(violations(workload, question.cluster), None) is not None:
         return None
-    command = Case(recipe=recipe, plan=plan_of(workload, question.cluster)).command(workload)
-    return None if command.startswith("longhaul plan") else command
+    return Case(recipe=recipe, plan=plan_of(workload, question.cluster)).command(workload)
 
 
 def _refuse(beside: str, options: dict[str, object]) -> None:
@@ -224,19 +249,6 @@ def _refuse(beside: str, options: dict[str, object]) -> None:
     given = [name for name, value in options.items() if value]
     if given:
         raise ValueError(f"{' and '.join(given)} cannot go with {beside}; leave one of them out")
-
-
-def _gpus(machine: clusters.Cluster, nodes: int | None, gpus: int | None) -> int:
-    if gpus is None:
-        return (nodes or 1) * machine.gpus_per_node
-    if nodes is not None:
-        raise ValueError("--gpus and --nodes both say how many; leave one of them out")
-    if gpus > machine.gpus_per_node and gpus % machine.gpus_per_node:
-        raise ValueError(
-            f"--gpus is {gpus}, not a whole number of nodes of {machine.gpus_per_node}; take "
-            f"{gpus // machine.gpus_per_node * machine.gpus_per_node}, or fewer than a node has"
-        )
-    return gpus
 
 
 def _longest(question: SearchRequest, words: str) -> SearchRequest:
@@ -314,9 +326,9 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
             stage_command(question, layout, cluster, climbed, stage)
             or f"# no command trains {recipe_name(model, climbed, stage)} as it is planned"
         )
-    whole = _trains_all(model, climbed, cluster, gpus, fp8)
-    if whole is not None:
-        bill(model, climbed, machine, plans, as_text=as_text, command=whole.command)
+    whole, explained = _trains_all(model, climbed, cluster, gpus, fp8)
+    if whole:
+        bill(model, climbed, machine, plans, as_text=as_text, command=whole)
     else:
         of_stages = [on_one_line(command) or None for command in alone]
         bill(model, climbed, machine, plans, as_text=as_text, command=None, of_stages=of_stages)
@@ -326,8 +338,8 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
         note(f"note: {said}")
     if as_text:
         return
-    if whole is not None:
-        typer.echo(f"train it:\n  {after_comments(whole.command, whole.explained)}")
+    if whole:
+        typer.echo(f"train it:\n  {after_comments(whole, explained)}")
         return
     typer.echo("train it, one stage after another:")
     lines = [line for command in alone for line in f"  {command}".splitlines()]
@@ -338,14 +350,18 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
 
 def _trains_all(
     card: ModelCard, ladder: Ladder, cluster: str, gpus: int, fp8: Fp8
-) -> OnCluster | None:
-    """Return the command that trains all stages as planned; None if no single one does.
+) -> tuple[str, str]:
+    """Return the command that trains all stages as planned, and what explains it; empty if none.
 
-    `longhaul run` lays stages out on whole nodes, in bf16, and those for CPU ranks on CPU ranks.
+    `longhaul run` lays stages out in bf16, and those for CPU ranks on CPU ranks. On one node it is
+    this machine's.
     """
-    nodes, rest = divmod(gpus, clusters.load(cluster).gpus_per_node)
     rows = [ROWS.get(recipe_name(card, ladder, stage)) for stage in ladder.stages]
     on_cpu = any(row is not None and row.layout.device == "cpu" for row in rows)
-    if rest or on_cpu or fp8.recipe != "none":
-        return None
-    return OnCluster(card=card, ladder=ladder, cluster=cluster, nodes=nodes)
+    if on_cpu or fp8.recipe != "none":
+        return "", ""
+    if gpus <= clusters.load(cluster).gpus_per_node:
+        here = f"longhaul run --ladder {ladder.word} --card {card.word}"
+        return f"{here} --cluster {shlex.quote(cluster)} {sized(gpus, cluster)}", ""
+    submitted = OnCluster(card=card, ladder=ladder, cluster=cluster, gpus=gpus)
+    return submitted.command, submitted.explained

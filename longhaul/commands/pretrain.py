@@ -2,20 +2,36 @@
 """`longhaul pretrain`: train one stage."""
 
 import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data.files.writable import require_file
-from longhaul.options import Verify, require_device
+from data.files.writable import require_file, require_folder
+from longhaul.defaults import default, run_of, store_of
+from longhaul.jobs import ladder_run
+from longhaul.options import (
+    Account,
+    Cluster,
+    Executor,
+    Gpus,
+    MachineLayout,
+    Partition,
+    Verify,
+    require_device,
+    require_executor,
+)
 from longhaul.run_folder.lock import in_use
 from longhaul.terminal.console import held_back, loading, output_to
 from longhaul.terminal.messages import next_command, note, resumable
 from longhaul.terminal.next_commands import OnCluster
 from longhaul.terminal.progress import Watched, progress
+from recipes.notation.layout import words_of
+from recipes.shipped.machines import BY_LAYOUT, Machines, on_machines, require_no_machines
 from recipes.shipped.table import ROWS
-from recipes.spec.cluster import CLUSTER
 from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
@@ -33,11 +49,16 @@ def pretrain(
     ] = "",
     ladder: Annotated[str, typer.Option(help="The ladder of the stage.")] = "",
     stage: Annotated[str, typer.Option(help="The stage, by its length, such as 64K.")] = "",
-    nodes: Annotated[
-        int | None, typer.Option(help="Nodes to lay --card out on.", show_default="1")
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="Cluster file of these nodes.", show_default=CLUSTER)
+    nodes: Annotated[int | None, typer.Option(help="Nodes.", show_default="1")] = None,
+    gpus: Gpus = None,
+    layout: MachineLayout = "",
+    executor: Executor = "local",
+    cluster: Cluster = "",
+    account: Account = "",
+    partition: Partition = "",
+    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/...")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Token store.", show_default="stores/CARD")
     ] = None,
     to_yaml: Annotated[Path | None, typer.Option(help="Write the recipe; do not run it.")] = None,
     dryrun: Annotated[
@@ -58,26 +79,43 @@ def pretrain(
         raise ValueError(
             "name one recipe: --factory NAME or --yaml FILE, or --card with --ladder and --stage"
         )
-    if not combined and (nodes is not None or cluster is not None):
-        raise ValueError(
-            "--nodes and --cluster apply only to --card; a recipe that has its layout takes the "
-            "override trainer.num_nodes=N, so leave them out"
-        )
     require_device(device)
-    if yaml is not None and not yaml.is_file():
-        raise ValueError(
-            f"--yaml {yaml} is not a file; `longhaul show NAME --to-yaml FILE` writes one to change"
-        )
+    require_executor(executor, account=account, partition=partition)
+    sizes = {"nodes": nodes, "gpus": gpus, "layout": layout, "cluster": cluster}
+    if yaml is not None:
+        _require_file(yaml, executor, {**sizes, "out": out, "store": store})
     if to_yaml is not None:
         require_file(to_yaml, "--to-yaml")
+        if executor == "slurm":
+            raise ValueError("--to-yaml writes and --executor slurm submits; take one of them")
+    submits = executor == "slurm"
+    asked = Machines(
+        nodes=nodes, gpus=gpus, layout=layout, device=device,
+        cluster=default("cluster", cluster) if combined or submits else cluster,
+    )  # fmt: skip
+    if asked.on_cpu and not submits:
+        require_no_machines(replace(asked, cluster=cluster))
     row, row_notes = None, list[str]()
     if factory:
-        lookup("recipe", factory, ROWS)
+        row = lookup("recipe", factory, ROWS)
+        if asked.sized or (asked.cluster and not submits):
+            row = on_machines(row, asked)
     elif combined:
         from recipes.shipped import select
 
-        row = select.choose(card, ladder, stage, nodes=nodes, cluster_name=cluster, device=device)
+        row = select.choose(card, ladder, stage, _of_card(asked))
         row_notes = list(select.notes(row))
+    if row is not None and not submits:
+        ladder_run.require_here(row, asked)
+    if submits:
+        assert row is not None
+        for words in row_notes:
+            note(f"note: {words}")
+        _submit(
+            row, context.args, asked, rope=rope, account=account, partition=partition, out=out,
+            store=store, verify=verify, dryrun=dryrun,
+        )  # fmt: skip
+        return
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import records, stage_checks, training
         from longhaul.run_folder.places import require_places
@@ -85,20 +123,20 @@ def pretrain(
         from recipes.resolved import overrides, read, yaml_file
         from recipes.resolved.check import notes
         from recipes.resolved.stage import ResolvedStage
-        from recipes.shipped import factories
         from slurm.experiment import commands, run_in_order
 
-        if row is not None:
-            recipe = row()
+        if row is None:
+            assert yaml is not None
+            recipe = yaml_file.read(yaml)
         else:
-            recipe = factories.recipe_named(factory) if yaml is None else yaml_file.read(yaml)
+            recipe = _placed(row, out, store)
         if rope:
             recipe = overrides.with_rope(recipe, rope)
         if verify is False:
             recipe.resume.verify = False
         recipe = overrides.override(recipe, context.args)
         overrides.on_device(recipe, device)
-    shipped = ROWS[factory].layout.world_size if factory else 0
+    shipped = row.layout.world_size if row is not None and factory else 0
     fewer = stage_checks.fewer_ranks(ResolvedStage.of(recipe), shipped)
     for words in (*row_notes, *fewer, *notes(recipe)):
         note(f"note: {words}")
@@ -110,7 +148,7 @@ def pretrain(
     require_places(recipe)
     resolved = ResolvedStage.of(recipe)
     folder = resolved.folder
-    several = _several_nodes(recipe, row, from_file=yaml is not None)
+    several = _several_nodes(recipe, row)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
         typer.echo(f"# {stage_checks.summary(resolved)}")
@@ -148,11 +186,76 @@ def pretrain(
         next_command(command, "evaluate loss by position and passkeys of its last checkpoint")
 
 
-def _several_nodes(recipe: "nemo_run.Partial", planned: "Row | None", *, from_file: bool) -> str:
+def _of_card(asked: Machines) -> Machines:
+    """Return the machines for a row; CPU ranks are of no cluster, though one may run them."""
+    return replace(asked, cluster="") if asked.on_cpu else asked
+
+
+def _placed(row: "Row", out: Path | None, store: Path | None) -> "nemo_run.Partial":
+    """Return the recipe of a row with its run folder and its store."""
+    from recipes.nemo2.settings import place
+
+    recipe = row()
+    run_to, read_from = run_of(row.card, row.ladder, out), store_of(row.card, row.ladder, store)
+    place(recipe, row.card, row.ladder, row.stage, run_to=run_to, store=read_from)
+    return recipe
+
+
+def _submit(
+    row: "Row",
+    words: Sequence[str],
+    asked: Machines,
+    *,
+    rope: str,
+    account: str,
+    partition: str,
+    out: Path | None,
+    store: Path | None,
+    verify: bool | None,
+    dryrun: bool,
+) -> None:
+    """Submit the stage of a row as a job on the cluster, or print its script."""
+    from longhaul.commands.run_on_slurm import run_on_cluster
+
+    plan = ladder_run.plan(row.ladder, row.card, out, store, only=row.stage, verify=verify)
+
+    def change(recipe: "nemo_run.Partial") -> "nemo_run.Partial":
+        from recipes.resolved import overrides
+
+        return overrides.with_rope(recipe, rope)
+
+    if not dryrun:
+        require_folder(plan.run, "--out")
+    with nullcontext() if dryrun else in_use(plan.run):
+        run_on_cluster(
+            plan, words, asked, account=account, partition=partition, dryrun=dryrun, row=row,
+            change=change if rope else None, evaluated=False,
+        )  # fmt: skip
+
+
+def _require_file(yaml: Path, executor: str, options: dict[str, object]) -> None:
+    """Raise ValueError for a recipe file that is not there, and for what it states itself."""
+    if not yaml.is_file():
+        raise ValueError(
+            f"--yaml {yaml} is not a file; `longhaul show NAME --to-yaml FILE` writes one to change"
+        )
+    if executor == "slurm":
+        raise ValueError(
+            f"--yaml {yaml} trains on this machine only; submit --factory NAME, or --card with "
+            "--ladder and --stage, with overrides KEY=VALUE"
+        )
+    given = [f"--{name}" for name, value in options.items() if value not in (None, "")]
+    if given:
+        raise ValueError(
+            f"{' and '.join(given)} cannot go with --yaml, which states its layout and paths; "
+            "leave them out, or change the file"
+        )
+
+
+def _several_nodes(recipe: "nemo_run.Partial", planned: "Row | None") -> str:
     """Return how to run a recipe that is laid out on several nodes; empty for this machine's.
 
     Overrides of this command are left to the user, since some are for the layout on these nodes.
-    So are the changes of a file, since only ladders are submitted to a cluster.
     """
     nodes = int(recipe.trainer.num_nodes)
     if nodes == 1:
@@ -161,22 +264,18 @@ def _several_nodes(recipe: "nemo_run.Partial", planned: "Row | None", *, from_fi
         f"{recipe.log.name} is laid out on {nodes} nodes of {recipe.trainer.devices} and this "
         "machine is one; "
     )
-    shipped = ROWS.get(recipe.log.name)
-    if planned is not None:
-        command = OnCluster(
-            card=planned.card, ladder=planned.ladder, stage=planned.stage, cluster=planned.cluster,
-            nodes=planned.nodes,
-        )  # fmt: skip
-    elif shipped is not None:
-        command = OnCluster(
-            card=shipped.card, ladder=shipped.ladder, stage=shipped.stage, cluster=shipped.cluster,
-            nodes=None if nodes == shipped.nodes else nodes,
-        )  # fmt: skip
-    else:
+    if planned is None:
         return (
-            f"{said}a recipe file cannot be submitted to a cluster, only the ladders that "
-            "`longhaul recipes` lists and their cards can"
+            f"{said}a recipe file cannot be submitted to a cluster; submit --factory NAME, or "
+            "--card with --ladder and --stage, with overrides KEY=VALUE"
         )
+    shipped = ROWS.get(recipe.log.name)
+    gpus = int(recipe.trainer.devices) * nodes
+    as_shipped = shipped is not None and planned.pinned == shipped.pinned
+    command = OnCluster(
+        card=planned.card, ladder=planned.ladder, stage=planned.stage, cluster=planned.cluster,
+        gpus=None if as_shipped and gpus == planned.layout.world_size else gpus,
+        layout=words_of(planned.layout) if planned.pinned == BY_LAYOUT else "",
+    )  # fmt: skip
     explained = f" ({command.explained})" if command.explained else ""
-    file = "a recipe file cannot be submitted; as shipped, on a cluster: "
-    return f"{said}{file if from_file else 'on a cluster: '}{command.command}{explained}"
+    return f"{said}on a cluster: {command.command}{explained}"

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data.files.writable import require_file, require_folder
-from longhaul.options import Ranks
+from longhaul.defaults import default
+from longhaul.options import Cluster, Gpus, MachineLayout, Ranks
 from longhaul.rehearsal import verification_card as cards
 from longhaul.run_folder import lock
 from longhaul.run_folder.lock import in_use, require_unused
@@ -55,9 +56,9 @@ def rehearse(
         int | None,
         typer.Option(help="Nodes to lay --card out on.", show_default="the fewest that fit"),
     ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="Cluster file of these nodes.", show_default=CLUSTER)
-    ] = None,
+    gpus: Gpus = None,
+    layout: MachineLayout = "",
+    cluster: Cluster = "",
     ranks: Ranks = 4,
     out: Annotated[
         Path | None, typer.Option(help="Run folder.", show_default="runs/rehearsals/NAME")
@@ -76,8 +77,10 @@ def rehearse(
     """
     started = time.monotonic()
     from recipes.rehearsal.plan import rehearsal
+    from recipes.shipped.machines import Machines
     from recipes.shipped.table import ROWS
 
+    asked = Machines(nodes=nodes, gpus=gpus, layout=layout, cluster=cluster)
     if ranks > MOST_RANKS:
         raise ValueError(f"--ranks is {ranks}; one machine rehearses on at most {MOST_RANKS}")
     overrides = list(context.args)
@@ -92,10 +95,11 @@ def rehearse(
     if combined:
         from recipes.shipped.select import row_of
 
-        row = row_of(card, ladder, stage, nodes=nodes, cluster_name=cluster)
-    elif nodes is not None or cluster is not None:
+        row = row_of(card, ladder, stage, asked, default("cluster") or CLUSTER)
+    elif asked != Machines():
         raise ValueError(
-            f"--nodes and --cluster apply only to --card; {name} has its layout, so leave them out"
+            "--nodes, --gpus, --layout and --cluster apply only to --card; "
+            f"{name} has its layout, so leave them out"
         )
     else:
         row = lookup("recipe", name, ROWS)
@@ -118,8 +122,11 @@ def rehearse(
         typer.echo(f"{name}: {len(failed)} of {len(checks)} checks failed; see {run}", err=True)
         raise typer.Exit(1)
     if write_card is not None:
-        asked = _options(card=card, ladder=ladder, stage=stage, nodes=nodes, cluster=cluster)
-        first = asked if combined else [name]
+        options = _options(
+            card=card, ladder=ladder, stage=stage, nodes=nodes, gpus=gpus, layout=layout,
+            cluster=cluster or default("cluster"),
+        )  # fmt: skip
+        first = options if combined else [name]
         given = [*first, *_options(ranks=ranks, store=store), *overrides]
         command = shlex.join(["longhaul", "rehearse", *given])  # without output paths
         done = _card_of(row, run, planned, checks, command, revision, seconds)

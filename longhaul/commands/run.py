@@ -4,21 +4,36 @@
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from data.files.writable import require_folder
+from longhaul.defaults import default
 from longhaul.jobs import ladder_run
-from longhaul.options import Verify, require_device
+from longhaul.options import (
+    Account,
+    Cluster,
+    Executor,
+    Gpus,
+    MachineLayout,
+    Partition,
+    Verify,
+    require_device,
+    require_executor,
+)
 from longhaul.pages import ladder_table
 from longhaul.pages.store_page import show_store
 from longhaul.run_folder.lock import in_use, require_unused
-from longhaul.terminal.console import loading, output_to
+from longhaul.terminal.console import held_back, loading, output_to
 from longhaul.terminal.messages import note, resumable
 from longhaul.terminal.progress import Watched, progress
-from recipes.spec.cluster import CLUSTER
+from recipes.shipped.machines import Machines, require_no_machines
+
+if TYPE_CHECKING:
+    from recipes.shipped.row import Row
 
 
 def run(
@@ -30,17 +45,15 @@ def run(
     stage: Annotated[
         str, typer.Option(help="Only this stage, by its length, such as 64K.", show_default="all")
     ] = "",
-    executor: Annotated[
-        str, typer.Option(help="Where to run: local, or slurm with --cluster.")
-    ] = "local",
-    cluster: Annotated[
-        str, typer.Option(help="Cluster file: a shipped name or a path.", show_default=CLUSTER)
-    ] = "",
+    executor: Executor = "local",
+    cluster: Cluster = "",
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes of each stage.", show_default="the recipes'")
     ] = None,
-    account: Annotated[str, typer.Option(help="Slurm's account, instead of the file's.")] = "",
-    partition: Annotated[str, typer.Option(help="Slurm's partition, instead of the file's.")] = "",
+    gpus: Gpus = None,
+    layout: MachineLayout = "",
+    account: Account = "",
+    partition: Partition = "",
     source: Annotated[
         str | None, typer.Option(help="Documents to prepare a store from, as a first job.")
     ] = None,
@@ -71,12 +84,22 @@ def run(
     """
     from recipes.shipped.select import stage_of
 
-    planned = executor == "slurm" and nodes is not None
-    chosen, model = ladder_run.choose(ladder, card, planned=planned)
+    submits = executor == "slurm"
     require_device(device)
+    require_executor(
+        executor, account=account, partition=partition, source=source, tokenizer=tokenizer,
+        export=export, gate=gate,
+    )  # fmt: skip
+    asked = Machines(
+        nodes=nodes, gpus=gpus, layout=layout, cluster=default("cluster", cluster), device=device
+    )
+    if asked.on_cpu and not submits:
+        require_no_machines(replace(asked, cluster=cluster))
+        asked = replace(asked, cluster="")
+    chosen, model = ladder_run.choose(ladder, card, stage)
     only = stage_of(chosen, stage) if stage else None
     plan = ladder_run.plan(chosen, model, out, store, only=only, verify=verify)
-    if executor == "slurm":
+    if submits:
         from longhaul.commands.run_on_slurm import run_on_cluster
 
         if not dryrun:
@@ -84,30 +107,23 @@ def run(
         # The jobs take no such lock: it is released once they are submitted.
         with nullcontext() if dryrun else in_use(plan.run):
             run_on_cluster(
-                plan, context.args, cluster=cluster or CLUSTER, nodes=nodes, account=account,
-                partition=partition, source=source, tokenizer=tokenizer, export=export, gate=gate,
-                device=device, dryrun=dryrun,
+                plan, context.args, asked, account=account, partition=partition, source=source,
+                tokenizer=tokenizer, export=export, gate=gate, dryrun=dryrun,
             )  # fmt: skip
         return
-    if executor != "local":
-        raise ValueError(f"executor {executor!r} is unknown; expected local or slurm")
-    given = {
-        "--cluster": cluster, "--nodes": nodes, "--account": account, "--partition": partition,
-        "--source": source, "--tokenizer": tokenizer, "--export": export,
-        "--gate": gate,
-    }  # fmt: skip
-    if unused := [name for name, value in given.items() if value]:
-        raise ValueError(
-            f"{' and '.join(unused)} cannot go with --executor local; add --executor slurm, or "
-            "leave it out"
-        )
     require_folder(plan.run, "--out")
+    rows = ladder_run.rows(plan, asked)
     with nullcontext() if dryrun else in_use(plan.run):
-        _run_here(plan, context.args, device, dryrun=dryrun)
+        _run_here(plan, rows, context.args, device, dryrun=dryrun)
 
 
 def _run_here(
-    plan: ladder_run.LadderRun, words: Sequence[str], device: str | None, *, dryrun: bool
+    plan: ladder_run.LadderRun,
+    rows: "Sequence[Row]",
+    words: Sequence[str],
+    device: str | None,
+    *,
+    dryrun: bool,
 ) -> None:
     """Run what is left of the ladder on this machine, or print it."""
     if not dryrun:
@@ -121,7 +137,10 @@ def _run_here(
         from longhaul.run_folder.undamaged import require_undamaged
         from slurm.experiment import commands, run_in_order
 
-        stages = local_chain.stages(plan, words, device)
+        stages = local_chain.stages(plan, rows, words, device)
+        several = next(filter(None, (local_chain.several_nodes(plan, s) for s in stages)), "")
+        if several and not dryrun:
+            raise ValueError(several)
         for stage in stages:
             require_places(stage.recipe)
         local_chain.require(stages, started=not dryrun)
@@ -133,8 +152,12 @@ def _run_here(
     if dryrun:
         for said in standing:
             typer.echo(f"# {said}")
+        if several:
+            typer.echo(f"# {several}")
+            return
         jobs = local_chain.jobs(plan, stages, record=False)
-        lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
+        with held_back():
+            lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
         for line in lines or ["nothing is left to do"]:
             typer.echo(line)
         return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul run --executor slurm`: submit a ladder as a chain of jobs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,37 +9,46 @@ from typing import TYPE_CHECKING
 import typer
 
 from eval.run_folder import write_json
+from longhaul.defaults import default
 from longhaul.jobs import ladder_run
 from longhaul.jobs.cluster_checks import folders
 from longhaul.jobs.store_source import documents_of
 from longhaul.pages import ladder_table
 from longhaul.terminal.console import loading
 from longhaul.terminal.messages import next_command, note
-from recipes.shipped.table import ROWS
+from recipes.shipped.machines import Machines
+from recipes.spec.cluster import CLUSTER
 from recipes.spec.gate import gate_from
 from slurm.cluster_file import ClusterFile, load
 
 if TYPE_CHECKING:
-    from recipes.resolved.stage import ResolvedStage
+    import nemo_run
+
+    from recipes.shipped.row import Row
 
 
 def run_on_cluster(
     plan: ladder_run.LadderRun,
     words: Sequence[str],
+    asked: Machines,
     *,
-    cluster: str,
-    nodes: int | None,
     account: str,
     partition: str,
-    source: str | None,
-    tokenizer: str | None,
-    export: Path | None,
-    gate: str,
-    device: str | None,
     dryrun: bool,
+    row: "Row | None" = None,
+    change: "Callable[[nemo_run.Partial], nemo_run.Partial] | None" = None,
+    source: str | None = None,
+    tokenizer: str | None = None,
+    export: Path | None = None,
+    gate: str = "",
+    evaluated: bool = True,
 ) -> None:
-    """Submit the chain and print its jobs; with `dryrun` print the scripts and submit nothing."""
-    file = _with_names(load(cluster), account, partition)
+    """Submit the chain and print its jobs; with `dryrun` print the scripts and submit nothing.
+
+    The only stage may be given as a `row`; `change` is applied to the recipes before overrides.
+    """
+    cluster = asked.cluster or CLUSTER
+    file = _with_names(load(cluster), default("account", account), default("partition", partition))
     plan = _with_gates(plan, gate)
     documents = documents_of(plan, source, tokenizer)
     with loading("NeMo and Megatron-Core"):
@@ -50,11 +59,10 @@ def run_on_cluster(
         from slurm.experiment import scripts, submit
 
         notes = submission_checks.require(file, folders(plan, documents, export))
-        resolved = (
-            local_chain.stages(plan, words, device)
-            if nodes is None
-            else _laid_out(plan, words, cluster, nodes, device)
-        )
+        known = file.hardware is not None and not asked.on_cpu
+        asked = replace(asked, cluster=cluster if known else "")
+        rows = [row] if row is not None else ladder_run.rows(plan, asked, submitted=True)
+        resolved = local_chain.stages(plan, rows, words, asked.device, change)
         stages = [stage.planned(plan.card, file.hardware) for stage in resolved]
         if documents is None:
             local_chain.require_store(stages)
@@ -71,7 +79,9 @@ def run_on_cluster(
             notes = [*notes, *require_checkpoints(stages, plan.verify)]
             local_chain.write_records(plan, stages)
             submission_checks.require_shared(plan, file)
-        jobs = slurm_chain.jobs(plan, stages, file, documents=documents, export=export)
+        jobs = slurm_chain.jobs(
+            plan, stages, file, documents=documents, export=export, evaluated=evaluated
+        )
     for words_ in notes if dryrun else (*notes, *standing):
         note(f"note: {words_}")
     ladder_table.describe(plan, stages)
@@ -106,23 +116,3 @@ def _with_gates(plan: ladder_run.LadderRun, words: str) -> ladder_run.LadderRun:
     at = None if plan.only is None else plan.ladder.stages.index(plan.only)
     only = None if at is None else stages[at]
     return replace(plan, ladder=replace(plan.ladder, stages=stages), only=only)
-
-
-def _laid_out(
-    plan: ladder_run.LadderRun, words: Sequence[str], cluster: str, nodes: int, device: str | None
-) -> "list[ResolvedStage]":
-    """Return the stages laid out by the planner on a number of nodes of a cluster."""
-    from longhaul.jobs import local_chain
-    from recipes.shipped.factories import FACTORIES
-    from recipes.shipped.select import planned_row
-
-    made = []
-    for name, stage in plan.chosen:
-        if name in ROWS and ROWS[name].layout.device == "cpu":
-            made.append(
-                local_chain.placed(plan, stage, FACTORIES[name](nodes=nodes), words, device)
-            )
-            continue
-        row = planned_row(plan.card, plan.ladder, stage, cluster, nodes)
-        made.append(local_chain.placed(plan, stage, row(), words, device))
-    return made

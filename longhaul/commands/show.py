@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul show`: show one recipe on one page, and the commands to type next."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -8,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longhaul.options import Json, print_json
+from longhaul.defaults import default, store_of
+from longhaul.options import Cluster, Gpus, Json, MachineLayout, print_json
 from longhaul.terminal.console import loading, print_table, table_for_terminal
+from recipes.shipped.machines import Machines
+from recipes.spec.cluster import CLUSTER
 from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
@@ -24,14 +28,32 @@ EXPENDABLE = ("positions", "documents")
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A recipe, as `longhaul recipes` lists it.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A shipped recipe; any other by --card, --ladder and --stage."),
+    ] = "",
+    card: Annotated[str, typer.Option(help="A model card, with --ladder and --stage.")] = "",
+    ladder: Annotated[str, typer.Option(help="The ladder of the stage.")] = "",
+    stage: Annotated[str, typer.Option(help="The stage, by its length, such as 64K.")] = "",
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Nodes for --card.", show_default="the fewest that fit"),
+    ] = None,
+    gpus: Gpus = None,
+    layout: MachineLayout = "",
+    cluster: Cluster = "",
     as_json: Json = False,
     to_yaml: Annotated[
         Path | None, typer.Option(help="Write the recipe, for `longhaul pretrain --yaml`.")
     ] = None,
 ) -> None:
     """Show a recipe: its model, ladder, stage, data and layout, and what to type next."""
-    row = _named(name)
+    asked = Machines(nodes=nodes, gpus=gpus, layout=layout, cluster=cluster)
+    row, notes = _named(name, asked) if name else _combined(card, ladder, stage, asked)
+    if name and (card or ladder or stage):
+        raise ValueError(
+            "name one recipe: a shipped one by its NAME, any other by --card, --ladder and --stage"
+        )
     if as_json and to_yaml is not None:
         raise ValueError("--json prints and --to-yaml writes; take one of them")
     if to_yaml is not None:
@@ -40,18 +62,27 @@ def show(
         require_file(to_yaml, "--to-yaml")
         with loading("NeMo and Megatron-Core"):
             from recipes.resolved import yaml_file
-            from recipes.shipped import factories
 
-            yaml_file.write(factories.recipe_named(name), to_yaml)
+            yaml_file.write(row(), to_yaml)
         typer.echo(to_yaml)
     elif as_json:
         print_json(content(row))
     else:
-        _print(row)
+        _print(row, notes)
 
 
-def _named(name: str) -> "Row":
+def _combined(card: str, ladder: str, stage: str, asked: Machines) -> "tuple[Row, list[str]]":
+    """Return a card on a stage as a row, and the notes on it."""
+    from recipes.shipped import select
+
+    row = select.row_of(card, ladder, stage, asked, default("cluster") or CLUSTER)
+    return row, list(select.notes(row))
+
+
+def _named(name: str, asked: Machines) -> "tuple[Row, list[str]]":
     """Return the recipe of a name; raise ValueError for other names, with hints."""
+    from recipes.shipped import rotation
+    from recipes.shipped.machines import on_machines
     from recipes.shipped.table import ROWS
 
     of_ladder = [row.name for row in ROWS.values() if name in (row.ladder.name, row.card.name)]
@@ -59,7 +90,11 @@ def _named(name: str) -> "Row":
         raise ValueError(
             f"{name!r} is a ladder or a card, not a recipe; its recipes are {', '.join(of_ladder)}"
         )
-    return lookup("recipe", name, ROWS)
+    row = lookup("recipe", name, ROWS)
+    other = rotation.of_other_cards(row.ladder, row.card)
+    if asked.sized or asked.cluster:
+        row = on_machines(row, asked)
+    return row, [other] if other else []
 
 
 def content(row: "Row") -> dict[str, Any]:
@@ -101,41 +136,78 @@ def _stage(stage: "Stage", card: "ModelCard") -> dict[str, Any]:
 
 def commands(row: "Row") -> Iterator[tuple[str, str]]:
     """Yield the commands to type next, each with its purpose."""
-    from longhaul.terminal.next_commands import OnCluster
+    from longhaul.terminal.next_commands import OnCluster, sized
+    from recipes.notation.layout import words_of
+    from recipes.shipped.machines import BY_LAYOUT
     from recipes.shipped.table import ROWS
     from recipes.spec.naming import recipe_name
 
-    card, ladder = row.card, row.ladder
-    names = [recipe_name(card, ladder, stage) for stage in ladder.stages]
-    if ladder.stages[0].start == "card":
+    card, ladder, on_cpu = row.card, row.ladder, row.layout.device == "cpu"
+    stages = {recipe_name(card, ladder, stage): stage for stage in ladder.stages}
+    shipped = ROWS.get(row.name) == row
+    gpus = None if shipped or on_cpu else row.layout.world_size
+    if ladder.stages[0].start == "card" and not card.start:
         yield _import(row)
     yield _prepare(row)
-    yield f"longhaul rehearse {row.name}", "small, on a few CPU ranks"
-    if row.layout.device == "cuda":
+    yield f"longhaul rehearse {row.name if shipped else _words(row)}", "small, on a few CPU ranks"
+    if not on_cpu:
         asked = {
             "seq": _word(row.seq_length),
             "tokens-per-batch": _word(row.stage.tokens_per_batch),
             "tokens": row.stage.tokens,
-            "cluster": row.cluster,
-            "nodes": row.nodes,
+            "cluster": shlex.quote(row.cluster),
         }
         options = " ".join(f"--{name} {value}" for name, value in asked.items())
-        yield f"longhaul plan {card.name} {options}", "its memory and time"
+        sizes = sized(row.layout.world_size, row.cluster)
+        yield f"longhaul plan {card.word} {options} {sizes}", "its memory and time"
     if row.stage.start == "previous":
-        before = names[names.index(row.name) - 1]
-        yield f"longhaul show {before}", "the stage before, which this one starts from"
-    submitted = OnCluster(card=card, ladder=ladder, cluster=row.cluster)
+        before = list(stages)[list(stages).index(row.name) - 1]
+        of_before = before if before in ROWS else _words(row, stages[before])
+        yield f"longhaul show {of_before}", "the stage before, which this one starts from"
+    submitted = OnCluster(
+        card=card, ladder=ladder, cluster=row.cluster, gpus=gpus,
+        layout=words_of(row.layout) if row.pinned == BY_LAYOUT else "",
+    )  # fmt: skip
     if row.nodes == 1:
-        yield f"longhaul pretrain --factory {row.name}", "this stage, on this machine"
+        alone = f"--factory {row.name}" if shipped else _words(row)
+        yield f"longhaul pretrain {alone}", "this stage, on this machine"
     else:
         this = replace(submitted, stage=row.stage)
-        yield this.command, f"this stage, on {row.nodes} nodes; {submitted.explained}"
-    if len(names) == 1 or not all(name in ROWS for name in names):
+        explained = f"; {submitted.explained}" if submitted.explained else ""
+        yield this.command, f"this stage, on {row.nodes} nodes{explained}"
+    if len(stages) == 1 or not (gpus or on_cpu or all(name in ROWS for name in stages)):
         return
-    if all(ROWS[name].nodes == 1 for name in names):
-        yield f"longhaul run --ladder {ladder.name} --card {card.name}", "all stages in order"
+    here = all(ROWS[name].nodes == 1 for name in stages) if gpus is None else row.nodes == 1
+    if here:
+        whole = f"longhaul run --ladder {ladder.word} --card {card.word}"
+        yield f"{whole}{'' if shipped else _sizes(row)}", "all stages in order"
     else:
         yield submitted.command, "all stages in order, as jobs"
+
+
+def _words(row: "Row", stage: "Stage | None" = None) -> str:
+    """Return the options that name the recipe of a row, or of another stage on its machines."""
+    from recipes.spec.naming import length_word
+
+    length = length_word((stage or row.stage).seq_length).upper()
+    return (
+        f"--card {row.card.word} --ladder {row.ladder.word} --stage {length}"
+        f"{_sizes(row, with_layout=stage is None)}"
+    )
+
+
+def _sizes(row: "Row", *, with_layout: bool = True) -> str:
+    """Return the options of a row's machines, after a blank."""
+    from longhaul.terminal.next_commands import sized
+    from recipes.notation.layout import words_of
+    from recipes.shipped.machines import BY_LAYOUT
+
+    stated = row.pinned == BY_LAYOUT and with_layout
+    layout = f" --layout {shlex.quote(words_of(row.layout))}" if stated else ""
+    if row.layout.device == "cpu":
+        return layout or " --device cpu"
+    sizes = sized(row.layout.world_size, row.cluster)
+    return f" --cluster {shlex.quote(row.cluster)} {sizes}{layout}"
 
 
 def _import(row: "Row") -> tuple[str, str]:
@@ -143,6 +215,11 @@ def _import(row: "Row") -> tuple[str, str]:
     from recipes.spec.naming import MODELS
 
     card, to = row.card, MODELS / row.card.name
+    if card.path and card.hf_id is not None:
+        return (
+            f"longhaul import --from {shlex.quote(card.hf_id)} --to {to}",
+            f"its weights, to {to}",
+        )
     if card.hf_id is None:
         weights = f"weights of yours in Hugging Face's format, to {to}"
         return (
@@ -158,16 +235,15 @@ def _import(row: "Row") -> tuple[str, str]:
 
 def _prepare(row: "Row") -> tuple[str, str]:
     """Return the command that prepares a store with the tokenizer of those weights."""
-    from recipes.spec.naming import store_folder
-
-    card, out = row.card, f"--out {store_folder(row.card)}"
+    card = row.card
+    out = f"--out {shlex.quote(str(store_of(card, row.ladder)))}"
     if row.ladder.stages[0].start == "scratch":
         return f"longhaul prepare --vocab-size {card.vocab} {out}", "the documents as tokens"
     tokenizer, whose = card.hf_id, ""
     if tokenizer is None:
         tokenizer, whose = "YOUR_TOKENIZER", ", by the tokenizer of your weights"
     return (
-        f"longhaul prepare --source DOCUMENTS --tokenizer {tokenizer} {out}",
+        f"longhaul prepare --source DOCUMENTS --tokenizer {shlex.quote(tokenizer)} {out}",
         f"the documents as tokens{whose}",
     )
 
@@ -178,7 +254,7 @@ def _word(tokens: int) -> str:
     return length_word(tokens).upper()
 
 
-def _print(row: "Row") -> None:
+def _print(row: "Row", notes: Sequence[str]) -> None:
     from rich.table import Table
 
     from longhaul.pages import recipe_facts
@@ -190,7 +266,7 @@ def _print(row: "Row") -> None:
     for _ in range(2):
         page.add_column(overflow="fold")
     said = [f"{title} {lines[0][title]}" for title in left_out]
-    for title, words in _parts(row, said):
+    for title, words in _parts(row, said, notes):
         page.add_row(title, "\n".join(words))
     place = f"stage {row.ladder.stages.index(row.stage) + 1} of {len(row.ladder.stages)}"
     typer.echo(f"{row.name}: {row.card.name} at {recipe_facts.length(row.stage)}, {place}\n")
@@ -202,10 +278,11 @@ def _print(row: "Row") -> None:
         typer.echo(f"  {what_for}:\n    {line}")
 
 
-def _parts(row: "Row", said: Sequence[str]) -> "Iterator[tuple[str, Iterable[str]]]":
+def _parts(
+    row: "Row", said: Sequence[str], notes: Sequence[str]
+) -> "Iterator[tuple[str, Iterable[str]]]":
     """Yield the parts of a page under their names; `said` belongs to the stage too."""
     from longhaul.pages import recipe_facts
-    from recipes.shipped import rotation
 
     yield "model", (row.card.name, *recipe_facts.model(row.card))
     yield "ladder", (f"{row.ladder.name}: {row.ladder.source}",)
@@ -220,9 +297,8 @@ def _parts(row: "Row", said: Sequence[str]) -> "Iterator[tuple[str, Iterable[str
         (*recipe_facts.training(row.stage, row.card), *([", ".join(said)] if said else ())),
     )
     yield "layout", (*recipe_facts.layout(row), f"based on: {row.source}")
-    other = rotation.of_other_cards(row.ladder, row.card)
-    if other:
-        yield "note", (other,)
+    if notes:
+        yield "note", notes
 
 
 def _stages(row: "Row", without: Sequence[str]) -> "Table":

@@ -8,14 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
+from longhaul.defaults import default
 from longhaul.pages.recipe_facts import counted
-from longhaul.terminal.next_commands import OnCluster
+from longhaul.terminal.next_commands import OnCluster, sized
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.feasibility import violations
 from recipes.planner.plan import Plan, plan
 from recipes.planner.remedies.overrides import override_words
 from recipes.planner.search import SearchRequest, of_stage
 from recipes.planner.workload import Workload
+from recipes.shipped.machines import Machines, gpus_of
 from recipes.shipped.named import combined
 from recipes.shipped.select import layout_for, stage_of
 from recipes.shipped.table import ROWS
@@ -39,12 +41,13 @@ ClusterName = Annotated[
     str,
     typer.Option(
         help="Cluster file: a name or a path.",
-        show_default=f"the recipe's; {CLUSTER} for a --card",
+        show_default=f"the recipe's; for a --card longhaul.toml's, or {CLUSTER}",
     ),
 ]
 Nodes = Annotated[
     int | None, typer.Option(min=1, help="Nodes.", show_default="the recipe's, the layout's, or 1")
 ]
+Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs, if they are not whole nodes.")]
 LayoutWords = Annotated[
     str, typer.Option(help="The layout that ran, in words, such as 'tp2 dp4 tile-loss'.")
 ]
@@ -72,42 +75,43 @@ class Recipe:
         gpus, fp8 = layout.world_size, layout.fp8
         return of_stage(self.card, self.stage, machine, gpus=gpus, fp8=fp8).workload(layout)
 
-    def asked(self, nodes: int) -> str:
-        """Return the options that name the recipe; a shipped one has its own nodes."""
+    def asked(self, gpus: int) -> str:
+        """Return the options that name the recipe; a shipped one has its own GPUs."""
         if self.shipped is not None:
             return f"--factory {self.name}"
         return (
             f"--card {self.card.word} --ladder {self.ladder.word} "
             f"--stage {length_shown(self.stage.seq_length)} "
-            f"--cluster {shlex.quote(self.cluster)} --nodes {nodes}"
+            f"--cluster {shlex.quote(self.cluster)} {sized(gpus, self.cluster)}"
         )
 
-    def looked_at(self, nodes: int) -> str:
+    def looked_at(self, gpus: int) -> str:
         """Return the options that name the recipe to the doctor, with another cluster if any."""
-        asked = self.asked(nodes)
+        asked = self.asked(gpus)
         other = self.shipped is not None and self.cluster != ROWS[self.name].cluster
         return f"{asked} --cluster {shlex.quote(self.cluster)}" if other else asked
 
-    def trained_by(self, nodes: int, words: Sequence[str]) -> str:
-        """Return the command that trains it on a number of nodes with some overrides.
+    def trained_by(self, gpus: int, words: Sequence[str], layout: str = "") -> str:
+        """Return the command that trains it on so many GPUs with some overrides, or a layout.
 
         An explanation precedes it, as a comment on a line of its own.
         """
-        if nodes == 1:
+        stated = [f"--layout '{layout}'"] if layout else []
+        if gpus <= clusters.load(self.cluster).gpus_per_node:
             shipped = self.shipped is not None and not words
-            command = folded([f"longhaul pretrain {self.asked(nodes)}", *words])
+            command = folded([f"longhaul pretrain {self.asked(gpus)}", *stated, *words])
             return after_comments(command, "the recipe as shipped" if shipped else "")
         submitted = OnCluster(
             card=self.card, ladder=self.ladder, stage=self.stage, cluster=self.cluster,
-            nodes=nodes if self.shipped is None else None,
+            gpus=gpus if self.shipped is None else None, layout=layout,
         )  # fmt: skip
         return after_comments(folded([*submitted.words, *words]), submitted.explained)
 
-    def laid_out(self, nodes: int) -> Layout:
+    def laid_out(self, gpus: int) -> Layout:
         """Return the layout that `longhaul pretrain` starts from; raise ValueError if none."""
         if self.shipped is not None:
             return self.shipped
-        return layout_for(self.card, self.ladder, self.stage, self.cluster, nodes)
+        return layout_for(self.card, self.ladder, self.stage, self.cluster, gpus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,15 +129,12 @@ class Case:
     @property
     def asked(self) -> str:
         """The options that name the recipe."""
-        return self.recipe.asked(self._nodes(self.plan.workload))
+        return self.recipe.asked(self.plan.gpus)
 
     @property
     def looked_at(self) -> str:
         """The options with which the doctor examines the recipe on the same cluster."""
-        return self.recipe.looked_at(self._nodes(self.plan.workload))
-
-    def _nodes(self, workload: Workload) -> int:
-        return -(-workload.layout.world_size // self.plan.cluster.gpus_per_node)
+        return self.recipe.looked_at(self.plan.gpus)
 
     @property
     def question(self) -> SearchRequest:
@@ -176,25 +177,19 @@ class Case:
     def command(self, workload: Workload) -> str:
         """Return the command that trains the recipe as this workload.
 
-        If the planner finds no layout of the recipe on its nodes, there is nothing that
-        overrides could change: the command then plans the workload.
+        A shipped recipe gets overrides; any other the words of a layout that is not the planner's.
         """
-        machine, nodes = self.plan.cluster, self._nodes(workload)
+        recipe, gpus = self.recipe, workload.layout.world_size
+        if recipe.shipped is not None:
+            begun = recipe.workload(recipe.shipped, self.plan.cluster)
+            return recipe.trained_by(gpus, override_words(begun, workload))
         try:
-            begun = self.recipe.laid_out(nodes)
+            planned = recipe.laid_out(gpus) == workload.layout
         except ValueError:
-            return folded(
-                [
-                    f"longhaul plan {workload.card.word} --seq {length_shown(workload.seq_length)}",
-                    f"--cluster {shlex.quote(self.recipe.cluster)}",
-                    f"--gpus {workload.layout.world_size}",
-                    f"--tokens-per-batch {workload.tokens_per_batch}",
-                    f"--layout '{words_of(workload.layout)}'",
-                ]
-            )
-        return self.recipe.trained_by(
-            nodes, override_words(self.recipe.workload(begun, machine), workload)
-        )
+            planned = False
+        begun = recipe.workload(workload.layout, self.plan.cluster)
+        stated = "" if planned else words_of(workload.layout)
+        return recipe.trained_by(gpus, override_words(begun, workload), stated)
 
     def same_layout(self, other: Layout) -> bool:
         """Return whether a layout equals the case's, but for the memory limit of its offload."""
@@ -231,14 +226,7 @@ def on_one_line(command: str) -> str:
 
 
 def case(
-    factory: str,
-    cluster: str,
-    nodes: int | None,
-    layout: str,
-    *,
-    card: str = "",
-    ladder: str = "",
-    stage: str = "",
+    factory: str, asked: Machines, *, card: str = "", ladder: str = "", stage: str = ""
 ) -> Case:
     """Return the case that the options of a command name.
 
@@ -248,9 +236,13 @@ def case(
     is_combined = bool(card or ladder or stage)
     if bool(factory) == is_combined:
         raise ValueError(ONE_RECIPE)
-    recipe = _shipped(factory, cluster) if factory else _combined(card, ladder, stage, cluster)
+    recipe = (
+        _shipped(factory, asked.cluster)
+        if factory
+        else _combined(card, ladder, stage, asked.cluster)
+    )
     machine = clusters.load(recipe.cluster)
-    workload = recipe.workload(_layout(recipe, machine, nodes, layout), machine)
+    workload = recipe.workload(_layout(recipe, machine, asked), machine)
     broken = next(violations(workload, machine), None)
     if broken is not None:
         raise ValueError(f"{recipe.name} under {words_of(workload.layout)}: {broken}")
@@ -274,30 +266,35 @@ def _shipped(factory: str, cluster: str) -> Recipe:
 
 
 def _combined(card: str, ladder: str, stage: str, cluster: str) -> Recipe:
-    model, climbed, _ = combined(card, ladder)
+    model, climbed, _ = combined(card, ladder, stage)
     return Recipe(
-        card=model, ladder=climbed, stage=stage_of(climbed, stage), cluster=cluster or CLUSTER
+        card=model,
+        ladder=climbed,
+        stage=stage_of(climbed, stage),
+        cluster=default("cluster", cluster) or CLUSTER,
     )
 
 
-def _layout(recipe: Recipe, machine: Cluster, nodes: int | None, words: str) -> Layout:
-    if words:
-        chosen = layout_from(words)
+def _layout(recipe: Recipe, machine: Cluster, asked: Machines) -> Layout:
+    gpus = None
+    if (asked.nodes, asked.gpus) != (None, None):
+        gpus = gpus_of(machine, asked.nodes, asked.gpus)
+    if asked.layout:
+        chosen = layout_from(asked.layout)
     elif recipe.shipped is not None:
         chosen = recipe.shipped
     else:
         try:
-            return recipe.laid_out(nodes or 1)
+            return recipe.laid_out(gpus or machine.gpus_per_node)
         except ValueError as error:
             raise ValueError(f"{error}. Name the layout that ran by --layout") from error
-    if nodes is None:
+    if gpus is None:
         return chosen
     model_ranks = chosen.world_size // chosen.dp
-    gpus = nodes * machine.gpus_per_node
     if gpus % model_ranks or gpus < model_ranks:
         raise ValueError(
-            f"{words_of(chosen)} takes {model_ranks} GPUs a replica; {nodes} nodes of "
-            f"{machine.gpus_per_node} do not hold a whole number of replicas"
+            f"{words_of(chosen)} takes {model_ranks} GPUs a replica; {gpus} GPUs do not hold a "
+            "whole number of replicas"
         )
     return replace(chosen, dp=gpus // model_ranks)
 

@@ -15,6 +15,7 @@ from longhaul.doctor.case import (
     Case,
     ClusterName,
     Factory,
+    Gpus,
     LadderName,
     LayoutWords,
     Nodes,
@@ -32,6 +33,7 @@ from recipes.planner.remedies.climb import UNTRIED, Remedies, Remedy, remedies
 from recipes.planner.search import search
 from recipes.planner.tensor_sizes import matching
 from recipes.planner.timeouts import ALLOCATOR
+from recipes.shipped.machines import Machines
 from recipes.spec.units import GiB
 
 OVERRIDES = "overrides, or why not"
@@ -60,6 +62,7 @@ def oom(
     stage: StageName = "",
     cluster: ClusterName = "",
     nodes: Nodes = None,
+    gpus: Gpus = None,
     log: Annotated[
         Path | None, typer.Option(help="Output of the ranks, such as output.log.")
     ] = None,
@@ -67,7 +70,8 @@ def oom(
     as_json: Json = False,
 ) -> None:
     """Show what takes the memory of a recipe, and what would make it fit, cheapest first."""
-    found = case(factory, cluster, nodes, layout, card=card, ladder=ladder, stage=stage)
+    asked = Machines(nodes=nodes, gpus=gpus, layout=layout, cluster=cluster)
+    found = case(factory, asked, card=card, ladder=ladder, stage=stage)
     logged = read(log) if log is not None else None
     seen = logged.failures if logged is not None else ()
     if as_json:

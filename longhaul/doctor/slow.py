@@ -16,6 +16,7 @@ from longhaul.doctor.case import (
     Case,
     ClusterName,
     Factory,
+    Gpus,
     LadderName,
     LayoutWords,
     Nodes,
@@ -28,6 +29,7 @@ from recipes.notation.layout import words_of
 from recipes.planner.batch_size import MOST_ACCUMULATION
 from recipes.planner.plan import Plan
 from recipes.planner.search import search
+from recipes.shipped.machines import Machines
 from recipes.spec.naming import stage_folder
 
 SHARE = 0.05
@@ -47,12 +49,14 @@ def slow(
     stage: StageName = "",
     cluster: ClusterName = "",
     nodes: Nodes = None,
+    gpus: Gpus = None,
     run: Annotated[Path | None, typer.Option(help="Run folder with the stage's metrics.")] = None,
     layout: LayoutWords = "",
     as_json: Json = False,
 ) -> None:
     """Show where the time of a step goes, predicted and measured, and what would be faster."""
-    found = case(factory, cluster, nodes, layout, card=card, ladder=ladder, stage=stage)
+    asked = Machines(nodes=nodes, gpus=gpus, layout=layout, cluster=cluster)
+    found = case(factory, asked, card=card, ladder=ladder, stage=stage)
     steps = _steps(run, found) if run is not None else ()
     if as_json:
         print_json(_content(found, steps))

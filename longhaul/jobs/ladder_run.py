@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choices of `longhaul run` before anything large is loaded: ladder, card, folders, store."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.store import Manifest
+from longhaul.defaults import run_of, store_of
 from longhaul.terminal.messages import note
+from recipes.shipped.machines import Machines, on_machines
 from recipes.shipped.named import combined, ladder_named
+from recipes.shipped.rotation import of_other_cards
+from recipes.shipped.row import Row
 from recipes.shipped.table import ROWS
+from recipes.spec.cluster import CLUSTER
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import family_name, recipe_name, run_folder, store_folder
+from recipes.spec.naming import family_name, recipe_name
 from recipes.spec.stage import Ladder, Stage
 
 
@@ -48,10 +53,10 @@ class LadderRun:
         return self.stage_names[place - 1] if place else None
 
 
-def choose(ladder: str, card: str | None, *, planned: bool = False) -> tuple[Ladder, ModelCard]:
+def choose(ladder: str, card: str | None, stage: str = "") -> tuple[Ladder, ModelCard]:
     """Return ladder and card; raise ValueError for unknown ones and for a card that is ambiguous.
 
-    With `planned`, cards without a shipped recipe are accepted: the planner lays them out.
+    Rotations that do not suit the card are noted; of a stage, only its own.
     """
     if card is None:
         cards = ladder_named(ladder).cards
@@ -63,8 +68,8 @@ def choose(ladder: str, card: str | None, *, planned: bool = False) -> tuple[Lad
                 f"ladder {ladder} has {which}; name one: --card {fitting[0] if fitting else 'CARD'}"
             )
         card = fitting[0]
-    model, chosen, recomputed = combined(card, ladder)
-    for said in recomputed:
+    model, chosen, unsuited = combined(card, ladder, stage)
+    for said in filter(None, (of_other_cards(chosen, model), *unsuited)):
         note(f"note: {said}")
     return chosen, model
 
@@ -82,11 +87,49 @@ def plan(
     return LadderRun(
         ladder=ladder,
         card=card,
-        run=run or run_folder(card, ladder),
-        store=store or store_folder(card),
+        run=run_of(card, ladder, run),
+        store=store_of(card, ladder, store),
         only=only,
         verify=verify,
     )
+
+
+def rows(plan: LadderRun, asked: Machines, *, submitted: bool = False) -> list[Row]:
+    """Return the stages that are run, on the machines asked for or as their recipes have them.
+
+    A stage without a recipe is laid out on one node, or where it is `submitted` on the fewest that
+    hold it. Raises ValueError where no layout fits.
+    """
+    found = [_row(plan, stage, asked, submitted=submitted) for _, stage in plan.chosen]
+    if not submitted:
+        for row in found:
+            require_here(row, asked)
+    return found
+
+
+def require_here(row: Row, asked: Machines) -> None:
+    """Raise ValueError for CPU ranks on nodes of a cluster, without a cluster to submit them to."""
+    if row.layout.device == "cpu" and row.nodes > 1:
+        raise ValueError(
+            f"--nodes is {asked.nodes} and {row.name} is laid out for CPU ranks of this machine; "
+            "leave it out, or add --executor slurm"
+        )
+
+
+def _row(plan: LadderRun, stage: Stage, asked: Machines, *, submitted: bool) -> Row:
+    from recipes.shipped import select
+
+    shipped = ROWS.get(recipe_name(plan.card, plan.ladder, stage))
+    if shipped is not None:
+        shipped = replace(shipped, card=plan.card, ladder=plan.ladder)
+        if not asked.sized:
+            return on_machines(shipped, asked) if asked.cluster and submitted else shipped
+        if shipped.layout.device == "cpu":
+            return on_machines(shipped, asked)
+    if submitted and not asked.sized and not asked.on_cpu:
+        nodes = select.fewest_nodes(plan.card, stage, asked.cluster or CLUSTER)
+        asked = replace(asked, nodes=nodes)
+    return select.placed_row(plan.card, plan.ladder, stage, asked)
 
 
 def make_missing_store(plan: LadderRun) -> Manifest | None:

@@ -4,7 +4,7 @@
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import nemo_run
 
@@ -18,8 +18,9 @@ from longhaul.version import versions
 from recipes.nemo2.settings import place
 from recipes.resolved import overrides, read
 from recipes.resolved.stage import ResolvedStage
-from recipes.shipped.select import local_row
+from recipes.shipped.row import Row
 from recipes.shipped.table import ROWS
+from recipes.spec.cluster import CLUSTER
 from recipes.spec.stage import Stage
 from slurm.experiment import Job
 
@@ -28,14 +29,21 @@ EVALUATION_DOCUMENTS = 12
 EVALUATION_TRIALS = 1
 
 
-def stages(plan: LadderRun, words: Sequence[str], device: str | None) -> list[ResolvedStage]:
-    """Return each stage with its recipe placed in the run folder, overridden and checked.
+def stages(
+    plan: LadderRun,
+    rows: Sequence[Row],
+    words: Sequence[str],
+    device: str | None,
+    change: "Callable[[nemo_run.Partial], nemo_run.Partial] | None" = None,
+) -> list[ResolvedStage]:
+    """Return each stage's row as its recipe, placed in the run folder, overridden and checked.
 
-    Raises ValueError for an override that would put all stages in one place.
+    `change` is applied to a recipe before the overrides. Raises ValueError for an override that
+    would put all stages in one place.
     """
     return [
-        placed(plan, stage, local_row(plan.card, plan.ladder, stage, device)(), words, device)
-        for _, stage in plan.chosen
+        placed(plan, stage, row() if change is None else change(row()), words, device)
+        for (_, stage), row in zip(plan.chosen, rows, strict=True)
     ]
 
 
@@ -109,8 +117,6 @@ def jobs(
     With `record` the run folder receives the facts of the run and the resolved recipes.
     """
     unfinished = [stage for stage in stages if not stage.is_done]
-    for stage in unfinished:
-        _require_this_machine(plan, stage)
     if record:
         write_records(plan, stages)
     names = [stage.name for stage in stages]
@@ -132,22 +138,22 @@ def jobs(
     return left
 
 
-def _require_this_machine(plan: LadderRun, stage: ResolvedStage) -> None:
-    """Raise ValueError, with what submits the ladder, for a stage laid out on several nodes."""
-    nodes = stage.nodes
-    if nodes == 1:
-        return
-    row = ROWS[stage.name]
+def several_nodes(plan: LadderRun, stage: ResolvedStage) -> str:
+    """Return what submits the ladder, for a stage laid out on several nodes; empty for one."""
+    if stage.nodes == 1:
+        return ""
+    row = ROWS.get(stage.name)
+    gpus = stage.layout.world_size
     submitted = OnCluster(
         card=plan.card,
         ladder=plan.ladder,
-        cluster=row.cluster,
+        cluster=CLUSTER if row is None else row.cluster,
         stage=plan.only,
-        nodes=None if nodes == row.nodes else nodes,
+        gpus=None if row is not None and gpus == row.layout.world_size else gpus,
     )
     explained = f" ({submitted.explained})" if submitted.explained else ""
-    raise ValueError(
-        f"{stage.name} is laid out on {nodes} nodes and this machine is one; submit the "
+    return (
+        f"{stage.name} is laid out on {stage.nodes} nodes and this machine is one; submit the "
         f"ladder to a cluster: {submitted.command}{explained}"
     )
 

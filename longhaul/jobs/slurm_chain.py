@@ -34,10 +34,14 @@ def jobs(
     *,
     documents: Documents | None,
     export: Path | None,
+    evaluated: bool = True,
     evaluation_documents: int = local_chain.EVALUATION_DOCUMENTS,
     trials: int = local_chain.EVALUATION_TRIALS,
 ) -> list[Job]:
-    """Return the jobs that are left to do, in order; a stage that is finished is not run again."""
+    """Return the jobs that are left to do, in order; a stage that is finished is not run again.
+
+    Without `evaluated` the stages are trained, and neither evaluated nor judged.
+    """
     found: list[Job] = []
     if documents is not None:
         found.append(_prepare(plan, file, documents, local_chain.longest(stages)))
@@ -46,6 +50,8 @@ def jobs(
         if not stage.is_done:
             found.append(_train(plan, file, stage))
         elif has_passed(plan.run, stage.name):
+            continue
+        if not evaluated:
             continue
         reached = [length for length in lengths if length <= stage.trained_length]
         task = nemo_run.Partial(

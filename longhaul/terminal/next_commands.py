@@ -7,6 +7,7 @@
 import shlex
 from dataclasses import dataclass
 
+from longhaul.defaults import default
 from recipes.spec import cluster
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.model_card import ModelCard
@@ -27,18 +28,22 @@ class OnCluster:
     """The name or the path of its cluster file."""
     stage: Stage | None = None
     """The only stage; None for all."""
-    nodes: int | None = None
-    """Nodes for the planner to lay it out on; None for the shipped layouts."""
+    gpus: int | None = None
+    """GPUs for the planner to lay it out on; None for the shipped layouts."""
+    layout: str = ""
+    """The layout in words, instead of the planner's."""
 
     @property
     def words(self) -> list[str]:
-        """The parts of the command, with the user's copy in place of a shipped cluster file."""
+        """The parts of the command, with the user's file in place of a shipped one."""
         words = ["longhaul run", f"--ladder {self.ladder.word}", f"--card {self.card.word}"]
         if self.stage is not None and len(self.ladder.stages) > 1:
             words.append(f"--stage {_length(self.stage)}")
         words += ["--executor slurm", f"--cluster {shlex.quote(self._file)}"]
-        if self.nodes is not None:
-            words.append(f"--nodes {self.nodes}")
+        if self.gpus is not None:
+            words.append(sized(self.gpus, self.cluster))
+        if self.layout:
+            words.append(f"--layout {shlex.quote(self.layout)}")
         return words
 
     @property
@@ -58,7 +63,17 @@ class OnCluster:
 
     @property
     def _file(self) -> str:
-        return YOUR_CLUSTER if self.cluster in cluster.names() else self.cluster
+        shipped = cluster.names()
+        if self.cluster not in shipped:
+            return self.cluster
+        usual = default("cluster")
+        return usual if usual and usual not in shipped else YOUR_CLUSTER
+
+
+def sized(gpus: int, name: str) -> str:
+    """Return the option that asks for so many GPUs of a cluster: whole nodes, or a part of one."""
+    nodes, rest = divmod(gpus, cluster.load(name).gpus_per_node)
+    return f"--gpus {gpus}" if rest else f"--nodes {nodes}"
 
 
 def training(card: ModelCard, ladder: Ladder, stage: Stage) -> str | None:
@@ -77,7 +92,8 @@ def training(card: ModelCard, ladder: Ladder, stage: Stage) -> str | None:
         return None
     if nodes == 1:
         return alone
-    return OnCluster(card=card, ladder=ladder, stage=stage, cluster=CLUSTER, nodes=nodes).command
+    gpus = nodes * cluster.load(CLUSTER).gpus_per_node
+    return OnCluster(card=card, ladder=ladder, stage=stage, cluster=CLUSTER, gpus=gpus).command
 
 
 def _length(stage: Stage) -> str:

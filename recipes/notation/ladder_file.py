@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import BeforeValidator
 
 from custom_modules.rope.config import RopeScaling
@@ -23,7 +24,7 @@ from recipes.notation import rope_file
 from recipes.notation.rope import rope_from, rope_with
 from recipes.spec.gate import Gate
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import NAME, budget_from, length_from
+from recipes.spec.naming import NAME, budget_from, length_from, length_word
 from recipes.spec.schema import decode
 from recipes.spec.stage import Cosine, DocumentPolicy, Ladder, Linear, Stage
 from recipes.spec.train_short import Positions
@@ -131,7 +132,15 @@ def _line(error: BaseException, path: Path) -> int:
 
 
 def _of_yaml(path: Path, card: ModelCard | None) -> Ladder:
-    content = read_yaml(path)
+    return _of_content(read_yaml(path), path, card)
+
+
+def from_text(text: str, path: Path, card: ModelCard | None = None) -> Ladder:
+    """Return the ladder of a YAML text that is going to be a file."""
+    return _of_content(yaml.safe_load(text), path, card)
+
+
+def _of_content(content: Any, path: Path, card: ModelCard | None) -> Ladder:
     if not isinstance(content, dict):
         kind = "empty" if content is None else f"a {type(content).__name__}"
         raise ValueError(f"{path} is {kind}, not a mapping; `longhaul ladders new FILE` writes one")
@@ -213,6 +222,34 @@ def of_native(card: ModelCard) -> dict[str, Any]:
 
 def template(path: Path) -> str:
     """Return a commented file of two stages, named after its path."""
-    text = (resources.files("recipes.ladders") / "template.yaml").read_text("utf-8")
+    return _named(path, (resources.files("recipes.ladders") / "template.yaml").read_text("utf-8"))
+
+
+def of_one_stage(
+    path: Path, card: ModelCard, *, seq_length: int, tokens: int, tokens_per_batch: int
+) -> str:
+    """Return a commented file of one stage for a card, stretched by YaRN beyond its context.
+
+    Raises ValueError for a length that the batch is no multiple of.
+    """
+    native = card.native_rope
+    trained = native.original_length or card.native_context
+    stretched = seq_length > card.native_context
+    rope = f"{{method: yarn, factor: {seq_length / trained:.10g}}}" if stretched else "native"
+    text = (resources.files("recipes.ladders") / "one_stage.yaml").read_text("utf-8")
+    for word, value in (
+        ("CARD", card.word),
+        ("SEQ_LENGTH", length_word(seq_length).upper()),
+        ("ROPE", rope),
+        ("TOKENS_PER_BATCH", length_word(tokens_per_batch).upper()),
+        ("BUDGET", str(tokens)),
+    ):
+        text = text.replace(word, value)
+    text = _named(path, text)
+    from_text(text, path, card)
+    return text
+
+
+def _named(path: Path, text: str) -> str:
     name = re.sub(r"[^a-z0-9_]+", "_", path.stem.lower()).strip("_") or "mine"
     return text.replace("LADDER_FILE", shlex.quote(str(path))).replace("LADDER_NAME", name)

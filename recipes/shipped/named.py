@@ -10,6 +10,7 @@ from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.shipped.rotation import for_card
 from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import length_from
 from recipes.spec.stage import Ladder
 from recipes.spec.suggest import list_of, lookup
 
@@ -96,8 +97,12 @@ def ladder_named(word: str, card: ModelCard | None = None) -> Ladder:
     return replace(ladder, path=word)
 
 
-def combined(card: str, ladder: str) -> tuple[ModelCard, Ladder, list[str]]:
-    """Return card and ladder of two words, with rotations for the card, and what was recomputed."""
+def combined(card: str, ladder: str, stage: str = "") -> tuple[ModelCard, Ladder, list[str]]:
+    """Return card and ladder of two words, with rotations for the card, and what does not suit it.
+
+    With a stage, by its length, only the rotation of that one has to suit.
+    """
     model = card_named(card)
-    climbed, said = for_card(ladder_named(ladder, model), model)
+    found = ladder_named(ladder, model)
+    climbed, said = for_card(found, model, length_from(stage) if stage else 0)
     return model, climbed, said

@@ -12,25 +12,49 @@ BY_FORMULA = ("linear", "ntk", "dynamic", "ntk_by_parts", "yarn", "llama3")
 """Methods that are defined for any base and context; longrope's divisors are found by search."""
 
 
-def for_card(ladder: Ladder, card: ModelCard) -> tuple[Ladder, list[str]]:
-    """Return the ladder with rotations for a card, and a sentence for each that was recomputed.
+def for_card(ladder: Ladder, card: ModelCard, only: int = 0) -> tuple[Ladder, list[str]]:
+    """Return the ladder with rotations for a card, and a sentence for each that does not suit it.
 
     A method with a formula keeps the context that it reaches, from the card's own base and context.
-    Raises ValueError for a rotation that the card cannot have.
+    A base alone stays, also over another scaling. With `only` a length, the other stages are left
+    as they are. Raises ValueError for a rotation that the card cannot have.
     """
     stages, said = [], []
     for stage in ladder.stages:
         why = rotation_refusal(card, stage)
-        if why is None or stage.start == "scratch" or ladder.stages[0].start == "scratch":
+        from_scratch = "scratch" in (stage.start, ladder.stages[0].start)
+        if why is None or from_scratch or only not in (0, stage.seq_length):
+            stages.append(stage)
+            continue
+        of_stage = f"stage {length_shown(stage.seq_length)} of ladder {ladder.name}: {why}"
+        if _replaces_scaling(card, stage):
+            said.append(of_stage)
             stages.append(stage)
             continue
         rope = _recomputed(card, ladder, stage, why)
-        said.append(
-            f"stage {length_shown(stage.seq_length)} of ladder {ladder.name}: {why}; its rotation "
-            f"is recomputed for {card.name}: {_in_words(rope)}"
-        )
+        said.append(f"{of_stage}; its rotation is recomputed for {card.name}: {_in_words(rope)}")
         stages.append(replace(stage, rope=rope))
     return replace(ladder, stages=tuple(stages)), said
+
+
+def is_possible(ladder: Ladder, card: ModelCard, only: int) -> bool:
+    """Return whether a card can be trained at a length of a ladder."""
+    try:
+        for_card(ladder, card, only)
+    except ValueError:
+        return False
+    return True
+
+
+def _replaces_scaling(card: ModelCard, stage: Stage) -> bool:
+    """Return whether a stage has a base alone, above the card's, and the card a scaling."""
+    rope, native = stage.rope, card.native_rope
+    return (
+        rope != "native"
+        and heads_refusal(card, stage) is None
+        and (rope.method, native.method) == ("default", "llama3")
+        and rope.base >= native.base
+    )
 
 
 def _recomputed(card: ModelCard, ladder: Ladder, stage: Stage, why: str) -> RopeScaling:

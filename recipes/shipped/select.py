@@ -5,6 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from recipes.models import TINY
+from recipes.shipped.machines import (
+    BY_LAYOUT,
+    Machines,
+    nodes_for,
+    on_machines,
+    stated_layout,
+)
 from recipes.shipped.named import combined, ladder_named
 from recipes.shipped.rotation import for_card, of_other_cards
 from recipes.shipped.row import Row
@@ -22,36 +29,42 @@ def notes(row: Row) -> Iterator[str]:
     other = of_other_cards(row.ladder, row.card)
     if other:
         yield other
-    _, recomputed = for_card(ladder_named(row.ladder.path or row.ladder.name, row.card), row.card)
-    yield from recomputed
+    stated = ladder_named(row.ladder.path or row.ladder.name, row.card)
+    yield from for_card(stated, row.card, row.seq_length)[1]
     if row.name in ROWS and ROWS[row.name].layout != row.layout:
         shipped = ROWS[row.name]
         yield f"{row.name} is shipped with another layout ({shipped.source}): --factory {row.name}"
 
 
-def choose(
-    card: str,
-    ladder: str,
-    stage: str,
-    *,
-    nodes: int | None = None,
-    cluster_name: str | None = None,
-    device: str | None = None,
-) -> Row:
-    """Return what the words name as a row, laid out by the planner.
+def choose(card: str, ladder: str, stage: str, asked: Machines | None = None) -> Row:
+    """Return what the words name as a row, on the machines asked for, laid out by the planner.
 
-    The card `tiny` on the CPU is laid out as its rows are. Raises ValueError for names there are
-    not, for a rotation that is not of the card's heads, and where no layout fits.
+    Raises ValueError for names there are not, for a rotation that is not of the card's heads, and
+    where no layout fits.
     """
-    if nodes is not None and nodes < 1:
-        raise ValueError(f"--nodes is {nodes}; it must be at least 1")
-    model, climbed, _ = combined(card, ladder)
-    chosen = stage_of(climbed, stage)
-    if device != "cpu":
-        return planned_row(model, climbed, chosen, cluster_name or CLUSTER, nodes or 1)
-    if nodes is not None or cluster_name is not None:
-        raise ValueError("--nodes and --cluster are of GPUs; leave them out with --device cpu")
-    return cpu_row(model, climbed, chosen)
+    model, climbed, _ = combined(card, ladder, stage)
+    return placed_row(model, climbed, stage_of(climbed, stage), asked or Machines())
+
+
+def placed_row(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines) -> Row:
+    """Return a stage on the machines asked for: on CPU ranks, in the layout of words, or planned.
+
+    The card `tiny` on the CPU is laid out as its rows are. Raises ValueError where no layout fits.
+    """
+    if asked.on_cpu:
+        return on_machines(cpu_row(card, ladder, stage), asked)
+    if not asked.layout:
+        return planned_row(card, ladder, stage, asked.cluster or CLUSTER, asked.gpus_in_all)
+    layout = stated_layout(card, ladder, stage, asked)
+    return Row(
+        card=card,
+        ladder=ladder,
+        seq_length=stage.seq_length,
+        layout=layout,
+        nodes=nodes_for(layout, asked.hardware),
+        cluster=asked.cluster or CLUSTER,
+        pinned=BY_LAYOUT,
+    )
 
 
 def cpu_row(card: ModelCard, ladder: Ladder, stage: Stage) -> Row:
@@ -76,45 +89,48 @@ def local_row(card: ModelCard, ladder: Ladder, stage: Stage, device: str | None)
     """Return a row for this machine: the shipped one, CPU ranks, or planned for one node."""
     shipped = ROWS.get(recipe_name(card, ladder, stage))
     if shipped is not None:
-        return replace(shipped, card=card)
-    if device == "cpu":
-        return cpu_row(card, ladder, stage)
-    return planned_row(card, ladder, stage, CLUSTER, 1)
+        return replace(shipped, card=card, ladder=ladder)
+    return placed_row(card, ladder, stage, Machines(device=device))
 
 
-def planned_row(
-    card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str, nodes: int
-) -> Row:
-    """Return a row with the fastest layout on that many nodes; ValueError where none fits."""
+def planned_row(card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str, gpus: int) -> Row:
+    """Return a row with the fastest layout on that many GPUs; ValueError where none fits."""
+    machine = cluster.load(cluster_name)
+    layout = layout_for(card, ladder, stage, cluster_name, gpus)
+    nodes = nodes_for(layout, machine)
+    whole = gpus == nodes * machine.gpus_per_node
     return Row(
         card=card,
         ladder=ladder,
         seq_length=stage.seq_length,
-        layout=layout_for(card, ladder, stage, cluster_name, nodes),
+        layout=layout,
         nodes=nodes,
         cluster=cluster_name,
-        pinned=f"planned for {nodes} x {cluster_name}",
+        pinned=f"planned for {f'{nodes} x' if whole else f'{gpus} GPUs of'} {cluster_name}",
     )
 
 
 def row_of(
-    card: str, ladder: str, stage: str, *, nodes: int | None, cluster_name: str | None
+    card: str, ladder: str, stage: str, asked: Machines, usual_cluster: str = CLUSTER
 ) -> Row:
     """Return what the words name as a row: the shipped one, or one on the fewest nodes that fit.
 
-    Nodes or a cluster that are named are taken. Of `tiny` that is its layout for the CPU.
+    Machines that are named are taken; nodes are of the usual cluster if none is. Of `tiny` that is
+    its layout for the CPU.
     """
-    model, climbed, _ = combined(card, ladder)
+    model, climbed, _ = combined(card, ladder, stage)
     chosen = stage_of(climbed, stage)
     shipped = ROWS.get(recipe_name(model, climbed, chosen))
-    if nodes is None and cluster_name is None:
+    if not asked.sized and not asked.cluster:
         if shipped is not None:
-            return replace(shipped, card=model)
+            return replace(shipped, card=model, ladder=climbed)
         if model is TINY:
-            return choose(card, ladder, stage, device="cpu")
-    if nodes is None:
-        nodes = fewest_nodes(model, chosen, cluster_name or CLUSTER)
-    return choose(card, ladder, stage, nodes=nodes, cluster_name=cluster_name)
+            return cpu_row(model, climbed, chosen)
+    if not asked.on_cpu:
+        asked = replace(asked, cluster=asked.cluster or usual_cluster)
+    if not asked.sized:
+        asked = replace(asked, nodes=fewest_nodes(model, chosen, asked.cluster))
+    return placed_row(model, climbed, chosen, asked)
 
 
 def fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int | None:
@@ -149,14 +165,14 @@ def stage_of(ladder: Ladder, word: str) -> Stage:
 
 
 def layout_for(
-    card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str, nodes: int
+    card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str, gpus: int
 ) -> Layout:
-    """Return the fastest layout of a stage on so many nodes; raise ValueError where none fits."""
+    """Return the fastest layout of a stage on so many GPUs; raise ValueError where none fits."""
     from recipes.planner.search import best
 
     machines = cluster.load(cluster_name)
     try:
-        plan = best(card, stage, machines, gpus=nodes * machines.gpus_per_node)
+        plan = best(card, stage, machines, gpus=gpus)
     except ValueError as error:
         each = f"a node of {machines.name} has {machines.gpus_per_node} GPUs"
         raise ValueError(f"ladder {ladder.name}: {error} ({each})") from error

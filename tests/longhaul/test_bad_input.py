@@ -172,9 +172,10 @@ def _recorded(folder, store, stages):
     from longhaul.jobs import ladder_run, local_chain
     from recipes.ladders import LADDERS
     from recipes.models import CARDS
+    from recipes.shipped.machines import Machines
 
     plan = ladder_run.plan(LADDERS["tiny"], CARDS["tiny"], folder / "runs" / "tiny", store)
-    resolved = local_chain.stages(plan, (), None)
+    resolved = local_chain.stages(plan, ladder_run.rows(plan, Machines()), (), None)
     local_chain.write_records(plan, resolved)
     for stage in resolved:
         if stage.name in stages:

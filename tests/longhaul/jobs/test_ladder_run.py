@@ -31,9 +31,12 @@ def test_a_ladder_of_several_cards_asks_for_one():
         ladder_run.choose("nemo", None)
 
 
-def test_a_card_that_the_ladder_has_no_recipes_for_is_refused():
-    with pytest.raises(ValueError, match=r"has no card .tiny.; it has llama3_8b, llama31"):
-        ladder_run.choose("nemo", "tiny")
+def test_a_card_that_the_ladder_was_not_made_for_is_taken_with_a_note(capsys):
+    ladder, card = ladder_run.choose("prolong", "llama31_8b")
+    assert (ladder, card) == (LADDERS["prolong"], CARDS["llama31_8b"])
+    said = capsys.readouterr().err
+    assert "note: ladder prolong is for llama3_8b; its rotations were not chosen" in said
+    assert "takes away the scaling that llama31_8b was trained with" in said
 
 
 def test_a_published_card_without_a_store_is_told_how_to_make_one(tmp_path):

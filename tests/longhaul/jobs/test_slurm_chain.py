@@ -7,8 +7,7 @@ from pathlib import Path
 import fiddle as fdl
 import pytest
 
-from longhaul.commands.run_on_slurm import _laid_out
-from longhaul.jobs import ladder_run, slurm_chain
+from longhaul.jobs import ladder_run, local_chain, slurm_chain
 from longhaul.jobs.job_times import require_time, save_seconds
 from longhaul.jobs.store_source import Documents
 from recipes.ladders import LADDERS
@@ -19,6 +18,7 @@ from recipes.pretrain import pretrain
 from recipes.resolved.read import layout_of
 from recipes.resolved.stage import ResolvedStage
 from recipes.shipped.factories import FACTORIES
+from recipes.shipped.machines import Machines
 from recipes.shipped.table import ROWS
 from recipes.spec.layout import Fp8
 from slurm import cluster_file
@@ -44,9 +44,10 @@ def plan(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(plan):
+    rows = ladder_run.rows(plan, Machines(cluster="dgx_h100", nodes=NODES), submitted=True)
     return [
         stage.planned(plan.card, H100.hardware)
-        for stage in _laid_out(plan, [], "dgx_h100", NODES, None)
+        for stage in local_chain.stages(plan, rows, [], None)
     ]
 
 

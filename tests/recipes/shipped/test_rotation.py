@@ -8,7 +8,7 @@ import pytest
 from custom_modules.rope.config import RopeScaling
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
-from recipes.shipped.rotation import for_card, rotation_refusal
+from recipes.shipped.rotation import for_card, is_possible, rotation_refusal
 from recipes.spec.units import K
 
 
@@ -39,7 +39,6 @@ def test_a_base_change_is_for_the_rotated_part_of_the_card_s_heads():
     ("ladder", "card", "said"),
     [
         ("longrope2", "llama32_1b", "the divisors of longrope are found for one model"),
-        ("prolong", "llama31_8b", "the scaling that llama31_8b was trained with"),
         ("llama2_long_32k", "qwen25_7b", "base 500,000 is below that of qwen25_7b"),
         ("yarn", "llama31_8b", "the card's context is 131,072 already; leave the stage out"),
     ],
@@ -48,6 +47,24 @@ def test_what_the_card_cannot_take_is_refused(ladder, card, said):
     with pytest.raises(ValueError, match=f"ladder {ladder} cannot train {card} at") as told:
         for_card(LADDERS[ladder], CARDS[card])
     assert said in str(told.value)
+
+
+def test_a_base_alone_over_another_scaling_stays_and_is_said():
+    ladder, said = for_card(LADDERS["prolong"], CARDS["llama31_8b"])
+    assert ladder == LADDERS["prolong"]
+    assert [words.partition(": ")[0] for words in said] == [
+        "stage 64K of ladder prolong", "stage 512K of ladder prolong",
+    ]  # fmt: skip
+    assert said[0].endswith("takes away the scaling that llama31_8b was trained with")
+
+
+def test_of_one_stage_only_its_own_rotation_has_to_suit():
+    ladder = LADDERS["yarn"]
+    assert not is_possible(ladder, CARDS["llama31_8b"], 64 * K)
+    stages = (ladder.stages[0], replace(ladder.stages[1], seq_length=512 * K, rope="native"))
+    mixed = replace(ladder, stages=stages)
+    assert is_possible(mixed, CARDS["llama31_8b"], 512 * K)
+    assert not is_possible(mixed, CARDS["llama31_8b"], 64 * K)
 
 
 def test_a_card_that_is_stretched_already_takes_no_other_formula():

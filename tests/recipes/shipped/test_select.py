@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul pretrain --card --ladder --stage`: combinations that no row is needed for."""
 
+from dataclasses import replace
+
 import pytest
 
 from recipes.ladders import LADDERS
+from recipes.models import CARDS
 from recipes.shipped import select
+from recipes.shipped.machines import Machines
 from recipes.shipped.table import ROWS
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.units import K
@@ -18,23 +22,23 @@ def asked(monkeypatch) -> list[tuple]:
     """Stand in for the planner; return what it is asked, in order."""
     questions: list[tuple] = []
 
-    def layout_for(card, ladder, stage, cluster_name, nodes):
-        questions.append((card.name, ladder.name, stage.seq_length, cluster_name, nodes))
-        return STAND_IN
+    def layout_for(card, ladder, stage, cluster_name, gpus):
+        questions.append((card.name, ladder.name, stage.seq_length, cluster_name, gpus))
+        return replace(STAND_IN, dp=gpus // STAND_IN.tp)
 
     monkeypatch.setattr(select, "layout_for", layout_for)
     return questions
 
 
 def test_a_combination_is_laid_out_on_the_nodes_named(asked):
-    made = select.choose("qwen25_7b", "prolong", "64k", nodes=2, cluster_name="dgx_b200")
-    assert asked == [("qwen25_7b", "prolong", 64 * K, "dgx_b200", 2)]
+    made = select.choose("qwen25_7b", "prolong", "64k", Machines(nodes=2, cluster="dgx_b200"))
+    assert asked == [("qwen25_7b", "prolong", 64 * K, "dgx_b200", 16)]
     assert (made.layout, made.nodes) == (STAND_IN, 2)
 
 
 def test_one_node_of_the_usual_cluster_is_meant_where_none_is_named(asked):
     select.choose("qwen25_7b", "prolong", "512K")
-    assert asked == [("qwen25_7b", "prolong", 512 * K, "dgx_h100", 1)]
+    assert asked == [("qwen25_7b", "prolong", 512 * K, "dgx_h100", 8)]
 
 
 def test_the_only_stage_of_a_ladder_needs_no_naming(asked):
@@ -47,18 +51,18 @@ def test_a_length_that_a_page_prints_names_its_stage(asked):
 
 
 def test_tiny_on_the_cpu_has_the_layout_of_its_row_and_asks_no_planner(asked):
-    made = select.choose("tiny", "tiny", "512", device="cpu")
+    made = select.choose("tiny", "tiny", "512", Machines(device="cpu"))
     assert (made.layout, made.nodes, asked) == (ROWS["tiny_512"].layout, 1, [])
 
 
 def test_tiny_on_the_cpu_has_two_ranks_where_it_has_no_row(asked):
-    made = select.choose("tiny", "nemo", "16K", device="cpu")
+    made = select.choose("tiny", "nemo", "16K", Machines(device="cpu"))
     assert made.layout == ROWS["tiny_8k"].layout
     assert asked == []
 
 
 def test_tiny_on_gpus_is_the_planner_s(asked):
-    assert select.choose("tiny", "tiny", "8K").layout == STAND_IN
+    assert select.choose("tiny", "tiny", "8K").layout == replace(STAND_IN, dp=2)
 
 
 def test_a_ladder_of_other_cards_and_a_shipped_row_are_noted(asked):
@@ -67,7 +71,9 @@ def test_a_ladder_of_other_cards_and_a_shipped_row_are_noted(asked):
     shipped = select.choose("llama3_8b", "prolong", "64K")
     (said,) = select.notes(shipped)
     assert "llama3_8b_prolong_64k is shipped with another layout" in said
-    assert not list(select.notes(select.choose("llama3_8b", "yarn", "64K")))[1:]
+    (said, recomputed) = select.notes(select.choose("llama3_8b", "yarn", "64K"))
+    assert "ladder yarn is for" in said
+    assert "recomputed for llama3_8b" in recomputed
 
 
 @pytest.mark.parametrize(
@@ -75,26 +81,25 @@ def test_a_ladder_of_other_cards_and_a_shipped_row_are_noted(asked):
     [
         ("llama32_1b", "gene_64k", "has 64 divisors, for heads of 128, and heads of llama32_1b"),
         ("llama32_1b", "longrope2", "heads of llama32_1b have 64"),
-        ("nemotron4_15b", "lwm", "nemotron4_15b turns 0.5 of a head"),
     ],
 )
 def test_a_rotation_that_is_not_of_the_card_s_heads_is_refused(asked, card, ladder, words):
     stage = str(LADDERS[ladder].stages[0].seq_length)
-    with pytest.raises(ValueError, match=f"ladder {ladder} cannot train {card}: ") as refused:
+    with pytest.raises(ValueError, match=f"ladder {ladder} cannot train {card} at ") as refused:
         select.choose(card, ladder, stage)
     assert words in str(refused.value)
     assert asked == []
 
 
 def test_why_a_ladder_s_rotation_is_wrong_for_a_card_is_noted(asked):
-    (said,) = select.notes(select.choose("llama31_8b", "prolong", "64K"))
+    _, said = select.notes(select.choose("llama31_8b", "prolong", "64K"))
     assert said.endswith("a base alone takes away the scaling that llama31_8b was trained with")
 
 
 def test_a_row_that_is_shipped_is_taken_as_it_is(asked):
-    row = select.row_of("llama31_8b", "nemo", "64K", nodes=None, cluster_name=None)
-    assert row is ROWS["llama31_8b_nemo_64k"]
-    tiny = select.row_of("tiny", "nemo", "16K", nodes=None, cluster_name=None)
+    row = select.row_of("llama31_8b", "nemo", "64K", Machines())
+    assert row == ROWS["llama31_8b_nemo_64k"]
+    tiny = select.row_of("tiny", "nemo", "16K", Machines())
     assert (tiny.layout, tiny.cluster) == (ROWS["tiny_8k"].layout, "local")
     assert asked == []
 
@@ -103,13 +108,13 @@ def test_a_row_that_is_shipped_is_taken_as_it_is(asked):
     ("nodes", "taken"), [(None, 1), (4, 4)], ids=["the fewest that fit", "those that are named"]
 )
 def test_a_combination_becomes_a_row_of_its_name(asked, nodes, taken):
-    row = select.row_of("qwen3_8b", "qwen25_1m", "64K", nodes=nodes, cluster_name=None)
+    row = select.row_of("qwen3_8b", "qwen25_1m", "64K", Machines(nodes=nodes))
     assert (row.name, row.nodes, row.cluster) == ("qwen3_8b_qwen25_1m_64k", taken, "dgx_h100")
-    assert [question[-1] for question in asked] == [taken]
+    assert [question[-1] for question in asked] == [8 * taken]
 
 
 def test_a_model_that_one_node_does_not_hold_is_given_more(asked):
-    row = select.row_of("llama31_405b", "nemo", "128K", nodes=None, cluster_name=None)
+    row = select.row_of("llama31_405b", "nemo", "128K", Machines())
     assert row.nodes > 1
 
 
@@ -124,7 +129,7 @@ def test_nodes_that_do_not_divide_are_told_a_number_of_gpus_that_works(answer):
 
 def test_the_planner_lays_out_all_gpus_of_the_nodes():
     found = select.layout_for(
-        select.CARDS["tiny"], LADDERS["tiny"], LADDERS["tiny"].stages[0], "dgx_h100", 2
+        CARDS["tiny"], LADDERS["tiny"], LADDERS["tiny"].stages[0], "dgx_h100", 16
     )
     assert (found.world_size, found.device) == (16, "cuda")
 
@@ -142,11 +147,11 @@ def test_the_planner_lays_out_all_gpus_of_the_nodes():
         ((*PROLONG, "--stage", "64K", "--nodes", "0"), "--nodes is 0; it must be at least 1"),
         ((*PROLONG, "--stage", "64K", "--cluster", "dgx_h10"), "did you mean dgx_h100"),
         ((*PROLONG, "--factory", "tiny_8k"), "name one recipe: --factory NAME or --yaml FILE"),
-        (("pretrain", "--factory", "tiny_8k", "--nodes", "2"), "trainer.num_nodes=N"),
+        (("pretrain", "--factory", "tiny_8k", "--nodes", "2"), "for CPU ranks of this machine"),
         (
             ("pretrain", "--card", "tiny", "--ladder", "tiny", "--stage", "8K", "--device", "cpu",
              "--nodes", "2"),
-            "leave them out with --device cpu",
+            "leave it out with --device cpu",
         ),
     ],
     ids=lambda value: None if isinstance(value, str) else " ".join(value),
@@ -175,7 +180,7 @@ def test_a_combination_becomes_the_recipe_of_its_name(answer, asked, tmp_path):
 def test_a_rank_is_waited_for_as_long_as_the_cluster_that_is_named_takes(asked):
     waits = {}
     for name in ("dgx_a100", "dgx_b200"):
-        recipe = select.choose("qwen25_7b", "prolong", "512K", cluster_name=name)()
+        recipe = select.choose("qwen25_7b", "prolong", "512K", Machines(cluster=name))()
         waits[name] = recipe.trainer.callbacks[4].seconds
     assert waits["dgx_a100"] > 2 * waits["dgx_b200"]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import yaml
 
-from longhaul.commands.run_on_slurm import _laid_out
-from longhaul.jobs import ladder_run
+from longhaul.jobs import ladder_run, local_chain
 from longhaul.jobs.slurm_chain import jobs
 from longhaul.jobs.store_source import Documents
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
+from recipes.shipped.machines import Machines
 from recipes.spec import cluster
 from slurm.cluster_file import load
 from slurm.experiment import scripts
@@ -36,8 +36,10 @@ def dry_scripts(folder: Path, nodes: int) -> dict[str, str]:
     )
     file = site(folder)
     machines = load(str(file)).hardware
+    asked = Machines(cluster=str(file), nodes=nodes)
+    rows = ladder_run.rows(plan, asked, submitted=True)
     stages = [
-        stage.planned(plan.card, machines) for stage in _laid_out(plan, [], str(file), nodes, None)
+        stage.planned(plan.card, machines) for stage in local_chain.stages(plan, rows, [], None)
     ]
     documents = Documents(source="/shared/books", tokenizer="/shared/tokenizer", vocab_size=128_256)
     found = scripts(

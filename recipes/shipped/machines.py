@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machines and the layout that a user asks for, and a shipped recipe on them."""
+
+from dataclasses import dataclass, replace
+
+from recipes.notation.layout import layout_from, words_of
+from recipes.shipped.row import Row
+from recipes.spec import cluster
+from recipes.spec.cluster import CLUSTER, Cluster
+from recipes.spec.layout import Layout
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import recipe_name
+from recipes.spec.stage import Ladder, Stage
+
+BY_LAYOUT = "stated by --layout"
+"""What stands behind a layout of a user's words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machines:
+    """Machines and layout as options of a command state them; what is left out is chosen."""
+
+    nodes: int | None = None
+    gpus: int | None = None
+    """GPUs in all, for a part of a node."""
+    layout: str = ""
+    """In the words of `recipes.notation.layout`."""
+    cluster: str = ""
+    """The name or the path of a cluster file."""
+    device: str | None = None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether CPU ranks are asked for."""
+        return self.device == "cpu" or "cpu" in self.layout.split()
+
+    @property
+    def sized(self) -> bool:
+        """Whether a number of machines or a layout is asked for."""
+        return bool(self.layout) or self.nodes is not None or self.gpus is not None
+
+    @property
+    def hardware(self) -> Cluster:
+        """The hardware of the cluster; ValueError for an unknown one."""
+        return cluster.load(self.cluster or CLUSTER)
+
+    @property
+    def gpus_in_all(self) -> int:
+        """GPUs asked for, by default those of one node; ValueError for an uneven number."""
+        return gpus_of(self.hardware, self.nodes, self.gpus)
+
+
+def gpus_of(machine: Cluster, nodes: int | None, gpus: int | None) -> int:
+    """Return the GPUs of so many nodes, or `gpus`; raise ValueError unless these fill nodes."""
+    for option, value in (("--nodes", nodes), ("--gpus", gpus)):
+        if value is not None and value < 1:
+            raise ValueError(f"{option} is {value}; it must be at least 1")
+    if gpus is None:
+        return (nodes or 1) * machine.gpus_per_node
+    if nodes is not None and nodes * machine.gpus_per_node != gpus:
+        raise ValueError(
+            f"--gpus is {gpus}, and {nodes} nodes of {machine.name} have "
+            f"{nodes * machine.gpus_per_node}; leave one of --nodes and --gpus out"
+        )
+    if gpus > machine.gpus_per_node and gpus % machine.gpus_per_node:
+        raise ValueError(
+            f"--gpus is {gpus}, not a whole number of nodes of {machine.gpus_per_node}; take "
+            f"{gpus // machine.gpus_per_node * machine.gpus_per_node}, or fewer than a node has"
+        )
+    return gpus
+
+
+def nodes_for(layout: Layout, machine: Cluster) -> int:
+    """Return the nodes that a layout's ranks fill."""
+    return -(-layout.world_size // machine.gpus_per_node)
+
+
+def require_no_machines(asked: Machines) -> None:
+    """Raise ValueError if GPUs are asked for together with CPU ranks."""
+    given = {"--nodes": asked.nodes, "--gpus": asked.gpus, "--cluster": asked.cluster}
+    if said := [name for name, value in given.items() if value not in (None, "")]:
+        raise ValueError(
+            f"{' and '.join(said)} {'are' if len(said) > 1 else 'is'} of GPUs; leave "
+            f"{'them' if len(said) > 1 else 'it'} out with --device cpu"
+        )
+
+
+def stated_layout(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines) -> Layout:
+    """Return the layout that words state; raise ValueError for one that cannot train a stage.
+
+    Of CPU ranks precision is fp32.
+    """
+    from recipes.planner.feasibility import violations
+    from recipes.planner.search import of_stage
+
+    layout = layout_from(asked.layout)
+    name = recipe_name(card, ladder, stage)
+    if asked.on_cpu:
+        if layout.world_size % (asked.nodes or 1):
+            raise ValueError(
+                f"--layout {asked.layout!r} has {layout.world_size} ranks, and {asked.nodes} nodes "
+                "cannot share them evenly"
+            )
+        return replace(layout, device="cpu", precision="fp32")
+    machine = asked.hardware
+    ranks = layout.world_size
+    if (asked.nodes, asked.gpus) != (None, None) and ranks != asked.gpus_in_all:
+        said = f"--gpus is {asked.gpus}" if asked.nodes is None else f"--nodes is {asked.nodes}"
+        raise ValueError(
+            f"--layout {asked.layout!r} has {ranks} ranks and {said}, {asked.gpus_in_all} GPUs; "
+            f"set dp{max(asked.gpus_in_all * layout.dp // ranks, 1)}, or leave the number out"
+        )
+    workload = of_stage(card, stage, machine, gpus=ranks, fp8=layout.fp8).workload(layout)
+    broken = next(violations(workload, machine), None)
+    if broken is not None:
+        raise ValueError(f"{name} under --layout {asked.layout!r}: {broken}")
+    return layout
+
+
+def on_machines(row: Row, asked: Machines) -> Row:
+    """Return a shipped recipe on the machines asked for: its layout, or the words', more replicas.
+
+    Raises ValueError where they do not hold a whole number of replicas.
+    """
+    if row.layout.device == "cpu" and not asked.layout:
+        if asked.gpus is not None:
+            raise ValueError(f"--gpus is {asked.gpus} and {row.name} is laid out for CPU ranks")
+        nodes = asked.nodes or row.nodes
+        if row.layout.world_size % nodes:
+            raise ValueError(
+                f"--nodes is {nodes} and {row.name} has {row.layout.world_size} CPU ranks, which "
+                "they cannot share evenly"
+            )
+        return replace(row, nodes=nodes)
+    if asked.layout:
+        layout = stated_layout(row.card, row.ladder, row.stage, asked)
+        if layout.device == "cpu":
+            nodes = asked.nodes or 1
+            return replace(row, layout=layout, nodes=nodes, cluster="local", pinned=BY_LAYOUT)
+        named = asked.cluster or (row.cluster if row.layout.device == "cuda" else CLUSTER)
+        nodes = nodes_for(layout, cluster.load(named))
+        return replace(row, layout=layout, nodes=nodes, cluster=named, pinned=BY_LAYOUT)
+    named = asked.cluster or row.cluster
+    machine = cluster.load(named)
+    gpus = row.layout.world_size
+    if (asked.nodes, asked.gpus) != (None, None):
+        gpus = gpus_of(machine, asked.nodes, asked.gpus)
+    dp, rest = divmod(row.layout.dp * gpus, row.layout.world_size)
+    if rest or not dp:
+        raise ValueError(
+            f"{row.name} takes {row.layout.world_size // row.layout.dp} GPUs a replica "
+            f"({words_of(replace(row.layout, dp=1))}); {gpus} GPUs do not hold a whole number of "
+            "them; name another layout by --layout"
+        )
+    layout = replace(row.layout, dp=dp)
+    return replace(row, layout=layout, nodes=nodes_for(layout, machine), cluster=named)
