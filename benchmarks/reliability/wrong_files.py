@@ -172,6 +172,31 @@ ROTATIONS = (
      {"r.json": b'{"format": "longhaul rope", "version": 9}'}),
     ("rope --card tiny --method r.json", "0xe9", {"r.json": b'{"format": "\xe9"}'}),
 )  # fmt: skip
+_TWO = b"name: l\nstages:\n  - {seq_length: 64K, tokens: 1B, tokens_per_batch: 4M, lr: {peak: 1e-5}"
+OWN = (
+    ("ladders check l.yaml", "0xe9", {"l.yaml": b"name: \xe9\n"}),
+    ("ladders check l.yaml", "empty", {"l.yaml": b""}),
+    ("ladders check l.yaml", "a list", {"l.yaml": b"[]"}),
+    ("ladders check l.yaml", "did you mean stages", {"l.yaml": b"name: l\nstage: []\n"}),
+    ("ladders check l.yaml", "'seqlength'",
+     {"l.yaml": _TWO.replace(b"seq_length", b"seqlength") + b"}\n"}),
+    ("ladders check l.yaml", "rope has no base", {"l.yaml": _TWO + b", rope: {method: ntk, factor: 8}}\n"}),
+    ("ladders check l.yaml --card llama3_8b", "'yarm'", {"l.yaml": _TWO + b", rope: 'yarm:factor=8'}\n"}),
+    ("ladders check l.yaml", "Prolong", {"l.yaml": _TWO.replace(b"l\n", b"Prolong\n", 1) + b"}\n"}),
+    ("ladders check l.py", "line 1", {"l.py": b"1 / 0\n"}),
+    ("ladders check l.py", "0 ladders", {"l.py": b""}),
+    ("ladders new l.yaml", "l.yaml exists already", {"l.yaml": b"x"}),
+    ("plan m --seq 64K", "m has no config.json", {"m": None}),
+    ("plan ./m --seq 64K", "config.json", {"m/config.json": b"{"}),
+    ("plan m --seq 64K", "bert",
+     {"m/config.json": json.dumps({**LLAMA, "model_type": "bert"}).encode()}),
+    ("config", "is not TOML", {"longhaul.toml": b"cluster = x\n"}),
+    ("config", "'clustr'", {"longhaul.toml": b"clustr = 'x'\n"}),
+    ("config", "account is empty", {"longhaul.toml": b"account = ''\n"}),
+    ("config", "{model}", {"longhaul.toml": b"out = 'runs/{model}'\n"}),
+    ("plan llama31_8b --seq 64K", "dgx_h10", {"longhaul.toml": b"cluster = 'dgx_h10'\n"}),
+    ("config", "0xe9", {"longhaul.toml": b"cluster = '\xe9'\n"}),
+)  # fmt: skip
 TABLES: tuple[tuple[tuple[str, str, Files], ...], ...] = (
     tuple(
         (f"{command} c.yaml", named, {"c.yaml": content})
@@ -189,4 +214,5 @@ TABLES: tuple[tuple[tuple[str, str, Files], ...], ...] = (
     PLACES,
     RUNS,
     ROTATIONS,
+    OWN,
 )

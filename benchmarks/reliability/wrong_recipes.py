@@ -47,7 +47,7 @@ ROTATIONS: tuple[Row, ...] = (
     (f"{TINY} model.config.rope.factor=0.5", "RoPE factor is 0.5"),
     (f"{TINY} model.config.rope.method=yarm", "yarm"),
     (f"{TINY} --rope yarn:factor=0.5", "RoPE factor is 0.5"),
-    (f"{TINY} --rope yarn", "'yarn' has no factor"),
+    (f"{TINY} --rope yarn", "yarn has no factor"),
     (f"{TINY} --rope yarn:factor=2,original_length=16K", "above the 8,192 tokens"),
     (f"{TINY} model.config.rope.original_length=16K", "above the 8,192 tokens"),
     (f"{TINY} --rope yarn:factor=2,interleaved=true", "interleaved of the rotation is"),

@@ -17,7 +17,6 @@ from longhaul.terminal.messages import note
 from longhaul.terminal.next_commands import OnCluster, sized
 from recipes.constraints import fp8 as fp8_constraints
 from recipes.ladders import LADDERS
-from recipes.notation import ladder_file
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.feasibility import CUDA, before_planning, violations
 from recipes.planner.plan import Plan
@@ -197,6 +196,8 @@ def training_command(
 
 def own_ladder(question: SearchRequest, layout: Layout, cluster: str, budget: int) -> Iterator[str]:
     """Yield the commands that write a ladder of one stage for a question, and that train it."""
+    from recipes.notation import ladder_file  # here: it imports pydantic
+
     card, length = question.card, length_word(question.seq_length).upper()
     path = Path(f"{card.name}_{length.lower()}.yaml")
     yield (

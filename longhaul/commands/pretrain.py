@@ -106,7 +106,7 @@ def pretrain(
         row = select.choose(card, ladder, stage, _of_card(asked))
         row_notes = list(select.notes(row))
     if row is not None and not submits:
-        ladder_run.require_here(row, asked)
+        ladder_run.require_here(row, nodes, cluster)
     if submits:
         assert row is not None
         for words in row_notes:

@@ -113,6 +113,8 @@ def run(
         return
     require_folder(plan.run, "--out")
     rows = ladder_run.rows(plan, asked)
+    for row in rows:
+        ladder_run.require_here(row, nodes, cluster)
     with nullcontext() if dryrun else in_use(plan.run):
         _run_here(plan, rows, context.args, device, dryrun=dryrun)
 

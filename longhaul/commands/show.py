@@ -49,11 +49,11 @@ def show(
 ) -> None:
     """Show a recipe: its model, ladder, stage, data and layout, and what to type next."""
     asked = Machines(nodes=nodes, gpus=gpus, layout=layout, cluster=cluster)
-    row, notes = _named(name, asked) if name else _combined(card, ladder, stage, asked)
-    if name and (card or ladder or stage):
+    if bool(name) == bool(card or ladder or stage):
         raise ValueError(
             "name one recipe: a shipped one by its NAME, any other by --card, --ladder and --stage"
         )
+    row, notes = _named(name, asked) if name else _combined(card, ladder, stage, asked)
     if as_json and to_yaml is not None:
         raise ValueError("--json prints and --to-yaml writes; take one of them")
     if to_yaml is not None:

@@ -100,19 +100,17 @@ def rows(plan: LadderRun, asked: Machines, *, submitted: bool = False) -> list[R
     A stage without a recipe is laid out on one node, or where it is `submitted` on the fewest that
     hold it. Raises ValueError where no layout fits.
     """
-    found = [_row(plan, stage, asked, submitted=submitted) for _, stage in plan.chosen]
-    if not submitted:
-        for row in found:
-            require_here(row, asked)
-    return found
+    return [_row(plan, stage, asked, submitted=submitted) for _, stage in plan.chosen]
 
 
-def require_here(row: Row, asked: Machines) -> None:
-    """Raise ValueError for CPU ranks on nodes of a cluster, without a cluster to submit them to."""
-    if row.layout.device == "cpu" and row.nodes > 1:
+def require_here(row: Row, nodes: int | None, cluster: str) -> None:
+    """Raise ValueError for nodes or a cluster that CPU ranks of this machine have nothing of."""
+    given = {"--nodes": nodes, "--cluster": cluster}
+    said = [f"{name} is {value}" for name, value in given.items() if value not in (None, "")]
+    if row.layout.device == "cpu" and said:
         raise ValueError(
-            f"--nodes is {asked.nodes} and {row.name} is laid out for CPU ranks of this machine; "
-            "leave it out, or add --executor slurm"
+            f"{' and '.join(said)}, and {row.name} is laid out for CPU ranks of this machine; "
+            "leave that out, or add --executor slurm"
         )
 
 

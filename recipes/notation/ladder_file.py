@@ -7,6 +7,7 @@ file defines one `Ladder`; it is run as any program of its author, by the comman
 """
 
 import importlib.util
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -41,18 +42,28 @@ def _budget(value: Any) -> Any:
     return budget_from(value) if isinstance(value, str) else value
 
 
+def _number(value: Any) -> Any:
+    """Return the number of a text such as 1e-5, which YAML reads as a number only as 1.0e-5."""
+    stated = isinstance(value, str) and re.fullmatch(r"[0-9.]+e[+-]?[0-9]+", value, re.I)
+    try:
+        return float(value) if stated else value
+    except ValueError:
+        return value
+
+
 Length = Annotated[int, BeforeValidator(_length)]
 Budget = Annotated[int, BeforeValidator(_budget)]
+Number = Annotated[float, BeforeValidator(_number)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rate:
     """Learning rate of a stage."""
 
-    peak: float
+    peak: Number
     schedule: Literal["cosine", "linear"] = "cosine"
-    final_ratio: float = 0.1
-    warmup_ratio: float = 0.1
+    final_ratio: Number = 0.1
+    warmup_ratio: Number = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +77,8 @@ class _Stage:
     rope: str | dict[str, Any] = "native"
     documents: DocumentPolicy = "across"
     positions: dict[str, Any] = field(default_factory=dict)
-    adam_beta2: float = 0.95
-    weight_decay: float = 0.1
+    adam_beta2: Number = 0.95
+    weight_decay: Number = 0.1
     start: Literal["scratch", "card", "previous"] | None = None
     gate: Gate = Gate()
 
@@ -117,7 +128,9 @@ def _of_python(path: Path) -> Ladder:
         raise ValueError(f"{path} line {where}: {type(error).__name__}: {error}") from error
     ladders = [value for value in vars(module).values() if isinstance(value, Ladder)]
     if len(ladders) != 1:
-        raise ValueError(f"{path} defines {len(ladders)} ladders; it must define one `Ladder`")
+        raise ValueError(
+            f"{path} defines {len(ladders)} ladders; it must define one `Ladder`, or name another file"
+        )
     return ladders[0]
 
 
@@ -125,7 +138,7 @@ def _line(error: BaseException, path: Path) -> int:
     """Return the last line of a file that an exception passed through."""
     line, trace = 0, error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
+        if os.path.abspath(trace.tb_frame.f_code.co_filename) == os.path.abspath(path):
             line = trace.tb_lineno
         trace = trace.tb_next
     return line

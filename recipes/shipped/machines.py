@@ -124,7 +124,10 @@ def on_machines(row: Row, asked: Machines) -> Row:
     """
     if row.layout.device == "cpu" and not asked.layout:
         if asked.gpus is not None:
-            raise ValueError(f"--gpus is {asked.gpus} and {row.name} is laid out for CPU ranks")
+            raise ValueError(
+                f"--gpus is {asked.gpus} and {row.name} is laid out for CPU ranks; leave it out, "
+                "or name a layout of GPUs by --layout"
+            )
         nodes = asked.nodes or row.nodes
         if row.layout.world_size % nodes:
             raise ValueError(

@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from recipes.checkpoints.files import HUGGING_FACE
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.shipped.rotation import for_card
@@ -29,6 +28,7 @@ def card_named(word: str) -> ModelCard:
         raise ValueError(f"--card is missing; {list_of(CARDS, 'card')}")
     if word in CARDS:
         return CARDS[word]
+    from recipes.checkpoints.files import HUGGING_FACE
     from recipes.hugging_face.config import card_of, read_config
 
     if word.startswith(OF_THE_HUB):

@@ -85,10 +85,11 @@ class Stage:
         for name in ("seq_length", "tokens", "tokens_per_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
-        if self.tokens_per_batch % self.seq_length:
+        whole, rest = divmod(self.tokens_per_batch, self.seq_length)
+        if rest:
             raise ValueError(
                 f"tokens_per_batch {self.tokens_per_batch:,} is not a multiple of "
-                f"seq_length {self.seq_length:,}"
+                f"seq_length {self.seq_length:,}; write {max(whole, 1) * self.seq_length:,}"
             )
         if self.tokens < self.tokens_per_batch:
             raise ValueError(

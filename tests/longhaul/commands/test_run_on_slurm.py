@@ -102,7 +102,8 @@ def test_a_store_that_evaluation_would_find_too_short_is_refused(answer, tree):
 def test_other_mistakes_of_the_command_line(answer, tmp_path):
     asked = ("run", "--ladder", "tiny")
     assert "expected local or slurm" in answer(*asked, "--executor", "k8s").error()
-    assert "--nodes cannot go with --executor local" in answer(*asked, "--nodes", 2).error()
+    assert "laid out for CPU ranks of this machine" in answer(*asked, "--nodes", 2).error()
+    assert "--account cannot go with --executor local" in answer(*asked, "--account", "x").error()
     assert "did you mean dgx_h100" in answer(*RUN, "--cluster", "dgx_h10").error()
     assert (
         "run the command in a clone of Longhaul"
