@@ -298,25 +298,6 @@ IMPORT_AND_EXPORT = (
     ("export --from none --to x --max-shard-gib inf", "inf"),
     ("export --from none --to x --max-shard-gib x", "'x'"),
 )
-LADDERS_AND_CONFIG = (
-    ("ladders new l.txt", "l.txt"),
-    ("ladders new ''", "is empty"),
-    ("ladders new /proc/l.yaml", "/proc/l.yaml"),
-    ("ladders new l.yaml --seq 64X", "64X"),
-    ("ladders new l.yaml --seq 64K", "--card"),
-    ("ladders new l.yaml --card llama31_8b", "--seq"),
-    ("ladders new l.yaml --seq 64K --card lama31_8b", "lama31_8b"),
-    ("ladders new l.yaml --seq 64K --card llama31_8b --tokens 1G", "not 1G"),
-    ("ladders new l.yaml --seq 64K --card llama31_8b --tokens-per-batch 4K", "4,096"),
-    ("ladders check prolongg", "prolongg"),
-    ("ladders check nowhere.yaml", "nowhere.yaml"),
-    ("ladders check prolong --card qwen2_7b", "qwen2_7b"),
-    ("ladders check longrope2 --card llama32_1b", "longrope2"),
-    ("ladders check yarn --card llama31_8b", "131,072"),
-    ("ladders --json check prolong", "--json before check"),
-    ("config tiny", "tiny"),
-    ("config --bogus", "--bogus"),
-)
 CLUSTERS_AND_PREFLIGHT = (
     ("clusters check dgx_h10", "dgx_h10"),
     ("clusters check template", "template is not a cluster"),
@@ -404,6 +385,6 @@ ROPE_AND_PROBE = (
 )
 TABLES = (
     OF_EVERY_COMMAND, RECIPES, SHOW, BATCH, PLAN, PREPARE, PRETRAIN, RUN, REHEARSE,
-    EVALUATE_AND_REPORT, IMPORT_AND_EXPORT, LADDERS_AND_CONFIG, CLUSTERS_AND_PREFLIGHT, DOCTOR,
+    EVALUATE_AND_REPORT, IMPORT_AND_EXPORT, CLUSTERS_AND_PREFLIGHT, DOCTOR,
     ROPE_AND_PROBE,
 )  # fmt: skip

@@ -129,7 +129,8 @@ def _of_python(path: Path) -> Ladder:
     ladders = [value for value in vars(module).values() if isinstance(value, Ladder)]
     if len(ladders) != 1:
         raise ValueError(
-            f"{path} defines {len(ladders)} ladders; it must define one `Ladder`, or name another file"
+            f"{path} defines {len(ladders)} ladders; it must define one `Ladder`, or name another "
+            "file"
         )
     return ladders[0]
 

@@ -47,8 +47,9 @@ SEES_ALONE = {  # rooms of a room that see no other of its rooms than these
     "recipes.constraints": {"recipes.spec"},
     "recipes.checkpoints": set(),
     "recipes.planner": {"recipes.spec", "recipes.constraints"},
-    "longhaul.terminal": set(),
-    "longhaul.jobs": {"longhaul.terminal", "longhaul.version"},
+    "longhaul.defaults": set(),
+    "longhaul.terminal": {"longhaul.defaults"},
+    "longhaul.jobs": {"longhaul.defaults", "longhaul.terminal", "longhaul.version"},
     "longhaul.pages": {"longhaul.terminal", "longhaul.jobs", "longhaul.options"},
 }
 

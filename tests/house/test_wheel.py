@@ -80,3 +80,23 @@ def test_the_console_command_answers_from_a_foreign_directory(installed, tmp_pat
         check=False,
     )
     assert (done.returncode, "Usage" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_ladder_of_one_s_own_is_written_and_planned_from_a_foreign_directory(installed, tmp_path):
+    command = [sys.executable, str(installed / "bin" / "longhaul")]
+    for words in (
+        "ladders new mine.yaml --card llama31_8b --seq 256K",
+        "ladders check mine.yaml --card llama31_8b",
+        "plan llama31_8b --ladder mine.yaml --nodes 2",
+        "show --card llama31_8b --ladder mine.yaml --stage 256K --nodes 2",
+    ):
+        done = subprocess.run(
+            [*command, *words.split()],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(installed)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
