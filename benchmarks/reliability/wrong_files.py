@@ -173,7 +173,7 @@ ROTATIONS = (
     ("rope --card tiny --method r.json", "0xe9", {"r.json": b'{"format": "\xe9"}'}),
 )  # fmt: skip
 _TWO = b"name: l\nstages:\n  - {seq_length: 64K, tokens: 1B, tokens_per_batch: 4M, lr: {peak: 1e-5}"
-OWN = (
+OWN: tuple[tuple[str, str, Files], ...] = (
     ("ladders new l.txt", "l.txt", {}),
     ("ladders new ''", "is empty", {}),
     ("ladders new /proc/l.yaml", "/proc/l.yaml", {}),

@@ -138,7 +138,8 @@ def pretrain(
         overrides.on_device(recipe, device)
     shipped = row.layout.world_size if row is not None and factory else 0
     fewer = stage_checks.fewer_ranks(ResolvedStage.of(recipe), shipped)
-    for words in (*row_notes, *fewer, *notes(recipe)):
+    smaller = stage_checks.smaller_gpu(ResolvedStage.of(recipe), row) if row is not None else ()
+    for words in (*row_notes, *fewer, *smaller, *notes(recipe)):
         note(f"note: {words}")
     if to_yaml is not None:
         yaml_file.write(recipe, to_yaml)

@@ -134,7 +134,7 @@ def _run_here(
         if made is not None:
             show_store(made)
     with loading("NeMo and Megatron-Core"):
-        from longhaul.jobs import local_chain
+        from longhaul.jobs import local_chain, stage_checks
         from longhaul.run_folder.places import require_places
         from longhaul.run_folder.undamaged import require_undamaged
         from slurm.experiment import commands, run_in_order
@@ -147,6 +147,7 @@ def _run_here(
             require_places(stage.recipe)
         local_chain.require(stages, started=not dryrun)
         notes = [] if dryrun else require_undamaged(stages, plan.verify)
+        notes = [*stage_checks.smaller_gpu(stages[0], rows[0]), *notes]
         standing = local_chain.standing(stages)
     for said in notes if dryrun else (*notes, *standing):
         note(f"note: {said}")

@@ -19,6 +19,12 @@ from recipes.resolved import yaml_file
 from recipes.resolved.overrides import require_same_rotary_dims
 from recipes.resolved.read import context_parallelism
 from recipes.resolved.stage import ResolvedStage
+from recipes.shipped.row import Row
+from recipes.spec import cluster
+from recipes.spec.units import GiB
+
+SMALLER = 0.97
+"""Share of a planned GPU's memory below which a machine's GPU is another one."""
 
 
 def summary(stage: ResolvedStage) -> str:
@@ -42,6 +48,20 @@ def fewer_ranks(stage: ResolvedStage, shipped: int) -> Iterator[str]:
         yield (
             f"{stage.name} is laid out for {shipped} GPUs and runs on {ranks}, each of which "
             "holds more; `longhaul doctor oom` says whether it fits"
+        )
+
+
+def smaller_gpu(stage: ResolvedStage, row: Row) -> Iterator[str]:
+    """Yield a sentence if a GPU of this machine has less memory than the layout is planned for."""
+    if stage.layout.device == "cpu" or not torch.cuda.is_available():
+        return
+    machine = cluster.load(row.cluster)
+    found = torch.cuda.get_device_properties(0).total_memory
+    if found < SMALLER * machine.gpu_bytes:
+        yield (
+            f"this machine's GPU has {found / GiB:.1f} GiB, and the layout is for the "
+            f"{machine.gpu_bytes / GiB:.1f} GiB of {machine.name}; name a cluster file with its "
+            "hardware by --cluster"
         )
 
 
