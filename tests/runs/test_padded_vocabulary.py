@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vocabulary that TP does not divide, from training over resumes to evaluation and export."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import Ranks
+from tests.runs.conftest import NEMO, TIMEOUT_SECONDS, TrainingRun
+from tests.runs.train import evaluate_on_forked_rank
+
+pytestmark = pytest.mark.slow
+
+CARD = {"vocab": 515}  # 768 rows on two tensor ranks
+LAYOUTS = ({"tp": 2, "tiling": {"loss": True, "loss_tile": 200}}, {}, {"tp": 2})
+STEPS = 2
+
+
+def trained(folder: Path, store: Path, layout: dict, **options) -> TrainingRun:
+    run = TrainingRun(
+        folder, store, layout=layout, card=CARD, ranks=layout.get("tp", 1), **options
+    )
+    run.finish()
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, small_store) -> tuple[TrainingRun, TrainingRun]:
+    """Return a run on one rank, and one of the same start that resumes under other layouts."""
+    folder = tmp_path_factory.mktemp("padded")
+    start = trained(folder / "start", small_store, {}, steps=1).metrics.parent / "checkpoints"
+    alone = trained(
+        folder / "alone", small_store, {}, steps=STEPS * len(LAYOUTS), start=str(start)
+    )
+    for number, layout in enumerate(LAYOUTS, start=1):
+        padded = trained(
+            folder / "padded", small_store, layout, steps=STEPS * number, start=str(start)
+        )
+    return alone, padded
+
+
+def test_each_loss_is_that_of_one_rank_also_after_resumes_with_more_and_fewer_rows(runs):
+    alone, padded = (run.steps() for run in runs)
+    assert len(padded) == STEPS * len(LAYOUTS)
+    for ours, right in zip(padded, alone, strict=True):
+        assert ours["loss"] == pytest.approx(right["loss"], rel=1e-5), ours["step"]
+        assert ours["grad_norm"] == pytest.approx(right["grad_norm"], rel=1e-4), ours["step"]
+    assert padded[-1]["loss"] < padded[0]["loss"]
+
+
+def test_padding_changes_no_result_of_an_evaluation(runs):
+    from recipes.resolved import yaml_file
+    from tests.runs.train import recipe
+
+    run = runs[1]
+    yaml_file.write(recipe(run.options), run.metrics.parent / "config.yaml")
+    found = []
+    for ranks in (1, 2):
+        options = {
+            "run": str(run.folder), "stages": ["tiny_512"], "store": run.options["store"],
+            "lengths": [512], "documents": 2, "tensor_parallel": ranks,
+        }  # fmt: skip
+        output = str(run.folder / "output.log")
+        with Ranks(evaluate_on_forked_rank, ranks, options, output, server=NEMO) as started:
+            started.results(TIMEOUT_SECONDS)
+        result = json.loads((run.folder / "eval" / "tiny_512.json").read_text())
+        assert result["passkey"]
+        found.append((result["by_position"]["loss"], result["passkey"]))
+    alone, padded = found
+    assert padded[0] == pytest.approx(alone[0], rel=1e-5)
+    for ours, right in zip(padded[1], alone[1], strict=True):
+        assert ours == pytest.approx(right, rel=1e-4)
+
+
+def test_the_export_has_a_row_for_each_token_alone_bit_for_bit(runs, tmp_path):
+    from megatron.core import dist_checkpointing
+    from safetensors.torch import load_file
+
+    from recipes.checkpoints.verified import one_rank
+    from recipes.hugging_face.export import export
+    from recipes.hugging_face.source_checkpoint import trained as checkpoint
+    from recipes.resolved import yaml_file
+    from tests.runs.train import recipe
+
+    run = runs[1]
+    stage = run.metrics.parent
+    yaml_file.write(recipe(run.options), stage / "config.yaml")
+    source = checkpoint(stage)
+    export(source, tmp_path / "exported")
+    config = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert config["vocab_size"] == CARD["vocab"]
+    found = load_file(tmp_path / "exported" / "model.safetensors")["model.embed_tokens.weight"]
+    with one_rank():
+        saved = dist_checkpointing.load_plain_tensors(str(source.checkpoint / "weights"))
+    rows = saved["module.embedding.word_embeddings.weight"]
+    assert rows.shape[0] == 768
+    assert found.equal(rows[: CARD["vocab"]])
+    assert not rows[CARD["vocab"] :].any()
