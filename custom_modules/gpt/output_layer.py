@@ -32,7 +32,8 @@ def loss_of(
     """Return losses [b, S], 0 where masked, of the output layer of a GPT model.
 
     `hidden` is the layer's input, `weight` the embedding's if it is tied, `vocabulary` the
-    tokens if rows pad it; the rest is as in `tiled_cross_entropy`. Raises ValueError for features that only the layer's own forward has.
+    number of tokens if further rows pad it; the rest is as in `tiled_cross_entropy`. Raises
+    ValueError for features that only the layer's own forward has.
     """
     refuse_output_layer(output_layer)
     finish_gather(output_layer)

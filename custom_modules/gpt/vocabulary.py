@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vocabulary under tensor parallelism: rows that TP ranks divide, and padding that no loss sees.
+"""The vocabulary under tensor parallelism: rows that TP ranks divide, padding that no loss sees.
 
     logits = x W^T,  W [P, h],  P >= V        loss = cross_entropy(logits[..., :V], labels)
 

@@ -114,10 +114,10 @@ def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
     with folder_beside(out) as part:
         checkpoint = part if imported else part / "checkpoints" / f"step={step}"
         with verified(first), verified(second):
-            sources = [
-                _Source(folder / "weights", (found or {}).get(VOCABULARY))
-                for folder, found in zip((first, second), facts, strict=True)
-            ]
+            sources = (
+                _Source(first / "weights", facts[0].get(VOCABULARY)),
+                _Source(second / "weights", facts[1].get(VOCABULARY)),
+            )
             _require_same(*sources, names=(first, second))
             write_weights(checkpoint / "weights", _Mean(*sources, share))
         if imported:

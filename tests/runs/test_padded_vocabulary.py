@@ -2,7 +2,8 @@
 """A vocabulary that TP does not divide, from training over resumes to evaluation and export."""
 
 import json
-from pathlib import Path
+import shutil
+from typing import NamedTuple
 
 import pytest
 
@@ -13,36 +14,43 @@ from tests.runs.train import evaluate_on_forked_rank
 pytestmark = pytest.mark.slow
 
 CARD = {"vocab": 515}  # 768 rows on two tensor ranks
-LAYOUTS = ({"tp": 2, "tiling": {"loss": True, "loss_tile": 200}}, {}, {"tp": 2})
-STEPS = 2
+ALONE: dict[str, object] = {}
+PADDED = {"tp": 2, "tiling": {"loss": True, "loss_tile": 200}}
 
 
-def trained(folder: Path, store: Path, layout: dict, **options) -> TrainingRun:
-    run = TrainingRun(
-        folder, store, layout=layout, card=CARD, ranks=layout.get("tp", 1), **options
-    )
-    run.finish()
-    return run
+class Runs(NamedTuple):
+    """Runs of the same steps: two, two more after a resume, and two more after another."""
+
+    alone: TrainingRun
+    there_and_back: TrainingRun
+    """Its middle steps are of two tensor ranks."""
+    padded: TrainingRun
+    """Without the last steps, so its checkpoint has padding."""
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, small_store) -> tuple[TrainingRun, TrainingRun]:
-    """Return a run on one rank, and one of the same start that resumes under other layouts."""
+def runs(tmp_path_factory, small_store) -> Runs:
     folder = tmp_path_factory.mktemp("padded")
-    start = trained(folder / "start", small_store, {}, steps=1).metrics.parent / "checkpoints"
-    alone = trained(
-        folder / "alone", small_store, {}, steps=STEPS * len(LAYOUTS), start=str(start)
-    )
-    for number, layout in enumerate(LAYOUTS, start=1):
-        padded = trained(
-            folder / "padded", small_store, layout, steps=STEPS * number, start=str(start)
+
+    def train(name: str, layout: dict[str, object], steps: int) -> TrainingRun:
+        ranks = layout.get("tp", 1)
+        run = TrainingRun(
+            folder / name, small_store, layout=layout, card=CARD, ranks=ranks, steps=steps
         )
-    return alone, padded
+        run.finish()
+        return run
+
+    train("alone", ALONE, 2)
+    shutil.copytree(folder / "alone", folder / "padded")
+    train("alone", ALONE, 4)
+    padded = train("padded", PADDED, 4)
+    shutil.copytree(folder / "padded", folder / "back")
+    return Runs(train("alone", ALONE, 6), train("back", ALONE, 6), padded)
 
 
-def test_each_loss_is_that_of_one_rank_also_after_resumes_with_more_and_fewer_rows(runs):
-    alone, padded = (run.steps() for run in runs)
-    assert len(padded) == STEPS * len(LAYOUTS)
+def test_each_loss_is_that_of_one_rank_after_resumes_with_more_and_with_fewer_rows(runs):
+    alone, padded = runs.alone.steps(), runs.there_and_back.steps()
+    assert len(padded) == 6
     for ours, right in zip(padded, alone, strict=True):
         assert ours["loss"] == pytest.approx(right["loss"], rel=1e-5), ours["step"]
         assert ours["grad_norm"] == pytest.approx(right["grad_norm"], rel=1e-4), ours["step"]
@@ -50,11 +58,14 @@ def test_each_loss_is_that_of_one_rank_also_after_resumes_with_more_and_fewer_ro
 
 
 def test_padding_changes_no_result_of_an_evaluation(runs):
-    from recipes.resolved import yaml_file
+    from eval.run_folder import write_json
+    from longhaul.jobs import records
+    from recipes.resolved.stage import ResolvedStage
     from tests.runs.train import recipe
 
-    run = runs[1]
-    yaml_file.write(recipe(run.options), run.metrics.parent / "config.yaml")
+    run = runs.padded
+    records.record(ResolvedStage.of(recipe(run.options)), start="scratch")
+    write_json(run.folder / "run.json", {"ladder": "tiny", "card": "tiny", "stages": ["tiny_512"]})
     found = []
     for ranks in (1, 2):
         options = {
@@ -83,7 +94,7 @@ def test_the_export_has_a_row_for_each_token_alone_bit_for_bit(runs, tmp_path):
     from recipes.resolved import yaml_file
     from tests.runs.train import recipe
 
-    run = runs[1]
+    run = runs.padded
     stage = run.metrics.parent
     yaml_file.write(recipe(run.options), stage / "config.yaml")
     source = checkpoint(stage)

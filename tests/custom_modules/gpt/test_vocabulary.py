@@ -109,7 +109,8 @@ def answers(folder: Path, name: str, start: str | None) -> dict[object, Answer |
             model = built(tied=tied, tiled=tiled)
             if start is not None:
                 load(model, folder / start / str(tied))
-            found[tied, "weights"] = {key: p.detach().clone() for key, p in model.named_parameters()}
+            weights = {key: value.detach().clone() for key, value in model.named_parameters()}
+            found[tied, "weights"] = weights
             found[tied, tiled] = answer(model) if start is not None else by_formula(model)
             if not tiled:
                 save(model, folder / name / str(tied))
@@ -139,7 +140,7 @@ EACH = pytest.mark.parametrize("layout", list(LAYOUTS)[1:])
 KINDS = pytest.mark.parametrize(
     ("tied", "tiled"),
     CASES,
-    ids=[f"{'tied' if tied else 'untied'}-{'tiled' if tiled else 'whole'}" for tied, tiled in CASES],
+    ids=["untied, whole", "untied, tiled", "tied, whole", "tied, tiled"],
 )
 
 
