@@ -57,6 +57,22 @@ def test_each_loss_is_that_of_one_rank_after_resumes_with_more_and_with_fewer_ro
     assert padded[-1]["loss"] < padded[0]["loss"]
 
 
+def test_a_start_and_a_resume_with_another_vocabulary_are_refused_before_any_rank_starts(
+    runs, tmp_path
+):
+    from longhaul.jobs.stage_checks import require_inputs
+    from recipes.resolved.stage import ResolvedStage
+    from tests.runs.train import recipe
+
+    stage, other = runs.alone.metrics.parent, {"card": {"vocab": CARD["vocab"] + 1}}
+    starts = {"run": str(tmp_path), "start": str(stage / "checkpoints")}
+    for changed in (starts, {}):
+        made = ResolvedStage.of(recipe(runs.alone.options | other | changed))
+        with pytest.raises(ValueError, match="vocabulary of 515 and this one has 516"):
+            require_inputs(made)
+    require_inputs(ResolvedStage.of(recipe(runs.alone.options | starts)))
+
+
 def test_padding_changes_no_result_of_an_evaluation(runs):
     from eval.run_folder import write_json
     from longhaul.jobs import records
@@ -76,12 +92,12 @@ def test_padding_changes_no_result_of_an_evaluation(runs):
         with Ranks(evaluate_on_forked_rank, ranks, options, output, server=NEMO) as started:
             started.results(TIMEOUT_SECONDS)
         result = json.loads((run.folder / "eval" / "tiny_512.json").read_text())
-        assert result["passkey"]
-        found.append((result["by_position"]["loss"], result["passkey"]))
+        passkey = result["passkey"]
+        found.append((result["by_position"]["loss"], passkey["nats"][0], passkey["hits"][0]))
     alone, padded = found
     assert padded[0] == pytest.approx(alone[0], rel=1e-5)
-    for ours, right in zip(padded[1], alone[1], strict=True):
-        assert ours == pytest.approx(right, rel=1e-4)
+    assert padded[1] == pytest.approx(alone[1], rel=1e-5)
+    assert padded[2] == alone[2]
 
 
 def test_the_export_has_a_row_for_each_token_alone_bit_for_bit(runs, tmp_path):

@@ -107,6 +107,7 @@ def answers(folder: Path, name: str, start: str | None) -> dict[object, Answer |
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=size)
         for tied, tiled in CASES:
             model = built(tied=tied, tiled=tiled)
+            found[tied, "drawn"] = model.embedding.word_embeddings.weight.detach().clone()
             if start is not None:
                 load(model, folder / start / str(tied))
             weights = {key: value.detach().clone() for key, value in model.named_parameters()}
@@ -184,7 +185,10 @@ def test_a_checkpoint_loads_bit_for_bit_whatever_padding_it_was_written_with(ran
                 assert torch.equal(part, llamas.tensor_parallel_part(name, whole, rank, size))
 
 
-def test_padding_that_no_checkpoint_has_is_zero(ran):
+def test_padding_is_zero_in_drawn_weights_and_where_the_checkpoint_has_none(ran):
+    drawn = torch.cat([found[False, "drawn"] for found in ran["two"]])
+    assert drawn[:VOCAB].all()
+    assert not drawn[VOCAB:].any()
     for key in ("embedding.word_embeddings.weight", "output_layer.weight"):
         parts = [found[False, "weights"][key] for found in ran["two"]]
         assert not torch.cat(parts)[VOCAB:].any()
