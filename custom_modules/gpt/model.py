@@ -48,6 +48,7 @@ from custom_modules.gpt.self_attention import (
     LongContextSelfAttention,
     TransformerEngineAttention,
 )
+from custom_modules.gpt.vocabulary import clear_padding, hide_padding, padded_vocabulary
 from custom_modules.memory.config import (
     KEEP_ALL,
     MEGATRON_KINDS,
@@ -210,7 +211,11 @@ class LongContextGPT(GPTModel):
         vp_stage: int | None = None,
         **megatron: Any,
     ) -> None:
-        """Build this pipeline stage; `megatron` is passed on to `GPTModel`."""
+        """Build this pipeline stage; `megatron` is passed on to `GPTModel`.
+
+        `vocab_size` is the number of tokens; embedding and LM head have more rows if the config's
+        tensor parallelism does not divide it.
+        """
         super().__init__(
             config,
             transformer_layer_spec=long_context_spec(
@@ -225,12 +230,15 @@ class LongContextGPT(GPTModel):
                 offload=offload,
                 vp_stage=vp_stage,
             ),
-            vocab_size=vocab_size,
+            vocab_size=padded_vocabulary(vocab_size, config.tensor_model_parallel_size),
             max_sequence_length=max_sequence_length,
             position_embedding_type="none",
             vp_stage=vp_stage,
             **megatron,
         )
+        self.vocabulary = vocab_size
+        if self.vocabulary != self.vocab_size:
+            self._exclude_padding()
         self.loss_tile = tiling.loss_tile if tiling.loss else None
         if self.loss_tile is not None and self.post_process:
             if self.mtp_process:
@@ -247,6 +255,16 @@ class LongContextGPT(GPTModel):
         # Not a buffer: a model cast to bf16 would cast it too.
         self.rotation = Rotation(rope, config.kv_channels)
         self.rope_scale: Tensor | None = None
+
+    def _exclude_padding(self) -> None:
+        """Set this rank's padding of the vocabulary to 0, and keep its logits out of any loss."""
+        of_rank = {"vocabulary": self.vocabulary, "rank": self.pg_collection.tp.rank()}
+        if self.pre_process:
+            clear_padding(self.embedding.word_embeddings.weight, **of_rank)
+        if self.post_process:
+            if self.output_layer.weight is not None:  # otherwise the embedding's
+                clear_padding(self.output_layer.weight, **of_rank)
+            hide_padding(self.output_layer, **of_rank)
 
     def forward(self, *inputs: Any, rope_scale: Tensor | None = None, **megatron: Any) -> Tensor:
         """Return what `GPTModel.forward` does.
@@ -266,7 +284,7 @@ class LongContextGPT(GPTModel):
         loss_mask: Tensor | None = None,
         **megatron: Any,
     ) -> Tensor:
-        """Return losses [b, s] if there are labels, else logits [b, s, V].
+        """Return losses [b, s] if there are labels, else logits [b, s, V], padding included.
 
         With a tiled loss `loss_mask` [b, s] names the tokens to compute; the others get 0.
         """
@@ -282,6 +300,7 @@ class LongContextGPT(GPTModel):
             labels,
             loss_mask,
             tile=self.loss_tile,
+            vocabulary=self.vocabulary,
             weight=self.shared_embedding_or_output_weight() if tied else None,
         )
 

@@ -24,14 +24,16 @@ def loss_of(
     mask: Tensor | None = None,
     *,
     tile: int,
+    vocabulary: int | None = None,
     weight: Tensor | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Tensor:
     """Return losses [b, S], 0 where masked, of the output layer of a GPT model.
 
-    `hidden` is the layer's input, `weight` the embedding's if it is tied; the rest is as in
-    `tiled_cross_entropy`. Raises ValueError for features that only the layer's own forward has.
+    `hidden` is the layer's input, `weight` the embedding's if it is tied, `vocabulary` the
+    number of tokens if further rows pad it; the rest is as in `tiled_cross_entropy`. Raises
+    ValueError for features that only the layer's own forward has.
     """
     refuse_output_layer(output_layer)
     finish_gather(output_layer)
@@ -50,6 +52,7 @@ def loss_of(
         tensor_parallel=TensorParallel(
             group=output_layer.tp_group, sequence_parallel=output_layer.sequence_parallel
         ),
+        vocabulary=vocabulary,
         label_smoothing=label_smoothing,
         z_loss=z_loss,
     )

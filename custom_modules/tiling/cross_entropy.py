@@ -35,6 +35,10 @@ rank with the most, and dx is reduce-scattered. Every rank knows the whole mask,
 the same collectives, however many tokens they have. Losses are the same on every TP rank, and their
 upstream gradient must be.
 
+Padding: if V is not the sum of the ranks' v, the last rows of W pad it. Their columns of the tile
+are not among those of steps 2 and 3, and are 0 in step 4: the loss is that without them, their rows
+of dW are 0, and all matrices keep the sizes that they were padded to.
+
 Memory on top of what is returned (losses, dx, dW): T * v logits, 2 T * h of x and dx (with
 sequence parallelism twice that); dW in fp32 and, for other dtypes, its cast. dx and dW live from
 the forward to the backward. The plain formula has 3 N * v.
@@ -60,7 +64,12 @@ from torch.autograd.function import once_differentiable
 from custom_modules.dtypes import accumulation_dtype
 from custom_modules.profiling.categories import category
 from custom_modules.tensor_parallel import TensorParallel
-from custom_modules.tiling.softmax_tile import LogitGradient, accumulate, passes_for
+from custom_modules.tiling.softmax_tile import (
+    Objective,
+    SoftmaxPasses,
+    accumulate,
+    passes_for,
+)
 
 ONE_RANK = TensorParallel(group=None, sequence_parallel=False)
 
@@ -91,30 +100,6 @@ def split_into_tiles(counted: Tensor, tile: int, shards: int, rank: int) -> list
         sizes = [len(part) for part in parts]
         found.append(TokenTile(parts[rank] - rank * of_shard, torch.cat(parts), sizes))
     return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Objective:
-    """A token's loss as a function of its logits."""
-
-    vocabulary: int
-    """V, over all TP ranks."""
-    label_smoothing: float
-    z_loss: float
-
-    def losses(self, lse: Tensor, found: Tensor) -> Tensor:
-        """Return the losses [n] from the log-sum-exp and the results of `reduce` over all ranks."""
-        losses = lse - (1 - self.label_smoothing) * found[1]
-        if self.label_smoothing:
-            losses = losses - self.label_smoothing / self.vocabulary * found[2]
-        return losses + self.z_loss * lse.square() if self.z_loss else losses
-
-    def logit_gradient(self, lse: Tensor, upstream: Tensor | None) -> LogitGradient:
-        """Return the gradient of `upstream` (None: 1) times each loss."""
-        ones = torch.ones_like(lse) if upstream is None else upstream
-        softmax = ones * (1 + 2 * self.z_loss * lse) if self.z_loss else upstream
-        every = self.label_smoothing / self.vocabulary * ones if self.label_smoothing else None
-        return LogitGradient(softmax, (1 - self.label_smoothing) * ones, every)
 
 
 class TileSums(NamedTuple):
@@ -158,7 +143,7 @@ class TiledLoss:
         gradients are those of the sum of `upstream` (None: 1) times the losses.
         """
         flat, dtype = x.flatten(0, 1), accumulation_dtype(x.dtype)
-        passes = passes_for(x.device)
+        passes, first, tokens = passes_for(x.device), *self._share(weight)
         losses = x.new_zeros(labels.shape, dtype=dtype)
         dx = torch.zeros_like(flat) if wanted[0] else None
         dweight = torch.zeros_like(weight, dtype=dtype) if wanted[1] else None
@@ -168,8 +153,9 @@ class TiledLoss:
             if buffer is None:  # the first tile is the largest
                 buffer = x.new_empty(len(tile), len(weight))
             logits = torch.mm(tile, weight.t(), out=buffer[: len(tile)])
-            mine = labels[of.tokens] - self._first_label(weight)
-            own = passes.reduce(logits, mine, self.objective.label_smoothing > 0)
+            padding, logits_of_tokens = logits[:, tokens:], logits[:, :tokens]
+            mine = labels[of.tokens] - first
+            own = self._reduced(passes, logits_of_tokens, mine)
             merged, found = self._merged(own)
             lse = own[0] if merged is None else merged
             losses[of.tokens] = self.objective.losses(lse, found)
@@ -178,7 +164,10 @@ class TiledLoss:
             slope = self.objective.logit_gradient(
                 lse, None if upstream is None else upstream[of.tokens]
             )
-            passes.gradient(logits, mine, own, merged, slope)
+            if tokens:
+                passes.gradient(logits_of_tokens, mine, own, merged, slope)
+            if tokens < len(weight):
+                padding.zero_()
             if dx is not None:
                 dx[of.rows] = self._returned(logits @ weight, of.counts)
             if dweight is not None:
@@ -200,9 +189,21 @@ class TiledLoss:
             same = votes
         return one if same.item() else None
 
-    def _first_label(self, weight: Tensor) -> int:
+    def _share(self, weight: Tensor) -> tuple[int, int]:
+        """Return the first token of this rank's rows, and how many of the rows are tokens."""
         group = self.tensor_parallel.group
-        return 0 if group is None else dist.get_rank(group) * len(weight)
+        first = 0 if group is None else dist.get_rank(group) * len(weight)
+        return first, min(max(self.objective.vocabulary - first, 0), len(weight))
+
+    def _reduced(self, passes: SoftmaxPasses, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the results of `reduce`; of a rank whose rows are all padding, those of no row."""
+        with_sum = self.objective.label_smoothing > 0
+        if logits.shape[1]:
+            return passes.reduce(logits, labels, with_sum)
+        dtype = accumulation_dtype(logits.dtype)
+        none = logits.new_zeros(2 + with_sum, len(logits), dtype=dtype)
+        none[0] = -torch.inf
+        return none
 
     def _merged(self, own: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return the log-sum-exp and the sums over TP ranks of the results of `reduce`."""
@@ -298,6 +299,7 @@ def tiled_cross_entropy(
     *,
     tile: int,
     tensor_parallel: TensorParallel = ONE_RANK,
+    vocabulary: int | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Tensor:
@@ -311,14 +313,16 @@ def tiled_cross_entropy(
             on every TP rank.
         tile: tokens whose logits are held at a time; a larger tile than the sequence is the
             whole sequence.
+        vocabulary: V if the last rows of the whole LM head pad it; None: all rows are tokens.
 
     A label outside the vocabulary raises ValueError on a CPU; on a GPU, where a check would have to
     wait, it adds nothing to the log-sum-exp.
     """
     tensor_parallel = _needed(tensor_parallel)
+    rows = len(weight) * _size(tensor_parallel.group)
     how = TiledLoss(
         objective=Objective(
-            vocabulary=len(weight) * _size(tensor_parallel.group),
+            vocabulary=rows if vocabulary is None else vocabulary,
             label_smoothing=label_smoothing,
             z_loss=z_loss,
         ),
@@ -358,6 +362,12 @@ def _require(
         )
     if how.objective.z_loss < 0:
         raise ValueError(f"z_loss is {how.objective.z_loss}; it must be at least 0")
+    rows = len(weight) * _size(how.tensor_parallel.group)
+    if not 0 < how.objective.vocabulary <= rows:
+        raise ValueError(
+            f"vocabulary is {how.objective.vocabulary:,} and the LM head has {rows:,} rows over "
+            f"all ranks; it must be 1 to {rows:,}"
+        )
     if hidden.dtype != weight.dtype:
         raise ValueError(
             f"hidden is {hidden.dtype} and the LM head {weight.dtype}; cast them to one"

@@ -41,6 +41,30 @@ class LogitGradient(NamedTuple):
     """Subtracted from every entry; None: 0."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Objective:
+    """A token's loss as a function of its logits."""
+
+    vocabulary: int
+    """V, over all TP ranks, without padding."""
+    label_smoothing: float
+    z_loss: float
+
+    def losses(self, lse: Tensor, found: Tensor) -> Tensor:
+        """Return the losses [n] from the log-sum-exp and the results of `reduce` over all ranks."""
+        losses = lse - (1 - self.label_smoothing) * found[1]
+        if self.label_smoothing:
+            losses = losses - self.label_smoothing / self.vocabulary * found[2]
+        return losses + self.z_loss * lse.square() if self.z_loss else losses
+
+    def logit_gradient(self, lse: Tensor, upstream: Tensor | None) -> LogitGradient:
+        """Return the gradient of `upstream` (None: 1) times each loss."""
+        ones = torch.ones_like(lse) if upstream is None else upstream
+        softmax = ones * (1 + 2 * self.z_loss * lse) if self.z_loss else upstream
+        every = self.label_smoothing / self.vocabulary * ones if self.label_smoothing else None
+        return LogitGradient(softmax, (1 - self.label_smoothing) * ones, every)
+
+
 @dataclass(frozen=True, slots=True)
 class SoftmaxPasses:
     """One pair of functions over a tile."""

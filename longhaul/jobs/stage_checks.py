@@ -14,7 +14,13 @@ from custom_modules.attention.registry import kernel_for
 from custom_modules.rope.config import RopeScaling
 from data.store import Manifest, require_tokenizer
 from eval.run_folder import BrokenResultError, read_stage
-from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint, start_checkpoint
+from recipes.checkpoints.marker import (
+    RECIPE,
+    checkpoint_facts,
+    newest_checkpoint,
+    require_vocabulary,
+    start_checkpoint,
+)
 from recipes.resolved import yaml_file
 from recipes.resolved.overrides import require_same_rotary_dims
 from recipes.resolved.read import context_parallelism
@@ -87,7 +93,8 @@ def require_inputs(stage: ResolvedStage) -> Manifest:
     for folder in (stage.checkpoints, recipe.resume.start):
         found = None if folder is None else newest_checkpoint(Path(folder))
         facts = None if found is None else checkpoint_facts(found)
-        if facts is not None:
+        if found is not None and facts is not None:
+            require_vocabulary(found, rows)
             require_tokenizer(manifest, facts["tokenizer"])
             if "rope" in facts:
                 turned = RopeScaling.from_dict(facts["rope"])

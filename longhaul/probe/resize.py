@@ -13,6 +13,7 @@ import nemo_run
 import torch
 import torch.distributed as dist
 
+from custom_modules.gpt.vocabulary import padded_vocabulary
 from recipes.nemo2.settings import as_config_node
 from recipes.notation.describe import non_default_text
 from recipes.rehearsal.shrink import rotation
@@ -103,7 +104,8 @@ def about_bytes(recipe: nemo_run.Partial) -> int:
     replicas = world_size(recipe) // (tp * pp)  # DP and CP ranks each have a part of the optimizer
     heads = config.num_attention_heads * config.kv_channels
     kv_heads = config.num_query_groups * config.kv_channels
-    hidden, ffn, vocab = config.hidden_size, config.ffn_hidden_size, config.vocab_size
+    hidden, ffn = config.hidden_size, config.ffn_hidden_size
+    vocab = padded_vocabulary(config.vocab_size, tp)
     layers = config.num_layers // pp
     of_layer = hidden * (2 * heads + 2 * kv_heads + 3 * ffn)
     ends = hidden * vocab * (1 if pp > 1 or config.share_embeddings_and_output_weights else 2)

@@ -14,6 +14,10 @@ RECIPE = "config.yaml"
 
 MARKER = "longhaul.json"
 
+VOCABULARY = "vocabulary"
+"""Fact of a marker: the tokens of the model, whose embedding may have further rows that pad it.
+Markers of earlier versions lack it; their checkpoints have no padding."""
+
 
 def is_marked(folder: Path) -> bool:
     """Return whether a folder has the marker of a complete checkpoint, valid or not.
@@ -42,7 +46,10 @@ def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
         raise CheckpointError(_damaged(path, str(error)), path=path) from error
     if not isinstance(facts, dict):
         raise CheckpointError(_damaged(path, "it is not a JSON object"), path=path)
-    for name, of in (("step", int), ("max_steps", int), ("tokenizer", str)):
+    types: dict[str, type] = {"step": int, "max_steps": int, "tokenizer": str}
+    if VOCABULARY in facts:
+        types[VOCABULARY] = int
+    for name, of in types.items():
         if type(facts.get(name)) is not of:
             why = f"{name!r} is {facts[name]!r}" if name in facts else f"it has no {name!r}"
             raise CheckpointError(_damaged(path, why), path=path)
@@ -52,6 +59,19 @@ def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
 def write_marker(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write the marker that makes a checkpoint complete, after all its other files."""
     write_text(folder / MARKER, json.dumps(facts, indent=1), durable=True)
+
+
+def require_vocabulary(checkpoint: Path, tokens: int) -> None:
+    """Raise ValueError if the checkpoint's model has another number of tokens, where it is known.
+
+    Megatron loads an embedding with fewer or more rows, since both may be padding.
+    """
+    found = (checkpoint_facts(checkpoint) or {}).get(VOCABULARY, tokens)
+    if found != tokens:
+        raise ValueError(
+            f"{checkpoint} is of a model with a vocabulary of {found:,} and this one has "
+            f"{tokens:,}; start from a checkpoint of the same model"
+        )
 
 
 def _damaged(path: Path, why: str) -> str:

@@ -7,7 +7,7 @@ LongRecipe (arXiv 2409.00509, eq. 7) averages the model before any extension and
 annealing, half each, to restore its quality at short context. Both are in Megatron's `torch_dist`
 format and may have been written under different layouts: a tensor is identified by its name and
 its place in the whole. One chunk at a time is read from each and written, so memory is that of the
-largest chunk, one layer. Optimizers are left out.
+largest chunk, one layer. Optimizers and rows that pad the vocabulary are left out.
 
 The result has the form of the second: a stage folder, which another stage can start from and which
 can be evaluated and exported; or an import, if the second is one.
@@ -22,6 +22,7 @@ import io
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,22 @@ from recipes.checkpoints.files import (
     require_undamaged,
     require_whole,
 )
-from recipes.checkpoints.marker import MARKER, RECIPE, checkpoint_facts, write_marker
+from recipes.checkpoints.marker import (
+    MARKER,
+    RECIPE,
+    VOCABULARY,
+    checkpoint_facts,
+    write_marker,
+)
 from recipes.checkpoints.streamed_weights import write_weights
 from recipes.checkpoints.verified import verified
 
 WEIGHTS = "module."
 """Prefix of the names of a model's tensors in a checkpoint of NeMo."""
+OF_VOCABULARY = {f"{WEIGHTS}{name}" for name in (
+    "embedding.word_embeddings.weight", "output_layer.weight",
+)}  # fmt: skip
+"""Names of the weights with a row for each token."""
 STAGE = "stage.json"
 """Record of a stage that a run's report reads (`eval.run_folder.StageRecord`)."""
 
@@ -103,7 +114,10 @@ def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
     with folder_beside(out) as part:
         checkpoint = part if imported else part / "checkpoints" / f"step={step}"
         with verified(first), verified(second):
-            sources = _Source(first / "weights"), _Source(second / "weights")
+            sources = (
+                _Source(first / "weights", facts[0].get(VOCABULARY)),
+                _Source(second / "weights", facts[1].get(VOCABULARY)),
+            )
             _require_same(*sources, names=(first, second))
             write_weights(checkpoint / "weights", _Mean(*sources, share))
         if imported:
@@ -127,14 +141,15 @@ def _describe(stage: Path, to: Path, name: str, start: str) -> None:
 class _Source:
     """The model's tensors in one checkpoint, readable by chunk."""
 
-    def __init__(self, weights: Path) -> None:
+    def __init__(self, weights: Path, vocabulary: int | None = None) -> None:
+        """Take the number of tokens; rows of embedding and LM head beyond it are left out."""
         self.reader = FileSystemReader(weights)
         metadata = self.reader.read_metadata()
         self.reader.set_up_storage_reader(metadata, is_coordinator=True)
         entries = metadata.state_dict_metadata
         of_model = {name: entry for name, entry in entries.items() if name.startswith(WEIGHTS)}
         self.tensors: dict[str, TensorStorageMetadata] = {
-            name: entry
+            name: _unpadded(entry, vocabulary) if name in OF_VOCABULARY else entry
             for name, entry in of_model.items()
             if isinstance(entry, TensorStorageMetadata)
         }
@@ -150,6 +165,22 @@ class _Source:
         plan = self.reader.prepare_local_plan(planner.create_local_plan())
         self.reader.read_data(plan, planner).wait()
         return part
+
+
+def _unpadded(entry: TensorStorageMetadata, tokens: int | None) -> TensorStorageMetadata:
+    """Return a weight with a row for each token alone; None: all of its rows are tokens."""
+    rows = entry.size[0]
+    if tokens is None or tokens >= rows:
+        return entry
+    chunks = [
+        ChunkStorageMetadata(
+            chunk.offsets,
+            torch.Size((min(chunk.sizes[0], tokens - chunk.offsets[0]), *chunk.sizes[1:])),
+        )
+        for chunk in entry.chunks
+        if chunk.offsets[0] < tokens
+    ]
+    return replace(entry, size=torch.Size((tokens, *entry.size[1:])), chunks=chunks)
 
 
 class _OneChunk(LoadPlanner):

@@ -57,8 +57,6 @@ def violations(step: TrainingStep) -> Iterator[str]:
             yield str(error)
     if head_dim % 2:
         yield f"the head size is {head_dim}; rotation pairs dimensions, so it must be even"
-    if vocab % tp:
-        yield f"a vocabulary of {vocab:,} rows is not divisible by TP {tp}"
     if layers % pp:
         yield f"{layers} layers are not divisible by PP {pp}; PP may be {_divisors(layers)}"
     if global_batch % (micro_batch * dp):

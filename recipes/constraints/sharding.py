@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 
+from custom_modules.gpt.vocabulary import padded_vocabulary
 from recipes.constraints.training_step import TrainingStep
 
 
@@ -24,6 +25,12 @@ def violations(step: TrainingStep) -> Iterator[str]:
         yield (
             "sharding gradients with head-chunked attention, which reads the QKV projection's "
             "weight without calling it; take sharding optimizer or parameters, or ulysses"
+        )
+    if fsdp and padded_vocabulary(step.vocab, step.tp) != step.vocab:
+        yield (
+            f"sharding {sharding} with a vocabulary of {step.vocab:,}, which TP {step.tp} does not "
+            "divide: Megatron FSDP loads no checkpoint whose vocabulary is padded otherwise; take "
+            "sharding optimizer, or another TP"
         )
     if fsdp and step.pp > 1:
         yield (

@@ -39,7 +39,7 @@ from data import tokenizer
 from data.files.appearing import appearing
 from data.hub import TOKENIZER_FILES
 from recipes.checkpoints.files import FILES, HUGGING_FACE, described, for_marker
-from recipes.checkpoints.marker import write_marker
+from recipes.checkpoints.marker import VOCABULARY, write_marker
 from recipes.checkpoints.streamed_weights import write_weights
 from recipes.hugging_face import weight_map
 from recipes.hugging_face.convert import DTYPES, to_megatron
@@ -71,6 +71,7 @@ def write_checkpoint(
             "rope": card.native_rope.to_dict(),
             "temperature": card.native_rope.temperature,
             "tokenizer": fingerprint(source),
+            VOCABULARY: card.vocab,
         }
         write_weights(part / "weights", _Streamed(card, stored))
         write_marker(part, marker | {FILES: for_marker(described(part))})

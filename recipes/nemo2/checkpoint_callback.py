@@ -19,8 +19,10 @@ from nemo.lightning.ckpt_utils import ckpt_to_dir
 from recipes.checkpoints.files import FILES, SavedFile, for_marker
 from recipes.checkpoints.marker import (
     MARKER,
+    VOCABULARY,
     is_marked,
     newest_checkpoint,
+    require_vocabulary,
     start_checkpoint,
     steps_taken,
     write_marker,
@@ -90,6 +92,7 @@ def _write_marker(folder: Path, trainer: Trainer, step: int, files: dict[str, Sa
         "rope": config.rope.to_dict(),
         "temperature": config.rope.temperature,
         "tokenizer": trainer.datamodule.manifest.tokenizer.fingerprint,
+        VOCABULARY: config.vocab_size,
         FILES: for_marker(files),
     }
     write_marker(folder, marker)
@@ -116,14 +119,18 @@ class StageResume(nl.AutoResume):
     """Whether the checksums of the files are verified when they are read."""
 
     def setup(self, trainer: Any, model: Any = None) -> None:
-        """Set the checkpoint that the trainer loads; raise ValueError if `start` is incomplete."""
-        if self.start is not None and self._find_trainer_ckpt_path() is None:
+        """Set the checkpoint that the trainer loads; raise ValueError if `start` does not fit."""
+        read = self._find_trainer_ckpt_path()
+        if self.start is not None and read is None:
+            read = start_checkpoint(Path(self.start))
             self.restore_config = nl.RestoreConfig(
-                path=str(start_checkpoint(Path(self.start))),
+                path=str(read),
                 load_model_state=True,
                 load_optim_state=False,
                 load_artifacts=False,  # the tokenizer is from the store; an import has no context
             )
+        if read is not None and model is not None:
+            require_vocabulary(read, model.config.vocab_size)
         trainer.strategy.verify_checkpoints = self.verify
         super().setup(trainer, model)
 

@@ -284,7 +284,7 @@ class _Layer:
     def _loss(self) -> float:
         """Return the bytes of the loss: norm, head and cross-entropy."""
         workload, tiling, tp = self.workload, self.workload.layout.tiling, self.workload.layout.tp
-        vocab, e = workload.card.vocab / tp, workload.element_bytes
+        vocab, e = workload.vocabulary_rows, workload.element_bytes
         ends = 3 * self.x
         if not tiling.loss:
             a_logit = 4 if e == 4 else self.kernels.logit_bytes

@@ -182,8 +182,8 @@ def _shapes(question: SearchRequest, ruled_out: Counter[str]) -> Iterator[Layout
             f"of {question.seq_length:,}; take a multiple of it"
         )
     for tp in _powers(min(cluster.linked_gpus, gpus)):
-        if card.heads % tp or card.kv_heads % tp or card.vocab % tp:
-            ruled_out[f"TP {tp} does not divide heads, KV heads and vocabulary"] += 1
+        if card.heads % tp or card.kv_heads % tp:
+            ruled_out[f"TP {tp} does not divide heads and KV heads"] += 1
             continue
         for pp in _divisors(gpus // tp if gpus % tp == 0 else 1):
             if pp > MOST_PP or card.layers % pp or gpus % (tp * pp):

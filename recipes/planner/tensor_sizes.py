@@ -16,7 +16,7 @@ SAME = 0.006
 def tensor_sizes(workload: Workload) -> dict[str, float]:
     """Return the bytes of each large tensor of a rank."""
     card, layout, e, t = workload.card, workload.layout, workload.element_bytes, workload.tokens
-    vocab, ffn = card.vocab / layout.tp, card.ffn_hidden / layout.tp
+    vocab, ffn = workload.vocabulary_rows, card.ffn_hidden / layout.tp
     heads, kv = (n * card.head_dim / layout.tp for n in (card.heads, card.kv_heads))
     weights = max(workload.weights(0), workload.weights(layout.pp - 1))
     shared = 1 if layout.sharding == "none" else workload.replicas

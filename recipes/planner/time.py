@@ -174,7 +174,7 @@ class _Work:
         layer = 8 * card.hidden + 4 * heads + 3 * k * card.ffn_hidden
         traffic = layer * workload.tokens / tp * self.e * self.layers
         passes = 3 if workload.layout.tiling.loss else 8
-        logits = passes * workload.tokens * card.vocab / tp * self.e * head
+        logits = passes * workload.tokens * workload.vocabulary_rows * self.e * head
         rate = self.cluster.gpu.memory_gbps * GB * self.efficiency.memory
         return (3 * traffic + logits) / rate, self.again[0] * traffic / rate
 

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from custom_modules.context_parallel.config import Degrees, degrees
 from custom_modules.context_parallel.cost import AttentionShape
+from custom_modules.gpt.vocabulary import padded_vocabulary
 from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
 
@@ -97,9 +98,14 @@ class Workload:
         return (3 if self.card.facts.gated else 2) * self.card.hidden * self.card.ffn_hidden
 
     @property
+    def vocabulary_rows(self) -> float:
+        """Rows of the embedding, or of the LM head, on a rank, with those that pad it."""
+        return padded_vocabulary(self.card.vocab, self.layout.tp) / self.layout.tp
+
+    @property
     def vocabulary_weights(self) -> float:
         """Parameters of the embedding, or of the LM head, on a rank."""
-        return self.card.vocab * self.card.hidden / self.layout.tp
+        return self.vocabulary_rows * self.card.hidden
 
     def weights(self, stage: int) -> float:
         """Parameters of a pipeline stage, by number from 0, on a rank."""

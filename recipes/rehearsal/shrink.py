@@ -19,6 +19,7 @@ from custom_modules.context_parallel.config import (
     fits_ulysses,
     stage_sizes,
 )
+from custom_modules.gpt.vocabulary import padded_vocabulary
 from custom_modules.memory.config import Offload, Recompute, SavedTensors
 from custom_modules.rope.config import RopeScaling
 from recipes.spec.layout import ContextParallel, Fp8, Layout
@@ -150,6 +151,10 @@ def smaller_card(
     unit = 8 * max(kept["TP"] for _, kept in shares)
     ffn = max(1, round(card.ffn_hidden * hidden / card.hidden / unit)) * unit
     per_token = min(card.experts_per_token, 2)
+    vocab = max(vocab, VOCAB)
+    padded = any(
+        padded_vocabulary(card.vocab, whole.ranks["TP"]) != card.vocab for whole, _ in shares
+    )
     return replace(
         card,
         layers=LAYERS_OF_RANK * max(kept["PP"] for _, kept in shares),
@@ -158,7 +163,7 @@ def smaller_card(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocab=max(vocab, VOCAB),
+        vocab=vocab + 1 if padded and vocab % 2 == 0 else vocab,  # an odd number is padded too
         experts=min(card.experts, EXPERTS),
         experts_per_token=per_token,
         # Scaled to the width, see recipes.models.tiny; with a large model's it would not train.

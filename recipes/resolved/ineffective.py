@@ -56,6 +56,11 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
     ):
         if name in fdl.ordered_arguments(config):
             yield f"model.config.{name} has no effect; the rotation is model.config.rope"
+    if "make_vocab_size_divisible_by" in fdl.ordered_arguments(config):
+        yield (
+            "model.config.make_vocab_size_divisible_by has no effect; the model pads a vocabulary "
+            "that tensor parallelism does not divide"
+        )
     for name in Recompute().megatron_settings():
         if name in fdl.ordered_arguments(config):
             yield f"model.config.{name} is overwritten by model.config.recompute; set that one"

@@ -30,6 +30,8 @@ class Case(NamedTuple):
     upstream: str = "scalar"
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    padding: int = 0
+    """Rows after those of the vocabulary."""
 
     def __str__(self) -> str:
         return "-".join(
@@ -39,6 +41,7 @@ class Case(NamedTuple):
                 f"{self.upstream} upstream",
                 *(["smoothed"] if self.label_smoothing else []),
                 *(["z-loss"] if self.z_loss else []),
+                *([f"{self.padding} rows of padding"] if self.padding else []),
             ]
         )
 
@@ -102,7 +105,8 @@ def computed(
     given = whole(case)
     tokens = given.hidden.chunk(shares)[share] if sequence_parallel else given.hidden
     hidden = tokens.clone().requires_grad_()
-    weight = given.weight.chunk(shares)[share].clone().requires_grad_()
+    (padding,) = made_up((case.padding, HIDDEN), seed=2)  # rows that would change every softmax
+    weight = torch.cat((given.weight, padding)).chunk(shares)[share].clone().requires_grad_()
     losses = tiled_cross_entropy(
         hidden,
         weight,
@@ -110,6 +114,7 @@ def computed(
         given.mask,
         tile=case.tile,
         tensor_parallel=TensorParallel(group=tp, sequence_parallel=sequence_parallel),
+        vocabulary=VOCAB if case.padding else None,
         **case.objective,
     )
     losses.backward(given.upstream)
@@ -120,8 +125,9 @@ def part(
     case: Case, share: int = 0, shares: int = 1, *, sequence_parallel: bool = False
 ) -> dict[str, Tensor]:
     """Return what `computed` must return on a tensor rank."""
-    right = dict(expected(case._replace(tile=1)))
-    right["weight"] = right["weight"].chunk(shares)[share]
+    right = dict(expected(case._replace(tile=1, padding=0)))
+    padded = torch.nn.functional.pad(right["weight"], (0, 0, 0, case.padding))
+    right["weight"] = padded.chunk(shares)[share]
     if sequence_parallel:
         right["hidden"] = right["hidden"].chunk(shares)[share]
     return right

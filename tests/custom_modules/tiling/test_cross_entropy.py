@@ -38,6 +38,11 @@ CASES = [
     for upstream in UPSTREAMS
     for smoothing, z_loss in ((0.1, 0.0), (0.0, 0.01), (0.1, 0.01), (1.0, 0.0))
 ]
+CASES += [
+    Case(7, 3, 5, "some", upstream, smoothing, 0.01, padding=3)
+    for upstream, smoothing in (("scalar", 0.0), ("each", 0.1))
+]
+PADDED = CASES[-2:]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -45,7 +50,7 @@ def test_losses_and_gradients_are_those_of_whole_logits(case):
     assert largest_difference(computed(case), part(case)) < 1e-10
 
 
-@pytest.mark.parametrize("case", CASES[::5], ids=str)
+@pytest.mark.parametrize("case", [*CASES[:-2:5], *PADDED], ids=str)
 def test_the_pair_for_a_gpu_gives_the_same_through_torch_compile(monkeypatch, case):
     # No kernels are made: the backend runs what was traced, without mutation, by PyTorch.
     monkeypatch.setattr(cross_entropy, "passes_for", lambda device: compiled("aot_eager"))
@@ -275,6 +280,13 @@ def test_shapes_that_do_not_go_together_are_refused():
 def test_a_counted_label_outside_the_vocabulary_is_refused(label):
     labels = torch.full((2, 6), label)
     refused(f"label {label} is outside the vocabulary of 44; mask", labels=labels)
+    (padded,) = made_up((VOCAB + 4, HIDDEN))
+    words = f"label {label} is outside the vocabulary of 44; mask"
+    refused(words, labels=labels, weight=padded, vocabulary=VOCAB)
+
+
+def test_a_vocabulary_of_more_tokens_than_rows_is_refused():
+    refused("vocabulary is 45 and the LM head has 44 rows over all ranks", vocabulary=45)
 
 
 @pytest.mark.gpu

@@ -31,6 +31,15 @@ CASES = [
     for upstream in UPSTREAMS
     for smoothing, z_loss in ((0.1, 0.0), (0.0, 0.01), (0.1, 0.01))
 ]
+# Of 44 tokens on 4 ranks of 12 rows, the last has 8; of 16 rows, the third has 12, the last none.
+PADDED = [
+    Case(12, 3, 7, masked, upstream, smoothing, z_loss, padding)
+    for padding in (4, 20)
+    for masked, upstream, smoothing, z_loss in (
+        ("none", "one", 0.0, 0.0), ("some", "scalar", 0.0, 0.01), ("some", "each", 0.1, 0.01),
+    )
+]  # fmt: skip
+CASES += PADDED
 SPREAD = pytest.mark.parametrize(
     "sequence_parallel", [False, True], ids=["all tokens", "sequence parallel"]
 )

@@ -12,6 +12,7 @@ from recipes.checkpoints.marker import (
     checkpoint_facts,
     is_marked,
     newest_checkpoint,
+    require_vocabulary,
     start_checkpoint,
     steps_taken,
     write_marker,
@@ -79,3 +80,15 @@ def test_a_save_or_removal_under_way_hides_the_marker_in_whatever_state_it_is(st
     (stage / "step=4-unfinished").touch()
     assert not is_marked(stage / "step=4")
     assert newest_checkpoint(stage) == stage / "step=2"
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused_and_an_earlier_one_is_not(tmp_path):
+    write_marker(tmp_path, FACTS | {"vocabulary": 32_003})
+    require_vocabulary(tmp_path, 32_003)
+    with pytest.raises(ValueError, match="with a vocabulary of 32,003 and this one has 32,000"):
+        require_vocabulary(tmp_path, 32_000)
+    write_marker(tmp_path, FACTS)
+    require_vocabulary(tmp_path, 32_000)
+    write_marker(tmp_path, FACTS | {"vocabulary": "32,000"})
+    with pytest.raises(CheckpointError, match="'vocabulary' is '32,000'"):
+        require_vocabulary(tmp_path, 32_000)

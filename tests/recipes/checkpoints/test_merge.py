@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from custom_modules.checkpoints.index import CheckpointError
+from custom_modules.gpt.model import LongContextGPT
 from recipes.checkpoints.files import described, for_marker
 from recipes.checkpoints.marker import start_checkpoint
 from recipes.checkpoints.merge import _Source, merge
@@ -151,6 +152,42 @@ def test_the_dtype_stays_and_the_mean_is_rounded_once(tmp_path, megatron_rank):
             mean = (value.double() + theirs.state_dict()[name].double()) / 2
             assert found[f"module.{name}"].dtype == torch.bfloat16
             assert torch.equal(found[f"module.{name}"], mean.bfloat16()), name
+
+
+def test_rows_that_pad_the_vocabulary_are_left_out(pair, tmp_path):
+    padded, second = pair
+    tokens, rows = llamas.VOCAB - 3, ("embedding.word_embeddings.weight", "output_layer.weight")
+    with_tokens(padded, tokens)
+    cut = {name: weight[:tokens] if name in rows else weight
+           for name, weight in model(-0.5).state_dict().items()}  # fmt: skip
+    without = LongContextGPT(
+        llamas.configuration(torch.float32),
+        rope=llamas.RopeScaling.base_change(10_000),
+        vocab_size=tokens,
+        max_sequence_length=64,
+        share_embeddings_and_output_weights=False,
+    )
+    without.load_state_dict(cut)
+    shutil.rmtree(second)
+    with_tokens(save(second, without, step=2), tokens)
+    for number, (one, other) in enumerate(((padded, second), (second, padded))):
+        stage = of_stage(tmp_path / f"stage {number}", step=2)
+        mean = tmp_path / f"mean {number}"
+        merge(one, shutil.copytree(other, stage), mean)
+        step = json.loads((other / "longhaul.json").read_text())["step"]
+        found = load(mean / f"checkpoints/step={step}", without)
+        expected = model(0.25).state_dict()
+        for name in rows:
+            assert torch.equal(found[f"module.{name}"], expected[name][:tokens])
+    with_tokens(padded, tokens + 1)
+    with pytest.raises(ValueError, match=r"is \(62, 32\) in one and \(61, 32\) in the other"):
+        merge(padded, second, tmp_path / "mean")
+
+
+def with_tokens(folder: Path, tokens: int) -> None:
+    """Write the number of tokens into a checkpoint's marker."""
+    marker = folder / "longhaul.json"
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"vocabulary": tokens}))
 
 
 def test_what_cannot_be_merged_is_refused(pair, tmp_path):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of one rank: against the card's own count, and against sums written out."""
 
+from dataclasses import replace
+
 import pytest
 
 from recipes.models import CARDS
@@ -37,6 +39,15 @@ def test_tensor_parallelism_divides_all_but_norms(card):
     norms = facts.hidden * (2 * facts.layers + 1)
     halved = (facts.parameters - norms) / 2 + norms
     assert workload(card, tp=2).weights(0) == halved
+
+
+def test_rows_that_pad_the_vocabulary_are_counted():
+    card = replace(CARDS["llama31_8b"], vocab=32_003)
+    ours = replace(workload(tp=2), card=card)
+    assert ours.vocabulary_rows == 32_256 / 2
+    embedding_and_head = 2 * 32_256 / 2 * card.hidden
+    whole = replace(workload(tp=2), card=replace(card, vocab=32_000))
+    assert ours.weights(0) - whole.weights(0) == embedding_and_head - 32_000 * card.hidden
 
 
 def test_the_sizes_of_a_rank_of_a_layout():

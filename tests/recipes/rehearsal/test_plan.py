@@ -212,6 +212,13 @@ def test_a_tokenizer_with_more_tokens_has_their_rows():
     assert made.card.vocab == 2048
 
 
+def test_a_vocabulary_that_is_padded_is_padded_in_its_rehearsal_too():
+    row = ALL["first"]
+    assert of("first").card.vocab == shrink.VOCAB
+    odd = replace(row, card=replace(row.card, vocab=row.card.vocab + 1))
+    assert rehearsal(odd, ranks=8, rows=ROWS).card.vocab == shrink.VOCAB + 1
+
+
 def test_no_ranks_are_refused():
     with pytest.raises(ValueError, match="at least 1 rank; got 0"):
         of("tiny_2k", 0)

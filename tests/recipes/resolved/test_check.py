@@ -245,6 +245,7 @@ def test_a_length_that_every_place_agrees_on_is_accepted(recipe):
         ("model.config.attention_kernel", "cudnn", "does not compute on cpu; take auto"),
         ("model.config.kv_channels", 31, "the head size is 31"),
         ("model.config.rotary_base", 5, "the rotation is model.config.rope"),
+        ("model.config.make_vocab_size_divisible_by", 64, "pads a vocabulary that tensor"),
         ("model.config.rotary_interleaved", True, "the rotation is model.config.rope"),
         ("model.config.rope.method", "spiral", "RoPE method 'spiral' is unknown"),
         ("model.config.rope.partial_rotary_factor", 0.03, "0.03, so 0 turn"),
