@@ -311,7 +311,8 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
         which = "several cards" if of_cards else "no card in particular"
         first = of_cards[0] if of_cards else "CARD"
         raise ValueError(
-            f"ladder {name} is for {which}; name one: longhaul plan {first} --ladder {name}"
+            f"ladder {name} is for {which}; name one: longhaul plan {first} --ladder "
+            f"{shlex.quote(name)}"
         )
     model, climbed, recomputed = combined(of_cards[0], name)
     plans: list[tuple[Plan, int]] = []

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choices of `longhaul run` before anything large is loaded: ladder, card, folders, store."""
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -141,8 +142,8 @@ def make_missing_store(plan: LadderRun) -> Manifest | None:
         return None
     if plan.card.hf_id is not None:
         raise ValueError(
-            f"there is no token store at {plan.store}; make one: "
-            f"longhaul prepare --source DOCUMENTS --tokenizer {plan.card.hf_id} --out {plan.store}"
+            f"there is no token store at {plan.store}; make one: longhaul prepare --source "
+            f"DOCUMENTS {shlex.join(['--tokenizer', plan.card.hf_id, '--out', str(plan.store)])}"
         )
     from data.prepare import prepare
 

@@ -104,7 +104,8 @@ def read(path: Path, card: ModelCard | None = None) -> Ladder:
         raise ValueError(f"{path} is not a ladder: its name ends in {', '.join(SUFFIXES)}")
     if not path.is_file():
         raise ValueError(
-            f"there is no ladder file {path}; `longhaul ladders new {path}` writes one"
+            f"there is no ladder file {path}; `longhaul ladders new {shlex.quote(str(path))}` "
+            "writes one"
         )
     ladder = _of_python(path) if path.suffix == ".py" else _of_yaml(path, card)
     if NAME.fullmatch(ladder.name) is None:
