@@ -78,8 +78,8 @@ def test_slurm_has_the_chain_of_the_page_on_four_nodes_each(page, slurm):
             "PENDING", ACCOUNT, GPU_PARTITION,
         )  # fmt: skip
         trains = name.startswith("llama")
-        assert (job["NumNodes"] == "4") == trains, name
-        assert ("gres/gpu=32" in str(job) or "gpu:8" in str(job)) or not trains, job
+        assert (job["NumNodes"] == "4-4") == trains, name
+        assert not trains or job["TresPerNode"] == "gres:gpu:8", job
 
 
 def test_the_scripts_are_those_of_the_page_s_cluster(page):
