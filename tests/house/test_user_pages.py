@@ -54,7 +54,7 @@ def one_gpu(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_the_laptop_s_page_trains_evaluates_and_exports(tmp_path):
     type_page(LAPTOP, tmp_path)
     scaling = json.loads((tmp_path / "my_model_2k" / "config.json").read_text())["rope_scaling"]
@@ -70,11 +70,13 @@ def test_the_laptop_s_page_trains_evaluates_and_exports(tmp_path):
     assert metrics[1][-1] < metrics[0][0]
 
 
+@pytest.mark.slow
 def test_the_page_of_one_gpu_is_typed_up_to_the_training(one_gpu):
     assert (one_gpu / "models" / "llama1b" / "longhaul.json").is_file()
     assert not (one_gpu / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_page_of_one_gpu_names_the_run_that_is_trained(one_gpu):
     run = "longhaul run --ladder long.yaml --card models/llama1b --gpus 1"
     lines = [line for one in blocks(ONE_GPU.read_text()) for line in one.code.splitlines()]

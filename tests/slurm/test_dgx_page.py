@@ -21,7 +21,7 @@ from tests.recipes.hugging_face.support import models
 from tests.slurm.support.real_slurm import GPU_PARTITION, TREE
 from tests.warm_start import path_with
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PAGE = OF_USERS[0].read_text()
 ACCOUNT = "research"
