@@ -115,8 +115,10 @@ def train(texts: Iterable[str], vocab_size: int) -> DocumentTokenizer:
     long_word = re.compile(rf"(\S{{{LONGEST_TRAINING_WORD}}})(?=\S)")
     backend.train_from_iterator((long_word.sub(r"\1\n", text) for text in texts), trainer)
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token=EOD, eos_token=EOD, pad_token=EOD
-    )
+        tokenizer_object=backend, bos_token=EOD, eos_token=EOD, pad_token=EOD,
+        # Without this, it also returns token_type_ids, which generate() of a Llama refuses.
+        model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
     return _for_documents("byte-level-bpe", wrapped)
 
 

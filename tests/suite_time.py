@@ -23,7 +23,15 @@ SHOWN = 10
 SLURM = "tests/slurm (the real Slurm)"
 NEED_SLURM = frozenset(
     f"tests/slurm/test_{name}.py"
-    for name in ("chain", "batch_script", "nemo_run", "quoting", "real_slurm", "scripts")
+    for name in (
+        "chain",
+        "batch_script",
+        "dgx_page",
+        "nemo_run",
+        "quoting",
+        "real_slurm",
+        "scripts",
+    )
 )
 
 

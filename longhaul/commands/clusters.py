@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from longhaul.jobs.cluster_checks import lacking
+from longhaul.defaults import default
+from longhaul.jobs.cluster_checks import lacking, with_names
 from longhaul.options import Json, print_json, require_no_json
 from recipes.spec import cluster
 from recipes.spec.units import GiB
@@ -83,8 +84,11 @@ def check(
     file: Annotated[str, typer.Argument(help="A cluster file: a shipped name or a path.")],
     as_json: Json = False,
 ) -> None:
-    """Read a cluster file and list what a launch would still lack; if anything, exit with 1."""
-    found = load(file)
+    """Read a cluster file and list what a launch would still lack; if anything, exit with 1.
+
+    Account and partition may be set in longhaul.toml instead.
+    """
+    found = with_names(load(file), default("account"), default("partition"))
     lines = lacking(found)
     if as_json:
         print_json({**_content(found), "lacking": lines})

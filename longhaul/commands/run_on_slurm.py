@@ -11,7 +11,7 @@ import typer
 from eval.run_folder import write_json
 from longhaul.defaults import default
 from longhaul.jobs import ladder_run
-from longhaul.jobs.cluster_checks import folders
+from longhaul.jobs.cluster_checks import folders, with_names
 from longhaul.jobs.store_source import documents_of
 from longhaul.pages import ladder_table
 from longhaul.terminal.console import loading
@@ -19,7 +19,7 @@ from longhaul.terminal.messages import next_command, note
 from recipes.shipped.machines import Machines
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.gate import gate_from
-from slurm.cluster_file import ClusterFile, load
+from slurm.cluster_file import load
 
 if TYPE_CHECKING:
     import nemo_run
@@ -48,7 +48,7 @@ def run_on_cluster(
     The only stage may be given as a `row`; `change` is applied to the recipes before overrides.
     """
     cluster = asked.cluster or CLUSTER
-    file = _with_names(load(cluster), default("account", account), default("partition", partition))
+    file = with_names(load(cluster), default("account", account), default("partition", partition))
     plan = _with_gates(plan, gate)
     documents = documents_of(plan, source, tokenizer)
     with loading("NeMo and Megatron-Core"):
@@ -101,12 +101,6 @@ def run_on_cluster(
     for name, number in numbers.items():
         typer.echo(f"{number}  {name}")
     next_command(["longhaul", "status", plan.run], "show its progress")
-
-
-def _with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:
-    said = {"account": account, "partition": partition}
-    given = {name: value for name, value in said.items() if value}
-    return file.model_copy(update={"slurm": file.slurm.model_copy(update=given)})
 
 
 def _with_gates(plan: ladder_run.LadderRun, words: str) -> ladder_run.LadderRun:

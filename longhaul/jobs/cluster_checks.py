@@ -67,6 +67,13 @@ def folders(plan: LadderRun, documents: Documents | None, export: Path | None) -
     return found
 
 
+def with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:
+    """Return a cluster file with another account and partition, unless they are empty."""
+    names = {"account": account, "partition": partition}
+    given = {name: value for name, value in names.items() if value}
+    return file.model_copy(update={"slurm": file.slurm.model_copy(update=given)})
+
+
 def lacking(file: ClusterFile, used: Sequence[Folder] = ()) -> list[str]:
     """Return a sentence for each thing that jobs on a cluster, using these folders, would lack."""
     found = []

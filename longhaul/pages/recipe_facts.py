@@ -120,6 +120,8 @@ def weights(ladder: Ladder, card: ModelCard) -> str:
     """Return the weights that a ladder starts from, and those of its source if they differ."""
     if ladder.stages[0].start != "card":
         return ""
+    if card.start:
+        return f"the import at {card.start}"
     said = (
         f"{card.hf_id}, which the import below fetches"
         if card.hf_id

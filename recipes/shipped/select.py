@@ -98,6 +98,7 @@ def planned_row(card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str
     machine = cluster.load(cluster_name)
     layout = layout_for(card, ladder, stage, cluster_name, gpus)
     nodes = nodes_for(layout, machine)
+    part = f"{gpus} GPU{'s' if gpus > 1 else ''} of"
     whole = gpus == nodes * machine.gpus_per_node
     return Row(
         card=card,
@@ -106,7 +107,7 @@ def planned_row(card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str
         layout=layout,
         nodes=nodes,
         cluster=cluster_name,
-        pinned=f"planned for {f'{nodes} x' if whole else f'{gpus} GPUs of'} {cluster_name}",
+        pinned=f"planned for {f'{nodes} x' if whole else part} {cluster_name}",
     )
 
 

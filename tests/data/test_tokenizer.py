@@ -157,6 +157,7 @@ def test_a_saved_tokenizer_is_read_by_transformers_and_keeps_its_fingerprint(
     read = AutoTokenizer.from_pretrained(str(tmp_path / "a"))
     assert read.eos_token == read.bos_token == read.pad_token == EOD
     assert len(read) == tokenizer.vocab_size
+    assert set(read("text")) == {"input_ids", "attention_mask"}  # what generate() takes
     assert load(str(tmp_path / "a")).save(tmp_path / "b") == fingerprint
 
 

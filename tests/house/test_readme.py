@@ -4,61 +4,22 @@
 Every block fenced as `sh` or `python` runs in the root of the tree, in the order of its page,
 unless the line before it says why not: `<!-- not run: reason -->`. `PAGES_TYPED_ON` is how
 `make test-pythons` has them typed as a newcomer would, in processes that import all they need: in a
-`pipe`, or on a pseudo-`terminal`.
+`pipe`, or on a pseudo-`terminal`. The pages of one user each are typed by `test_user_pages.py`, and
+the one of a cluster by `tests/slurm/test_dgx_page.py`.
 """
 
-import os
 import re
-import sys
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from data.cuda_extension import ARCHITECTURES
-from tests import warm_start
-from tests.every_python import TERMINAL, TYPED_ON, in_a_pipe, on_a_terminal
+from tests.house.blocks import OF_USERS, PAGES, Block, blocks, failure
 from tests.house.rooms import TREE
 
-BLOCK = re.compile(
-    r"(?:^<!-- not run: (?P<reason>\S.*?) -->\n)?^```(?P<language>sh|python)\n(?P<code>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
-)
-PAGES = [TREE / "README.md", TREE / "CONTRIBUTING.md", *sorted((TREE / "docs").rglob("*.md"))]
-
-
-class Block(NamedTuple):
-    """One fenced block of a page and why it is not run, empty where it is."""
-
-    language: str
-    code: str
-    reason: str
-
-
-def blocks(text: str) -> list[Block]:
-    """Return the blocks of a page in their order."""
-    return [
-        Block(found["language"], found["code"], found["reason"] or "")
-        for found in BLOCK.finditer(text)
-    ]
-
-
-def failure(block: Block) -> str:
-    """Run a block and return what went wrong, or nothing."""
-    command = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
-    scripts = Path(sys.executable).parent
-    typed_on = os.environ.get(TYPED_ON)
-    variables = warm_start.cold() if typed_on else dict(os.environ)
-    variables["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
-    if typed_on:
-        variables.pop(ARCHITECTURES, None)  # the tests set it for themselves
-    run = on_a_terminal if typed_on == TERMINAL else in_a_pipe
-    code, shown = run([*command[block.language], block.code], TREE, variables)
-    return f"{block.code}{shown}" if code else ""
+TYPED_HERE = [page for page in PAGES if page not in OF_USERS]
 
 
 @pytest.mark.timeout(1800)  # without the warm start, each block that needs NeMo imports it
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(TREE).as_posix())
+@pytest.mark.parametrize("page", TYPED_HERE, ids=lambda page: page.relative_to(TREE).as_posix())
 def test_every_block_of_a_page_runs(page):
     run = [failure(block) for block in blocks(page.read_text()) if not block.reason]
     assert [text for text in run if text] == []

@@ -212,6 +212,15 @@ def test_a_plan_of_one_gpu_leads_to_a_recipe_of_one_gpu(answer):
     assert "devices: 1\n" in out
 
 
+def test_a_length_that_no_ladder_has_leads_to_a_ladder_of_one_s_own(answer):
+    new, train = words_of(answer("plan", "qwen25_7b", "--seq", "80K", "--nodes", "1").out)
+    code, _, err = answer(*new[1:])
+    assert code == 0, err
+    code, out, err = answer(*train[1:], "--dryrun")
+    assert code == 0, err
+    assert "seq_length: 81920\n" in out
+
+
 def test_a_dryrun_of_several_nodes_shows_the_recipe_and_how_it_is_run(answer):
     from recipes.resolved import yaml_file
 
