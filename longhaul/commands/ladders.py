@@ -70,7 +70,7 @@ def new(
     text = _of_one_stage(file, card, seq, tokens, tokens_per_batch) if seq else ""
     write_text(file, text or ladder_file.template(file))
     typer.echo(file)
-    words = ["longhaul", "ladders", "check", file, "--card", card or "llama31_8b"]
+    words = ["longhaul", "ladders", "check", file, "--card", card or "llama3_8b"]
     next_command(words, "after editing, check it for a card")
 
 

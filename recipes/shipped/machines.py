@@ -80,8 +80,8 @@ def require_no_machines(asked: Machines) -> None:
     given = {"--nodes": asked.nodes, "--gpus": asked.gpus, "--cluster": asked.cluster}
     if said := [name for name, value in given.items() if value not in (None, "")]:
         raise ValueError(
-            f"{' and '.join(said)} {'are' if len(said) > 1 else 'is'} of GPUs; leave "
-            f"{'them' if len(said) > 1 else 'it'} out with --device cpu"
+            f"{' and '.join(said)} cannot go with CPU ranks; leave "
+            f"{'them' if len(said) > 1 else 'it'} out, or --device cpu"
         )
 
 
@@ -106,9 +106,10 @@ def stated_layout(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines
     ranks = layout.world_size
     if (asked.nodes, asked.gpus) != (None, None) and ranks != asked.gpus_in_all:
         said = f"--gpus is {asked.gpus}" if asked.nodes is None else f"--nodes is {asked.nodes}"
+        dp, rest = divmod(asked.gpus_in_all * layout.dp, ranks)
         raise ValueError(
             f"--layout {asked.layout!r} has {ranks} ranks and {said}, {asked.gpus_in_all} GPUs; "
-            f"set dp{max(asked.gpus_in_all * layout.dp // ranks, 1)}, or leave the number out"
+            f"{f'set dp{dp}, or ' if dp and not rest else ''}leave the number out"
         )
     workload = of_stage(card, stage, machine, gpus=ranks, fp8=layout.fp8).workload(layout)
     broken = next(violations(workload, machine), None)

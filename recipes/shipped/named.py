@@ -29,14 +29,13 @@ def card_named(word: str) -> ModelCard:
     if word in CARDS:
         return CARDS[word]
     from recipes.checkpoints.files import HUGGING_FACE
-    from recipes.hugging_face.config import card_of, read_config
 
     if word.startswith(OF_THE_HUB):
         from recipes.hugging_face.hub import local_folder
 
         hf_id = word.removeprefix(OF_THE_HUB)
         folder = local_folder(hf_id, None, weights=False)
-        card = card_of(read_config(folder), _name(hf_id.rpartition("/")[2]), hf_id)
+        card = _card(folder, hf_id.rpartition("/")[2], hf_id, word)
         return _unlike_shipped(replace(card, path=word), word)
     folder = Path(word)
     if not folder.is_dir():
@@ -48,9 +47,19 @@ def card_named(word: str) -> ModelCard:
         return lookup("card", word, CARDS)
     imported = folder / HUGGING_FACE
     origin = imported if imported.is_dir() else folder
-    card = card_of(read_config(origin), _name(folder.resolve().name), str(origin))
+    card = _card(origin, folder.resolve().name, str(origin), word)
     card = replace(card, path=word, start=word if imported.is_dir() else "")
     return _unlike_shipped(card, word)
+
+
+def _card(folder: Path, name: str, hf_id: str, word: str) -> ModelCard:
+    """Return the card of a Hugging Face folder; raise ValueError, with the word that named it."""
+    from recipes.hugging_face.config import card_of, read_config
+
+    try:
+        return card_of(read_config(folder), _name(name), hf_id)
+    except ValueError as error:
+        raise ValueError(f"--card {word}: {error}") from None
 
 
 def _name(word: str) -> str:

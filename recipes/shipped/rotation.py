@@ -16,9 +16,12 @@ def for_card(ladder: Ladder, card: ModelCard, only: int = 0) -> tuple[Ladder, li
     """Return the ladder with rotations for a card, and a sentence for each that does not suit it.
 
     A method with a formula keeps the context that it reaches, from the card's own base and context.
-    A base alone stays, also over another scaling. With `only` a length, the other stages are left
-    as they are. Raises ValueError for a rotation that the card cannot have.
+    A base alone stays, also over another scaling, and so does a ladder for its own cards. With
+    `only` a length, the other stages are left as they are. Raises ValueError for a rotation that
+    the card cannot have.
     """
+    if card.name in ladder.cards:
+        return ladder, []
     stages, said = [], []
     for stage in ladder.stages:
         why = rotation_refusal(card, stage)
@@ -127,6 +130,11 @@ def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
     if rope.method == "default":
         replaced = rope.base >= native.base
         return None if replaced else f"base {rope.base:,.10g} is below that of {card.name}"
+    if rope.reach is not None and rope.reach < card.native_context:
+        return (
+            f"its rotation reaches {rope.reach:,.0f} tokens and {card.name} was trained at "
+            f"{card.native_context:,}"
+        )
     plain = native.original_length or card.native_context
     if (rope.base, rope.original_length) != (native.base, plain):
         return f"{card.name} was trained at base {native.base:,.10g} on {plain:,} tokens"

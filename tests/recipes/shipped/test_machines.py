@@ -48,7 +48,7 @@ def test_machines_that_are_not_there_are_refused(nodes, gpus, said):
 def test_one_gpu_needs_no_cluster_file():
     row = placed(gpus=1)
     assert (row.nodes, row.layout.world_size, row.cluster) == (1, 1, "dgx_h100")
-    assert row.source == "planned for 1 GPUs of dgx_h100"
+    assert row.source == "planned for 1 GPU of dgx_h100"
 
 
 def test_a_layout_in_words_is_taken_as_it_is():
@@ -69,6 +69,10 @@ def test_a_layout_for_cpu_ranks_is_in_fp32_and_on_no_cluster():
     [
         ({"layout": "tp2", "gpus": 8}, "'tp2' has 2 ranks and --gpus is 8, 8 GPUs; set dp4"),
         ({"layout": "tp2 dp4", "nodes": 2}, "has 8 ranks and --nodes is 2, 16 GPUs; set dp8"),
+        (
+            {"layout": "ulysses4 dp8", "gpus": 6},
+            "32 ranks and --gpus is 6, 6 GPUs; leave the number out",
+        ),
         ({"layout": "tp3"}, "llama32_1b_nemo_64k under --layout 'tp3': "),
         ({"layout": "tp2 dp6"}, "12 ranks are not a whole number of nodes of 8"),
         ({"layout": "tp2 what"}, "'what' is not a layout setting"),

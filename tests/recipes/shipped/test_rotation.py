@@ -49,6 +49,15 @@ def test_what_the_card_cannot_take_is_refused(ladder, card, said):
     assert said in str(told.value)
 
 
+def test_a_rotation_that_reaches_less_than_the_card_s_context_is_refused():
+    stage = replace(LADDERS["yarn"].stages[0], rope=RopeScaling.yarn(
+        base=500_000, factor=8, original_length=8 * K))  # fmt: skip
+    own = replace(LADDERS["yarn"], name="mine", cards=(), stages=(stage,))
+    assert for_card(own, CARDS["llama3_8b"]) == (own, [])
+    with pytest.raises(ValueError, match="reaches 65,536 tokens and the card's context is 131,072"):
+        for_card(own, CARDS["llama31_8b"])
+
+
 def test_a_base_alone_over_another_scaling_stays_and_is_said():
     ladder, said = for_card(LADDERS["prolong"], CARDS["llama31_8b"])
     assert ladder == LADDERS["prolong"]

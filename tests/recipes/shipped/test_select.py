@@ -151,7 +151,7 @@ def test_the_planner_lays_out_all_gpus_of_the_nodes():
         (
             ("pretrain", "--card", "tiny", "--ladder", "tiny", "--stage", "8K", "--device", "cpu",
              "--nodes", "2"),
-            "leave it out with --device cpu",
+            "--nodes cannot go with CPU ranks; leave it out",
         ),
     ],
     ids=lambda value: None if isinstance(value, str) else " ".join(value),
