@@ -263,9 +263,14 @@ def read_evaluation(run: Path, stage: str) -> Evaluation | None:
 def base_evaluations(run: Path) -> list[Evaluation]:
     """Read the evaluations of the base model of a run: with its own rotation first."""
     files = (run / "eval").glob("base*.json")
-    found = (evaluation_at(path) for path in files if path.name.count(".") == 1)
+    found = (evaluation_at(path) for path in files if not path.name.endswith(".gate.json"))
     bases = [each for each in found if each is not None and each.base is not None]
     return sorted(bases, key=lambda each: (len(each.stage), each.stage))
+
+
+def base_results(run: Path) -> list[StageResults]:
+    """Return the evaluations of the base model as results of stages that were never trained."""
+    return [StageResults(each.stage, None, (), None, each) for each in base_evaluations(run)]
 
 
 def evaluation_at(path: Path) -> Evaluation | None:

@@ -206,6 +206,8 @@ class RangeRow(NamedTuple):
 
     stage: str
     means: list[float]
+    errors: list[float]
+    """Standard errors of the means."""
 
 
 def range_bounds(evaluations: Iterable[Evaluation]) -> list[tuple[int, int]]:
@@ -218,8 +220,15 @@ def range_rows(evaluations: Sequence[Evaluation]) -> list[RangeRow]:
     bounds = range_bounds(evaluations)
     rows = []
     for each in evaluations:
-        means = {(mean.start, mean.stop): mean.loss for mean in each.ranges}
-        rows.append(RangeRow(each.stage, [means.get(bound, math.nan) for bound in bounds]))
+        means = {(mean.start, mean.stop): mean for mean in each.ranges}
+        of_bounds = [means.get(bound) for bound in bounds]
+        rows.append(
+            RangeRow(
+                each.stage,
+                [math.nan if mean is None else mean.loss for mean in of_bounds],
+                [math.nan if mean is None else mean.standard_error for mean in of_bounds],
+            )
+        )
     return rows
 
 
