@@ -22,11 +22,19 @@ from data.store import Manifest
 from eval import load_model
 from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks
-from eval.loss_by_position import BUCKET, loss_by_position, mean_over
+from eval.loss_by_position import loss_by_position, mean_over
 from eval.passkey import DIGITS, prompts, score
 from eval.report.evaluations import Settings, evaluated_with, write_evaluation
 from eval.report.gains import standard_error
-from eval.run_folder import BaseRecord, ByPosition, Evaluation, Passkey, RangeMean, read_stage
+from eval.run_folder import (
+    BUCKET,
+    BaseRecord,
+    ByPosition,
+    Evaluation,
+    Passkey,
+    RangeMean,
+    read_stage,
+)
 from recipes.checkpoints.marker import steps_taken
 from recipes.spec.naming import stage_folder
 

@@ -20,9 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from custom_modules.gpt.model import LongContextGPT
-
-BUCKET = 64
-"""Positions averaged into one point of the curve; divides every context length in use."""
+from eval.run_folder import BUCKET
 
 
 @torch.no_grad()
@@ -67,16 +65,6 @@ def loss_by_position(
     torch.distributed.all_reduce(sums, group=group)
     means: NDArray[np.float64] = (sums[:, 0] / sums[:, 1]).cpu().numpy()
     return means
-
-
-def require_bounds(bounds: Sequence[int]) -> None:
-    """Raise ValueError for ends of ranges of positions that are not whole buckets."""
-    for bound in bounds:
-        if bound % BUCKET:
-            raise ValueError(
-                f"positions are averaged in buckets of {BUCKET}, so a range cannot end at "
-                f"{bound:,}; the nearest multiple is {max(1, round(bound / BUCKET)) * BUCKET:,}"
-            )
 
 
 def mean_over(losses: Sequence[float], start: int, stop: int) -> float:

@@ -30,6 +30,9 @@ from recipes.spec.schema import NotJsonError, Number, decode, decode_json
 
 T = TypeVar("T")
 
+BUCKET = 64
+"""Positions averaged into one point of the curve; divides every context length in use."""
+
 
 class MissingResultError(ValueError):
     """Raised for a missing result file."""

