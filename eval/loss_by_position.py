@@ -10,7 +10,7 @@ same documents. The window begins at a random token, drawn from a seed: the open
 losses and counts of each document are added up over data ranks and context ranks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -39,6 +39,14 @@ def token_losses(model: LongContextGPT, tokens: Tensor) -> tuple[Tensor, Tensor]
     return losses.float(), shard["position_ids"]
 
 
+def windows(documents: Iterable[NDArray[np.int64]], length: int) -> Iterator[NDArray[np.int64]]:
+    """Yield `length + 1` tokens of each document, from a random one on."""
+    starts = np.random.default_rng(0)
+    for document in documents:
+        start = starts.integers(0, len(document) - length)
+        yield document[start : start + length + 1]
+
+
 def loss_by_position(
     model: LongContextGPT, documents: Iterable[NDArray[np.int64]], length: int
 ) -> NDArray[np.float64]:
@@ -46,17 +54,15 @@ def loss_by_position(
 
     Documents have at least `length + 1` tokens; they are distributed over data ranks.
     """
-    documents = list(documents)
-    starts = np.random.default_rng(0)
+    read = list(windows(documents, length))
     rank = parallel_state.get_data_parallel_rank()
     size = parallel_state.get_data_parallel_world_size()
     device = torch.device("cuda", torch.cuda.current_device())
-    sums = torch.zeros(len(documents), 2, length // BUCKET, dtype=torch.float64, device=device)
-    for index, document in enumerate(documents):
-        start = starts.integers(0, len(document) - length)
+    sums = torch.zeros(len(read), 2, length // BUCKET, dtype=torch.float64, device=device)
+    for index, window in enumerate(read):
         if index % size != rank:
             continue
-        tokens = torch.from_numpy(document[None, start : start + length + 1]).to(device)
+        tokens = torch.from_numpy(window[None]).to(device)
         losses, positions = token_losses(model, tokens)
         buckets = positions.flatten() // BUCKET
         sums[index, 0].index_add_(0, buckets, losses.flatten().double())

@@ -9,7 +9,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from eval.report.plots import PALETTE, clipped, color, framed, length_label, new_figure, spread
+from eval.report.plots import (
+    PALETTE,
+    WIDTH_INCHES,
+    clipped,
+    color,
+    framed,
+    length_label,
+    new_figure,
+    spread,
+)
 from eval.run_folder import Evaluation, Passkey, RangeMean, StageResults
 
 GAP = 0.05
@@ -80,7 +89,7 @@ def _losses(axes: Axes, curves: Sequence[Curve], *, named: bool) -> None:
     ends = spread([means[-1].loss for _, _, means in curves], axes.get_ylim())
     for (index, evaluation, means), height in zip(curves, ends, strict=True):
         right = (last - (means[-1].start + means[-1].stop) / 2) / last
-        points = right * axes.get_position().width * axes.figure.get_figwidth() * 72
+        points = right * axes.get_position().width * WIDTH_INCHES * 72
         axes.annotate(
             clipped(evaluation.stage),
             ((means[-1].start + means[-1].stop) / 2, height),
