@@ -7,7 +7,7 @@ from statistics import stdev
 from typing import NamedTuple
 
 from eval.report.evaluations import Settings
-from eval.run_folder import Evaluation
+from eval.run_folder import BaseRecord, Evaluation
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -82,3 +82,13 @@ def error_sentence(evaluations: Sequence[Evaluation]) -> Iterator[str]:
             "standard errors of these means, over documents: "
             f"{min(errors):.2f} to {max(errors):.2f}"
         )
+
+
+def base_sentence(evaluation: Evaluation, base: BaseRecord) -> str:
+    """Return what an evaluation of the base model is of."""
+    rope = base.rope
+    factor = f" factor {rope['factor']:g}" if "factor" in rope else ""
+    return (
+        f"{evaluation.stage}: the weights of {base.checkpoint}, not trained further, with RoPE "
+        f"{rope.get('method')}{factor}, base {rope.get('base', math.nan):,.10g}"
+    )

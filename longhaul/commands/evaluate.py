@@ -92,8 +92,12 @@ def evaluate(
     contexts = sorted({record.context for record in records if record is not None})
     bounds = bounds_of(lengths) or contexts
     prompts = lengths_of("--passkeys", passkeys) or bounds
-    longest = max(*bounds, *(prompts if trials else bounds))
     choices = {"depths": depths_of(depths)} if depths else {}
+    if not contexts:
+        raise ValueError(
+            f"no stage of {run} has been trained yet: it has no stage.json to evaluate"
+        )
+    longest = max((*bounds, *(prompts if trials else ())))
     with loading("NeMo and Megatron-Core"):
         from eval.base_model import base_models
         from longhaul.jobs.evaluation import evaluation_job, recipe_of, require_layout
@@ -156,6 +160,8 @@ def evaluate(
 
 def lengths_of(option: str, words: str) -> list[int]:
     """Return the lengths of an option such as 4K,8K, in rising order; empty if it is not given."""
+    if not all(words.split(",")) and words:
+        raise ValueError(f"{option} is {words!r}; expected lengths such as 4K,8K")
     return sorted({length_of(option, word) for word in words.split(",")}) if words else []
 
 
@@ -169,7 +175,7 @@ def bounds_of(words: str) -> list[int]:
             nearest = max(1, round(bound / BUCKET)) * BUCKET
             raise ValueError(
                 f"--lengths: a range of positions cannot end at {bound:,}, since losses are "
-                f"averaged over {BUCKET} positions; the nearest end is {nearest:,}"
+                f"averaged over {BUCKET} positions; take {nearest:,}"
             )
     return bounds
 
