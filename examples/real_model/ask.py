@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-FACT = "The name of the ship is Ophelia and its captain is Ines Falk."
+FACT = "The name of the ship is Ophelia and its captain is Mara Falk."
 QUESTION = "What is the name of the ship, and who is its captain? Answer in one sentence."
 MODULE = "argparse.py"
 DEPTH = 0.2
