@@ -182,6 +182,19 @@ def range_mean(losses: NDArray[np.float64], start: int, stop: int) -> RangeMean:
     )
 
 
+def shared_out(lengths: Sequence[int], ranks: int) -> list[int]:
+    """Return the rank of each prompt: the longest first, each to the rank with the least to do.
+
+    What a prompt takes is counted as the square of its length.
+    """
+    load = [0] * ranks
+    of_prompt = [0] * len(lengths)
+    for at in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
+        of_prompt[at] = load.index(min(load))
+        load[of_prompt[at]] += lengths[at] ** 2
+    return of_prompt
+
+
 def passkey_grid(
     model: LongContextGPT, manifest: Manifest, texts: list[NDArray[np.int64]], asked: Prompts
 ) -> Passkey:
@@ -198,14 +211,15 @@ def passkey_grid(
     device = torch.device("cuda", torch.cuda.current_device())
     lengths, depths, trials = asked.lengths, asked.depths, asked.trials
     scores = torch.zeros(len(lengths), len(depths), 3, dtype=torch.float64, device=device)
-    turn = 0
+    of_rank = iter(
+        shared_out([length for length in lengths for _ in range(len(depths) * trials)], size)
+    )
     for row, length in enumerate(lengths):
         for column, depth in enumerate(depths):
             text = texts[column % len(texts)]
             for prompt in prompts(encode, text, length=length, depth=depth, trials=trials):
-                if turn % size == rank:
+                if next(of_rank) == rank:
                     scores[row, column] += torch.tensor(score(model, prompt), device=device)
-                turn += 1
     dist.all_reduce(scores, group=parallel_state.get_data_parallel_group())
     answers = scores[..., 2].sum() / (scores.shape[0] * scores.shape[1] * trials)
     return Passkey(

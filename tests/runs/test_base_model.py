@@ -127,3 +127,55 @@ def test_a_run_without_a_base_model_says_so(run, tmp_path):
     records.record(ResolvedStage.of(recipe(gone)), start="gone")
     with pytest.raises(ValueError, match="gone holds no complete checkpoint"):
         base_models(tmp_path, [STAGE])
+
+
+def test_a_length_that_no_held_out_document_has_is_refused_before_ranks_start(run, answer):
+    words = ("evaluate", "--run", run.folder, "--base")
+    said = answer(*words, "--lengths", "128,1M").error()
+    assert run.options["store"] in said
+    assert "1,048,576" in said
+    assert "1,048,576" in answer(*words, "--passkeys", "1M").error()
+    assert "--depths is '2'" in answer(*words, "--depths", "2").error()
+
+
+@pytest.mark.parametrize(
+    ("rope", "word"),
+    [
+        (OWN, "rope_base_10000"),
+        (RopeScaling.base_change(8e6), "rope_base_8e06"),
+        (RopeScaling.yarn(base=10_000, factor=2.0, original_length=128), "yarn_x2"),
+        (RopeScaling(method="ntk", base=10_000, factor=1.5, original_length=128), "ntk_x1.5"),
+    ],
+)
+def test_a_rotation_in_a_word_names_a_file(rope, word):
+    from eval.base_model import rope_word
+
+    assert rope_word(rope) == word
+
+
+def test_stages_with_other_rotations_of_one_word_have_names_of_their_own(run, monkeypatch):
+    from eval import base_model
+    from recipes.resolved import yaml_file
+
+    first = yaml_file.read(run.folder / "stages" / STAGE / "config.yaml")
+    second = yaml_file.read(run.folder / "stages" / STAGE / "config.yaml")
+    second.model.config.rope.beta_fast = 16.0
+    recipes = {STAGE: first, "tiny_1k": second, "tiny_2k": first}
+    monkeypatch.setattr(base_model.yaml_file, "read", lambda path: recipes[path.parent.name])
+    names = [model.name for model in base_model.base_models(run.folder, list(recipes))]
+    assert names == ["base", "base_with_yarn_x4", "base_with_yarn_x4_of_512"]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ranks", "of_prompt"),
+    [
+        ([4, 8, 12, 16], 2, [1, 1, 1, 0]),
+        ([4, 4, 4, 4], 2, [0, 1, 0, 1]),
+        ([4, 8], 1, [0, 0]),
+        ([8], 4, [0]),
+    ],
+)
+def test_the_longest_prompts_go_to_the_ranks_with_the_least_to_do(lengths, ranks, of_prompt):
+    from eval.evaluate import shared_out
+
+    assert shared_out(lengths, ranks) == of_prompt
