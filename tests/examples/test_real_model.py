@@ -75,6 +75,19 @@ def test_a_step_that_fails_ends_the_run_with_its_name(page, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
+def test_the_time_of_a_step_is_that_of_all_its_attempts(page, tmp_path):
+    page.write_text(PAGE.replace("mkdir made", "mkdir -p made\nsleep 0.2\n test -e go"))
+    with pytest.raises(SystemExit):
+        steps.main()
+    (tmp_path / "go").touch()
+    for _ in range(2):  # the second time it is skipped
+        steps.main()
+    first, second = json.loads((tmp_path / steps.TIMES).read_text())
+    assert first["step"] == "first"
+    assert first["seconds"] >= 0.4
+    assert second["seconds"] < first["seconds"] + 60
+
+
 def test_a_wheel_that_cannot_be_downloaded_is_asked_for_in_one_sentence(
     tmp_path, monkeypatch, capsys
 ):
