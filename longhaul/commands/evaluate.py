@@ -22,6 +22,7 @@ from longhaul.options import (
 from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.terminal.console import busy, loading, output_to
 from longhaul.terminal.messages import next_command, note
+from longhaul.terminal.results import announcing
 
 
 def evaluate(
@@ -77,7 +78,13 @@ def evaluate(
     from data.files.writable import require_folder
     from data.store import Manifest
     from eval.report.evaluations import other_evaluations
-    from eval.run_folder import base_evaluations, read_evaluation, read_stage, stage_names
+    from eval.run_folder import (
+        base_evaluations,
+        evaluation_path,
+        read_evaluation,
+        read_stage,
+        stage_names,
+    )
     from longhaul.pages.evaluation_tables import show_evaluations
 
     names = stage_names(run)
@@ -140,16 +147,18 @@ def evaluate(
         )
     for words in notes:
         note(f"note: {words}")
-    said = f"evaluating {', '.join([*bases, *chosen])} on {ranks} ranks"
+    subjects = [*bases, *chosen]
+    said = f"evaluating {', '.join(subjects)} on {ranks} ranks"
     with (
         in_use(run / "eval"),
         output_to(run / "output.log") as console,
         busy(console, said),
+        announcing(console, {name: evaluation_path(run, name) for name in subjects}, "evaluated"),
     ):
         run_in_order("evaluate", [job], run / "launch")
     found = [each for name in chosen if (each := read_evaluation(run, name)) is not None]
     found = [*(each for each in base_evaluations(run) if each.stage in bases), *found]
-    others = [other for name in [*bases, *chosen] for other in other_evaluations(run, name)]
+    others = [other for name in subjects for other in other_evaluations(run, name)]
     if as_json:
         print_json({"evaluations": found, "other_settings": others})
         return
