@@ -25,7 +25,7 @@ CONSTRAINTS := $(wildcard $(LOCK))
 INSTALLED := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 
-.PHONY: help demo test test-pythons durations rehearsals lint docs golden lock clean
+.PHONY: help demo real test test-pythons durations rehearsals lint docs golden lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -33,6 +33,10 @@ help:  ## list the targets
 
 demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and write its report
 	@$(VENV)/bin/longhaul run --ladder tiny --executor local --out runs/tiny
+
+# The steps are the commands of docs/real_model.md; one whose result is there is not run again.
+real: $(INSTALLED)  ## take SmolLM2-135M from 8K to 16K tokens on this machine, in about 40 minutes
+	@$(PY) -m examples.real_model.steps
 
 # A file's tests stay with one worker and share what they trained (tests/suite_time.py). A third worker
 # computes while the one with the Slurm tests waits.

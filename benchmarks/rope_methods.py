@@ -158,7 +158,7 @@ def losses(stage: Path, rope: RopeScaling | None, texts: Sequence[object]) -> li
     model = load_model.load(stage, seq_length=TARGET)
     if rope is not None:
         model.rotation = Rotation(rope, TINY.head_dim)
-    found, _ = loss_by_position(model, texts, TARGET)  # type: ignore[arg-type]
+    found = loss_by_position(model, texts, TARGET).mean(0).tolist()  # type: ignore[arg-type]
     return [mean_over(found, start, stop) for start, stop in RANGES]
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluate the stages of a run: loss by position and the passkey grid, one JSON file per stage.
 
+On request also the model that training started from (`eval.base_model`), under the same settings.
 Runs on every rank of a torchrun job; `longhaul evaluate` and `longhaul run` launch it.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -18,15 +20,34 @@ from custom_modules.gpt.model import LongContextGPT
 from data.held_out import long_documents
 from data.store import Manifest
 from eval import load_model
+from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks
-from eval.loss_by_position import BUCKET, loss_by_position, mean_over
+from eval.loss_by_position import loss_by_position, mean_over
 from eval.passkey import DIGITS, prompts, score
-from eval.report.evaluations import write_evaluation
-from eval.run_folder import ByPosition, Evaluation, Passkey, RangeMean, read_stage
+from eval.report.evaluations import Settings, evaluated_with, write_evaluation
+from eval.report.gains import standard_error
+from eval.run_folder import (
+    BUCKET,
+    BaseRecord,
+    ByPosition,
+    Evaluation,
+    Passkey,
+    RangeMean,
+    read_stage,
+)
 from recipes.checkpoints.marker import steps_taken
 from recipes.spec.naming import stage_folder
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Passkey prompts: their lengths in tokens, depths of the needle, and prompts per cell."""
+
+    lengths: tuple[int, ...]
+    depths: tuple[float, ...] = DEPTHS
+    trials: int = 2
 
 
 def evaluate(
@@ -40,79 +61,142 @@ def evaluate(
     context_parallel: int = 1,
     device: str = "cpu",
     verify: bool = True,
+    passkey_lengths: Sequence[int] = (),
+    depths: Sequence[float] = DEPTHS,
+    base: bool = False,
+    missing: bool = False,
 ) -> None:
     """Write `RUN/eval/<stage>.json` for each stage, at the longest of `lengths`.
 
     Existing evaluations with other settings are kept (`eval.report.evaluations`).
 
-    `lengths` are the contexts of the ladder: the bounds of the ranges of positions and the lengths
-    of the passkey prompts. With `trials` 0 there are no prompts. The remaining ranks are data
-    parallel. Checksums of checkpoints are verified unless `verify` is False.
+    `lengths` bound the ranges of positions; by default passkey prompts have these lengths too. With
+    `trials` 0 there are no prompts. With `base` the base model of the stages comes first. With
+    `missing` a checkpoint that has an evaluation with these settings is not evaluated again. The
+    remaining ranks are data parallel. Checksums of checkpoints are verified unless `verify` is
+    False.
     """
+    folder = Path(run)
+    asked = Prompts(tuple(sorted(passkey_lengths or lengths)), tuple(depths), trials)
     with parallel_ranks(tensor_parallel, context_parallel, device):
         manifest = Manifest.load(store)
         longest = max(lengths)
-        texts = list(islice(long_documents(manifest, min_tokens=longest + 1), documents))
-        if not texts:
-            raise ValueError(
-                f"{store} has no held-out document of {longest + 1:,} tokens to evaluate on"
-            )
-        for name in stages:
-            folder = stage_folder(Path(run), name)
-            step = steps_taken(folder / "checkpoints")
+        texts = held_out(manifest, longest + 1, documents)
+        hay = held_out(manifest, max(asked.lengths), len(asked.depths)) if trials else []
+        settings = Settings(
+            longest, len(texts), trials, store,
+            asked.lengths if trials else (), asked.depths if trials else (),
+        )  # fmt: skip
+        for subject in subjects(folder, stages, base=base):
+            if missing and evaluated_with(folder, subject.name, settings, subject.step):
+                continue
             model = load_model.load(
-                folder, seq_length=longest, bf16=device == "cuda", verify=verify
+                subject.stage,
+                seq_length=max((longest, *settings.prompt_lengths)),
+                bf16=device == "cuda",
+                verify=verify,
+                start=None if subject.base is None else subject.base.checkpoint,
+                rope=None if subject.base is None else subject.base.rope,
             )
-            losses, count = loss_by_position(model, texts, longest)
-            grid = passkey_grid(model, manifest, texts, sorted(lengths), trials) if trials else None
+            losses = loss_by_position(model, texts, longest)
+            grid = passkey_grid(model, manifest, hay, asked) if trials else None
             if dist.get_rank() == 0:
-                record = read_stage(Path(run), name)
-                if record is None:
-                    raise ValueError(f"{folder} has no stage.json, which says what was trained")
-                found = evaluation(name, record.context, losses, count, lengths, grid)
-                write_evaluation(Path(run), replace(found, store=store, step=step))
+                write_evaluation(folder, evaluation(subject, losses, sorted(lengths), grid, store))
+
+
+def held_out(manifest: Manifest, least: int, documents: int) -> list[NDArray[np.int64]]:
+    """Return held-out documents of at least so many tokens; raise ValueError if there are none."""
+    texts = list(islice(long_documents(manifest, min_tokens=least), documents))
+    if not texts:
+        raise ValueError(
+            f"{manifest.root} has no held-out document of {least:,} tokens to evaluate on"
+        )
+    return texts
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated: the newest checkpoint of a stage, or its base model."""
+
+    name: str
+    stage: Path
+    context: int
+    step: int
+    base: BaseModel | None = None
+
+
+def subjects(run: Path, stages: Sequence[str], *, base: bool) -> Iterator[Subject]:
+    """Yield the base models of stages if asked for, and then the stages."""
+    for model in base_models(run, stages) if base else ():
+        yield Subject(model.name, model.stage, model.context, steps_taken(model.checkpoint), model)
+    for name in stages:
+        folder = stage_folder(run, name)
+        record = read_stage(run, name)
+        if record is None:
+            raise ValueError(f"{folder} has no stage.json, which says what was trained")
+        yield Subject(name, folder, record.context, steps_taken(folder / "checkpoints"))
 
 
 def evaluation(
-    name: str,
-    seq_length: int,
-    losses: list[float],
-    documents: int,
-    lengths: list[int],
+    subject: Subject,
+    losses: NDArray[np.float64],
+    lengths: Sequence[int],
     grid: Passkey | None,
+    store: str,
 ) -> Evaluation:
-    """Return the evaluation of one stage; `losses` are by bucket of positions."""
-    longest = max(lengths)
+    """Return the evaluation of one subject; `losses` are by document and bucket of positions."""
+    documents, longest = len(losses), max(lengths)
+    means = losses.mean(0).tolist()
+    base = subject.base
     return Evaluation(
-        stage=name,
-        seq_length=seq_length,
+        stage=subject.name,
+        seq_length=subject.context,
         eval_length=longest,
         documents=documents,
         tokens=documents * longest,
         by_position=ByPosition(
             edges=tuple(range(0, longest + 1, BUCKET)),
-            loss=tuple(losses),
-            tokens=(documents * BUCKET,) * len(losses),
+            loss=tuple(means),
+            tokens=(documents * BUCKET,) * len(means),
         ),
         ranges=tuple(
-            RangeMean(
-                start=start,
-                stop=stop,
-                loss=mean_over(losses, start, stop),
-                tokens=documents * (stop - start),
-            )
-            for start, stop in pairwise([0, *sorted(lengths)])
+            range_mean(losses, start, stop) for start, stop in pairwise([0, *sorted(lengths)])
         ),
         passkey=grid,
+        store=store,
+        step=subject.step,
+        base=None if base is None else BaseRecord(str(base.checkpoint), base.rope.to_dict()),
     )
 
 
+def range_mean(losses: NDArray[np.float64], start: int, stop: int) -> RangeMean:
+    """Return the mean over a range of positions with its standard error over documents."""
+    by_document = [mean_over(row, start, stop) for row in losses.tolist()]
+    return RangeMean(
+        start=start,
+        stop=stop,
+        loss=mean_over(losses.mean(0).tolist(), start, stop),
+        tokens=len(losses) * (stop - start),
+        standard_error=standard_error(by_document),
+        by_document=tuple(by_document),
+    )
+
+
+def shared_out(lengths: Sequence[int], ranks: int) -> list[int]:
+    """Return the rank of each prompt: the longest first, each to the rank with the least to do.
+
+    What a prompt takes is counted as the square of its length.
+    """
+    load = [0] * ranks
+    of_prompt = [0] * len(lengths)
+    for at in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
+        of_prompt[at] = load.index(min(load))
+        load[of_prompt[at]] += lengths[at] ** 2
+    return of_prompt
+
+
 def passkey_grid(
-    model: LongContextGPT,
-    manifest: Manifest,
-    texts: list[NDArray[np.int64]],
-    lengths: list[int],
-    trials: int,
+    model: LongContextGPT, manifest: Manifest, texts: list[NDArray[np.int64]], asked: Prompts
 ) -> Passkey:
     """Return hits and nats by length and depth; prompts are distributed over data ranks."""
     from transformers import AutoTokenizer
@@ -125,20 +209,22 @@ def passkey_grid(
     rank = parallel_state.get_data_parallel_rank()
     size = parallel_state.get_data_parallel_world_size()
     device = torch.device("cuda", torch.cuda.current_device())
-    scores = torch.zeros(len(lengths), len(DEPTHS), 3, dtype=torch.float64, device=device)
-    turn = 0
+    lengths, depths, trials = asked.lengths, asked.depths, asked.trials
+    scores = torch.zeros(len(lengths), len(depths), 3, dtype=torch.float64, device=device)
+    of_rank = iter(
+        shared_out([length for length in lengths for _ in range(len(depths) * trials)], size)
+    )
     for row, length in enumerate(lengths):
-        for column, depth in enumerate(DEPTHS):
+        for column, depth in enumerate(depths):
             text = texts[column % len(texts)]
             for prompt in prompts(encode, text, length=length, depth=depth, trials=trials):
-                if turn % size == rank:
+                if next(of_rank) == rank:
                     scores[row, column] += torch.tensor(score(model, prompt), device=device)
-                turn += 1
     dist.all_reduce(scores, group=parallel_state.get_data_parallel_group())
     answers = scores[..., 2].sum() / (scores.shape[0] * scores.shape[1] * trials)
     return Passkey(
-        lengths=tuple(lengths),
-        depths=DEPTHS,
+        lengths=lengths,
+        depths=depths,
         trials=trials,
         digits=DIGITS,
         hits=tuple(tuple(row) for row in (scores[..., 0] / trials).tolist()),

@@ -15,24 +15,33 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.gpt.model import LongContextGPT
-from custom_modules.memory.config import Offload, Recompute
+from custom_modules.memory.config import Offload, Recompute, Tiling
+from custom_modules.rope.config import RopeScaling
 from recipes.checkpoints.marker import newest_checkpoint
 from recipes.checkpoints.verified import verified
 from recipes.nemo2 import model as gpt
 from recipes.nemo2.cpu import plain_kernels
+from recipes.nemo2.settings import as_config_node
 from recipes.resolved import yaml_file
 
 
 def load(
-    stage: Path, *, seq_length: int, bf16: bool = False, verify: bool = True
+    stage: Path,
+    *,
+    seq_length: int,
+    bf16: bool = False,
+    verify: bool = True,
+    start: Path | None = None,
+    rope: RopeScaling | None = None,
 ) -> LongContextGPT:
     """Return the model of the stage's newest checkpoint, for up to `seq_length` tokens.
 
+    `start` is another checkpoint of the same shape, `rope` another rotation than the stage's.
     Megatron's parallel state must be initialised; this rank's shard is loaded. With `verify` the
     checksums of the checkpoint's files are verified. Raises ValueError if the stage has no complete
     checkpoint, or a damaged one.
     """
-    checkpoint = newest_checkpoint(stage / "checkpoints")
+    checkpoint = start or newest_checkpoint(stage / "checkpoints")
     if checkpoint is None:
         raise ValueError(f"{stage} has no complete checkpoint; train the stage first")
     tp = parallel_state.get_tensor_model_parallel_world_size()
@@ -46,6 +55,9 @@ def load(
     node.cp = ContextParallelKind()  # the stage's kind was chosen for its own ranks,
     node.attention_kernel = "auto"  # and its kernel for its own device
     node.recompute, node.offload = Recompute(), Offload()  # there is no backward
+    node.tiling = Tiling(loss=True)  # the logits of 16K tokens and 50K words are 3 GiB
+    if rope is not None:
+        node.rope = as_config_node(rope)
     node.bf16 = bf16
     node.params_dtype = torch.bfloat16 if bf16 else torch.float32
     model_parallel_cuda_manual_seed(0)

@@ -7,10 +7,10 @@ equal) with position. Beyond the usable context the loss rises.
 Each document contributes one window of `length` predictions, so every position averages over the
 same documents. The window begins at a random token, drawn from a seed: the opening of a document
 (licence, imports) differs from its middle, which would look like an effect of position. Sums of
-losses and counts are added up over documents, data ranks and context ranks.
+losses and counts of each document are added up over data ranks and context ranks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -20,9 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from custom_modules.gpt.model import LongContextGPT
-
-BUCKET = 64
-"""Positions averaged into one point of the curve; divides every context length in use."""
+from eval.run_folder import BUCKET
 
 
 @torch.no_grad()
@@ -41,35 +39,41 @@ def token_losses(model: LongContextGPT, tokens: Tensor) -> tuple[Tensor, Tensor]
     return losses.float(), shard["position_ids"]
 
 
+def windows(documents: Iterable[NDArray[np.int64]], length: int) -> Iterator[NDArray[np.int64]]:
+    """Yield `length + 1` tokens of each document, from a random one on."""
+    starts = np.random.default_rng(0)
+    for document in documents:
+        start = starts.integers(0, len(document) - length)
+        yield document[start : start + length + 1]
+
+
 def loss_by_position(
     model: LongContextGPT, documents: Iterable[NDArray[np.int64]], length: int
-) -> tuple[list[float], int]:
-    """Return mean loss per bucket of `BUCKET` positions and the number of documents.
+) -> NDArray[np.float64]:
+    """Return the mean loss of each document, a row, in each bucket of `BUCKET` positions.
 
     Documents have at least `length + 1` tokens; they are distributed over data ranks.
     """
-    starts = np.random.default_rng(0)
+    read = list(windows(documents, length))
     rank = parallel_state.get_data_parallel_rank()
     size = parallel_state.get_data_parallel_world_size()
     device = torch.device("cuda", torch.cuda.current_device())
-    sums = torch.zeros(length // BUCKET, 2, dtype=torch.float64, device=device)
-    count = 0
-    for index, document in enumerate(documents):
-        count += 1
-        start = starts.integers(0, len(document) - length)
+    sums = torch.zeros(len(read), 2, length // BUCKET, dtype=torch.float64, device=device)
+    for index, window in enumerate(read):
         if index % size != rank:
             continue
-        tokens = torch.from_numpy(document[None, start : start + length + 1]).to(device)
+        tokens = torch.from_numpy(window[None]).to(device)
         losses, positions = token_losses(model, tokens)
         buckets = positions.flatten() // BUCKET
-        sums[:, 0].index_add_(0, buckets, losses.flatten().double())
-        sums[:, 1].index_add_(0, buckets, torch.ones_like(losses).flatten().double())
+        sums[index, 0].index_add_(0, buckets, losses.flatten().double())
+        sums[index, 1].index_add_(0, buckets, torch.ones_like(losses).flatten().double())
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     torch.distributed.all_reduce(sums, group=group)
-    return (sums[:, 0] / sums[:, 1]).tolist(), count
+    means: NDArray[np.float64] = (sums[:, 0] / sums[:, 1]).cpu().numpy()
+    return means
 
 
-def mean_over(losses: list[float], start: int, stop: int) -> float:
+def mean_over(losses: Sequence[float], start: int, stop: int) -> float:
     """Return the mean over positions `start` to `stop`, whole buckets of equal size."""
     if start % BUCKET or stop % BUCKET or stop <= start:
         raise ValueError(f"positions {start} to {stop} are not whole buckets of {BUCKET}")

@@ -11,7 +11,8 @@ held-out documents; the digits are drawn from a seed, the same for every checkpo
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.utils import get_batch_on_this_cp_rank
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from custom_modules.gpt.model import LongContextGPT
 
@@ -89,9 +91,10 @@ def score(model: LongContextGPT, prompt: Prompt) -> tuple[float, float, float]:
             "positions": torch.arange(length, device=device)[None].contiguous(),
         }
     )
-    logits = model(shard["tokens"], shard["positions"], None).float()  # [1, s, V / tp]
     asked = (shard["positions"] >= length - 1 - prompt.answer) & (shard["positions"] < length - 1)
-    logits, targets = logits[asked], shard["next"][asked]
+    with logits_only_of(model, asked[0]):
+        logits = model(shard["tokens"], shard["positions"], None)[0].float()  # [asked, V / tp]
+    targets = shard["next"][asked]
 
     tp = parallel_state.get_tensor_model_parallel_group()
     rows = logits.shape[1]
@@ -110,3 +113,27 @@ def score(model: LongContextGPT, prompt: Prompt) -> tuple[float, float, float]:
     dist.all_reduce(sums, group=parallel_state.get_context_parallel_group())
     summed_nats, wrong, count = sums.tolist()
     return float(wrong == 0), summed_nats, count
+
+
+@contextmanager
+def logits_only_of(model: LongContextGPT, asked: Tensor) -> Iterator[None]:
+    """Return the logits of the positions that `asked`, a mask [s] of this rank's, selects.
+
+    The logits of a whole prompt are gigabytes. With sequence parallelism a rank has part of the
+    hidden states, so all logits are formed and then selected.
+    """
+    layer = model.output_layer
+    gathers = layer.sequence_parallel
+
+    def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return inputs if gathers else (inputs[0][asked], *inputs[1:])
+
+    def after(_: nn.Module, inputs: object, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (output[0][asked], *output[1:]) if gathers else output
+
+    handles = (layer.register_forward_pre_hook(before), layer.register_forward_hook(after))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -6,6 +6,7 @@
     RUN/stages/<stage>/config.yaml    its resolved recipe
     RUN/stages/<stage>/metrics.jsonl  one object per training step
     RUN/eval/<stage>.json             loss by position, mean loss by range, passkey grid
+    RUN/eval/base*.json               the same of the weights that training started from
     RUN/eval/other/<stage>/*.json     the same with other settings (`eval.report.evaluations`)
 
 The dataclasses below are the schema: a field without a default must be in the file, unknown keys
@@ -28,6 +29,9 @@ from recipes.spec.naming import stage_folder
 from recipes.spec.schema import NotJsonError, Number, decode, decode_json
 
 T = TypeVar("T")
+
+BUCKET = 64
+"""Positions averaged into one point of the curve; divides every context length in use."""
 
 
 class MissingResultError(ValueError):
@@ -114,12 +118,19 @@ class ByPosition:
 
 @dataclass(frozen=True)
 class RangeMean:
-    """Mean loss over positions `start` to `stop`."""
+    """Mean loss over positions `start` to `stop`.
+
+    Args:
+        standard_error: Of the mean, over documents; NaN for a single document.
+        by_document: Mean loss of each document, in the order of the store.
+    """
 
     start: int
     stop: int
     loss: Number
     tokens: int = 0
+    standard_error: Number = math.nan
+    by_document: tuple[Number, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,14 @@ class Passkey:
 
 
 @dataclass(frozen=True)
+class BaseRecord:
+    """Weights that training started from, and how their positions were rotated."""
+
+    checkpoint: str
+    rope: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Content of `eval/<stage>.json`."""
 
@@ -165,6 +184,8 @@ class Evaluation:
     """Token store of the documents; empty in files that do not state it."""
     step: int | None = None
     """Step of the evaluated checkpoint; None in files that do not state it."""
+    base: BaseRecord | None = None
+    """What was evaluated in place of a stage; None for a stage."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +261,19 @@ def read_stage(run: Path, stage: str) -> StageRecord | None:
 def read_evaluation(run: Path, stage: str) -> Evaluation | None:
     """Read the latest evaluation of one stage, or return None if it has none yet."""
     return evaluation_at(evaluation_path(run, stage))
+
+
+def base_evaluations(run: Path) -> list[Evaluation]:
+    """Read the evaluations of the base model of a run: with its own rotation first."""
+    files = (run / "eval").glob("base*.json")
+    found = (evaluation_at(path) for path in files if not path.name.endswith(".gate.json"))
+    bases = [each for each in found if each is not None and each.base is not None]
+    return sorted(bases, key=lambda each: (len(each.stage), each.stage))
+
+
+def base_results(run: Path) -> list[StageResults]:
+    """Return the evaluations of the base model as results of stages that were never trained."""
+    return [StageResults(each.stage, None, (), None, each) for each in base_evaluations(run)]
 
 
 def evaluation_at(path: Path) -> Evaluation | None:

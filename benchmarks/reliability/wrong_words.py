@@ -258,7 +258,7 @@ EVALUATE_AND_REPORT = (
     ("evaluate --run .", "run.json"),
     ("evaluate --run /dev/null", "/dev/null"),
     ("evaluate --run nowhere --documents 0", "'--documents': 0"),
-    ("evaluate --run nowhere --trials 0", "'--trials': 0"),
+    ("evaluate --run nowhere --trials -1", "'--trials': -1"),
     ("evaluate --run nowhere --ranks 0", "'--ranks': 0"),
     ("evaluate --run nowhere --tp 0", "'--tp': 0"),
     ("evaluate --run nowhere --cp x", "'x'"),

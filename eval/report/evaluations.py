@@ -41,12 +41,22 @@ class Settings:
     """Passkey prompts per cell; 0 for none."""
     store: str = ""
     """Empty if the file does not state it."""
+    prompt_lengths: tuple[int, ...] = ()
+    """Lengths and depths of the passkey prompts; empty for none."""
+    depths: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Settings":
         """Return the settings of an evaluation."""
-        trials = 0 if evaluation.passkey is None else evaluation.passkey.trials
-        return cls(evaluation.eval_length, evaluation.documents, trials, evaluation.store)
+        grid = evaluation.passkey
+        return cls(
+            evaluation.eval_length,
+            evaluation.documents,
+            0 if grid is None else grid.trials,
+            evaluation.store,
+            () if grid is None else grid.lengths,
+            () if grid is None else grid.depths,
+        )
 
     def same_as(self, other: "Settings") -> bool:
         """Return whether two evaluations can be compared; a store not stated counts as the same."""
@@ -61,14 +71,19 @@ class Settings:
             f"{self.trials:,} trial{'s' * (self.trials != 1)}" if self.trials else "no passkeys"
         )
         of_store = f" of {self.store or 'a store that is not stated'}" if with_store else ""
+        if self.trials and self.prompt_lengths[-1] != self.eval_length:
+            lengths = ", ".join(f"{length:,}" for length in self.prompt_lengths)
+            trials = f"{trials} of {lengths} tokens"
         return f"{documents}{of_store} to {self.eval_length:,} tokens, {trials}"
 
     @property
     def file_name(self) -> str:
         """File name, unique to these settings."""
         store = f"_{sha256(self.store.encode()).hexdigest()[:8]}" if self.store else ""
+        cells = sha256(f"{self.prompt_lengths} {self.depths}".encode()).hexdigest()[:8]
         return (
-            f"{self.eval_length}_tokens_{self.documents}_documents_{self.trials}_trials{store}.json"
+            f"{self.eval_length}_tokens_{self.documents}_documents_{self.trials}_trials"
+            f"{f'_{cells}' if self.trials else ''}{store}.json"
         )
 
 
@@ -82,7 +97,19 @@ def write_evaluation(run: Path, evaluation: Evaluation) -> None:
     if before is not None and not Settings.of(before).same_as(Settings.of(evaluation)):
         write_json(_other_path(run, before), before)
     write_json(evaluation_path(run, stage), evaluation)
-    _other_path(run, evaluation).unlink(missing_ok=True)
+    for path in _others(run, stage).glob("*.json"):
+        kept = evaluation_at(path)
+        if kept is not None and Settings.of(kept) == Settings.of(evaluation):
+            path.unlink()
+
+
+def evaluated_with(run: Path, stage: str, settings: Settings, step: int) -> bool:
+    """Return whether the latest evaluation of a stage has these settings and is of this step."""
+    try:
+        latest = read_evaluation(run, stage)
+    except BrokenResultError:
+        return False
+    return latest is not None and Settings.of(latest) == settings and latest.step == step
 
 
 def other_evaluations(run: Path, stage: str) -> list[Evaluation]:
@@ -179,6 +206,8 @@ class RangeRow(NamedTuple):
 
     stage: str
     means: list[float]
+    errors: list[float]
+    """Standard errors of the means."""
 
 
 def range_bounds(evaluations: Iterable[Evaluation]) -> list[tuple[int, int]]:
@@ -191,8 +220,15 @@ def range_rows(evaluations: Sequence[Evaluation]) -> list[RangeRow]:
     bounds = range_bounds(evaluations)
     rows = []
     for each in evaluations:
-        means = {(mean.start, mean.stop): mean.loss for mean in each.ranges}
-        rows.append(RangeRow(each.stage, [means.get(bound, math.nan) for bound in bounds]))
+        means = {(mean.start, mean.stop): mean for mean in each.ranges}
+        of_bounds = [means.get(bound) for bound in bounds]
+        rows.append(
+            RangeRow(
+                each.stage,
+                [math.nan if mean is None else mean.loss for mean in of_bounds],
+                [math.nan if mean is None else mean.standard_error for mean in of_bounds],
+            )
+        )
     return rows
 
 

@@ -17,6 +17,7 @@ import jinja2
 
 from data.files.whole import write_bytes
 from eval.report import plots
+from eval.report.base_plot import against_base
 from eval.report.evaluations import (
     RangeRow,
     comparable,
@@ -25,7 +26,15 @@ from eval.report.evaluations import (
     range_rows,
     same_settings,
 )
-from eval.run_folder import Evaluation, Passkey, StageRecord, StageResults, load
+from eval.report.gains import base_sentence, gain_sentences
+from eval.run_folder import (
+    Evaluation,
+    Passkey,
+    StageRecord,
+    StageResults,
+    base_results,
+    load,
+)
 
 SAME_NATS = 0.005  # losses are shown with two decimals; closer ones read the same
 MISSING = "-"
@@ -69,9 +78,10 @@ def build(run: Path, out: Path | None = None) -> Path:
     """
     record, stages = load(run)
     target = target_of(run, out)
-    stages, others, outdated = comparable(run, stages)
-    evaluations = [stage.evaluation for stage in stages if stage.evaluation is not None]
-    position = plots.by_position(stages)
+    compared, others, outdated = comparable(run, [*base_results(run), *stages])
+    evaluations = [each.evaluation for each in compared if each.evaluation is not None]
+    position = plots.by_position(compared)
+    base = against_base(compared)
     training = plots.training(stages)
     cost_heads, costs = _costs(stages)
     page = _template().render(
@@ -79,12 +89,16 @@ def build(run: Path, out: Path | None = None) -> Path:
         stages=stages,
         verdict=verdict(evaluations),
         outdated=outdated,
+        names=[each.name for each in compared],
+        bases=[base_sentence(each, each.base) for each in evaluations if each.base is not None],
+        base_svg=base and plots.inline_svg(base, "Stages next to the base model"),
+        gains=list(gain_sentences(evaluations)),
         trends=trends(evaluations),
         position_svg=position and plots.inline_svg(position, "Loss by position"),
         training_svg=training and plots.inline_svg(training, "Loss by tokens seen"),
         held_out=_held_out(evaluations, others),
         bounds=[span(*bound) for bound in range_bounds(evaluations)],
-        means=_means(evaluations, stages),
+        means=_means(evaluations, compared),
         others=[other_settings(each, among=(*evaluations, *others)) for each in others],
         unevaluated=[stage.name for stage in stages if stage.evaluation is None],
         grids=[_grid(each, each.passkey) for each in evaluations if each.passkey is not None],
@@ -99,6 +113,9 @@ def build(run: Path, out: Path | None = None) -> Path:
     if position is not None:
         write_bytes(target.parent / "by_position.svg", plots.standalone(position, "svg"))
         write_bytes(target.parent / "by_position.png", plots.standalone(position, "png"))
+    if base is not None:
+        write_bytes(target.parent / "against_base.svg", plots.standalone(base, "svg"))
+        write_bytes(target.parent / "against_base.png", plots.standalone(base, "png"))
     return target
 
 
@@ -115,8 +132,16 @@ def span(start: int, stop: int) -> str:
 
 def verdict(evaluations: Sequence[Evaluation]) -> str:
     """Return a sentence on whether the last stage beats the first at the longest positions."""
+    bases = [each for each in evaluations if each.base is not None]
+    evaluations = [each for each in evaluations if each.base is None]
     if not evaluations:
         return "No stage has been evaluated yet, so nothing can be said about the longer context."
+    if len(evaluations) == 1 and bases:
+        gained = list(gain_sentences([*bases, *evaluations]))
+        return " ".join(gained) or (
+            f"{evaluations[0].stage} and the base model were measured with different settings, so "
+            "they are not compared."
+        )
     bounds, rows = range_bounds(evaluations), range_rows(evaluations)
     if len(evaluations) == 1:
         return (
@@ -237,10 +262,13 @@ def _means(evaluations: Sequence[Evaluation], stages: Sequence[StageResults]) ->
     ]
     table = {
         row.stage: [
-            Cell(_number(mean, "{:.2f}"), marked=same and round(mean, 2) == round(least, 2))
+            Cell(
+                _number(mean, "{:.2f}") + _number(error, " \N{PLUS-MINUS SIGN} {:.2f}", ""),
+                marked=same and round(mean, 2) == round(least, 2),
+            )
             if math.isfinite(mean)
             else Cell(MISSING)
-            for mean, least in zip(row.means, best, strict=True)
+            for mean, error, least in zip(row.means, row.errors, best, strict=True)
         ]
         for row in rows
     }
@@ -354,8 +382,8 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {minutes}" if hours else minutes
 
 
-def _number(value: float, form: str) -> str:
-    return form.format(value) if math.isfinite(value) else MISSING
+def _number(value: float, form: str, otherwise: str = MISSING) -> str:
+    return form.format(value) if math.isfinite(value) else otherwise
 
 
 def _value(value: Any) -> str:

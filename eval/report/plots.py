@@ -60,8 +60,8 @@ def by_position(stages: Sequence[StageResults]) -> Figure | None:
     drawn = [curve for curve in drawn if curve[2].size]
     if not drawn:
         return None
-    figure = _figure(4.6)
-    longest_name = max(len(_clip(name)) for _, name, _, _ in drawn)
+    figure = new_figure(4.6)
+    longest_name = max(len(clipped(name)) for _, name, _, _ in drawn)
     axes = figure.add_axes((0.055, 0.115, 0.925 - 0.0095 * longest_name, 0.80))
     for index, _, found in curves:
         x, y = _bins(found, coarse=False)
@@ -76,10 +76,10 @@ def by_position(stages: Sequence[StageResults]) -> Figure | None:
     _pad_losses(axes, [y for _, _, _, y in drawn])
     for index, _, found in curves:
         _length_line(axes, found.seq_length, index)
-    ends = _spread([float(y[-1]) for _, _, _, y in drawn], axes.get_ylim())
+    ends = spread([float(y[-1]) for _, _, _, y in drawn], axes.get_ylim())
     for (index, name, x, _), height in zip(drawn, ends, strict=True):
         axes.annotate(
-            _clip(name),
+            clipped(name),
             (float(x[-1]), height),
             xytext=(max(8.0, _points_to_edge(axes, float(x[-1])) + 7.0), 0),
             textcoords="offset points",
@@ -90,7 +90,7 @@ def by_position(stages: Sequence[StageResults]) -> Figure | None:
             parse_math=False,
         )
     axes.set_xlabel("position in the document, tokens (log scale)")
-    _title(axes, "loss, nats per token")
+    framed(axes, "loss, nats per token")
     return figure
 
 
@@ -100,7 +100,7 @@ def training(stages: Sequence[StageResults]) -> Figure | None:
     curves = [(index, stage, seen) for index, stage, seen in curves if seen.size]
     if not curves:
         return None
-    figure = _figure(4.9)
+    figure = new_figure(4.9)
     losses = figure.add_axes((0.055, 0.40, 0.925, 0.53))
     rates = figure.add_axes((0.055, 0.10, 0.925, 0.19), sharex=losses)
     total = float(sum(seen[-1] for _, _, seen in curves))
@@ -119,9 +119,9 @@ def training(stages: Sequence[StageResults]) -> Figure | None:
         if order:
             for axes in (losses, rates):
                 axes.axvline(start, color=PALETTE["muted"], linewidth=0.8, linestyle=(0, (2, 3)))
-        crowded = len(_clip(stage.name)) * 0.011 > (stop - start) / total
+        crowded = len(clipped(stage.name)) * 0.011 > (stop - start) / total
         losses.annotate(
-            _clip(stage.name),
+            clipped(stage.name),
             ((start + stop) / 2, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, 4 + (12 if crowded and order % 2 else 0)),
@@ -140,8 +140,8 @@ def training(stages: Sequence[StageResults]) -> Figure | None:
     rates.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _count(value)))
     rates.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     rates.set_xlabel("tokens seen")
-    _title(losses, "loss, nats per token")
-    _title(rates, "learning rate")
+    framed(losses, "loss, nats per token")
+    framed(rates, "learning rate")
     return figure
 
 
@@ -178,11 +178,12 @@ def _save(figure: Figure, kind: str, *, fonttype: str, transparent: bool) -> byt
     return target.getvalue()
 
 
-def _figure(height: float) -> Figure:
+def new_figure(height: float) -> Figure:
+    """Return an empty figure of the width of the page."""
     return Figure(figsize=(WIDTH_INCHES, height), facecolor="white")
 
 
-def _title(axes: Axes, text: str) -> None:
+def framed(axes: Axes, text: str, *, grid: bool = True) -> None:
     """Write the name of the y axis horizontally above it, and simplify the frame."""
     axes.annotate(
         text,
@@ -194,7 +195,8 @@ def _title(axes: Axes, text: str) -> None:
     )
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(PALETTE["muted"])
-    axes.grid(axis="y", color=PALETTE["rule"], linewidth=0.7)
+    if grid:
+        axes.grid(axis="y", color=PALETTE["rule"], linewidth=0.7)
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(colors=PALETTE["muted"], which="both")
@@ -213,7 +215,7 @@ def _length_line(axes: Axes, length: int, stage: int) -> None:
         length, color=color(stage), linewidth=1.1, linestyle=(0, (2, 3)), clip_on=False, zorder=1
     )
     axes.annotate(
-        f"trained at {_length(length)}",
+        f"trained at {length_label(length)}",
         (length, 1.0),
         xycoords=("data", "axes fraction"),
         xytext=(0, 5),
@@ -229,7 +231,7 @@ def _position_ticks(axes: Axes, first: float, last: float) -> None:
     ticks = [2.0**octave for octave in list(octaves)[::-1][::stride]]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _length(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: length_label(value)))
 
 
 def _pad_losses(axes: Axes, curves: Sequence[Floats]) -> None:
@@ -281,7 +283,7 @@ def _running_median(values: Floats, at: NDArray[np.intp]) -> Floats:
     return np.array([np.median(window) if window.size else math.nan for window in finite])
 
 
-def _spread(heights: Sequence[float], limits: tuple[float, float]) -> list[float]:
+def spread(heights: Sequence[float], limits: tuple[float, float]) -> list[float]:
     """Move heights apart until labels at them do not overlap, preserving their order."""
     gap = 0.055 * (limits[1] - limits[0])
     order = sorted(range(len(heights)), key=lambda i: heights[i])
@@ -298,11 +300,13 @@ def _points_to_edge(axes: Axes, x: float) -> float:
     return share * axes.get_position().width * WIDTH_INCHES * 72
 
 
-def _clip(name: str) -> str:
+def clipped(name: str) -> str:
+    """Return a name short enough for a label."""
     return name if len(name) <= NAME_CHARACTERS else name[: NAME_CHARACTERS - 3] + "..."
 
 
-def _length(value: float) -> str:
+def length_label(value: float) -> str:
+    """Return a number of tokens as a tick shows it."""
     if value < 16_384 or value % 1024:
         return f"{value:,.0f}"
     return f"{value / 2**20:g}M" if value >= 2**20 else f"{value / 2**10:g}K"

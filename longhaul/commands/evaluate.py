@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul evaluate`: evaluate the checkpoints of a run up to the longest length."""
+"""`longhaul evaluate`: evaluate the checkpoints of a run, and the model that it started from."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from longhaul.options import (
+    K_IS,
     ContextParallel,
     Device,
     Json,
@@ -14,12 +15,14 @@ from longhaul.options import (
     Run,
     TensorParallel,
     Verify,
+    length_of,
     print_json,
     require_device,
 )
 from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.terminal.console import busy, loading, output_to
 from longhaul.terminal.messages import next_command, note
+from longhaul.terminal.results import announcing
 
 
 def evaluate(
@@ -33,7 +36,37 @@ def evaluate(
     documents: Annotated[
         int, typer.Option(min=1, help="Held-out documents to read, at most.")
     ] = 24,
-    trials: Annotated[int, typer.Option(min=1, help="Passkey prompts per cell of the grid.")] = 2,
+    trials: Annotated[
+        int, typer.Option(min=0, help="Passkey prompts per cell of the grid; 0 for none.")
+    ] = 2,
+    base: Annotated[
+        bool,
+        typer.Option(
+            "--base",
+            help="Also the weights that training began from: with their own rotation, and with "
+            "each stage's.",
+        ),
+    ] = False,
+    lengths: Annotated[
+        str,
+        typer.Option(
+            help=f"Ends of the ranges of positions, such as 2K,4K,8K ({K_IS}). Documents are read "
+            "to the last.",
+            show_default="the stages' contexts",
+        ),
+    ] = "",
+    passkeys: Annotated[
+        str, typer.Option(help="Lengths of passkey prompts.", show_default="as --lengths")
+    ] = "",
+    depths: Annotated[
+        str,
+        typer.Option(
+            help="Depths of the passkey, 0 (first) to 1 (last).", show_default="0,0.25,0.5,0.75,1"
+        ),
+    ] = "",
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Only what has no evaluation with these settings.")
+    ] = False,
     ranks: Ranks = 2,
     tensor_parallel: TensorParallel = 1,
     context_parallel: ContextParallel = 1,
@@ -45,7 +78,13 @@ def evaluate(
     from data.files.writable import require_folder
     from data.store import Manifest
     from eval.report.evaluations import other_evaluations
-    from eval.run_folder import read_evaluation, read_stage, stage_names
+    from eval.run_folder import (
+        base_evaluations,
+        evaluation_path,
+        read_evaluation,
+        read_stage,
+        stage_names,
+    )
     from longhaul.pages.evaluation_tables import show_evaluations
 
     names = stage_names(run)
@@ -57,29 +96,42 @@ def evaluate(
     require_folder(run / "eval", "the results' folder")
     require_unused(run / "eval")
     records = [read_stage(run, name) for name in names]
-    lengths = sorted({record.context for record in records if record is not None})
+    contexts = sorted({record.context for record in records if record is not None})
+    bounds = bounds_of(lengths) or contexts
+    prompts = lengths_of("--passkeys", passkeys) or bounds
+    choices = {"depths": depths_of(depths)} if depths else {}
+    if not contexts:
+        raise ValueError(
+            f"no stage of {run} has been trained yet: it has no stage.json to evaluate"
+        )
+    longest = max((*bounds, *(prompts if trials else ())))
     with loading("NeMo and Megatron-Core"):
+        from eval.base_model import base_models
         from longhaul.jobs.evaluation import evaluation_job, recipe_of, require_layout
+        from longhaul.jobs.store_source import require_heldout
         from longhaul.run_folder.undamaged import require_evaluable
         from recipes.resolved.read import device_of
         from slurm.experiment import run_in_order
 
         store = store or Path(recipe_of(run, chosen[0]).data.store)
         device = device or device_of(recipe_of(run, chosen[0]))
-        notes = require_evaluable(run, chosen, Manifest.load(store), verify)
+        manifest = Manifest.load(store)
+        require_heldout(manifest, longest)
+        bases = [model.name for model in base_models(run, chosen)] if base else []
+        notes = require_evaluable(run, chosen, manifest, verify)
         require_layout(
             run,
             chosen,
             ranks=ranks,
             tp=tensor_parallel,
             cp=context_parallel,
-            length=max(lengths),
+            length=longest,
             device=device,
         )
         job = evaluation_job(
             run,
             chosen,
-            lengths=lengths,
+            lengths=bounds,
             store=store,
             documents=documents,
             trials=trials,
@@ -88,21 +140,61 @@ def evaluate(
             context_parallel=context_parallel,
             device=device,
             verify=verify is not False,
+            passkey_lengths=prompts,
+            base=base,
+            missing=missing,
+            **choices,
         )
     for words in notes:
         note(f"note: {words}")
-    said = f"evaluating {', '.join(chosen)} on {ranks} ranks"
+    subjects = [*bases, *chosen]
+    said = f"evaluating {', '.join(subjects)} on {ranks} ranks"
     with (
         in_use(run / "eval"),
         output_to(run / "output.log") as console,
         busy(console, said),
+        announcing(console, {name: evaluation_path(run, name) for name in subjects}, "evaluated"),
     ):
         run_in_order("evaluate", [job], run / "launch")
     found = [each for name in chosen if (each := read_evaluation(run, name)) is not None]
-    others = [other for name in chosen for other in other_evaluations(run, name)]
+    found = [*(each for each in base_evaluations(run) if each.stage in bases), *found]
+    others = [other for name in subjects for other in other_evaluations(run, name)]
     if as_json:
         print_json({"evaluations": found, "other_settings": others})
         return
     show_evaluations(found, others)
     typer.echo(run / "eval")
     next_command(["longhaul", "report", "--run", run], "show all results on one page")
+
+
+def lengths_of(option: str, words: str) -> list[int]:
+    """Return the lengths of an option such as 4K,8K, in rising order; empty if it is not given."""
+    if not all(words.split(",")) and words:
+        raise ValueError(f"{option} is {words!r}; expected lengths such as 4K,8K")
+    return sorted({length_of(option, word) for word in words.split(",")}) if words else []
+
+
+def bounds_of(words: str) -> list[int]:
+    """Return the ends of ranges of --lengths; raise ValueError for one that is no whole bucket."""
+    from eval.run_folder import BUCKET
+
+    bounds = lengths_of("--lengths", words)
+    for bound in bounds:
+        if bound % BUCKET:
+            nearest = max(1, round(bound / BUCKET)) * BUCKET
+            raise ValueError(
+                f"--lengths: a range of positions cannot end at {bound:,}, since losses are "
+                f"averaged over {BUCKET} positions; take {nearest:,}"
+            )
+    return bounds
+
+
+def depths_of(words: str) -> list[float]:
+    """Return the depths of a list such as 0,0.5,1; raise ValueError for one outside of 0 to 1."""
+    try:
+        depths = sorted({float(word) for word in words.split(",")})
+    except ValueError:
+        depths = []
+    if not depths or not all(0 <= depth <= 1 for depth in depths):
+        raise ValueError(f"--depths is {words!r}; expected numbers from 0 to 1, such as 0,0.5,1")
+    return depths

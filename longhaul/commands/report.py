@@ -23,13 +23,13 @@ def report(
     from data.files.writable import require_file
     from eval.report.evaluations import comparable
     from eval.report.page import build, target_of
-    from eval.run_folder import load
+    from eval.run_folder import base_results, load
     from longhaul.pages.evaluation_tables import next_after, show_evaluations
     from longhaul.terminal.messages import next_command
 
     require_file(target_of(run, out), "--out")
     path = build(run, out)
-    stages, others, outdated = comparable(run, load(run)[1])
+    stages, others, outdated = comparable(run, [*base_results(run), *load(run)[1]])
     evaluations = [stage.evaluation for stage in stages if stage.evaluation is not None]
     if as_json:
         print_json(

@@ -38,8 +38,12 @@ def evaluation_job(
     context_parallel: int = 1,
     device: str = "cpu",
     verify: bool = True,
+    **choices: Any,
 ) -> Job:
-    """Return the job that writes `RUN/eval/<stage>.json` for each stage, up to max(`lengths`)."""
+    """Return the job that writes `RUN/eval/<stage>.json` for each stage, up to max(`lengths`).
+
+    `choices` are further ones of `eval.evaluate.evaluate`.
+    """
     task = nemo_run.Partial(
         evaluate,
         run=str(run.resolve()),
@@ -52,6 +56,7 @@ def evaluation_job(
         context_parallel=context_parallel,
         device=device,
         verify=verify,
+        **choices,
     )
     return Job("evaluate", task, local_executor(ranks))
 

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from eval.report.evaluations import in_words, range_bounds, range_rows, same_settings
+from eval.report.gains import error_sentence, gain_sentences
 from eval.report.page import other_settings, passkey_sentence
 from eval.run_folder import Evaluation
 from longhaul.terminal.console import show
@@ -43,6 +44,8 @@ def show_evaluations(
     elif left_out:
         for each, settings in zip(evaluations, words, strict=True):
             typer.echo(f"{each.stage}: {settings}")
+    for sentence in (*error_sentence(evaluations), *gain_sentences(evaluations)):
+        typer.echo(sentence)
     show_passkeys(evaluations)
     for other in others:
         said = other_settings(other, among=every)

@@ -20,7 +20,8 @@ ROOMS_SEEN_FROM = {
     "recipes": {"custom_modules", "data"},
     "custom_modules": set(),
     "data": set(),
-    "benchmarks": {"recipes", "custom_modules", "data", "eval"},
+    "benchmarks": {"recipes", "custom_modules", "data", "eval", "examples"},
+    "examples": {"data"},
 }
 KERNELS_OF = {  # packages that a module adapts, imported where they are installed
     "custom_modules.attention.flash_attn": {"flash_attn", "flash_attn_interface"},

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a stage gained over the base model: paired differences of the loss, with standard errors."""
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import stdev
+from typing import NamedTuple
+
+from eval.report.evaluations import Settings
+from eval.run_folder import BaseRecord, Evaluation
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of a mean; NaN for a single value."""
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+class Gain(NamedTuple):
+    """Difference of two evaluations in a range of positions, over the same documents."""
+
+    start: int
+    stop: int
+    difference: float
+    standard_error: float
+
+
+def gains(before: Evaluation, after: Evaluation) -> list[Gain]:
+    """Return by how much the loss is higher after than before, in each range that both measured.
+
+    The standard error is that of the mean difference of a document, which is less than that of
+    either mean, since documents differ more than models do. Empty for other settings.
+    """
+    if not Settings.of(before).same_as(Settings.of(after)):
+        return []
+    earlier = {(mean.start, mean.stop): mean for mean in before.ranges}
+    found = []
+    for mean in after.ranges:
+        other = earlier.get((mean.start, mean.stop))
+        if other is None or not mean.by_document or not other.by_document:
+            continue
+        pairs = zip(mean.by_document, other.by_document, strict=True)
+        error = standard_error([late - early for late, early in pairs])
+        found.append(Gain(mean.start, mean.stop, mean.loss - other.loss, error))
+    return found
+
+
+def gain_sentences(evaluations: Sequence[Evaluation]) -> Iterator[str]:
+    """Yield what each stage gained over each base model at the longest positions."""
+    bases = [each for each in evaluations if each.base is not None]
+    for stage in evaluations:
+        for base in bases if stage.base is None else ():
+            found = gains(base, stage)
+            if found:
+                yield gain_sentence(base, stage, found[-1])
+
+
+def gain_sentence(base: Evaluation, stage: Evaluation, gain: Gain) -> str:
+    """Return one gain as a sentence; within two standard errors it is called none."""
+    place = f"At positions {gain.start:,}-{gain.stop:,}"
+    change, error = gain.difference, gain.standard_error
+    if math.isnan(error):
+        how = f"{abs(change):.3f} nats {'below' if change < 0 else 'above'}"
+        return f"{place} the loss of {stage.stage} is {how} that of {base.stage}, on one document."
+    within = abs(change) <= 2 * error
+    how = f"{abs(change):.3f} +- {error:.3f} nats {'below' if change < 0 else 'above'}"
+    said = f"{place} the loss of {stage.stage} is {how} that of {base.stage}, document by document"
+    return (
+        f"{said}: within two standard errors, so no difference is shown." if within else f"{said}."
+    )
+
+
+def error_sentence(evaluations: Sequence[Evaluation]) -> Iterator[str]:
+    """Yield the largest standard error of the mean losses, if any was measured."""
+    errors = [
+        mean.standard_error
+        for each in evaluations
+        for mean in each.ranges
+        if math.isfinite(mean.standard_error)
+    ]
+    if errors:
+        yield (
+            "standard errors of these means, over documents: "
+            f"{min(errors):.2f} to {max(errors):.2f}"
+        )
+
+
+def base_sentence(evaluation: Evaluation, base: BaseRecord) -> str:
+    """Return what an evaluation of the base model is of."""
+    rope = base.rope
+    factor = f" factor {rope['factor']:g}" if "factor" in rope else ""
+    return (
+        f"{evaluation.stage}: the weights of {base.checkpoint}, not trained further, with RoPE "
+        f"{rope.get('method')}{factor}, base {rope.get('base', math.nan):,.10g}"
+    )

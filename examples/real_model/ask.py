@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask a model a question about the beginning of a prompt of 12K tokens, with transformers alone.
+
+    python -m examples.real_model.ask models/smollm2_135m_16k
+
+The prompt is the source of a module of Python's standard library with one sentence of another
+subject in it. The greedy answer of each folder that is named is printed.
+"""
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+FACT = "The name of the ship is Ophelia and its captain is Mara Falk."
+QUESTION = "What is the name of the ship, and who is its captain? Answer in one sentence."
+MODULE = "argparse.py"
+DEPTH = 0.2
+
+
+def main() -> None:
+    """Read the command line, ask and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="+", type=Path, help="Hugging Face folders")
+    parser.add_argument("--tokens", type=int, default=12 * 1024, help="length of the prompt")
+    parser.add_argument("--depth", type=float, default=DEPTH, help="depth of the sentence, 0 to 1")
+    given = parser.parse_args()
+    for folder in given.models:
+        if not (folder / "config.json").is_file():
+            sys.exit(f"error: {folder} is not a Hugging Face folder: it has no config.json")
+    for folder in given.models:
+        length, answer = ask(folder, given.tokens, given.depth)
+        print(f"{folder}, after {length:,} tokens: {answer}")
+
+
+def ask(folder: Path, tokens: int, depth: float) -> tuple[int, str]:
+    """Return the length of the prompt in tokens and the greedy answer of a model."""
+    warnings.simplefilter("ignore")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = torch.tensor([prompt_of(tokenizer, tokens, depth)])
+    with torch.no_grad():
+        out = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=40, do_sample=False
+        )
+    answer = tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True)
+    return prompt.shape[1], " ".join(answer.split())
+
+
+def prompt_of(tokenizer: Any, tokens: int, depth: float) -> list[int]:
+    """Return a chat prompt of about so many tokens, the sentence at a depth of its text."""
+    import argparse as module
+
+    text = Path(module.__file__).with_name(MODULE).read_text(encoding="utf-8")
+    words = tokenizer.encode(text, add_special_tokens=False)
+    fact = tokenizer.encode(f"\n# {FACT}\n", add_special_tokens=False)
+    before = round(depth * tokens)
+    told = tokenizer.decode([*words[:before], *fact, *words[before : tokens - len(fact)]])
+    message = [{"role": "user", "content": f"{told}\n\n{QUESTION}"}]
+    prompt: list[int] = tokenizer.apply_chat_template(message, add_generation_prompt=True)
+    return prompt
+
+
+if __name__ == "__main__":
+    main()

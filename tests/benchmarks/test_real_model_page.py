@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of the real model: its tables hold what was measured, and transformers is asked."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks import real_model
+from custom_modules.rope.config import RopeScaling
+from tests.eval.report.test_base_model import BASE, STRETCHED, TRAINED
+
+EVALUATIONS = (BASE, STRETCHED, TRAINED)
+LENGTH = 2048
+
+
+def test_losses_have_their_standard_errors_and_rotations():
+    lines = real_model.loss_section(EVALUATIONS).splitlines()
+    assert (
+        "| base | default | 3.000 \N{PLUS-MINUS SIGN} 0.577 | 5.000 \N{PLUS-MINUS SIGN} 0.577 |"
+        in lines
+    )
+    assert any(line.startswith("| base_with_yarn_x4 | yarn x4 | 3.100") for line in lines)
+    assert "| weights | rotation | 0-512 | 512-1K |" in lines
+
+
+def test_differences_are_to_each_base_model_and_of_documents():
+    lines = real_model.gain_section(EVALUATIONS).splitlines()
+    assert lines[-1].startswith("| tiny_2k | to base_with_yarn_x4 | ")
+    assert lines[-1].endswith("| -0.133 \N{PLUS-MINUS SIGN} 0.033 |")
+    assert lines[-2].startswith("| tiny_2k | to base | +0.100")
+
+
+def test_passkeys_are_counted_by_length_and_depth():
+    lines = real_model.passkey_section(EVALUATIONS).splitlines()
+    assert "| base | 20% | 1/1 (0.50) | 0/1 (2.00) |" in lines
+    none = [replace(each, passkey=None) for each in EVALUATIONS]
+    assert real_model.passkey_section(none) == "## Passkeys\n\nNo prompt was tried."
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """Return a small Llama that was published, and tokens to read."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=1024,
+        initializer_range=0.5,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(real_model, "PUBLISHED", tmp_path)
+    return model, torch.randint(0, 64, (1, LENGTH + 1))
+
+
+def test_transformers_computes_the_losses_with_the_rotation_that_is_asked_for(published):
+    model, tokens = published
+    own = RopeScaling.base_change(10_000)
+    found = real_model.transformers_losses(tokens[0].tolist(), own)
+    with torch.no_grad():
+        logits = model(tokens[:, :-1]).logits[0]
+    losses = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")
+    assert found == pytest.approx(losses.view(-1, 64).mean(1).tolist(), rel=1e-4)
+    yarn = RopeScaling.yarn(base=10_000, factor=2.0, original_length=1024)
+    stretched = real_model.transformers_losses(tokens[0].tolist(), yarn)
+    assert len(stretched) == len(found) == LENGTH // 64
+    assert stretched != pytest.approx(found, rel=1e-3)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stages are compared with the base model document by document, and the page shows both."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from eval.report import page
+from eval.report.base_plot import against_base
+from eval.report.evaluations import Settings, evaluated_with, range_rows, write_evaluation
+from eval.report.gains import gain_sentences, gains, standard_error
+from eval.run_folder import (
+    BaseRecord,
+    Evaluation,
+    Passkey,
+    RangeMean,
+    base_evaluations,
+    base_results,
+    load,
+)
+from longhaul.commands.report import report as show_report
+from tests.eval.report.test_page import Page, built, make_run, words
+
+OWN = {"method": "default", "base": 10_000.0}
+YARN = {"method": "yarn", "base": 10_000.0, "factor": 4.0, "original_length": 2048}
+
+
+def means(*rows: tuple[float, ...]) -> tuple[RangeMean, ...]:
+    """Return a range of 512 positions for each row of losses by document."""
+    return tuple(
+        RangeMean(
+            512 * at, 512 * at + 512, sum(row) / len(row), 512 * len(row), standard_error(row), row
+        )
+        for at, row in enumerate(rows)
+    )
+
+
+GRID = Passkey((512, 1024), (0.2,), 1, 5, ((1.0,), (0.0,)), ((0.5,), (2.0,)), 2.3)
+BASE = Evaluation(
+    stage="base", seq_length=512, eval_length=1024, documents=3, tokens=3 * 1024,
+    ranges=means((3.0, 2.0, 4.0), (5.0, 4.0, 6.0)), passkey=GRID, store="one", step=0,
+    base=BaseRecord("models/tiny", OWN),
+)  # fmt: skip
+STRETCHED = replace(
+    BASE, stage="base_with_yarn_x4", base=BaseRecord("models/tiny", YARN),
+    ranges=means((3.1, 2.1, 4.1), (3.0, 2.0, 4.0)),
+)  # fmt: skip
+TRAINED = replace(
+    BASE, stage="tiny_2k", base=None, step=None,
+    ranges=means((3.1, 2.1, 4.1), (2.9, 1.8, 3.9)),
+)  # fmt: skip
+
+
+def test_the_standard_error_is_that_of_a_mean_over_documents():
+    assert standard_error([3.0, 2.0, 4.0]) == pytest.approx(1 / math.sqrt(3))
+    assert math.isnan(standard_error([3.0]))
+
+
+def test_a_gain_has_the_error_of_the_differences_which_is_less_than_that_of_the_means():
+    near, far = gains(STRETCHED, TRAINED)
+    assert (near.difference, near.standard_error) == pytest.approx((0.0, 0.0), abs=1e-12)
+    assert (far.start, far.stop) == (512, 1024)
+    assert far.difference == pytest.approx(-(0.1 + 0.2 + 0.1) / 3)
+    assert far.standard_error == pytest.approx(0.1 / 3)
+    assert far.standard_error < TRAINED.ranges[1].standard_error / 10
+
+
+def test_nothing_is_gained_over_other_documents_or_a_file_without_documents():
+    assert gains(replace(BASE, documents=2), TRAINED) == []
+    assert gains(replace(BASE, store="two"), TRAINED) == []
+    before = replace(BASE, ranges=(RangeMean(0, 512, 3.0, 1536), RangeMean(512, 1024, 5.0, 1536)))
+    assert gains(before, TRAINED) == []
+
+
+def test_a_gain_within_two_standard_errors_is_not_called_one():
+    noisy = replace(TRAINED, ranges=means((3.1, 2.1, 4.1), (3.5, 1.4, 4.0)))
+    [said] = gain_sentences([STRETCHED, noisy])
+    assert said.endswith("within two standard errors, so no difference is shown.")
+    [clear] = gain_sentences([STRETCHED, TRAINED])
+    assert "is 0.133 +- 0.033 nats below that of base_with_yarn_x4" in clear
+    assert "no difference" not in clear
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a run of which one stage was evaluated, next to the base model with two rotations."""
+    folder = make_run(tmp_path / "run")
+    for name in ("tiny_512", "tiny_8k"):
+        (folder / "eval" / f"{name}.json").unlink()
+    for each in (TRAINED, STRETCHED, BASE):
+        write_evaluation(folder, each)
+    return folder
+
+
+def test_the_base_models_are_read_with_their_own_rotation_first(run):
+    (run / "eval" / "base.gate.json").write_text("{}")
+    assert [each.stage for each in base_evaluations(run)] == ["base", "base_with_yarn_x4"]
+    assert base_evaluations(run)[1].base == BaseRecord("models/tiny", YARN)
+    rows = range_rows(base_evaluations(run))
+    assert rows[0].errors == pytest.approx([1 / math.sqrt(3)] * 2)
+
+
+def test_the_page_shows_the_base_model_and_what_training_adds_to_the_rotation(run):
+    text = built(run)
+    assert Page(text).open == []
+    said = words(text)
+    assert "base_with_yarn_x4: the weights of models/tiny, not trained further" in said
+    assert "RoPE yarn factor 4, base 10,000" in said
+    assert "is 2.133 +- 0.033 nats below that of base, document by document." in said
+    assert "5.00 \N{PLUS-MINUS SIGN} 0.58" in said
+    assert (run / "against_base.svg").read_bytes().startswith(b"<?xml")
+    assert "nothing to compare it with" not in said
+
+
+def test_the_figure_has_a_curve_and_a_row_of_cells_for_each(run):
+    shown = [*base_results(run), *load(run)[1]]
+    losses, passkeys = against_base(shown).axes
+    assert len(losses.containers) == 3
+    assert [text.get_text() for text in passkeys.texts].count("1/1") == 3
+    assert [text.get_text() for text in passkeys.texts].count("0/1") == 3
+    assert against_base(load(run)[1]) is None
+
+
+def test_report_prints_the_base_model_and_the_gains(run, capsys):
+    show_report(run)
+    out = capsys.readouterr().out
+    assert "base_with_yarn_x4" in out
+    assert "+- 0.033 nats below that of base_with_yarn_x4" in out
+    assert "standard errors of these means, over documents: 0.58 to " in out
+
+
+def test_a_page_without_base_models_has_no_such_section(tmp_path):
+    run = make_run(tmp_path)
+    assert "Compared with the base model" not in built(run)
+    assert not (run / "against_base.svg").exists()
+
+
+def test_other_prompts_are_another_setting(run):
+    other = replace(GRID, depths=(0.7,))
+    write_evaluation(run, replace(BASE, passkey=other))
+    kept = list((run / "eval" / "other" / "base").glob("*.json"))
+    assert len(kept) == 1
+    assert json.loads(kept[0].read_text())["passkey"]["depths"] == [0.2]
+    write_evaluation(run, BASE)  # the first settings again: what was kept of them goes
+    [left] = (run / "eval" / "other" / "base").glob("*.json")
+    assert json.loads(left.read_text())["passkey"]["depths"] == [0.7]
+
+
+def test_an_evaluation_is_there_only_with_the_same_settings_and_step(run):
+    settings = Settings.of(BASE)
+    assert evaluated_with(run, "base", settings, 0)
+    assert not evaluated_with(run, "base", settings, 5)
+    assert not evaluated_with(run, "base", replace(settings, documents=4), 0)
+    assert not evaluated_with(run, "base", replace(settings, depths=(0.7,)), 0)
+    assert not evaluated_with(run, "base_with_ntk_x2", settings, 0)
+    (run / "eval" / "base.json").write_text("{")
+    assert not evaluated_with(run, "base", settings, 0)
+
+
+def test_settings_name_the_lengths_of_prompts_that_are_not_those_of_the_documents():
+    assert page.in_words(replace(BASE, eval_length=2048)).endswith("1 trial of 512, 1,024 tokens")
+    assert page.in_words(BASE) == "3 documents to 1,024 tokens, 1 trial"

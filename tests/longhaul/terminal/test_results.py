@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import os
+
+from rich.console import Console
+
+from longhaul.terminal import results
+from tests.conditions import until
+
+
+def test_a_result_is_announced_once_when_its_file_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "SECONDS", 0.01)
+    files = {name: tmp_path / f"{name}.json" for name in ("base", "late", "never")}
+    files["base"].write_text("from before")
+    os.utime(files["base"], ns=(1, 1))
+    out = io.StringIO()
+    with results.announcing(Console(file=out), files, "evaluated"):
+        assert out.getvalue() == ""
+        files["base"].write_text("again")
+        until(lambda: "base evaluated (1 of 3)\n" in out.getvalue())
+        files["late"].write_text("new")
+    assert out.getvalue() == "base evaluated (1 of 3)\nlate evaluated (2 of 3)\n"
+
+
+def test_a_single_result_is_not_announced(tmp_path):
+    out = io.StringIO()
+    with results.announcing(Console(file=out), {"one": tmp_path / "one"}, "evaluated"):
+        (tmp_path / "one").touch()
+    assert out.getvalue() == ""
