@@ -31,7 +31,7 @@ from data.held_out import long_documents
 from data.store import Manifest
 from eval.loss_by_position import mean_over, windows
 from eval.report.evaluations import in_words, range_bounds
-from eval.report.gains import gains
+from eval.report.gains import gains, pairs
 from eval.run_folder import (
     BUCKET,
     Evaluation,
@@ -225,19 +225,15 @@ def gain_section(evaluations: Sequence[Evaluation]) -> str:
     """Return the differences of each stage to each base model, document by document."""
     bounds = range_bounds(evaluations)
     rows = []
-    for stage in evaluations:
-        for base in evaluations if stage.base is None else ():
-            if base.base is None:
-                continue
-            by_bound = {(one.start, one.stop): one for one in gains(base, stage)}
-            cells = (
-                f"{by_bound[bound].difference:+.3f} {PLUS_MINUS} "
-                f"{by_bound[bound].standard_error:.3f}"
-                if bound in by_bound
-                else "-"
-                for bound in bounds
-            )
-            rows.append([stage.stage, f"to {base.stage}", *cells])
+    for base, stage in pairs(evaluations):
+        by_bound = {(one.start, one.stop): one for one in gains(base, stage)}
+        cells = (
+            f"{by_bound[bound].difference:+.3f} {PLUS_MINUS} {by_bound[bound].standard_error:.3f}"
+            if bound in by_bound
+            else "-"
+            for bound in bounds
+        )
+        rows.append([stage.stage, f"to {base.stage}", *cells])
     head = ["stage", "difference", *(span(*bound) for bound in bounds)]
     return (
         "## Differences from the base model, nats per token\n\nMean difference of a document and "

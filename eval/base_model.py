@@ -9,7 +9,7 @@ stage is what training adds. Rotations of several stages that are equal are eval
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import fiddle as fdl
@@ -33,6 +33,8 @@ class BaseModel:
     rope: RopeScaling
     context: int
     """Context in tokens that the weights were trained for."""
+    stages: tuple[str, ...] = ()
+    """Stages that have this rotation; empty for the weights' own."""
 
 
 def base_models(run: Path, stages: Sequence[str]) -> list[BaseModel]:
@@ -61,12 +63,16 @@ def base_models(run: Path, stages: Sequence[str]) -> list[BaseModel]:
         folder = stage_folder(run, stage)
         config = yaml_file.read(folder / RECIPE).model.config
         rope = fdl.build(config.rope)
-        if any(model.rope == rope for model in models):
+        same = [at for at, model in enumerate(models) if model.rope == rope]
+        if same:
+            model = models[same[0]]
+            if model.stages:
+                models[same[0]] = replace(model, stages=(*model.stages, stage))
             continue
         name = f"{BASE}_with_{rope_word(rope)}"
         if any(model.name == name for model in models):
             name = f"{name}_of_{length_word(config.seq_length)}"
-        models.append(BaseModel(name, checkpoint, folder, rope, context))
+        models.append(BaseModel(name, checkpoint, folder, rope, context, (stage,)))
     return models
 
 

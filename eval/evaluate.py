@@ -165,7 +165,9 @@ def evaluation(
         passkey=grid,
         store=store,
         step=subject.step,
-        base=None if base is None else BaseRecord(str(base.checkpoint), base.rope.to_dict()),
+        base=None
+        if base is None
+        else BaseRecord(str(base.checkpoint), base.rope.to_dict(), base.stages),
     )
 
 

@@ -162,10 +162,16 @@ class Passkey:
 
 @dataclass(frozen=True)
 class BaseRecord:
-    """Weights that training started from, and how their positions were rotated."""
+    """Weights that training started from, and how their positions were rotated.
+
+    Args:
+        stages: Stages that have this rotation, which they are compared with; empty for the weights'
+            own, which every stage is compared with.
+    """
 
     checkpoint: str
     rope: dict[str, Any]
+    stages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

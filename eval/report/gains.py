@@ -38,20 +38,26 @@ def gains(before: Evaluation, after: Evaluation) -> list[Gain]:
         other = earlier.get((mean.start, mean.stop))
         if other is None or not mean.by_document or not other.by_document:
             continue
-        pairs = zip(mean.by_document, other.by_document, strict=True)
-        error = standard_error([late - early for late, early in pairs])
+        of_documents = zip(mean.by_document, other.by_document, strict=True)
+        error = standard_error([late - early for late, early in of_documents])
         found.append(Gain(mean.start, mean.stop, mean.loss - other.loss, error))
     return found
 
 
 def gain_sentences(evaluations: Sequence[Evaluation]) -> Iterator[str]:
-    """Yield what each stage gained over each base model at the longest positions."""
-    bases = [each for each in evaluations if each.base is not None]
+    """Yield what each stage gained over the base model at the longest positions."""
+    for base, stage in pairs(evaluations):
+        found = gains(base, stage)
+        if found:
+            yield gain_sentence(base, stage, found[-1])
+
+
+def pairs(evaluations: Sequence[Evaluation]) -> Iterator[tuple[Evaluation, Evaluation]]:
+    """Yield each stage with the base model: with its own rotation, and with that of the stage."""
     for stage in evaluations:
-        for base in bases if stage.base is None else ():
-            found = gains(base, stage)
-            if found:
-                yield gain_sentence(base, stage, found[-1])
+        for base in evaluations if stage.base is None else ():
+            if base.base is not None and stage.stage in (base.base.stages or (stage.stage,)):
+                yield base, stage
 
 
 def gain_sentence(base: Evaluation, stage: Evaluation, gain: Gain) -> str:

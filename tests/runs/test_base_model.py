@@ -162,8 +162,12 @@ def test_stages_with_other_rotations_of_one_word_have_names_of_their_own(run, mo
     second.model.config.rope.beta_fast = 16.0
     recipes = {STAGE: first, "tiny_1k": second, "tiny_2k": first}
     monkeypatch.setattr(base_model.yaml_file, "read", lambda path: recipes[path.parent.name])
-    names = [model.name for model in base_model.base_models(run.folder, list(recipes))]
-    assert names == ["base", "base_with_yarn_x4", "base_with_yarn_x4_of_512"]
+    models = base_model.base_models(run.folder, list(recipes))
+    assert [(model.name, model.stages) for model in models] == [
+        ("base", ()),
+        ("base_with_yarn_x4", (STAGE, "tiny_2k")),
+        ("base_with_yarn_x4_of_512", ("tiny_1k",)),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from eval.report import page
 from eval.report.base_plot import against_base
 from eval.report.evaluations import Settings, evaluated_with, range_rows, write_evaluation
-from eval.report.gains import gain_sentences, gains, standard_error
+from eval.report.gains import gain_sentences, gains, pairs, standard_error
 from eval.run_folder import (
     BaseRecord,
     Evaluation,
@@ -81,6 +81,15 @@ def test_a_gain_within_two_standard_errors_is_not_called_one():
     [clear] = gain_sentences([STRETCHED, TRAINED])
     assert "is 0.133 +- 0.033 nats below that of base_with_yarn_x4" in clear
     assert "no difference" not in clear
+
+
+def test_a_stage_is_compared_with_its_own_rotation_and_not_with_that_of_another():
+    own = replace(STRETCHED, base=replace(STRETCHED.base, stages=("tiny_2k",)))
+    other = replace(
+        STRETCHED, stage="base_with_yarn_x8", base=replace(STRETCHED.base, stages=("tiny_8k",))
+    )
+    found = [(base.stage, stage.stage) for base, stage in pairs([BASE, own, other, TRAINED])]
+    assert found == [("base", "tiny_2k"), ("base_with_yarn_x4", "tiny_2k")]
 
 
 @pytest.fixture
