@@ -2,13 +2,15 @@
 """Defaults of options in `longhaul.toml`, in the working folder or in the user's configuration.
 
 Each key is the default of the option of its name; an option that is given wins, then the working
-folder's file, then the user's. In `store` and `out`, `{card}`, `{ladder}` and `{name}` (of card and
-ladder together) stand for names. Light.
+folder's file, then the user's. In `store`, `{card}` stands for the card's name; in `out`, so do
+`{ladder}` and `{name}` (of both together). A cluster file is relative to the file that names it.
+Light.
 """
 
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from recipes.spec.naming import family_name, run_folder, store_folder
 from recipes.spec.stage import Ladder
 
 FILE = "longhaul.toml"
-PLACEHOLDERS = ("card", "ladder", "name")
+PLACEHOLDERS = {"store": ("card",), "out": ("card", "ladder", "name")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,26 +66,22 @@ def default(option: str, given: str | None = None) -> str:
     return "" if found is None else os.path.expanduser(found.value)
 
 
-def store_of(card: ModelCard, ladder: Ladder | None = None, given: Path | None = None) -> Path:
+def store_of(card: ModelCard, given: Path | None = None) -> Path:
     """Return the token store: the one given, the default, or the conventional one."""
-    return given or _folder("store", card, ladder) or store_folder(card)
+    return given or _folder("store", {"card": card.name}) or store_folder(card)
 
 
 def run_of(card: ModelCard, ladder: Ladder, given: Path | None = None) -> Path:
     """Return the run folder: the one given, the default, or the conventional one."""
-    return given or _folder("out", card, ladder) or run_folder(card, ladder)
+    names = {"card": card.name, "ladder": ladder.name, "name": family_name(card, ladder)}
+    return given or _folder("out", names) or run_folder(card, ladder)
 
 
-def _folder(option: str, card: ModelCard, ladder: Ladder | None) -> Path | None:
+def _folder(option: str, names: Mapping[str, str]) -> Path | None:
     word = default(option)
-    if not word:
-        return None
-    names = {"card": card.name}
-    if ladder is not None:
-        names |= {"ladder": ladder.name, "name": family_name(card, ladder)}
-    for name in PLACEHOLDERS:
-        word = word.replace(f"{{{name}}}", names.get(name, card.name))
-    return Path(word)
+    for name, value in names.items():
+        word = word.replace(f"{{{name}}}", value)
+    return Path(word) if word else None
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -103,13 +101,19 @@ def _read(path: Path) -> dict[str, str]:
     for name in content:
         if not said[name]:
             raise ValueError(f"{path}: {name} is empty; give it a value, or leave it out")
-    for name in ("store", "out"):
-        _require_placeholders(path, name, said[name])
+    for name, placeholders in PLACEHOLDERS.items():
+        _require_placeholders(path, name, said[name], placeholders)
+    if said["cluster"].endswith((".yaml", ".yml")):
+        said["cluster"] = str(path.parent / os.path.expanduser(said["cluster"]))
     return {name: said[name] for name in content}
 
 
-def _require_placeholders(path: Path, name: str, word: str) -> None:
-    unknown = [each for each in re.findall(r"\{([^{}]*)\}", word) if each not in PLACEHOLDERS]
-    if unknown:
-        shown = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
-        raise ValueError(f"{path}: {name} has {{{unknown[0]}}}; it may have {shown}")
+def _require_placeholders(path: Path, name: str, word: str, known: tuple[str, ...]) -> None:
+    """Raise ValueError for a word in braces that stands for nothing, and for a brace alone."""
+    left = word
+    for each in known:
+        left = left.replace(f"{{{each}}}", "")
+    found = re.search(r"\{[^{}]*\}|[{}]", left)
+    if found is not None:
+        shown = ", ".join(f"{{{each}}}" for each in known)
+        raise ValueError(f"{path}: {name} has {found[0]}; it may have {shown}")

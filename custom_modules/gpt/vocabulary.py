@@ -8,7 +8,7 @@ vocabulary of V tokens, P is V. Otherwise P is the next multiple of 128 * TP, as
 pad, so that a rank's matrices have sizes that tensor cores compute fast. They leave the logits of
 the padding in the softmax, where each takes a share of the probability. Here these logits are the
 smallest number of their dtype before anything reads them: their exponential is 0, no maximum is
-theirs, and the padding's gradient is exactly 0. Its rows are 0 at the start and remain 0.
+theirs, and the padding's gradient is exactly 0. Its rows are 0 in a new model and remain 0.
 
 In a checkpoint, Megatron marks both weights with `allow_shape_mismatch`: whatever P it was written
 with, the rows that it has are read, and further rows are 0. The same holds for their optimizer

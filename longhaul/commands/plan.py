@@ -37,7 +37,7 @@ from recipes.planner.search import (
 from recipes.shipped.machines import gpus_of
 from recipes.shipped.named import card_named, combined, ladder_named
 from recipes.shipped.rotation import is_possible, of_other_cards, rotation_refusal
-from recipes.shipped.table import ROWS
+from recipes.shipped.select import shipped_row
 from recipes.spec import cluster as clusters
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.layout import Fp8, Layout
@@ -236,7 +236,7 @@ def stage_command(
 ) -> str | None:
     """Return the command that trains a layout as a stage of a ladder; None if there is none."""
     card = question.card
-    row = ROWS.get(recipe_name(card, ladder, stage))
+    row = shipped_row(card, ladder, stage)
     shipped = row.layout if row is not None and row.cluster == cluster else None
     recipe = Recipe(card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped)
     workload = recipe.workload(layout, question.cluster)
@@ -358,7 +358,7 @@ def _trains_all(
     `longhaul run` lays stages out in bf16, and those for CPU ranks on CPU ranks. On one node it is
     this machine's.
     """
-    rows = [ROWS.get(recipe_name(card, ladder, stage)) for stage in ladder.stages]
+    rows = [shipped_row(card, ladder, stage) for stage in ladder.stages]
     on_cpu = any(row is not None and row.layout.device == "cpu" for row in rows)
     if on_cpu or fp8.recipe != "none":
         return "", ""

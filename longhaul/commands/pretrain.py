@@ -27,10 +27,14 @@ from longhaul.options import (
 from longhaul.run_folder.lock import in_use
 from longhaul.terminal.console import held_back, loading, output_to
 from longhaul.terminal.messages import next_command, note, resumable
-from longhaul.terminal.next_commands import OnCluster
+from longhaul.terminal.next_commands import submitted
 from longhaul.terminal.progress import Watched, progress
-from recipes.notation.layout import words_of
-from recipes.shipped.machines import BY_LAYOUT, Machines, on_machines, require_no_machines
+from recipes.shipped.machines import (
+    Machines,
+    of_known_hardware,
+    on_machines,
+    require_no_machines,
+)
 from recipes.shipped.table import ROWS
 from recipes.spec.suggest import lookup
 
@@ -98,8 +102,8 @@ def pretrain(
     row, row_notes = None, list[str]()
     if factory:
         row = lookup("recipe", factory, ROWS)
-        if asked.sized or (asked.cluster and not submits):
-            row = on_machines(row, asked)
+        if asked.sized or asked.cluster:
+            row = on_machines(row, _of_card(asked))
     elif combined:
         from recipes.shipped import select
 
@@ -189,7 +193,7 @@ def pretrain(
 
 def _of_card(asked: Machines) -> Machines:
     """Return the machines for a row; CPU ranks are of no cluster, though one may run them."""
-    return replace(asked, cluster="") if asked.on_cpu else asked
+    return replace(asked, cluster="") if asked.on_cpu else of_known_hardware(asked)
 
 
 def _placed(row: "Row", out: Path | None, store: Path | None) -> "nemo_run.Partial":
@@ -197,7 +201,7 @@ def _placed(row: "Row", out: Path | None, store: Path | None) -> "nemo_run.Parti
     from recipes.nemo2.settings import place
 
     recipe = row()
-    run_to, read_from = run_of(row.card, row.ladder, out), store_of(row.card, row.ladder, store)
+    run_to, read_from = run_of(row.card, row.ladder, out), store_of(row.card, store)
     place(recipe, row.card, row.ladder, row.stage, run_to=run_to, store=read_from)
     return recipe
 
@@ -227,6 +231,8 @@ def _submit(
 
     if not dryrun:
         require_folder(plan.run, "--out")
+        if not plan.store.exists() and plan.card.hf_id is not None:
+            raise ValueError(ladder_run.without_store(plan))
     with nullcontext() if dryrun else in_use(plan.run):
         run_on_cluster(
             plan, words, asked, account=account, partition=partition, dryrun=dryrun, row=row,
@@ -270,13 +276,7 @@ def _several_nodes(recipe: "nemo_run.Partial", planned: "Row | None") -> str:
             f"{said}a recipe file cannot be submitted to a cluster; submit --factory NAME, or "
             "--card with --ladder and --stage, with overrides KEY=VALUE"
         )
-    shipped = ROWS.get(recipe.log.name)
     gpus = int(recipe.trainer.devices) * nodes
-    as_shipped = shipped is not None and planned.pinned == shipped.pinned
-    command = OnCluster(
-        card=planned.card, ladder=planned.ladder, stage=planned.stage, cluster=planned.cluster,
-        gpus=None if as_shipped and gpus == planned.layout.world_size else gpus,
-        layout=words_of(planned.layout) if planned.pinned == BY_LAYOUT else "",
-    )  # fmt: skip
+    command = submitted(planned, gpus, planned.stage)
     explained = f" ({command.explained})" if command.explained else ""
     return f"{said}on a cluster: {command.command}{explained}"

@@ -82,7 +82,7 @@ def run(
 
     An interrupted run resumes from its last checkpoint. KEY=VALUE overrides apply to every stage.
     """
-    from recipes.shipped.select import stage_of
+    from recipes.shipped.select import short, stage_of
 
     submits = executor == "slurm"
     require_device(device)
@@ -112,9 +112,11 @@ def run(
             )  # fmt: skip
         return
     require_folder(plan.run, "--out")
-    rows = ladder_run.rows(plan, asked)
+    rows = ladder_run.rows(plan, asked, moved=bool(cluster))
     for row in rows:
         ladder_run.require_here(row, nodes, cluster)
+        for said in short(row):
+            note(f"note: {said}")
     with nullcontext() if dryrun else in_use(plan.run):
         _run_here(plan, rows, context.args, device, dryrun=dryrun)
 
@@ -140,7 +142,7 @@ def _run_here(
         from slurm.experiment import commands, run_in_order
 
         stages = local_chain.stages(plan, rows, words, device)
-        several = next(filter(None, (local_chain.several_nodes(plan, s) for s in stages)), "")
+        several = local_chain.several_nodes(plan, stages, rows)
         if several and not dryrun:
             raise ValueError(several)
         for stage in stages:

@@ -50,7 +50,8 @@ def run_on_cluster(
     cluster = asked.cluster or CLUSTER
     file = with_names(load(cluster), default("account", account), default("partition", partition))
     plan = _with_gates(plan, gate)
-    documents = documents_of(plan, source, tokenizer)
+    trains_alone = not evaluated and not plan.store.exists() and plan.card.hf_id is not None
+    documents = None if trains_alone else documents_of(plan, source, tokenizer)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import local_chain, slurm_chain, stage_checks, submission_checks
         from longhaul.jobs.job_times import require_time
@@ -64,8 +65,10 @@ def run_on_cluster(
         rows = [row] if row is not None else ladder_run.rows(plan, asked, submitted=True)
         resolved = local_chain.stages(plan, rows, words, asked.device, change)
         stages = [stage.planned(plan.card, file.hardware) for stage in resolved]
-        if documents is None:
-            local_chain.require_store(stages)
+        if file.hardware is None and any(stage.layout.device == "cuda" for stage in stages):
+            notes = [*notes, f"{cluster} states no hardware; layouts are planned for {CLUSTER}"]
+        if documents is None and plan.store.exists():
+            local_chain.require_store(stages, evaluated=evaluated)
         require_time(stages, file)
         for stage in stages:
             stage_checks.require_same(stage)

@@ -136,16 +136,16 @@ def _stage(stage: "Stage", card: "ModelCard") -> dict[str, Any]:
 
 def commands(row: "Row") -> Iterator[tuple[str, str]]:
     """Yield the commands to type next, each with its purpose."""
-    from longhaul.terminal.next_commands import OnCluster, sized
-    from recipes.notation.layout import words_of
-    from recipes.shipped.machines import BY_LAYOUT
+    from longhaul.terminal.next_commands import sized, submitted
+    from recipes.shipped.machines import STATED
     from recipes.shipped.table import ROWS
     from recipes.spec.naming import recipe_name
 
     card, ladder, on_cpu = row.card, row.ladder, row.layout.device == "cpu"
     stages = {recipe_name(card, ladder, stage): stage for stage in ladder.stages}
     shipped = ROWS.get(row.name) == row
-    gpus = None if shipped or on_cpu else row.layout.world_size
+    job = submitted(row, row.layout.world_size, row.stage)
+    gpus = None if on_cpu else job.gpus
     if ladder.stages[0].start == "card" and not card.start:
         yield _import(row)
     yield _prepare(row)
@@ -164,25 +164,22 @@ def commands(row: "Row") -> Iterator[tuple[str, str]]:
         before = list(stages)[list(stages).index(row.name) - 1]
         of_before = before if before in ROWS else _words(row, stages[before])
         yield f"longhaul show {of_before}", "the stage before, which this one starts from"
-    submitted = OnCluster(
-        card=card, ladder=ladder, cluster=row.cluster, gpus=gpus,
-        layout=words_of(row.layout) if row.pinned == BY_LAYOUT else "",
-    )  # fmt: skip
     if row.nodes == 1:
         alone = f"--factory {row.name}" if shipped else _words(row)
         yield f"longhaul pretrain {alone}", "this stage, on this machine"
     else:
-        this = replace(submitted, stage=row.stage)
-        explained = f"; {submitted.explained}" if submitted.explained else ""
-        yield this.command, f"this stage, on {row.nodes} nodes{explained}"
-    if len(stages) == 1 or not (gpus or on_cpu or all(name in ROWS for name in stages)):
+        explained = f"; {job.explained}" if job.explained else ""
+        yield job.command, f"this stage, on {row.nodes} nodes{explained}"
+    if len(stages) == 1 or row.pinned in STATED:
+        return
+    if not (gpus or on_cpu or all(name in ROWS for name in stages)):
         return
     here = all(ROWS[name].nodes == 1 for name in stages) if gpus is None else row.nodes == 1
     if here:
         whole = f"longhaul run --ladder {ladder.word} --card {card.word}"
         yield f"{whole}{'' if shipped else _sizes(row)}", "all stages in order"
     else:
-        yield submitted.command, "all stages in order, as jobs"
+        yield replace(job, stage=None).command, "all stages in order, as jobs"
 
 
 def _words(row: "Row", stage: "Stage | None" = None) -> str:
@@ -200,9 +197,9 @@ def _sizes(row: "Row", *, with_layout: bool = True) -> str:
     """Return the options of a row's machines, after a blank."""
     from longhaul.terminal.next_commands import sized
     from recipes.notation.layout import words_of
-    from recipes.shipped.machines import BY_LAYOUT
+    from recipes.shipped.machines import STATED
 
-    stated = row.pinned == BY_LAYOUT and with_layout
+    stated = row.pinned in STATED and with_layout
     layout = f" --layout {shlex.quote(words_of(row.layout))}" if stated else ""
     if row.layout.device == "cpu":
         return layout or " --device cpu"
@@ -236,7 +233,7 @@ def _import(row: "Row") -> tuple[str, str]:
 def _prepare(row: "Row") -> tuple[str, str]:
     """Return the command that prepares a store with the tokenizer of those weights."""
     card = row.card
-    out = f"--out {shlex.quote(str(store_of(card, row.ladder)))}"
+    out = f"--out {shlex.quote(str(store_of(card)))}"
     if row.ladder.stages[0].start == "scratch":
         return f"longhaul prepare --vocab-size {card.vocab} {out}", "the documents as tokens"
     tokenizer, whose = card.hf_id, ""

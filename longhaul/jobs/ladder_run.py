@@ -89,19 +89,25 @@ def plan(
         ladder=ladder,
         card=card,
         run=run_of(card, ladder, run),
-        store=store_of(card, ladder, store),
+        store=store_of(card, store),
         only=only,
         verify=verify,
     )
 
 
-def rows(plan: LadderRun, asked: Machines, *, submitted: bool = False) -> list[Row]:
+def rows(
+    plan: LadderRun, asked: Machines, *, submitted: bool = False, moved: bool = False
+) -> list[Row]:
     """Return the stages that are run, on the machines asked for or as their recipes have them.
 
     A stage without a recipe is laid out on one node, or where it is `submitted` on the fewest that
-    hold it. Raises ValueError where no layout fits.
+    hold it. Shipped recipes are `moved` to the cluster asked for, as those that are submitted are.
+    Raises ValueError where no layout fits.
     """
-    return [_row(plan, stage, asked, submitted=submitted) for _, stage in plan.chosen]
+    return [
+        _row(plan, stage, asked, submitted=submitted, moved=moved or submitted)
+        for _, stage in plan.chosen
+    ]
 
 
 def require_here(row: Row, nodes: int | None, cluster: str) -> None:
@@ -115,14 +121,14 @@ def require_here(row: Row, nodes: int | None, cluster: str) -> None:
         )
 
 
-def _row(plan: LadderRun, stage: Stage, asked: Machines, *, submitted: bool) -> Row:
+def _row(plan: LadderRun, stage: Stage, asked: Machines, *, submitted: bool, moved: bool) -> Row:
     from recipes.shipped import select
 
-    shipped = ROWS.get(recipe_name(plan.card, plan.ladder, stage))
+    shipped = select.shipped_row(plan.card, plan.ladder, stage)
     if shipped is not None:
         shipped = replace(shipped, card=plan.card, ladder=plan.ladder)
         if not asked.sized:
-            return on_machines(shipped, asked) if asked.cluster and submitted else shipped
+            return on_machines(shipped, asked) if asked.cluster and moved else shipped
         if shipped.layout.device == "cpu":
             return on_machines(shipped, asked)
     if submitted and not asked.sized and not asked.on_cpu:
@@ -141,10 +147,16 @@ def make_missing_store(plan: LadderRun) -> Manifest | None:
         Manifest.load(plan.store)
         return None
     if plan.card.hf_id is not None:
-        raise ValueError(
-            f"there is no token store at {plan.store}; make one: longhaul prepare --source "
-            f"DOCUMENTS {shlex.join(['--tokenizer', plan.card.hf_id, '--out', str(plan.store)])}"
-        )
+        raise ValueError(without_store(plan))
     from data.prepare import prepare
 
     return prepare(None, plan.store, vocab_size=plan.card.vocab)
+
+
+def without_store(plan: LadderRun) -> str:
+    """Return in a sentence that there is no store for a published card, and what makes one."""
+    assert plan.card.hf_id is not None
+    return (
+        f"there is no token store at {plan.store}; make one: longhaul prepare --source DOCUMENTS "
+        f"{shlex.join(['--tokenizer', plan.card.hf_id, '--out', str(plan.store)])}"
+    )

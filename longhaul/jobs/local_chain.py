@@ -13,14 +13,12 @@ from longhaul.jobs import evaluation, records, stage_checks, training
 from longhaul.jobs.evaluation import evaluation_job
 from longhaul.jobs.ladder_run import LadderRun
 from longhaul.jobs.store_source import require_heldout
-from longhaul.terminal.next_commands import OnCluster
+from longhaul.terminal.next_commands import submitted
 from longhaul.version import versions
 from recipes.nemo2.settings import place
 from recipes.resolved import overrides, read
 from recipes.resolved.stage import ResolvedStage
 from recipes.shipped.row import Row
-from recipes.shipped.table import ROWS
-from recipes.spec.cluster import CLUSTER
 from recipes.spec.stage import Stage
 from slurm.experiment import Job
 
@@ -92,11 +90,12 @@ def require(stages: Sequence[ResolvedStage], *, started: bool) -> None:
     require_store(stages)
 
 
-def require_store(stages: Sequence[ResolvedStage]) -> None:
+def require_store(stages: Sequence[ResolvedStage], *, evaluated: bool = True) -> None:
     """Raise ValueError if the store does not fit a stage, or cannot evaluate the longest."""
     for stage in stages:
         manifest = stage_checks.require_inputs(stage)
-    require_heldout(manifest, longest(stages))
+    if evaluated:
+        require_heldout(manifest, longest(stages))
 
 
 def longest(stages: Sequence[ResolvedStage]) -> int:
@@ -138,24 +137,17 @@ def jobs(
     return left
 
 
-def several_nodes(plan: LadderRun, stage: ResolvedStage) -> str:
-    """Return what submits the ladder, for a stage laid out on several nodes; empty for one."""
-    if stage.nodes == 1:
-        return ""
-    row = ROWS.get(stage.name)
-    gpus = stage.layout.world_size
-    submitted = OnCluster(
-        card=plan.card,
-        ladder=plan.ladder,
-        cluster=CLUSTER if row is None else row.cluster,
-        stage=plan.only,
-        gpus=None if row is not None and gpus == row.layout.world_size else gpus,
-    )
-    explained = f" ({submitted.explained})" if submitted.explained else ""
-    return (
-        f"{stage.name} is laid out on {stage.nodes} nodes and this machine is one; submit the "
-        f"ladder to a cluster: {submitted.command}{explained}"
-    )
+def several_nodes(plan: LadderRun, stages: Sequence[ResolvedStage], rows: Sequence[Row]) -> str:
+    """Return what submits the ladder, if a stage that is left takes several nodes; or nothing."""
+    for stage, row in zip(stages, rows, strict=True):
+        if stage.nodes > 1 and not stage.is_done:
+            job = submitted(row, stage.layout.world_size, plan.only)
+            explained = f" ({job.explained})" if job.explained else ""
+            return (
+                f"{stage.name} is laid out on {stage.nodes} nodes and this machine is one; submit "
+                f"the ladder to a cluster: {job.command}{explained}"
+            )
+    return ""
 
 
 def standing(stages: Sequence[ResolvedStage]) -> list[str]:

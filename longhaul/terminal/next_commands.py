@@ -8,6 +8,9 @@ import shlex
 from dataclasses import dataclass
 
 from longhaul.defaults import default
+from recipes.notation.layout import words_of
+from recipes.shipped.machines import SCALED, STATED, Machines, of_known_hardware
+from recipes.shipped.row import Row
 from recipes.spec import cluster
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.model_card import ModelCard
@@ -63,11 +66,28 @@ class OnCluster:
 
     @property
     def _file(self) -> str:
-        shipped = cluster.names()
-        if self.cluster not in shipped:
-            return self.cluster
-        usual = default("cluster")
-        return usual if usual and usual not in shipped else YOUR_CLUSTER
+        return YOUR_CLUSTER if self.cluster in cluster.names() else self.cluster
+
+
+def submitted(row: Row, gpus: int, only: Stage | None) -> OnCluster:
+    """Return the job of a row, or of all stages of its ladder on the same machines."""
+    from recipes.shipped.select import shipped_row
+
+    shipped = shipped_row(row.card, row.ladder, row.stage)
+    as_shipped = (
+        shipped is not None
+        and (shipped.layout, shipped.pinned) == (row.layout, row.pinned)
+        and gpus == row.layout.world_size
+    )
+    moved = row.pinned == SCALED and only is None  # each stage has its own layout and size
+    return OnCluster(
+        card=row.card,
+        ladder=row.ladder,
+        cluster=row.cluster,
+        stage=only,
+        gpus=None if as_shipped or moved else gpus,
+        layout=words_of(row.layout) if row.pinned in STATED and not moved else "",
+    )
 
 
 def sized(gpus: int, name: str) -> str:
@@ -87,13 +107,14 @@ def training(card: ModelCard, ladder: Ladder, stage: Stage) -> str | None:
     alone = f"longhaul pretrain --card {card.word} --ladder {ladder.word} --stage {_length(stage)}"
     if card is TINY:
         return f"{alone} --device cpu"
-    nodes = fewest_nodes(card, stage, CLUSTER)
+    name = of_known_hardware(Machines(cluster=default("cluster"))).cluster or CLUSTER
+    nodes = fewest_nodes(card, stage, name)
     if nodes is None:
         return None
     if nodes == 1:
         return alone
-    gpus = nodes * cluster.load(CLUSTER).gpus_per_node
-    return OnCluster(card=card, ladder=ladder, stage=stage, cluster=CLUSTER, gpus=gpus).command
+    gpus = nodes * cluster.load(name).gpus_per_node
+    return OnCluster(card=card, ladder=ladder, stage=stage, cluster=name, gpus=gpus).command
 
 
 def _length(stage: Stage) -> str:

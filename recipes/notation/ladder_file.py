@@ -10,8 +10,11 @@ import importlib.util
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +24,7 @@ from pydantic import BeforeValidator
 
 from custom_modules.rope.config import RopeScaling
 from data.files.user_file import read_yaml
+from recipes.ladders import LADDERS
 from recipes.notation import rope_file
 from recipes.notation.rope import rope_from, rope_with
 from recipes.spec.gate import Gate
@@ -111,29 +115,41 @@ def read(path: Path, card: ModelCard | None = None) -> Ladder:
     if NAME.fullmatch(ladder.name) is None:
         raise ValueError(
             f"{path}: name is {ladder.name!r}; folders and jobs are named by it, so use lower-case "
-            "letters, digits and _"
+            "letters, digits, dots and _"
         )
     return ladder
 
 
 def _of_python(path: Path) -> Ladder:
-    """Return the only `Ladder` that a Python file defines, after running the file."""
-    spec = importlib.util.spec_from_file_location(f"ladder_file_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever the author's program raises
-        where = getattr(error, "lineno", None) or _line(error, path)
-        raise ValueError(f"{path} line {where}: {type(error).__name__}: {error}") from error
-    ladders = [value for value in vars(module).values() if isinstance(value, Ladder)]
+    """Return the only `Ladder` of its own that a Python file defines."""
+    shipped = LADDERS.values()
+    values = _run(path.resolve(), path.stat().st_mtime_ns)
+    ladders = [value for value in values if not any(value is one for one in shipped)]
     if len(ladders) != 1:
         raise ValueError(
             f"{path} defines {len(ladders)} ladders; it must define one `Ladder`, or name another "
             "file"
         )
     return ladders[0]
+
+
+@cache
+def _run(path: Path, _: int) -> tuple[Ladder, ...]:
+    """Run a Python file, once per version of it, and return its ladders; it prints to stderr."""
+    name = f"ladder_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # whatever the author's program raises
+        where = getattr(error, "lineno", None) or _line(error, path)
+        raise ValueError(f"{path} line {where}: {type(error).__name__}: {error}") from error
+    found = [value for value in vars(module).values() if isinstance(value, Ladder)]
+    return tuple({id(value): value for value in found}.values())
 
 
 def _line(error: BaseException, path: Path) -> int:
@@ -192,7 +208,7 @@ def _stage(stated: _Stage, number: int, folder: Path, card: ModelCard | None) ->
         tokens_per_batch=stated.tokens_per_batch,
         lr=rate,
         documents=stated.documents,
-        positions=_positions(stated.positions),
+        positions=_positions(stated.positions, stated.seq_length),
         adam_beta2=stated.adam_beta2,
         weight_decay=stated.weight_decay,
         start=stated.start or ("previous" if number else "card"),
@@ -200,11 +216,17 @@ def _stage(stated: _Stage, number: int, folder: Path, card: ModelCard | None) ->
     )
 
 
-def _positions(stated: Mapping[str, Any]) -> Positions:
+def _positions(stated: Mapping[str, Any], seq_length: int) -> Positions:
     target = (
         {"target_length": _length(stated["target_length"])} if "target_length" in stated else {}
     )
-    return decode(Positions, {**stated, **target}, "positions")
+    found = decode(Positions, {**stated, **target}, "positions")
+    if found.target_length is not None and found.target_length < seq_length:
+        raise ValueError(
+            f"positions.target_length is {found.target_length:,} and seq_length {seq_length:,}; "
+            "positions are drawn from a longer context, so raise it"
+        )
+    return found
 
 
 def _rope(stated: str | dict[str, Any], folder: Path, card: ModelCard | None) -> RopeScaling:
@@ -217,7 +239,7 @@ def _rope(stated: str | dict[str, Any], folder: Path, card: ModelCard | None) ->
             trained = None if card is None else card.native_context
             own = None if card is None else card.native_rope
             return rope_from(stated, of_card, own, trained)
-        return rope_with(stated, of_card)
+        return rope_with({name: _number(value) for name, value in stated.items()}, of_card)
     except TypeError as error:
         missing = "base" if "base" in str(error) else "method"
         of_a_card = "" if missing == "method" else ", or name the card: --card"
@@ -237,7 +259,8 @@ def of_native(card: ModelCard) -> dict[str, Any]:
 
 def template(path: Path) -> str:
     """Return a commented file of two stages, named after its path."""
-    return _named(path, (resources.files("recipes.ladders") / "template.yaml").read_text("utf-8"))
+    text = (resources.files("recipes.ladders") / "template.yaml").read_text("utf-8")
+    return _filled(text, _names(path))
 
 
 def of_one_stage(
@@ -252,19 +275,24 @@ def of_one_stage(
     stretched = seq_length > card.native_context
     rope = f"{{method: yarn, factor: {seq_length / trained:.10g}}}" if stretched else "native"
     text = (resources.files("recipes.ladders") / "one_stage.yaml").read_text("utf-8")
-    for word, value in (
-        ("CARD", card.word),
-        ("SEQ_LENGTH", length_word(seq_length).upper()),
-        ("ROPE", rope),
-        ("TOKENS_PER_BATCH", length_word(tokens_per_batch).upper()),
-        ("BUDGET", str(tokens)),
-    ):
-        text = text.replace(word, value)
-    text = _named(path, text)
+    values = {
+        "CARD": card.word,
+        "SEQ_LENGTH": length_word(seq_length).upper(),
+        "ROPE": rope,
+        "TOKENS_PER_BATCH": length_word(tokens_per_batch).upper(),
+        "BUDGET": str(tokens),
+        **_names(path),
+    }
+    text = _filled(text, values)
     from_text(text, path, card)
     return text
 
 
-def _named(path: Path, text: str) -> str:
+def _names(path: Path) -> dict[str, str]:
     name = re.sub(r"[^a-z0-9_]+", "_", path.stem.lower()).strip("_") or "mine"
-    return text.replace("LADDER_FILE", shlex.quote(str(path))).replace("LADDER_NAME", name)
+    return {"LADDER_FILE": shlex.quote(str(path)), "LADDER_NAME": name}
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with words in capitals replaced, in one pass: values may contain such words."""
+    return re.sub(rf"\b({'|'.join(values)})\b", lambda found: values[found[0]], text)

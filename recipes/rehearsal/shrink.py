@@ -8,6 +8,7 @@ divisors. Each parallel size above 1 becomes 2, and more if enough ranks are ava
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import count
 from math import ceil, lcm, prod
 from typing import Any
 
@@ -155,6 +156,10 @@ def smaller_card(
     padded = any(
         padded_vocabulary(card.vocab, whole.ranks["TP"]) != card.vocab for whole, _ in shares
     )
+
+    def undivided(tokens: int) -> bool:
+        return all(tokens % kept["TP"] for _, kept in shares if kept["TP"] > 1)
+
     return replace(
         card,
         layers=LAYERS_OF_RANK * max(kept["PP"] for _, kept in shares),
@@ -163,7 +168,7 @@ def smaller_card(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocab=vocab + 1 if padded and vocab % 2 == 0 else vocab,  # an odd number is padded too
+        vocab=next(filter(undivided, count(vocab))) if padded else vocab,
         experts=min(card.experts, EXPERTS),
         experts_per_token=per_token,
         # Scaled to the width, see recipes.models.tiny; with a large model's it would not train.

@@ -14,6 +14,10 @@ from recipes.spec.stage import Ladder, Stage
 
 BY_LAYOUT = "stated by --layout"
 """What stands behind a layout of a user's words."""
+SCALED = "the shipped layout, with other replicas"
+"""What stands behind a shipped recipe on other machines."""
+STATED = (BY_LAYOUT, SCALED)
+"""Layouts that a command has to state in words, since the planner would choose others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +54,13 @@ class Machines:
         return gpus_of(self.hardware, self.nodes, self.gpus)
 
 
+def of_known_hardware(asked: Machines) -> Machines:
+    """Return the machines without their cluster if its file states no hardware to plan for."""
+    if not asked.cluster or "hardware" in cluster.content(cluster.path_of(asked.cluster)):
+        return asked
+    return replace(asked, cluster="")
+
+
 def gpus_of(machine: Cluster, nodes: int | None, gpus: int | None) -> int:
     """Return the GPUs of so many nodes, or `gpus`; raise ValueError unless these fill nodes."""
     for option, value in (("--nodes", nodes), ("--gpus", gpus)):
@@ -59,8 +70,9 @@ def gpus_of(machine: Cluster, nodes: int | None, gpus: int | None) -> int:
         return (nodes or 1) * machine.gpus_per_node
     if nodes is not None and nodes * machine.gpus_per_node != gpus:
         raise ValueError(
-            f"--gpus is {gpus}, and {nodes} nodes of {machine.name} have "
-            f"{nodes * machine.gpus_per_node}; leave one of --nodes and --gpus out"
+            f"--gpus is {gpus}, and {nodes} {'nodes' if nodes > 1 else 'node'} of {machine.name} "
+            f"{'have' if nodes > 1 else 'has'} {nodes * machine.gpus_per_node}; leave one of "
+            "--nodes and --gpus out"
         )
     if gpus > machine.gpus_per_node and gpus % machine.gpus_per_node:
         raise ValueError(
@@ -90,11 +102,7 @@ def stated_layout(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines
 
     Of CPU ranks precision is fp32.
     """
-    from recipes.planner.feasibility import violations
-    from recipes.planner.search import of_stage
-
     layout = layout_from(asked.layout)
-    name = recipe_name(card, ladder, stage)
     if asked.on_cpu:
         if layout.world_size % (asked.nodes or 1):
             raise ValueError(
@@ -111,10 +119,7 @@ def stated_layout(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines
             f"--layout {asked.layout!r} has {ranks} ranks and {said}, {asked.gpus_in_all} GPUs; "
             f"{f'set dp{dp}, or ' if dp and not rest else ''}leave the number out"
         )
-    workload = of_stage(card, stage, machine, gpus=ranks, fp8=layout.fp8).workload(layout)
-    broken = next(violations(workload, machine), None)
-    if broken is not None:
-        raise ValueError(f"{name} under --layout {asked.layout!r}: {broken}")
+    _require_trainable(card, ladder, stage, layout, machine)
     return layout
 
 
@@ -137,11 +142,13 @@ def on_machines(row: Row, asked: Machines) -> Row:
             )
         return replace(row, nodes=nodes)
     if asked.layout:
-        layout = stated_layout(row.card, row.ladder, row.stage, asked)
+        on_gpus = row.layout.device == "cuda" and not asked.on_cpu
+        named = asked.cluster or (row.cluster if on_gpus else "")
+        layout = stated_layout(row.card, row.ladder, row.stage, replace(asked, cluster=named))
         if layout.device == "cpu":
             nodes = asked.nodes or 1
             return replace(row, layout=layout, nodes=nodes, cluster="local", pinned=BY_LAYOUT)
-        named = asked.cluster or (row.cluster if row.layout.device == "cuda" else CLUSTER)
+        named = named or CLUSTER
         nodes = nodes_for(layout, cluster.load(named))
         return replace(row, layout=layout, nodes=nodes, cluster=named, pinned=BY_LAYOUT)
     named = asked.cluster or row.cluster
@@ -157,4 +164,22 @@ def on_machines(row: Row, asked: Machines) -> Row:
             "them; name another layout by --layout"
         )
     layout = replace(row.layout, dp=dp)
-    return replace(row, layout=layout, nodes=nodes_for(layout, machine), cluster=named)
+    _require_trainable(row.card, row.ladder, row.stage, layout, machine)
+    scaled = layout != row.layout or machine.gpus_per_node * row.nodes != gpus
+    pinned = SCALED if scaled else row.pinned
+    nodes = nodes_for(layout, machine)
+    return replace(row, layout=layout, nodes=nodes, cluster=named, pinned=pinned)
+
+
+def _require_trainable(
+    card: ModelCard, ladder: Ladder, stage: Stage, layout: Layout, machine: Cluster
+) -> None:
+    """Raise ValueError for a layout that cannot train a stage on a cluster."""
+    from recipes.planner.feasibility import violations
+    from recipes.planner.search import of_stage
+
+    question = of_stage(card, stage, machine, gpus=layout.world_size, fp8=layout.fp8)
+    broken = next(violations(question.workload(layout), machine), None)
+    if broken is not None:
+        name = recipe_name(card, ladder, stage)
+        raise ValueError(f"{name} under the layout {words_of(layout)!r}: {broken}")

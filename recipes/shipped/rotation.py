@@ -20,11 +20,13 @@ def for_card(ladder: Ladder, card: ModelCard, only: int = 0) -> tuple[Ladder, li
     `only` a length, the other stages are left as they are. Raises ValueError for a rotation that
     the card cannot have.
     """
-    if card.name in ladder.cards:
+    if card.name in ladder.cards and not ladder.path:
         return ladder, []
     stages, said = [], []
     for stage in ladder.stages:
         why = rotation_refusal(card, stage)
+        if ladder.path and only in (0, stage.seq_length):
+            said += _of_own(card, ladder, stage)
         from_scratch = "scratch" in (stage.start, ladder.stages[0].start)
         if why is None or from_scratch or only not in (0, stage.seq_length):
             stages.append(stage)
@@ -38,6 +40,34 @@ def for_card(ladder: Ladder, card: ModelCard, only: int = 0) -> tuple[Ladder, li
         said.append(f"{of_stage}; its rotation is recomputed for {card.name}: {_in_words(rope)}")
         stages.append(replace(stage, rope=rope))
     return replace(ladder, stages=tuple(stages)), said
+
+
+def _of_own(card: ModelCard, ladder: Ladder, stage: Stage) -> list[str]:
+    """Return what is worth a note about a stage of a user's ladder.
+
+    Raises ValueError for a first stage within the card's context, and for a rotation that does not
+    reach the stage's.
+    """
+    native, shown = card.native_context, length_shown(stage.seq_length)
+    if "scratch" in (stage.start, ladder.stages[0].start):
+        return []
+    if stage.start == "card" and stage.target_length < native:
+        raise ValueError(
+            f"ladder {ladder.name} trains {card.name} at {shown}, and its context is {native:,} "
+            "tokens already; begin with a longer stage"
+        )
+    reach = native if stage.rope == "native" else stage.rope.reach
+    if reach is None or reach >= stage.target_length:
+        return []
+    if stage.rope == "native":
+        return [
+            f"stage {shown} of ladder {ladder.name} keeps the rotation of {card.name}, which was "
+            f"trained at {native:,} tokens"
+        ]
+    raise ValueError(
+        f"ladder {ladder.name}: the rotation of stage {shown} reaches {reach:,} tokens and the "
+        f"stage trains for {stage.target_length:,}; raise its factor"
+    )
 
 
 def is_possible(ladder: Ladder, card: ModelCard, only: int) -> bool:
@@ -94,6 +124,7 @@ def _recomputed(card: ModelCard, ladder: Ladder, stage: Stage, why: str) -> Rope
         base=native.base,
         original_length=trained,
         factor=reach / trained,
+        attention_factor=None,
         partial_rotary_factor=native.partial_rotary_factor,
         interleaved=native.interleaved,
     )

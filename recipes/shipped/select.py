@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from recipes.models import TINY
+from recipes.notation.layout import words_of
 from recipes.shipped.machines import (
     BY_LAYOUT,
     Machines,
@@ -31,9 +32,36 @@ def notes(row: Row) -> Iterator[str]:
         yield other
     stated = ladder_named(row.ladder.path or row.ladder.name, row.card)
     yield from for_card(stated, row.card, row.seq_length)[1]
-    if row.name in ROWS and ROWS[row.name].layout != row.layout:
-        shipped = ROWS[row.name]
+    yield from short(row)
+    shipped = shipped_row(row.card, row.ladder, row.stage)
+    if shipped is not None and shipped.layout != row.layout:
         yield f"{row.name} is shipped with another layout ({shipped.source}): --factory {row.name}"
+
+
+def short(row: Row) -> Iterator[str]:
+    """Yield a sentence if a layout of a user's words has too little memory by the plan."""
+    if row.pinned != BY_LAYOUT or row.layout.device == "cpu":
+        return
+    from recipes.planner.search import lacks, of_stage
+
+    machine, layout = cluster.load(row.cluster), row.layout
+    question = of_stage(row.card, row.stage, machine, gpus=layout.world_size, fp8=layout.fp8)
+    plan = question.plan(layout)
+    if not plan.fits:
+        yield (
+            f"by the plan, {row.name} under --layout {words_of(layout)!r} {lacks(plan)} on "
+            f"{machine.name}"
+        )
+
+
+def shipped_row(card: ModelCard, ladder: Ladder, stage: Stage) -> Row | None:
+    """Return the shipped recipe of a card and a ladder by their own names; None if there is none.
+
+    The name of a recipe joins both, so that of other names may equal it.
+    """
+    row = ROWS.get(recipe_name(card, ladder, stage))
+    alike = row is not None and (row.card.name, row.ladder.name) == (card.name, ladder.name)
+    return row if alike else None
 
 
 def choose(card: str, ladder: str, stage: str, asked: Machines | None = None) -> Row:
@@ -69,7 +97,7 @@ def placed_row(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines) -
 
 def cpu_row(card: ModelCard, ladder: Ladder, stage: Stage) -> Row:
     """Return a row on CPU ranks of this machine: the shipped one, or two ranks of CP."""
-    shipped = ROWS.get(recipe_name(card, ladder, stage))
+    shipped = shipped_row(card, ladder, stage)
     if shipped is not None and shipped.layout.device == "cpu":
         return replace(shipped, card=card, ladder=ladder)
     ulysses = card.heads % 2 == card.kv_heads % 2 == 0
@@ -87,7 +115,7 @@ def cpu_row(card: ModelCard, ladder: Ladder, stage: Stage) -> Row:
 
 def local_row(card: ModelCard, ladder: Ladder, stage: Stage, device: str | None) -> Row:
     """Return a row for this machine: the shipped one, CPU ranks, or planned for one node."""
-    shipped = ROWS.get(recipe_name(card, ladder, stage))
+    shipped = shipped_row(card, ladder, stage)
     if shipped is not None:
         return replace(shipped, card=card, ladder=ladder)
     return placed_row(card, ladder, stage, Machines(device=device))
@@ -121,7 +149,7 @@ def row_of(
     """
     model, climbed, _ = combined(card, ladder, stage)
     chosen = stage_of(climbed, stage)
-    shipped = ROWS.get(recipe_name(model, climbed, chosen))
+    shipped = shipped_row(model, climbed, chosen)
     if not asked.sized and not asked.cluster:
         if shipped is not None:
             return replace(shipped, card=model, ladder=climbed)

@@ -37,11 +37,14 @@ def test_an_option_wins_over_the_working_folder_and_that_over_the_user_s_file(ow
     assert defaults.default("cluster", "gb200_nvl72") == "gb200_nvl72"
     assert defaults.default("account") == "long"
     assert defaults.default("partition") == ""
+    own.write_text('cluster = "mine.yaml"\n')
+    here("")
+    assert defaults.default("cluster") == str(own.parent / "mine.yaml")
 
 
 def test_folders_have_names_in_braces(own):
     here('store = "/lustre/{card}/store"\nout = "/lustre/runs/{name}"\n')
-    assert defaults.store_of(CARD, LADDER) == Path("/lustre/llama31_8b/store")
+    assert defaults.store_of(CARD) == Path("/lustre/llama31_8b/store")
     assert defaults.run_of(CARD, LADDER) == Path("/lustre/runs/llama31_8b_nemo")
     assert defaults.run_of(CARD, LADDER, Path("mine")) == Path("mine")
     here("")
@@ -56,6 +59,8 @@ def test_folders_have_names_in_braces(own):
         ("cluster = 3", "cluster"),
         ('account = ""', "account is empty; give it a value, or leave it out"),
         ('out = "runs/{model}"', "out has {model}; it may have {card}, {ladder}, {name}"),
+        ('store = "s/{name}"', "store has {name}; it may have {card}"),
+        ('out = "runs/{name"', "out has {; it may have"),
     ],
 )
 def test_a_mistake_in_the_file_is_told_with_its_name(own, answer, text, said):

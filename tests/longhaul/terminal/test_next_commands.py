@@ -278,3 +278,56 @@ def test_a_stage_of_several_nodes_is_submitted_alone(answer, tree, card, nodes):
 
 def test_every_sub_command_is_there_for_what_pages_name():
     assert set(printed()) <= set(COMMANDS)
+
+
+def of_four_gpus(tree: Path) -> Path:  # noqa: F811
+    """Write a cluster file of nodes with four GPUs."""
+    shipped = yaml.safe_load((cluster.FOLDER / "dgx_h100.yaml").read_text())
+    return site(tree, hardware=shipped["hardware"] | {"gpus_per_node": 4})
+
+
+def test_jobs_of_a_shipped_recipe_take_the_nodes_of_the_cluster_that_is_named(
+    answer,
+    tree,  # noqa: F811
+):
+    code, out, err = answer(
+        "pretrain", "--factory", "llama3_8b_nemo_16k", "--executor", "slurm", "--cluster",
+        of_four_gpus(tree), "--dryrun",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "#SBATCH --nodes=2\n" in out
+    assert "#SBATCH --ntasks-per-node=4\n" in out
+    assert "# ---- prepare" not in out  # there is no store yet, and the stage is shown without
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        ("recipes llama31_405b 512k", 28 * 8),
+        ("plan llama3_8b --seq 512K --nodes 8", 8 * 4),
+        ("show llama3_8b_prolong_512k --nodes 4 --cluster dgx_h100", 4 * 8),
+    ],
+)
+def test_commands_with_a_default_cluster_have_its_nodes(
+    answer,
+    tree,  # noqa: F811
+    monkeypatch,
+    words,
+    gpus,
+):
+    monkeypatch.chdir(tree)
+    Path("longhaul.toml").write_text(f'cluster = "{of_four_gpus(tree)}"\n')
+    code, out, err = answer(*words.split())
+    assert code == 0 or "type `longhaul" in err, err
+    found = re.findall(r"--cluster (\S+) --nodes (\d+)", re.sub(r" \\\n\s*", " ", out or err))
+    assert found
+    for name, nodes in found:
+        each = 8 if name in (YOUR_CLUSTER, "dgx_h100") else 4
+        assert int(nodes) * each == gpus
+
+
+def test_a_scaled_recipe_is_submitted_in_the_layout_that_is_shown(answer):
+    out = answer("show", "llama3_8b_prolong_64k", "--nodes", "8").out
+    assert "the shipped layout, with other replicas" in out
+    (line,) = [line for line in out.splitlines() if "--executor slurm" in line]
+    assert "--nodes 8 --layout 'tp2" in line

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A ladder in a file of one's own: what it becomes, and what is refused with its place."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,16 +48,47 @@ def test_all_fields_of_a_stage_are_read(tmp_path):
     assert second.gate.forgotten == first.gate.forgotten
 
 
-def test_a_shipped_ladder_in_python_is_read(tmp_path):
+def test_a_ladder_in_python_may_begin_with_a_shipped_one(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text(
-        "from dataclasses import replace\nfrom recipes.ladders.yarn import YARN as _YARN\n"
-        "MINE = replace(_YARN, name='mine')\n"
+        "from __future__ import annotations\nfrom dataclasses import dataclass, replace\n"
+        "from recipes.ladders.yarn import YARN\nprint('read')\n"
+        "@dataclass\nclass Note:\n    text: str\nMINE = ALSO = replace(YARN, name='mine')\n"
     )
-    with pytest.raises(ValueError, match="defines 2 ladders; it must define one"):
+    for _ in range(2):
+        assert ladder_file.read(path).stages == LADDERS["yarn"].stages
+    assert capsys.readouterr() == ("", "read\n")  # run once, and stdout is left to results
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("from dataclasses import replace\nfrom recipes.ladders.yarn import YARN\n"
+         "A = replace(YARN, name='a')\nB = replace(YARN, name='b')\n", "defines 2 ladders"),
+        ("import sys\nsys.exit(0)\n", "line 2: SystemExit: 0"),
+    ],
+)  # fmt: skip
+def test_a_python_file_without_one_ladder_is_refused(tmp_path, text, said):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"mine\.py") as told:
         ladder_file.read(path)
-    path.write_text(path.read_text() + "del _YARN\n")
-    assert ladder_file.read(path).stages == LADDERS["yarn"].stages
+    assert said in str(told.value)
+
+
+def test_numbers_of_a_rotation_are_read_as_those_of_a_rate(tmp_path):
+    rope = {"method": "ntk", "factor": 8, "base": "8e6"}
+    assert (
+        ladder_file.read(written(tmp_path, STAGE | {"rope": rope}), LLAMA).stages[0].rope.base
+        == 8e6
+    )
+
+
+def test_a_folder_with_words_of_the_template_is_quoted_whole(tmp_path):
+    card = replace(LLAMA, path="my models/EUROPE x")
+    sizes = {"seq_length": 512 * K, "tokens": 10**9, "tokens_per_batch": 4096 * K}
+    text = ladder_file.of_one_stage(tmp_path / "l.yaml", card, **sizes)
+    assert "--card 'my models/EUROPE x'" in text
 
 
 def test_the_template_is_a_ladder(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.notation.layout import words_of
-from recipes.shipped.machines import BY_LAYOUT, Machines, gpus_of, on_machines
+from recipes.shipped.machines import BY_LAYOUT, SCALED, Machines, gpus_of, on_machines
 from recipes.shipped.select import placed_row
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
@@ -73,7 +73,7 @@ def test_a_layout_for_cpu_ranks_is_in_fp32_and_on_no_cluster():
             {"layout": "ulysses4 dp8", "gpus": 6},
             "32 ranks and --gpus is 6, 6 GPUs; leave the number out",
         ),
-        ({"layout": "tp3"}, "llama32_1b_nemo_64k under --layout 'tp3': "),
+        ({"layout": "tp3"}, "llama32_1b_nemo_64k under the layout 'tp3': "),
         ({"layout": "tp2 dp6"}, "12 ranks are not a whole number of nodes of 8"),
         ({"layout": "tp2 what"}, "'what' is not a layout setting"),
         ({"layout": "ring3 cpu", "nodes": 2}, "has 3 ranks, and 2 nodes cannot share them"),
@@ -92,6 +92,12 @@ def test_a_shipped_recipe_keeps_its_layout_on_more_gpus():
     assert on_machines(ROW, Machines(layout="tp2 ulysses4")).pinned == BY_LAYOUT
     other = on_machines(ROW, Machines(cluster="gb200_nvl72"))
     assert (other.nodes, other.layout.world_size) == (2, ROW.layout.world_size)
+
+
+def test_a_shipped_recipe_says_that_its_replicas_are_others():
+    assert on_machines(ROW, Machines(nodes=4)).pinned == SCALED
+    with pytest.raises(ValueError, match="under the layout"):
+        on_machines(ROW, Machines(nodes=256))
 
 
 def test_a_shipped_recipe_is_refused_on_a_part_of_a_replica():

@@ -58,6 +58,36 @@ def test_a_rotation_that_reaches_less_than_the_card_s_context_is_refused():
         for_card(own, CARDS["llama31_8b"])
 
 
+def own(*stages, name="mine"):
+    return replace(LADDERS["yarn"], name=name, cards=("llama3_8b",), path="l.yaml", stages=stages)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seq_length": 4 * K, "rope": "native"}, "its context is 8,192 tokens already; begin"),
+        ({"rope": RopeScaling.yarn(base=500_000, factor=2, original_length=8 * K)},
+         "reaches 16,384 tokens and the stage trains for 65,536; raise its factor"),
+        ({"rope": RopeScaling.yarn(base=7.0, factor=8, original_length=8 * K)}, None),
+    ],
+    ids=["within the context", "short of the stage", "another base"],
+)  # fmt: skip
+def test_a_user_s_ladder_is_checked_for_its_own_cards_too(change, said):
+    ladder = own(replace(LADDERS["yarn"].stages[0], **change))
+    if said is None:
+        assert "recomputed for llama3_8b" in for_card(ladder, CARDS["llama3_8b"])[1][0]
+        return
+    with pytest.raises(ValueError, match=r"llama3_8b|mine") as told:
+        for_card(ladder, CARDS["llama3_8b"])
+    assert said in str(told.value)
+
+
+def test_a_stage_beyond_the_card_s_context_in_its_own_rotation_is_noted():
+    ladder = own(replace(LADDERS["yarn"].stages[0], rope="native"))
+    (said,) = for_card(ladder, CARDS["llama3_8b"])[1]
+    assert "keeps the rotation of llama3_8b, which was trained at 8,192 tokens" in said
+
+
 def test_a_base_alone_over_another_scaling_stays_and_is_said():
     ladder, said = for_card(LADDERS["prolong"], CARDS["llama31_8b"])
     assert ladder == LADDERS["prolong"]
