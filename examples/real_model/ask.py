@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask a model a question about the beginning of a prompt of 12K tokens, with transformers alone.
+"""Let a model complete a sentence from the beginning of a prompt of 12K tokens, by transformers.
 
     python -m examples.real_model.ask models/smollm2_135m_16k
 
 The prompt is the source of a module of Python's standard library with one sentence of another
-subject in it. The greedy answer of each folder that is named is printed.
+subject in it, and ends with the first words of that sentence. What each model that is named
+continues with, greedily and to the end of the line, is printed.
 """
 
 import argparse
@@ -13,8 +14,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-FACT = "The name of the ship is Ophelia and its captain is Mara Falk."
-QUESTION = "What is the name of the ship, and who is its captain? Answer in one sentence."
+BEGINNING = "The lighthouse on the island of Fenwick is kept by"
+SENTENCE = f"{BEGINNING} Mara Falk and her two brothers."
 MODULE = "argparse.py"
 DEPTH = 0.2
 
@@ -35,7 +36,7 @@ def main() -> None:
 
 
 def ask(folder: Path, tokens: int, depth: float) -> tuple[int, str]:
-    """Return the length of the prompt in tokens and the greedy answer of a model."""
+    """Return the length of the prompt in tokens and the sentence as the model completes it."""
     warnings.simplefilter("ignore")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -47,24 +48,22 @@ def ask(folder: Path, tokens: int, depth: float) -> tuple[int, str]:
     prompt = torch.tensor([prompt_of(tokenizer, tokens, depth)])
     with torch.no_grad():
         out = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=40, do_sample=False
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=24, do_sample=False
         )
     answer = tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True)
-    return prompt.shape[1], " ".join(answer.split())
+    return prompt.shape[1], f"{BEGINNING}{answer.partition(chr(10))[0]}"
 
 
 def prompt_of(tokenizer: Any, tokens: int, depth: float) -> list[int]:
-    """Return a chat prompt of about so many tokens, the sentence at a depth of its text."""
+    """Return a prompt of so many tokens, with the sentence at a depth and its beginning last."""
     import argparse as module
 
     text = Path(module.__file__).with_name(MODULE).read_text(encoding="utf-8")
     words = tokenizer.encode(text, add_special_tokens=False)
-    fact = tokenizer.encode(f"\n# {FACT}\n", add_special_tokens=False)
-    before = round(depth * tokens)
-    told = tokenizer.decode([*words[:before], *fact, *words[before : tokens - len(fact)]])
-    message = [{"role": "user", "content": f"{told}\n\n{QUESTION}"}]
-    prompt: list[int] = tokenizer.apply_chat_template(message, add_generation_prompt=True)
-    return prompt
+    sentence = tokenizer.encode(f"\n# {SENTENCE}\n", add_special_tokens=False)
+    last = tokenizer.encode(f"\n# {BEGINNING}", add_special_tokens=False)
+    before, room = round(depth * tokens), tokens - len(sentence) - len(last)
+    return [*words[:before], *sentence, *words[before:room], *last]
 
 
 if __name__ == "__main__":

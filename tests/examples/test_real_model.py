@@ -130,15 +130,15 @@ def test_a_ladder_trains_for_the_length_that_its_rotation_reaches(name, reaches)
     assert [stage.rope.reach for stage in ladder.stages] == [1024 * reach for reach in reaches]
 
 
-def test_a_prompt_has_the_sentence_at_its_depth_and_the_question_last(tmp_path):
+def test_a_prompt_has_the_sentence_at_its_depth_and_its_beginning_last(tmp_path):
     train(["bytes, and a merge or two"], 260).save(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    tokenizer.chat_template = "{% for one in messages %}{{ one['content'] }}{% endfor %}"
     prompt = ask.prompt_of(tokenizer, 2000, 0.25)
     text = tokenizer.decode(prompt)
-    assert len(prompt) == pytest.approx(2000 + len(ask.QUESTION) + 2, abs=5)
-    assert text.endswith(ask.QUESTION)
-    assert text.index(ask.FACT) == pytest.approx(500, abs=20)
+    assert len(prompt) == 2000
+    assert text.endswith(f"\n# {ask.BEGINNING}")
+    assert text.count(ask.SENTENCE) == 1
+    assert text.index(ask.SENTENCE) == pytest.approx(500, abs=20)
 
 
 def test_a_folder_that_is_not_a_model_is_named(tmp_path, monkeypatch):
