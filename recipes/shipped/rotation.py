@@ -57,6 +57,12 @@ def _of_own(card: ModelCard, ladder: Ladder, stage: Stage) -> list[str]:
             "tokens already; begin with a longer stage"
         )
     reach = native if stage.rope == "native" else stage.rope.reach
+    if reach is not None and reach < native:
+        raise ValueError(
+            f"ladder {ladder.name}: the rotation of stage {shown} reaches {reach:,} tokens and the "
+            f"context of {card.name} is {native:,} already; leave the stage out, or use rope: "
+            "native"
+        )
     if reach is None or reach >= stage.target_length:
         return []
     if stage.rope == "native":
@@ -161,11 +167,6 @@ def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
     if rope.method == "default":
         replaced = rope.base >= native.base
         return None if replaced else f"base {rope.base:,.10g} is below that of {card.name}"
-    if rope.reach is not None and rope.reach < card.native_context:
-        return (
-            f"its rotation reaches {rope.reach:,.0f} tokens and {card.name} was trained at "
-            f"{card.native_context:,}"
-        )
     plain = native.original_length or card.native_context
     if (rope.base, rope.original_length) != (native.base, plain):
         return f"{card.name} was trained at base {native.base:,.10g} on {plain:,} tokens"

@@ -142,11 +142,14 @@ def test_overrides_apply_to_both_small_stages(rehearse, tmp_path):
         (("tiny_2k", "--out", "stores"), "stores exists and is not a rehearsal"),
         ((), "name one recipe: a shipped one by its NAME, any other by --card, --ladder and"),
         (("tiny_2k", "--card", "card.yaml"), "name one recipe: a shipped one by its NAME"),
-        (("tiny_2k", "--nodes", "2"), "--nodes and --cluster apply only to --card; tiny_2k has"),
+        (
+            ("tiny_2k", "--nodes", "2"),
+            "--nodes, --gpus, --layout and --cluster apply only to --card; tiny_2k has",
+        ),
         (("--card", "llama32_1b", "--ladder", "prolon"), "did you mean prolong?"),
         (
             ("--card", "llama32_1b", "--ladder", "gene_64k"),
-            "ladder gene_64k cannot train llama32_1b: its rotation has 64 divisors",
+            "ladder gene_64k cannot train llama32_1b at 16K: its rotation has 64 divisors",
         ),
     ],
     ids=lambda value: None if isinstance(value, str) else " ".join(map(str, value)),

@@ -56,7 +56,9 @@ def recipe(rope: RopeScaling, folder: Path):
 
 def _trainer(made, rope: RopeScaling) -> SimpleNamespace:
     """Return what a checkpoint's marker is written from."""
-    config = SimpleNamespace(seq_length=made.data.seq_length, rope=rope)
+    config = SimpleNamespace(
+        seq_length=made.data.seq_length, rope=rope, vocab_size=made.model.config.vocab_size
+    )
     tokenizer = SimpleNamespace(fingerprint="of a tokenizer")
     return SimpleNamespace(
         max_steps=1,

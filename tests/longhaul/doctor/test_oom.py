@@ -12,6 +12,7 @@ from longhaul.terminal.next_commands import YOUR_CLUSTER
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM
 from recipes.planner.search import search
+from recipes.shipped.machines import Machines
 from recipes.spec.units import GiB
 from tests.longhaul.commands.test_doctor import NAME, failed
 
@@ -43,14 +44,14 @@ def test_a_job_that_ran_out_of_memory_has_something_to_change(answer, tmp_path, 
 
 
 def test_without_sizes_what_was_to_spare_counts_as_used_and_a_minimum_beyond():
-    found = case(NAME, "", None, "").plan
+    found = case(NAME, Machines()).plan
     assert found.fits
     headroom = HEADROOM * found.cluster.gpu_bytes
     assert unexplained(found, failures(PLAIN)) == pytest.approx(-found.short + headroom)
     assert unexplained(found, failures(OF_NCCL)) == pytest.approx(-found.short + GiB)
     assert unexplained(found, failures(OF_NCCL + PLAIN)) == pytest.approx(-found.short + headroom)
     assert unexplained(found, failures("DataLoader worker is killed by signal: Killed.")) == 0
-    lacking = case(NAME, "", None, "tp2 dp4").plan
+    lacking = case(NAME, Machines(layout="tp2 dp4")).plan
     assert not lacking.fits
     assert unexplained(lacking, failures(PLAIN)) == 0  # the prediction explains it
 
@@ -74,7 +75,7 @@ def test_a_log_that_says_nothing_is_not_asked_for_again(answer, tmp_path, conten
 
 
 def test_the_planners_choice_has_room_for_what_the_log_shows_and_is_another_layout():
-    found = case(NAME, "", None, "")
+    found = case(NAME, Machines())
     plans = search(found.question).plans
     assert found.same_layout(plans[0].workload.layout)  # the shipped layout is the planner's own
     choice = planners_choice(found, 0.0)
@@ -87,11 +88,11 @@ def test_the_planners_choice_has_room_for_what_the_log_shows_and_is_another_layo
 
 
 def test_the_layout_that_failed_is_its_own_with_another_host_cap():
-    found = case(NAME, "", None, "dp8 kept_attention tile-loss tile-mlp offload-both:60")
-    other = case(NAME, "", None, "dp8 kept_attention tile-loss tile-mlp offload-both:50")
+    found = case(NAME, Machines(layout="dp8 kept_attention tile-loss tile-mlp offload-both:60"))
+    other = case(NAME, Machines(layout="dp8 kept_attention tile-loss tile-mlp offload-both:50"))
     assert found.same_layout(other.plan.workload.layout)
     assert not found.same_layout(
-        case(NAME, "", None, "dp8 kept_attention tile-loss").plan.workload.layout
+        case(NAME, Machines(layout="dp8 kept_attention tile-loss")).plan.workload.layout
     )
 
 
@@ -121,11 +122,14 @@ def test_any_card_on_any_stage_is_looked_at_under_the_layout_that_ran(answer):
         f"--cluster {YOUR_CLUSTER} --nodes 2"
     )
     assert words[: 2 + len(asked)] == ["longhaul", "run", *asked]
-    assert all("=" in word for word in words[2 + len(asked) :])
+    assert words[2 + len(asked)] == "--layout"
+    assert len(words) == 4 + len(asked)
 
 
 def test_without_a_layout_any_card_has_the_planners(answer):
-    found = case("", "dgx_h200", 2, "", card="llama31_8b", ladder="prolong", stage="512K")
+    found = case(
+        "", Machines(cluster="dgx_h200", nodes=2), card="llama31_8b", ladder="prolong", stage="512K"
+    )
     assert (found.plan.gpus, found.plan.cluster.name) == (16, "dgx_h200")
     assert found.plan.fits
     said = answer("doctor", "slow", *COMBINED, "--cluster", "dgx_h200", "--nodes", "2")
@@ -133,8 +137,8 @@ def test_without_a_layout_any_card_has_the_planners(answer):
     assert "no layout of these GPUs that is 2% faster" in said.out
 
 
-def test_where_the_planner_has_no_layout_to_override_the_command_plans_the_cure():
-    found = case("", "", None, "tp8", card="llama31_405b", ladder="llama31", stage="128K")
+def test_where_the_planner_has_no_layout_the_command_states_one():
+    found = case("", Machines(layout="tp8"), card="llama31_405b", ladder="llama31", stage="128K")
     words = shlex.split(found.command(found.plan.workload).replace("\\\n", " "))
-    assert words[:3] == ["longhaul", "plan", "llama31_405b"]
+    assert words[:4] == ["longhaul", "pretrain", "--card", "llama31_405b"]
     assert words[-2:] == ["--layout", "tp8"]

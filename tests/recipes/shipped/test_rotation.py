@@ -49,17 +49,17 @@ def test_what_the_card_cannot_take_is_refused(ladder, card, said):
     assert said in str(told.value)
 
 
+def own(*stages, name="mine"):
+    return replace(LADDERS["yarn"], name=name, cards=("llama3_8b",), path="l.yaml", stages=stages)
+
+
 def test_a_rotation_that_reaches_less_than_the_card_s_context_is_refused():
     stage = replace(LADDERS["yarn"].stages[0], rope=RopeScaling.yarn(
         base=500_000, factor=8, original_length=8 * K))  # fmt: skip
-    own = replace(LADDERS["yarn"], name="mine", cards=(), stages=(stage,))
-    assert for_card(own, CARDS["llama3_8b"]) == (own, [])
-    with pytest.raises(ValueError, match="reaches 65,536 tokens and the card's context is 131,072"):
-        for_card(own, CARDS["llama31_8b"])
-
-
-def own(*stages, name="mine"):
-    return replace(LADDERS["yarn"], name=name, cards=("llama3_8b",), path="l.yaml", stages=stages)
+    ladder = own(replace(stage, seq_length=256 * K))
+    with pytest.raises(ValueError, match="reaches 65,536 tokens and the context of llama31_8b is"):
+        for_card(ladder, CARDS["llama31_8b"])
+    assert for_card(own(stage), CARDS["llama3_8b"]) == (own(stage), [])
 
 
 @pytest.mark.parametrize(
