@@ -88,7 +88,8 @@ def evaluate(
             asked.lengths if trials else (), asked.depths if trials else (),
         )  # fmt: skip
         for subject in subjects(folder, stages, base=base):
-            if missing and evaluated_with(folder, subject.name, settings, subject.step):
+            asked_for = (subject.name, settings, subject.step, sorted(lengths))
+            if missing and evaluated_with(folder, *asked_for):
                 continue
             model = load_model.load(
                 subject.stage,

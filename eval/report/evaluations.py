@@ -103,13 +103,23 @@ def write_evaluation(run: Path, evaluation: Evaluation) -> None:
             path.unlink()
 
 
-def evaluated_with(run: Path, stage: str, settings: Settings, step: int) -> bool:
-    """Return whether the latest evaluation of a stage has these settings and is of this step."""
+def evaluated_with(
+    run: Path, stage: str, settings: Settings, step: int, ends: Sequence[int]
+) -> bool:
+    """Return whether the latest evaluation of a stage is of this step and was asked for the same.
+
+    The same are the settings and the `ends` of the ranges of positions.
+    """
     try:
         latest = read_evaluation(run, stage)
     except BrokenResultError:
         return False
-    return latest is not None and Settings.of(latest) == settings and latest.step == step
+    return (
+        latest is not None
+        and Settings.of(latest) == settings
+        and latest.step == step
+        and [mean.stop for mean in latest.ranges] == list(ends)
+    )
 
 
 def other_evaluations(run: Path, stage: str) -> list[Evaluation]:

@@ -157,15 +157,16 @@ def test_other_prompts_are_another_setting(run):
     assert json.loads(left.read_text())["passkey"]["depths"] == [0.7]
 
 
-def test_an_evaluation_is_there_only_with_the_same_settings_and_step(run):
-    settings = Settings.of(BASE)
-    assert evaluated_with(run, "base", settings, 0)
-    assert not evaluated_with(run, "base", settings, 5)
-    assert not evaluated_with(run, "base", replace(settings, documents=4), 0)
-    assert not evaluated_with(run, "base", replace(settings, depths=(0.7,)), 0)
-    assert not evaluated_with(run, "base_with_ntk_x2", settings, 0)
+def test_an_evaluation_is_there_only_with_the_same_settings_ranges_and_step(run):
+    settings, ends = Settings.of(BASE), [512, 1024]
+    assert evaluated_with(run, "base", settings, 0, ends)
+    assert not evaluated_with(run, "base", settings, 5, ends)
+    assert not evaluated_with(run, "base", settings, 0, [1024])
+    assert not evaluated_with(run, "base", replace(settings, documents=4), 0, ends)
+    assert not evaluated_with(run, "base", replace(settings, depths=(0.7,)), 0, ends)
+    assert not evaluated_with(run, "base_with_ntk_x2", settings, 0, ends)
     (run / "eval" / "base.json").write_text("{")
-    assert not evaluated_with(run, "base", settings, 0)
+    assert not evaluated_with(run, "base", settings, 0, ends)
 
 
 def test_settings_name_the_lengths_of_prompts_that_are_not_those_of_the_documents():
