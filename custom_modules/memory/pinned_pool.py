@@ -4,8 +4,16 @@
 A GPU copies to and from host memory concurrently with computation only if the pages are locked.
 PyTorch's pinned allocator rounds every size up to a power of two; buffers here are plain memory,
 registered with CUDA afterwards, so that a cap in GiB is exact.
+
+A fork cannot share locked pages by copy-on-write, so the kernel copies all of them at once. A rank
+forks while it holds buffers: Megatron's asynchronous checkpoint and its writers, and the workers of
+a DataLoader. Each buffer therefore is a mapping of its own that forked processes do not get
+(`MADV_DONTFORK`, madvise(2)); they must not read it.
 """
 
+import mmap
+import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,6 +63,15 @@ def left_to_groups(joined: str, root: Path) -> Iterator[int]:
                 continue
 
 
+def own_pages(size: int) -> Tensor:
+    """Return a uint8 buffer [size] on pages of its own, which a forked process does not have."""
+    pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_DONTFORK)
+    storage = torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
+    empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+    return empty.set_(storage, 0, (size,), (1,))  # an operator, as those that count memory need
+
+
 class HostPool:
     """Page-locked buffers by size, allocated once and reused; a cap limits their sum."""
 
@@ -65,7 +82,9 @@ class HostPool:
         self.cap_bytes, self.pin, self.memory_left = cap_bytes, pin, memory_left
         self.made_bytes = 0
         self._free: dict[int, list[tuple[Tensor, object]]] = {}
-        self._locked: list[Tensor] = []
+        self._buffers: list[Tensor] = []
+        self._process = os.getpid()
+        _POOLS.add(self)
 
     def take(self, size: int) -> tuple[Tensor, object]:
         """Return a buffer of `size` bytes and the end of the last copy from it, or None.
@@ -77,7 +96,7 @@ class HostPool:
             return free.pop()
         self.require(size)
         with category("host"):
-            buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
+            buffer = own_pages(size)
         if self.pin:
             error = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)
             if int(error):
@@ -86,7 +105,7 @@ class HostPool:
                     f"{int(error)}) after {self.made_bytes / GIB:.2f} GiB; raise the limit of "
                     "locked memory (ulimit -l), or lower cap_gib"
                 )
-            self._locked.append(buffer)
+        self._buffers.append(buffer)
         self.made_bytes += size
         return buffer, None
 
@@ -113,7 +132,19 @@ class HostPool:
         self._free.setdefault(buffer.numel(), []).append((buffer, end))
 
     def __del__(self) -> None:
-        if self._locked:
+        if self.pin and self._buffers and self._process == os.getpid():
             torch.cuda.synchronize()  # copies may still read and write them
-            for buffer in self._locked:
+            for buffer in self._buffers:
                 torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())
+
+
+_POOLS: weakref.WeakSet[HostPool] = weakref.WeakSet()
+_OF_THE_PARENT: list[list[Tensor]] = []
+
+
+def _leave_to_the_parent() -> None:
+    """Have a forked process never unmap buffers: it may have other memory at their addresses."""
+    _OF_THE_PARENT.extend(pool._buffers for pool in _POOLS)
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
