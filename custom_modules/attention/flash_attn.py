@@ -107,7 +107,7 @@ def _backward_2(
     return as_rows(dq, batch), as_rows(dk, batch), as_rows(dv, batch)
 
 
-FLASH_ATTN_2 = AttentionKernel("flash_attn_2", _refusal_2, _forward_2, _backward_2)
+FLASH_ATTN_2 = AttentionKernel("flash_attn_2", _refusal_2, _forward_2, _backward_2, packed=True)
 
 
 def _refusal_3(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
@@ -175,4 +175,4 @@ def _layout_3(q: Tensor, documents: Documents | None) -> tuple[Any, Tensor | Non
     return end_to_end, documents.cu_seqlens(q.device), documents.longest
 
 
-FLASH_ATTN_3 = AttentionKernel("flash_attn_3", _refusal_3, _forward_3, _backward_3)
+FLASH_ATTN_3 = AttentionKernel("flash_attn_3", _refusal_3, _forward_3, _backward_3, packed=True)

@@ -52,6 +52,9 @@ class AttentionKernel:
     begins with its name; None if it can."""
     forward: Forward
     backward: Backward
+    packed: bool = False
+    """Whether documents of any lengths take one call. Otherwise each takes a call of its own, for
+    which cuDNN and Transformer Engine make a plan on the host for each new length."""
 
 
 def by_document(forward: DenseForward, backward: DenseBackward) -> tuple[Forward, Backward]:

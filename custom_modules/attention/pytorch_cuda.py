@@ -21,11 +21,13 @@ g < h its backward also holds dk and dv of h heads while it runs, rounds them, a
 
 cuDNN's sequences of unequal length are experimental in PyTorch (log-sum-exp of another shape and
 offset in one release after another), so documents are one call each. It builds a plan for each
-new pair of lengths, on the host, and keeps it: many documents of different lengths are slow the
-first time. Not every release has a plan for a single query or a single key; those go to flash.
+new pair of lengths, on the host, and keeps it: documents of random lengths are slow in every step,
+so `auto` takes another kernel for them. Not every release has a plan for a single query or a single
+key; those go to flash.
 
-The operators are private: names, order and shapes are those of PyTorch 2.11 to 2.13. They run on
-compute capability 8.0 or newer.
+The operators are private: names and order are those of PyTorch 2.9 to 2.13. cuDNN's log-sum-exp is
+[b, h, s, 1] there and [b, h, s] in snapshots of 2.9 before August 2025; either is taken. They run
+on compute capability 8.0 or newer.
 
 Legend as in `custom_modules.attention.kernel`.
 """
@@ -145,7 +147,9 @@ def flash_backward(
     return as_rows(dq, batch), as_rows(dk, batch), as_rows(dv, batch)
 
 
-CUDA_FLASH = AttentionKernel("cuda_flash", _flash_refusal, flash_forward, flash_backward)
+CUDA_FLASH = AttentionKernel(
+    "cuda_flash", _flash_refusal, flash_forward, flash_backward, packed=True
+)
 
 
 def _cudnn_refusal(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
@@ -156,13 +160,16 @@ def _cudnn_refusal(device: torch.device, dtype: torch.dtype, head_dim: int) -> s
     return refusal
 
 
+_OF_CUDNN = {"dimensions": 4}
+"""Dimensions of the log-sum-exp that the forward returned, which its backward takes."""
+
+
 def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     if 1 in (q.shape[2], k.shape[2]):
         return flash_forward(q, k, v, causal, None)
-    out, lse_bhs1, *_ = aten._scaled_dot_product_cudnn_attention(
-        q, k, v, None, True, 0.0, causal, False
-    )
-    return out, lse_bhs1.squeeze(3)
+    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False)
+    _OF_CUDNN["dimensions"] = lse.dim()
+    return out, lse.reshape(q.shape[:3])
 
 
 def _cudnn_backward(
@@ -173,8 +180,8 @@ def _cudnn_backward(
     no_dropout = torch.empty((), dtype=torch.int64, device=q.device)  # seed and offset
     dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward(
         _strided_as_output(grad_out, q), q, k, v, _strided_as_output(out, q),
-        lse.contiguous().unsqueeze(3), no_dropout, no_dropout, None, None, None, q.shape[2],
-        k.shape[2], 0.0, causal,
+        lse.reshape((*q.shape[:3], 1)[: _OF_CUDNN["dimensions"]]).contiguous(), no_dropout,
+        no_dropout, None, None, None, q.shape[2], k.shape[2], 0.0, causal,
     )  # fmt: skip
     return dq, dk, dv
 

@@ -10,8 +10,9 @@
 | `transformer_engine` | Transformer Engine's fused attention, where installed |
 | `cuda_flash` | PyTorch's own FlashAttention-2 |
 
-`auto` takes the first that can serve, in this order. All take fewer KV heads than query heads as
-they are: K and V are never expanded. The name is logged once for each choice.
+`auto` takes the first that can serve, in this order; where documents are kept apart, the first that
+takes them all in one call (`AttentionKernel.packed`), if there is one. All take fewer KV heads than
+query heads as they are: K and V are never expanded. The name is logged once for each choice.
 """
 
 import logging
@@ -68,11 +69,17 @@ KERNELS = {
 
 @cache  # probing for packages reads the file system; the log has each choice once
 def kernel_for(
-    device: torch.device, dtype: torch.dtype, head_dim: int, name: str = "auto"
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    name: str = "auto",
+    *,
+    documents: bool = False,
 ) -> AttentionKernel:
     """Return the kernel of that name, or the first that can serve.
 
-    Raises ValueError with the alternatives if the named kernel, or every kernel, refuses.
+    With `documents`, attention ends at the ends of documents. Raises ValueError with the
+    alternatives if the named kernel, or every kernel, refuses.
     """
     if name != "auto" and name not in KERNELS:
         raise ValueError(f"attention kernel {name!r} is unknown; it is one of {_names()}")
@@ -86,8 +93,10 @@ def kernel_for(
     if not serving:
         because = "; ".join(f"{known} {refusal}" for known, refusal in refusals.items())
         raise ValueError(f"no attention kernel for {_case(device, dtype, head_dim)}: {because}")
-    chosen = KERNELS[serving[0] if name == "auto" else name]
-    log.info("attention kernel %s for %s", chosen.name, _case(device, dtype, head_dim))
+    packed = [known for known in serving if KERNELS[known].packed] if documents else []
+    chosen = KERNELS[(packed or serving)[0] if name == "auto" else name]
+    apart = " and documents kept apart" if documents else ""
+    log.info("attention kernel %s for %s%s", chosen.name, _case(device, dtype, head_dim), apart)
     return chosen
 
 

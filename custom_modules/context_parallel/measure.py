@@ -111,7 +111,10 @@ class Probe:
         self.x = drawn(block.seq_length, block.batch, block.hidden)
         self.weight = (drawn(rows, block.hidden) / block.hidden**0.5).requires_grad_()
         self.grad_out = drawn(block.seq_length, block.batch, block.heads, block.head_dim)
-        self.kernel = kernel_for(device, block.dtype, block.head_dim, block.kernel)
+        self.kernel = kernel_for(
+            device, block.dtype, block.head_dim, block.kernel,
+            documents=block.documents is not None,
+        )  # fmt: skip
         self.mine = tokens_of(self.rank, self.size, block.seq_length).to(device)
         self.reference = self._of_one_rank()
 

@@ -30,6 +30,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from custom_modules.attention.documents import Documents
+from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import KernelName, kernel_for
 from custom_modules.context_parallel.attend import attend, split_group
@@ -164,22 +165,28 @@ class ContextParallelAttention(nn.Module):
     ) -> Tensor:
         """Return attention [s, b, h * D] for query [s, b, h, D], key, value [s, b, g, D]."""
         _refuse(attention_mask=attention_mask, attention_bias=attention_bias)
+        documents = documents_of(packed_seq_params)
         out = attend(
             query,
             key,
             value,
-            kernel=kernel_for(query.device, query.dtype, query.shape[-1], self.kernel_name),
+            kernel=self._kernel(query, query.shape[-1], documents),
             groups=self.groups,
             causal=self.causal,
-            documents=documents_of(packed_seq_params),
+            documents=documents,
         )
         return out.flatten(2)
+
+    def _kernel(self, x: Tensor, head_dim: int, documents: Documents | None) -> AttentionKernel:
+        return kernel_for(
+            x.device, x.dtype, head_dim, self.kernel_name, documents=documents is not None
+        )
 
     def from_hidden(self, x: Tensor, layer: "LongContextSelfAttention", table: Tensor | None,
                     documents: Documents | None) -> Tensor:  # fmt: skip
         """Return attention [s, b, h * D] for the layer's input x, a few heads at a time."""
         projection = layer.projection()
-        kernel = kernel_for(x.device, x.dtype, projection.head_dim, self.kernel_name)
+        kernel = self._kernel(x, projection.head_dim, documents)
         tp = layer.pg_collection.tp
         tensor_parallel = TensorParallel(
             group=tp if tp.size() > 1 else None, sequence_parallel=layer.config.sequence_parallel

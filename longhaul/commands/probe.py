@@ -66,7 +66,7 @@ def context_parallelism(
     _require(device=device, ranks=ranks, seq=length, heads=heads, kv_heads=kv_heads, dtype=dtype,
              head_dim=head_dim, documents=documents, gpus=torch.cuda.device_count())  # fmt: skip
     chosen = getattr(torch, dtype or ("bfloat16" if device == "cuda" else "float32"))
-    used = kernel_for(torch.device(device), chosen, head_dim, kernel)
+    used = kernel_for(torch.device(device), chosen, head_dim, kernel, documents=documents > 1)
     block = Block(
         seq_length=length,
         batch=batch,

@@ -174,6 +174,19 @@ def test_of_several_kernels_the_first_is_chosen_and_any_by_name(chosen, monkeypa
     assert chosen(CPU, torch.float32, 64, "cudnn") is other
 
 
+def test_documents_take_the_first_kernel_that_packs_them(chosen, monkeypatch):
+    packed = replace(CPU_FLASH, name="flash_attn_2", packed=True)
+    assert chosen(CPU, torch.float32, 64, documents=True) is CPU_FLASH
+    kernel_for.cache_clear()
+    monkeypatch.setitem(KERNELS, "flash_attn_2", packed)
+    assert chosen(CPU, torch.float32, 64) is CPU_FLASH
+    assert chosen(CPU, torch.float32, 64, documents=True) is packed
+    assert chosen(CPU, torch.float32, 64, "cpu_flash", documents=True) is CPU_FLASH
+    assert {name for name, kernel in KERNELS.items() if kernel.packed} == {
+        "flash_attn_2", "flash_attn_3", "cuda_flash"
+    }  # fmt: skip
+
+
 def test_a_choice_is_logged_once_by_its_name(chosen, caplog):
     for _ in range(3):
         chosen(CPU, torch.float32, 64)
