@@ -15,11 +15,11 @@ from eval.report.plots import (
     clipped,
     color,
     framed,
-    length_label,
     new_figure,
     spread,
 )
 from eval.run_folder import Evaluation, Passkey, RangeMean, StageResults
+from recipes.spec.naming import length_shown
 
 GAP = 0.05
 """Around a cell of the passkey grid, whose side is 1."""
@@ -69,12 +69,12 @@ def _losses(axes: Axes, curves: Sequence[Curve], *, named: bool) -> None:
     bounds = sorted({0, *(mean.stop for _, _, means in curves for mean in means)})
     axes.xaxis.set_major_locator(FixedLocator(bounds))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: length_label(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: length_shown(round(value))))
     context = next(each.seq_length for _, each, _ in curves if each.base is not None)
     if context < last:
         axes.axvline(context, color=PALETTE["muted"], linewidth=1.0, linestyle=(0, (2, 3)))
         axes.annotate(
-            f"the base model's {length_label(context)}",
+            f"the base model's {length_shown(context)}",
             (context, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, 5),
@@ -138,7 +138,7 @@ def _passkeys(axes: Axes, grids: Sequence[tuple[int, Evaluation, Passkey]]) -> N
     axes.set_ylim(top + 3 * GAP, 0)
     axes.yaxis.set_major_locator(NullLocator())
     axes.xaxis.set_major_locator(FixedLocator([column + 0.5 for column in range(len(lengths))]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: length_label(lengths[int(at)])))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: length_shown(lengths[int(at)])))
     axes.set_xlabel("length of the prompt, tokens")
     framed(axes, "passkeys found, by depth", grid=False)
 

@@ -37,7 +37,7 @@ def recipe_name(card: ModelCard, ladder: Ladder, stage: Stage) -> str:
 def length_word(tokens: int) -> str:
     """Return an exact length in the largest binary unit it is a multiple of: 512, 64k, 1m."""
     for unit, letter in ((M, "m"), (K, "k")):
-        if tokens % unit == 0:
+        if tokens and tokens % unit == 0:
             return f"{tokens // unit}{letter}"
     return str(tokens)
 
