@@ -50,7 +50,7 @@ def import_model(
     with loading("Megatron-Core"):
         from recipes.hugging_face.import_ import write_checkpoint
     note(f"importing {len(stored):,} tensors of a {found.family} model")
-    write_checkpoint(to, folder, found, stored)
+    write_checkpoint(to, folder, found, stored, origin=source)
     typer.echo(to)
     if card is not None:
         next_command(["longhaul", "recipes", "--cards", card], "list the ladders for it")

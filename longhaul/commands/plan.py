@@ -35,7 +35,7 @@ from recipes.planner.search import (
     why_not,
 )
 from recipes.shipped.machines import gpus_of
-from recipes.shipped.named import card_named, combined, ladder_named
+from recipes.shipped.named import card_named, cards_of, combined
 from recipes.shipped.rotation import is_possible, of_other_cards, rotation_refusal
 from recipes.shipped.select import shipped_row
 from recipes.spec import cluster as clusters
@@ -306,7 +306,7 @@ def _as_asked(question: SearchRequest, words: str) -> SearchResult:
 def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_text: bool) -> None:
     """Plan each stage of a ladder on the same GPUs and print the bill."""
     machine = clusters.load(cluster)
-    of_cards = (card,) if card else ladder_named(name).cards
+    of_cards = (card,) if card else cards_of(name)
     if len(of_cards) != 1:
         which = "several cards" if of_cards else "no card in particular"
         first = of_cards[0] if of_cards else "CARD"

@@ -2,16 +2,13 @@
 """`longhaul prepare`: convert documents to a token store."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from data.prepare import HELDOUT_FRACTION, VOCAB_SIZE
 from longhaul.pages.store_page import show_store
 from longhaul.terminal.messages import next_command
-
-if TYPE_CHECKING:
-    pass
 
 
 def prepare(
@@ -59,7 +56,23 @@ def prepare(
         overwrite=overwrite,
     )
     show_store(manifest)
-    next_command(
-        ["longhaul", "pretrain", "--factory", "NAME", f"data.store={out}"],
-        "train on it; NAME is a recipe that `longhaul recipes` lists",
-    )
+    model = None if tokenizer is None else _import_of(Path(tokenizer))
+    if model is None:
+        next_command(
+            ["longhaul", "pretrain", "--factory", "NAME", "--store", out],
+            "train on it; NAME is a recipe that `longhaul recipes` lists",
+        )
+    else:
+        next_command(
+            ["longhaul", "pretrain", "--card", model, "--ladder", "LADDER", "--store", out],
+            "train on it; LADDER is your file or a name that `longhaul ladders` lists",
+        )
+
+
+def _import_of(tokenizer: Path) -> Path | None:
+    """Return the import that a tokenizer's folder is of, None for any other."""
+    from recipes.checkpoints.files import HUGGING_FACE
+    from recipes.checkpoints.marker import is_marked
+
+    of_import = tokenizer.name == HUGGING_FACE and is_marked(tokenizer.parent)
+    return tokenizer.parent if of_import else None

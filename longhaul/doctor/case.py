@@ -154,7 +154,7 @@ class Case:
         workload, machine = self.plan.workload, self.plan.cluster
         yield (
             f"{self.name}: {workload.card.name} at {length_shown(workload.seq_length)} tokens on "
-            f"{self.plan.gpus} GPUs of {machine.name} ({machine.gpu.name})"
+            f"{counted(self.plan.gpus, 'GPU')} of {machine.name} ({machine.gpu.name})"
         )
         yield (
             f"layout: {words_of(workload.layout)}; "

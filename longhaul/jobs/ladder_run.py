@@ -8,14 +8,15 @@ from pathlib import Path
 from data.store import Manifest
 from longhaul.defaults import run_of, store_of
 from longhaul.terminal.messages import note
+from recipes.checkpoints.marker import require_origin
 from recipes.shipped.machines import Machines, on_machines
-from recipes.shipped.named import combined, ladder_named
+from recipes.shipped.named import OF_THE_HUB, cards_of, combined
 from recipes.shipped.rotation import of_other_cards
 from recipes.shipped.row import Row
 from recipes.shipped.table import ROWS
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import family_name, recipe_name
+from recipes.spec.naming import MODELS, family_name, recipe_name
 from recipes.spec.stage import Ladder, Stage
 
 
@@ -60,7 +61,7 @@ def choose(ladder: str, card: str | None, stage: str = "") -> tuple[Ladder, Mode
     Rotations that do not suit the card are noted; of a stage, only its own.
     """
     if card is None:
-        cards = ladder_named(ladder).cards
+        cards = cards_of(ladder)
         rows = [row.card.name for row in ROWS.values() if row.ladder.name == ladder]
         fitting = list(dict.fromkeys(rows)) or list(cards)
         if len(fitting) != 1:
@@ -70,6 +71,8 @@ def choose(ladder: str, card: str | None, stage: str = "") -> tuple[Ladder, Mode
             )
         card = fitting[0]
     model, chosen, unsuited = combined(card, ladder, stage)
+    if model.path and not model.start:
+        require_origin(MODELS / model.name, model.path.removeprefix(OF_THE_HUB))
     for said in filter(None, (of_other_cards(chosen, model), *unsuited)):
         note(f"note: {said}")
     return chosen, model

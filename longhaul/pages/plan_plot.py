@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from data.files.whole import replacing
 from eval.report.plots import PALETTE
+from longhaul.pages.recipe_facts import counted
 from recipes.planner.plan import Plan
 from recipes.planner.search import SearchRequest, at_length, search
 from recipes.spec.naming import length_shown
@@ -32,7 +33,9 @@ def picture(question: SearchRequest) -> Figure:
     plans = {length: _fastest(question, length) for length in _lengths(question.seq_length)}
     there = {length: plan for length, plan in plans.items() if plan is not None}
     if not there:
-        raise ValueError(f"nothing fits {question.gpus} GPUs of {question.cluster.name}: no plot")
+        raise ValueError(
+            f"nothing fits {counted(question.gpus, 'GPU')} of {question.cluster.name}: no plot"
+        )
     figure = Figure(figsize=(11.6, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     memory, time = figure.subplots(1, 2)
@@ -62,8 +65,8 @@ def picture(question: SearchRequest) -> Figure:
             frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), reverse=True
         )
     figure.suptitle(
-        f"{question.card.name} on {question.gpus} GPUs of {question.cluster.name}, the fastest "
-        "layout at each length"
+        f"{question.card.name} on {counted(question.gpus, 'GPU')} of {question.cluster.name}, the "
+        "fastest layout at each length"
     )
     return figure
 

@@ -2,6 +2,7 @@
 """Completeness markers of checkpoints. Imports no torch, since the CLI checks them first."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ MARKER = "longhaul.json"
 VOCABULARY = "vocabulary"
 """Fact of a marker: the tokens of the model, whose embedding may have further rows that pad it.
 Markers of earlier versions lack it; their checkpoints have no padding."""
+
+ORIGIN = "imported_from"
+"""Fact of an import's marker: the folder or the name on the hub. Earlier versions lack it."""
 
 
 def is_marked(folder: Path) -> bool:
@@ -71,6 +75,27 @@ def require_vocabulary(checkpoint: Path, tokens: int) -> None:
         raise ValueError(
             f"{checkpoint} is of a model with a vocabulary of {found:,} and this one has "
             f"{tokens:,}; start from a checkpoint of the same model"
+        )
+
+
+def origin_of(source: str) -> str:
+    """Return what an import's marker records of a folder, its absolute path, or of a hub name."""
+    return str(Path(source).resolve()) if Path(source).is_dir() else source
+
+
+def require_origin(checkpoint: Path, source: str) -> None:
+    """Raise ValueError if a checkpoint was imported from another folder or name than `source`.
+
+    Two folders of one name would otherwise share `models/NAME`, and the weights of the first would
+    be trained for the second.
+    """
+    facts = checkpoint_facts(checkpoint) or {}
+    found, asked = facts.get(ORIGIN), origin_of(source)
+    if found not in (None, asked):
+        words = shlex.join(["longhaul", "import", "--from", source, "--to"])
+        raise ValueError(
+            f"{checkpoint} was imported from {found}, not from {asked}; to train what it has use "
+            f"--card {checkpoint}, or import the other: {words} models/OTHER_NAME, and name that"
         )
 
 

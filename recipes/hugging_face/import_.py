@@ -39,7 +39,7 @@ from data import tokenizer
 from data.files.appearing import appearing
 from data.hub import TOKENIZER_FILES
 from recipes.checkpoints.files import FILES, HUGGING_FACE, described, for_marker
-from recipes.checkpoints.marker import VOCABULARY, write_marker
+from recipes.checkpoints.marker import ORIGIN, VOCABULARY, origin_of, write_marker
 from recipes.checkpoints.streamed_weights import write_weights
 from recipes.hugging_face import weight_map
 from recipes.hugging_face.convert import DTYPES, to_megatron
@@ -50,12 +50,18 @@ from recipes.spec.model_card import ModelCard
 
 
 def write_checkpoint(
-    folder: Path, source: Path, card: ModelCard, stored: Mapping[str, Stored]
+    folder: Path,
+    source: Path,
+    card: ModelCard,
+    stored: Mapping[str, Stored],
+    *,
+    origin: str = "",
 ) -> None:
     """Write the checkpoint of a model atomically into a new folder.
 
-    `stored` are the tensors of `source`, checked by `recipes.hugging_face.config`. Raises
-    ValueError if `source` has no usable tokenizer.
+    `stored` are the tensors of `source`, checked by `recipes.hugging_face.config`. The marker
+    records `origin`, the name on the hub or the folder, by default `source`. Raises ValueError if
+    `source` has no usable tokenizer.
     """
     if not any(next(source.glob(pattern), None) for pattern in TOKENIZER_FILES):
         raise ValueError(
@@ -72,6 +78,7 @@ def write_checkpoint(
             "temperature": card.native_rope.temperature,
             "tokenizer": fingerprint(source),
             VOCABULARY: card.vocab,
+            ORIGIN: origin_of(origin or str(source)),
         }
         write_weights(part / "weights", _Streamed(card, stored))
         write_marker(part, marker | {FILES: for_marker(described(part))})

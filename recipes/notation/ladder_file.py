@@ -104,13 +104,7 @@ def read(path: Path, card: ModelCard | None = None) -> Ladder:
 
     Raises ValueError, with the path and the stage, for anything that a ladder cannot have.
     """
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path} is not a ladder: its name ends in {', '.join(SUFFIXES)}")
-    if not path.is_file():
-        raise ValueError(
-            f"there is no ladder file {path}; `longhaul ladders new {shlex.quote(str(path))}` "
-            "writes one"
-        )
+    _require_file(path)
     ladder = _of_python(path) if path.suffix == ".py" else _of_yaml(path, card)
     if NAME.fullmatch(ladder.name) is None:
         raise ValueError(
@@ -118,6 +112,27 @@ def read(path: Path, card: ModelCard | None = None) -> Ladder:
             "letters, digits, dots and _"
         )
     return ladder
+
+
+def cards(path: Path) -> tuple[str, ...]:
+    """Return the cards that a file names; its rotations may leave out what they have.
+
+    Raises ValueError as `read` does.
+    """
+    _require_file(path)
+    if path.suffix == ".py":
+        return _of_python(path).cards
+    return _stated(read_yaml(path), path).cards
+
+
+def _require_file(path: Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path} is not a ladder: its name ends in {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise ValueError(
+            f"there is no ladder file {path}; `longhaul ladders new {shlex.quote(str(path))}` "
+            "writes one"
+        )
 
 
 def _of_python(path: Path) -> Ladder:
@@ -171,11 +186,15 @@ def from_text(text: str, path: Path, card: ModelCard | None = None) -> Ladder:
     return _of_content(yaml.safe_load(text), path, card)
 
 
-def _of_content(content: Any, path: Path, card: ModelCard | None) -> Ladder:
+def _stated(content: Any, path: Path) -> _Ladder:
     if not isinstance(content, dict):
         kind = "empty" if content is None else f"a {type(content).__name__}"
         raise ValueError(f"{path} is {kind}, not a mapping; `longhaul ladders new FILE` writes one")
-    stated = decode(_Ladder, content, str(path))
+    return decode(_Ladder, content, str(path))
+
+
+def _of_content(content: Any, path: Path, card: ModelCard | None) -> Ladder:
+    stated = _stated(content, path)
     stages = []
     for number, stage in enumerate(stated.stages):
         try:

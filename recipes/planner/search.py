@@ -290,7 +290,8 @@ def why_not(question: SearchRequest, answer: SearchResult) -> str:
     """Return what is lacking if nothing fits, how much, and the cheapest change that helps."""
     card, cluster = question.card, question.cluster
     said = (
-        f"no layout of {card.name} at {question.seq_length:,} tokens fits {question.gpus} GPUs of "
+        f"no layout of {card.name} at {question.seq_length:,} tokens fits "
+        f"{question.gpus} GPU{'s' if question.gpus > 1 else ''} of "
         f"{cluster.name}"
     )
     if answer.nearest is None:

@@ -34,6 +34,8 @@ def card_named(word: str) -> ModelCard:
         from recipes.hugging_face.hub import local_folder
 
         hf_id = word.removeprefix(OF_THE_HUB)
+        if not hf_id:
+            raise ValueError(f"--card {word} names no model; write hf:OWNER/NAME")
         folder = local_folder(hf_id, None, weights=False)
         card = _card(folder, hf_id.rpartition("/")[2], hf_id, word)
         return _unlike_shipped(replace(card, path=word), word)
@@ -104,6 +106,15 @@ def ladder_named(word: str, card: ModelCard | None = None) -> Ladder:
             f"{word}: name is {ladder.name!r}, which is a shipped ladder; choose another name"
         )
     return replace(ladder, path=word)
+
+
+def cards_of(word: str) -> tuple[str, ...]:
+    """Return the cards that a ladder is for, by its shipped name or its file."""
+    if word in LADDERS or not word.endswith(FILES):
+        return ladder_named(word).cards
+    from recipes.notation import ladder_file  # here: it imports pydantic
+
+    return ladder_file.cards(Path(word))
 
 
 def combined(card: str, ladder: str, stage: str = "") -> tuple[ModelCard, Ladder, list[str]]:

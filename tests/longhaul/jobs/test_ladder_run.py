@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from longhaul.jobs import ladder_run
+from recipes.checkpoints.marker import ORIGIN, origin_of, write_marker
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
+from recipes.notation import ladder_file
 from recipes.shipped.table import ROWS
+from tests.recipes.hugging_face.support.models import CONFIGS
 
 
 def test_every_card_of_a_ladder_has_a_recipe_for_each_stage_and_no_recipe_is_left_over():
@@ -24,6 +27,28 @@ def test_every_card_of_a_ladder_has_a_recipe_for_each_stage_and_no_recipe_is_lef
 def test_the_only_card_of_a_ladder_needs_no_naming():
     ladder, card = ladder_run.choose("tiny", None)
     assert (ladder.name, card.name) == ("tiny", "tiny")
+
+
+def test_the_only_card_of_a_file_completes_its_rotations(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("cards: [llama3_8b]\n" + ladder_file.template(path))
+    ladder, card = ladder_run.choose(str(path), None)
+    assert card is CARDS["llama3_8b"]
+    assert ladder.stages[0].rope.base == card.native_rope.base
+
+
+def test_weights_of_another_folder_of_the_same_name_are_not_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = (tmp_path / parent / "small" for parent in ("a", "b"))
+    for folder in (first, second):
+        CONFIGS["llama"].save_pretrained(folder)
+    facts = {"step": 0, "max_steps": 0, "tokenizer": "t", ORIGIN: origin_of("a/small")}
+    write_marker(tmp_path / "models" / "small", facts)
+    _, card = ladder_run.choose("yarn", "a/small")
+    assert card.path == "a/small"
+    with pytest.raises(ValueError, match="to train what it has use --card models/small") as told:
+        ladder_run.choose("yarn", "b/small")
+    assert "longhaul import --from b/small --to models/OTHER_NAME" in str(told.value)
 
 
 def test_a_ladder_of_several_cards_asks_for_one():

@@ -9,7 +9,7 @@ import pytest
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.notation import ladder_file
-from recipes.shipped.named import card_named, combined, ladder_named
+from recipes.shipped.named import card_named, cards_of, combined, ladder_named
 from recipes.spec.naming import start_folder
 from tests.recipes.hugging_face.support.models import CONFIGS, CONTEXT
 
@@ -60,6 +60,7 @@ def test_an_import_is_a_card_that_a_stage_starts_from(model):
         ("models/none", "--card models/none: there is no such folder"),
         (".", "has no config.json; name the folder of a Hugging Face model"),
         ("hf:../x", "not a Hugging Face hub name"),
+        ("hf:", "--card hf: names no model; write hf:OWNER/NAME"),
     ],
 )
 def test_another_word_is_no_card(word, said, tmp_path, monkeypatch):
@@ -90,6 +91,17 @@ def test_a_ladder_is_a_shipped_one_or_a_file(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="ladder") as told:
             ladder_named(word)
         assert said in str(told.value)
+
+
+def test_the_cards_of_a_file_are_known_before_its_rotations(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("cards: [llama3_8b]\n" + ladder_file.template(path))
+    with pytest.raises(ValueError, match="rope has no base; state it, or name the card"):
+        ladder_named(str(path))
+    assert cards_of(str(path)) == ("llama3_8b",)
+    assert cards_of("prolong") == LADDERS["prolong"].cards
+    with pytest.raises(ValueError, match=r"there is no ladder file none\.yaml"):
+        cards_of("none.yaml")
 
 
 def test_a_file_with_the_name_of_a_shipped_ladder_is_refused(tmp_path):
