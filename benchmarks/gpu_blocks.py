@@ -3,6 +3,7 @@
 
 import argparse
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -192,10 +193,11 @@ def loss_part(shape: Shape, device: Device, given: argparse.Namespace) -> str:
         _cut_cross_entropy(x, weight, labels),
     ]
     found = in_turn(blocks, device, given.rounds)
-    fused = [one.seconds for one in found[2:] if not one.reason]
-    claims = [claim("bytes", found[0].extra_bytes / max(1, found[1].extra_bytes), MOST_LOSS_BYTES)]
-    if fused:
-        claims.append(claim("time of the faster", found[0].seconds / min(fused), MOST_LOSS_TIME))
+    fused = min(found[2:], key=lambda one: math.inf if one.reason else one.seconds)
+    claims = [
+        bytes_claim(found[0], found[1], MOST_LOSS_BYTES),
+        time_claim("time of the faster", found[0], fused, MOST_LOSS_TIME),
+    ]
     title = f"## Loss head, {given.loss_tokens:,} tokens"
     return "\n\n".join([title, _blocks_table(blocks, found), " ".join(claims)])
 
@@ -229,8 +231,8 @@ def mlp_part(shape: Shape, device: Device, given: argparse.Namespace) -> str:
     ]
     found = in_turn(blocks, device, given.rounds)
     claims = [
-        claim("bytes", found[0].extra_bytes / max(1, found[1].extra_bytes), MOST_MLP_BYTES),
-        claim("time of checkpointed", found[0].seconds / found[2].seconds, MOST_MLP_TIME),
+        bytes_claim(found[0], found[1], MOST_MLP_BYTES),
+        time_claim("time of checkpointed", found[0], found[2], MOST_MLP_TIME),
     ]
     title = f"## MLP, {given.mlp_tokens:,} tokens"
     return "\n\n".join([title, _blocks_table(blocks, found), " ".join(claims)])
@@ -253,6 +255,22 @@ def _blocks_table(blocks: Sequence[Block], found: Sequence[Measured]) -> str:
         for block, one in zip(blocks, found, strict=True)
     ]  # fmt: skip
     return table(["block", "note", "ms", "extra MiB", "time, ours over", "bytes, ours over"], rows)
+
+
+def bytes_claim(ours: Measured, peer: Measured, most: float) -> str:
+    """Return the sentence of a claim about bytes; none is made where a peer was not measured."""
+    reason = ours.reason or peer.reason
+    if reason:
+        return f"Of bytes: no claim, since one of the two was not measured ({reason})."
+    return claim("bytes", ours.extra_bytes / max(1, peer.extra_bytes), most)
+
+
+def time_claim(what: str, ours: Measured, peer: Measured, most: float) -> str:
+    """Return the sentence of a claim about time; none is made where a peer was not measured."""
+    reason = ours.reason or peer.reason
+    if reason:
+        return f"Of {what}: no claim, since one of the two was not measured ({reason})."
+    return claim(what, ours.seconds / peer.seconds, most)
 
 
 def claim(what: str, ratio: float, most: float) -> str:
