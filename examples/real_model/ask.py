@@ -16,7 +16,6 @@ from typing import Any
 
 BEGINNING = "The lighthouse on the island of Fenwick is kept by"
 SENTENCE = f"{BEGINNING} Mara Falk and her two brothers."
-MODULE = "argparse.py"
 DEPTH = 0.2
 
 
@@ -27,16 +26,24 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=12 * 1024, help="length of the prompt")
     parser.add_argument("--depth", type=float, default=DEPTH, help="depth of the sentence, 0 to 1")
     given = parser.parse_args()
+    if not 0 <= given.depth <= 1:
+        sys.exit(f"error: --depth is {given.depth:g}; it is a share of the prompt, from 0 to 1")
     for folder in given.models:
         if not (folder / "config.json").is_file():
             sys.exit(f"error: {folder} is not a Hugging Face folder: it has no config.json")
     for folder in given.models:
-        length, answer = ask(folder, given.tokens, given.depth)
+        try:
+            length, answer = ask(folder, given.tokens, given.depth)
+        except ValueError as error:
+            sys.exit(f"error: {error}")
         print(f"{folder}, after {length:,} tokens: {answer}")
 
 
 def ask(folder: Path, tokens: int, depth: float) -> tuple[int, str]:
-    """Return the length of the prompt in tokens and the sentence as the model completes it."""
+    """Return the length of the prompt in tokens and the sentence as the model completes it.
+
+    Raises ValueError for a number of tokens that no prompt of the module can have.
+    """
     warnings.simplefilter("ignore")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -55,14 +62,19 @@ def ask(folder: Path, tokens: int, depth: float) -> tuple[int, str]:
 
 
 def prompt_of(tokenizer: Any, tokens: int, depth: float) -> list[int]:
-    """Return a prompt of so many tokens, with the sentence at a depth and its beginning last."""
-    import argparse as module
+    """Return a prompt of `tokens` tokens, with the sentence at a depth and its beginning last.
 
-    text = Path(module.__file__).with_name(MODULE).read_text(encoding="utf-8")
+    Raises ValueError if the two do not fit, and if the module is shorter than that.
+    """
+    text = Path(argparse.__file__).read_text(encoding="utf-8")
     words = tokenizer.encode(text, add_special_tokens=False)
     sentence = tokenizer.encode(f"\n# {SENTENCE}\n", add_special_tokens=False)
     last = tokenizer.encode(f"\n# {BEGINNING}", add_special_tokens=False)
-    before, room = round(depth * tokens), tokens - len(sentence) - len(last)
+    room = tokens - len(sentence) - len(last)
+    if not 0 <= room <= len(words):
+        least, most = tokens - room, tokens - room + len(words)
+        raise ValueError(f"--tokens is {tokens:,}; it can be {least:,} to {most:,}")
+    before = round(depth * room)
     return [*words[:before], *sentence, *words[before:room], *last]
 
 
