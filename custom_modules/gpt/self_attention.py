@@ -178,9 +178,8 @@ class ContextParallelAttention(nn.Module):
         return out.flatten(2)
 
     def _kernel(self, x: Tensor, head_dim: int, documents: Documents | None) -> AttentionKernel:
-        return kernel_for(
-            x.device, x.dtype, head_dim, self.kernel_name, documents=documents is not None
-        )
+        several = documents is not None and max(map(len, documents.lengths)) > 1
+        return kernel_for(x.device, x.dtype, head_dim, self.kernel_name, documents=several)
 
     def from_hidden(self, x: Tensor, layer: "LongContextSelfAttention", table: Tensor | None,
                     documents: Documents | None) -> Tensor:  # fmt: skip

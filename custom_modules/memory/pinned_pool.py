@@ -11,6 +11,7 @@ a DataLoader. Each buffer therefore is a mapping of its own that forked processe
 (`MADV_DONTFORK`, madvise(2)); they must not read it.
 """
 
+import ctypes
 import mmap
 import os
 import weakref
@@ -63,10 +64,23 @@ def left_to_groups(joined: str, root: Path) -> Iterator[int]:
                 continue
 
 
+_MAPPINGS: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+
+def _keep_for_ever() -> None:
+    """Have a forked process never unmap buffers: it may have other memory at their addresses."""
+    for pages in _MAPPINGS:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pages))
+
+
+os.register_at_fork(after_in_child=_keep_for_ever)
+
+
 def own_pages(size: int) -> Tensor:
     """Return a uint8 buffer [size] on pages of its own, which a forked process does not have."""
     pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_DONTFORK)
+    _MAPPINGS.add(pages)
     storage = torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
     empty = torch.empty(0, dtype=torch.uint8, device="cpu")
     return empty.set_(storage, 0, (size,), (1,))  # an operator, as those that count memory need
@@ -84,7 +98,6 @@ class HostPool:
         self._free: dict[int, list[tuple[Tensor, object]]] = {}
         self._buffers: list[Tensor] = []
         self._process = os.getpid()
-        _POOLS.add(self)
 
     def take(self, size: int) -> tuple[Tensor, object]:
         """Return a buffer of `size` bytes and the end of the last copy from it, or None.
@@ -136,15 +149,3 @@ class HostPool:
             torch.cuda.synchronize()  # copies may still read and write them
             for buffer in self._buffers:
                 torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())
-
-
-_POOLS: weakref.WeakSet[HostPool] = weakref.WeakSet()
-_OF_THE_PARENT: list[list[Tensor]] = []
-
-
-def _leave_to_the_parent() -> None:
-    """Have a forked process never unmap buffers: it may have other memory at their addresses."""
-    _OF_THE_PARENT.extend(pool._buffers for pool in _POOLS)
-
-
-os.register_at_fork(after_in_child=_leave_to_the_parent)
