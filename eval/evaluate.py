@@ -24,7 +24,13 @@ from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks
 from eval.loss_by_position import loss_by_position, mean_over
 from eval.passkey import DIGITS, prompts, score
-from eval.report.evaluations import Settings, evaluated_with, write_evaluation
+from eval.report.evaluations import (
+    Settings,
+    base_record,
+    evaluated_with,
+    write_evaluation,
+    write_record,
+)
 from eval.report.gains import standard_error
 from eval.run_folder import (
     BUCKET,
@@ -89,7 +95,10 @@ def evaluate(
         )  # fmt: skip
         for subject in subjects(folder, stages, base=base):
             asked_for = (subject.name, settings, subject.step, sorted(lengths))
-            if missing and evaluated_with(folder, *asked_for):
+            record = subject.record(folder)
+            if missing and evaluated_with(folder, *asked_for, record):
+                if dist.get_rank() == 0 and record is not None:
+                    write_record(folder, subject.name, record)
                 continue
             model = load_model.load(
                 subject.stage,
@@ -102,7 +111,8 @@ def evaluate(
             losses = loss_by_position(model, texts, longest)
             grid = passkey_grid(model, manifest, hay, asked) if trials else None
             if dist.get_rank() == 0:
-                write_evaluation(folder, evaluation(subject, losses, sorted(lengths), grid, store))
+                found = evaluation(subject, record, losses, sorted(lengths), grid, store)
+                write_evaluation(folder, found)
 
 
 def held_out(manifest: Manifest, least: int, documents: int) -> list[NDArray[np.int64]]:
@@ -125,6 +135,16 @@ class Subject:
     step: int
     base: BaseModel | None = None
 
+    def record(self, run: Path) -> BaseRecord | None:
+        """Return what an evaluation states of a base model; None for a stage.
+
+        Its stages are those of this command, and those of earlier ones that compared with the same.
+        """
+        if self.base is None:
+            return None
+        own = BaseRecord(str(self.base.checkpoint), self.base.rope.to_dict(), self.base.stages)
+        return own.with_stages_of(base_record(run, self.name))
+
 
 def subjects(run: Path, stages: Sequence[str], *, base: bool) -> Iterator[Subject]:
     """Yield the base models of stages if asked for, and then the stages."""
@@ -140,15 +160,18 @@ def subjects(run: Path, stages: Sequence[str], *, base: bool) -> Iterator[Subjec
 
 def evaluation(
     subject: Subject,
+    record: BaseRecord | None,
     losses: NDArray[np.float64],
     lengths: Sequence[int],
     grid: Passkey | None,
     store: str,
 ) -> Evaluation:
-    """Return the evaluation of one subject; `losses` are by document and bucket of positions."""
+    """Return the evaluation of one subject; `losses` are by document and bucket of positions.
+
+    `record` is `Subject.record`.
+    """
     documents, longest = len(losses), max(lengths)
     means = losses.mean(0).tolist()
-    base = subject.base
     return Evaluation(
         stage=subject.name,
         seq_length=subject.context,
@@ -166,9 +189,7 @@ def evaluation(
         passkey=grid,
         store=store,
         step=subject.step,
-        base=None
-        if base is None
-        else BaseRecord(str(base.checkpoint), base.rope.to_dict(), base.stages),
+        base=record,
     )
 
 

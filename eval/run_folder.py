@@ -173,6 +173,16 @@ class BaseRecord:
     rope: dict[str, Any]
     stages: tuple[str, ...] = ()
 
+    def same_weights(self, other: "BaseRecord | None") -> bool:
+        """Return whether another record is of the same weights under the same rotation."""
+        return other is not None and (self.checkpoint, self.rope) == (other.checkpoint, other.rope)
+
+    def with_stages_of(self, other: "BaseRecord | None") -> "BaseRecord":
+        """Return the record with the stages of an earlier one of the same weights too."""
+        if other is None or not self.stages or not self.same_weights(other):
+            return self
+        return replace(self, stages=tuple(dict.fromkeys((*other.stages, *self.stages))))
+
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -66,6 +66,19 @@ def default(option: str, given: str | None = None) -> str:
     return "" if found is None else os.path.expanduser(found.value)
 
 
+def planned_cluster(given: str = "") -> str:
+    """Return the cluster to plan for: the one given, or the default if its file states hardware.
+
+    Returns an empty word if there is neither. A file without hardware still submits jobs.
+    """
+    from recipes.spec import cluster  # here: it imports yaml
+
+    name = given or default("cluster")
+    if given or not name or "hardware" in cluster.content(cluster.path_of(name)):
+        return name
+    return ""
+
+
 def store_of(card: ModelCard, given: Path | None = None) -> Path:
     """Return the token store: the one given, the default, or the conventional one."""
     return given or _folder("store", {"card": card.name}) or store_folder(card)

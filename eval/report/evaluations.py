@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from custom_modules.checkpoints.index import CheckpointError
 from eval.run_folder import (
+    BaseRecord,
     BrokenResultError,
     Evaluation,
     StageResults,
@@ -104,11 +105,17 @@ def write_evaluation(run: Path, evaluation: Evaluation) -> None:
 
 
 def evaluated_with(
-    run: Path, stage: str, settings: Settings, step: int, ends: Sequence[int]
+    run: Path,
+    stage: str,
+    settings: Settings,
+    step: int,
+    ends: Sequence[int],
+    base: BaseRecord | None = None,
 ) -> bool:
     """Return whether the latest evaluation of a stage is of this step and was asked for the same.
 
-    The same are the settings and the `ends` of the ranges of positions.
+    The same are the settings and the `ends` of the ranges of positions; of a `base` model also its
+    weights and its rotation.
     """
     try:
         latest = read_evaluation(run, stage)
@@ -119,7 +126,24 @@ def evaluated_with(
         and Settings.of(latest) == settings
         and latest.step == step
         and [mean.stop for mean in latest.ranges] == list(ends)
+        and (base is None or base.same_weights(latest.base))
     )
+
+
+def base_record(run: Path, name: str) -> BaseRecord | None:
+    """Return what the latest evaluation of a base model states of it; None without one."""
+    try:
+        latest = read_evaluation(run, name)
+    except BrokenResultError:
+        return None
+    return None if latest is None else latest.base
+
+
+def write_record(run: Path, name: str, base: BaseRecord) -> None:
+    """Write what the latest evaluation of a base model states of it, if that has changed."""
+    latest = read_evaluation(run, name)
+    if latest is not None and latest.base != base:
+        write_json(evaluation_path(run, name), replace(latest, base=base))
 
 
 def other_evaluations(run: Path, stage: str) -> list[Evaluation]:

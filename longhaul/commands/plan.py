@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from longhaul.defaults import default
+from longhaul.defaults import planned_cluster
 from longhaul.doctor.case import Case, Recipe, after_comments, on_one_line
 from longhaul.options import K_IS, Cluster, Json, length_of, print_json
 from longhaul.pages.plan_page import as_json, bill, page
@@ -78,7 +78,7 @@ def plan(
     plot: Annotated[Path | None, typer.Option(help="PNG: memory and time by length.")] = None,
 ) -> None:
     """Choose the fastest layout that fits, and print its memory and its time by category."""
-    cluster = default("cluster", cluster) or CLUSTER
+    cluster = planned_cluster(cluster) or CLUSTER
     machine = clusters.load(cluster)
     if fp8 and fp8 not in FP8:
         raise ValueError(f"--fp8 is {fp8!r}; expected one of {', '.join(FP8)}")
@@ -149,6 +149,11 @@ def plan(
         page(question, answer, budget, default_budget=not tokens, why=why)
         if trained is not None:
             typer.echo(f"train it, as a stage of a ladder:\n  {trained}")
+        elif question.seq_length < model.native_context:
+            typer.echo(
+                f"{model.name} was trained for {model.native_context:,} tokens; a ladder extends "
+                "that, so no command trains it at fewer"
+            )
         else:
             shown = length_shown(question.seq_length)
             typer.echo(f"no ladder has a stage of {shown} for {model.name}; write one, train it:")
@@ -236,7 +241,7 @@ def stage_command(
 ) -> str | None:
     """Return the command that trains a layout as a stage of a ladder; None if there is none."""
     card = question.card
-    row = shipped_row(card, ladder, stage)
+    row = None if card.path else shipped_row(card, ladder, stage)  # that of the card's name
     shipped = row.layout if row is not None and row.cluster == cluster else None
     recipe = Recipe(card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped)
     workload = recipe.workload(layout, question.cluster)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data.files.writable import require_file, require_folder
-from longhaul.defaults import default, run_of, store_of
+from longhaul.defaults import default, planned_cluster, run_of, store_of
 from longhaul.jobs import ladder_run
 from longhaul.options import (
     Account,
@@ -95,7 +95,9 @@ def pretrain(
     submits = executor == "slurm"
     asked = Machines(
         nodes=nodes, gpus=gpus, layout=layout, device=device,
-        cluster=default("cluster", cluster) if combined or submits else cluster,
+        cluster=default("cluster", cluster) if submits
+        else planned_cluster(cluster) if combined
+        else cluster,
     )  # fmt: skip
     if asked.on_cpu and not submits:
         require_no_machines(replace(asked, cluster=cluster))
@@ -103,11 +105,15 @@ def pretrain(
     if factory:
         row = lookup("recipe", factory, ROWS)
         if asked.sized or asked.cluster:
+            from recipes.shipped.select import short
+
             row = on_machines(row, _of_card(asked))
+            row_notes = list(short(row))
     elif combined:
         from recipes.shipped import select
 
         row = select.choose(card, ladder, stage, _of_card(asked))
+        ladder_run.require_own_import(row.card)
         row_notes = list(select.notes(row))
     if row is not None and not submits:
         ladder_run.require_here(row, nodes, cluster)

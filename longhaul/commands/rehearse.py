@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data.files.writable import require_file, require_folder
-from longhaul.defaults import default
+from longhaul.defaults import planned_cluster
 from longhaul.options import Cluster, Gpus, MachineLayout, Ranks
 from longhaul.rehearsal import verification_card as cards
 from longhaul.run_folder import lock
@@ -95,7 +95,7 @@ def rehearse(
     if combined:
         from recipes.shipped.select import row_of
 
-        row = row_of(card, ladder, stage, asked, default("cluster") or CLUSTER)
+        row = row_of(card, ladder, stage, asked, planned_cluster() or CLUSTER)
     elif asked != Machines():
         raise ValueError(
             "--nodes, --gpus, --layout and --cluster apply only to --card; "
@@ -124,7 +124,7 @@ def rehearse(
     if write_card is not None:
         options = _options(
             card=card, ladder=ladder, stage=stage, nodes=nodes, gpus=gpus, layout=layout,
-            cluster=cluster or default("cluster"),
+            cluster=planned_cluster(cluster),
         )  # fmt: skip
         first = options if combined else [name]
         given = [*first, *_options(ranks=ranks, store=store), *overrides]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data.files.writable import require_folder
-from longhaul.defaults import default
+from longhaul.defaults import default, planned_cluster
 from longhaul.jobs import ladder_run
 from longhaul.options import (
     Account,
@@ -90,9 +90,8 @@ def run(
         executor, account=account, partition=partition, source=source, tokenizer=tokenizer,
         export=export, gate=gate,
     )  # fmt: skip
-    asked = Machines(
-        nodes=nodes, gpus=gpus, layout=layout, cluster=default("cluster", cluster), device=device
-    )
+    named = default("cluster", cluster) if submits else planned_cluster(cluster)
+    asked = Machines(nodes=nodes, gpus=gpus, layout=layout, cluster=named, device=device)
     if asked.on_cpu and not submits:
         require_no_machines(replace(asked, cluster=cluster))
         asked = replace(asked, cluster="")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longhaul.defaults import default, store_of
+from longhaul.defaults import planned_cluster, store_of
 from longhaul.options import Cluster, Gpus, Json, MachineLayout, print_json
 from longhaul.terminal.console import loading, print_table, table_for_terminal
 from recipes.shipped.machines import Machines
@@ -75,7 +75,7 @@ def _combined(card: str, ladder: str, stage: str, asked: Machines) -> "tuple[Row
     """Return a card on a stage as a row, and the notes on it."""
     from recipes.shipped import select
 
-    row = select.row_of(card, ladder, stage, asked, default("cluster") or CLUSTER)
+    row = select.row_of(card, ladder, stage, asked, planned_cluster() or CLUSTER)
     return row, list(select.notes(row))
 
 
@@ -209,12 +209,13 @@ def _sizes(row: "Row", *, with_layout: bool = True) -> str:
 
 def _import(row: "Row") -> tuple[str, str]:
     """Return the command that imports the weights that the ladder starts from, and its purpose."""
+    from recipes.shipped.named import OF_THE_HUB
     from recipes.spec.naming import MODELS
 
     card, to = row.card, MODELS / row.card.name
     if card.path and card.hf_id is not None:
         return (
-            f"longhaul import --from {shlex.quote(card.hf_id)} --to {to}",
+            f"longhaul import --from {shlex.quote(card.path.removeprefix(OF_THE_HUB))} --to {to}",
             f"its weights, to {to}",
         )
     if card.hf_id is None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from longhaul.defaults import default
+from longhaul.defaults import planned_cluster
 from longhaul.pages.recipe_facts import counted
 from longhaul.terminal.next_commands import OnCluster, sized
 from recipes.notation.layout import layout_from, words_of
@@ -271,7 +271,7 @@ def _combined(card: str, ladder: str, stage: str, cluster: str) -> Recipe:
         card=model,
         ladder=climbed,
         stage=stage_of(climbed, stage),
-        cluster=default("cluster", cluster) or CLUSTER,
+        cluster=planned_cluster(cluster) or CLUSTER,
     )
 
 

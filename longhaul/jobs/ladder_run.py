@@ -71,11 +71,16 @@ def choose(ladder: str, card: str | None, stage: str = "") -> tuple[Ladder, Mode
             )
         card = fitting[0]
     model, chosen, unsuited = combined(card, ladder, stage)
-    if model.path and not model.start:
-        require_origin(MODELS / model.name, model.path.removeprefix(OF_THE_HUB))
+    require_own_import(model)
     for said in filter(None, (of_other_cards(chosen, model), *unsuited)):
         note(f"note: {said}")
     return chosen, model
+
+
+def require_own_import(card: ModelCard) -> None:
+    """Raise ValueError if `models/NAME` has the weights of another model of the card's name."""
+    if card.path and not card.start:
+        require_origin(MODELS / card.name, card.path.removeprefix(OF_THE_HUB))
 
 
 def plan(

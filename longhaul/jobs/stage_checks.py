@@ -44,7 +44,10 @@ def require_device(stage: ResolvedStage) -> None:
     if layout.device == "cuda":
         _require_gpus(stage)
     dtype = torch.float32 if layout.precision == "fp32" else torch.bfloat16
-    kernel_for(torch.device(layout.device), dtype, config.kv_channels, config.attention_kernel)
+    kernel_for(
+        torch.device(layout.device), dtype, config.kv_channels, config.attention_kernel,
+        documents=stage.recipe.data.documents == "within",
+    )  # fmt: skip
 
 
 def fewer_ranks(stage: ResolvedStage, shipped: int) -> Iterator[str]:

@@ -7,9 +7,9 @@
 import shlex
 from dataclasses import dataclass
 
-from longhaul.defaults import default
+from longhaul.defaults import planned_cluster
 from recipes.notation.layout import words_of
-from recipes.shipped.machines import SCALED, STATED, Machines, of_known_hardware
+from recipes.shipped.machines import SCALED, STATED
 from recipes.shipped.row import Row
 from recipes.spec import cluster
 from recipes.spec.cluster import CLUSTER
@@ -107,7 +107,7 @@ def training(card: ModelCard, ladder: Ladder, stage: Stage) -> str | None:
     alone = f"longhaul pretrain --card {card.word} --ladder {ladder.word} --stage {_length(stage)}"
     if card is TINY:
         return f"{alone} --device cpu"
-    name = of_known_hardware(Machines(cluster=default("cluster"))).cluster or CLUSTER
+    name = planned_cluster() or CLUSTER
     nodes = fewest_nodes(card, stage, name)
     if nodes is None:
         return None

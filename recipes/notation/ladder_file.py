@@ -7,6 +7,7 @@ file defines one `Ladder`; it is run as any program of its author, by the comman
 """
 
 import importlib.util
+import math
 import os
 import re
 import shlex
@@ -117,7 +118,7 @@ def read(path: Path, card: ModelCard | None = None) -> Ladder:
 def cards(path: Path) -> tuple[str, ...]:
     """Return the cards that a file names; its rotations may leave out what they have.
 
-    Raises ValueError as `read` does.
+    Raises ValueError for a file that is not a ladder. Its stages are not checked.
     """
     _require_file(path)
     if path.suffix == ".py":
@@ -161,6 +162,7 @@ def _run(path: Path, _: int) -> tuple[Ladder, ...]:
         with redirect_stdout(sys.stderr):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the author's program raises
+        del sys.modules[name]
         where = getattr(error, "lineno", None) or _line(error, path)
         raise ValueError(f"{path} line {where}: {type(error).__name__}: {error}") from error
     found = [value for value in vars(module).values() if isinstance(value, Ladder)]
@@ -292,7 +294,7 @@ def of_one_stage(
     native = card.native_rope
     trained = native.original_length or card.native_context
     stretched = seq_length > card.native_context
-    rope = f"{{method: yarn, factor: {seq_length / trained:.10g}}}" if stretched else "native"
+    rope = f"{{method: yarn, factor: {_factor(trained, seq_length)!r}}}" if stretched else "native"
     text = (resources.files("recipes.ladders") / "one_stage.yaml").read_text("utf-8")
     values = {
         "CARD": card.word,
@@ -305,6 +307,16 @@ def of_one_stage(
     text = _filled(text, values)
     from_text(text, path, card)
     return text
+
+
+def _factor(trained: int, seq_length: int) -> float | int:
+    """Return the factor that stretches a trained context to a length, not a token less."""
+    if seq_length % trained == 0:
+        return seq_length // trained
+    factor = seq_length / trained
+    return (
+        factor if math.floor(trained * factor) >= seq_length else math.nextafter(factor, math.inf)
+    )
 
 
 def _names(path: Path) -> dict[str, str]:

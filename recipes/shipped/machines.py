@@ -14,7 +14,7 @@ from recipes.spec.stage import Ladder, Stage
 
 BY_LAYOUT = "stated by --layout"
 """What stands behind a layout of a user's words."""
-SCALED = "the shipped layout, with other replicas"
+SCALED = "the shipped layout, on other machines"
 """What stands behind a shipped recipe on other machines."""
 STATED = (BY_LAYOUT, SCALED)
 """Layouts that a command has to state in words, since the planner would choose others."""

@@ -15,18 +15,21 @@ BY_FORMULA = ("linear", "ntk", "dynamic", "ntk_by_parts", "yarn", "llama3")
 def for_card(ladder: Ladder, card: ModelCard, only: int = 0) -> tuple[Ladder, list[str]]:
     """Return the ladder with rotations for a card, and a sentence for each that does not suit it.
 
-    A method with a formula keeps the context that it reaches, from the card's own base and context.
-    A base alone stays, also over another scaling, and so does a ladder for its own cards. With
-    `only` a length, the other stages are left as they are. Raises ValueError for a rotation that
-    the card cannot have.
+    A ladder for its own cards stays as it is, and so does a user's file that names no cards. For
+    another card a method with a formula keeps the context that it reaches, from the card's own base
+    and context; a base alone stays, also over another scaling. With `only` a length, the other
+    stages are left as they are. Raises ValueError for a rotation that the card cannot have.
     """
-    if card.name in ladder.cards and not ladder.path:
-        return ladder, []
-    stages, said = [], []
+    for_it = card.name in ladder.cards or (bool(ladder.path) and not ladder.cards)
+    checked = [stage for stage in ladder.stages if only in (0, stage.seq_length)]
+    said = [words for stage in checked for words in _of_own(card, ladder, stage)]
+    if for_it:
+        for stage in checked:
+            require_heads(card, ladder, stage)
+        return ladder, said
+    stages = []
     for stage in ladder.stages:
         why = rotation_refusal(card, stage)
-        if ladder.path and only in (0, stage.seq_length):
-            said += _of_own(card, ladder, stage)
         from_scratch = "scratch" in (stage.start, ladder.stages[0].start)
         if why is None or from_scratch or only not in (0, stage.seq_length):
             stages.append(stage)
@@ -43,13 +46,14 @@ def for_card(ladder: Ladder, card: ModelCard, only: int = 0) -> tuple[Ladder, li
 
 
 def _of_own(card: ModelCard, ladder: Ladder, stage: Stage) -> list[str]:
-    """Return what is worth a note about a stage of a user's ladder.
+    """Return what is worth a note about a stage of a user's ladder; of a shipped one nothing.
 
     Raises ValueError for a first stage within the card's context, and for a rotation that does not
-    reach the stage's.
+    reach the stage's. What Llama 3's scaling reaches is not stated by its factor, so it is not
+    checked.
     """
     native, shown = card.native_context, length_shown(stage.seq_length)
-    if "scratch" in (stage.start, ladder.stages[0].start):
+    if not ladder.path or "scratch" in (stage.start, ladder.stages[0].start):
         return []
     if stage.start == "card" and stage.target_length < native:
         raise ValueError(
@@ -57,6 +61,8 @@ def _of_own(card: ModelCard, ladder: Ladder, stage: Stage) -> list[str]:
             "tokens already; begin with a longer stage"
         )
     reach = native if stage.rope == "native" else stage.rope.reach
+    if stage.rope != "native" and stage.rope.method == "llama3":
+        reach = None
     if reach is not None and reach < native:
         raise ValueError(
             f"ladder {ladder.name}: the rotation of stage {shown} reaches {reach:,} tokens and the "
@@ -64,7 +70,7 @@ def _of_own(card: ModelCard, ladder: Ladder, stage: Stage) -> list[str]:
             "native"
         )
     if reach is None or reach >= stage.target_length:
-        return []
+        return _of_another_base(card, ladder, stage)
     if stage.rope == "native":
         return [
             f"stage {shown} of ladder {ladder.name} keeps the rotation of {card.name}, which was "
@@ -74,6 +80,19 @@ def _of_own(card: ModelCard, ladder: Ladder, stage: Stage) -> list[str]:
         f"ladder {ladder.name}: the rotation of stage {shown} reaches {reach:,} tokens and the "
         f"stage trains for {stage.target_length:,}; raise its factor"
     )
+
+
+def _of_another_base(card: ModelCard, ladder: Ladder, stage: Stage) -> list[str]:
+    """Return a note on a stage whose rotation begins at another base or context than the card's.
+
+    Of the stages after it the card does not tell, since they begin where the stage before ends.
+    """
+    foreign = ladder.cards and card.name not in ladder.cards  # its rotations are recomputed
+    why = None if foreign or stage.start != "card" else rotation_refusal(card, stage)
+    if why is None:
+        return []
+    shown = length_shown(stage.seq_length)
+    return [f"stage {shown} of ladder {ladder.name}: {why}; its rotation is kept as stated"]
 
 
 def is_possible(ladder: Ladder, card: ModelCard, only: int) -> bool:
@@ -101,10 +120,14 @@ def _recomputed(card: ModelCard, ladder: Ladder, stage: Stage, why: str) -> Rope
     rope, native = stage.rope, card.native_rope
     refused = f"ladder {ladder.name} cannot train {card.name} at {length_shown(stage.seq_length)}"
     assert rope != "native"
+    if ladder.path:
+        remedy = f"state its rotation for {card.name} in {ladder.path} and add it to `cards`"
+    else:
+        remedy = "write a ladder of your own for it: longhaul ladders new FILE"
     if rope.method == "longrope":
         raise ValueError(
             f"{refused}: {why}; the divisors of longrope are found for one model, by `longhaul "
-            "rope search`"
+            f"rope search`; {remedy}"
         )
     if rope.method == "default":
         same_base = replace(
@@ -115,9 +138,7 @@ def _recomputed(card: ModelCard, ladder: Ladder, stage: Stage, why: str) -> Rope
         if rotation_refusal(card, replace(stage, rope=same_base)) is None:
             return same_base
     if rope.method not in BY_FORMULA or rope.before or native.method not in ("default", "llama3"):
-        raise ValueError(
-            f"{refused}: {why}; write a ladder of your own for it: longhaul ladders new FILE"
-        )
+        raise ValueError(f"{refused}: {why}; {remedy}")
     trained = native.original_length or card.native_context
     reach = rope.factor * (rope.original_length or 0)
     if reach <= card.native_context:
@@ -167,6 +188,8 @@ def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
     if rope.method == "default":
         replaced = rope.base >= native.base
         return None if replaced else f"base {rope.base:,.10g} is below that of {card.name}"
+    if rope.before == native and rope.original_length == card.native_context:
+        return None  # it stretches the card's own rotation further
     plain = native.original_length or card.native_context
     if (rope.base, rope.original_length) != (native.base, plain):
         return f"{card.name} was trained at base {native.base:,.10g} on {plain:,} tokens"

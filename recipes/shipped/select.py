@@ -8,6 +8,7 @@ from recipes.models import TINY
 from recipes.notation.layout import words_of
 from recipes.shipped.machines import (
     BY_LAYOUT,
+    STATED,
     Machines,
     nodes_for,
     on_machines,
@@ -39,8 +40,8 @@ def notes(row: Row) -> Iterator[str]:
 
 
 def short(row: Row) -> Iterator[str]:
-    """Yield a sentence if a layout of a user's words has too little memory by the plan."""
-    if row.pinned != BY_LAYOUT or row.layout.device == "cpu":
+    """Yield a sentence if a layout that the planner did not choose has too little memory."""
+    if row.pinned not in STATED or row.layout.device == "cpu":
         return
     from recipes.planner.search import lacks, of_stage
 
@@ -49,7 +50,7 @@ def short(row: Row) -> Iterator[str]:
     plan = question.plan(layout)
     if not plan.fits:
         yield (
-            f"by the plan, {row.name} under --layout {words_of(layout)!r} {lacks(plan)} on "
+            f"by the plan, {row.name} under the layout {words_of(layout)!r} {lacks(plan)} on "
             f"{machine.name}"
         )
 
@@ -57,11 +58,12 @@ def short(row: Row) -> Iterator[str]:
 def shipped_row(card: ModelCard, ladder: Ladder, stage: Stage) -> Row | None:
     """Return the shipped recipe of a card and a ladder by their own names; None if there is none.
 
-    The name of a recipe joins both, so that of other names may equal it.
+    Card and ladder are compared too, because two pairs of names can give one recipe name.
     """
     row = ROWS.get(recipe_name(card, ladder, stage))
-    alike = row is not None and (row.card.name, row.ladder.name) == (card.name, ladder.name)
-    return row if alike else None
+    if row is None or (row.card.name, row.ladder.name) != (card.name, ladder.name):
+        return None
+    return row
 
 
 def choose(card: str, ladder: str, stage: str, asked: Machines | None = None) -> Row:

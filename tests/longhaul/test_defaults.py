@@ -92,6 +92,18 @@ def test_the_planner_and_the_commands_it_prints_take_the_cluster(own, answer):
     ).out  # fmt: skip
 
 
+def test_a_default_cluster_without_hardware_is_not_planned_for(own, answer, tmp_path):
+    file = tmp_path / "site.yaml"
+    file.write_text("name: site\nexecutor: slurm\n")
+    here(f'cluster = "{file}"\n')
+    assert defaults.planned_cluster() == ""
+    assert "GPUs of dgx_h100" in answer("plan", "llama32_1b", "--seq", "64K").out
+    asked = ("--card", "llama32_1b", "--ladder", "nemo", "--stage", "64K")
+    assert answer("show", *asked).code == 0
+    said = answer("plan", "llama32_1b", "--seq", "64K", "--cluster", file).error()
+    assert "has no mapping `hardware`" in said
+
+
 def test_jobs_take_cluster_account_and_folders(own, answer, tree, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tree)
     file = site(tree)

@@ -9,7 +9,14 @@ import pytest
 
 from eval.report import page
 from eval.report.base_plot import against_base
-from eval.report.evaluations import Settings, evaluated_with, range_rows, write_evaluation
+from eval.report.evaluations import (
+    Settings,
+    base_record,
+    evaluated_with,
+    range_rows,
+    write_evaluation,
+    write_record,
+)
 from eval.report.gains import gain_sentences, gains, pairs, standard_error
 from eval.run_folder import (
     BaseRecord,
@@ -167,6 +174,21 @@ def test_an_evaluation_is_there_only_with_the_same_settings_ranges_and_step(run)
     assert not evaluated_with(run, "base_with_ntk_x2", settings, 0, ends)
     (run / "eval" / "base.json").write_text("{")
     assert not evaluated_with(run, "base", settings, 0, ends)
+
+
+def test_a_base_model_is_compared_with_the_stages_of_earlier_evaluations_too(run):
+    name, settings, ends = STRETCHED.stage, Settings.of(STRETCHED), [512, 1024]
+    first = STRETCHED.base
+    second = replace(first, stages=("tiny_8k",)).with_stages_of(base_record(run, name))
+    assert second.stages == (*first.stages, "tiny_8k")
+    assert evaluated_with(run, name, settings, STRETCHED.step, ends, second)
+    write_record(run, name, second)
+    assert base_record(run, name) == second
+    other = replace(second, checkpoint="another")
+    assert not evaluated_with(run, name, settings, STRETCHED.step, ends, other)
+    assert other.with_stages_of(second) == other
+    own = replace(first, stages=())
+    assert own.with_stages_of(second) == own  # every stage is compared with it
 
 
 def test_settings_name_the_lengths_of_prompts_that_are_not_those_of_the_documents():

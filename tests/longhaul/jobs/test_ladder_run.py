@@ -37,7 +37,7 @@ def test_the_only_card_of_a_file_completes_its_rotations(tmp_path):
     assert ladder.stages[0].rope.base == card.native_rope.base
 
 
-def test_weights_of_another_folder_of_the_same_name_are_not_trained(tmp_path, monkeypatch):
+def test_weights_of_another_folder_of_the_same_name_are_not_trained(tmp_path, monkeypatch, answer):
     monkeypatch.chdir(tmp_path)
     first, second = (tmp_path / parent / "small" for parent in ("a", "b"))
     for folder in (first, second):
@@ -49,6 +49,8 @@ def test_weights_of_another_folder_of_the_same_name_are_not_trained(tmp_path, mo
     with pytest.raises(ValueError, match="to train what it has use --card models/small") as told:
         ladder_run.choose("yarn", "b/small")
     assert "longhaul import --from b/small --to models/OTHER_NAME" in str(told.value)
+    asked = ("pretrain", "--card", "b/small", "--ladder", "yarn", "--stage", "64K")
+    assert "models/small was imported from" in answer(*asked, "--device", "cpu").error()
 
 
 def test_a_ladder_of_several_cards_asks_for_one():

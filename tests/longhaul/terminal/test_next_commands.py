@@ -13,6 +13,7 @@ from longhaul.cli import COMMANDS, loaded
 from longhaul.commands import show
 from longhaul.jobs import ladder_run
 from longhaul.terminal.next_commands import YOUR_CLUSTER, OnCluster
+from recipes.hugging_face.config import exported_config
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.shipped import select
@@ -212,13 +213,33 @@ def test_a_plan_of_one_gpu_leads_to_a_recipe_of_one_gpu(answer):
     assert "devices: 1\n" in out
 
 
-def test_a_length_that_no_ladder_has_leads_to_a_ladder_of_one_s_own(answer):
-    new, train = words_of(answer("plan", "qwen25_7b", "--seq", "80K", "--nodes", "1").out)
+@pytest.mark.parametrize(("length", "tokens"), [("80K", 81920), ("100000", 100_000)])
+def test_a_length_that_no_ladder_has_leads_to_a_ladder_of_one_s_own(answer, length, tokens):
+    new, train = words_of(answer("plan", "qwen25_7b", "--seq", length, "--nodes", "1").out)
     code, _, err = answer(*new[1:])
     assert code == 0, err
     code, out, err = answer(*train[1:], "--dryrun")
     assert code == 0, err
-    assert "seq_length: 81920\n" in out
+    assert f"seq_length: {tokens}\n" in out
+
+
+def test_a_length_below_the_card_s_context_has_no_command(answer):
+    out = answer("plan", "llama31_8b", "--seq", "80K", "--nodes", "1").out
+    assert words_of(out) == []
+    assert "llama31_8b was trained for 131,072 tokens" in out
+
+
+def test_a_folder_with_the_name_of_a_shipped_card_is_named_in_every_command(answer):
+    card = CARDS["llama32_1b"]
+    folder = Path("weights/llama32_1b")
+    folder.mkdir(parents=True)
+    config = exported_config(None, card, card.native_rope, card.native_context, "bfloat16")
+    (folder / "config.json").write_text(json.dumps(config))
+    (planned,) = words_of(answer("plan", folder, "--seq", "64K", "--nodes", "1").out)
+    assert planned[planned.index("--card") + 1] == str(folder)
+    shown = answer("show", "--card", folder, "--ladder", "nemo", "--stage", "64K").out
+    imported = next(words for words in words_of(shown) if words[1] == "import")
+    assert imported[2:] == ["--from", str(folder), "--to", "models/llama32_1b"]
 
 
 def test_a_dryrun_of_several_nodes_shows_the_recipe_and_how_it_is_run(answer):
@@ -328,6 +349,6 @@ def test_commands_with_a_default_cluster_have_its_nodes(
 
 def test_a_scaled_recipe_is_submitted_in_the_layout_that_is_shown(answer):
     out = answer("show", "llama3_8b_prolong_64k", "--nodes", "8").out
-    assert "the shipped layout, with other replicas" in out
+    assert "the shipped layout, on other machines" in out
     (line,) = [line for line in out.splitlines() if "--executor slurm" in line]
     assert "--nodes 8 --layout 'tp2" in line

@@ -68,18 +68,54 @@ def test_a_rotation_that_reaches_less_than_the_card_s_context_is_refused():
         ({"seq_length": 4 * K, "rope": "native"}, "its context is 8,192 tokens already; begin"),
         ({"rope": RopeScaling.yarn(base=500_000, factor=2, original_length=8 * K)},
          "reaches 16,384 tokens and the stage trains for 65,536; raise its factor"),
-        ({"rope": RopeScaling.yarn(base=7.0, factor=8, original_length=8 * K)}, None),
     ],
-    ids=["within the context", "short of the stage", "another base"],
+    ids=["within the context", "short of the stage"],
 )  # fmt: skip
 def test_a_user_s_ladder_is_checked_for_its_own_cards_too(change, said):
     ladder = own(replace(LADDERS["yarn"].stages[0], **change))
-    if said is None:
-        assert "recomputed for llama3_8b" in for_card(ladder, CARDS["llama3_8b"])[1][0]
-        return
     with pytest.raises(ValueError, match=r"llama3_8b|mine") as told:
         for_card(ladder, CARDS["llama3_8b"])
     assert said in str(told.value)
+
+
+@pytest.mark.parametrize("cards", [("llama3_8b",), ()], ids=["its card", "no cards"])
+def test_a_user_s_rotations_are_kept_and_the_first_is_compared_with_the_card(cards):
+    other = RopeScaling.yarn(base=7.0, factor=8, original_length=8 * K)
+    first, second = LADDERS["yarn"].stages
+    stages = (replace(first, rope=other), replace(second, rope=replace(other, factor=16)))
+    ladder = replace(own(*stages), cards=cards)
+    found, (said,) = for_card(ladder, CARDS["llama3_8b"])
+    assert found == ladder
+    assert said == (
+        "stage 64K of ladder mine: llama3_8b was trained at base 500,000 on 8,192 tokens; its "
+        "rotation is kept as stated"
+    )
+
+
+def test_rotations_of_a_file_for_other_cards_are_recomputed_or_refused_with_the_file():
+    ladder = own(LADDERS["yarn"].stages[0])
+    found, said = for_card(ladder, CARDS["llama3_70b"])
+    assert found.stages[0].rope.base == 500_000
+    assert "its rotation is recomputed for llama3_70b" in said[0]
+    ladder = own(LADDERS["longrope2"].stages[0])
+    with pytest.raises(ValueError, match=r"state its rotation for \w+ in l\.yaml and add it to"):
+        for_card(replace(ladder, cards=("llama2_7b",)), CARDS["qwen25_7b"])
+
+
+def test_a_rotation_that_stretches_the_card_s_own_one_is_its_own():
+    card = CARDS["llama31_8b"]
+    further = RopeScaling.yarn(
+        base=500_000, factor=2, original_length=128 * K, before=card.native_rope
+    )
+    ladder = replace(own(replace(LADDERS["yarn"].stages[0], rope=further, seq_length=256 * K)))
+    assert for_card(replace(ladder, cards=("llama31_8b",)), card) == (
+        replace(ladder, cards=("llama31_8b",)), []
+    )  # fmt: skip
+
+
+def test_what_llama_3_s_scaling_reaches_is_not_read_from_its_factor():
+    ladder = replace(LADDERS["llama31"], name="mine", path="l.py")
+    assert for_card(ladder, CARDS["llama3_8b"]) == (ladder, [])
 
 
 def test_a_stage_beyond_the_card_s_context_in_its_own_rotation_is_noted():
