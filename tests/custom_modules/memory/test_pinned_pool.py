@@ -10,6 +10,7 @@ import gc
 import mmap
 import os
 import re
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,11 +114,12 @@ def test_a_child_has_no_buffer_of_the_pool_and_leaves_the_parent_s_alone():
         for one in mine:
             one.write(b"1" * SIZE)
         nonlocal pool, buffers
+        gone = weakref.ref(pool)
         del pool, buffers
-        gc.collect()
-        return f"{holes} {all(one[SIZE - 1] == 49 for one in mine)}".encode()
+        alone = all(one[SIZE - 1] == 49 for one in mine)
+        return f"{holes} {gone() is None} {alone}".encode()
 
-    assert in_child(release) == b"[{}, {}] True"
+    assert in_child(release) == b"[{}, {}] True True"
     assert all(buffer.eq(7).all() for buffer in pool._buffers)
 
 
