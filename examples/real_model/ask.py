@@ -14,6 +14,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from data.files.whole import write_text
+
 BEGINNING = "The lighthouse on the island of Fenwick is kept by"
 SENTENCE = f"{BEGINNING} Mara Falk and her two brothers."
 DEPTH = 0.2
@@ -25,18 +27,23 @@ def main() -> None:
     parser.add_argument("models", nargs="+", type=Path, help="Hugging Face folders")
     parser.add_argument("--tokens", type=int, default=12 * 1024, help="length of the prompt")
     parser.add_argument("--depth", type=float, default=DEPTH, help="depth of the sentence, 0 to 1")
+    parser.add_argument("--out", type=Path, help="file to write the answers to as well")
     given = parser.parse_args()
     if not 0 <= given.depth <= 1:
         sys.exit(f"error: --depth is {given.depth:g}; it is a share of the prompt, from 0 to 1")
     for folder in given.models:
         if not (folder / "config.json").is_file():
             sys.exit(f"error: {folder} is not a Hugging Face folder: it has no config.json")
+    lines = []
     for folder in given.models:
         try:
             length, answer = ask(folder, given.tokens, given.depth)
         except ValueError as error:
             sys.exit(f"error: {error}")
-        print(f"{folder}, after {length:,} tokens: {answer}")
+        lines.append(f"{folder}, after {length:,} tokens: {answer}")
+        print(lines[-1])
+    if given.out is not None:
+        write_text(given.out, "\n".join(lines) + "\n")
 
 
 def ask(folder: Path, tokens: int, depth: float) -> tuple[int, str]:

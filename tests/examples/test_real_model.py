@@ -141,6 +141,17 @@ def test_a_prompt_has_the_sentence_at_its_depth_and_its_beginning_last(tmp_path)
     assert text.index(ask.SENTENCE) == pytest.approx(500, abs=20)
 
 
+def test_a_prompt_longer_than_the_module_is_refused(tmp_path):
+    train(["bytes, and a merge or two"], 260).save(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(ask.prompt_of(tokenizer, 2000, 1.0)) == 2000
+    for tokens in (10, 10**7):
+        with pytest.raises(
+            ValueError, match=rf"--tokens is {tokens:,}; it can be [\d,]+ to [\d,]+$"
+        ):
+            ask.prompt_of(tokenizer, tokens, 0.25)
+
+
 def test_a_folder_that_is_not_a_model_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["ask", str(tmp_path)])
     with pytest.raises(SystemExit, match=f"error: {tmp_path} is not a Hugging Face folder"):
