@@ -160,10 +160,11 @@ def times_section(run: Path) -> Iterator[str]:
     file = run / "times.json"
     if not file.exists():
         return
+    times = json.loads(file.read_text())
     rows = [
-        [one["step"], f"{one['load']:.1f}", f"{one['seconds']:,.0f}", _cpu(one)]
-        for one in json.loads(file.read_text())
+        [one["step"], f"{one['load']:.1f}", f"{one['seconds']:,.0f}", _cpu(one)] for one in times
     ]
+    rows.append(["all", "-", f"{sum(one['seconds'] for one in times):,.0f}", "-"])
     head = ["step", "load at its end", "seconds", "CPU seconds"]
     yield "## Time by step\n\n" + table(head, rows)
 
