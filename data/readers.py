@@ -184,7 +184,10 @@ def _records(source: str | None, text_key: str) -> Iterator[_Record]:
                 yield from reader(file, text_key)
         return
     if not path.is_file():
-        raise SourceError(f"the source {source} does not exist; check the spelling")
+        raise SourceError(
+            f"the source {source} does not exist ({path.absolute()}); name a folder, a text file, "
+            "FILE.jsonl, FILE.parquet or hf:NAME"
+        )
     reader = _reader(path)
     if reader is None:
         known = ", ".join((*JSONL_ENDINGS, PARQUET_ENDING, ".txt and other text"))

@@ -3,7 +3,9 @@
 
 import os
 import shlex
+import shutil
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +31,15 @@ OF_EVERY_RANK = {
 
 
 def local_executor(ranks: int) -> run.LocalExecutor:
-    """Return an executor of `ranks` processes on this machine, with its cores split among them."""
+    """Return an executor of `ranks` processes on this machine, with its cores split among them.
+
+    Raises ValueError if there is no torchrun to start them.
+    """
+    if shutil.which("torchrun") is None:
+        raise ValueError(
+            f"torchrun, which starts ranks, is neither in {os.path.dirname(sys.executable)} nor on "
+            "PATH; install torch in this environment"
+        )
     threads = max(1, (os.cpu_count() or 1) // ranks)
     said = os.environ.get(ALLOCATOR, "")
     return run.LocalExecutor(

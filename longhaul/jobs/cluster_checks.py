@@ -78,7 +78,7 @@ def lacking(file: ClusterFile, used: Sequence[Folder] = ()) -> list[str]:
     """Return a sentence for each thing that jobs on a cluster, using these folders, would lack."""
     found = []
     if file.executor == "slurm" and file.slurm.account == PLACEHOLDER:
-        found.append("slurm.account is CHANGE_ME; set it in the file, or by --account")
+        found.append("slurm.account is CHANGE_ME; set it in the file, or by --account of run")
     if "array" in file.slurm.sbatch:
         found.append(
             "slurm.sbatch.array would run each job of the chain several times in the same folders; "

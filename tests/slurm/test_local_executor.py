@@ -95,3 +95,11 @@ def test_processes_that_are_no_ranks_are_left_alone():
     assert other.poll() is None
     other.kill()
     other.wait()
+
+
+def test_an_environment_without_torchrun_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"torchrun, which starts ranks, is neither in .* nor on PATH"
+    ):
+        local_executor(2)

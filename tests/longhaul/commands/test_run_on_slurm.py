@@ -53,7 +53,7 @@ def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree)
 @pytest.mark.parametrize(
     ("sections", "words", "said"),
     [
-        ({"slurm": {}}, (), "slurm.account is CHANGE_ME; set it in the file, or by --account"),
+        ({"slurm": {}}, (), "slurm.account is CHANGE_ME; set it in the file, or by --account of"),
         ({"slurm": {"acct": "me"}}, (), "slurm has no field 'acct'; did you mean account"),
         ({"container": {"image": "/nowhere.sqsh"}}, (), "image /nowhere.sqsh is not there"),
         ({"container": {"image": "CHANGE_ME"}}, (), "site: container.image is CHANGE_ME"),

@@ -223,6 +223,15 @@ def test_a_length_that_no_ladder_has_leads_to_a_ladder_of_one_s_own(answer, leng
     assert f"seq_length: {tokens}\n" in out
 
 
+def test_the_page_of_a_user_s_ladder_leads_back_to_that_ladder(answer):
+    new, _ = words_of(answer("plan", "qwen25_7b", "--seq", "80K", "--nodes", "1").out)
+    assert answer(*new[1:]).code == 0
+    shown = answer("show", "--card", "qwen25_7b", "--ladder", new[3]).out
+    planned = next(words for words in words_of(shown) if words[1] == "plan")
+    assert planned[2:5] == ["qwen25_7b", "--ladder", new[3]]
+    assert answer(*planned[1:]).code == 0
+
+
 def test_a_length_below_the_card_s_context_has_no_command(answer):
     out = answer("plan", "llama31_8b", "--seq", "80K", "--nodes", "1").out
     assert words_of(out) == []
