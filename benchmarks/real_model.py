@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--passkeys", default="4K,8K,12K,16K,32K", help="lengths of the prompts")
     parser.add_argument("--depths", default="0.2,0.6", help="depths of the passkeys")
     parser.add_argument("--overrides", nargs="*", default=[], help="KEY=VALUE of the training")
-    parser.add_argument("--beside", default="none", help="what else the machine ran")
+    parser.add_argument("--beside", default="none", help="other work during the run")
     parser.add_argument("--out", type=Path, required=True, help="page to write")
     given = parser.parse_args()
     given.out = given.out.resolve()

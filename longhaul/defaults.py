@@ -74,7 +74,7 @@ def planned_cluster(given: str = "") -> str:
     from recipes.spec import cluster  # here: it imports yaml
 
     name = given or default("cluster")
-    if given or not name or "hardware" in cluster.content(cluster.path_of(name)):
+    if given or not name or cluster.states_hardware(name):
         return name
     return ""
 

@@ -26,6 +26,9 @@ Device = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; its names include units.")]
 
 
+StageCard = Annotated[str, typer.Option(help="A model card, with --ladder and --stage.")]
+StageLadder = Annotated[str, typer.Option(help="The ladder of the stage.")]
+StageLength = Annotated[str, typer.Option(help="The stage, by its length, such as 64K.")]
 MachineLayout = Annotated[
     str, typer.Option("--layout", help="Train this layout, such as 'tp2 ulysses4 kept_attention'.")
 ]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from longhaul.options import K_IS, Json, length_of, print_json
+from longhaul.options import K_IS, Json, StageLength, length_of, print_json
 from longhaul.terminal.messages import note
 
 
@@ -26,7 +26,7 @@ def batch(
     ladder: Annotated[
         str, typer.Option(help="Take --seq and --tokens-per-batch of this ladder's --stage.")
     ] = "",
-    stage: Annotated[str, typer.Option(help="The stage, by its length, such as 64K.")] = "",
+    stage: StageLength = "",
     card: Annotated[str, typer.Option(help="The card, if a ladder file leaves it facts.")] = "",
     as_json: Json = False,
 ) -> None:

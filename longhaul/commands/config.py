@@ -12,7 +12,7 @@ WITHOUT = {
     "store": "stores/{card}",
     "out": "runs/{name}",
 }
-"""What holds for an option that no file sets."""
+"""Values of options that no file sets."""
 
 
 def config(as_json: Json = False) -> None:

@@ -76,19 +76,21 @@ def new(
 
 def _of_one_stage(file: Path, card: str, seq: str, tokens: str, tokens_per_batch: str) -> str:
     from recipes.notation.ladder_file import of_one_stage
+    from recipes.planner.search import even_batch
     from recipes.shipped.named import card_named
     from recipes.spec.naming import budget_from
     from recipes.spec.units import M
 
     length = length_of("--seq", seq)
-    about = max(4 * M // length, 1) * length
     return of_one_stage(
         file,
         card_named(card),
         seq_length=length,
         tokens=budget_from(tokens) if tokens else 10**9,
         tokens_per_batch=(
-            length_of("--tokens-per-batch", tokens_per_batch) if tokens_per_batch else about
+            length_of("--tokens-per-batch", tokens_per_batch)
+            if tokens_per_batch
+            else even_batch(4 * M, length, gpus=1)
         ),
     )
 

@@ -20,6 +20,8 @@ from longhaul.options import (
     Gpus,
     MachineLayout,
     Partition,
+    StageLadder,
+    StageLength,
     Verify,
     require_device,
     require_executor,
@@ -51,8 +53,8 @@ def pretrain(
     card: Annotated[
         str, typer.Option(help="A model card, with --ladder and --stage: any recipe.")
     ] = "",
-    ladder: Annotated[str, typer.Option(help="The ladder of the stage.")] = "",
-    stage: Annotated[str, typer.Option(help="The stage, by its length, such as 64K.")] = "",
+    ladder: StageLadder = "",
+    stage: StageLength = "",
     nodes: Annotated[int | None, typer.Option(help="Nodes.", show_default="1")] = None,
     gpus: Gpus = None,
     layout: MachineLayout = "",

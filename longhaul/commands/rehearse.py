@@ -18,7 +18,15 @@ import typer
 
 from data.files.writable import require_file, require_folder
 from longhaul.defaults import planned_cluster
-from longhaul.options import Cluster, Gpus, MachineLayout, Ranks
+from longhaul.options import (
+    Cluster,
+    Gpus,
+    MachineLayout,
+    Ranks,
+    StageCard,
+    StageLadder,
+    StageLength,
+)
 from longhaul.rehearsal import verification_card as cards
 from longhaul.run_folder import lock
 from longhaul.run_folder.lock import in_use, require_unused
@@ -49,9 +57,9 @@ def rehearse(
     name: Annotated[
         str, typer.Argument(help="A shipped recipe; any other by --card, --ladder and --stage.")
     ] = "",
-    card: Annotated[str, typer.Option(help="A model card, with --ladder and --stage.")] = "",
-    ladder: Annotated[str, typer.Option(help="The ladder of the stage.")] = "",
-    stage: Annotated[str, typer.Option(help="The stage, by its length, such as 64K.")] = "",
+    card: StageCard = "",
+    ladder: StageLadder = "",
+    stage: StageLength = "",
     nodes: Annotated[
         int | None,
         typer.Option(help="Nodes to lay --card out on.", show_default="the fewest that fit"),

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longhaul.defaults import planned_cluster, store_of
-from longhaul.options import Cluster, Gpus, Json, MachineLayout, print_json
+from longhaul.options import (
+    Cluster,
+    Gpus,
+    Json,
+    MachineLayout,
+    StageCard,
+    StageLadder,
+    StageLength,
+    print_json,
+)
 from longhaul.terminal.console import loading, print_table, table_for_terminal
 from recipes.shipped.machines import Machines
 from recipes.spec.cluster import CLUSTER
@@ -32,9 +41,9 @@ def show(
         str,
         typer.Argument(help="A shipped recipe; any other by --card, --ladder and --stage."),
     ] = "",
-    card: Annotated[str, typer.Option(help="A model card, with --ladder and --stage.")] = "",
-    ladder: Annotated[str, typer.Option(help="The ladder of the stage.")] = "",
-    stage: Annotated[str, typer.Option(help="The stage, by its length, such as 64K.")] = "",
+    card: StageCard = "",
+    ladder: StageLadder = "",
+    stage: StageLength = "",
     nodes: Annotated[
         int | None,
         typer.Option(min=1, help="Nodes for --card.", show_default="the fewest that fit"),

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from longhaul.defaults import planned_cluster
-from longhaul.pages.recipe_facts import counted
 from longhaul.terminal.next_commands import OnCluster, sized
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.feasibility import violations
@@ -25,7 +24,7 @@ from recipes.spec import cluster as clusters
 from recipes.spec.cluster import CLUSTER, Cluster
 from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import length_shown, recipe_name
+from recipes.spec.naming import counted, length_shown, recipe_name
 from recipes.spec.stage import Ladder, Stage
 from recipes.spec.suggest import lookup
 from recipes.spec.units import GiB
@@ -92,7 +91,7 @@ class Recipe:
         return f"{asked} --cluster {shlex.quote(self.cluster)}" if other else asked
 
     def trained_by(self, gpus: int, words: Sequence[str], layout: str = "") -> str:
-        """Return the command that trains it on so many GPUs with some overrides, or a layout.
+        """Return the command that trains it on a number of GPUs with some overrides, or a layout.
 
         An explanation precedes it, as a comment on a line of its own.
         """

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from eval.run_folder import Step
 from longhaul.doctor.stage_files import StageFacts
-from longhaul.pages.recipe_facts import counted
+from recipes.spec.naming import counted
 
 Level = Literal["ok", "warning", "failure"]
 RECOVERY, WINDOW = 50, 5

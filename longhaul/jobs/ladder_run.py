@@ -162,7 +162,7 @@ def make_missing_store(plan: LadderRun) -> Manifest | None:
 
 
 def without_store(plan: LadderRun) -> str:
-    """Return in a sentence that there is no store for a published card, and what makes one."""
+    """Return a sentence: a published card has no store, and the command that makes one."""
     assert plan.card.hf_id is not None
     return (
         f"there is no token store at {plan.store}; make one: longhaul prepare --source DOCUMENTS "

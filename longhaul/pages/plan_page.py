@@ -9,7 +9,6 @@ import typer
 from rich.table import Table
 
 from longhaul.options import print_json
-from longhaul.pages.recipe_facts import counted
 from longhaul.terminal.console import show
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM, Plan
@@ -18,7 +17,7 @@ from recipes.planner.search import SearchRequest, SearchResult
 from recipes.planner.timeouts import limits
 from recipes.spec.cluster import Cluster
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import length_shown, recipe_name
+from recipes.spec.naming import counted, length_shown, recipe_name
 from recipes.spec.stage import Ladder
 from recipes.spec.units import GiB
 

@@ -9,10 +9,9 @@ from matplotlib.figure import Figure
 
 from data.files.whole import replacing
 from eval.report.plots import PALETTE
-from longhaul.pages.recipe_facts import counted
 from recipes.planner.plan import Plan
 from recipes.planner.search import SearchRequest, at_length, search
-from recipes.spec.naming import length_shown
+from recipes.spec.naming import counted, length_shown
 from recipes.spec.units import GiB, K
 
 SHORTEST = 16 * K

@@ -11,7 +11,7 @@ from recipes.shipped.row import Row
 from recipes.spec import cluster
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import amount, length_shown
+from recipes.spec.naming import amount, counted, length_shown
 from recipes.spec.stage import Cosine, Ladder, Stage
 
 OWN = " (the card's own)"
@@ -162,12 +162,6 @@ def _on_the_host(plan: Layout) -> str:
     if adam:
         words.append(f"{adam:.0%} of the optimizer")
     return "; ".join(words)
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number with its noun: `1 GPU`, `2 micro-batches`."""
-    plural = "es" if what.endswith("ch") else "s"
-    return f"{number:,} {what}{plural if number != 1 else ''}"
 
 
 def _sharing(cp: ContextParallel) -> str:

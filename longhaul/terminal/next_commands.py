@@ -91,7 +91,7 @@ def submitted(row: Row, gpus: int, only: Stage | None) -> OnCluster:
 
 
 def sized(gpus: int, name: str) -> str:
-    """Return the option that asks for so many GPUs of a cluster: whole nodes, or a part of one."""
+    """Return the option for a number of GPUs of a cluster: `--nodes`, or `--gpus` for less."""
     nodes, rest = divmod(gpus, cluster.load(name).gpus_per_node)
     return f"--gpus {gpus}" if rest else f"--nodes {nodes}"
 

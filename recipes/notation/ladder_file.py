@@ -289,7 +289,7 @@ def of_one_stage(
 ) -> str:
     """Return a commented file of one stage for a card, stretched by YaRN beyond its context.
 
-    Raises ValueError for a length that the batch is no multiple of.
+    Raises ValueError if the batch is not a multiple of the length.
     """
     native = card.native_rope
     trained = native.original_length or card.native_context

@@ -13,9 +13,9 @@ from recipes.spec.naming import recipe_name
 from recipes.spec.stage import Ladder, Stage
 
 BY_LAYOUT = "stated by --layout"
-"""What stands behind a layout of a user's words."""
+"""Source of a layout that a user states in words."""
 SCALED = "the shipped layout, on other machines"
-"""What stands behind a shipped recipe on other machines."""
+"""Source of the layout of a shipped recipe on other machines."""
 STATED = (BY_LAYOUT, SCALED)
 """Layouts that a command has to state in words, since the planner would choose others."""
 
@@ -56,7 +56,7 @@ class Machines:
 
 def of_known_hardware(asked: Machines) -> Machines:
     """Return the machines without their cluster if its file states no hardware to plan for."""
-    if not asked.cluster or "hardware" in cluster.content(cluster.path_of(asked.cluster)):
+    if not asked.cluster or cluster.states_hardware(asked.cluster):
         return asked
     return replace(asked, cluster="")
 

@@ -22,7 +22,7 @@ from recipes.spec import cluster
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import length_from, length_shown, recipe_name
+from recipes.spec.naming import counted, length_from, length_shown, recipe_name
 from recipes.spec.stage import Ladder, Stage
 
 
@@ -128,7 +128,7 @@ def planned_row(card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str
     machine = cluster.load(cluster_name)
     layout = layout_for(card, ladder, stage, cluster_name, gpus)
     nodes = nodes_for(layout, machine)
-    part = f"{gpus} GPU{'s' if gpus > 1 else ''} of"
+    part = f"{counted(gpus, 'GPU')} of"
     whole = gpus == nodes * machine.gpus_per_node
     return Row(
         card=card,
@@ -198,7 +198,7 @@ def stage_of(ladder: Ladder, word: str) -> Stage:
 def layout_for(
     card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str, gpus: int
 ) -> Layout:
-    """Return the fastest layout of a stage on so many GPUs; raise ValueError where none fits."""
+    """Return the fastest layout of a stage on these GPUs; raise ValueError where none fits."""
     from recipes.planner.search import best
 
     machines = cluster.load(cluster_name)

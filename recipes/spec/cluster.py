@@ -138,6 +138,11 @@ def content(path: Path) -> dict[str, Any]:
     return found
 
 
+def states_hardware(name: str) -> bool:
+    """Return whether a cluster file, by its shipped name or path, states hardware to plan for."""
+    return "hardware" in content(path_of(name))
+
+
 def load(name: str) -> Cluster:
     """Return the cluster of a shipped name or a YAML file.
 

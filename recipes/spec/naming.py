@@ -107,6 +107,12 @@ def start_folder(card: ModelCard, ladder: Ladder, stage: Stage, run: Path) -> Pa
     return stage_folder(run, recipe_name(card, ladder, before)) / "checkpoints"
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun: `1 GPU`, `2 micro-batches`."""
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{number:,} {what}{plural if number != 1 else ''}"
+
+
 def amount(tokens: int) -> str:
     """Return a number of tokens or weights to three figures: 369K, 2.1B."""
     for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
