@@ -46,7 +46,6 @@ ClusterName = Annotated[
 Nodes = Annotated[
     int | None, typer.Option(min=1, help="Nodes.", show_default="the recipe's, the layout's, or 1")
 ]
-Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs, if they are not whole nodes.")]
 LayoutWords = Annotated[
     str, typer.Option(help="The layout that ran, in words, such as 'tp2 dp4 tile-loss'.")
 ]

@@ -15,7 +15,6 @@ from longhaul.doctor.case import (
     Case,
     ClusterName,
     Factory,
-    Gpus,
     LadderName,
     LayoutWords,
     Nodes,
@@ -25,7 +24,7 @@ from longhaul.doctor.case import (
     on_one_line,
 )
 from longhaul.doctor.oom_log import Failure, Log, read
-from longhaul.options import Json, print_json
+from longhaul.options import Gpus, Json, print_json
 from longhaul.terminal.console import show
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM, Plan

@@ -16,7 +16,6 @@ from longhaul.doctor.case import (
     Case,
     ClusterName,
     Factory,
-    Gpus,
     LadderName,
     LayoutWords,
     Nodes,
@@ -24,7 +23,7 @@ from longhaul.doctor.case import (
     case,
     on_one_line,
 )
-from longhaul.options import Json, print_json
+from longhaul.options import Gpus, Json, print_json
 from recipes.notation.layout import words_of
 from recipes.planner.batch_size import MOST_ACCUMULATION
 from recipes.planner.plan import Plan

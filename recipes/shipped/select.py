@@ -115,14 +115,6 @@ def cpu_row(card: ModelCard, ladder: Ladder, stage: Stage) -> Row:
     )
 
 
-def local_row(card: ModelCard, ladder: Ladder, stage: Stage, device: str | None) -> Row:
-    """Return a row for this machine: the shipped one, CPU ranks, or planned for one node."""
-    shipped = shipped_row(card, ladder, stage)
-    if shipped is not None:
-        return replace(shipped, card=card, ladder=ladder)
-    return placed_row(card, ladder, stage, Machines(device=device))
-
-
 def planned_row(card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str, gpus: int) -> Row:
     """Return a row with the fastest layout on that many GPUs; ValueError where none fits."""
     machine = cluster.load(cluster_name)
