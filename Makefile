@@ -25,7 +25,7 @@ CONSTRAINTS := $(wildcard $(LOCK))
 INSTALLED := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 
-.PHONY: help demo real test test-pythons durations rehearsals lint docs golden lock clean
+.PHONY: help demo gpu real test test-pythons durations rehearsals lint docs golden lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -33,6 +33,18 @@ help:  ## list the targets
 
 demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and write its report
 	@$(VENV)/bin/longhaul run --ladder tiny --executor local --out runs/tiny
+
+# pip by itself compiles the extension against another torch, and Transformer Engine's own build looks for
+# a compiled one, of CUDA 12 whatever torch has: hence FORCE_BUILD. CPATH has headers that no toolkit has.
+GPU_SOFTWARE := $(PY) -W ignore -m slurm.preflight.node.gpu_software
+gpu: $(INSTALLED)  ## install Transformer Engine for GPUs of CUDA 13: compile it against this torch
+	@$(GPU_SOFTWARE) build
+	@echo "Compiling Transformer Engine's extension: 5 to 10 minutes ..."
+	@$(PIP) install $(CONSTRAINTS:%=-c %) wheel ninja pybind11
+	@CPATH="$$($(GPU_SOFTWARE) headers)$${CPATH:+:$$CPATH}" NVTE_FRAMEWORK=pytorch NVTE_PYTORCH_FORCE_BUILD=TRUE \
+	    $(PIP) install --no-build-isolation $(CONSTRAINTS:%=-c %) -e '.[gpu]'
+	@$(GPU_SOFTWARE) loaded
+	@echo "Transformer Engine is installed and loads with this torch."
 
 # The steps are the commands of docs/real_model.md; one whose result is there is not run again.
 real: $(INSTALLED)  ## take SmolLM2-135M from 8K to 16K tokens on two CPU cores, in about 40 minutes
@@ -101,6 +113,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	else echo "Bringing $(VENV) up to date with pyproject.toml ..."; fi
 	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) $(TORCH)
 	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) -e '.[dev]'
-	@$(PY) -m compileall -qq -j 0 $(VENV)/lib || true
+	@$(PY) -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 	@rm -f $(INSTALLING)
 	@touch $@
+	@echo "Installed: $(VENV)/bin/longhaul, or longhaul after: source $(VENV)/bin/activate"

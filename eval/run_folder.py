@@ -140,7 +140,7 @@ class Passkey:
     Args:
         hits: Share of the prompts whose greedy answer is exactly right.
         nats: Mean loss per answer token.
-        chance_nats: Loss per answer token of a uniform guess.
+        chance_nats: Loss per answer token of a uniform guess of its digits.
     """
 
     lengths: tuple[int, ...]

@@ -2,15 +2,22 @@
 """Options shared by several commands: the run they read and the ranks they start on it."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from recipes.spec.cluster import CLUSTER
 
 K_IS = "K is 1,024, M is 1,024 K"
 """Units of lengths and of the tokens of a step, for help texts; budgets use powers of ten."""
+
+WRITTEN_WHEN_STARTED = (
+    "what nemo-run would start; the folder in it, and its number, are made when it does"
+)
+"""Comment of a dry run above the lines of torchrun."""
 
 Run = Annotated[Path, typer.Option(help="Run folder, as written by `longhaul run`.")]
 Ranks = Annotated[int, typer.Option(min=1, help="Processes.")]
@@ -49,6 +56,19 @@ Partition = Annotated[
     str,
     typer.Option(help="Slurm's partition.", show_default="longhaul.toml's, or the cluster file's"),
 ]
+
+
+class Checking(TyperGroup):
+    """Sub-commands of which one checks a file: a file in place of a name is answered with it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return name, command and remaining arguments; raise ValueError for the name of a file."""
+        word = args[0]
+        if word not in self.commands and Path(word).suffix in (".yaml", ".yml", ".py"):
+            raise ValueError(
+                f"{word} is a file; to check it: longhaul {self.name} {shlex.join(['check', word])}"
+            )
+        return super().resolve_command(ctx, args)
 
 
 def print_json(content: Any) -> None:

@@ -37,7 +37,7 @@ _RELEASES = ("2.9",)
 def _refusal(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     # Gradients of larger heads exist for some releases of cuDNN on some devices.
     refusal = cuda_refusal(device, dtype, head_dim, largest_head=128, capability=(8, 0))
-    return refusal or package_refusal("transformer-engine", _RELEASES, "pip install -e '.[gpu]'")
+    return refusal or package_refusal("transformer-engine", _RELEASES, "make gpu")
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

@@ -221,7 +221,8 @@ def passkey_sentence(passkey: Passkey) -> str:
         return f"{said}."
     mean = sum(nats) / len(nats)
     return (
-        f"{said}; an answer token costs {mean:.2f} nats, a uniform guess {passkey.chance_nats:.2f}."
+        f"{said}; an answer token costs {mean:.2f} nats, a guess of its digits "
+        f"{passkey.chance_nats:.2f}."
     )
 
 

@@ -8,14 +8,17 @@ import typer
 
 from longhaul.defaults import default
 from longhaul.jobs.cluster_checks import lacking, with_names
-from longhaul.options import Json, print_json, require_no_json
+from longhaul.options import Checking, Json, print_json, require_no_json
 from recipes.spec import cluster
 from recipes.spec.units import GiB
 from slurm.cluster_file import ClusterFile, load
 
 COLUMNS = ("name", "executor", "GPUs of a node", "host", "links, GB/s", "FP8")
 app = typer.Typer(
-    help="List the cluster files, or check one.", invoke_without_command=True, no_args_is_help=False
+    cls=Checking,
+    help="List the cluster files, or check one.",
+    invoke_without_command=True,
+    no_args_is_help=False,
 )
 
 

@@ -2,7 +2,7 @@
 """`longhaul evaluate`: evaluate the checkpoints of a run, and the model that it started from."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,9 @@ from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.terminal.console import busy, loading, output_to
 from longhaul.terminal.messages import next_command, note
 from longhaul.terminal.results import announcing
+
+if TYPE_CHECKING:
+    from eval.base_model import BaseModel
 
 
 def evaluate(
@@ -52,7 +55,7 @@ def evaluate(
         typer.Option(
             help=f"Ends of the ranges of positions, such as 2K,4K,8K ({K_IS}). Documents are read "
             "to the last.",
-            show_default="the stages' contexts",
+            show_default="the stages' contexts; with --base also the base model's",
         ),
     ] = "",
     passkeys: Annotated[
@@ -98,13 +101,12 @@ def evaluate(
     records = [read_stage(run, name) for name in names]
     contexts = sorted({record.context for record in records if record is not None})
     bounds = bounds_of(lengths) or contexts
-    prompts = lengths_of("--passkeys", passkeys) or bounds
+    asked = lengths_of("--passkeys", passkeys)
     choices = {"depths": depths_of(depths)} if depths else {}
     if not contexts:
         raise ValueError(
             f"no stage of {run} has been trained yet: it has no stage.json to evaluate"
         )
-    longest = max((*bounds, *(prompts if trials else ())))
     with loading("NeMo and Megatron-Core"):
         from eval.base_model import base_models
         from longhaul.jobs.evaluation import evaluation_job, recipe_of, require_layout
@@ -113,11 +115,15 @@ def evaluate(
         from recipes.resolved.read import device_of
         from slurm.experiment import run_in_order
 
+        models = base_models(run, chosen) if base else []
+        if models and not lengths:
+            bounds = with_context_of(models[0], bounds)
+        prompts = asked or bounds
+        longest = max((*bounds, *(prompts if trials else ())))
         store = store or Path(recipe_of(run, chosen[0]).data.store)
         device = device or device_of(recipe_of(run, chosen[0]))
         manifest = Manifest.load(store)
         require_heldout(manifest, longest)
-        bases = [model.name for model in base_models(run, chosen)] if base else []
         notes = require_evaluable(run, chosen, manifest, verify)
         require_layout(
             run,
@@ -147,6 +153,7 @@ def evaluate(
         )
     for words in notes:
         note(f"note: {words}")
+    bases = [model.name for model in models]
     subjects = [*bases, *chosen]
     said = f"evaluating {', '.join(subjects)} on {ranks} ranks"
     with (
@@ -165,6 +172,15 @@ def evaluate(
     show_evaluations(found, others)
     typer.echo(run / "eval")
     next_command(["longhaul", "report", "--run", run], "show all results on one page")
+
+
+def with_context_of(base: "BaseModel", bounds: list[int]) -> list[int]:
+    """Return the ends of ranges with one more, where the base model's own context ends."""
+    from eval.run_folder import BUCKET
+
+    context = base.context
+    within = context < bounds[-1] and context % BUCKET == 0
+    return sorted({*bounds, context}) if within else bounds
 
 
 def lengths_of(option: str, words: str) -> list[int]:

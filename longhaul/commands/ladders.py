@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longhaul.options import K_IS, Json, length_of, print_json, require_no_json
+from longhaul.options import K_IS, Checking, Json, length_of, print_json, require_no_json
 from longhaul.terminal.messages import next_command, note
 
 if TYPE_CHECKING:
     from recipes.spec.stage import Ladder
 
 app = typer.Typer(
+    cls=Checking,
     help="List the shipped ladders, or write and check one of your own.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -14,6 +14,7 @@ from data.files.writable import require_file, require_folder
 from longhaul.defaults import default, planned_cluster, run_of, store_of
 from longhaul.jobs import ladder_run
 from longhaul.options import (
+    WRITTEN_WHEN_STARTED,
     Account,
     Cluster,
     Executor,
@@ -128,6 +129,8 @@ def pretrain(
             store=store, verify=verify, dryrun=dryrun,
         )  # fmt: skip
         return
+    if row is not None and to_yaml is None and not dryrun:
+        ladder_run.require_gpus_of(row, device, context.args)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import records, stage_checks, training
         from longhaul.run_folder.places import require_places
@@ -171,7 +174,7 @@ def pretrain(
         job = training.training_job(resolved)
         with held_back():
             lines = commands(recipe.log.name, [job], folder / "launch")
-        for line in lines:
+        for line in (WRITTEN_WHEN_STARTED, *lines):
             typer.echo(f"# {line}")
         return
     if several:
@@ -196,7 +199,8 @@ def pretrain(
     if folder.parent.name == "stages":
         run = os.path.relpath(folder.parent.parent)
         command = ["longhaul", "evaluate", "--run", run, "--stage", folder.name]
-        next_command(command, "evaluate loss by position and passkeys of its last checkpoint")
+        also = "" if recipe.resume.start is None else " (--base: also of the model it started from)"
+        next_command(command, f"evaluate loss by position and passkeys of its checkpoint{also}")
 
 
 def _of_card(asked: Machines) -> Machines:

@@ -14,6 +14,7 @@ from data.files.writable import require_folder
 from longhaul.defaults import default, planned_cluster
 from longhaul.jobs import ladder_run
 from longhaul.options import (
+    WRITTEN_WHEN_STARTED,
     Account,
     Cluster,
     Executor,
@@ -134,6 +135,8 @@ def _run_here(
         made = ladder_run.make_missing_store(plan)
         if made is not None:
             show_store(made)
+        for row in rows:
+            ladder_run.require_gpus_of(row, device, words)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import local_chain, stage_checks
         from longhaul.run_folder.places import require_places
@@ -162,6 +165,8 @@ def _run_here(
         jobs = local_chain.jobs(plan, stages, record=False)
         with held_back():
             lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
+        if lines:
+            typer.echo(f"# {WRITTEN_WHEN_STARTED}")
         for line in lines or ["nothing is left to do"]:
             typer.echo(line)
         return

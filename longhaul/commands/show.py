@@ -220,7 +220,7 @@ def _sizes(row: "Row", *, with_layout: bool = True) -> str:
 
 def _import(row: "Row") -> tuple[str, str]:
     """Return the command that imports the weights that the ladder starts from, and its purpose."""
-    from recipes.shipped.named import OF_THE_HUB
+    from data.hub import OF_THE_HUB
     from recipes.spec.naming import MODELS
 
     card, to = row.card, MODELS / row.card.name

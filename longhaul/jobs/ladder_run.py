@@ -2,15 +2,18 @@
 """Choices of `longhaul run` before anything large is loaded: ladder, card, folders, store."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from data.hub import OF_THE_HUB
 from data.store import Manifest
 from longhaul.defaults import run_of, store_of
+from longhaul.terminal.console import loading
 from longhaul.terminal.messages import note
 from recipes.checkpoints.marker import require_origin
 from recipes.shipped.machines import Machines, on_machines
-from recipes.shipped.named import OF_THE_HUB, cards_of, combined
+from recipes.shipped.named import cards_of, combined
 from recipes.shipped.rotation import of_other_cards
 from recipes.shipped.row import Row
 from recipes.shipped.table import ROWS
@@ -127,6 +130,38 @@ def require_here(row: Row, nodes: int | None, cluster: str) -> None:
             f"{' and '.join(said)}, and {row.name} is laid out for CPU ranks of this machine; "
             "leave that out, or add --executor slurm"
         )
+
+
+def require_gpus(name: str, needed: int, *, engine: bool) -> None:
+    """Raise ValueError if this machine cannot train a recipe that has `needed` ranks on a node.
+
+    It has too few GPUs, or torch cannot use them; or, with `engine`, Transformer Engine cannot be
+    loaded.
+    """
+    import torch
+
+    from slurm.preflight.node.gpu_software import driver_fault, engine_fault
+
+    found = torch.cuda.device_count()
+    if found < needed:
+        raise ValueError(
+            f"{name} needs {needed} CUDA GPUs on each node and this machine has {found}; run it on "
+            "a machine that has them, or on CPU ranks with --device cpu"
+        )
+    with loading("Transformer Engine"):
+        said = driver_fault() or (engine_fault() if engine else "")
+    if said:
+        raise ValueError(f"{name} cannot train here: {said}")
+
+
+def require_gpus_of(row: Row, device: str | None, overrides: Sequence[str]) -> None:
+    """Raise ValueError if this machine, the only one of a row, cannot train it on its GPUs.
+
+    Where an override states devices or modules, the resolved recipe is checked instead.
+    """
+    stated = any(word.startswith(("trainer.", "model.config.transformer")) for word in overrides)
+    if row.layout.device == "cuda" and device != "cpu" and row.nodes == 1 and not stated:
+        require_gpus(row.name, row.layout.world_size, engine=True)
 
 
 def _row(plan: LadderRun, stage: Stage, asked: Machines, *, submitted: bool, moved: bool) -> Row:

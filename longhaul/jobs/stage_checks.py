@@ -14,6 +14,7 @@ from custom_modules.attention.registry import kernel_for
 from custom_modules.rope.config import RopeScaling
 from data.store import Manifest, require_tokenizer
 from eval.run_folder import BrokenResultError, read_stage
+from longhaul.jobs.ladder_run import require_gpus
 from recipes.checkpoints.marker import (
     RECIPE,
     checkpoint_facts,
@@ -42,7 +43,8 @@ def require_device(stage: ResolvedStage) -> None:
     """Raise ValueError where the recipe needs more GPUs, or another kernel, than are here."""
     layout, config = stage.layout, stage.recipe.model.config
     if layout.device == "cuda":
-        _require_gpus(stage)
+        engine = bool(config.transformer_engine)
+        require_gpus(stage.name, stage.ranks_per_node, engine=engine)
     dtype = torch.float32 if layout.precision == "fp32" else torch.bfloat16
     kernel_for(
         torch.device(layout.device), dtype, config.kv_channels, config.attention_kernel,
@@ -71,15 +73,6 @@ def smaller_gpu(stage: ResolvedStage, row: Row) -> Iterator[str]:
             f"this machine's GPU has {found / GiB:.1f} GiB, and the layout is for the "
             f"{machine.gpu_bytes / GiB:.1f} GiB of {machine.name}; name a cluster file with its "
             "hardware by --cluster"
-        )
-
-
-def _require_gpus(stage: ResolvedStage) -> None:
-    needed, found = stage.ranks_per_node, torch.cuda.device_count()
-    if found < needed:
-        raise ValueError(
-            f"{stage.name} needs {needed} CUDA GPUs on each node and this machine has "
-            f"{found}; run it on a machine that has them, or on CPU ranks with --device cpu"
         )
 
 

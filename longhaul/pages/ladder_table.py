@@ -36,9 +36,11 @@ def describe(plan: LadderRun, stages: "Sequence[ResolvedStage]") -> None:
             made.add_row(*(line[title] for title in titles))
         return made
 
-    if "starts from" in show(table, ("RoPE", "tokens/step", "starts from", "ranks")):
-        for line in lines:
-            typer.echo(f"{line['stage']} starts from {line['starts from']}")
+    left_out = show(table, ("RoPE", "tokens/step", "starts from", "ranks"))
+    for line in lines:
+        said = [f"{title} {line[title]}" for title in ("RoPE", "starts from") if title in left_out]
+        if said:
+            typer.echo(f"{line['stage']}: {'; '.join(said)}")
 
 
 def _row(stage: "ResolvedStage") -> tuple[str, ...]:

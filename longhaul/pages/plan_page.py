@@ -17,13 +17,15 @@ from recipes.planner.search import SearchRequest, SearchResult
 from recipes.planner.timeouts import limits
 from recipes.spec.cluster import Cluster
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import counted, length_shown, recipe_name
+from recipes.spec.naming import amount, counted, length_shown, recipe_name
 from recipes.spec.stage import Ladder
 from recipes.spec.units import GiB
 
 BAR, NEXT = 30, 3
 LAYOUT, SHARES = "layout", "share of the GPU"
 LEAST_SHARE = 0.0005
+SHORT_STEP = 0.1
+"""Seconds below which a step's time is shown in milliseconds."""
 
 
 def page(
@@ -180,11 +182,14 @@ def _memory(plan: Plan, without: Sequence[str]) -> Table:
 
 
 def _time(plan: Plan, without: Sequence[str]) -> Table:
-    table = _with_shares(f"a step, {plan.time.step:,.2f} s", ("category", "s", "share"), without)
+    whole = plan.time.step
+    unit, factor = ("s", 1.0) if whole >= SHORT_STEP else ("ms", 1e3)
+    title = f"a step, {whole * factor:,.2f} {unit}"
+    table = _with_shares(title, ("category", unit, "share"), without)
     rows = len(table.columns)
     for name, seconds in plan.time.categories.items():
-        if seconds / plan.time.step >= LEAST_SHARE:
-            table.add_row(*(name, f"{seconds:,.3f}", _bar(seconds / plan.time.step))[:rows])
+        if seconds / whole >= LEAST_SHARE:
+            table.add_row(*(name, f"{seconds * factor:,.3f}", _bar(seconds / whole))[:rows])
     return table
 
 
@@ -208,7 +213,7 @@ def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
     paid = f", cost {price:,.0f} by the cluster file's price" if price else ""
     return (
         f"{plan.time.tokens_per_gpu_second:,.0f} tokens/s/GPU, causal MFU {plan.time.mfu:.1%}; "
-        f"{budget / 1e9:,.3g}B tokens{said}: {hours:,.0f} GPU-hours, "
+        f"{amount(budget)} tokens{said}: {hours:,.0f} GPU-hours, "
         f"{hours / plan.gpus / 24:,.2f} days{paid}"
     )
 

@@ -62,7 +62,13 @@ def show(table: Callable[[Sequence[str]], Table], expendable: Sequence[str] = ()
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table; in a pipe, where lines are searched and stored, without trailing blanks."""
+    """Print a table below its title, which is one line however narrow the columns are.
+
+    In a pipe, where lines are searched and stored, lines have no trailing blanks.
+    """
+    if table.title:
+        console.print(Text(str(table.title), style="table.title"), soft_wrap=True)
+        table.title = None
     if console.is_terminal:
         console.print(table)
         return

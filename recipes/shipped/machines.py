@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The machines and the layout that a user asks for, and a shipped recipe on them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from recipes.notation.layout import layout_from, words_of
@@ -109,7 +110,9 @@ def stated_layout(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines
                 f"--layout {asked.layout!r} has {layout.world_size} ranks, and {asked.nodes} nodes "
                 "cannot share them evenly"
             )
-        return replace(layout, device="cpu", precision="fp32")
+        layout = replace(layout, device="cpu", precision="fp32")
+        _require_suited(card, ladder, stage, layout, layout.world_size // (asked.nodes or 1))
+        return layout
     machine = asked.hardware
     ranks = layout.world_size
     if (asked.nodes, asked.gpus) != (None, None) and ranks != asked.gpus_in_all:
@@ -171,6 +174,24 @@ def on_machines(row: Row, asked: Machines) -> Row:
     return replace(row, layout=layout, nodes=nodes, cluster=named, pinned=pinned)
 
 
+def _require_suited(
+    card: ModelCard, ladder: Ladder, stage: Stage, layout: Layout, ranks_per_node: int
+) -> None:
+    """Raise ValueError for a layout that does not suit the model or the batch, on any machine."""
+    from recipes.constraints.violations import violations
+    from recipes.planner.feasibility import training_step
+    from recipes.planner.workload import Workload
+
+    workload = Workload(
+        card=card,
+        seq_length=stage.seq_length,
+        tokens_per_batch=stage.tokens_per_batch,
+        layout=layout,
+        gpus_per_node=ranks_per_node,
+    )
+    _refuse(card, ladder, stage, layout, violations(training_step(workload, ranks_per_node)))
+
+
 def _require_trainable(
     card: ModelCard, ladder: Ladder, stage: Stage, layout: Layout, machine: Cluster
 ) -> None:
@@ -179,7 +200,14 @@ def _require_trainable(
     from recipes.planner.search import of_stage
 
     question = of_stage(card, stage, machine, gpus=layout.world_size, fp8=layout.fp8)
-    broken = next(violations(question.workload(layout), machine), None)
+    _refuse(card, ladder, stage, layout, violations(question.workload(layout), machine))
+
+
+def _refuse(
+    card: ModelCard, ladder: Ladder, stage: Stage, layout: Layout, violated: Iterator[str]
+) -> None:
+    """Raise ValueError with the first constraint that a layout violates, if there is one."""
+    broken = next(violated, None)
     if broken is not None:
         name = recipe_name(card, ladder, stage)
         raise ValueError(f"{name} under the layout {words_of(layout)!r}: {broken}")

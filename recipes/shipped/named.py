@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from data.hub import OF_THE_HUB
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.shipped.rotation import for_card
@@ -15,8 +16,6 @@ from recipes.spec.suggest import list_of, lookup
 
 FILES = (".yaml", ".yml", ".py")
 """Ends of the names of ladder files."""
-OF_THE_HUB = "hf:"
-"""Before a name on the Hugging Face hub."""
 
 
 def card_named(word: str) -> ModelCard:

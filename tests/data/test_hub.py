@@ -31,7 +31,10 @@ def test_a_folder_is_itself_and_a_name_what_was_downloaded(tmp_path, monkeypatch
     assert local_folder(str(tmp_path), TOKENIZER_FILES) == tmp_path
     assert asked == {}
     assert local_folder(NAME, TOKENIZER_FILES, "main") == tmp_path / "cache"
-    assert asked == {"name": NAME, "revision": "main", "allow_patterns": [*TOKENIZER_FILES]}
+    asked_for_name = {"name": NAME, "revision": "main", "allow_patterns": [*TOKENIZER_FILES]}
+    assert asked == asked_for_name
+    assert local_folder(f"hf:{NAME}", TOKENIZER_FILES, "main") == tmp_path / "cache"
+    assert asked == asked_for_name
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,11 @@ def test_a_word_that_is_no_name_never_reaches_the_hub(monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", raising(AssertionError("asked")))
     with pytest.raises(HubError, match=r"no folder a/b/c, and it is not a Hugging Face hub name"):
         local_folder("a/b/c", TOKENIZER_FILES)
+
+
+def test_a_prefix_without_a_name_is_refused():
+    with pytest.raises(HubError, match="no folder hf:, and"):
+        local_folder("hf:", TOKENIZER_FILES)
 
 
 def test_a_tokenizer_without_network_is_not_tried_again(monkeypatch, tmp_path):

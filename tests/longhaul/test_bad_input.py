@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.reliability import bad_inputs
 from longhaul import cli
+from longhaul.options import WRITTEN_WHEN_STARTED
 
 PRETRAIN = ("pretrain", "--factory", "tiny_8k")
 
@@ -57,8 +58,21 @@ def test_a_dry_run_over_an_existing_run_says_what_is_not_trained_again(
     assert lines == [
         f"# tiny_512 has all its {steps['tiny_512']} steps and is not trained again",
         f"# tiny_2k resumes from step {steps['tiny_2k'] // 2} of {steps['tiny_2k']}",
+        f"# {WRITTEN_WHEN_STARTED}",
     ]
     assert "tiny_512/config.yaml" not in shown
+
+
+def test_a_dry_run_on_a_narrow_terminal_says_below_the_table_what_it_leaves_out(
+    answer, small_store, monkeypatch
+):
+    words = ("run", "--ladder", "tiny", "--store", small_store, "--dryrun")
+    assert "tiny_2k: RoPE" not in answer(*words).out
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "\ntiny_8k: RoPE yarn, base 40,000, factor 4\n" in answer(*words).out
+    monkeypatch.setenv("COLUMNS", "40")
+    shown = answer(*words).out
+    assert "\ntiny_8k: RoPE yarn, base 40,000, factor 4; starts from tiny_2k\n" in shown
 
 
 @pytest.mark.parametrize(
@@ -147,10 +161,16 @@ def test_a_store_made_with_another_tokenizer_than_the_checkpoint_is_refused(
 
 
 def test_a_recipe_for_gpus_is_refused_without_them(answer, small_store):
-    said = answer(
-        "pretrain", "--factory", "llama32_1b_nemo_16k", f"data.store={small_store}"
-    ).error()
-    assert "needs 8 CUDA GPUs" in said
+    found = answer("pretrain", "--factory", "llama32_1b_nemo_16k", f"data.store={small_store}")
+    assert "needs 8 CUDA GPUs" in found.error()
+    assert "loading" not in found.err  # NeMo's import takes longer than the answer should
+
+
+def test_a_layout_of_cpu_ranks_that_does_not_fit_is_refused_before_anything_is_loaded(answer):
+    words = ("--card", "tiny", "--ladder", "tiny", "--stage", "2K", "--device", "cpu")
+    found = answer("pretrain", *words, "--layout", "tp3")
+    assert "tiny_2k under the layout 'tp3" in found.error()
+    assert "loading" not in found.err
 
 
 def test_an_empty_source_is_refused(answer, tmp_path):

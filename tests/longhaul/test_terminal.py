@@ -139,6 +139,22 @@ def test_brackets_of_a_folder_are_shown_and_are_no_styles(tmp_path):
     assert (folder / "output.log").read_text() == "of a library\n"
 
 
+TITLED = """
+from rich.table import Table
+from longhaul.terminal.console import show
+table = Table(title="a title of more words than the columns have")
+table.add_column("a")
+table.add_row("1")
+show(lambda _: table)
+"""
+
+
+def test_the_title_of_a_narrow_table_is_one_line():
+    code, lines = on_terminal(sys.executable, "-c", TITLED)
+    assert code == 0
+    assert any("a title of more words than the columns have" in line for line in lines)
+
+
 def test_a_run_in_a_folder_of_brackets_has_a_status(answer, tmp_path):
     from tests.longhaul.commands.test_status import make_run
 

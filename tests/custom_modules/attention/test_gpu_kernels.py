@@ -110,7 +110,7 @@ def test_a_device_of_another_generation_is_refused(kernel, found, words, monkeyp
     ("kernel", "package", "words"),
     [
         (FLASH_ATTN_2, "flash-attn", "pip install flash-attn"),
-        (TRANSFORMER_ENGINE, "transformer-engine", "pip install -e '.[gpu]'"),
+        (TRANSFORMER_ENGINE, "transformer-engine", "make gpu"),
     ],
     ids=["flash_attn_2", "transformer_engine"],
 )

@@ -113,6 +113,13 @@ def test_other_mistakes_of_the_command_line(answer, tmp_path):
     assert "name --source DOCUMENTS to make one first" in answer(*card).error()
 
 
+@pytest.mark.parametrize("command", ["clusters", "ladders"])
+def test_a_file_in_place_of_a_sub_command_is_answered_with_the_one_that_checks_it(answer, command):
+    assert f"to check it: longhaul {command} check 'my own.yaml'" in (
+        answer(command, "my own.yaml").error()
+    )
+
+
 def test_clusters_are_listed_and_checked(answer, tmp_path):
     shown = answer("clusters").out
     assert all(name in shown for name in ("local", *cluster.names()))

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether torch, the driver, the GPUs and Transformer Engine suit one another.
+
+    python -m slurm.preflight.node.gpu_software build      can Transformer Engine be compiled here?
+    python -m slurm.preflight.node.gpu_software headers    folders for the compiler's CPATH
+    python -m slurm.preflight.node.gpu_software loaded     can it be loaded?
+
+`make gpu` calls these in this order around its installation; the commands that train on GPUs, and
+the preflight of a job, ask the last. Transformer Engine's extension is compiled against one torch
+and loads with no other, and its core library is of one release of CUDA.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from slurm.preflight.check import Group, PreflightCheck
+from slurm.preflight.requirements import Expected
+
+PACKAGE = "transformer-engine"
+CUDA = 13
+"""Major release of CUDA that the extra `gpu` has Transformer Engine's core library for."""
+CAPABILITY = (8, 0)
+"""Oldest compute capability with bf16, which the recipes for GPUs train in."""
+REMEDY = "`make gpu` in a clone compiles it for this torch, and the container has it"
+HEADERS = ("nvidia/cu13/include", "nvidia/cudnn/include", "nvidia/nccl/include")
+"""Folders of torch's own CUDA packages, below the folder that torch is installed in."""
+
+
+def driver_fault() -> str:
+    """Return why torch cannot use the GPUs of this machine, in a sentence; empty if it can."""
+    import torch
+
+    name = f"torch {torch.__version__}"
+    if torch.version.cuda is None:
+        return f"{name} is a build without CUDA; install the one of the Python Package Index"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        said = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        return (
+            f"{name} (CUDA {torch.version.cuda}) cannot use the GPUs here: {said}; update the "
+            "driver to one of that CUDA, and look at CUDA_VISIBLE_DEVICES"
+        )
+    for device in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_capability(device)
+        if found < CAPABILITY:
+            return (
+                f"GPU {device} ({torch.cuda.get_device_name(device)}) has compute capability "
+                f"{found[0]}.{found[1]}, which has no bf16; take GPUs of "
+                f"{CAPABILITY[0]}.{CAPABILITY[1]} or newer"
+            )
+    return ""
+
+
+def engine_fault() -> str:
+    """Return why Transformer Engine cannot be loaded, in a sentence; empty if it can."""
+    try:
+        engine = version(PACKAGE)
+    except PackageNotFoundError:
+        return f"Transformer Engine is not installed; {REMEDY}"
+    import torch
+
+    try:
+        import transformer_engine.pytorch  # noqa: F401
+    except Exception as error:  # of the loader, of its own assertions, of a package it imports
+        said = " ".join(str(error).split())[:300]
+        why = "it was compiled against another torch" if "undefined symbol" in said else "it fails"
+        return (
+            f"Transformer Engine {engine} cannot be loaded with torch {torch.__version__}: {why} "
+            f"({said}); {REMEDY}"
+        )
+    return ""
+
+
+def build_fault() -> str:
+    """Return why Transformer Engine cannot be compiled here, in a sentence; empty if it can."""
+    import torch
+
+    cuda = torch.version.cuda
+    if cuda is None:
+        return (
+            f"torch {torch.__version__} is a build without CUDA; install the one of the Python "
+            "Package Index in its place, and type `make gpu` again"
+        )
+    if int(cuda.partition(".")[0]) != CUDA:
+        return (
+            f"torch {torch.__version__} is built for CUDA {cuda}, and the extra gpu brings "
+            f"Transformer Engine for CUDA {CUDA}; install the torch that pyproject.toml pins"
+        )
+    if shutil.which("c++") is None and shutil.which("g++") is None:
+        return "there is no C++ compiler (c++ or g++), which Transformer Engine's extension needs"
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    compiler = None if CUDA_HOME is None else shutil.which("nvcc", path=f"{CUDA_HOME}/bin")
+    if compiler is None:
+        return (
+            f"there is no CUDA toolkit (nvcc); install CUDA {cuda}, or set CUDA_HOME to its folder"
+        )
+    said = subprocess.run([compiler, "-V"], capture_output=True, text=True, check=False).stdout
+    toolkit = re.search(r"release (\d+)\.(\d+)", said)
+    if toolkit is None or int(toolkit[1]) != CUDA:
+        shown = "no release" if toolkit is None else f"CUDA {toolkit[1]}.{toolkit[2]}"
+        return (
+            f"the CUDA toolkit in {CUDA_HOME} says {shown}, and torch {torch.__version__} is built "
+            f"for {cuda}; set CUDA_HOME to the folder of a toolkit of CUDA {CUDA}"
+        )
+    return ""
+
+
+def headers() -> Iterator[Path]:
+    """Yield the folders of headers that torch's own CUDA packages bring."""
+    import torch
+
+    site = Path(torch.__file__).parents[1]
+    yield from (folder for name in HEADERS if (folder := site / name).is_dir())
+
+
+def software_checks(
+    expected: Expected, faults: tuple[Callable[[], str], ...] = (driver_fault, engine_fault)
+) -> Iterator[PreflightCheck]:
+    """Yield a check of the driver and of Transformer Engine; none if no GPU is expected."""
+    if not (expected.gpus_per_node and expected.versions):
+        return
+    for name, fault in zip(("CUDA", PACKAGE), faults, strict=True):
+        if said := fault():
+            why, _, remedy = said.rpartition("; ")
+            yield PreflightCheck.failure(Group.VERSIONS, f"{name} loads", why, remedy)
+        else:
+            yield PreflightCheck.ok(Group.VERSIONS, f"{name} loads", "yes")
+
+
+def main(words: list[str]) -> int:
+    """Answer one of the questions above; return the exit code."""
+    if words == ["headers"]:
+        sys.stdout.write(":".join(map(str, headers())) + "\n")
+        return 0
+    asked = {"build": build_fault, "loaded": engine_fault}
+    if len(words) != 1 or words[0] not in asked:
+        sys.stderr.write(str(__doc__))
+        return 2
+    if said := asked[words[0]]():
+        sys.stderr.write(f"error: {said}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
