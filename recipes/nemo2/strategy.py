@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from nemo import lightning as nl
 from nemo.lightning import _strategy_lib
@@ -25,6 +26,16 @@ class LongContextStrategy(nl.MegatronStrategy):
 
     verify_checkpoints = True
     """Set by `recipes.nemo2.checkpoint_callback.StageResume`."""
+
+    def connect(self, model: pl.LightningModule) -> None:
+        """Attach a model, whose parameters are made in the dtype that it trains in.
+
+        NeMo's precision plugin makes them in fp32 by default: twice the bytes until they are cast.
+        """
+        dtypes = getattr(self.precision_plugin, "dtype_config", None)
+        if dtypes is not None and dtypes.bf16:
+            dtypes.params_dtype = torch.bfloat16
+        super().connect(model)
 
     def setup_environment(self) -> None:
         """Set up ranks and groups; the first rank then logs kernels and context parallel kinds.
