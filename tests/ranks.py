@@ -132,9 +132,17 @@ def one_rank() -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def _join(rank: int, size: int, folder: Path) -> None:
-    store = dist.FileStore(str(folder / "store"), size)
+def join(store: dist.Store, rank: int, size: int) -> None:
+    """Join a group of gloo, and return once every rank has.
+
+    A rank that left it before would close the connections that a slower one is still making.
+    """
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    dist.barrier()
+
+
+def _join(rank: int, size: int, folder: Path) -> None:
+    join(dist.FileStore(str(folder / "store"), size), rank, size)
 
 
 def _rank(

@@ -99,13 +99,14 @@ def evaluate_on_forked_rank(options: dict[str, Any], output: str) -> None:
     import torch.distributed as dist
 
     from eval.evaluate import evaluate
+    from tests.ranks import join
 
     rank, size = dist.get_rank(), dist.get_world_size()
     # A rank that ends leaves the group it was in. torch numbers groups from 0 again after the
     # evaluation has left its own, whose addresses are still in the store under that number.
     after = dist.PrefixStore("after", stand_for_torchrun(output))
     evaluate(**options)
-    dist.init_process_group("gloo", store=after, rank=rank, world_size=size)
+    join(after, rank, size)
 
 
 def stand_for_torchrun(output: str) -> "TCPStore":
