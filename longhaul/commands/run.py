@@ -135,8 +135,9 @@ def _run_here(
         made = ladder_run.make_missing_store(plan)
         if made is not None:
             show_store(made)
-        for row in rows:
-            ladder_run.require_gpus_of(row, device, words)
+        if all(row.nodes == 1 for row in rows):
+            for row in rows:
+                ladder_run.require_gpus_of(row, device, words)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import local_chain, stage_checks
         from longhaul.run_folder.places import require_places

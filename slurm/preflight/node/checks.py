@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of one node by itself; those of NCCL, host memory and GPU software import torch."""
+"""The checks of one node by itself; only three of them import torch."""
 
 from collections.abc import Iterator
 
 from slurm.preflight.check import Group, PreflightCheck
 from slurm.preflight.machine import Machine, Rank
 from slurm.preflight.node.filesystem import WRITTEN, folder_checks
-from slurm.preflight.node.gpu_software import software_checks
+from slurm.preflight.node.gpu_software import engine_checks
 from slurm.preflight.node.gpus import connection_checks, gpu_checks, gpus, visible_checks
 from slurm.preflight.node.host import host_checks
 from slurm.preflight.node.network import hca_checks, nccl_checks
@@ -25,7 +25,7 @@ def node_checks(
     yield from connection_checks(expected, machine)
     yield from topology_checks(expected, machine)
     yield from version_checks(expected)
-    yield from software_checks(expected)
+    yield from engine_checks(expected)
     yield from host_checks(expected, machine)
     yield from folder_checks(expected, machine.host if rank is None else rank.host, written)
     yield from nccl_checks(expected)

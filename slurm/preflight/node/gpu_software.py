@@ -15,10 +15,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from slurm.preflight.check import Group, PreflightCheck
+from slurm.preflight.node.versions import installed
 from slurm.preflight.requirements import Expected
 
 PACKAGE = "transformer-engine"
@@ -59,9 +59,8 @@ def driver_fault() -> str:
 
 def engine_fault() -> str:
     """Return why Transformer Engine cannot be loaded, in a sentence; empty if it can."""
-    try:
-        engine = version(PACKAGE)
-    except PackageNotFoundError:
+    engine = installed(PACKAGE)
+    if engine is None:
         return f"Transformer Engine is not installed; {REMEDY}"
     import torch
 
@@ -120,18 +119,20 @@ def headers() -> Iterator[Path]:
     yield from (folder for name in HEADERS if (folder := site / name).is_dir())
 
 
-def software_checks(
-    expected: Expected, faults: tuple[Callable[[], str], ...] = (driver_fault, engine_fault)
+def engine_checks(
+    expected: Expected,
+    have: Callable[[str], str | None] = installed,
+    fault: Callable[[], str] = engine_fault,
 ) -> Iterator[PreflightCheck]:
-    """Yield a check of the driver and of Transformer Engine; none if no GPU is expected."""
-    if not (expected.gpus_per_node and expected.versions):
+    """Yield whether Transformer Engine loads, where GPUs are expected and it is installed."""
+    if not (expected.gpus_per_node and expected.versions) or have(PACKAGE) is None:
         return
-    for name, fault in zip(("CUDA", PACKAGE), faults, strict=True):
-        if said := fault():
-            why, _, remedy = said.rpartition("; ")
-            yield PreflightCheck.failure(Group.VERSIONS, f"{name} loads", why, remedy)
-        else:
-            yield PreflightCheck.ok(Group.VERSIONS, f"{name} loads", "yes")
+    name = f"{PACKAGE} loads"
+    if said := fault():
+        why, _, remedy = said.rpartition("; ")
+        yield PreflightCheck.failure(Group.VERSIONS, name, why, remedy)
+    else:
+        yield PreflightCheck.ok(Group.VERSIONS, name, "yes")
 
 
 def main(words: list[str]) -> int:

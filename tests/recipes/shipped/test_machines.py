@@ -76,7 +76,7 @@ def test_a_layout_for_cpu_ranks_is_in_fp32_and_on_no_cluster():
         ({"layout": "tp3"}, "llama32_1b_nemo_64k under the layout 'tp3': "),
         ({"layout": "tp2 dp6"}, "12 ranks are not a whole number of nodes of 8"),
         ({"layout": "tp2 what"}, "'what' is not a layout setting"),
-        ({"layout": "tp3 cpu"}, "are not both divisible by TP 3; TP may be"),
+        ({"layout": "tp3 cpu"}, "over CP 1 is not divisible by TP 3, which"),
         ({"layout": "ring7 cpu"}, "is not divisible by 2 x CP = 14"),
         ({"layout": "ring3 cpu", "nodes": 2}, "has 3 ranks, and 2 nodes cannot share them"),
     ],

@@ -105,14 +105,17 @@ def test_a_machine_that_cannot_compile_is_told_what_it_lacks(
 
 
 def test_a_job_without_gpus_has_no_such_check():
-    assert not list(gpu_software.software_checks(Expected()))
+    have = {"transformer-engine": "2.9.0"}.get
+    assert not list(gpu_software.engine_checks(Expected(), have))
+    assert not list(gpu_software.engine_checks(Expected(gpus_per_node=1), {}.get))
 
 
 def test_a_fault_is_a_failed_check_with_its_remedy():
-    faults = (lambda: "", lambda: "it fails (a; b); do this")
-    cuda, engine = gpu_software.software_checks(Expected(gpus_per_node=1), faults)
-    assert (cuda.state, engine.state) == ("ok", "failure")
-    assert (engine.said, engine.remedy) == ("it fails (a; b)", "do this")
+    expected, have = Expected(gpus_per_node=1), {"transformer-engine": "2.9.0"}.get
+    (failed,) = gpu_software.engine_checks(expected, have, lambda: "it fails (a; b); do this")
+    assert (failed.state, failed.said, failed.remedy) == ("failure", "it fails (a; b)", "do this")
+    (passed,) = gpu_software.engine_checks(expected, have, lambda: "")
+    assert passed.state == "ok"
 
 
 def test_a_question_that_is_none_is_answered_with_the_questions():
