@@ -36,15 +36,19 @@ demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and wr
 
 # pip by itself compiles the extension against another torch, and Transformer Engine's own build looks for
 # a compiled one, of CUDA 12 whatever torch has: hence FORCE_BUILD. CPATH has headers that no toolkit has.
+# What was compiled before, against another torch, goes first: pip would keep it, or take it of its cache.
 GPU_SOFTWARE := $(PY) -W ignore -m slurm.preflight.node.gpu_software
 gpu: $(INSTALLED)  ## install Transformer Engine for GPUs of CUDA 13: compile it against this torch
-	@$(GPU_SOFTWARE) build
-	@echo "Compiling Transformer Engine's extension: 5 to 10 minutes ..."
-	@$(PIP) install $(CONSTRAINTS:%=-c %) wheel ninja pybind11
-	@CPATH="$$($(GPU_SOFTWARE) headers)$${CPATH:+:$$CPATH}" NVTE_FRAMEWORK=pytorch NVTE_PYTORCH_FORCE_BUILD=TRUE \
-	    $(PIP) install --no-build-isolation $(CONSTRAINTS:%=-c %) -e '.[gpu]'
-	@$(GPU_SOFTWARE) loaded
-	@echo "Transformer Engine is installed and loads with this torch."
+	@if $(GPU_SOFTWARE) loaded 2>/dev/null; then \
+	    echo "Transformer Engine is installed already, and loads with this torch."; exit; fi; \
+	$(GPU_SOFTWARE) build && \
+	echo "Compiling Transformer Engine's extension: 5 to 10 minutes ..." && \
+	$(PIP) uninstall --yes transformer-engine-torch transformer-engine-cu12 && \
+	$(PIP) install $(CONSTRAINTS:%=-c %) wheel ninja pybind11 && \
+	CPATH="$$($(GPU_SOFTWARE) headers)$${CPATH:+:$$CPATH}" NVTE_FRAMEWORK=pytorch NVTE_PYTORCH_FORCE_BUILD=TRUE \
+	    $(PIP) install --no-build-isolation --no-cache-dir $(CONSTRAINTS:%=-c %) -e '.[gpu]' && \
+	$(GPU_SOFTWARE) loaded && \
+	echo "Transformer Engine is installed, and loads with this torch."
 
 # The steps are the commands of docs/real_model.md; one whose result is there is not run again.
 real: $(INSTALLED)  ## take SmolLM2-135M from 8K to 16K tokens on two CPU cores, in about 40 minutes

@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="4K,8K,12K,16K,24K,32K", help="ends of the ranges")
     parser.add_argument("--passkeys", default="4K,8K,12K,16K,32K", help="lengths of the prompts")
     parser.add_argument("--depths", default="0.2,0.6", help="depths of the passkeys")
+    parser.add_argument("--cp", type=int, default=1, help="ranks that share a document: 1 or 2")
     parser.add_argument("--overrides", nargs="*", default=[], help="KEY=VALUE of the training")
     parser.add_argument("--beside", default="none", help="other work during the run")
     parser.add_argument("--out", type=Path, required=True, help="page to write")
@@ -102,7 +103,7 @@ def climb(given: argparse.Namespace) -> None:
     longhaul(
         "evaluate", "--run", LONGER, "--base", "--missing", "--documents", given.documents,
         "--lengths", given.lengths, "--passkeys", given.passkeys, "--depths", given.depths,
-        "--trials", 1,
+        "--trials", 1, "--cp", given.cp,
     )  # fmt: skip
     longhaul("report", "--run", LONGER)
 

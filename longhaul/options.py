@@ -15,7 +15,7 @@ K_IS = "K is 1,024, M is 1,024 K"
 """Units of lengths and of the tokens of a step, for help texts; budgets use powers of ten."""
 
 WRITTEN_WHEN_STARTED = (
-    "what nemo-run would start; the folder in it, and its number, are made when it does"
+    "commands that nemo-run would start; it creates the numbered folders in them at that time"
 )
 """Comment of a dry run above the lines of torchrun."""
 
@@ -64,7 +64,8 @@ class Checking(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return name, command and remaining arguments; raise ValueError for the name of a file."""
         word = args[0]
-        if word not in self.commands and Path(word).suffix in (".yaml", ".yml", ".py"):
+        is_file = Path(word).suffix in (".yaml", ".yml", ".py")
+        if is_file and word not in self.commands and not ctx.resilient_parsing:
             raise ValueError(
                 f"{word} is a file; to check it: longhaul {self.name} {shlex.join(['check', word])}"
             )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul evaluate`: evaluate the checkpoints of a run, and the model that it started from."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,9 +117,11 @@ def evaluate(
         from slurm.experiment import run_in_order
 
         models = base_models(run, chosen) if base else []
-        if models and not lengths:
-            bounds = with_context_of(models[0], bounds)
         prompts = asked or bounds
+        if not lengths:
+            bounds = with_context_of(models[0], bounds) if models else bounds
+            if missing:  # an evaluation with other ranges would be made again
+                bounds = latest_ends(run, chosen, bounds[-1]) or bounds
         longest = max((*bounds, *(prompts if trials else ())))
         store = store or Path(recipe_of(run, chosen[0]).data.store)
         device = device or device_of(recipe_of(run, chosen[0]))
@@ -181,6 +184,18 @@ def with_context_of(base: "BaseModel", bounds: list[int]) -> list[int]:
     context = base.context
     within = context < bounds[-1] and context % BUCKET == 0
     return sorted({*bounds, context}) if within else bounds
+
+
+def latest_ends(run: Path, stages: list[str], length: int) -> list[int]:
+    """Return the ends of ranges of the stages' evaluations to this length; empty without one."""
+    from eval.run_folder import BrokenResultError, read_evaluation
+
+    for stage in stages:
+        with suppress(BrokenResultError):
+            latest = read_evaluation(run, stage)
+            if latest is not None and latest.ranges and latest.eval_length == length:
+                return [mean.stop for mean in latest.ranges]
+    return []
 
 
 def lengths_of(option: str, words: str) -> list[int]:

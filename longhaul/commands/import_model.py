@@ -29,6 +29,7 @@ def import_model(
 ) -> None:
     """Import published weights, bit for bit, with their config and tokenizer."""
     from data.files.appearing import require_free
+    from data.hub import OF_THE_HUB
     from recipes.hugging_face.config import card_of, read_config, require_same, require_weights
     from recipes.hugging_face.hub import local_folder
     from recipes.hugging_face.safetensors_files import BYTES, stored_tensors
@@ -37,6 +38,8 @@ def import_model(
 
     if card is not None:
         lookup("card", card, CARDS)
+    if not Path(source).is_dir():
+        source = source.removeprefix(OF_THE_HUB) or source
     name = (Path(source).resolve() if Path(source).is_dir() else Path(source)).name
     to = to or MODELS / (card or name)
     require_free(to)

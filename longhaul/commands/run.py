@@ -132,12 +132,12 @@ def _run_here(
     """Run what is left of the ladder on this machine, or print it."""
     if not dryrun:
         require_unused(plan.run / "eval")
-        made = ladder_run.make_missing_store(plan)
-        if made is not None:
-            show_store(made)
         if all(row.nodes == 1 for row in rows):
             for row in rows:
                 ladder_run.require_gpus_of(row, device, words)
+        made = ladder_run.make_missing_store(plan)
+        if made is not None:
+            show_store(made)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import local_chain, stage_checks
         from longhaul.run_folder.places import require_places

@@ -142,16 +142,17 @@ def require_gpus(name: str, needed: int, *, engine: bool) -> None:
 
     from slurm.preflight.node.gpu_software import driver_fault, engine_fault
 
-    found = torch.cuda.device_count()
-    if found < needed:
+    count = torch.cuda.device_count()
+    if count < needed:
+        without = "" if torch.version.cuda else f" (torch {torch.__version__} has no CUDA)"
         raise ValueError(
-            f"{name} needs {needed} CUDA GPUs on each node and this machine has {found}; run it on "
-            "a machine that has them, or on CPU ranks with --device cpu"
+            f"{name} needs {needed} CUDA GPUs on each node and this machine has {count}{without}; "
+            "run it on a machine that has them, or on CPU ranks with --device cpu"
         )
     with loading("Transformer Engine"):
-        said = driver_fault() or (engine_fault() if engine else "")
-    if said:
-        raise ValueError(f"{name} cannot train here: {said}")
+        fault = driver_fault(needed) or (engine_fault() if engine else "")
+    if fault:
+        raise ValueError(f"{name} cannot train here: {fault}")
 
 
 def require_gpus_of(row: Row, device: str | None, overrides: Sequence[str]) -> None:

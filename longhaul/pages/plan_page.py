@@ -93,7 +93,7 @@ def bill(
             "stage": name,
             LAYOUT: words_of(plan.workload.layout),
             "GiB": f"{plan.memory.total / GiB:.1f}",
-            "s/step": f"{plan.time.step:,.1f}",
+            "s/step": _seconds(plan.time.step, 1),
             "MFU": f"{plan.time.mfu:.0%}",
             "days": f"{each / plan.gpus / 24:.2f}",
             "GPU-hours": f"{each:,.0f}",
@@ -202,6 +202,11 @@ def _with_shares(title: str, columns: Sequence[str], without: Sequence[str]) -> 
     return table
 
 
+def _seconds(seconds: float, digits: int) -> str:
+    """Return seconds with so many digits after the point, or two that count of a short step."""
+    return f"{seconds:,.{digits}f}" if seconds >= SHORT_STEP else f"{seconds:.2g}"
+
+
 def _bar(share: float) -> str:
     return f"{'█' * round(BAR * min(share, 1)):<{BAR}} {share:6.1%}"
 
@@ -238,7 +243,7 @@ def _next(plans: Sequence[Plan], without: Sequence[str]) -> Table:
         line = {
             "": str(number),
             LAYOUT: words_of(plan.workload.layout),
-            "s/step": f"{plan.time.step:,.2f}",
+            "s/step": _seconds(plan.time.step, 2),
             "slower by": f"{max(plan.time.step / best - 1, 0):.1%}",
             "GiB": f"{plan.memory.total / GiB:.1f}",
         }

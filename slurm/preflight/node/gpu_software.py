@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether torch, the driver, the GPUs and Transformer Engine suit one another.
+"""Whether torch, the driver, the GPUs and Transformer Engine fit together.
 
     python -m slurm.preflight.node.gpu_software build      can Transformer Engine be compiled here?
     python -m slurm.preflight.node.gpu_software headers    folders for the compiler's CPATH
     python -m slurm.preflight.node.gpu_software loaded     can it be loaded?
 
 `make gpu` calls these in this order around its installation; the commands that train on GPUs, and
-the preflight of a job, ask the last. Transformer Engine's extension is compiled against one torch
-and loads with no other, and its core library is of one release of CUDA.
+the preflight of a job, ask the last of them. Transformer Engine's extension is compiled against one
+torch and loads with no other, and its core library is of one release of CUDA.
 """
 
 import re
@@ -31,8 +31,8 @@ HEADERS = ("nvidia/cu13/include", "nvidia/cudnn/include", "nvidia/nccl/include")
 """Folders of torch's own CUDA packages, below the folder that torch is installed in."""
 
 
-def driver_fault() -> str:
-    """Return why torch cannot use the GPUs of this machine, in a sentence; empty if it can."""
+def driver_fault(gpus: int) -> str:
+    """Return why torch cannot use the first `gpus` GPUs, in a sentence; empty if it can."""
     import torch
 
     name = f"torch {torch.__version__}"
@@ -46,7 +46,7 @@ def driver_fault() -> str:
             f"{name} (CUDA {torch.version.cuda}) cannot use the GPUs here: {said}; update the "
             "driver to one of that CUDA, and look at CUDA_VISIBLE_DEVICES"
         )
-    for device in range(torch.cuda.device_count()):
+    for device in range(gpus):
         found = torch.cuda.get_device_capability(device)
         if found < CAPABILITY:
             return (

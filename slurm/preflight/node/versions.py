@@ -81,6 +81,8 @@ def version_checks(
 
 
 def _cure(name: str, pin: str) -> str:
+    if name in ON_GPUS:
+        return "build the container by slurm/container, or type `make gpu` in a clone"
     return f"build the container by slurm/container, or pip install '{name}{pin}'"
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from custom_modules.rope.config import RopeScaling
 from eval.base_model import BASE, BaseModel
-from eval.run_folder import BUCKET
-from longhaul.commands.evaluate import with_context_of
+from eval.run_folder import BUCKET, evaluation_path, write_json
+from longhaul.commands.evaluate import latest_ends, with_context_of
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,18 @@ from longhaul.commands.evaluate import with_context_of
 def test_a_range_ends_where_the_context_of_the_base_model_does(context, ends):
     base = BaseModel(BASE, Path("x"), Path("x"), RopeScaling.base_change(10_000), context)
     assert with_context_of(base, [2 * BUCKET, 8 * BUCKET]) == ends
+
+
+def test_what_is_missing_keeps_the_ranges_of_what_is_there(tmp_path):
+    assert latest_ends(tmp_path, ["one", "two"], 512) == []
+    ranges = [
+        {"start": 0, "stop": 128, "loss": 2.5, "tokens": 128},
+        {"start": 128, "stop": 512, "loss": 2.5, "tokens": 384},
+    ]
+    made = {
+        "stage": "two", "seq_length": 512, "eval_length": 512, "documents": 1, "tokens": 512,
+        "ranges": ranges,
+    }  # fmt: skip
+    write_json(evaluation_path(tmp_path, "two"), made)
+    assert latest_ends(tmp_path, ["one", "two"], 512) == [128, 512]
+    assert latest_ends(tmp_path, ["one", "two"], 1024) == []

@@ -172,6 +172,16 @@ def test_a_name_that_the_hub_does_not_give_is_told(answer, monkeypatch):
     assert "the Hugging Face hub cannot be reached: without network, name a folder" in told
 
 
+def test_a_model_of_the_hub_is_one_with_its_prefix_and_without(
+    answer, monkeypatch, published, tmp_path
+):
+    from recipes.checkpoints.marker import require_origin
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(published))
+    assert answer("import", "--from", "hf:somebody/small")[0] == 0
+    require_origin(tmp_path / "models" / "small", "somebody/small")
+
+
 def _without_tensor(source: Path) -> None:
     _with_tensors(source, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
 
