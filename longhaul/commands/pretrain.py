@@ -243,8 +243,7 @@ def _submit(
 
     if not dryrun:
         require_folder(plan.run, "--out")
-        if not plan.store.exists() and plan.card.hf_id is not None:
-            raise ValueError(ladder_run.without_store(plan))
+        ladder_run.require_store_of_published(plan)
     with nullcontext() if dryrun else in_use(plan.run):
         run_on_cluster(
             plan, words, asked, account=account, partition=partition, dryrun=dryrun, row=row,

@@ -132,6 +132,7 @@ def _run_here(
     """Run what is left of the ladder on this machine, or print it."""
     if not dryrun:
         require_unused(plan.run / "eval")
+        ladder_run.require_store_of_published(plan)
         if all(row.nodes == 1 for row in rows):
             for row in rows:
                 ladder_run.require_gpus_of(row, device, words)

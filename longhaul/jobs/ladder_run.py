@@ -181,6 +181,15 @@ def _row(plan: LadderRun, stage: Stage, asked: Machines, *, submitted: bool, mov
     return select.placed_row(plan.card, plan.ladder, stage, asked)
 
 
+def require_store_of_published(plan: LadderRun) -> None:
+    """Raise ValueError for a card whose weights are published and that has no store.
+
+    Its store needs documents; that of a card that is trained from scratch can be made.
+    """
+    if not plan.store.exists() and plan.card.hf_id is not None:
+        raise ValueError(without_store(plan))
+
+
 def make_missing_store(plan: LadderRun) -> Manifest | None:
     """Make the store of a card that is trained from scratch and return its manifest.
 
@@ -190,8 +199,7 @@ def make_missing_store(plan: LadderRun) -> Manifest | None:
     if plan.store.exists():
         Manifest.load(plan.store)
         return None
-    if plan.card.hf_id is not None:
-        raise ValueError(without_store(plan))
+    require_store_of_published(plan)
     from data.prepare import prepare
 
     return prepare(None, plan.store, vocab_size=plan.card.vocab)
