@@ -184,7 +184,7 @@ def describe(made: "Rehearsal") -> None:
     """Print the parts of the recipe that are kept and reduced, and the notes."""
     from rich.table import Table
 
-    table = Table(title=f"{made.name} on {made.ranks} CPU ranks", title_justify="left")
+    table = Table(title=f"{made.name} on {made.ranks} CPU ranks")
     for column in ("", "recipe", "rehearsed", ""):
         table.add_column(column, overflow="fold")
     for what, whole, small in made.compared():

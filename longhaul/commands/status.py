@@ -42,7 +42,7 @@ def status(
     lines = [_line(stage) for stage in found.stages]
 
     def table(without: Sequence[str]) -> Table:
-        made = Table(title=f"{head} in {run}", title_justify="left")
+        made = Table(title=f"{head} in {run}")
         titles = [title for title in COLUMNS if title not in without]
         for title in titles:
             right = title in ("step", "tokens", "left", "checkpoint")

@@ -299,7 +299,7 @@ def _print(plan: Plan, there: Remedies) -> None:
     def table(without: Sequence[str]) -> Table:
         made = Table(
             title="remedies, each alone, and with those above it that help", box=None,
-            title_justify="left", title_style="", header_style="bold", pad_edge=False,
+            title_style="", header_style="bold", pad_edge=False,
         )  # fmt: skip
         made.add_column("remedy", no_wrap=True)
         for name in ("saves GiB", "step", "fits", "together GiB"):

@@ -60,7 +60,7 @@ def show_passkeys(evaluations: Sequence[Evaluation]) -> None:
     if not asked:
         return
     depths = sorted({depth for each in asked if each.passkey for depth in each.passkey.depths})
-    table = Table(title="Passkeys found, by depth", title_justify="left")
+    table = Table(title="Passkeys found, by depth")
     table.add_column("stage", no_wrap=True)
     table.add_column("length", justify="right", no_wrap=True)
     for depth in depths:
@@ -87,7 +87,7 @@ def show_passkeys(evaluations: Sequence[Evaluation]) -> None:
 
 
 def _means(evaluations: Sequence[Evaluation], settings: Sequence[str]) -> Table:
-    table = Table(title="Mean loss by position, nats per token", title_justify="left")
+    table = Table(title="Mean loss by position, nats per token")
     table.add_column("stage", no_wrap=True)
     if settings:
         table.add_column(SETTINGS, no_wrap=True)

@@ -67,7 +67,8 @@ def print_table(console: Console, table: Table) -> None:
     In a pipe, where lines are searched and stored, lines have no trailing blanks.
     """
     if table.title:
-        console.print(Text(str(table.title), style="table.title"), soft_wrap=True)
+        style = "table.title" if table.title_style is None else table.title_style
+        console.print(Text(str(table.title), style=style), soft_wrap=True)
         table.title = None
     if console.is_terminal:
         console.print(table)
