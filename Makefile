@@ -36,7 +36,7 @@ demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and wr
 
 # pip by itself compiles the extension against another torch, and Transformer Engine's own build looks for
 # a compiled one, of CUDA 12 whatever torch has: hence FORCE_BUILD. CPATH has headers that no toolkit has.
-# What was compiled before, against another torch, goes first: pip would keep it, or take it of its cache.
+# What was compiled before, against another torch, goes first: pip would keep it, or take it from its cache.
 GPU_SOFTWARE := $(PY) -W ignore -m slurm.preflight.node.gpu_software
 gpu: $(INSTALLED)  ## install Transformer Engine for GPUs of CUDA 13: compile it against this torch
 	@if $(GPU_SOFTWARE) loaded 2>/dev/null; then \

@@ -15,10 +15,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 """Patterns of the files that a tokenizer is loaded from, except the model's config.json."""
 _NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-
-
 OF_THE_HUB = "hf:"
-"""Prefix of a name on the hub where a shipped name is also possible."""
+"""Prefix of a name on the hub, where a shipped name or a folder is accepted as well."""
 
 
 class HubError(ValueError):
@@ -29,11 +27,11 @@ def local_folder(name: str, patterns: Sequence[str], revision: str | None = None
     """Return the folder at this path, or the one that a model of this name is downloaded to."""
     if Path(name).is_dir():
         return Path(name)
-    name = name.removeprefix(OF_THE_HUB)
+    name = name.removeprefix(OF_THE_HUB) or name
     if not _NAME.fullmatch(name):
         raise HubError(
-            f"there is no folder {name or OF_THE_HUB}, and it is not a Hugging Face hub name such "
-            "as meta-llama/Llama-3.1-8B"
+            f"there is no folder {name}, and it is not a Hugging Face hub name such as "
+            "meta-llama/Llama-3.1-8B"
         )
     from huggingface_hub import snapshot_download
 

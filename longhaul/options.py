@@ -59,7 +59,7 @@ Partition = Annotated[
 
 
 class Checking(TyperGroup):
-    """Sub-commands of which one checks a file: a file in place of a name is answered with it."""
+    """Group with a sub-command `check FILE`, which it suggests for a file in place of a name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return name, command and remaining arguments; raise ValueError for the name of a file."""

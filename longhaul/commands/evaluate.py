@@ -102,7 +102,7 @@ def evaluate(
     records = [read_stage(run, name) for name in names]
     contexts = sorted({record.context for record in records if record is not None})
     bounds = bounds_of(lengths) or contexts
-    asked = lengths_of("--passkeys", passkeys)
+    prompts = lengths_of("--passkeys", passkeys) or bounds
     choices = {"depths": depths_of(depths)} if depths else {}
     if not contexts:
         raise ValueError(
@@ -117,11 +117,10 @@ def evaluate(
         from slurm.experiment import run_in_order
 
         models = base_models(run, chosen) if base else []
-        prompts = asked or bounds
-        if not lengths:
-            bounds = with_context_of(models[0], bounds) if models else bounds
-            if missing:  # an evaluation with other ranges would be made again
-                bounds = latest_ends(run, chosen, bounds[-1]) or bounds
+        if models and not lengths:
+            bounds = with_context_of(models[0], bounds)
+        if missing and not lengths:  # an evaluation with other ranges would be made again
+            bounds = latest_ends(run, chosen, bounds[-1]) or bounds
         longest = max((*bounds, *(prompts if trials else ())))
         store = store or Path(recipe_of(run, chosen[0]).data.store)
         device = device or device_of(recipe_of(run, chosen[0]))

@@ -38,9 +38,11 @@ def import_model(
 
     if card is not None:
         lookup("card", card, CARDS)
-    if not Path(source).is_dir():
+    if Path(source).is_dir():
+        name = Path(source).resolve().name
+    else:
         source = source.removeprefix(OF_THE_HUB) or source
-    name = (Path(source).resolve() if Path(source).is_dir() else Path(source)).name
+        name = Path(source).name
     to = to or MODELS / (card or name)
     require_free(to)
     found = card_of(read_config(local_folder(source, revision, weights=False)), name)

@@ -130,7 +130,7 @@ def pretrain(
         )  # fmt: skip
         return
     if row is not None and to_yaml is None and not dryrun:
-        ladder_run.require_gpus_of(row, device, context.args)
+        ladder_run.require_gpus_of([row], device, context.args)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import records, stage_checks, training
         from longhaul.run_folder.places import require_places

@@ -133,9 +133,7 @@ def _run_here(
     if not dryrun:
         require_unused(plan.run / "eval")
         ladder_run.require_store_of_published(plan)
-        if all(row.nodes == 1 for row in rows):
-            for row in rows:
-                ladder_run.require_gpus_of(row, device, words)
+        ladder_run.require_gpus_of(rows, device, words)
         made = ladder_run.make_missing_store(plan)
         if made is not None:
             show_store(made)

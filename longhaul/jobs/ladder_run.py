@@ -155,14 +155,18 @@ def require_gpus(name: str, needed: int, *, engine: bool) -> None:
         raise ValueError(f"{name} cannot train here: {fault}")
 
 
-def require_gpus_of(row: Row, device: str | None, overrides: Sequence[str]) -> None:
-    """Raise ValueError if this machine, the only one of a row, cannot train it on its GPUs.
+def require_gpus_of(rows: Sequence[Row], device: str | None, overrides: Sequence[str]) -> None:
+    """Raise ValueError if this machine cannot train the rows on its GPUs.
 
-    Where an override states devices or modules, the resolved recipe is checked instead.
+    Rows of several nodes are refused elsewhere. Where an override states devices or modules, the
+    resolved recipe is checked instead.
     """
     stated = any(word.startswith(("trainer.", "model.config.transformer")) for word in overrides)
-    if row.layout.device == "cuda" and device != "cpu" and row.nodes == 1 and not stated:
-        require_gpus(row.name, row.layout.world_size, engine=True)
+    if stated or device == "cpu" or any(row.nodes > 1 for row in rows):
+        return
+    for row in rows:
+        if row.layout.device == "cuda":
+            require_gpus(row.name, row.layout.world_size, engine=True)
 
 
 def _row(plan: LadderRun, stage: Stage, asked: Machines, *, submitted: bool, moved: bool) -> Row:

@@ -38,9 +38,9 @@ def describe(plan: LadderRun, stages: "Sequence[ResolvedStage]") -> None:
 
     left_out = show(table, ("RoPE", "tokens/step", "starts from", "ranks"))
     for line in lines:
-        said = [f"{title} {line[title]}" for title in ("RoPE", "starts from") if title in left_out]
-        if said:
-            typer.echo(f"{line['stage']}: {'; '.join(said)}")
+        words = [f"{title} {line[title]}" for title in ("RoPE", "starts from") if title in left_out]
+        if words:
+            typer.echo(f"{line['stage']}: {'; '.join(words)}")
 
 
 def _row(stage: "ResolvedStage") -> tuple[str, ...]:

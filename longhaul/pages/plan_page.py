@@ -25,7 +25,7 @@ BAR, NEXT = 30, 3
 LAYOUT, SHARES = "layout", "share of the GPU"
 LEAST_SHARE = 0.0005
 SHORT_STEP = 0.1
-"""Seconds below which a step's time is shown in milliseconds."""
+"""Seconds below which a step's time is shown in milliseconds, or with more decimals."""
 
 
 def page(
@@ -195,7 +195,7 @@ def _time(plan: Plan, without: Sequence[str]) -> Table:
 
 def _with_shares(title: str, columns: Sequence[str], without: Sequence[str]) -> Table:
     """Return a table of categories, their figures, and bars that a narrow terminal leaves out."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title)
     for column in (name for name in columns if name not in without):
         right = column == columns[1]
         table.add_column(column, no_wrap=True, justify="right" if right else "left")
@@ -203,7 +203,7 @@ def _with_shares(title: str, columns: Sequence[str], without: Sequence[str]) -> 
 
 
 def _seconds(seconds: float, digits: int) -> str:
-    """Return seconds with so many digits after the point, or two that count of a short step."""
+    """Return seconds with `digits` decimals; of a short step, with two significant digits."""
     return f"{seconds:,.{digits}f}" if seconds >= SHORT_STEP else f"{seconds:.2g}"
 
 
@@ -233,7 +233,7 @@ def _limits(plan: Plan) -> str:
 
 
 def _next(plans: Sequence[Plan], without: Sequence[str]) -> Table:
-    table = Table(title="the next best", title_justify="left")
+    table = Table(title="the next best")
     titles = [name for name in ("", LAYOUT, "s/step", "slower by", "GiB") if name not in without]
     for column in titles:
         left = column == LAYOUT
@@ -260,7 +260,6 @@ def _ruled_out(answer: SearchResult) -> Table:
     table = Table(
         title=f"{len(answer.plans)} of {answer.tried} layouts fit with {HEADROOM:.0%} to spare; "
         "ruled out",
-        title_justify="left",
     )
     table.add_column("layouts", justify="right")
     table.add_column("why")

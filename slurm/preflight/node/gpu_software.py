@@ -35,23 +35,22 @@ def driver_fault(gpus: int) -> str:
     """Return why torch cannot use the first `gpus` GPUs, in a sentence; empty if it can."""
     import torch
 
-    name = f"torch {torch.__version__}"
     if torch.version.cuda is None:
-        return f"{name} is a build without CUDA; install the one of the Python Package Index"
+        return _without_cuda()
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        said = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         return (
-            f"{name} (CUDA {torch.version.cuda}) cannot use the GPUs here: {said}; update the "
-            "driver to one of that CUDA, and look at CUDA_VISIBLE_DEVICES"
+            f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPUs here: "
+            f"{reason}; update the driver to one of that CUDA, and look at CUDA_VISIBLE_DEVICES"
         )
     for device in range(gpus):
-        found = torch.cuda.get_device_capability(device)
-        if found < CAPABILITY:
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < CAPABILITY:
             return (
                 f"GPU {device} ({torch.cuda.get_device_name(device)}) has compute capability "
-                f"{found[0]}.{found[1]}, which has no bf16; take GPUs of "
+                f"{major}.{minor}, which has no bf16; take GPUs of "
                 f"{CAPABILITY[0]}.{CAPABILITY[1]} or newer"
             )
     return ""
@@ -67,11 +66,11 @@ def engine_fault() -> str:
     try:
         import transformer_engine.pytorch  # noqa: F401
     except Exception as error:  # of the loader, of its own assertions, of a package it imports
-        said = " ".join(str(error).split())[:300]
-        why = "it was compiled against another torch" if "undefined symbol" in said else "it fails"
+        text = " ".join(str(error).split())[:300]
+        why = "it was compiled against another torch" if "undefined symbol" in text else "it fails"
         return (
             f"Transformer Engine {engine} cannot be loaded with torch {torch.__version__}: {why} "
-            f"({said}); {REMEDY}"
+            f"({text}); {REMEDY}"
         )
     return ""
 
@@ -82,10 +81,7 @@ def build_fault() -> str:
 
     cuda = torch.version.cuda
     if cuda is None:
-        return (
-            f"torch {torch.__version__} is a build without CUDA; install the one of the Python "
-            "Package Index in its place, and type `make gpu` again"
-        )
+        return f"{_without_cuda()} in its place, and type `make gpu` again"
     if int(cuda.partition(".")[0]) != CUDA:
         return (
             f"torch {torch.__version__} is built for CUDA {cuda}, and the extra gpu brings "
@@ -100,8 +96,8 @@ def build_fault() -> str:
         return (
             f"there is no CUDA toolkit (nvcc); install CUDA {cuda}, or set CUDA_HOME to its folder"
         )
-    said = subprocess.run([compiler, "-V"], capture_output=True, text=True, check=False).stdout
-    toolkit = re.search(r"release (\d+)\.(\d+)", said)
+    output = subprocess.run([compiler, "-V"], capture_output=True, text=True, check=False).stdout
+    toolkit = re.search(r"release (\d+)\.(\d+)", output)
     if toolkit is None or int(toolkit[1]) != CUDA:
         shown = "no release" if toolkit is None else f"CUDA {toolkit[1]}.{toolkit[2]}"
         return (
@@ -109,6 +105,15 @@ def build_fault() -> str:
             f"for {cuda}; set CUDA_HOME to the folder of a toolkit of CUDA {CUDA}"
         )
     return ""
+
+
+def _without_cuda() -> str:
+    import torch
+
+    return (
+        f"torch {torch.__version__} is a build without CUDA; install the one of the Python "
+        "Package Index"
+    )
 
 
 def headers() -> Iterator[Path]:
@@ -128,8 +133,8 @@ def engine_checks(
     if not (expected.gpus_per_node and expected.versions) or have(PACKAGE) is None:
         return
     name = f"{PACKAGE} loads"
-    if said := fault():
-        why, _, remedy = said.rpartition("; ")
+    if sentence := fault():
+        why, _, remedy = sentence.rpartition("; ")
         yield PreflightCheck.failure(Group.VERSIONS, name, why, remedy)
     else:
         yield PreflightCheck.ok(Group.VERSIONS, name, "yes")
@@ -144,8 +149,8 @@ def main(words: list[str]) -> int:
     if len(words) != 1 or words[0] not in asked:
         sys.stderr.write(str(__doc__))
         return 2
-    if said := asked[words[0]]():
-        sys.stderr.write(f"error: {said}\n")
+    if sentence := asked[words[0]]():
+        sys.stderr.write(f"error: {sentence}\n")
         return 2
     return 0
 

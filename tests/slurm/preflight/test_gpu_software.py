@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch, the driver and Transformer Engine: what does not suit is one sentence."""
+"""Faults of torch, the driver and Transformer Engine are each reported in one sentence."""
 
 import os
 import shutil
