@@ -1,28 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks that need all ranks: rank 0 judges their reports, and all receive the result."""
 
-import os
-import sys
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from slurm.preflight.check import Group, PreflightCheck, joined
 from slurm.preflight.machine import Machine
 from slurm.preflight.node.filesystem import awaited, content_checks
 from slurm.preflight.ranks.clocks import clock_check, offset
+from slurm.preflight.ranks.measurement import measured
 from slurm.preflight.ranks.placement import Place, leaders, place_checks, place_of
-from slurm.preflight.ranks.rendezvous import Meeting, unless_done
+from slurm.preflight.ranks.rendezvous import Meeting
 from slurm.preflight.ranks.slow_ranks import speed_checks
-from slurm.preflight.ranks.timings import ON_CPU, ON_GPU, Bench, Sizes
+from slurm.preflight.ranks.timings import ON_CPU, ON_GPU, Sizes
 from slurm.preflight.requirements import Expected
 
 SEEN_SECONDS = 20.0
@@ -31,8 +26,6 @@ STORE_SECONDS = 24 * 3600.0
 """Seconds that ranks wait for the first one to read a whole store, perhaps terabytes."""
 SAMPLE_SECONDS = 3600.0
 """The same for a sample, which includes the whole index files."""
-BESIDE = 120.0
-"""Seconds for NCCL to connect all ranks, in addition to those of the measurements."""
 
 
 def rank_checks(
@@ -71,7 +64,7 @@ def rank_checks(
             )
     else:
         chosen = sizes or (ON_GPU if on_gpus else ON_CPU)
-        times = meeting.all("times", _times(meeting, hosts, on_gpus, seconds, chosen))
+        times = measured(meeting, hosts, seconds, chosen, on_gpus=on_gpus)
         if meeting.rank.rank == 0:
             found += _judged(expected, hosts, times)
     rows = meeting.decided("page", [asdict(check) for check in found])
@@ -170,74 +163,3 @@ def _judged(expected: Expected, hosts: list[str], times: list[Any]) -> list[Pref
             )
         ]
     return list(speed_checks(expected, hosts, times))
-
-
-def _times(
-    meeting: Meeting, hosts: list[str], on_gpus: bool, seconds: float, sizes: Sizes
-) -> dict[str, Any] | str:
-    """Return this rank's measurements, or why a collective failed."""
-    rank = meeting.rank
-    device = torch.device("cuda", rank.local_rank) if on_gpus else torch.device("cpu")
-    if on_gpus:
-        torch.cuda.set_device(device)
-    limit = BESIDE + 2 * seconds
-    try:
-        with _ended(rank.rank, rank.host, limit), _group(meeting, on_gpus, limit):
-            times = _measured(device, hosts, seconds, sizes)
-            meeting.all("measured", True)  # a group must not close while another rank uses it
-            meeting.decided("all measured", True)
-            return times
-    except RuntimeError as error:
-        return _first_line(error)
-    finally:
-        if on_gpus:
-            torch.cuda.empty_cache()
-
-
-def _measured(
-    device: torch.device, hosts: list[str], seconds: float, sizes: Sizes
-) -> dict[str, Any] | str:
-    try:
-        return asdict(Bench(device, sizes, seconds).times(hosts))
-    except RuntimeError as error:
-        return _first_line(error)
-
-
-def _first_line(error: RuntimeError) -> str:
-    """Return the message of gloo, NCCL or the store; their errors derive from RuntimeError."""
-    return str(error).strip().splitlines()[0]
-
-
-@contextmanager
-def _group(meeting: Meeting, on_gpus: bool, limit: float) -> Iterator[None]:
-    """Make torch.distributed's default group inside this context, under its own keys."""
-    if dist.is_initialized():  # the caller's, which the caller closes
-        yield
-        return
-    dist.init_process_group(
-        "nccl" if on_gpus else "gloo",
-        store=PrefixStore("group", meeting.store),
-        rank=meeting.rank.rank,
-        world_size=meeting.rank.world_size,
-        timeout=timedelta(seconds=limit),
-    )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
-def _ended(rank: int, host: str, limit: float) -> Iterator[None]:
-    """End this process if the context does not end: a hanging NCCL kernel never returns."""
-
-    def end() -> None:
-        sys.stderr.write(
-            f"preflight: rank {rank} on {host} has waited {limit:.0f} s in a collective; a rank or "
-            "a link does not answer. Look at the ranks that do not say this.\n"
-        )
-        sys.stderr.flush()
-        os._exit(Group.SPEED)
-
-    with unless_done(limit + 30, end):  # after torch's own limit, whose error says more
-        yield

@@ -41,6 +41,8 @@ class Meeting:
     store: Store
     seconds: float
     """Seconds that a rank waits for a value of another."""
+    prefix: str = ""
+    """What the keys of this meeting begin with in the job's store."""
 
     def say(self, key: str, value: Any) -> None:
         """Write under a key of this rank."""
@@ -54,9 +56,17 @@ class Meeting:
     def all(self, key: str, value: Any) -> list[Any]:
         """Write a value; return those of all ranks on rank 0, nothing on others."""
         self.say(key, value)
+        return self.gathered(key)
+
+    def gathered(self, key: str) -> list[Any]:
+        """Return what all ranks write under a key on rank 0, nothing on others."""
         if self.rank.rank:
             return []
         return [self.heard(key, rank) for rank in range(self.rank.world_size)]
+
+    def has_said(self, key: str) -> bool:
+        """Whether this rank has written under a key."""
+        return bool(self.store.check([f"{key}/{self.rank.rank}"]))
 
     def decided(self, key: str, value: Any) -> Any:
         """Return rank 0's `value` on every rank."""
@@ -87,13 +97,25 @@ def meet(rank: Rank, seconds: float) -> Meeting:
         raise PreflightError([port_failure(rank.address, rank.port, why, rank.host)]) from error
     if hosts_store:
         _kept.append(whole)
-    store = PrefixStore(f"{PREFIX}/{rank.restarts}/{next(_meetings)}", whole)
-    meeting = Meeting(rank, store, seconds)
+    prefix = f"{PREFIX}/{rank.restarts}/{next(_meetings)}"
+    store = PrefixStore(prefix, whole)
+    meeting = Meeting(rank, store, seconds, prefix)
     if store.add(f"there/{rank.rank}", 1) > 1:
         raise PreflightError([_twice(rank)])
     meeting.say("place", {"host": rank.host, "world_size": rank.world_size})
     _wait_for_all(meeting)
     return meeting
+
+
+def joined(rank: Rank, prefix: str, seconds: float) -> Meeting:
+    """Return the meeting that this rank's parent process is in, in the store that is there.
+
+    Raises RuntimeError of torch's store if it cannot be reached within `seconds`.
+    """
+    whole = TCPStore(
+        rank.address, rank.port, None, False, timedelta(seconds=seconds), wait_for_workers=False
+    )
+    return Meeting(rank, PrefixStore(prefix, whole), seconds, prefix)
 
 
 @contextmanager
