@@ -17,6 +17,7 @@ from custom_modules.checkpoints.index import CheckpointError
 from data.cuda_extension import name_architecture
 from recipes.checkpoints.marker import steps_taken
 from recipes.spec.gate import GateShutError
+from slurm.flight_recorder import record_collectives
 from slurm.outcome import State, exclude_node, record_start, wait_for_outcome, write_outcome
 from slurm.preflight.check import PreflightError, blamed
 from slurm.preflight.machine import Machine, rank_of
@@ -100,6 +101,7 @@ def train(config: str, expected: Expected | None = None, seconds: float = SECOND
 
     from custom_modules.callbacks.loss_guard import LossBrokeError
     from recipes.resolved import yaml_file
+    from recipes.resolved.read import device_of
 
     recipe = yaml_file.read(Path(config))
     folder, steps = Path(recipe.resume.resume_from_directory), int(recipe.trainer.max_steps)
@@ -110,6 +112,8 @@ def train(config: str, expected: Expected | None = None, seconds: float = SECOND
         raise
     if is_first():
         record_start(before)
+    if device_of(recipe) == "cuda":
+        record_collectives(Path(config).parent)
     try:
         fdl.build(recipe)()
     except LossBrokeError as error:

@@ -3,6 +3,7 @@
 
 import typer
 
+from longhaul.doctor.hang import hang
 from longhaul.doctor.oom import oom
 from longhaul.doctor.slow import slow
 from longhaul.doctor.spike import spike
@@ -11,3 +12,4 @@ app = typer.Typer(help="Find what is wrong with a run, and what to change.", no_
 app.command()(oom)
 app.command()(spike)
 app.command()(slow)
+app.command()(hang)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul doctor hang` on what PyTorch's flight recorder gave on real ranks."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.distributed.flight_recorder.components.config_manager import JobConfig
+
+from slurm.flight_recorder import record_collectives
+from tests.longhaul.doctor.test_spike_checks import a_run
+
+RANK = """
+import os, sys
+from pathlib import Path
+from slurm.flight_recorder import record_collectives
+record_collectives(Path(sys.argv[1]))
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(4))
+entries = torch._C._distributed_c10d._dump_fr_trace_json()
+assert b'"entries"' in entries and b"all_reduce" in entries, entries
+# NCCL's watchdog writes these bytes to this name when a collective has waited too long.
+for rank in sys.argv[3:]:
+    written = torch._C._distributed_c10d._dump_fr_trace()
+    Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank).write_bytes(written)
+"""
+
+
+def hung(run: Path, ranks: list[int], attempt: str = "5123.0") -> Path:
+    """Write dumps as ranks of an attempt do, and state how many ranks the stage has."""
+    stage = run / "stages" / "long"
+    recipe = json.loads((stage / "config.yaml").read_text())
+    recipe["trainer"] |= {"num_nodes": 2, "devices": 2}
+    (stage / "config.yaml").write_text(json.dumps(recipe))
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RANK, stage, run / attempt, *map(str, ranks)],
+        env={key: value for key, value in os.environ.items() if not key.startswith("TORCH")}
+        | {"TORCHELASTIC_RUN_ID": attempt},
+        check=True,
+    )  # fmt: skip
+    return run
+
+
+def test_ranks_that_wrote_nothing_are_named(answer, tmp_path):
+    run = hung(a_run(tmp_path / "my run"), [0, 1, 3])
+    found = answer("doctor", "hang", "--run", run)
+    assert found.code == 0, found.err
+    folder = run / "stages" / "long" / "flight_recorder"
+    assert "long: a collective reached its timeout at 20" in found.out
+    assert "3 ranks of 4 wrote their last collectives" in found.out
+    assert f"{folder}/5123.0_rank_*" in found.out
+    assert "1 rank wrote none (2): " in found.out
+    command = f"torchfrtrace --prefix 5123.0_rank_ --allow-incomplete-ranks '{folder}'"
+    assert command in found.err
+    told = JobConfig().parse_args(shlex.split(command)[1:])
+    assert (told.trace_dir, told.prefix) == (str(folder), "5123.0_rank_")
+
+
+def test_the_newest_attempt_is_shown_also_in_numbers(answer, tmp_path):
+    run = hung(a_run(tmp_path / "run"), [0], "5123.0")
+    for file in (run / "stages" / "long" / "flight_recorder").iterdir():
+        os.utime(file, (1, 1))
+    hung(run, [0, 1, 2, 3], "5123.1")
+    found = json.loads(answer("doctor", "hang", "--run", run, "--json").out)
+    assert (found["prefix"], found["ranks"], found["silent_ranks"]) == (
+        "5123.1_rank_", [0, 1, 2, 3], [],
+    )  # fmt: skip
+    shown = answer("doctor", "hang", "--run", run)
+    assert "Every rank wrote, also one that hangs" in shown.out
+    assert "--allow-incomplete-ranks" not in shown.err
+
+
+def test_a_recipe_that_states_no_ranks_gives_none_that_are_silent(answer, tmp_path):
+    run = hung(a_run(tmp_path / "run"), [0])
+    config = run / "stages" / "long" / "config.yaml"
+    recipe = json.loads(config.read_text())
+    del recipe["trainer"]["devices"]
+    config.write_text(json.dumps(recipe))
+    found = json.loads(answer("doctor", "hang", "--run", run, "--json").out)
+    assert (found["world_size"], found["silent_ranks"]) == (None, None)
+    assert "1 rank wrote their last collectives" in answer("doctor", "hang", "--run", run).out
+
+
+def test_what_an_earlier_attempt_of_the_same_name_left_for_a_rank_goes(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", {**os.environ, "TORCHELASTIC_RUN_ID": "none", "RANK": "1"})
+    folder = tmp_path / "flight_recorder"
+    folder.mkdir()
+    for rank in range(3):
+        (folder / f"none_rank_{rank}").write_bytes(b"old")
+    record_collectives(tmp_path)
+    assert sorted(file.name for file in folder.iterdir()) == ["none_rank_0", "none_rank_2"]
+
+
+def test_a_run_that_never_hung_has_no_dump(answer, tmp_path):
+    run = a_run(tmp_path / "run")
+    assert "no rank has written a dump" in answer("doctor", "hang", "--run", run).out
+    assert answer("doctor", "hang", "--run", run, "--json").out.strip() == "null"
+    said = answer("doctor", "hang", "--run", run, "--stage", "lnog").error()
+    assert "has no stage 'lnog'" in said
+
+
+@pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_a_size_that_the_user_sets_stays(monkeypatch, tmp_path, name):
+    for variable in list(os.environ):
+        if variable.startswith(("TORCH_FR", "TORCH_NCCL")):
+            monkeypatch.delenv(variable)
+    # Of this test alone: what is set beside it goes with it.
+    monkeypatch.setattr(os, "environ", {**os.environ, name: "7"})
+    record_collectives(tmp_path)
+    sizes = {key: value for key, value in os.environ.items() if key.endswith("BUFFER_SIZE")}
+    assert sizes == {name: "7"}
+    assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
