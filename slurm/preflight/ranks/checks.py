@@ -87,12 +87,9 @@ def _of_nodes(
 
 def _clocks(expected: Expected, meeting: Meeting, hosts: list[str]) -> list[PreflightCheck]:
     """Return the check of the nodes' clocks, on rank 0."""
-    offsets = meeting.all("offset", offset(meeting, leaders(hosts)))
-    by_host = {
-        hosts[rank]: (ahead, error)
-        for rank, (ahead, error) in enumerate(offsets)
-        if rank in leaders(hosts)
-    }
+    first = leaders(hosts)
+    offsets = meeting.all("offset", offset(meeting, first))
+    by_host = {hosts[rank]: offsets[rank] for rank in first if offsets}
     return list(clock_check(by_host, expected.clock_skew_seconds)) if offsets else []
 
 

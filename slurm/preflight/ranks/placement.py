@@ -85,9 +85,12 @@ def _spread(expected: Expected, places: Sequence[Place]) -> Iterator[PreflightCh
             Group.RANKS, "world size", f"ranks report {', '.join(map(str, sizes))} ranks",
             "start all ranks by one launcher, with one WORLD_SIZE",
         )  # fmt: skip
-    by_host = Counter(place.host for place in places)
-    counts = ", ".join(f"{host} has {count}" for host, count in by_host.items())
-    if expected.ranks_per_node and set(by_host.values()) != {expected.ranks_per_node}:
+    by_host: dict[str, list[tuple[int, int]]] = {}
+    for rank, place in enumerate(places):
+        by_host.setdefault(place.host, []).append((rank, place.local_rank))
+    sizes_of = {host: len(here) for host, here in by_host.items()}
+    counts = ", ".join(f"{host} has {count}" for host, count in sizes_of.items())
+    if expected.ranks_per_node and set(sizes_of.values()) != {expected.ranks_per_node}:
         yield PreflightCheck.failure(
             Group.RANKS, "ranks a node", f"{counts}; {expected.ranks_per_node} expected on each",
             "set ranks a node in the launcher (--nproc-per-node, --ntasks-per-node)",
@@ -100,7 +103,7 @@ def _spread(expected: Expected, places: Sequence[Place]) -> Iterator[PreflightCh
     else:
         shown = counts if len(by_host) <= 4 else f"{len(by_host)} nodes"
         yield PreflightCheck.ok(Group.RANKS, "ranks a node", shown)
-    broken = [host for host in by_host if not _in_order(host, places)]
+    broken = [host for host, here in by_host.items() if not _in_order(here)]
     if broken:
         yield PreflightCheck.failure(
             Group.RANKS, "order of ranks",
@@ -109,10 +112,10 @@ def _spread(expected: Expected, places: Sequence[Place]) -> Iterator[PreflightCh
         )  # fmt: skip
 
 
-def _in_order(host: str, places: Sequence[Place]) -> bool:
-    here = [(rank, place.local_rank) for rank, place in enumerate(places) if place.host == host]
+def _in_order(here: Sequence[tuple[int, int]]) -> bool:
+    """Whether a host's (rank, local rank) are neighbours, and in the order of local ranks."""
     first = here[0][0]
-    return here == [(first + local, local) for local in range(len(here))]
+    return list(here) == [(first + local, local) for local in range(len(here))]
 
 
 def _devices(places: Sequence[Place]) -> Iterator[PreflightCheck]:

@@ -16,6 +16,8 @@ min(N, I * (n - 1) / (n - g)), since the rest stays inside; a ring over neighbou
 a node crosses. Not tested on GPUs.
 """
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
@@ -43,12 +45,19 @@ def allowed(kind: str, links: Bandwidth, ranks: int, linked: int) -> float:
 
 def slower(times: Mapping[int, float], least: float) -> dict[int, float]:
     """Return the ranks `least` times slower than the median of the others, and how much."""
+    ordered = sorted(times.values())
     found = {}
-    for rank, took in times.items():
-        others = [other for one, other in times.items() if one != rank]
-        if others and took >= least * median(others):
-            found[rank] = took / max(median(others), 1e-12)
+    for rank, took in times.items() if len(ordered) > 1 else ():
+        usual = _median_without(ordered, bisect_left(ordered, took))
+        if took >= least * usual:
+            found[rank] = took / max(usual, 1e-12)
     return found
+
+
+def _median_without(ordered: Sequence[float], left_out: int) -> float:
+    """Return the median of sorted numbers but the one at an index, without a copy of them."""
+    low, high = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2
+    return sum(ordered[at + (at >= left_out)] for at in (low, high)) / 2
 
 
 def speed_checks(
@@ -84,10 +93,9 @@ def _links(
             for partner, took in _mapping(found[key]).items()
         }
         # A healthy rank has one slow link, to the slow rank; the slow rank has no other kind.
-        best = {
-            rank: min(took for (one, _), took in pairs.items() if one == rank)
-            for rank in sorted({one for one, _ in pairs})
-        }
+        best: dict[int, float] = {}
+        for (rank, _), took in pairs.items():
+            best[rank] = min(took, best.get(rank, took))
         if not best:
             continue
         judged = _judged(expected, name, best, hosts, remedy)
@@ -144,7 +152,7 @@ def _collectives(
     ranks = len(hosts)
     if ranks == 1:
         return
-    linked = max(expected.linked_gpus, *(hosts.count(host) for host in set(hosts)))
+    linked = max(expected.linked_gpus, *Counter(hosts).values())
     for kind in _mapping(times[0]["collectives"]):
         slowest = max(_seconds(_mapping(found["collectives"])[kind]) for found in times)
         algorithm = _seconds(times[0]["message"]) / max(slowest, 1e-12) / GB

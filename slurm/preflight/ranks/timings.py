@@ -57,11 +57,16 @@ class Times:
     """Bytes of the collectives."""
 
 
-def tournament(players: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Return rounds of pairs in which each player meets every other once (circle method)."""
+def tournament(
+    players: Sequence[int], most_rounds: int | None = None
+) -> list[list[tuple[int, int]]]:
+    """Return rounds of pairs in which each player meets every other once (circle method).
+
+    `most_rounds` ends it early: all rounds of n players are n squared.
+    """
     ring = [*players, *([-1] if len(players) % 2 else [])]
     rounds = []
-    for _ in range(len(ring) - 1):
+    for _ in range(len(ring) - 1)[:most_rounds]:
         pairs = [(ring[i], ring[-1 - i]) for i in range(len(ring) // 2)]
         rounds.append([(min(pair), max(pair)) for pair in pairs if -1 not in pair])
         ring = [ring[0], ring[-1], *ring[1:-1]]
@@ -87,7 +92,7 @@ def _merged(groups: list[list[int]]) -> list[dict[int, int]]:
     """Return the rounds of concurrent tournaments, merged."""
     rounds: list[dict[int, int]] = []
     for group in groups:
-        for number, pairs in enumerate(tournament(group)[:MOST_ROUNDS] if len(group) > 1 else []):
+        for number, pairs in enumerate(tournament(group, MOST_ROUNDS) if len(group) > 1 else []):
             while len(rounds) <= number:
                 rounds.append({})
             for one, other in pairs:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who meets whom, what bandwidths mean, and who is blamed, by numbers written out."""
 
+import random
+from statistics import median
+
 import pytest
 
 from slurm.preflight.check import PreflightCheck
 from slurm.preflight.ranks.clocks import clock_check
-from slurm.preflight.ranks.slow_ranks import allowed, bus_share, speed_checks
+from slurm.preflight.ranks.slow_ranks import allowed, bus_share, slower, speed_checks
 from slurm.preflight.ranks.timings import schedule, tournament
 from slurm.preflight.requirements import Bandwidth, Expected
 
@@ -18,6 +21,10 @@ def test_a_tournament_of_four_has_three_rounds_in_which_all_meet():
         [(0, 2), (1, 3)],
         [(0, 1), (2, 3)],
     ]
+
+
+def test_a_tournament_may_end_early():
+    assert tournament(range(9), 3) == tournament(range(9))[:3]
 
 
 def test_of_three_one_waits_in_each_round():
@@ -137,3 +144,16 @@ def test_a_slow_link_names_the_nodes_of_both_ends():
 def test_a_wrong_clock_is_of_the_node_that_is_far_from_the_others(ahead, nodes):
     (check,) = clock_check({host: (float(one), 0.01) for host, one in ahead.items()}, 1.0)
     assert (check.state, check.nodes) == ("failure", nodes)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 10])
+def test_a_rank_is_compared_with_the_median_of_the_others(count):
+    drawn = random.Random(count)
+    for _ in range(50):
+        times = {rank: float(drawn.randint(1, 6)) for rank in range(count)}
+        plainly = {}
+        for rank, took in times.items():
+            others = [other for one, other in times.items() if one != rank]
+            if others and took >= 1.5 * median(others):
+                plainly[rank] = took / median(others)
+        assert slower(times, 1.5) == plainly
