@@ -23,6 +23,10 @@ from slurm.quoting import pack
 
 LAST_LINES, LAST_CHARACTERS = 3, 200
 """Lines of a rank's output, and characters of each, shown if it raised nothing."""
+KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
+"""Signals that end a rank before it can raise anything."""
+_ENDED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+"""torchrun's line on the rank that failed first."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,15 @@ class Chain(run.Experiment):
 def _first_error(folder: Path) -> tuple[Path | None, str]:
     """Return the newest combined output below a folder and the first exception that a rank raised.
 
-    Without an exception: how the rank that failed first ended, and what it wrote last.
+    Without an exception, and where the rank that failed first was killed, after which the others
+    raise that a connection is closed: how that rank ended, and what it wrote last.
     """
     logs = sorted(folder.rglob("combined.log"), key=lambda path: path.stat().st_mtime)
     if not logs:
         return None, ""
     text = logs[-1].read_text(errors="replace")
+    if (ended := _ENDED.search(text)) and -int(ended[1]) in KILLED:
+        return logs[-1], _last_words(text)
     found = re.search(
         r"^(?:\[[^\]]*\]:?\s*)*([A-Za-z_.]*(?:Error|Exception)(?:: .+)?)$",
         text,
@@ -106,7 +113,7 @@ def _first_error(folder: Path) -> tuple[Path | None, str]:
 
 def _last_words(text: str) -> str:
     """Return how a rank without an exception ended, and the last lines of its output."""
-    ended = re.search(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", text)
+    ended = _ENDED.search(text)
     if ended is None:
         return ""
     code, rank = int(ended[1]), ended[2]

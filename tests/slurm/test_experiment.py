@@ -55,17 +55,19 @@ a_long_path/fdl_runner.py FAILED
         ("", 3, "rank 1 ended with exit code 3"),
         ("step 7\n", -9, "rank 1 was ended by SIGKILL, which the kernel sends when memory runs "
          "out; it wrote last: step 7"),
+        ("step 7\n", -11, "rank 1 was ended by SIGSEGV; it wrote last: step 7"),
         ("Traceback (most recent call last):\nAssertionError\n", 1, "AssertionError"),
         ("Traceback (most recent call last):\nOSError: no room\n", 1, "OSError: no room"),
     ],
-    ids=["words", "nothing", "killed", "bare", "exception"],
+    ids=["words", "nothing", "killed", "crashed", "bare", "exception"],
 )  # fmt: skip
 def test_a_job_that_failed_says_what_its_rank_wrote_last(tmp_path, wrote, code, said):
     log = tmp_path / "stage" / "combined.log"
     log.parent.mkdir()
     lines = "".join(f"[default1]:{line}\n" for line in wrote.splitlines())
     ended = f"{AGENT} failed (exitcode: {code}) local_rank: 1 (pid: 7) of binary: python\n"
-    log.write_text(f"[default0]:starting\n{lines}[default0]:waiting\n{ended}{OF_TORCHRUN}")
+    alone = "[default0]:RuntimeError: Connection closed by peer\n" if code < 0 else ""
+    log.write_text(f"[default0]:starting\n{lines}{alone}[default0]:waiting\n{ended}{OF_TORCHRUN}")
     told = str(experiment.JobFailedError("stage", "FAILED", tmp_path))
     assert told == f"stage ended as failed: {said}; the output of its ranks is in {log}"
 
