@@ -34,18 +34,19 @@ help:  ## list the targets
 demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and write its report
 	@$(VENV)/bin/longhaul run --ladder tiny --executor local --out runs/tiny
 
-# pip by itself compiles the extension against another torch, and Transformer Engine's own build looks for
-# a compiled one, of CUDA 12 whatever torch has: hence FORCE_BUILD. CPATH has headers that no toolkit has.
+# pip by itself compiles the extension against another torch. CPATH has headers that no toolkit has; ninja, which
+# compiles on all cores, is looked for on PATH. Not NVTE_PYTORCH_FORCE_BUILD: it builds twice, and the second fails.
 # What was compiled before, against another torch, goes first: pip would keep it, or take it from its cache.
 GPU_SOFTWARE := $(PY) -W ignore -m slurm.preflight.node.gpu_software
 gpu: $(INSTALLED)  ## install Transformer Engine for GPUs of CUDA 13: compile it against this torch
 	@if $(GPU_SOFTWARE) loaded 2>/dev/null; then \
 	    echo "Transformer Engine is installed already, and loads with this torch."; exit; fi; \
 	$(GPU_SOFTWARE) build && \
-	echo "Compiling Transformer Engine's extension: 5 to 10 minutes ..." && \
+	echo "Compiling Transformer Engine's extension: half an hour of one core, 2 GB of memory for each ..." && \
 	$(PIP) uninstall --yes transformer-engine-torch transformer-engine-cu12 && \
 	$(PIP) install $(CONSTRAINTS:%=-c %) wheel ninja pybind11 && \
-	CPATH="$$($(GPU_SOFTWARE) headers)$${CPATH:+:$$CPATH}" NVTE_FRAMEWORK=pytorch NVTE_PYTORCH_FORCE_BUILD=TRUE \
+	PATH="$(abspath $(VENV))/bin:$$PATH" NVTE_FRAMEWORK=pytorch \
+	    CPATH="$$($(GPU_SOFTWARE) headers)$${CPATH:+:$$CPATH}" \
 	    $(PIP) install --no-build-isolation --no-cache-dir $(CONSTRAINTS:%=-c %) -e '.[gpu]' && \
 	$(GPU_SOFTWARE) loaded && \
 	echo "Transformer Engine is installed, and loads with this torch."
