@@ -60,7 +60,7 @@ def _cpu_model() -> str:
 
 def _command() -> str:
     module = sys.modules["__main__"].__spec__
-    name = ["-m", module.name] if module is not None else sys.argv[:1]
+    name = sys.argv[:1] if module is None else ["-m", module.name.removesuffix(".__main__")]
     return shlex.join(["python", *name, *sys.argv[1:]])
 
 

@@ -3,6 +3,7 @@
 
     python -m slurm.preflight.node.gpu_software build      can Transformer Engine be compiled here?
     python -m slurm.preflight.node.gpu_software headers    folders for the compiler's CPATH
+    python -m slurm.preflight.node.gpu_software links      put libraries where it looks for them
     python -m slurm.preflight.node.gpu_software loaded     can it be loaded?
 
 `make gpu` calls these in this order around its installation; the commands that train on GPUs, and
@@ -29,6 +30,9 @@ CAPABILITY = (8, 0)
 REMEDY = "`make gpu` in a clone compiles it for this torch, and the container has it"
 HEADERS = ("nvidia/cu13/include", "nvidia/cudnn/include", "nvidia/nccl/include")
 """Folders of torch's own CUDA packages, below the folder that torch is installed in."""
+
+LINKED = {"cuda_nvrtc": "libnvrtc*.so.*", "curand": "libcurand.so.*"}
+"""Libraries that Transformer Engine loads by itself, by the folder that CUDA 12 had them in."""
 
 
 def driver_fault(gpus: int) -> str:
@@ -124,6 +128,26 @@ def headers() -> Iterator[Path]:
     yield from (folder for name in HEADERS if (folder := site / name).is_dir())
 
 
+def link_libraries(site: Path) -> list[Path]:
+    """Link libraries of torch's packages to where Transformer Engine 2.9 looks for them.
+
+    `site` is the folder that torch is installed in; returns the new links. The packages of CUDA 13
+    share one folder, and Transformer Engine knows those of CUDA 12 alone: without the links it
+    cannot be imported on a node that has no whole CUDA toolkit.
+    """
+    made = []
+    for package, pattern in LINKED.items():
+        there = site / "nvidia" / package / "lib"
+        for library in sorted((site / "nvidia" / "cu13" / "lib").glob(pattern)):
+            link = there / library.name
+            if ".alt." not in library.name and not link.exists():
+                there.mkdir(parents=True, exist_ok=True)
+                link.unlink(missing_ok=True)  # it may point to a library that is gone
+                link.symlink_to(Path("..", "..", "cu13", "lib", library.name))
+                made.append(link)
+    return made
+
+
 def engine_checks(
     expected: Expected,
     have: Callable[[str], str | None] = installed,
@@ -142,6 +166,11 @@ def engine_checks(
 
 def main(words: list[str]) -> int:
     """Answer one of the questions above; return the exit code."""
+    if words == ["links"]:
+        import torch
+
+        link_libraries(Path(torch.__file__).parents[1])
+        return 0
     if words == ["headers"]:
         sys.stdout.write(":".join(map(str, headers())) + "\n")
         return 0

@@ -64,6 +64,29 @@ def test_an_engine_compiled_against_another_torch_is_one_sentence(tmp_path):
     assert "`make gpu`" in said
 
 
+def test_libraries_of_torch_s_packages_are_linked_once_to_where_they_are_looked_for(tmp_path):
+    here = tmp_path / "nvidia" / "cu13" / "lib"
+    here.mkdir(parents=True)
+    for name in (
+        "libnvrtc.so.13",
+        "libnvrtc.alt.so.13",
+        "libnvrtc-builtins.so.13.0",
+        "libcurand.so.10",
+        "libx.so.1",
+    ):
+        (here / name).write_text(name)
+    there = tmp_path / "nvidia" / "cuda_nvrtc" / "lib"
+    there.mkdir(parents=True)
+    (there / "libnvrtc.so.13").symlink_to(tmp_path / "gone")
+    made = gpu_software.link_libraries(tmp_path)
+    assert [link.name for link in made] == [
+        "libnvrtc-builtins.so.13.0", "libnvrtc.so.13", "libcurand.so.10",
+    ]  # fmt: skip
+    assert [link.read_text() for link in made] == [link.name for link in made]
+    assert gpu_software.link_libraries(tmp_path) == []
+    assert gpu_software.link_libraries(tmp_path / "no CUDA") == []
+
+
 def test_an_engine_that_is_not_installed_is_told_how_it_is():
     try:
         version(gpu_software.PACKAGE)

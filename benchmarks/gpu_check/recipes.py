@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every shipped GPU recipe constructed at full size: the steps before the first batch of a rank."""
+
+import logging
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_check.fake_cuda import fake_cuda
+from benchmarks.gpu_check.fake_ranks import rank_of
+from custom_modules.memory.config import Tiling
+from recipes.planner.memory import Memory, memory
+from recipes.planner.workload import Workload
+from recipes.shipped.row import Row
+from recipes.shipped.table import ROWS
+from recipes.spec import cluster
+from recipes.spec.layout import ContextParallel, Fp8
+
+TREE = Path(__file__).resolve().parents[2]
+
+VARIED = "llama3_8b_nemo_64k"
+PLAIN: dict[str, Any] = {"cp": ContextParallel.ulysses(4), "tiling": Tiling()}
+"""FP8 does not go with attention that chunks heads."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "FP8 delayed": PLAIN | {"fp8": Fp8(recipe="delayed")},
+    "FP8 tensorwise": PLAIN | {"fp8": Fp8(recipe="tensorwise")},
+    "FP8 blockwise": PLAIN | {"fp8": Fp8(recipe="blockwise")},
+    "optimizer on the host": {"optimizer_offload": 1.0},
+    "half of it on the host": {"optimizer_offload": 0.5},
+    "optimizer not sharded": {"sharding": "none"},
+}
+"""Layouts by what they change. Megatron FSDP is not among them: its device mesh computes with ranks
+as tensors, which fake ones cannot hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constructed:
+    """What one rank of a recipe holds before its first batch, or why it could not be made."""
+
+    name: str
+    ranks: int
+    rank: int
+    seconds: float
+    modules: dict[str, int] = field(default_factory=dict)
+    """Transformer Engine's modules by class."""
+    parameters: int = 0
+    """Parameters of the rank, whole."""
+    held: dict[str, int] = field(default_factory=dict)
+    """Bytes by category: weights, gradients, master weights."""
+    planned: dict[str, float] = field(default_factory=dict)
+    """The planner's bytes of the same."""
+    error: str = ""
+
+
+def gpu_rows() -> list[Row]:
+    """Return the shipped recipes for GPUs."""
+    return [row for row in ROWS.values() if row.layout.device == "cuda"]
+
+
+def labelled(rows: list[Row]) -> list[tuple[str, Row]]:
+    """Return the rows by name, then one in the ways that no shipped recipe takes."""
+    return [(row.name, row) for row in rows] + [
+        (f"{row.name}, {label}", replace(row, layout=replace(row.layout, **changes)))
+        for row in rows
+        if row.name == VARIED
+        for label, changes in VARIANTS.items()
+    ]
+
+
+def constructed(call: tuple[str, Row]) -> Constructed:
+    """Construct one recipe, after its label, on the rank that the planner calls the fullest."""
+    name, row = call
+    found = memory(_workload(row))
+    ranks = row.layout.world_size
+    rank = ranks - 1 if found.stage else 0  # ranks of the last pipeline stage come last
+    begun = time.perf_counter()
+    try:
+        quiet()
+        recipe = row()
+        with rank_of(ranks, rank), fake_cuda():
+            _, trainer = connected(recipe)
+            trainer.strategy.setup_megatron_parallel(trainer)
+            chunks = list(trainer.strategy.megatron_parallel)
+            held = _held(chunks, trainer.strategy.optimizers[0])
+            if row.layout.optimizer_offload:
+                del held["master weights"]  # parts of it are behind the two optimizers
+            modules = _engine_modules(chunks)
+            parameters = sum(p.numel() for chunk in chunks for p in chunk.parameters())
+    except Exception as raised:  # whatever the code under test raises is the result
+        return Constructed(
+            name=name, ranks=ranks, rank=rank, seconds=time.perf_counter() - begun,
+            error=error_in_words(raised),
+        )  # fmt: skip
+    return Constructed(
+        name=name, ranks=ranks, rank=rank, seconds=time.perf_counter() - begun,
+        modules=modules, parameters=parameters, held=held, planned=_planned(found),
+    )  # fmt: skip
+
+
+def _workload(row: Row) -> Workload:
+    return Workload(
+        card=row.card,
+        seq_length=row.seq_length,
+        tokens_per_batch=row.stage.tokens_per_batch,
+        layout=row.layout,
+        gpus_per_node=cluster.load(row.cluster).gpus_per_node,
+    )
+
+
+def connected(recipe: Any) -> tuple[Any, Any]:
+    """Build a recipe's model and trainer as far as the bare model; return both."""
+    import fiddle as fdl
+    from lightning.pytorch.trainer.states import TrainerFn
+    from nemo.lightning import _strategy_lib
+
+    recipe.trainer.strategy.use_gloo_process_groups = False  # gloo would connect to real ranks
+    model, trainer, optim = (fdl.build(one) for one in (recipe.model, recipe.trainer, recipe.optim))
+    optim.connect(model)
+    trainer.state.fn = TrainerFn.FITTING
+    trainer.training = True
+    model.trainer = trainer
+    trainer.strategy.connect(model)
+    trainer.strategy.setup_environment()
+    _strategy_lib.init_model_parallel(model)  # it ends early where torch.distributed is set up
+    model.configure_model()
+    return model, trainer
+
+
+def quiet() -> None:
+    """Leave out what NeMo and its libraries log."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
+def error_in_words(error: Exception) -> str:
+    """Return an error with the place that raised it."""
+    where = traceback.extract_tb(error.__traceback__)
+    ours = [
+        frame
+        for frame in where
+        if str(TREE) in frame.filename and "site-packages" not in frame.filename
+    ]
+    text = " ".join(str(error).split())[:200]
+    last = (ours or where)[-1]
+    return f"{type(error).__name__}: {text} ({last.filename}:{last.lineno})"
+
+
+def _held(chunks: list[Any], optimizer: Any) -> dict[str, int]:
+    """Return the bytes of what is allocated, each storage once."""
+    weights = [p for chunk in chunks for p in chunk.parameters()]
+    buffers = [buffer for chunk in chunks for buffer in chunk.module.buffers]
+    gradients = [
+        buffer.grad_data for buffer in buffers if getattr(buffer, "grad_data", None) is not None
+    ]
+    groups = [p for group in optimizer.param_groups for p in group["params"]]
+    master = [p for p in groups if p.dtype == torch.float32 and p.device.type == "cuda"]
+    return {
+        "weights": _bytes(weights),
+        "gradients": _bytes(gradients),
+        "master weights": _bytes(master),
+    }
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _engine_modules(chunks: list[Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for chunk in chunks:
+        for module in chunk.modules():
+            for kind in type(module).__mro__:
+                if kind.__module__.startswith("transformer_engine.pytorch.module"):
+                    found[kind.__name__] = found.get(kind.__name__, 0) + 1
+                    break
+    return found
+
+
+def _planned(found: Memory) -> dict[str, float]:
+    return {
+        "weights": found.categories["weights"],
+        "gradients": found.categories["gradients"],
+        "master weights": found.categories["optimizer"] / 3,  # beside two moments
+    }
