@@ -39,10 +39,10 @@ demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and wr
 # What was compiled before, against another torch, goes first: pip would keep it, or take it from its cache.
 GPU_SOFTWARE := $(PY) -W ignore -m slurm.preflight.node.gpu_software
 gpu: $(INSTALLED)  ## install Transformer Engine for GPUs of CUDA 13: compile it against this torch
-	@if $(GPU_SOFTWARE) loaded 2>/dev/null; then \
+	@$(GPU_SOFTWARE) links; if $(GPU_SOFTWARE) loaded 2>/dev/null; then \
 	    echo "Transformer Engine is installed already, and loads with this torch."; exit; fi; \
 	$(GPU_SOFTWARE) build && \
-	echo "Compiling Transformer Engine's extension: 15 minutes of one core, and 2 GB of memory for each core ..." && \
+	echo "Compiling Transformer Engine's extension: 15 minutes of one core, and 3 GB of memory for each core ..." && \
 	$(PIP) uninstall --yes transformer-engine-torch transformer-engine-cu12 && \
 	$(PIP) install $(CONSTRAINTS:%=-c %) wheel ninja pybind11 && \
 	PATH="$(abspath $(VENV))/bin:$$PATH" NVTE_FRAMEWORK=pytorch \
@@ -51,7 +51,7 @@ gpu: $(INSTALLED)  ## install Transformer Engine for GPUs of CUDA 13: compile it
 	$(GPU_SOFTWARE) links && $(GPU_SOFTWARE) loaded && \
 	echo "Transformer Engine is installed, and loads with this torch."
 
-# Not of the suite: an environment of 9 GB with CUDA's packages, kept in .pythons for the next time.
+# Not of the suite: an environment of 7 GB with CUDA's packages, kept in .pythons for the next time.
 gpu-check:  ## check the CUDA path without a GPU: recipes, kernels, process groups; result in gpu_check.md
 	@$(MAKE) --no-print-directory VENV=.pythons/gpu gpu
 	@.pythons/gpu/bin/python -W ignore -m benchmarks.gpu_check --out $(or $(OUT),gpu_check.md)

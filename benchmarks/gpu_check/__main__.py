@@ -19,7 +19,8 @@ from benchmarks.harness.page import mebibytes, page, table, write
 from recipes.shipped.row import Row
 from recipes.spec.units import GiB
 
-PARTS = ("recipes", "steps", "kernels", "engine", "groups")
+MOST_SECONDS = 900
+"""For one call in a process of its own; a killed process would never answer."""
 PACKAGES = ("transformer-engine", "megatron-core", "nemo-toolkit")
 
 
@@ -29,7 +30,9 @@ def main() -> None:
         prog="python -m benchmarks.gpu_check",
         description="Check the CUDA path on a machine without a GPU.",
     )
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="parts to run"
+    )
     parser.add_argument("--recipes", nargs="+", default=[], metavar="NAME", help="else all")
     parser.add_argument("--processes", type=int, default=2, help="recipes at a time")
     parser.add_argument("--out", type=Path, required=True, help="page to write")
@@ -46,7 +49,7 @@ def main() -> None:
     sections, failed = [], 0
     for part in given.only:
         print(f"{part} ...", flush=True)
-        text, errors = globals()[f"_{part}"](rows, given.processes)
+        text, errors = PARTS[part](rows, given.processes)
         sections.append(text)
         failed += errors
     minutes = (time.perf_counter() - begun) / 60
@@ -62,7 +65,7 @@ def _require_cuda_build(parts: Sequence[str]) -> None:
     if torch.version.cuda is None and set(parts) != {"groups"}:
         sys.exit(
             f"error: torch {torch.__version__} is a build without CUDA, which has no rules for the "
-            "shapes of its kernels; `make gpu-check` installs one with it in .gpu-check"
+            "shapes of its kernels; `make gpu-check` installs one with it in .pythons/gpu"
         )
 
 
@@ -93,8 +96,18 @@ def _import_once() -> None:
 def _forked(function: Callable[..., Any], calls: Iterable[Any], processes: int) -> list[Any]:
     """Call a function in a forked process each: what it patches and sets up ends with that."""
     with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
-        found = []
-        for one in pool.imap(function, calls, chunksize=1):
+        found: list[Any] = []
+        ended = pool.imap(function, calls, chunksize=1)
+        while True:
+            try:
+                one = ended.next(MOST_SECONDS)
+            except StopIteration:
+                break
+            except multiprocessing.TimeoutError:
+                sys.exit(
+                    f"error: after {len(found)} calls of {function.__name__} a process was killed, "
+                    f"or did not end within {MOST_SECONDS} s"
+                )
             found.append(one)
             error = getattr(one, "error", "")
             print(f"  {_name(one)}{': ' + error if error else ''}", flush=True)
@@ -103,7 +116,7 @@ def _forked(function: Callable[..., Any], calls: Iterable[Any], processes: int) 
 
 def _name(one: object) -> str:
     parts = (getattr(one, name, "") for name in ("name", "stage", "kind", "world_size"))
-    return " ".join(str(part) for part in parts if part) or str(one)[:80]
+    return " ".join(str(part) for part in parts if part) or "all cases"
 
 
 def _recipes(rows: list[Row], processes: int) -> tuple[str, int]:
@@ -132,7 +145,7 @@ def _recipes(rows: list[Row], processes: int) -> tuple[str, int]:
             cells,
         ),
     ])  # fmt: skip
-    return text, sum(bool(one.error) for one in found)
+    return text, sum(not one.right for one in found)
 
 
 def _beside(held: int | None, planned: float) -> str:
@@ -155,8 +168,9 @@ def _steps(rows: list[Row], processes: int) -> tuple[str, int]:
     text = "\n\n".join([
         "## Steps on fake tensors",
         "Forward and backward of a micro-batch with two layers a pipeline stage at full width and "
-        "length, products and norms of Transformer Engine in Python, FP8 off. A host wait that is "
-        "not documented would end the step. Recipes with experts are left out: how many tokens an "
+        "length, products and norms of Transformer Engine in Python, FP8 off. Asking for a "
+        "value, a blocking copy to the host or synchronizing ends the step, but for what is listed "
+        "as a host wait. Recipes with experts are left out: how many tokens an "
         "expert gets is data.",
         table(["recipe", "stage", "result", "host waits", "weights with a gradient"], cells),
     ])  # fmt: skip
@@ -172,8 +186,8 @@ def _kernels(rows: list[Row], processes: int) -> tuple[str, int]:
     wrong = [[one.kernel, one.case, one.error] for one in found if one.error]
     text = "\n\n".join([
         "## Attention kernels",
-        "bf16, forward and backward from views of [s, b, h, D]: shapes, dtypes, devices and "
-        "strides of the output, the log-sum-exp and the gradients.",
+        "bf16, heads of 128, forward and backward from views of [s, b, h, D]: shapes, dtypes and "
+        "devices of the output, the log-sum-exp and the gradients.",
         table(["kernel", "cases", "right"], [[n, str(cases[n]), str(good[n])] for n in cases]),
         *([table(["kernel", "case", "error"], wrong)] if wrong else []),
     ])  # fmt: skip
@@ -195,7 +209,7 @@ def _engine(rows: list[Row], processes: int) -> tuple[str, int]:
         f"gradient, relative to its largest entry. More than {LIMIT:.0e} is a failure.",
         table(["case", "difference"], cells),
     ])  # fmt: skip
-    return text, sum(bool(one.error) or one.difference > LIMIT for one in found)
+    return text, sum(bool(one.error) or not one.difference <= LIMIT for one in found)
 
 
 def _groups(rows: list[Row], processes: int) -> tuple[str, int]:
@@ -228,6 +242,16 @@ def _unpacked(call: tuple[Callable[..., Any], Any, Any]) -> Any:
     function, *arguments = call
     return function(*arguments)
 
+
+PARTS = {
+    "recipes": _recipes,
+    "steps": _steps,
+    "kernels": _kernels,
+    "engine": _engine,
+    "groups": _groups,
+}
+"""Functions of the recipes' rows and of the processes to use; each returns its section of the page,
+and how much failed."""
 
 if __name__ == "__main__":
     main()

@@ -8,6 +8,7 @@ that tensors are on a GPU; `python -O` leaves assertions out.
 """
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,14 +110,18 @@ def _compared(name: str, settings: dict[str, Any]) -> Compared:
         _, found = _gradients(**settings | {"engine": True, "weights": weights})
         if found.keys() != wanted.keys():
             raise ValueError(f"parameters differ: {sorted(found.keys() ^ wanted.keys())[:4]}")
-        worst = max(
-            float((found[key] - wanted[key]).abs().max() / wanted[key].abs().max())
-            for key in wanted
-        )
+        worst = max(_difference(found[key], wanted[key]) for key in wanted)
     except Exception as error:  # whatever the code under test raises is the result
         text = " ".join(str(error).split())[:200]
         return Compared(name=name, error=f"{type(error).__name__}: {text}")
     return Compared(name=name, difference=worst)
+
+
+def _difference(found: Tensor, wanted: Tensor) -> float:
+    most = float(wanted.abs().max())
+    if not (0 < most < math.inf and bool(found.isfinite().all())):
+        raise ValueError("a gradient is zero, or not finite")
+    return float((found - wanted).abs().max()) / most
 
 
 Named = dict[str, Tensor]

@@ -46,7 +46,10 @@ class _Stream:
     def wait(self, *_: object, **__: object) -> None:
         pass
 
-    wait_stream = wait_event = synchronize = record = wait
+    wait_stream = wait_event = record = wait
+
+    def synchronize(self) -> None:
+        _waited()
 
     def record_event(self, *_: object) -> "_Stream":
         return self
@@ -56,6 +59,10 @@ class _Stream:
 
     def elapsed_time(self, _: object) -> float:
         return 0.0
+
+
+def _waited(*_: object) -> None:
+    raise AssertionError("the host waits for the device: a stream, event or device is synchronized")
 
 
 def _nothing() -> Callable[..., None]:
@@ -83,7 +90,7 @@ def _answers() -> dict[str, Callable[..., Any]]:
         "memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved",
     )  # fmt: skip
     nothing = (
-        "init", "_lazy_init", "set_device", "synchronize", "empty_cache", "manual_seed",
+        "init", "_lazy_init", "set_device", "empty_cache", "manual_seed",
         "manual_seed_all", "set_rng_state", "set_rng_state_all", "reset_peak_memory_stats",
         "set_per_process_memory_fraction",
     )  # fmt: skip
@@ -93,6 +100,7 @@ def _answers() -> dict[str, Callable[..., Any]]:
     for name in ("current_stream", "default_stream", "Stream", "Event"):
         found[name] = _Stream
     found["stream"] = lambda _: nullcontext()
+    found["synchronize"] = _waited
     found["device"] = lambda _: nullcontext()
     found["get_rng_state"] = lambda *_, **__: torch.zeros(16, dtype=torch.uint8)
     for name, dtype in (("IntTensor", torch.int32), ("FloatTensor", torch.float32)):

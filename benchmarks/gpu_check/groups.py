@@ -63,13 +63,6 @@ class Built:
     ours: Cost
 
 
-def all_built(worlds: tuple[int, ...] = WORLDS) -> Iterator[Built]:
-    """Build the groups of every kind in every world."""
-    for kind in KINDS:
-        for world_size in worlds:
-            yield built(kind, world_size)
-
-
 def built(kind: Kind, world_size: int) -> Built:
     """Build the groups of rank 0."""
     from megatron.core import parallel_state

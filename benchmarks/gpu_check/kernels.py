@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's CUDA attention kernels on fake tensors: what goes in, what comes out, in all cases."""
+"""PyTorch's CUDA attention kernels on fake tensors, in bf16 with heads of 128."""
 
 import traceback
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def all_tried() -> list[Tried]:
         return [
             _tried(kernel, *case)
             for kernel in (CUDA_FLASH, CUDNN)
-            for case in product((1, 2), ((8, 8), (8, 2)), _lengths(), (torch.bfloat16,))
+            for case in product((1, 2), ((8, 8), (8, 2)), _lengths())
         ]
 
 
@@ -51,8 +51,8 @@ def _tried(
     batch: int,
     heads: tuple[int, int],
     lengths: tuple[int, int, bool, bool],
-    dtype: torch.dtype,
 ) -> Tried:
+    dtype = torch.bfloat16
     queries, keys, causal, apart = lengths
     kind = "causal" if causal else "whole"
     case = f"b {batch}, {heads[0]}/{heads[1]} heads, {queries} x {keys}, {kind}"
@@ -65,8 +65,8 @@ def _tried(
         documents = Documents.of([[40, 1, 55]] * batch) if apart else None
         out, lse = kernel.forward(q, k, v, causal, documents)
         _same(out, q, "out")
-        if lse.shape != q.shape[:3] or lse.dtype != torch.float32:
-            raise AssertionError(f"lse is {list(lse.shape)} in {lse.dtype}")
+        if (lse.shape, lse.dtype, lse.device) != (q.shape[:3], torch.float32, q.device):
+            raise AssertionError(f"lse is {list(lse.shape)} in {lse.dtype} on {lse.device}")
         found = kernel.backward(torch.empty_like(out), q, k, v, out, lse, causal, documents)
         for name, gradient, of in zip(("dq", "dk", "dv"), found, (q, k, v), strict=True):
             _same(gradient, of, name)

@@ -14,7 +14,7 @@ from longhaul.options import Json, Run, print_json
 from longhaul.terminal.messages import next_command
 from recipes.spec.naming import counted, stage_folder
 from recipes.spec.suggest import did_you_mean
-from slurm.flight_recorder import FOLDER, Dump, dumps
+from slurm.flight_recorder import FOLDER, PREFIX, Dump, dumps
 
 NAMED = 16
 """Ranks that are named one by one; more are counted."""
@@ -37,10 +37,10 @@ def hang(
         if as_json:
             print_json(None)
             return
-        where = stage_folder(run, stage or "STAGE") / FOLDER
+        where = stage_folder(run, stage) if stage else f"a stage of {run}"
         typer.echo(
-            f"no rank has written a dump to {where}: no collective of NCCL has reached its "
-            "timeout there. Ranks on CPUs write none."
+            f"{where} has no dump in its folder {FOLDER}: no collective of NCCL reached its "
+            "timeout, or its ranks were killed before they wrote. Ranks on CPUs write none."
         )
         return
     dump, here = max(found, key=lambda one: one[0].last)
@@ -54,11 +54,13 @@ def hang(
 def _show(dump: Dump, stage: StageResults, world: int | None) -> None:
     """Print when the ranks wrote, which did not, and how to compare them."""
     span = dump.last - dump.first
+    ranks = [
+        rank for rank in dump.ranks if not world or rank < world
+    ]  # not of an older, larger one
     typer.echo(
-        f"{stage.name}: a collective reached its timeout at {_local(dump.first)}. "
-        f"{counted(len(dump.ranks), 'rank')}{f' of {world:,}' if world else ''} wrote their last "
-        f"collectives{f' within {span:,.0f} s' if span >= 1 else ''} to "
-        f"{dump.folder}/{dump.prefix}*"
+        f"{stage.name}: at {_local(dump.first)} a collective reached its timeout or failed. "
+        f"{counted(len(ranks), 'rank')}{f' of {world:,}' if world else ''} wrote their last "
+        f"collectives{f' within {span:,.0f} s' if span >= 1 else ''} to {dump.folder}"
     )
     silent = dump.silent(world) if world else ()
     if silent:
@@ -84,7 +86,7 @@ def _content(dump: Dump, stage: StageResults, world: int | None) -> dict[str, ob
     return {
         "stage": stage.name,
         "folder": str(dump.folder),
-        "prefix": dump.prefix,
+        "prefix": PREFIX,
         "ranks": list(dump.ranks),
         "silent_ranks": None if silent is None else list(silent),
         "world_size": world,

@@ -116,7 +116,7 @@ def _built() -> list[tuple[int, int]]:
 
 def test_our_groups_are_as_many_in_a_world_of_twice_the_ranks():
     with Ranks(_built, 1, server=SERVER) as ranks:
-        ((small, large),) = ranks.results(90)
+        ((small, large),) = ranks.results(400)
     assert small[1] == large[1] == 2
     assert large[0] > small[0]
 

@@ -138,11 +138,13 @@ def link_libraries(site: Path) -> list[Path]:
     made = []
     for package, pattern in LINKED.items():
         there = site / "nvidia" / package / "lib"
+        for old in there.glob("*"):
+            if old.is_symlink() and not old.exists():
+                old.unlink()  # of another release of CUDA; Transformer Engine would load it
         for library in sorted((site / "nvidia" / "cu13" / "lib").glob(pattern)):
             link = there / library.name
             if ".alt." not in library.name and not link.exists():
                 there.mkdir(parents=True, exist_ok=True)
-                link.unlink(missing_ok=True)  # it may point to a library that is gone
                 link.symlink_to(Path("..", "..", "cu13", "lib", library.name))
                 made.append(link)
     return made

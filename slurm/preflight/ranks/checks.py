@@ -13,7 +13,7 @@ from slurm.preflight.check import Group, PreflightCheck, joined
 from slurm.preflight.machine import Machine
 from slurm.preflight.node.filesystem import awaited, content_checks
 from slurm.preflight.ranks.clocks import clock_check, offset
-from slurm.preflight.ranks.measurement import measured
+from slurm.preflight.ranks.measurement import WAITED, measured, patient
 from slurm.preflight.ranks.placement import Place, leaders, place_checks, place_of
 from slurm.preflight.ranks.rendezvous import Meeting
 from slurm.preflight.ranks.slow_ranks import speed_checks
@@ -67,6 +67,7 @@ def rank_checks(
         times = measured(meeting, hosts, seconds, chosen, on_gpus=on_gpus)
         if meeting.rank.rank == 0:
             found += _judged(expected, hosts, times)
+        meeting = patient(meeting, seconds)
     rows = meeting.decided("page", [asdict(check) for check in found])
     return [PreflightCheck.from_json(row) for row in rows], tuple(dict.fromkeys(hosts))
 
@@ -151,6 +152,7 @@ def _judged(expected: Expected, hosts: list[str], times: list[Any]) -> list[Pref
     broken = [f"rank {rank} on {hosts[rank]}: {row}" for rank, row in enumerate(times)
               if isinstance(row, str)]  # fmt: skip
     if broken:
+        broken.sort(key=lambda row: WAITED in row)  # those that waited for another come last
         return [
             PreflightCheck.failure(
                 Group.SPEED,

@@ -9,12 +9,14 @@ hangs in a kernel can be ended without the rank.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,35 +34,40 @@ BESIDE = 120.0
 """Seconds for NCCL to connect all ranks, in addition to those of the measurements."""
 ENDED_AFTER = 30.0
 """Seconds after torch's own limit, whose error says more, at which the process ends itself."""
+WAITED = "a rank or a link did not answer"
+"""What a rank writes that is not itself at fault."""
+TREE = Path(__file__).resolve().parents[3]
 STARTING = 120.0
 """Seconds for a process to import torch, from a slow file system too, and to end."""
 
 
 def measured(
-    meeting: Meeting,
-    hosts: list[str],
-    seconds: float,
-    sizes: Sizes,
-    *,
-    on_gpus: bool,
-    apart: bool | None = None,
+    meeting: Meeting, hosts: list[str], seconds: float, sizes: Sizes, *, on_gpus: bool
 ) -> list[dict[str, Any] | str]:
     """Return on rank 0 every rank's `Times` as a mapping, or why it has none; [] on other ranks.
 
-    `apart` says whether a process of its own measures: without it where ranks are on GPUs, unless
-    torch.distributed has a default group already, which then serves.
+    A process of its own measures where ranks are on GPUs, unless torch.distributed has a default
+    group already, which then serves.
     """
-    if apart is None:
-        apart = on_gpus and not dist.is_initialized()
-    if apart:
-        _apart(meeting, hosts, seconds, sizes, on_gpus)
+    if on_gpus and not dist.is_initialized():
+        measure_apart(meeting, hosts, seconds, sizes, on_gpus=on_gpus)
     else:
         times = _times(meeting, hosts, seconds, sizes, _limit(seconds), on_gpus=on_gpus)
         meeting.say(TIMES, times)
-    return meeting.gathered(TIMES)
+    return patient(meeting, seconds).gathered(TIMES)
 
 
-def _apart(meeting: Meeting, hosts: list[str], seconds: float, sizes: Sizes, on_gpus: bool) -> None:
+def patient(meeting: Meeting, seconds: float) -> Meeting:
+    """Return the meeting for after a measurement: the process of another rank may end much later.
+
+    `seconds` is the time limit of the measurement.
+    """
+    return replace(meeting, seconds=meeting.seconds + _most(meeting, seconds))
+
+
+def measure_apart(
+    meeting: Meeting, hosts: list[str], seconds: float, sizes: Sizes, *, on_gpus: bool
+) -> None:
     """Measure in a process of its own, which writes the times; write why if it does not."""
     given = {
         "rank": asdict(meeting.rank),
@@ -72,7 +79,7 @@ def _apart(meeting: Meeting, hosts: list[str], seconds: float, sizes: Sizes, on_
         "limit": _limit(seconds),
         "on_gpus": on_gpus,
     }
-    most = _limit(seconds) + ENDED_AFTER + STARTING
+    most = _most(meeting, seconds)
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__],
@@ -80,10 +87,10 @@ def _apart(meeting: Meeting, hosts: list[str], seconds: float, sizes: Sizes, on_
             text=True,
             check=False,
             timeout=most,
+            cwd=TREE,  # `-m` imports from its working folder first, and a user's may have data.py
+            env=os.environ | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"},
         )
-        why = f"its measurement ended with exit code {done.returncode}"
-        if done.returncode == Group.SPEED:
-            why = "a rank or a link did not answer"
+        why = _ending(done.returncode)
     except subprocess.TimeoutExpired:
         why = f"its measurement did not end within {most:.0f} s"
     if not meeting.has_said(TIMES):
@@ -96,7 +103,27 @@ def main() -> None:
     rank = Rank(**given["rank"])
     meeting = joined(rank, given["prefix"], given["meeting_seconds"])
     bench = given["hosts"], given["seconds"], Sizes(**given["sizes"])
+    try:
+        meeting.all("started", True)  # importing torch does not count against the collectives
+        meeting.decided("all started", True)
+    except RuntimeError as error:
+        meeting.say(TIMES, f"{WAITED}: {_first_line(error)}")
+        return
     meeting.say(TIMES, _times(meeting, *bench, given["limit"], on_gpus=given["on_gpus"]))
+
+
+def _ending(code: int) -> str:
+    """Return how a process ended that has written no times."""
+    if code in (Group.SPEED, -signal.SIGABRT):  # ours, or that of NCCL's watchdog
+        return f"{WAITED}, or NCCL failed: its output says which"
+    if code < 0:
+        return f"its measurement was ended by {signal.Signals(-code).name}"
+    return f"its measurement ended with exit code {code}"
+
+
+def _most(meeting: Meeting, seconds: float) -> float:
+    """Return the seconds that a process of its own may take."""
+    return meeting.seconds + _limit(seconds) + ENDED_AFTER + STARTING
 
 
 def _limit(seconds: float) -> float:

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
 
+from slurm import flight_recorder
 from slurm.flight_recorder import record_collectives
 from tests.longhaul.doctor.test_spike_checks import a_run
 
 RANK = """
 import os, sys
 from pathlib import Path
+from slurm import flight_recorder
 from slurm.flight_recorder import record_collectives
 record_collectives(Path(sys.argv[1]))
 import torch, torch.distributed as dist
@@ -51,26 +53,26 @@ def test_ranks_that_wrote_nothing_are_named(answer, tmp_path):
     run = hung(a_run(tmp_path / "my run"), [0, 1, 3])
     found = answer("doctor", "hang", "--run", run)
     assert found.code == 0, found.err
-    folder = run / "stages" / "long" / "flight_recorder"
-    assert "long: a collective reached its timeout at 20" in found.out
+    folder = run / "stages" / "long" / "flight_recorder" / "5123.0"
+    assert "long: at 20" in found.out
+    assert "a collective reached its timeout or failed" in found.out
     assert "3 ranks of 4 wrote their last collectives" in found.out
-    assert f"{folder}/5123.0_rank_*" in found.out
+    assert f"to {folder}\n" in found.out
     assert "1 rank wrote none (2): " in found.out
-    command = f"torchfrtrace --prefix 5123.0_rank_ --allow-incomplete-ranks '{folder}'"
+    command = f"torchfrtrace --prefix rank_ --allow-incomplete-ranks '{folder}'"
     assert command in found.err
     told = JobConfig().parse_args(shlex.split(command)[1:])
-    assert (told.trace_dir, told.prefix) == (str(folder), "5123.0_rank_")
+    assert (told.trace_dir, told.prefix) == (str(folder), "rank_")
 
 
 def test_the_newest_attempt_is_shown_also_in_numbers(answer, tmp_path):
     run = hung(a_run(tmp_path / "run"), [0], "5123.0")
-    for file in (run / "stages" / "long" / "flight_recorder").iterdir():
+    for file in (run / "stages" / "long" / "flight_recorder" / "5123.0").iterdir():
         os.utime(file, (1, 1))
     hung(run, [0, 1, 2, 3], "5123.1")
     found = json.loads(answer("doctor", "hang", "--run", run, "--json").out)
-    assert (found["prefix"], found["ranks"], found["silent_ranks"]) == (
-        "5123.1_rank_", [0, 1, 2, 3], [],
-    )  # fmt: skip
+    assert Path(found["folder"]).name == "5123.1"
+    assert (found["ranks"], found["silent_ranks"]) == ([0, 1, 2, 3], [])
     shown = answer("doctor", "hang", "--run", run)
     assert "Every rank wrote, also one that hangs" in shown.out
     assert "--allow-incomplete-ranks" not in shown.err
@@ -89,30 +91,38 @@ def test_a_recipe_that_states_no_ranks_gives_none_that_are_silent(answer, tmp_pa
 
 def test_what_an_earlier_attempt_of_the_same_name_left_for_a_rank_goes(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", {**os.environ, "TORCHELASTIC_RUN_ID": "none", "RANK": "1"})
-    folder = tmp_path / "flight_recorder"
-    folder.mkdir()
+    folder = tmp_path / "flight_recorder" / "none"
+    folder.mkdir(parents=True)
     for rank in range(3):
-        (folder / f"none_rank_{rank}").write_bytes(b"old")
+        (folder / f"rank_{rank}").write_bytes(b"old")
     record_collectives(tmp_path)
-    assert sorted(file.name for file in folder.iterdir()) == ["none_rank_0", "none_rank_2"]
+    assert sorted(file.name for file in folder.iterdir()) == ["rank_0", "rank_2"]
 
 
 def test_a_run_that_never_hung_has_no_dump(answer, tmp_path):
     run = a_run(tmp_path / "run")
-    assert "no rank has written a dump" in answer("doctor", "hang", "--run", run).out
+    assert "has no dump in its folder flight_recorder" in answer("doctor", "hang", "--run", run).out
     assert answer("doctor", "hang", "--run", run, "--json").out.strip() == "null"
     said = answer("doctor", "hang", "--run", run, "--stage", "lnog").error()
     assert "has no stage 'lnog'" in said
 
 
-@pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
-def test_a_size_that_the_user_sets_stays(monkeypatch, tmp_path, name):
-    for variable in list(os.environ):
-        if variable.startswith(("TORCH_FR", "TORCH_NCCL")):
-            monkeypatch.delenv(variable)
+@pytest.mark.parametrize(
+    ("torch", "set_too"),
+    [
+        ("2.13.0", {}),
+        ("2.10.0a0+b1", {}),
+        ("2.9.0a0+50eac811a6.nv25.09", {"TORCH_FR_BUFFER_SIZE": "7"}),
+    ],
+)
+def test_what_the_user_sets_stays_under_every_name_that_torch_reads(
+    monkeypatch, tmp_path, torch, set_too
+):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("TORCH")}
     # Of this test alone: what is set beside it goes with it.
-    monkeypatch.setattr(os, "environ", {**os.environ, name: "7"})
+    monkeypatch.setattr(os, "environ", {**kept, "TORCH_NCCL_TRACE_BUFFER_SIZE": "7"})
+    monkeypatch.setattr(flight_recorder, "version", lambda _: torch)
     record_collectives(tmp_path)
     sizes = {key: value for key, value in os.environ.items() if key.endswith("BUFFER_SIZE")}
-    assert sizes == {name: "7"}
+    assert sizes == {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"} | set_too
     assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"

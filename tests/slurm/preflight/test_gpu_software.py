@@ -77,12 +77,14 @@ def test_libraries_of_torch_s_packages_are_linked_once_to_where_they_are_looked_
         (here / name).write_text(name)
     there = tmp_path / "nvidia" / "cuda_nvrtc" / "lib"
     there.mkdir(parents=True)
-    (there / "libnvrtc.so.13").symlink_to(tmp_path / "gone")
+    for name in ("libnvrtc.so.13", "libnvrtc-builtins.so.13.9"):
+        (there / name).symlink_to(tmp_path / "gone")
     made = gpu_software.link_libraries(tmp_path)
     assert [link.name for link in made] == [
         "libnvrtc-builtins.so.13.0", "libnvrtc.so.13", "libcurand.so.10",
     ]  # fmt: skip
     assert [link.read_text() for link in made] == [link.name for link in made]
+    assert not list(there.glob("*.13.9"))
     assert gpu_software.link_libraries(tmp_path) == []
     assert gpu_software.link_libraries(tmp_path / "no CUDA") == []
 

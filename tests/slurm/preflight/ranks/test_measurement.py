@@ -3,14 +3,16 @@
 
 import os
 import sys
+from dataclasses import replace
 from unittest import mock
 
+import pytest
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from slurm.preflight.machine import Machine, rank_of
+from slurm.preflight.machine import Machine, Rank, rank_of
 from slurm.preflight.ranks import measurement
-from slurm.preflight.ranks.rendezvous import meet
+from slurm.preflight.ranks.rendezvous import Meeting, meet
 from tests.ranks import Ranks
 from tests.slurm.preflight.support.jobs import SECONDS, SERVER, SMALL
 
@@ -42,7 +44,9 @@ def _rank(port: int, program_of_rank_1: str) -> list[dict | str]:
         mock.patch.object(measurement, "BESIDE", seconds),
     ):
         meeting = meet(rank_of(Machine()), SECONDS)
-        rows = measurement.measured(meeting, ["n0", "n0"], 0.2, SMALL, on_gpus=False, apart=True)
+        hasty = replace(meeting, seconds=10.0) if program_of_rank_1 else meeting
+        measurement.measure_apart(hasty, ["n0", "n0"], 0.2, SMALL, on_gpus=False)
+        rows = meeting.gathered(measurement.TIMES)
         meeting.all("done", True)
     assert not dist.is_initialized()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -62,4 +66,31 @@ def test_a_process_that_ends_without_times_is_reported_and_the_ranks_go_on(tmp_p
     program.chmod(0o755)
     rows, _ = measured_apart(str(program))
     assert rows[1] == "its measurement ended with exit code 7"
-    assert isinstance(rows[0], str)
+    assert measurement.WAITED in rows[0]
+
+
+@pytest.mark.parametrize(
+    ("on_gpus", "made_before", "apart"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+)
+def test_only_ranks_on_gpus_without_a_group_measure_in_another_process(
+    monkeypatch, on_gpus, made_before, apart
+):
+    rank = Rank(
+        rank=0, world_size=1, local_rank=0, host="n0", address="localhost", port=1, agent=False
+    )
+    meeting = Meeting(rank, dist.HashStore(), 1.0)
+    asked = []
+    for name in ("measure_apart", "_times"):
+        monkeypatch.setattr(measurement, name, lambda *_, name=name, **__: asked.append(name))
+    monkeypatch.setattr(measurement.dist, "is_initialized", lambda: made_before)
+    meeting.say(measurement.TIMES, {})
+    measurement.measured(meeting, ["n0"], 0.2, SMALL, on_gpus=on_gpus)
+    assert asked == ["measure_apart" if apart else "_times"]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(28, "did not answer"), (-6, "did not answer"), (-9, "SIGKILL"), (3, "3")]
+)
+def test_how_a_process_without_times_ended_is_said(code, said):
+    assert said in measurement._ending(code)
