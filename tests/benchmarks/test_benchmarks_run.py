@@ -176,6 +176,9 @@ def test_the_loss_head_is_measured_with_few_and_many_masked_tokens(loss_head):
 def test_the_compiled_loss_runs_where_there_is_a_compiler_and_else_says_so(loss_head):
     notes = {row[1] for row in rows_of(loss_head, LOSSES) if row[0] == "PyTorch, compiled"}
     found = shutil.which("g++") or shutil.which("clang++")
+    if found and " " in sys.prefix:  # torch's inductor does not quote the paths of its headers
+        assert notes == {"fails: InductorError: CppCompileError: C++ compile error"}
+        return
     assert notes == {
         "its tensors are not seen"
         if found
