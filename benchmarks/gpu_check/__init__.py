@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be checked of the CUDA path on a machine without a GPU (`make gpu-check`).
+"""Checks of the CUDA path on a machine without a GPU (`make gpu-check`).
 
     python -m benchmarks.gpu_check --out PAGE
 

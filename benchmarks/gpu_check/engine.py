@@ -28,7 +28,7 @@ NORMS = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
     "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
 }
-"""What Transformer Engine's fused layers call the norms of the plain spec."""
+"""Prefixes of the norms: in Transformer Engine's fused layers, and in the plain spec."""
 
 
 @dataclass(frozen=True, kw_only=True)

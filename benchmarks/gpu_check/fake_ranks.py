@@ -21,7 +21,7 @@ def _all_alike(found: list[object], mine: object, group: object = None) -> None:
 
 @contextmanager
 def rank_of(world_size: int, rank: int = 0) -> Iterator[None]:
-    """Be a rank of so many: groups and collectives of the fake backend, torchrun's variables."""
+    """Act as one rank of a job: the fake backend's groups and collectives, torchrun's variables."""
     from megatron.core import parallel_state
 
     place = {

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's CUDA attention kernels on fake tensors, in bf16 with heads of 128."""
 
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_check.fake_cuda import fake_cuda
+from benchmarks.gpu_check.recipes import error_in_words
 from custom_modules.attention.documents import Documents
 from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.pytorch_cuda import CUDA_FLASH, CUDNN
@@ -71,12 +71,7 @@ def _tried(
         for name, gradient, of in zip(("dq", "dk", "dv"), found, (q, k, v), strict=True):
             _same(gradient, of, name)
     except Exception as error:  # whatever the code under test raises is the result
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        text = " ".join(str(error).split())[:200]
-        where = f"{last.filename}:{last.lineno}"
-        return Tried(
-            kernel=kernel.name, case=case, error=f"{type(error).__name__}: {text} ({where})"
-        )
+        return Tried(kernel=kernel.name, case=case, error=error_in_words(error))
     return Tried(kernel=kernel.name, case=case)
 
 

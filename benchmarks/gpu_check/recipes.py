@@ -191,5 +191,5 @@ def _planned(found: Memory) -> dict[str, float]:
     return {
         "weights": found.categories["weights"],
         "gradients": found.categories["gradients"],
-        "master weights": found.categories["optimizer"] / 3,  # beside two moments
+        "master weights": found.categories["optimizer"] / 3,  # the rest is two moments
     }

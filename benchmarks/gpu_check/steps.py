@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward and backward of a micro-batch of each recipe on fake tensors, at its full width.
 
-Two layers a pipeline stage, since layers are alike, and without FP8, whose casts are kernels alone.
+Two layers per pipeline stage, since all layers are the same, and no FP8, whose casts are kernels.
 An operator that does not take the shapes, dtypes or strides that it is given raises, and so does
-anything that makes the host wait for the device beside the documented waits.
+anything that makes the host wait for the device, except the documented waits.
 """
 
 import gc

@@ -21,7 +21,7 @@ SERVER = Server("recipes.nemo2.strategy", "nemo.lightning._strategy_lib")
 
 
 class Halved(torch.autograd.Function):
-    """Takes an argument that is no tensor, and gives two outputs, the second unused."""
+    """Has an argument that is not a tensor, and two outputs, the second of which is unused."""
 
     @staticmethod
     def forward(ctx, factor, x):

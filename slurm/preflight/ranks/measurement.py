@@ -35,7 +35,7 @@ BESIDE = 120.0
 ENDED_AFTER = 30.0
 """Seconds after torch's own limit, whose error says more, at which the process ends itself."""
 WAITED = "a rank or a link did not answer"
-"""What a rank writes that is not itself at fault."""
+"""Reason written by a rank that is not the cause of the failure."""
 TREE = Path(__file__).resolve().parents[3]
 STARTING = 120.0
 """Seconds for a process to import torch, from a slow file system too, and to end."""

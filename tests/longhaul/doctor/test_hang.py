@@ -119,7 +119,7 @@ def test_what_the_user_sets_stays_under_every_name_that_torch_reads(
     monkeypatch, tmp_path, torch, set_too
 ):
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TORCH")}
-    # Of this test alone: what is set beside it goes with it.
+    # A copy: the variables that the function sets end with this test.
     monkeypatch.setattr(os, "environ", {**kept, "TORCH_NCCL_TRACE_BUFFER_SIZE": "7"})
     monkeypatch.setattr(flight_recorder, "version", lambda _: torch)
     record_collectives(tmp_path)
