@@ -89,24 +89,18 @@ def _step(run: Run) -> Found:
 
 def _forward_backward(run: Run) -> Found:
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-    from megatron.core.transformer.transformer_config import TransformerConfig
 
+    from benchmarks.harness.llama import llama_config
     from custom_modules.gpt.model import LongContextGPT
 
     model_parallel_cuda_manual_seed(1)
-    config = TransformerConfig(
+    config = llama_config(
         num_layers=1,
         hidden_size=run.heads * HEAD_DIM,
         ffn_hidden_size=4 * run.heads * HEAD_DIM,
         num_attention_heads=run.heads,
         kv_channels=HEAD_DIM,
         context_parallel_size=dist.get_world_size(),
-        normalization="RMSNorm",
-        activation_func=torch.nn.functional.silu,
-        gated_linear_unit=True,
-        add_bias_linear=False,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
         use_cpu_initialization=True,
         gradient_accumulation_fusion=False,
     )

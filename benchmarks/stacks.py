@@ -37,10 +37,10 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from benchmarks.harness.llama import llama_config
 from benchmarks.harness.peers import deepspeed_tiled_loss, deepspeed_tiled_mlp
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.cpu.backend import cpu_backend
@@ -189,19 +189,13 @@ def _model(shape: Shape, stack: Stack, seq: int) -> LongContextGPT:
     torch.manual_seed(0)
     model_parallel_cuda_manual_seed(1)
     ours = KEEP_ALL if stack.alst is not None else stack.recompute
-    config = TransformerConfig(
+    config = llama_config(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         ffn_hidden_size=shape.ffn,
         num_attention_heads=shape.heads,
         num_query_groups=shape.kv_heads,
         kv_channels=shape.head_dim,
-        normalization="RMSNorm",
-        activation_func=torch.nn.functional.silu,
-        gated_linear_unit=True,
-        add_bias_linear=False,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
         params_dtype=shape.dtype,
         pipeline_dtype=shape.dtype,
         use_cpu_initialization=shape.device.type == "cpu",

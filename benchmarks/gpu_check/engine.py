@@ -132,27 +132,21 @@ def _gradients(
 ) -> tuple[Named, Named]:
     """Return weights and gradients under the names of the plain spec, after two micro-batches."""
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-    from megatron.core.transformer.transformer_config import TransformerConfig
 
+    from benchmarks.harness.llama import llama_config
     from custom_modules.context_parallel.config import ContextParallelKind
     from custom_modules.gpt.model import LongContextGPT
     from custom_modules.rope.config import RopeScaling
 
     torch.manual_seed(0)
     model_parallel_cuda_manual_seed(1)
-    config = TransformerConfig(
+    config = llama_config(
         num_layers=2,
         hidden_size=HIDDEN,
         ffn_hidden_size=112,
         num_attention_heads=HEADS,
         num_query_groups=KV_HEADS,
         kv_channels=HIDDEN // HEADS,
-        normalization="RMSNorm",
-        activation_func=torch.nn.functional.silu,
-        gated_linear_unit=True,
-        add_bias_linear=False,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
         params_dtype=torch.float32,
         pipeline_dtype=torch.float32,
         use_cpu_initialization=True,
