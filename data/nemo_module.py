@@ -25,14 +25,28 @@ from data.store import Manifest
 from data.train_short.samples import PositionsOf, ScaleOf, TrainShort
 from data.train_short.sentences import SentenceSelection
 
+NO_TOKEN = -1
+"""What fills a sample that ends with the data; no vocabulary has it."""
+
 
 class NumberedDataset(GPTDataset):
-    """Megatron's GPT dataset, with the number of each sample."""
+    """Megatron's GPT dataset, with the number of each sample, and padding that is no token.
+
+    Megatron-Core 0.15.3 fills with the tokenizer's padding token, and then takes every such token
+    for padding. In many tokenizers it is the one that ends documents too: these ends would be
+    read as token 0 and never be predicted. Nor must the mask of one sample reach others: Megatron
+    keeps the mask of the first one, its padding included, for all that this process reads.
+    """
 
     train_short: TrainShort | None = None
     """Changes to training samples; validation samples have none."""
     passed_over: tuple[tuple[int, int], ...] = ()
     """Windows of samples to skip: the first sample and the count of each."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what Megatron's dataset takes."""
+        super().__init__(*args, **kwargs)
+        self._pad_token_id = NO_TOKEN
 
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
         """Return tokens, labels, loss_mask, position_ids [S] and the sample's number.
@@ -41,6 +55,8 @@ class NumberedDataset(GPTDataset):
         a random scale, `rope_scale` is the scale. The number does not depend on skipped windows.
         """
         sample = super().__getitem__(None if idx is None else self.place_of(idx))
+        if self.cached_loss_mask is sample["loss_mask"]:
+            self.cached_loss_mask = torch.ones_like(sample["loss_mask"])
         if self.train_short is not None and idx is not None:
             sample = self.train_short(sample, idx)
         sample["sample_id"] = torch.tensor(-1 if idx is None else idx)

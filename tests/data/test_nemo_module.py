@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a sample of the store says about its documents, and trains on for a longer context."""
 
+import json
 import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from nemo.collections.common.tokenizers import AutoTokenizer
 
 from custom_modules.attention.documents import Documents
 from custom_modules.rope.skipped_positions import gene_scale, longrecipe, pose
@@ -20,12 +23,16 @@ from data.train_short.sentences import ENDS, SentenceSelection
 LENGTH = 512
 
 
-def samples(store, documents: str) -> list[dict[str, torch.Tensor]]:
+def dataset(store, documents: str) -> NumberedDataset:
     module = StoreDataModule(str(store), LENGTH, 1, 1, documents=documents)
     builder = BlendedMegatronDatasetBuilder(
         NumberedDataset, [40, 1, 1], lambda: True, module.gpt_dataset_config
     )
-    train = builder.build()[0]
+    return builder.build()[0]
+
+
+def samples(store, documents: str) -> list[dict[str, torch.Tensor]]:
+    train = dataset(store, documents)
     return [train[index] for index in range(40)]
 
 
@@ -53,6 +60,56 @@ def test_positions_run_on_where_attention_goes_across_documents(small_store, meg
     for sample in samples(small_store, "across"):
         assert "document_starts" not in sample
         assert torch.equal(sample["position_ids"], torch.arange(LENGTH))
+
+
+def padded_by(store, folder, token: int) -> Path:
+    """Return a copy of a store whose tokenizer pads with a token of the text."""
+    shutil.copytree(store, folder)
+    path = folder / "tokenizer" / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    content = AutoTokenizer(str(folder / "tokenizer")).ids_to_tokens([token])[0]
+    path.write_text(json.dumps(config | {"pad_token": content}))
+    (folder / "tokenizer" / "special_tokens_map.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("documents", ["across", "within"])
+@pytest.mark.parametrize("token", ["what ends documents", 300])
+def test_no_token_of_a_document_is_taken_for_padding(
+    small_store, tmp_path, megatron_rank, eod, documents, token
+):
+    number = eod if isinstance(token, str) else token
+    store = padded_by(small_store, tmp_path / "store", number)
+    assert StoreDataModule(str(store), LENGTH, 1, 1).tokenizer.pad_id == number
+    train, seen = dataset(store, documents), 0
+    for index in range(40):
+        text, _ = train._query_document_sample_shuffle_indices(index)
+        sample = train[index]
+        assert sample["tokens"].tolist() == text[:-1].tolist()
+        assert sample["labels"].tolist() == text[1:].tolist()
+        assert sample["loss_mask"].all()
+        seen += int((sample["labels"] == number).sum())
+    assert seen > 0
+
+
+def test_a_sample_that_ends_with_the_data_is_masked_there_and_masks_no_other(
+    small_store, megatron_rank
+):
+    train = dataset(small_store, "across")
+    whole = train._query_document_sample_shuffle_indices
+
+    def shorter(index):
+        text, documents = whole(index)
+        if index == 3:
+            text[-100:] = train._pad_token_id
+        return text, documents
+
+    train._query_document_sample_shuffle_indices = shorter
+    padded = train[3]  # the first that is read
+    assert padded["loss_mask"].sum() == LENGTH - 100
+    assert int(padded["tokens"].min()) >= 0
+    assert train[4]["loss_mask"].all()
+    assert train[3]["loss_mask"].sum() == LENGTH - 100
 
 
 def test_a_policy_that_nobody_knows_is_refused(small_store):
