@@ -18,22 +18,20 @@ from longhaul.terminal.next_commands import OnCluster, sized
 from recipes.constraints import fp8 as fp8_constraints
 from recipes.ladders import LADDERS
 from recipes.notation.layout import layout_from, words_of
+from recipes.planner.batch_size import even_batch
 from recipes.planner.feasibility import CUDA, before_planning, violations
 from recipes.planner.plan import Plan
 from recipes.planner.plan import plan as plan_of
-from recipes.planner.search import (
+from recipes.planner.search.alternatives import (
     NoLayoutError,
-    SearchRequest,
-    SearchResult,
-    at_length,
-    even_batch,
+    automatic,
     lacks,
     longest,
     max_length,
-    of_stage,
-    search,
     why_not,
 )
+from recipes.planner.search.ranking import SearchResult, search
+from recipes.planner.search.request import SearchRequest, of_stage
 from recipes.shipped.machines import gpus_of
 from recipes.shipped.named import card_named, cards_of, combined
 from recipes.shipped.rotation import is_possible, of_other_cards, rotation_refusal
@@ -263,11 +261,11 @@ def _longest(question: SearchRequest, words: str) -> SearchRequest:
         length = max_length(question)
         if not length:
             raise NoLayoutError(why_not(question, search(question)))
-        return at_length(question, length)
+        return question.at_length(length)
     layout = _layout(question, words)
 
     def fits(length: int) -> bool:
-        asked = at_length(question, length)
+        asked = question.at_length(length)
         return (
             not before_planning(asked.workload(layout), asked.cluster) and asked.plan(layout).fits
         )
@@ -275,7 +273,7 @@ def _longest(question: SearchRequest, words: str) -> SearchRequest:
     length = longest(fits)
     if not length:
         raise NoLayoutError(f"--layout {words} fits no length from {K:,} tokens on")
-    return at_length(question, length)
+    return question.at_length(length)
 
 
 def _layout(question: SearchRequest, words: str) -> Layout:
@@ -298,11 +296,9 @@ def _as_asked(question: SearchRequest, words: str) -> SearchResult:
     if one.fits:
         return SearchResult(plans=[one], tried=1)
     said = f"--layout {words} {lacks(one)} at {question.seq_length:,} tokens"
-    others = search(question).plans
-    if others:
-        raise NoLayoutError(
-            f"{said}; the fastest that fits is {words_of(others[0].workload.layout)}"
-        )
+    other = search(question).automatic
+    if other is not None:
+        raise NoLayoutError(f"{said}; the planner would take {words_of(other.workload.layout)}")
     raise NoLayoutError(
         f"{said}, and no other layout fits; leave out --layout to see what would fit"
     )
@@ -324,11 +320,9 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
     alone: list[str] = []
     for stage in climbed.stages:
         question = of_stage(model, stage, machine, gpus=gpus, fp8=fp8)
-        answer = search(question)
-        if not answer.plans:
-            raise NoLayoutError(why_not(question, answer))
-        plans.append((answer.plans[0], stage.tokens))
-        layout = answer.plans[0].workload.layout
+        chosen = automatic(question)
+        plans.append((chosen, stage.tokens))
+        layout = chosen.workload.layout
         alone.append(
             stage_command(question, layout, cluster, climbed, stage)
             or f"# no command trains {recipe_name(model, climbed, stage)} as it is planned"

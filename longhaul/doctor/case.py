@@ -14,7 +14,7 @@ from recipes.notation.layout import layout_from, words_of
 from recipes.planner.feasibility import violations
 from recipes.planner.plan import Plan, plan
 from recipes.planner.remedies.overrides import override_words
-from recipes.planner.search import SearchRequest, of_stage
+from recipes.planner.search.request import SearchRequest, of_stage
 from recipes.planner.workload import Workload
 from recipes.shipped.machines import Machines, gpus_of
 from recipes.shipped.named import combined

@@ -29,7 +29,7 @@ from longhaul.terminal.console import show
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM, Plan
 from recipes.planner.remedies.climb import UNTRIED, Remedies, Remedy, remedies
-from recipes.planner.search import search
+from recipes.planner.search.ranking import search
 from recipes.planner.tensor_sizes import matching
 from recipes.planner.timeouts import ALLOCATOR
 from recipes.shipped.machines import Machines
@@ -39,7 +39,7 @@ OVERRIDES = "overrides, or why not"
 NOT_TRIED = "not tried on GPUs here"
 SET_ALLOCATOR = f"PYTORCH_CUDA_ALLOC_CONF={ALLOCATOR}"
 OF_NCCL = 1 * GiB
-"""Bytes that NCCL is assumed to lack when it finds no memory; its log does not state them."""
+"""Bytes that NCCL is assumed to lack when it finds no memory; its log has none."""
 FAR_BELOW, OTHER_GPU = 1.15, 0.05
 """Ratio that a prediction does not explain; relative difference of another GPU's capacity."""
 ON_THE_GPU = ("device", "nccl")
@@ -360,14 +360,13 @@ def what_to_do(found: Case, there: Remedies, log: Log | None, beyond: float) -> 
         return
     else:
         untried = [name for name in cure.names if name in UNTRIED]
-        note = f"; {' and '.join(untried)}: {NOT_TRIED}" if untried else ""
-        yield f"what fits: {' + '.join(cure.names)}; {_beside(plan, cure.plan)}{note}"
+        yield f"what fits: {' + '.join(cure.names)}; {_beside(plan, cure.plan, untried)}"
         yield f"  {found.command(cure.plan.workload)}"
     choice = planners_choice(found, beyond)
     if choice is not None and (cure is None or choice.workload.layout != cure.plan.workload.layout):
         yield (
             f"the planner's choice on these GPUs: {words_of(choice.workload.layout)}; "
-            f"{_beside(plan, choice)}"
+            f"{_beside(plan, choice, choice.untried)}"
         )
         yield f"  {found.command(choice.workload)}"
 
@@ -381,16 +380,19 @@ def _of_log(log: Log | None) -> str:
 def planners_choice(found: Case, beyond: float) -> Plan | None:
     """Return the fastest plan of the same GPUs that has room for what the log shows.
 
-    Not the layout of the case, which has failed or does not fit; None if there is no other.
+    Never the layout of the case, and untried parts only if nothing else fits; or None.
     """
-    for one in search(found.question).plans:
-        if one.short + beyond <= 0 and not found.same_layout(one.workload.layout):
-            return one
+    if beyond >= (1 - HEADROOM) * found.plan.cluster.gpu_bytes:
+        return None
+    plans = search(found.question.with_less_memory(beyond)).plans
+    for one in sorted(plans, key=lambda one: one.untried):
+        if not found.same_layout(one.workload.layout):
+            return found.question.plan(one.workload.layout)
     return None
 
 
-def _beside(plan: Plan, other: Plan) -> str:
+def _beside(plan: Plan, other: Plan, untried: Sequence[str]) -> str:
+    note = f"; {' and '.join(untried)}: {NOT_TRIED}" if untried else ""
     gpus = "" if other.gpus == plan.gpus else f" on {other.gpus} GPUs"
-    return (
-        f"{gib(other.memory.total)} a GPU, a step {other.time.step / plan.time.step - 1:+.1%}{gpus}"
-    )
+    slower = other.time.step / plan.time.step - 1
+    return f"{gib(other.memory.total)} a GPU, a step {slower:+.1%}{gpus}{note}"

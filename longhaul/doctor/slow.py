@@ -27,7 +27,7 @@ from longhaul.options import Gpus, Json, print_json
 from recipes.notation.layout import words_of
 from recipes.planner.batch_size import MOST_ACCUMULATION
 from recipes.planner.plan import Plan
-from recipes.planner.search import search
+from recipes.planner.search.ranking import search
 from recipes.shipped.machines import Machines
 from recipes.spec.naming import stage_folder
 
@@ -261,7 +261,7 @@ def _why(plan: Plan, name: str) -> str:
 
 def _faster(found: Case) -> Plan | None:
     """Return the fastest plan of the same GPUs; None if the gain is not worth naming."""
-    best = next(iter(search(found.question).plans), None)
+    best = search(found.question).automatic
     if best is None or best.time.step > (1 - FASTER) * found.plan.time.step:
         return None
     return best

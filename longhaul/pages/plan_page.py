@@ -13,7 +13,8 @@ from longhaul.terminal.console import show
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM, Plan
 from recipes.planner.rank_groups import rank_map
-from recipes.planner.search import SearchRequest, SearchResult
+from recipes.planner.search.ranking import SearchResult
+from recipes.planner.search.request import SearchRequest
 from recipes.planner.timeouts import limits
 from recipes.spec.cluster import Cluster
 from recipes.spec.model_card import ModelCard
@@ -38,6 +39,8 @@ def page(
         f"{counted(question.gpus, 'GPU')} of {question.cluster.name} ({question.cluster.gpu.name})"
     )
     typer.echo(f"layout: {words_of(plan.workload.layout)}")
+    if plan.untried:
+        typer.echo(_untried(answer))
     typer.echo(
         f"batch: {question.tokens_per_batch:,} tokens, "
         f"{counted(question.tokens_per_batch // question.seq_length, 'sequence')}, "
@@ -157,6 +160,7 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
         "cost": plan.cost(tokens),
         "limits": asdict(limits(plan)),
         "ranks": [str(group) for group in rank_map(plan.workload, plan.cluster)],
+        "untried": plan.untried,
         "warnings": plan.warnings,
     }
 
@@ -220,6 +224,19 @@ def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
         f"{plan.time.tokens_per_gpu_second:,.0f} tokens/s/GPU, causal MFU {plan.time.mfu:.1%}; "
         f"{amount(budget)} tokens{said}: {hours:,.0f} GPU-hours, "
         f"{hours / plan.gpus / 24:,.2f} days{paid}"
+    )
+
+
+def _untried(answer: SearchResult) -> str:
+    """Return a sentence on the first plan's untried parts and the fastest plan without them."""
+    plan, tried = answer.plans[0], answer.automatic
+    parts = " and ".join(plan.untried)
+    said = f"untried: {parts} {'have' if plan.untried[1:] else 'has'} not been tried on GPUs here"
+    if tried is None or tried.untried:
+        return f"{said}, and nothing fits without" if len(answer.plans) > 1 else said
+    slower = tried.time.step / plan.time.step - 1
+    return (
+        f"{said}; without, the fastest takes {slower:.0%} longer: {words_of(tried.workload.layout)}"
     )
 
 

@@ -109,3 +109,14 @@ def _result(count: int, known: dict[str, int], wanted: str) -> str:
         return f"{wanted} {count:,}"
     sequences = count * prod(known.values()) // length
     return f"{sequences:,} sequence{'s' * (sequences > 1)}, {wanted} {count:,}"
+
+
+def even_batch(tokens: int, seq_length: int, gpus: int) -> int:
+    """Return about `tokens` tokens: whole sequences for as many data ranks as possible."""
+    sequences, odd = max(tokens // seq_length, 1), odd_part(gpus)
+    return (sequences - sequences % odd or sequences) * seq_length
+
+
+def odd_part(number: int) -> int:
+    """Return a number without its factors of two."""
+    return number // (number & -number)

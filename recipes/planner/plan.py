@@ -43,6 +43,16 @@ class Plan:
         return self.short <= 0 and self.host_short <= 0
 
     @property
+    def untried(self) -> tuple[str, ...]:
+        """Parts of the layout that have not been tried on GPUs."""
+        layout = self.workload.layout
+        parts = {
+            "Megatron FSDP": layout.sharding in ("gradients", "parameters"),
+            "Adam on the host": layout.optimizer_offload > 0,
+        }
+        return tuple(name for name, used in parts.items() if used)
+
+    @property
     def gpus(self) -> int:
         """GPUs of the layout."""
         return self.workload.layout.world_size
@@ -111,13 +121,18 @@ def plan(workload: Workload, cluster: Cluster, *, kernels: Kernels = FUSED) -> P
 
 
 def capped(workload: Workload, cluster: Cluster) -> Plan:
-    """Return the plan of a workload with its host cap set to what it needs, to a tenth of a GiB."""
-    found, offload = plan(workload, cluster), workload.layout.offload
+    """Return the plan of a workload with its host cap set to what it needs."""
+    return with_host_cap(plan(workload, cluster))
+
+
+def with_host_cap(found: Plan) -> Plan:
+    """Return a plan with its host cap set to what it needs, to a tenth of a GiB."""
+    layout, offload = found.workload.layout, found.workload.layout.offload
     if offload.tensors == "none":
         return found
     cap = math.ceil(found.memory.host / GiB * 10 + 1) / 10
-    layout = replace(workload.layout, offload=replace(offload, cap_gib=cap))
-    return replace(found, workload=replace(workload, layout=layout))
+    with_cap = replace(layout, offload=replace(offload, cap_gib=cap))
+    return replace(found, workload=replace(found.workload, layout=with_cap))
 
 
 def host_cap(cluster: Cluster) -> float:

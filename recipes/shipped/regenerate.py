@@ -19,7 +19,8 @@ from pathlib import Path
 from recipes.notation.layout import words_of
 from recipes.notation.python_source import formatted, layout_call
 from recipes.planner.plan import Plan
-from recipes.planner.search import of_stage, search
+from recipes.planner.search.ranking import search
+from recipes.planner.search.request import of_stage
 from recipes.shipped import table
 from recipes.shipped.row import Row
 from recipes.spec import cluster
@@ -45,18 +46,13 @@ def fastest(row: Row, nodes: int) -> Plan | None:
     machine = cluster.load(row.cluster)
     gpus = nodes * machine.gpus_per_node
     fp8 = row.layout.fp8
-    plans = search(of_stage(row.card, row.stage, machine, gpus=gpus, fp8=fp8)).plans
-    return next((plan for plan in plans if _tried(plan)), None)
+    chosen = search(of_stage(row.card, row.stage, machine, gpus=gpus, fp8=fp8)).automatic
+    return None if chosen is None or chosen.untried else chosen
 
 
 def days(row: Row, plan: Plan) -> float:
     """Return how long a plan takes for the stage's tokens."""
     return plan.gpu_hours(row.stage.tokens) / plan.gpus / 24
-
-
-def _tried(plan: Plan) -> bool:
-    layout = plan.workload.layout
-    return layout.sharding == "optimizer" and not layout.optimizer_offload
 
 
 def planned_today(row: Row) -> Row:

@@ -441,7 +441,7 @@ llama3_8b_five_million_5m = Row(
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="inputs", cap_gib=160.1),
     ),
-    pinned="one node, as the source's; 80 GB a GPU hold 3.5M here",
+    pinned="one node, as the source's; 80 GB a GPU hold 4M here",
 )
 
 llama31_8b_fifteen_million_15m = Row(
