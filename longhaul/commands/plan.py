@@ -71,6 +71,9 @@ def plan(
         str, typer.Option(help="Plan this layout, such as 'tp2 ulysses4 kept_attention'.")
     ] = "",
     max_seq: Annotated[bool, typer.Option("--max-seq", help="Find the longest that fits.")] = False,
+    tightest: Annotated[
+        bool, typer.Option("--tightest", help="Take the fastest, however full the GPUs are.")
+    ] = False,
     why: Annotated[bool, typer.Option("--why", help="Show what was ruled out.")] = False,
     as_text: Json = False,
     plot: Annotated[Path | None, typer.Option(help="PNG: memory and time by length.")] = None,
@@ -99,7 +102,8 @@ def plan(
             "--ladder, whose stages set theirs",
             {
                 "--seq": seq, "--tokens-per-batch": tokens_per_batch, "--tokens": tokens,
-                "--layout": layout, "--max-seq": max_seq, "--why": why, "--plot": plot,
+                "--layout": layout, "--max-seq": max_seq, "--tightest": tightest, "--why": why,
+                "--plot": plot,
             },
         )  # fmt: skip
         whole_ladder(card, ladder, cluster, ranks, precision, as_text=as_text)
@@ -115,6 +119,7 @@ def plan(
         raise ValueError("--seq is missing; add it, such as --seq 1M, or --max-seq")
     if layout:
         _refuse("--layout, which sets fp8:RECIPE itself", {"--fp8": fp8})
+        _refuse("--layout", {"--tightest": tightest})
         _refuse("--layout; a plot shows the planner's own", {"--plot": plot})
     length = length_of("--seq", seq) if seq else K
     if tokens_per_batch:
@@ -131,7 +136,7 @@ def plan(
     )
     if max_seq:
         question = _longest(question, layout)
-    answer = _as_asked(question, layout) if layout else search(question)
+    answer = _as_asked(question, layout) if layout else search(question, tightest=tightest)
     if not answer.plans:
         raise NoLayoutError(why_not(question, answer))
     budget = budget_from(tokens) if tokens else BUDGET

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layouts that fit, ranked by step time, then memory; and whether any layout fits.
+"""The layouts that fit, ranked by step time, and whether any layout fits.
 
 Both search the same product of parallel sizes and memory settings. The ranking bounds it: the time
 of a shape without recompute and offload is a lower bound for all its settings, so shapes are taken
 in the order of that bound until it exceeds the time of the layouts found. Layouts with parts that
 have not been tried on GPUs (`Plan.untried`) are searched after the others, where they may be faster
 by `UNTRIED_GAIN`, or where nothing else fits.
+
+The first plan is not the fastest where one within `TOLERANCE` of its time takes less GPU memory by
+`LEANER`, and no more host memory: a prediction is less accurate than that time, and a full GPU
+leaves nothing for its errors.
 """
 
 import math
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +37,8 @@ RANKED, RANKED_UNTRIED = 4, 3
 """Layouts to find, of different parallel sizes; those among them with untried parts."""
 UNTRIED_GAIN = 0.02
 """Share of the step time by which an untried layout must be faster to be ranked before others."""
+TOLERANCE, LEANER = 0.01, 0.1
+"""Share of the step time that is given up for GPU memory, and the share of that to gain."""
 SLOWER = "parallel sizes that are slower even without recompute and offload"
 
 
@@ -58,7 +65,8 @@ class SearchResult:
     """The result of a search."""
 
     plans: list[Plan]
-    """The fastest plans that fit, of different parallel sizes, the fastest first."""
+    """The fastest plans that fit, of different parallel sizes: the planner's choice, then others in
+    the order of their time."""
     ruled_out: Counter[str] = field(default_factory=Counter)
     """Reasons why other layouts are excluded, with their number."""
     nearest: Plan | None = None
@@ -69,17 +77,17 @@ class SearchResult:
 
     @property
     def automatic(self) -> Plan | None:
-        """The plan that a run takes without being told: the fastest without untried parts.
+        """The plan that a run takes without being told: the first without untried parts.
 
-        The fastest of all if only untried layouts fit; None if none fits.
+        The first of all if only untried layouts fit; None if none fits.
         """
         return next((one for one in self.plans if not one.untried), next(iter(self.plans), None))
 
 
 @lru_cache(maxsize=64)
-def search(question: SearchRequest) -> SearchResult:
-    """Return the fastest layouts that fit."""
-    ranking = _Ranking(question)
+def search(question: SearchRequest, *, tightest: bool = False) -> SearchResult:
+    """Return the fastest layouts that fit; with `tightest` the first is the fastest of all."""
+    ranking = _Ranking(question, tolerance=0.0 if tightest else TOLERANCE)
     found = ranking.plans()
     return SearchResult(
         plans=found,
@@ -98,14 +106,15 @@ def fits(question: SearchRequest) -> bool:
 class _Ranking:
     """The search of one question."""
 
-    def __init__(self, question: SearchRequest) -> None:
+    def __init__(self, question: SearchRequest, *, tolerance: float = TOLERANCE) -> None:
         self.question, self.cluster = question, question.cluster
+        self.within = 1 + tolerance
         self.ruled_out: Counter[str] = Counter()
         self.refused, self.tried = "", 0
         self.shapes = list(parallel_sizes(question, self.ruled_out))
 
     def plans(self) -> list[Plan]:
-        """Return the fastest plans, of different shapes, the fastest first."""
+        """Return the choice and the fastest plans of other shapes, first those that are untried."""
         bounded = [
             (self._time(with_adam_on_device(self.question, shape)[0]).step, shape)
             for shape in self.shapes
@@ -147,21 +156,40 @@ class _Ranking:
         most: int,
         limit: float,
     ) -> list[Plan]:
-        """Return the fastest plan of each of the `most` fastest shapes, below a time limit."""
-        found: list[Plan] = []
+        """Return the choice, and the fastest plans of the fastest shapes, `most` in all.
+
+        Their times are below a limit.
+        """
+        found: list[list[Plan]] = []
         for place, (bound, shape) in enumerate(bounded):
             if bound >= limit:
                 self.ruled_out[SLOWER] += (len(bounded) - place) * (families is TRIED)
                 break
-            best = self._best(shape, families, limit)
-            if best is not None:
-                found = sorted([*found, best], key=_rank)[:most]
-                limit = found[-1].time.step if len(found) == most else limit
-        return found
+            plans = self._of_shape(shape, families, limit)
+            if plans:
+                insort(found, plans, key=lambda one: _rank(one[0]))
+            if len(found) >= most:
+                ranked = found[most - 1][0].time.step
+                limit = min(limit, max(ranked, self.within * found[0][0].time.step))
+        if not found:
+            return []
+        choice = self._choice([plan for plans in found for plan in plans], found[0][0])
+        return [choice, *(plans[0] for plans in found if plans[0] is not choice)][:most]
 
-    def _best(self, shape: Layout, families: Sequence[Family], limit: float) -> Plan | None:
-        """Return the fastest plan of a shape below a time limit; None if there is none."""
-        best = None
+    def _choice(self, plans: Sequence[Plan], fastest: Plan) -> Plan:
+        """Return the leanest plan that takes about as long as the fastest, or that one."""
+        leaner = [
+            one
+            for one in plans
+            if one.time.step <= self.within * fastest.time.step
+            and one.memory.total <= (1 - LEANER) * fastest.memory.total
+            and one.memory.host <= fastest.memory.host
+        ]
+        return min(leaner, key=lambda one: one.memory.total, default=fastest)
+
+    def _of_shape(self, shape: Layout, families: Sequence[Family], limit: float) -> list[Plan]:
+        """Return the plans of a shape that take about as long as its fastest, that one first."""
+        found: list[Plan] = []
         for family in families:
             timed = [(self._time(layout), layout) for layout in self._hopeful(family, shape)]
             for seconds, layout in sorted(timed, key=lambda one: one[0].step):
@@ -169,8 +197,9 @@ class _Ranking:
                     break
                 for one in self._fitting(family, layout, seconds):
                     if one.time.step < limit:
-                        best, limit = one, one.time.step
-        return best
+                        found.append(one)
+                        limit = min(limit, self.within * one.time.step)
+        return sorted(found, key=_rank)
 
     def _hopeful(self, family: Family, shape: Layout) -> list[Layout]:
         """Return the settings of a shape, or none if its leanest one lacks GPU memory."""
@@ -220,6 +249,6 @@ class _Ranking:
         return memory(self.question.workload(layout))
 
 
-def _rank(one: Plan) -> tuple[float, float]:
-    """Return the sort key of a plan: its time to four digits, then its memory."""
-    return (float(f"{one.time.step:.4g}"), one.memory.total)
+def _rank(one: Plan) -> tuple[float, float, float]:
+    """Return the sort key of a plan: its time to four digits, then its host and GPU memory."""
+    return (float(f"{one.time.step:.4g}"), one.memory.host, one.memory.total)

@@ -78,6 +78,16 @@ def test_a_faster_layout_with_untried_parts_is_marked_and_the_fastest_without_is
     assert tried["gpu_hours"] > 1.5 * fastest["gpu_hours"]
 
 
+def test_a_leaner_layout_is_explained_and_the_fastest_can_be_asked_for(answer):
+    question = ("plan", "llama31_8b", "--seq", "512K")
+    shown = answer(*question).out
+    assert re.search(r"leaner: it takes 18\.\d GiB less than the fastest .* .--tightest", shown)
+    assert "-0.8%" in shown  # the fastest, among the next best
+    tight = answer(*question, "--tightest").out
+    assert "layout: head_chunked2 dp4" in tight
+    assert "leaner:" not in tight
+
+
 def test_one_gpu_may_be_asked_for(answer):
     shown = answer("plan", "llama32_1b", "--seq", "64K", "--gpus", 1).out
     assert "llama32_1b at 64K tokens on 1 GPU of dgx_h100" in shown
@@ -158,6 +168,8 @@ def test_the_picture_has_a_rate_at_each_length_and_says_where_nothing_fits():
          "--fp8 cannot go with --layout"),
         (("plan", "--ladder", "prolong", "--seq", "1M", "--plot", "y.png"),
          "--seq and --plot cannot go with --ladder"),
+        (("plan", "llama31_8b", "--seq", "64K", "--layout", "dp8", "--tightest"),
+         "--tightest cannot go with --layout"),
         (("plan", "llama31_8b", "--max-seq", "--seq", "64K"), "--seq cannot go with --max-seq"),
         (("plan", "llama31_8b", "--seq", "64K", "--gpus", "12"), "not a whole number of nodes"),
         (("plan", "llama31_8b", "--seq", "64K", "--gpus", "8", "--nodes", "2"),

@@ -10,7 +10,7 @@ from recipes.models import CARDS
 from recipes.notation.layout import words_of
 from recipes.planner.batch_size import even_batch
 from recipes.planner.search.alternatives import max_length
-from recipes.planner.search.ranking import search
+from recipes.planner.search.ranking import TOLERANCE, search
 from recipes.spec import cluster
 from recipes.spec.units import K, M
 from tests.recipes.planner.search.questions import question
@@ -62,6 +62,16 @@ def test_the_choice_never_loses_by_two_percent_to_a_random_layout(case):
     assert len(plans) == LAYOUTS
     fastest = min(plans, key=lambda plan: plan.time.step)
     assert chosen.time.step <= (1 + LOSES) * fastest.time.step, words_of(fastest.workload.layout)
+
+
+@pytest.mark.parametrize("case", DENSE, ids=lambda case: f"{case[0]} {case[1] // K}K x{case[2]}")
+def test_no_random_layout_is_a_fifth_leaner_at_the_time_of_the_fastest(case):
+    asked = asked_of(*case)
+    chosen, fastest = search(asked).automatic, search(asked, tightest=True).automatic
+    for plan in islice(random_plans(asked, Random(20), DRAWS), LAYOUTS):
+        if plan.time.step <= (1 + TOLERANCE) * fastest.time.step and not plan.untried:
+            more_host = plan.memory.host > fastest.memory.host
+            assert plan.memory.total > 0.8 * chosen.memory.total or more_host
 
 
 @pytest.mark.parametrize("case", CASES[1::3], ids=lambda case: f"{case[0]} x{case[2]}")

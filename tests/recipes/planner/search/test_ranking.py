@@ -10,7 +10,8 @@ from recipes.planner.plan import HEADROOM, plan
 from recipes.planner.rank_groups import rank_map
 from recipes.planner.search.alternatives import NoLayoutError, best, why_not
 from recipes.planner.search.parallel_sizes import LARGEST_CLUSTER, divisors
-from recipes.planner.search.ranking import search
+from recipes.planner.search.ranking import LEANER as LEAN
+from recipes.planner.search.ranking import TOLERANCE, search
 from recipes.planner.search.request import of_stage
 from recipes.shipped import regenerate
 from recipes.shipped.table import ROWS
@@ -48,8 +49,32 @@ def test_what_is_chosen_fits_and_violates_no_constraint(asked):
 
 def test_the_fastest_comes_first():
     for asked in (question(), question(card=CARDS["tiny"], seq_length=8 * K, gpus=8)):
-        steps = [float(f"{found.time.step:.4g}") for found in search(asked).plans]
-        assert steps == sorted(steps)
+        steps = [found.time.step for found in search(asked, tightest=True).plans]
+        assert steps == pytest.approx(sorted(steps), rel=1e-3)
+
+
+LEANER = {
+    "8B at 512K": question(seq_length=512 * K, gpus=8),
+    "8B at 1M": question(gpus=64),
+    "1B at 64K": question(card=CARDS["llama32_1b"], seq_length=64 * K, gpus=8),
+}
+
+
+@pytest.mark.parametrize("asked", LEANER.values(), ids=LEANER)
+def test_a_leaner_layout_is_chosen_where_it_takes_about_as_long(asked):
+    fastest, chosen = search(asked, tightest=True).plans[0], search(asked).plans[0]
+    assert chosen.memory.total <= (1 - LEAN) * fastest.memory.total
+    assert chosen.memory.host <= fastest.memory.host
+    assert fastest.time.step < chosen.time.step <= (1 + TOLERANCE) * fastest.time.step
+    assert fastest in search(asked).plans
+
+
+def test_host_memory_is_not_taken_where_it_saves_no_time():
+    """Offload that compute hides takes no time either."""
+    row = ROWS["mixtral_8x22b_nemo_16k"]
+    gpus = row.layout.world_size
+    found = search(of_stage(row.card, row.stage, H100, gpus=gpus, fp8=Fp8())).automatic
+    assert found.memory.host == 0
 
 
 def test_more_gpus_take_a_step_faster():
