@@ -13,6 +13,7 @@ from longhaul.terminal.console import show
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM, Plan
 from recipes.planner.rank_groups import rank_map
+from recipes.planner.search.alternatives import faster_batch
 from recipes.planner.search.ranking import SearchResult
 from recipes.planner.search.request import SearchRequest
 from recipes.planner.timeouts import limits
@@ -61,6 +62,8 @@ def page(
                 typer.echo(f"{number}: {words_of(other.workload.layout)}")
     for warning in plan.warnings:
         typer.echo(f"warning: {warning}")
+    if faster := faster_batch(question, plan):
+        typer.echo(_batch(question, plan, faster))
     if why:
         show(lambda _: _ruled_out(answer))
 
@@ -134,6 +137,7 @@ def bill(
 
 def as_json(question: SearchRequest, answer: SearchResult, budget: int) -> dict[str, Any]:
     """Return the plans as numbers: bytes, seconds, tokens."""
+    other = faster_batch(question, answer.plans[0])
     return {
         "card": question.card.name,
         "cluster": question.cluster.name,
@@ -141,6 +145,7 @@ def as_json(question: SearchRequest, answer: SearchResult, budget: int) -> dict[
         "seq_length": question.seq_length,
         "tokens_per_batch": question.tokens_per_batch,
         "plans": [_numbers(plan, budget) for plan in answer.plans[: NEXT + 1]],
+        "faster_batch_tokens": other and other.workload.tokens_per_batch,
         "tried": answer.tried,
         "ruled_out": dict(answer.ruled_out),
     }
@@ -255,6 +260,16 @@ def _leaner(answer: SearchResult) -> str:
     return (
         f"leaner: it takes {saved:.1f} GiB less than the fastest layout and "
         f"{plan.time.step / fastest.time.step - 1:.1%} more time (--tightest plans that one)"
+    )
+
+
+def _batch(question: SearchRequest, plan: Plan, other: Plan) -> str:
+    tokens = other.workload.tokens_per_batch
+    sequences, change = tokens // question.seq_length, tokens / question.tokens_per_batch - 1
+    return (
+        f"faster: a batch of {sequences:,} sequences ({change:+.0%} tokens), which more data ranks "
+        f"divide, {other.time.tokens_per_gpu_second:,.0f} tokens/s/GPU instead of "
+        f"{plan.time.tokens_per_gpu_second:,.0f}: --tokens-per-batch {tokens}"
     )
 
 

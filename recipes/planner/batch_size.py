@@ -10,6 +10,8 @@ and accumulation (with a micro-batch) determine the fourth, or the nearest batch
 from dataclasses import dataclass
 from math import prod
 
+LEFT_OUT = 0.1
+"""Share of the sequences that a batch may lose for more data ranks to divide it."""
 MOST_ACCUMULATION = 32
 """Micro-batches per step on one data rank above which more data ranks are advised."""
 
@@ -112,9 +114,17 @@ def _result(count: int, known: dict[str, int], wanted: str) -> str:
 
 
 def even_batch(tokens: int, seq_length: int, gpus: int) -> int:
-    """Return about `tokens` tokens: whole sequences for as many data ranks as possible."""
-    sequences, odd = max(tokens // seq_length, 1), odd_part(gpus)
-    return (sequences - sequences % odd or sequences) * seq_length
+    """Return about `tokens` tokens: whole sequences for as many data ranks as possible.
+
+    They are the nearest multiple of the odd part of the GPUs, less up to `LEFT_OUT` of them for
+    factors of two that the GPUs have too.
+    """
+    sequences, unit = max(tokens // seq_length, 1), odd_part(gpus)
+    rest = sequences % unit
+    sequences += unit - rest if sequences < unit or rest > unit - rest else -rest
+    while gpus % (2 * unit) == 0 and sequences % (2 * unit) < LEFT_OUT * sequences:
+        unit *= 2
+    return (sequences - sequences % unit) * seq_length
 
 
 def odd_part(number: int) -> int:

@@ -70,9 +70,14 @@ class Plan:
         """Sentences about a plan that fits but deserves attention."""
         found = []
         if self.workload.micro_batches > MOST_ACCUMULATION:
+            change = (
+                "more GPUs as data ranks"
+                if self.workload.micro_batches % 2 == 0
+                else "a batch of an even number of sequences"
+            )
             found.append(
-                f"{self.workload.micro_batches} micro-batches per step on each data rank; more "
-                "GPUs as data ranks would make a step faster"
+                f"{self.workload.micro_batches} micro-batches per step on each data rank; {change} "
+                "would make a step faster"
             )
         if self.time.mfu < LEAST_MFU:
             found.append(f"MFU is {self.time.mfu:.0%}; {self._slowed_by()}")

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
-from recipes.planner.batch_size import odd_part
+from recipes.planner.batch_size import even_batch, odd_part
 from recipes.planner.plan import Plan
 from recipes.planner.search.parallel_sizes import LARGEST_CLUSTER
 from recipes.planner.search.ranking import SearchResult, fits, search
@@ -19,6 +19,8 @@ from recipes.spec.units import GiB, K
 MOST_DOUBLINGS = 6
 """Doublings of the requested GPUs that are tried for an alternative."""
 LONGEST = 2**31
+BATCH_GAIN = 0.02
+"""Gain of tokens per second from which another batch is offered."""
 
 
 class NoLayoutError(ValueError):
@@ -125,8 +127,33 @@ def longest(fits_at: Callable[[int], bool]) -> int:
 
 
 def max_length(question: SearchRequest) -> int:
-    """Return the longest context that fits in any layout; 0 if none fits."""
-    return longest(lambda length: fits(question.at_length(length)))
+    """Return the longest context that fits in any layout; 0 if none fits.
+
+    Ranks that are not a power of two divide multiples of their odd part: lengths are rounded down
+    to such.
+    """
+    part = odd_part(question.gpus) * K
+
+    def even(length: int) -> int:
+        return length - length % part if length >= part else length
+
+    return even(longest(lambda length: fits(question.at_length(even(length)))))
+
+
+def faster_batch(question: SearchRequest, plan: Plan) -> Plan | None:
+    """Return the plan of a batch of about the same size that more data ranks divide.
+
+    Returns None unless its tokens take less time by `BATCH_GAIN`.
+    """
+    even = even_batch(question.tokens_per_batch, question.seq_length, question.gpus)
+    if even == question.tokens_per_batch:
+        return None
+    answer = search(replace(question, tokens_per_batch=even))
+    other = next((one for one in answer.plans if not one.untried or plan.untried), None)
+    if other is None:
+        return None
+    gain = other.time.tokens_per_gpu_second / plan.time.tokens_per_gpu_second
+    return other if gain > 1 + BATCH_GAIN else None
 
 
 def _first(numbers: list[int], holds: Callable[[int], bool]) -> int:

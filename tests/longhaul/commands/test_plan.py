@@ -88,6 +88,15 @@ def test_a_leaner_layout_is_explained_and_the_fastest_can_be_asked_for(answer):
     assert "leaner:" not in tight
 
 
+def test_a_batch_that_divides_better_is_offered_with_its_gain(answer):
+    question = ("plan", "llama31_8b", "--seq", "12K", "--nodes", "8")
+    assert "320 sequences" in answer(*question).out
+    shown = answer(*question, "--tokens-per-batch", 341 * 12 * 1024).out
+    assert "faster: a batch of 320 sequences (-6% tokens)" in shown
+    assert "--tokens-per-batch 3932160" in shown
+    assert "more GPUs as data ranks" not in shown
+
+
 def test_one_gpu_may_be_asked_for(answer):
     shown = answer("plan", "llama32_1b", "--seq", "64K", "--gpus", 1).out
     assert "llama32_1b at 64K tokens on 1 GPU of dgx_h100" in shown

@@ -8,7 +8,7 @@ import pytest
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from
 from recipes.planner.feasibility import violations
-from recipes.planner.search.alternatives import longest, max_length, why_not
+from recipes.planner.search.alternatives import faster_batch, longest, max_length, why_not
 from recipes.planner.search.parallel_sizes import LARGEST_CLUSTER
 from recipes.planner.search.ranking import fits, search
 from recipes.spec import cluster
@@ -83,7 +83,7 @@ def test_what_fits_a_length_fits_shorter_ones(gpus):
 
 def test_more_gpus_and_more_memory_reach_further():
     asked = question(card=CARDS["qwen3_14b"])
-    by_gpus = [max_length(replace(asked, gpus=gpus)) for gpus in (1, 2, 4, 8, 16, 64)]
+    by_gpus = [max_length(replace(asked, gpus=gpus)) for gpus in (1, 2, 4, 8, 16, 24, 32, 40, 64)]
     assert by_gpus == sorted(by_gpus)
     gpus = [replace(H100, gpu=replace(H100.gpu, memory_gib=size)) for size in (24, 40, 80, 141)]
     hosts = [replace(H100, host_memory_gib=size) for size in (64, 512, 2048)]
@@ -91,6 +91,24 @@ def test_more_gpus_and_more_memory_reach_further():
         reached = [max_length(replace(asked, cluster=machine)) for machine in machines]
         assert reached == sorted(reached)
         assert reached[0] < reached[-1]
+
+
+def test_a_longer_context_is_slower_also_between_powers_of_two():
+    asked = question(gpus=64)
+    lengths = [n * K for n in (8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, 128)]
+    plans = [search(asked.at_length(length)).plans[0] for length in lengths]
+    rates = [plan.time.tokens_per_gpu_second for plan in plans]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_a_batch_that_more_data_ranks_divide_is_offered_where_it_is_faster():
+    asked = question(seq_length=12 * K, tokens_per_batch=341 * 12 * K, gpus=64)
+    chosen = search(asked).plans[0]
+    other = faster_batch(asked, chosen)
+    assert other.workload.tokens_per_batch == 320 * 12 * K
+    assert other.time.tokens_per_gpu_second > 1.2 * chosen.time.tokens_per_gpu_second
+    even = replace(asked, tokens_per_batch=320 * 12 * K)
+    assert faster_batch(even, search(even).plans[0]) is None
 
 
 @pytest.mark.parametrize("most", [0, 1023, 1024, 1025, 1151, 1152, 5000, 100_000, 2**31, 2**32])
