@@ -150,7 +150,7 @@ def predicted(plan: Plan) -> Iterator[str]:
     )
     yield f"  by category, GiB: {shown}"
     if plan.memory.host:
-        share = plan.cluster.host_bytes_per_gpu
+        share = plan.host_bytes
         lacks = f", {gib(plan.host_short)} too much" if plan.host_short > 0 else ""
         yield f"  on the host: {gib(plan.memory.host)} a rank, of {gib(share)}{lacks}"
 

@@ -92,10 +92,11 @@ def bill(
         ]
         for stage, own in zip(stages, of_stages, strict=False):
             stage["command"] = own
-        whole_bill = {"gpu_hours": sum(hours), "cost": sum(cost)}
+        whole_bill = {"gpu_hours": sum(hours), "cost": sum(cost), "currency": cluster.currency}
         print_json({"stages": stages, **whole_bill, "command": command})
         return
     gpus = plans[0][0].gpus
+    paid = f"cost ({cluster.currency})" if cluster.currency else "cost"
     lines = [
         {
             "stage": name,
@@ -105,7 +106,7 @@ def bill(
             "MFU": f"{plan.time.mfu:.0%}",
             "days": f"{each / plan.gpus / 24:.2f}",
             "GPU-hours": f"{each:,.0f}",
-            "cost": f"{price:,.0f}" if price else "-",
+            paid: f"{price:,.0f}" if price else "-",
         }
         for name, (plan, _), each, price in zip(names, plans, hours, cost, strict=True)
     ]
@@ -113,7 +114,7 @@ def bill(
         "stage": "all",
         "days": f"{sum(hours) / gpus / 24:.2f}",
         "GPU-hours": f"{sum(hours):,.0f}",
-        "cost": f"{sum(cost):,.0f}" if any(cost) else "-",
+        paid: f"{sum(cost):,.0f}" if any(cost) else "-",
     }
 
     def table(without: Sequence[str]) -> Table:
@@ -165,6 +166,7 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
         "tokens": tokens,
         "gpu_hours": plan.gpu_hours(tokens),
         "cost": plan.cost(tokens),
+        "currency": plan.cluster.currency,
         "limits": asdict(limits(plan)),
         "ranks": [str(group) for group in rank_map(plan.workload, plan.cluster)],
         "untried": plan.untried,
@@ -186,7 +188,7 @@ def _memory(plan: Plan, without: Sequence[str]) -> Table:
     total = plan.memory.total
     table.add_row(*("all", f"{total / GiB:.2f}", _bar(total / whole))[:rows])
     if plan.memory.host:
-        share = plan.memory.host / plan.cluster.host_bytes_per_gpu
+        share = plan.memory.host / plan.host_bytes
         host = ("host", f"{plan.memory.host / GiB:.2f}", f"{share:.0%} of a rank's host")
         table.add_row(*host[:rows])
     return table
@@ -226,7 +228,9 @@ def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
     hours = plan.gpu_hours(budget)
     price = plan.cost(budget)
     said = " (--tokens sets it)" if default_budget else ""
-    paid = f", cost {price:,.0f} by the cluster file's price" if price else ""
+    unit = f" {plan.cluster.currency}".rstrip()
+    rate = f"{plan.cluster.price_per_gpu_hour:g}{unit} per GPU-hour"
+    paid = f", cost {price:,.0f}{unit} at the cluster file's {rate}" if price else ""
     return (
         f"{plan.time.tokens_per_gpu_second:,.0f} tokens/s/GPU, causal MFU {plan.time.mfu:.1%}; "
         f"{amount(budget)} tokens{said}: {hours:,.0f} GPU-hours, "

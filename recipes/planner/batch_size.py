@@ -12,6 +12,8 @@ from math import prod
 
 LEFT_OUT = 0.1
 """Share of the sequences that a batch may lose for more data ranks to divide it."""
+MOST_TIMES = 16
+"""Multiple of the requested tokens above which no batch is rounded up."""
 MOST_ACCUMULATION = 32
 """Micro-batches per step on one data rank above which more data ranks are advised."""
 
@@ -120,6 +122,8 @@ def even_batch(tokens: int, seq_length: int, gpus: int) -> int:
     factors of two that the GPUs have too.
     """
     sequences, unit = max(tokens // seq_length, 1), odd_part(gpus)
+    if unit > MOST_TIMES * sequences:
+        return sequences * seq_length
     rest = sequences % unit
     sequences += unit - rest if sequences < unit or rest > unit - rest else -rest
     while gpus % (2 * unit) == 0 and sequences % (2 * unit) < LEFT_OUT * sequences:

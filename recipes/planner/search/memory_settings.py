@@ -16,6 +16,7 @@ between layers, and Megatron's own recompute.
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.planner.memory import FUSED, Memory
@@ -24,33 +25,43 @@ from recipes.planner.search.request import SearchRequest
 from recipes.spec.layout import Layout
 
 NONE, KEPT, FULL = Recompute(), Recompute(kind="kept_attention"), Recompute(kind="full")
+UNTILED, LOSS, STAYS = Tiling(), Tiling(loss=True), Offload()
 HOST_SHARES = 10
 """Shares of the optimizer that are tried on the host, a tenth and its multiples."""
 
 
-def with_adam_on_device(question: SearchRequest, shape: Layout) -> list[Layout]:
+Settings = dict[str, Any]
+"""Fields of a layout."""
+
+
+def without_recompute(question: SearchRequest, shape: Layout) -> Layout:
+    """Return the layout that bounds the time of all settings of a shape from below."""
+    return replace(shape, tiling=_tiled_loss(question, shape))
+
+
+def with_adam_on_device(question: SearchRequest, shape: Layout) -> list[Settings]:
     """Return the settings of ZeRO-1, the kinds that have been tried on GPUs."""
-    tokens = question.seq_length // shape.cp.size * shape.micro_batch
-    loss = Tiling(loss=True) if tokens > Tiling().loss_tile else Tiling()
+    loss = _tiled_loss(question, shape)
     found = _product(question, shape, loss)
-    if loss.loss and not _tiled_loss_is_smaller(question, tokens):
-        found += _product(question, shape, Tiling())
+    if loss.loss and not _tiled_loss_is_smaller(question, shape):
+        found += _product(question, shape, UNTILED)
     return found
 
 
-def with_sharded_parameters(question: SearchRequest, shape: Layout) -> list[Layout]:
+def with_sharded_parameters(question: SearchRequest, shape: Layout) -> list[Settings]:
     """Return the settings of ZeRO-3, which has neither a tiled loss nor a pipeline."""
     if shape.pp > 1:
         return []
-    return _product(question, replace(shape, sharding="parameters"), Tiling())
+    settings = _product(question, shape, UNTILED)
+    return [{**one, "sharding": "parameters"} for one in settings]
 
 
-def with_sharded_gradients(question: SearchRequest, shape: Layout) -> list[Layout]:
+def with_sharded_gradients(question: SearchRequest, shape: Layout) -> list[Settings]:
     """Return the settings of ZeRO-2, which has no tiling, pipeline or heads in stages."""
     if shape.pp > 1 or shape.cp.how.may_chunk_heads:
         return []
-    sharded = replace(shape, sharding="gradients")
-    return _product(question, sharded, Tiling(), mlp_may_be_tiled=False)
+    settings = _product(question, shape, UNTILED, mlp_may_be_tiled=False)
+    return [{**one, "sharding": "gradients"} for one in settings]
 
 
 def adam_on_host(question: SearchRequest, layout: Layout, held: Memory) -> Iterator[Layout]:
@@ -59,7 +70,7 @@ def adam_on_host(question: SearchRequest, layout: Layout, held: Memory) -> Itera
     `held` is the memory of the layout with Adam on the GPU. With a pipeline the stage that is then
     the fullest may be another one, so a layout with all of Adam on the host follows.
     """
-    lacking, _ = short(held, question.cluster)
+    lacking, _ = short(held, question.cluster, question.gpus)
     share = math.ceil(HOST_SHARES * lacking / held.categories["optimizer"])
     if share <= HOST_SHARES:
         yield replace(layout, optimizer_offload=share / HOST_SHARES)
@@ -69,30 +80,40 @@ def adam_on_host(question: SearchRequest, layout: Layout, held: Memory) -> Itera
 
 def _product(
     question: SearchRequest, shape: Layout, loss: Tiling, *, mlp_may_be_tiled: bool = True
-) -> list[Layout]:
+) -> list[Settings]:
     """Return recompute x tiled MLP x offload of a shape, about from the fastest to the leanest."""
-    tokens = question.seq_length // shape.cp.size * shape.micro_batch // shape.tp
-    tiled = mlp_may_be_tiled and tokens > Tiling().mlp_tile and shape.fp8.recipe != "delayed"
+    tokens = _tokens(question, shape) // shape.tp
+    tiled = mlp_may_be_tiled and tokens > UNTILED.mlp_tile and shape.fp8.recipe != "delayed"
     tiled = tiled and not question.card.facts.experts
     both = replace(loss, mlp=True)
-    cap = host_cap(question.cluster)
+    cap = host_cap(question.cluster, question.gpus)
     inputs, everything = (Offload(tensors=kind, cap_gib=cap) for kind in ("inputs", "both"))
     leanest = both if tiled else loss
-    settings = [(NONE, loss, Offload()), (KEPT, loss, Offload())]
-    settings += [(NONE, both, Offload()), (KEPT, both, Offload())] if tiled else []
+    settings = [(NONE, loss, STAYS), (KEPT, loss, STAYS)]
+    settings += [(NONE, both, STAYS), (KEPT, both, STAYS)] if tiled else []
     settings += [
         (KEPT, leanest, inputs),
         (KEPT, leanest, everything),
-        (FULL, leanest, Offload()),
+        (FULL, leanest, STAYS),
         (FULL, leanest, inputs),
     ]
     return [
-        replace(shape, recompute=recompute, tiling=tiling, offload=offload)
+        {"recompute": recompute, "tiling": tiling, "offload": offload}
         for recompute, tiling, offload in settings
     ]
 
 
-def _tiled_loss_is_smaller(question: SearchRequest, tokens: int) -> bool:
+def _tiled_loss(question: SearchRequest, shape: Layout) -> Tiling:
+    """Return a tiled loss if a rank has more than one tile."""
+    return LOSS if _tokens(question, shape) > LOSS.loss_tile else UNTILED
+
+
+def _tiled_loss_is_smaller(question: SearchRequest, shape: Layout) -> bool:
     """Whether a tile of logits and the sums of the head's gradients are less than the logits."""
-    hidden, tile = question.card.hidden, Tiling().loss_tile
-    return FUSED.logit_bytes * tokens > FUSED.logit_bytes * hidden + 2 * tile
+    logits = FUSED.logit_bytes * _tokens(question, shape)
+    return logits > FUSED.logit_bytes * question.card.hidden + 2 * LOSS.loss_tile
+
+
+def _tokens(question: SearchRequest, shape: Layout) -> int:
+    """Return the tokens of a rank, before sequence parallelism divides them by TP."""
+    return question.seq_length // shape.cp.size * shape.micro_batch

@@ -23,10 +23,12 @@ from recipes.planner.feasibility import violations
 from recipes.planner.memory import Memory, memory
 from recipes.planner.plan import Plan, short, with_host_cap
 from recipes.planner.search.memory_settings import (
+    Settings,
     adam_on_host,
     with_adam_on_device,
     with_sharded_gradients,
     with_sharded_parameters,
+    without_recompute,
 )
 from recipes.planner.search.parallel_sizes import parallel_sizes
 from recipes.planner.search.request import SearchRequest
@@ -46,7 +48,7 @@ SLOWER = "parallel sizes that are slower even without recompute and offload"
 class Family:
     """Memory settings of one kind of sharding."""
 
-    settings: Callable[[SearchRequest, Layout], list[Layout]]
+    settings: Callable[[SearchRequest, Layout], list[Settings]]
     """The settings of a shape, the leanest last."""
     adam_on_host: bool = False
     """Whether as much of Adam as the GPU lacks is on the host, which may be nothing."""
@@ -116,7 +118,7 @@ class _Ranking:
     def plans(self) -> list[Plan]:
         """Return the choice and the fastest plans of other shapes, first those that are untried."""
         bounded = [
-            (self._time(with_adam_on_device(self.question, shape)[0]).step, shape)
+            (self._time(without_recompute(self.question, shape)).step, shape)
             for shape in self.shapes
         ]
         bounded.sort(key=lambda one: one[0])
@@ -140,10 +142,11 @@ class _Ranking:
         """Return the plan that lacks the least memory, with full recompute in each shape."""
         lacking: list[tuple[float, Layout]] = []
         for shape in self.shapes:
-            recomputed = [*with_adam_on_device(self.question, shape)[-2:]]
-            recomputed += [replace(one, optimizer_offload=1.0) for one in recomputed]
-            for layout in (*recomputed, *with_sharded_parameters(self.question, shape)[-2:]):
-                missing = sum(max(0, size) for size in short(self._held(layout), self.cluster))
+            full = with_adam_on_device(self.question, shape)[-2:]
+            full += [{**settings, "optimizer_offload": 1.0} for settings in full]
+            full += with_sharded_parameters(self.question, shape)[-2:]
+            for layout in (replace(shape, **settings) for settings in full):
+                missing = sum(max(0, size) for size in self._short(self._held(layout)))
                 lacking.append((missing, layout))
         if not lacking:
             return None
@@ -206,10 +209,10 @@ class _Ranking:
         settings = family.settings(self.question, shape)
         if not settings:
             return []
-        held = self._held(settings[-1])
-        lacking, _ = short(held, self.cluster)
+        held = self._held(replace(shape, **settings[-1]))
+        lacking, _ = self._short(held)
         if lacking <= held.categories["optimizer"] * family.adam_on_host:
-            return settings
+            return [replace(shape, **one) for one in settings]
         self._count_short(gpu=True, number=len(settings))
         return []
 
@@ -217,7 +220,7 @@ class _Ranking:
         """Yield the plan of a layout if it fits and violates no constraint."""
         self.tried += 1
         held = self._held(layout)
-        gpu, host = short(held, self.cluster)
+        gpu, host = self._short(held)
         if family.adam_on_host and gpu > 0 >= host:
             for moved in adam_on_host(self.question, layout, held):
                 yield from self._fitting(TRIED[0], moved, None)
@@ -244,6 +247,9 @@ class _Ranking:
 
     def _time(self, layout: Layout) -> Time:
         return time(self.question.workload(layout), self.cluster)
+
+    def _short(self, held: Memory) -> tuple[float, float]:
+        return short(held, self.cluster, self.question.gpus)
 
     def _held(self, layout: Layout) -> Memory:
         return memory(self.question.workload(layout))

@@ -97,6 +97,15 @@ def test_a_batch_that_divides_better_is_offered_with_its_gain(answer):
     assert "more GPUs as data ranks" not in shown
 
 
+def test_a_budget_and_its_cost_have_units(answer):
+    shown = answer("plan", "llama31_8b", "--seq", "64K", "--tokens", "1.5T").out
+    assert "1.5T tokens: " in shown
+    assert re.search(r"cost [\d,]+ USD at the cluster file's 2.5 USD per GPU-hour", shown)
+    found = json.loads(answer("plan", "llama31_8b", "--seq", "64K", "--json").out)["plans"][0]
+    assert (found["cost"], found["currency"]) == (pytest.approx(2.5 * found["gpu_hours"]), "USD")
+    assert "cost (USD)" in answer("plan", "--ladder", "prolong", "--nodes", 4).out
+
+
 def test_one_gpu_may_be_asked_for(answer):
     shown = answer("plan", "llama32_1b", "--seq", "64K", "--gpus", 1).out
     assert "llama32_1b at 64K tokens on 1 GPU of dgx_h100" in shown

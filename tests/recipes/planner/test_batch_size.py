@@ -97,6 +97,7 @@ def test_gpus_that_hold_no_whole_replicas_are_refused(sizes, said):
         (2 * M, 24, 3),  # two sequences would leave a third of the GPUs idle
         (3 * M, 8, 1),
         (12 * K, 1, 341),
+        (M, 800_000, 4),  # 3,125 sequences would be a batch of 3B tokens
     ],
 )
 def test_a_batch_is_one_that_many_data_ranks_divide(length, gpus, sequences):

@@ -8,6 +8,8 @@ import pytest
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from
 from recipes.planner.feasibility import violations
+from recipes.planner.memory import memory
+from recipes.planner.search import ranking
 from recipes.planner.search.alternatives import faster_batch, longest, max_length, why_not
 from recipes.planner.search.parallel_sizes import LARGEST_CLUSTER
 from recipes.planner.search.ranking import fits, search
@@ -91,6 +93,42 @@ def test_more_gpus_and_more_memory_reach_further():
         reached = [max_length(replace(asked, cluster=machine)) for machine in machines]
         assert reached == sorted(reached)
         assert reached[0] < reached[-1]
+
+
+def test_the_ranks_on_a_part_of_a_node_share_all_of_its_host():
+    asked = question(gpus=1)
+    words = f"head_chunked1 {FULL} offload-inputs:1000 adam-on-host:1"
+    alone = asked.at_length(448 * K).plan(layout_from(words))
+    assert alone.host_bytes == 8 * asked.cluster.host_bytes_per_rank(8)
+    assert alone.host_bytes == 2 * asked.cluster.host_bytes_per_rank(2)
+    assert asked.cluster.host_bytes_per_rank(64) == asked.cluster.host_bytes_per_rank(8)
+    assert alone.fits
+    assert alone.memory.host > 0.9 * asked.cluster.host_bytes_per_rank(8)
+
+
+@pytest.mark.parametrize(
+    ("card", "length", "gpus", "most"),
+    [
+        ("llama31_405b", 128 * K, 1024, 800),
+        ("qwen3_30b_a3b", 128 * K, 1024, 100),
+        ("llama3_70b", 16 * M, 16, 1500),
+        ("llama31_405b", 64 * M, 1024, 6000),
+    ],
+)
+def test_few_layouts_are_evaluated(monkeypatch, card, length, gpus, most):
+    """Each takes some 0.06 ms: half a second of CPU for 1,024 GPUs, and one if nothing fits."""
+    evaluated = []
+
+    def counted(workload):
+        evaluated.append(workload)
+        return memory(workload)
+
+    monkeypatch.setattr(ranking, "memory", counted)
+    asked = question(card=CARDS[card], gpus=gpus).at_length(length)
+    answer = ranking.search.__wrapped__(asked)
+    if not answer.plans:
+        why_not(asked, answer)
+    assert len(evaluated) <= most
 
 
 def test_a_longer_context_is_slower_also_between_powers_of_two():
