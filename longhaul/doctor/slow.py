@@ -174,6 +174,12 @@ def measured(found: Case, steps: Sequence[Step]) -> Iterator[str]:
         f"{pace.rate:,.0f} tokens/s/GPU, causal MFU {mfu:.1%}, {pace.seconds:,.2f} s a step "
         f"(median of {max(1, len(steps) - WARM_UP)}): {of_plan:.0%} of the prediction"
     )
+    if mfu > 1:
+        yield (
+            "no GPU is that fast: the run has another model, length or number of GPUs, or its "
+            "steps count other tokens; name the stage, --nodes and --layout that ran"
+        )
+        return
     if len(steps) <= WARM_UP:
         yield f"only {len(steps)} steps, the first of which compile kernels; look again later"
         return
