@@ -133,6 +133,17 @@ class Found:
 @contextmanager
 def one_rank(device: torch.device) -> Iterator[None]:
     """Make this process the only rank of Megatron's groups."""
+    with only_process(device):
+        parallel_state.initialize_model_parallel()
+        try:
+            yield
+        finally:
+            parallel_state.destroy_model_parallel()
+
+
+@contextmanager
+def only_process(device: torch.device) -> Iterator[None]:
+    """Make this process the only one of torch's group; on a CPU Megatron computes there."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     here: AbstractContextManager[object] = nullcontext()
     if device.type == "cpu":
@@ -141,9 +152,7 @@ def one_rank(device: torch.device) -> Iterator[None]:
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
         with here:
-            parallel_state.initialize_model_parallel()
             yield
-            parallel_state.destroy_model_parallel()
     finally:
         dist.destroy_process_group()
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.cuda_extension import architecture_named
+from data.cuda_extension import during_import
 from data.files.whole import folder_beside
 from data.files.writable import require_folder
 from data.progress import progress, quiet_imports, say
@@ -241,7 +241,7 @@ class _SplitWriter:
     """Write the documents of one split with Megatron's builder."""
 
     def __init__(self, folder: Path, split: SplitName, vocab_size: int) -> None:
-        with quiet_imports(), architecture_named():
+        with quiet_imports(), during_import():
             from megatron.core.datasets import indexed_dataset as megatron
         self.folder = folder
         self.split = split

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from data.cuda_extension import architecture_named
+from data.cuda_extension import during_import, prepare_process
 from longhaul.terminal.console import output_to
 
 if TYPE_CHECKING:
     from slurm.experiment import Job
+
+FIRST = "data.without_cuda_extension"
+"""Module that a forkserver imports before all others."""
 
 
 def run_on_ranks(
@@ -37,14 +40,13 @@ def run_on_ranks(
     method = "forkserver" if imported else "spawn"
     context = get_context(method)
     if imported:
-        context.set_forkserver_preload(list(imported))
+        context.set_forkserver_preload([FIRST, *imported])
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            with output_to(log) if log else nullcontext(), architecture_named():
-                start_processes(
-                    rank, (ranks, folder, *args, results), nprocs=ranks, start_method=method
-                )
+            with output_to(log) if log else nullcontext(), during_import():
+                arguments = (rank, ranks, folder, *args, results)
+                start_processes(_prepared, arguments, nprocs=ranks, start_method=method)
         except ProcessException as error:  # a rank raised, or a signal ended it
             if os.environ.get("LONGHAUL_TRACEBACK"):
                 raise
@@ -55,6 +57,12 @@ def run_on_ranks(
     while not results.empty():
         found.append(results.get())
     return found
+
+
+def _prepared(number: int, rank: Callable[..., None], *args: Any) -> None:
+    """Run a rank that imports Megatron-Core."""
+    prepare_process()
+    rank(number, *args)
 
 
 IMPORTED = (
@@ -70,7 +78,7 @@ def preload(log: Path) -> None:
     """Start the imports in the process that ranks are forked from; its output goes to `log`."""
     from multiprocessing import forkserver, get_context
 
-    get_context("forkserver").set_forkserver_preload(list(IMPORTED))
+    get_context("forkserver").set_forkserver_preload([FIRST, *IMPORTED])
     with output_to(log):
         forkserver.ensure_running()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from custom_modules.checkpoints.index import CheckpointError
-from data.cuda_extension import name_architecture
+from data.cuda_extension import prepare_process
 from recipes.checkpoints.marker import steps_taken
 from recipes.spec.gate import GateShutError
 from slurm.flight_recorder import record_collectives
@@ -77,7 +77,7 @@ def run(task: Callable[[], Any], expected: Expected | None = None, seconds: floa
     join()
     if expected is not None:
         _look(expected, seconds)
-    name_architecture()
+    prepare_process()
     try:
         task()
     except GateShutError as error:
@@ -96,7 +96,7 @@ def train(config: str, expected: Expected | None = None, seconds: float = SECOND
     join(blocked=True)
     if expected is not None:
         _look(expected, seconds)
-    name_architecture()
+    prepare_process()
     import fiddle as fdl
 
     from custom_modules.callbacks.loss_guard import LossBrokeError

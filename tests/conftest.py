@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from data.cuda_extension import name_architecture
+from data.cuda_extension import prepare_process
 from longhaul import cli
 from tests import suite_time, warm_start
 from tests.ranks import one_rank
@@ -25,8 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let processes that import NeMo be forked; workers inherit what the first process sets."""
+    prepare_process()  # tests import Megatron-Core without a command
     if not hasattr(config, "workerinput"):
-        name_architecture()  # tests import Megatron-Core without a command
         warm_start.set_up()
 
 

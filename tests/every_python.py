@@ -28,6 +28,7 @@ TESTS = (
     "tests/recipes/test_ladder_recipes.py", "tests/recipes/shipped/test_import_by_name.py",
     "tests/longhaul/test_light_commands.py",
     "tests/longhaul/test_own_packages.py", "tests/slurm/test_experiment.py",
+    "tests/longhaul/jobs/test_slurm_chain.py",
     "tests/data/test_cuda_extension.py", "tests/house/test_wheel.py",
 )  # fmt: skip
 TRAIN = (

@@ -70,12 +70,12 @@ def measure(build: Callable[[], Training], device: torch.device) -> Measured:
     with MemoryByCategory(device) as memory:
         training = build()
         with named_parts(training.model):
-            _whole_step(training)
+            whole_step(training)
             name_state(training)
             memory.restart()
             if on_cuda:
                 torch.cuda.reset_peak_memory_stats()
-            _whole_step(training)
+            whole_step(training)
     return Measured(
         at_peak=memory.at_peak,
         most=memory.most,
@@ -85,7 +85,8 @@ def measure(build: Callable[[], Training], device: torch.device) -> Measured:
     )
 
 
-def _whole_step(training: Training) -> None:
+def whole_step(training: Training) -> None:
+    """Run one step: gradients cleared, forward and backward, and the optimizer's step."""
     for chunk in training.model:
         chunk.zero_grad_buffer()
     training.optimizer.zero_grad()

@@ -13,7 +13,7 @@ from recipes.nemo2.settings import MEGATRON_FSDP
 from recipes.resolved.stage import ResolvedStage
 from recipes.spec.units import GiB
 from slurm.cluster_file import ClusterFile
-from slurm.preflight.requirements import Bandwidth, Expected, inner_degree, thresholds
+from slurm.preflight.requirements import Bandwidth, Expected, folder_at, inner_degree, thresholds
 
 OF_A_GPU_NODE = ("linked_gpus", "gpu_memory_gib", "capability", "shared_memory_gib")
 
@@ -119,4 +119,4 @@ def _host_bytes(stage: ResolvedStage) -> float:
 
 
 def _path(folder: Path) -> nemo_run.Config:
-    return nemo_run.Config(Path, str(folder.resolve()))
+    return nemo_run.Config(folder_at, path=str(folder.resolve()))

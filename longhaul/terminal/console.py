@@ -177,9 +177,9 @@ def busy(console: Console, what: str) -> Iterator[None]:
 @contextmanager
 def loading(what: str) -> Iterator[None]:
     """Show what is being loaded, and hold back its output unless it fails."""
-    from data.cuda_extension import architecture_named
+    from data.cuda_extension import during_import
 
-    with held_back(f"loading {what}"), architecture_named():
+    with held_back(f"loading {what}"), during_import():
         yield
 
 

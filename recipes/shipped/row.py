@@ -34,9 +34,9 @@ class Row:
 
         Raises ValueError where the nodes do not hold a whole number of replicas.
         """
-        from data.cuda_extension import architecture_named
+        from data.cuda_extension import during_import
 
-        with architecture_named():  # in Python no command has named one
+        with during_import():  # in Python no command has named one
             from recipes.pretrain import pretrain
 
         nodes = self.nodes if nodes is None else nodes

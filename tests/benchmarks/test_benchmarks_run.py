@@ -137,20 +137,6 @@ def test_a_rank_makes_the_tokens_of_its_two_chunks_alone():
     assert labels[:, :-1].tolist() == ids[:, 1:].tolist()
 
 
-def test_attention_on_gpu_runs_on_cpu(tmp_path):
-    small = ["--heads", "8", "--kv-heads", "4", "--ranks", "4", "--head-dim", "16"]
-    page = page_of(
-        "attention_on_gpu", "--device", "cpu", "--dtype", "float32", "--lengths", "64", "128",
-        "--hidden", "32", "--seconds", "0.01", *small, out=tmp_path / "page.md",
-    )  # fmt: skip
-    head = (
-        "kernel", "block", "forward ms", "backward ms", "forward TFLOP/s", "backward TFLOP/s",
-        "rate of bare", "peak GiB",
-    )  # fmt: skip
-    blocks = ["bare kernel", "ulysses", "ulysses from x", "head_chunked, U = 4"]
-    assert [row[1] for row in rows_of(page, head)] == 2 * [*blocks, "head_chunked, U = 8"]
-
-
 @pytest.fixture(scope="module")
 def loss_head(tmp_path_factory):
     size = ["--tokens", "50", "--width", "8", "--vocabulary", "300", "--tile", "16"]
@@ -253,32 +239,6 @@ def test_the_alst_like_stack_is_compared_or_named_with_the_reason(memory_stack):
         assert "Not compared: ALST-like did not run." in memory_stack
     else:
         assert re.search(r"full stack over ALST-like: 0\.\d+; the claim", memory_stack)
-
-
-def test_memory_on_gpu_runs_on_cpu(tmp_path):
-    geometry = ["--layers", "2", "--hidden", "32", "--ffn", "112", "--heads", "4"]
-    heads = ["--kv-heads", "2", "--head-dim", "8", "--vocab", "256"]
-    tokens = ["--loss-tokens", "64", "--mlp-tokens", "64", "--loss-tile", "16", "--mlp-tile", "16"]
-    page = page_of(
-        "memory_on_gpu", "--device", "cpu", "--dtype", "float32", *geometry, *heads, *tokens,
-        "--lengths", "64", "--slope-lengths", "64", "128", "--rounds", "1", "--cap-gib", "1",
-        out=tmp_path / "page.md",
-    )  # fmt: skip
-    blocks = rows_of(page, ("block", "note", "ms"))
-    assert [row[0] for row in blocks if not row[1]][:2] == ["ours, tiles of 16", "PyTorch"]
-    missing = {"Liger": "liger-kernel", "Cut Cross-Entropy": "cut-cross-entropy"}
-    for peer, package in missing.items():
-        if version(package) is None:
-            (note,) = (row[1] for row in blocks if row[0] == peer)
-            assert note == f"not installed: pip install {package}"
-    offloaded = rows_of(page, ("tokens", "offload", "s"))
-    assert [row[1] for row in offloaded] == ["on", "off"]
-    assert [float(row[6]) for row in offloaded] == [1, 0]
-    assert [row[0] for row in rows_of(page, ("recompute", "", "s"))] == ["kept attention", "full"]
-    (ours, alst) = rows_of(page, ("stack", "note", "peak GiB, 64"))
-    assert float(ours[5]) > 0
-    if version("deepspeed") is None:
-        assert alst[1] == NOT_INSTALLED
 
 
 def test_a_loopback_gathers_as_much_as_many_ranks_would():

@@ -62,7 +62,7 @@ def test_a_stage_whose_marker_is_damaged_says_so_before_it_trains(tmp_path, monk
         trainer=SimpleNamespace(max_steps=20),
     )
     monkeypatch.setattr(yaml_file, "read", lambda path: recipe)
-    monkeypatch.setattr(entrypoint, "name_architecture", lambda: None)
+    monkeypatch.setattr(entrypoint, "prepare_process", lambda: None)
     monkeypatch.setenv(outcome.VARIABLE, str(tmp_path / "outcome"))
     with pytest.raises(CheckpointError, match="is damaged"):
         entrypoint.train("config.yaml")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import fiddle as fdl
 import pytest
+from fiddle import Buildable, daglish
+from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from longhaul.jobs import ladder_run, local_chain, slurm_chain
 from longhaul.jobs.job_times import require_time, save_seconds
@@ -162,6 +164,16 @@ def test_every_job_looks_at_its_machines_first(plan, made):
         assert one.run_folder == plan.run.resolve()
     assert expected["prepare"].store is None
     assert expected["export"].store == plan.store.resolve()
+
+
+def test_every_job_is_stated_by_names_as_fiddle_for_python_3_10_needs(plan, made):
+    for job in jobs(plan, made, site()).values():
+        trees = [value for value, _ in daglish.iterate(job.task) if isinstance(value, Buildable)]
+        assert len(trees) > 1
+        for tree in trees:
+            assert all(isinstance(name, str) for name in fdl.ordered_arguments(tree)), tree
+        packed = ZlibJSONSerializer()
+        assert packed.deserialize(packed.serialize(job.task)) == job.task
 
 
 def test_thresholds_of_the_cluster_file_reach_a_stage(plan, made):

@@ -158,6 +158,8 @@ def _start(folder: str, address: str) -> None:
     )  # fmt: skip
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     environment |= {**plain, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # Of its own: torch would wait for ever for the lock that a killed process left elsewhere.
+    environment["TORCH_EXTENSIONS_DIR"] = os.path.join(folder, "extensions")
     program = os.path.join(os.path.dirname(os.path.dirname(__file__)), "server.py")
     part = f"{address}.part"
     with contextlib.suppress(FileNotFoundError):

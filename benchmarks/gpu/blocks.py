@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss head and MLP on a GPU beside their peers: bytes and time of one block (`memory_on_gpu`)."""
+"""Loss head and MLP beside their peers: bytes and time of one block, forward and backward."""
 
-import argparse
 import gc
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -18,16 +16,15 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.harness.page import mebibytes, milliseconds, table
+from benchmarks.gpu.sizes import Sizes
 from benchmarks.mlp import Mlp
-from benchmarks.stacks import Shape
 from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy
 from custom_modules.tiling.mlp import TokenFunction, tiled
 
-K = 1024
-MOST_LOSS_BYTES, MOST_LOSS_TIME = 1 / 20, 1.05
-MOST_MLP_BYTES, MOST_MLP_TIME = 1 / 10, 1.03
+OURS, PLAIN, CHECKPOINTED = "ours", "PyTorch", "PyTorch, checkpointed"
+LIGER, CCE = "Liger", "Cut Cross-Entropy"
+ROUNDS = 5
 NOT_INSTALLED = "not installed: pip install {}"
 
 
@@ -52,7 +49,7 @@ class Block:
 class Measured:
     """Median seconds of forward and backward, and bytes on top of what is returned."""
 
-    seconds: float = float("nan")
+    seconds: float = 0.0
     extra_bytes: int = 0
     reason: str = ""
 
@@ -134,11 +131,10 @@ def _gradients(loss: Tensor, *leaves: Tensor) -> list[Tensor]:
 
 
 def _liger(x: Tensor, weight: Tensor, labels: Tensor) -> Block:
-    name = "Liger"
     try:
         function = import_module("liger_kernel.ops.fused_linear_cross_entropy")
     except ModuleNotFoundError:
-        return Block(name=name, run=list, reason=NOT_INSTALLED.format("liger-kernel"))
+        return Block(name=LIGER, run=list, reason=NOT_INSTALLED.format("liger-kernel"))
 
     def run() -> list[Tensor]:
         leaves = _leaves(x, weight)
@@ -147,33 +143,33 @@ def _liger(x: Tensor, weight: Tensor, labels: Tensor) -> Block:
         )
         return _gradients(found[0] if isinstance(found, tuple) else found, *leaves)
 
-    return Block(name=name, run=run)
+    return Block(name=LIGER, run=run)
 
 
 def _cut_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> Block:
-    name = "Cut Cross-Entropy"
     try:
         function = import_module("cut_cross_entropy").linear_cross_entropy
     except ModuleNotFoundError:
-        return Block(name=name, run=list, reason=NOT_INSTALLED.format("cut-cross-entropy"))
+        return Block(name=CCE, run=list, reason=NOT_INSTALLED.format("cut-cross-entropy"))
 
     def run() -> list[Tensor]:
         leaves = _leaves(x, weight)
         return _gradients(function(*leaves, labels, reduction="sum"), *leaves)
 
-    return Block(name=name, run=run)
+    return Block(name=CCE, run=run)
 
 
 def _leaves(*tensors: Tensor) -> list[Tensor]:
     return [t.detach().requires_grad_() for t in tensors]
 
 
-def loss_part(shape: Shape, device: Device, given: argparse.Namespace) -> str:
-    """Measure the loss head, and return its section."""
-    where: Where = {"dtype": shape.dtype, "device": shape.device}
-    x = torch.randn(given.loss_tokens, shape.hidden, **where)
-    weight = torch.randn(shape.vocab, shape.hidden, **where) / shape.hidden**0.5
-    labels = torch.randint(0, shape.vocab, (given.loss_tokens,), device=shape.device)
+def loss(sizes: Sizes) -> dict[str, Any]:
+    """Measure LM head and cross-entropy: ours, PyTorch's, Liger's and Cut Cross-Entropy."""
+    device, card = Device(torch.device(sizes.device)), sizes.card
+    where: Where = {"dtype": getattr(torch, sizes.dtype), "device": device.device}
+    x = torch.randn(sizes.loss_tokens, card.hidden, **where)
+    weight = torch.randn(card.vocab, card.hidden, **where) / card.hidden**0.5
+    labels = torch.randint(0, card.vocab, (sizes.loss_tokens,), device=device.device)
 
     def ours() -> list[Tensor]:
         leaves = _leaves(x, weight)
@@ -185,95 +181,47 @@ def loss_part(shape: Shape, device: Device, given: argparse.Namespace) -> str:
         logits = (leaves[0] @ leaves[1].t()).float()  # as Megatron and transformers do
         return _gradients(cross_entropy(logits, labels, reduction="sum"), *leaves)
 
-    tile = given.loss_tile
+    tile = sizes.loss_tile
     blocks = [
-        Block(name=f"ours, tiles of {tile:,}", run=ours),
-        Block(name="PyTorch", run=plain),
+        Block(name=OURS, run=ours),
+        Block(name=PLAIN, run=plain),
         _liger(x, weight, labels),
         _cut_cross_entropy(x, weight, labels),
     ]
-    found = in_turn(blocks, device, given.rounds)
-    fused = min(found[2:], key=lambda one: math.inf if one.reason else one.seconds)
-    claims = [
-        bytes_claim(found[0], found[1], MOST_LOSS_BYTES),
-        time_claim("time of the faster", found[0], fused, MOST_LOSS_TIME),
-    ]
-    title = f"## Loss head, {given.loss_tokens:,} tokens"
-    return "\n\n".join([title, _blocks_table(blocks, found), " ".join(claims)])
+    return _figures(blocks, device, sizes.loss_tokens, tile)
 
 
-def mlp_part(shape: Shape, device: Device, given: argparse.Namespace) -> str:
-    """Measure the tiled MLP, and return its section."""
-    where: Where = {"dtype": shape.dtype, "device": shape.device}
-    mlp = Mlp(shape.hidden, shape.ffn, "SwiGLU", **where)
-    x = torch.randn(given.mlp_tokens, 1, shape.hidden, **where)
+def mlp(sizes: Sizes) -> dict[str, Any]:
+    """Measure one MLP: ours over tiles, PyTorch's, and PyTorch's in a checkpoint."""
+    device, card = Device(torch.device(sizes.device)), sizes.card
+    where: Where = {"dtype": getattr(torch, sizes.dtype), "device": device.device}
+    block = Mlp(card.hidden, card.ffn_hidden, "SwiGLU", **where)
+    x = torch.randn(sizes.mlp_tokens, 1, card.hidden, **where)
     grad_out = torch.randn_like(x)
-    parameters = tuple(mlp.parameters())
-    function = TokenFunction(run=mlp, parameters=parameters, ends_layer=True)
+    parameters = tuple(block.parameters())
+    function = TokenFunction(run=block, parameters=parameters, ends_layer=True)
 
-    def block(name: str, run: Callable[[Tensor], Tensor]) -> Block:
+    def both_ways(name: str, run: Callable[[Tensor], Tensor]) -> Block:
         def both() -> list[Tensor]:
             leaf = x.detach().requires_grad_()
             # The values of the output are let go, as a layer's are once they are in its residual.
             edge = get_gradient_edge(run(leaf))
             torch.autograd.backward([edge], [grad_out])
             gradients = [t.grad for t in (leaf, *parameters) if t.grad is not None]
-            mlp.zero_grad()
+            block.zero_grad()
             return gradients
 
         return Block(name=name, run=both)
 
-    tile = given.mlp_tile
+    tile = sizes.mlp_tile
     blocks = [
-        block(f"ours, tiles of {tile:,}", partial(tiled, function=function, tile=tile)),
-        block("PyTorch", mlp),
-        block("PyTorch, checkpointed", lambda t: checkpoint(mlp, t, use_reentrant=True)),
+        both_ways(OURS, partial(tiled, function=function, tile=tile)),
+        both_ways(PLAIN, block),
+        both_ways(CHECKPOINTED, lambda t: checkpoint(block, t, use_reentrant=True)),
     ]
-    found = in_turn(blocks, device, given.rounds)
-    claims = [
-        bytes_claim(found[0], found[1], MOST_MLP_BYTES),
-        time_claim("time of checkpointed", found[0], found[2], MOST_MLP_TIME),
-    ]
-    title = f"## MLP, {given.mlp_tokens:,} tokens"
-    return "\n\n".join([title, _blocks_table(blocks, found), " ".join(claims)])
+    return _figures(blocks, device, sizes.mlp_tokens, tile)
 
 
-def _blocks_table(blocks: Sequence[Block], found: Sequence[Measured]) -> str:
-    rows = [
-        [
-            block.name, one.reason,
-            *(
-                ["-"] * 4
-                if one.reason
-                else [
-                    milliseconds(one.seconds), mebibytes(one.extra_bytes),
-                    f"{found[0].seconds / one.seconds:.3f}",
-                    f"{found[0].extra_bytes / max(1, one.extra_bytes):.4f}",
-                ]
-            ),
-        ]
-        for block, one in zip(blocks, found, strict=True)
-    ]  # fmt: skip
-    return table(["block", "note", "ms", "extra MiB", "time, ours over", "bytes, ours over"], rows)
-
-
-def bytes_claim(ours: Measured, peer: Measured, most: float) -> str:
-    """Return the sentence of a claim about bytes; none is made where a peer was not measured."""
-    reason = ours.reason or peer.reason
-    if reason:
-        return f"Of bytes: no claim, since one of the two was not measured ({reason})."
-    return claim("bytes", ours.extra_bytes / max(1, peer.extra_bytes), most)
-
-
-def time_claim(what: str, ours: Measured, peer: Measured, most: float) -> str:
-    """Return the sentence of a claim about time; none is made where a peer was not measured."""
-    reason = ours.reason or peer.reason
-    if reason:
-        return f"Of {what}: no claim, since one of the two was not measured ({reason})."
-    return claim(what, ours.seconds / peer.seconds, most)
-
-
-def claim(what: str, ratio: float, most: float) -> str:
-    """Return the sentence that says whether a ratio keeps its claim."""
-    holds = "holds" if ratio <= most else "is missed"
-    return f"Of {what}: {ratio:.3f}; the claim of {most:g} {holds}."
+def _figures(blocks: Sequence[Block], device: Device, tokens: int, tile: int) -> dict[str, Any]:
+    found = zip(blocks, in_turn(blocks, device, ROUNDS), strict=True)
+    return {"tokens": tokens, "tile": tile, "blocks": {b.name: asdict(one) for b, one in found}}

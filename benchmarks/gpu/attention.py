@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank of an all-to-all computes on a GPU, against its bare attention kernel.
-
-    python -m benchmarks.attention_on_gpu
-
-Claim: from 128K tokens up the block runs at 0.95 of the bare kernel's rate or better.
+"""What one rank of an all-to-all computes, against its bare attention kernel.
 
 One process takes the place of rank 0 of C ranks: H heads and G KV heads over S tokens are, on a
 rank, S / C tokens of all heads before the exchange and all S tokens of H / C heads after it. The
@@ -15,37 +11,32 @@ measured is everything of the block but the link. Per length and kernel:
 * per U, head-chunked attention from x, beside Ulysses from x with the same projection: time, and
   the most bytes allocated. With the first kernel alone, the one that `auto` takes.
 
-TFLOP/s count 4 S^2 D / 2 for each head of the rank forward, and 2.5 times as much backward: the
+FLOPs are 4 S^2 D / 2 for each head of the rank forward, and 2.5 times as many backward: the
 projection is not counted. Peak bytes are the allocator's on CUDA, of x or q, k, v on; on CPU those
-of `custom_modules.profiling.byte_counter`.
-
-A case runs once to warm up, then as often as `--seconds` allows, at least twice. With the default
-lengths and two kernels, at half a PFLOP/s, that is some 5 minutes, 3 of them at 1M.
+of `custom_modules.profiling.byte_counter`. A block runs once to warm up, then as often as its
+seconds allow, at least twice.
 """
 
-import argparse
 import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.loopback import loopback
-from benchmarks.harness.machine import facts
-from benchmarks.harness.page import milliseconds, name_of, page, table, write
 from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import KERNELS, kernel_for
 from custom_modules.context_parallel.attend import Groups, attend
-from custom_modules.context_parallel.config import fits_ulysses, stage_sizes
+from custom_modules.context_parallel.config import stage_sizes
 from custom_modules.context_parallel.head_chunked import (
     HeadChunked,
     HeadStages,
@@ -56,9 +47,6 @@ from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import inverse_frequencies, rotary_table, rotate
 from custom_modules.tensor_parallel import TensorParallel
 
-K = 1024
-LENGTHS = [32 * K, 128 * K, 256 * K, 512 * K, 1024 * K]
-LEAST_RATE, FROM_LENGTH = 0.95, 128 * K
 Table = tuple[Tensor, Tensor]
 Leaves = tuple[Tensor, ...]
 
@@ -99,15 +87,10 @@ class Case:
 class Found:
     """Seconds of forward and backward, and the most bytes held; `reason` where it could not run."""
 
-    forward: float = float("nan")
-    backward: float = float("nan")
+    forward: float = 0.0
+    backward: float = 0.0
     peak_bytes: int = 0
     reason: str = ""
-
-    @property
-    def both(self) -> float:
-        """Seconds of forward and backward."""
-        return self.forward + self.backward
 
 
 class _Bare(torch.autograd.Function):
@@ -276,109 +259,24 @@ class _Clock:
         return [b - a for a, b in pairwise(self.marks)]
 
 
-HEAD = [
-    "kernel", "block", "forward ms", "backward ms", "forward TFLOP/s", "backward TFLOP/s",
-    "rate of bare", "peak GiB",
-]  # fmt: skip
-
-
-def section(shape: Shape, kernels: list[AttentionKernel], seconds: float) -> str:
-    """Measure one length, and return its table."""
-    rows = []
+def attention(sizes: Sizes, *, length: int) -> dict[str, Any]:
+    """Measure every kernel that serves this device, and the blocks around it, at one length."""
+    card, dtype = sizes.card, getattr(torch, sizes.dtype)
+    shape = Shape(
+        seq=length, ranks=sizes.attention.ranks, heads=card.heads, kv_heads=card.kv_heads,
+        head_dim=card.head_dim, hidden=card.hidden, dtype=dtype, device=torch.device(sizes.device),
+    )  # fmt: skip
+    kernels = [
+        kernel
+        for kernel in KERNELS.values()
+        if kernel.refusal(shape.device, dtype, card.head_dim) is None
+    ]
+    first = kernel_for(shape.device, dtype, card.head_dim)
+    kernels.sort(key=lambda kernel: kernel.name != first.name)
+    found = []
     with loopback(shape.ranks) as group:
         for kernel in kernels:
-            bare = Found()
             for case in cases(shape, kernel, group, from_x=kernel is kernels[0]):
-                found = measure(case, shape.device, seconds)
-                if case.name == "bare kernel":
-                    bare = found
-                rows.append([kernel.name, case.name, *_figures(shape, found, bare)])
-    return f"## {shape.seq:,} tokens\n\n{table(HEAD, rows)}"
-
-
-def _figures(shape: Shape, found: Found, bare: Found) -> list[str]:
-    if found.reason:
-        return [found.reason, *["-"] * 5]
-    rate = bare.both / found.both
-    missed = " (below)" if rate < LEAST_RATE and shape.seq >= FROM_LENGTH else ""
-    return [
-        milliseconds(found.forward),
-        milliseconds(found.backward),
-        f"{shape.forward_flops / found.forward / 1e12:.2f}",
-        f"{2.5 * shape.forward_flops / found.backward / 1e12:.2f}",
-        f"{rate:.3f}{missed}",
-        f"{found.peak_bytes / 2**30:.3f}",
-    ]
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.attention_on_gpu",
-        description="What one rank of an all-to-all computes, against the bare kernel.",
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--ranks", type=int, default=8, help="C, of which this process is one")
-    parser.add_argument("--heads", type=int, default=32)
-    parser.add_argument("--kv-heads", type=int, default=8)
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--hidden", type=int, default=4096, help="width of x")
-    parser.add_argument("--kernels", nargs="+", choices=sorted(KERNELS), help="by default all here")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of timed runs for each case")
-    parser.add_argument("--out", type=Path, help="file to write the page to")
-    given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: this machine has none; take --device cpu --dtype float32")
-    if not fits_ulysses(given.heads, given.kv_heads, given.ranks):
-        parser.error(
-            f"--ranks {given.ranks} cannot share --heads {given.heads} and --kv-heads "
-            f"{given.kv_heads}; it divides the heads, and the KV heads or they it"
-        )
-    uneven = [seq for seq in given.lengths if seq % (2 * given.ranks)]
-    if uneven:
-        parser.error(f"--lengths {uneven[0]} is not divisible by 2 x ranks = {2 * given.ranks}")
-    return given
-
-
-def main() -> None:
-    """Measure, print the page, and write it where asked to."""
-    given = _arguments()
-    device, dtype = torch.device(given.device), getattr(torch, given.dtype)
-    names = given.kernels or [
-        name
-        for name, kernel in KERNELS.items()
-        if kernel.refusal(device, dtype, given.head_dim) is None
-    ]
-    kernels = [kernel_for(device, dtype, given.head_dim, name) for name in names]
-    torch.manual_seed(0)
-    sections = [
-        f"Rank 0 of {given.ranks}, {given.heads} heads and {given.kv_heads} KV heads of "
-        f"{given.head_dim}, width {given.hidden}, {name_of(dtype)} on {device.type}, causal. The "
-        f"claim is a rate of {LEAST_RATE} of the bare kernel's or better, forward and backward "
-        f"together, from {FROM_LENGTH // K}K tokens up."
-    ]
-    for seq in given.lengths:
-        shape = Shape(
-            seq=seq,
-            ranks=given.ranks,
-            heads=given.heads,
-            kv_heads=given.kv_heads,
-            head_dim=given.head_dim,
-            hidden=given.hidden,
-            dtype=dtype,
-            device=device,
-        )
-        sections.append(section(shape, kernels, given.seconds))
-    text = page(
-        "Attention of one rank on a GPU",
-        facts(["flash-attn", "transformer-engine"]),
-        sections,
-    )
-    print(text, end="")
-    if given.out is not None:
-        write(given.out, text)
-
-
-if __name__ == "__main__":
-    main()
+                measured = measure(case, shape.device, sizes.attention.seconds)
+                found.append({"kernel": kernel.name, "block": case.name, **asdict(measured)})
+    return {"tokens": length, "forward_flops": shape.forward_flops, "blocks": found}
