@@ -40,6 +40,7 @@ class NumberedDataset(GPTDataset):
 
     train_short: TrainShort | None = None
     """Changes to training samples; validation samples have none."""
+    cached_loss_mask: torch.Tensor | None
     passed_over: tuple[tuple[int, int], ...] = ()
     """Windows of samples to skip: the first sample and the count of each."""
 

@@ -20,7 +20,7 @@ from custom_modules.profiling.step_memory import whole_step
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.memory import FUSED, PLAIN
 from recipes.planner.plan import Plan, plan
-from recipes.planner.search import best
+from recipes.planner.search.alternatives import best
 from recipes.planner.workload import Workload
 from recipes.pretrain import pretrain
 from recipes.resolved.single_step import training

@@ -77,7 +77,7 @@ def new(
 
 def _of_one_stage(file: Path, card: str, seq: str, tokens: str, tokens_per_batch: str) -> str:
     from recipes.notation.ladder_file import of_one_stage
-    from recipes.planner.search import even_batch
+    from recipes.planner.batch_size import even_batch
     from recipes.shipped.named import card_named
     from recipes.spec.naming import budget_from
     from recipes.spec.units import M

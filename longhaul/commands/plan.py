@@ -18,22 +18,20 @@ from longhaul.terminal.next_commands import OnCluster, sized
 from recipes.constraints import fp8 as fp8_constraints
 from recipes.ladders import LADDERS
 from recipes.notation.layout import layout_from, words_of
+from recipes.planner.batch_size import even_batch
 from recipes.planner.feasibility import CUDA, before_planning, violations
 from recipes.planner.plan import Plan
 from recipes.planner.plan import plan as plan_of
-from recipes.planner.search import (
+from recipes.planner.search.alternatives import (
     NoLayoutError,
-    SearchRequest,
-    SearchResult,
-    at_length,
-    even_batch,
+    automatic,
     lacks,
     longest,
     max_length,
-    of_stage,
-    search,
     why_not,
 )
+from recipes.planner.search.ranking import SearchResult, search
+from recipes.planner.search.request import SearchRequest, of_stage
 from recipes.shipped.machines import gpus_of
 from recipes.shipped.named import card_named, cards_of, combined
 from recipes.shipped.rotation import is_possible, of_other_cards, rotation_refusal
@@ -73,6 +71,9 @@ def plan(
         str, typer.Option(help="Plan this layout, such as 'tp2 ulysses4 kept_attention'.")
     ] = "",
     max_seq: Annotated[bool, typer.Option("--max-seq", help="Find the longest that fits.")] = False,
+    tightest: Annotated[
+        bool, typer.Option("--tightest", help="Take the fastest, however full the GPUs are.")
+    ] = False,
     why: Annotated[bool, typer.Option("--why", help="Show what was ruled out.")] = False,
     as_text: Json = False,
     plot: Annotated[Path | None, typer.Option(help="PNG: memory and time by length.")] = None,
@@ -101,7 +102,8 @@ def plan(
             "--ladder, whose stages set theirs",
             {
                 "--seq": seq, "--tokens-per-batch": tokens_per_batch, "--tokens": tokens,
-                "--layout": layout, "--max-seq": max_seq, "--why": why, "--plot": plot,
+                "--layout": layout, "--max-seq": max_seq, "--tightest": tightest, "--why": why,
+                "--plot": plot,
             },
         )  # fmt: skip
         whole_ladder(card, ladder, cluster, ranks, precision, as_text=as_text)
@@ -117,6 +119,7 @@ def plan(
         raise ValueError("--seq is missing; add it, such as --seq 1M, or --max-seq")
     if layout:
         _refuse("--layout, which sets fp8:RECIPE itself", {"--fp8": fp8})
+        _refuse("--layout", {"--tightest": tightest})
         _refuse("--layout; a plot shows the planner's own", {"--plot": plot})
     length = length_of("--seq", seq) if seq else K
     if tokens_per_batch:
@@ -133,7 +136,7 @@ def plan(
     )
     if max_seq:
         question = _longest(question, layout)
-    answer = _as_asked(question, layout) if layout else search(question)
+    answer = _as_asked(question, layout) if layout else search(question, tightest=tightest)
     if not answer.plans:
         raise NoLayoutError(why_not(question, answer))
     budget = budget_from(tokens) if tokens else BUDGET
@@ -263,11 +266,11 @@ def _longest(question: SearchRequest, words: str) -> SearchRequest:
         length = max_length(question)
         if not length:
             raise NoLayoutError(why_not(question, search(question)))
-        return at_length(question, length)
+        return question.at_length(length)
     layout = _layout(question, words)
 
     def fits(length: int) -> bool:
-        asked = at_length(question, length)
+        asked = question.at_length(length)
         return (
             not before_planning(asked.workload(layout), asked.cluster) and asked.plan(layout).fits
         )
@@ -275,7 +278,7 @@ def _longest(question: SearchRequest, words: str) -> SearchRequest:
     length = longest(fits)
     if not length:
         raise NoLayoutError(f"--layout {words} fits no length from {K:,} tokens on")
-    return at_length(question, length)
+    return question.at_length(length)
 
 
 def _layout(question: SearchRequest, words: str) -> Layout:
@@ -298,11 +301,9 @@ def _as_asked(question: SearchRequest, words: str) -> SearchResult:
     if one.fits:
         return SearchResult(plans=[one], tried=1)
     said = f"--layout {words} {lacks(one)} at {question.seq_length:,} tokens"
-    others = search(question).plans
-    if others:
-        raise NoLayoutError(
-            f"{said}; the fastest that fits is {words_of(others[0].workload.layout)}"
-        )
+    other = search(question).automatic
+    if other is not None:
+        raise NoLayoutError(f"{said}; the planner would take {words_of(other.workload.layout)}")
     raise NoLayoutError(
         f"{said}, and no other layout fits; leave out --layout to see what would fit"
     )
@@ -324,11 +325,9 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
     alone: list[str] = []
     for stage in climbed.stages:
         question = of_stage(model, stage, machine, gpus=gpus, fp8=fp8)
-        answer = search(question)
-        if not answer.plans:
-            raise NoLayoutError(why_not(question, answer))
-        plans.append((answer.plans[0], stage.tokens))
-        layout = answer.plans[0].workload.layout
+        chosen = automatic(question)
+        plans.append((chosen, stage.tokens))
+        layout = chosen.workload.layout
         alone.append(
             stage_command(question, layout, cluster, climbed, stage)
             or f"# no command trains {recipe_name(model, climbed, stage)} as it is planned"

@@ -12,9 +12,9 @@ from longhaul.defaults import planned_cluster
 from longhaul.terminal.next_commands import OnCluster, sized
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.feasibility import violations
-from recipes.planner.plan import Plan, plan
+from recipes.planner.plan import Plan, plan, untried
 from recipes.planner.remedies.overrides import override_words
-from recipes.planner.search import SearchRequest, of_stage
+from recipes.planner.search.request import SearchRequest, of_stage
 from recipes.planner.workload import Workload
 from recipes.shipped.machines import Machines, gpus_of
 from recipes.shipped.named import combined
@@ -182,7 +182,7 @@ class Case:
             begun = recipe.workload(recipe.shipped, self.plan.cluster)
             return recipe.trained_by(gpus, override_words(begun, workload))
         try:
-            planned = recipe.laid_out(gpus) == workload.layout
+            planned = not untried(workload.layout) and recipe.laid_out(gpus) == workload.layout
         except ValueError:
             planned = False
         begun = recipe.workload(workload.layout, self.plan.cluster)

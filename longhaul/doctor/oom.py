@@ -23,35 +23,20 @@ from longhaul.doctor.case import (
     gib,
     on_one_line,
 )
+from longhaul.doctor.oom_causes import SET_ALLOCATOR, forms_logits, said, unexplained
 from longhaul.doctor.oom_log import Failure, Log, read
 from longhaul.options import Gpus, Json, print_json
 from longhaul.terminal.console import show
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM, Plan
 from recipes.planner.remedies.climb import UNTRIED, Remedies, Remedy, remedies
-from recipes.planner.search import search
-from recipes.planner.tensor_sizes import matching
-from recipes.planner.timeouts import ALLOCATOR
+from recipes.planner.search.ranking import search
 from recipes.shipped.machines import Machines
 from recipes.spec.units import GiB
 
 OVERRIDES = "overrides, or why not"
 NOT_TRIED = "not tried on GPUs here"
-SET_ALLOCATOR = f"PYTORCH_CUDA_ALLOC_CONF={ALLOCATOR}"
-OF_NCCL = 1 * GiB
-"""Bytes that NCCL is assumed to lack when it finds no memory; its log does not state them."""
-FAR_BELOW, OTHER_GPU = 1.15, 0.05
-"""Ratio that a prediction does not explain; relative difference of another GPU's capacity."""
-ON_THE_GPU = ("device", "nccl")
 ON_THE_HOST = ("pinned", "host", "killed", "shared")
-WHAT = {
-    "device": "GPU memory ran out",
-    "nccl": "NCCL found no GPU memory",
-    "pinned": "host memory could not be locked",
-    "host": "host memory ran out",
-    "killed": "a process was killed, by the kernel or a batch system's memory limit",
-    "shared": "shared memory (/dev/shm) ran out",
-}
 
 
 def oom(
@@ -86,7 +71,7 @@ def oom(
     if kinds and kinds <= set(ON_THE_HOST) and found.plan.fits:
         return
     beyond = unexplained(found.plan, seen)
-    there = remedies(found.plan, unexplained=beyond)
+    there = _remedies(found.plan, seen, beyond)
     typer.echo()
     _print(found.plan, there)
     for line in what_to_do(found, there, logged, beyond):
@@ -97,7 +82,7 @@ def content(found: Case, log: Log | None) -> dict[str, Any]:
     """Return the answer in numbers: bytes, shares of a step."""
     plan, seen = found.plan, () if log is None else log.failures
     beyond = unexplained(plan, seen)
-    there = remedies(plan, unexplained=beyond)
+    there = _remedies(plan, seen, beyond)
     choice = planners_choice(found, beyond)
     return {
         **found.content(),
@@ -138,6 +123,13 @@ def content(found: Case, log: Log | None) -> dict[str, Any]:
     }
 
 
+def _remedies(plan: Plan, seen: Sequence[Failure], beyond: float) -> Remedies:
+    """Return the remedies; without more groups of ranks if NCCL found no memory."""
+    return remedies(
+        plan, unexplained=beyond, more_groups=not any(one.kind == "nccl" for one in seen)
+    )
+
+
 def predicted(plan: Plan) -> Iterator[str]:
     """Yield the memory that a plan predicts."""
     parts = sorted(plan.memory.categories.items(), key=lambda one: -one[1])
@@ -150,134 +142,9 @@ def predicted(plan: Plan) -> Iterator[str]:
     )
     yield f"  by category, GiB: {shown}"
     if plan.memory.host:
-        share = plan.cluster.host_bytes_per_gpu
+        share = plan.host_bytes
         lacks = f", {gib(plan.host_short)} too much" if plan.host_short > 0 else ""
         yield f"  on the host: {gib(plan.memory.host)} a rank, of {gib(share)}{lacks}"
-
-
-def said(found: Case, log: Log) -> Iterator[str]:
-    """Yield the failures in a log, each with its meaning."""
-    if log.empty:
-        yield "the log is empty; is it the log of the rank that failed first?"
-    elif not log.failures and log.binary:
-        yield "the log is not text; name the output of the ranks: output.log in the stage's folder"
-    elif not log.failures:
-        yield "no known out-of-memory error; is it the log of the rank that failed first?"
-    for one in log.failures:
-        times = f", {one.count} times" if one.count > 1 else ""
-        yield f"line {one.number}{times}: {WHAT[one.kind]}"
-        lines = {"device": _device, "nccl": _nccl, "shared": _shared}.get(one.kind, _host)
-        for line in lines(found, one):
-            yield f"  {line}"
-
-
-def _device(found: Case, one: Failure) -> Iterator[str]:
-    plan = found.plan
-    if one.asked is None:
-        yield "the line has no sizes"
-        return
-    sizes = [f"{gib(one.asked)} asked for"]
-    for size, words in (
-        (one.allocated, "allocated by PyTorch"),
-        (one.unallocated, "reserved by it and unused"),
-        (one.free, "free"),
-    ):
-        if size is not None:
-            sizes.append(f"{gib(size)} {words}")
-    where = "" if one.gpu is None else f"GPU {one.gpu}: "
-    capacity = "" if one.capacity is None else f", of {gib(one.capacity)}"
-    yield f"{where}{', '.join(sizes)}{capacity}"
-    names = matching(plan.workload, one.asked)
-    if names:
-        yield f"that is the size of {'; or of '.join(names)}"
-    else:
-        yield "no tensor of this layout has that size; is --layout the one that ran?"
-    if one.fragmented:
-        yield (
-            "fragmentation: the reserved and unused memory would have held it; set "
-            f"{SET_ALLOCATOR} (`longhaul pretrain` and `run` do)"
-        )
-    if one.others:
-        yield f"other processes hold {gib(one.others)} of this GPU; end them first"
-    if one.allowed is not None and one.capacity and one.allowed < one.capacity:
-        yield f"the process limits itself to {gib(one.allowed)}"
-    outside, reserve = one.outside, plan.memory.categories["reserve"]
-    if outside is not None and outside > 1.5 * reserve:
-        yield f"{gib(outside)} are outside of PyTorch (NCCL, contexts), {gib(reserve)} were planned"
-    whole = plan.cluster.gpu_bytes
-    if one.capacity is not None and abs(one.capacity / whole - 1) > OTHER_GPU:
-        yield (
-            f"this GPU has {gib(one.capacity)} and {plan.cluster.name}'s {gib(whole)}; name yours "
-            "with --cluster"
-        )
-    foreseen = plan.memory.total - reserve
-    if one.needed is not None and one.needed > FAR_BELOW * foreseen:
-        probe = "longhaul probe memory"
-        if found.recipe.shipped is not None:
-            probe += f" {found.asked}"
-        yield (
-            f"PyTorch needed {gib(one.needed)} and {gib(foreseen)} were predicted: measure it with "
-            f"`{probe}`, by category; below, the {gib(one.needed - foreseen)} between them are "
-            "treated as permanently allocated"
-        )
-
-
-def _nccl(found: Case, one: Failure) -> Iterator[str]:
-    yield (
-        "its buffers are outside of PyTorch, a few hundred MiB for each group; any remedy below "
-        "leaves room for them"
-    )
-
-
-def _shared(found: Case, one: Failure) -> Iterator[str]:
-    yield "give the container more (--shm-size=16g, --ipc=host), or set data.num_workers=0"
-
-
-def _host(found: Case, one: Failure) -> Iterator[str]:
-    plan = found.plan
-    layout, ranks = plan.workload.layout, min(plan.gpus, plan.cluster.gpus_per_node)
-    if one.asked is not None:
-        yield f"{gib(one.asked)} asked for"
-    yield (
-        f"the plan pins {gib(plan.memory.host)} a rank, {gib(ranks * plan.memory.host)} of a "
-        f"node's {plan.cluster.host_memory_gib:,.0f} GiB"
-    )
-    weights = max(plan.workload.weights(0), plan.workload.weights(layout.pp - 1))
-    copy = weights * (plan.workload.element_bytes + 12 / plan.workload.replicas)
-    yield (
-        f"an asynchronous checkpoint holds up to {gib(ranks * copy)} of a node meanwhile: "
-        "trainer.strategy.ckpt_async_save=false avoids it"
-    )
-    if one.kind == "pinned":
-        yield "the limit of locked memory must be off: ulimit -l unlimited, --ulimit memlock=-1"
-    if one.kind == "killed":
-        yield "under Slurm ask for the node's whole memory: --mem=0; `dmesg` names the process"
-    if layout.offload.tensors != "none":
-        yield (
-            "to pin less: model.config.offload.tensors=inputs, or model.config.offload.every=2 "
-            "for half of the layers"
-        )
-
-
-def unexplained(plan: Plan, seen: Sequence[Failure]) -> float:
-    """Return the bytes that a log shows beyond the prediction.
-
-    A job that ran out of GPU memory did not fit, whatever the prediction says: if the log's sizes
-    do not explain that, or it has none, the memory that the plan has to spare was in use, and a
-    little more.
-    """
-    failed = [one for one in seen if one.kind in ON_THE_GPU]
-    reserve, worst = plan.memory.categories["reserve"], 0.0
-    for one in failed:
-        if one.kind != "device" or one.needed is None:
-            continue
-        beyond = max(0.0, one.needed - (plan.memory.total - reserve))
-        beside = max(0.0, (one.outside or 0.0) - reserve) + one.others
-        worst = max(worst, beyond + beside)
-    if not failed or plan.short + worst > 0:
-        return worst
-    of_nccl = all(one.kind == "nccl" for one in failed)
-    return -plan.short + (OF_NCCL if of_nccl else HEADROOM * plan.cluster.gpu_bytes)
 
 
 def first_of_all(plan: Plan, seen: Sequence[Failure], beyond: float) -> Iterator[str]:
@@ -356,18 +223,20 @@ def what_to_do(found: Case, there: Remedies, log: Log | None, beyond: float) -> 
             f"{plan.workload.card.word} --max-seq` finds the longest context of these GPUs"
         )
     elif not cure.names:
+        if log is not None and any(forms_logits(plan, one) for one in log.failures):
+            yield "with the tiled loss of this layout, nothing has to change by this prediction"
+            return
         yield f"nothing has to change by this prediction; {_of_log(log)}"
         return
     else:
         untried = [name for name in cure.names if name in UNTRIED]
-        note = f"; {' and '.join(untried)}: {NOT_TRIED}" if untried else ""
-        yield f"what fits: {' + '.join(cure.names)}; {_beside(plan, cure.plan)}{note}"
+        yield f"what fits: {' + '.join(cure.names)}; {_beside(plan, cure.plan, untried)}"
         yield f"  {found.command(cure.plan.workload)}"
     choice = planners_choice(found, beyond)
     if choice is not None and (cure is None or choice.workload.layout != cure.plan.workload.layout):
         yield (
             f"the planner's choice on these GPUs: {words_of(choice.workload.layout)}; "
-            f"{_beside(plan, choice)}"
+            f"{_beside(plan, choice, choice.untried)}"
         )
         yield f"  {found.command(choice.workload)}"
 
@@ -381,16 +250,19 @@ def _of_log(log: Log | None) -> str:
 def planners_choice(found: Case, beyond: float) -> Plan | None:
     """Return the fastest plan of the same GPUs that has room for what the log shows.
 
-    Not the layout of the case, which has failed or does not fit; None if there is no other.
+    Never the layout of the case, and untried parts only if nothing else fits; or None.
     """
-    for one in search(found.question).plans:
-        if one.short + beyond <= 0 and not found.same_layout(one.workload.layout):
-            return one
+    if beyond >= (1 - HEADROOM) * found.plan.cluster.gpu_bytes:
+        return None
+    plans = search(found.question.with_less_memory(beyond)).plans
+    for one in sorted(plans, key=lambda one: one.untried):
+        if not found.same_layout(one.workload.layout):
+            return found.question.plan(one.workload.layout)
     return None
 
 
-def _beside(plan: Plan, other: Plan) -> str:
+def _beside(plan: Plan, other: Plan, untried: Sequence[str]) -> str:
+    note = f"; {' and '.join(untried)}: {NOT_TRIED}" if untried else ""
     gpus = "" if other.gpus == plan.gpus else f" on {other.gpus} GPUs"
-    return (
-        f"{gib(other.memory.total)} a GPU, a step {other.time.step / plan.time.step - 1:+.1%}{gpus}"
-    )
+    slower = other.time.step / plan.time.step - 1
+    return f"{gib(other.memory.total)} a GPU, a step {slower:+.1%}{gpus}{note}"

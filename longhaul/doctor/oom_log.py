@@ -41,6 +41,10 @@ _PINNED = re.compile(
     rf"|page-lock{_NEAR}(?:fail|cannot)",
     re.I,
 )
+_PINS = re.compile(r"pin_memory|\bcudaHostAlloc\b|\bcudaHostRegister\b")
+"""A call that locks host memory. CUDA reports its failure as it does that of GPU memory."""
+TRACEBACK = 10
+"""Lines of a traceback between that call and its error."""
 _HOST = re.compile(
     rf"(?:DefaultCPUAllocator: (?:can't|not enough){_NEAR}|not enough memory: )"
     r"you tried to allocate (\d+) ?bytes",
@@ -168,11 +172,15 @@ def _by_kind(file: BinaryIO) -> list[Failure]:
 
 
 def _each(file: BinaryIO) -> Iterator[Failure]:
+    pins = -TRACEBACK
     for number, line in _suspects(file):
+        if _PINS.search(line) is not None:
+            pins = number
         for meant in (_device, _nccl, _pinned, _host, _shared, _killed, _device_plain):
             failure = meant(line, number)
             if failure is not None:
-                yield failure
+                of_host = meant is _device_plain and number - pins < TRACEBACK
+                yield replace(failure, kind="pinned") if of_host else failure
                 break
 
 

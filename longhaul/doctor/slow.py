@@ -27,7 +27,7 @@ from longhaul.options import Gpus, Json, print_json
 from recipes.notation.layout import words_of
 from recipes.planner.batch_size import MOST_ACCUMULATION
 from recipes.planner.plan import Plan
-from recipes.planner.search import search
+from recipes.planner.search.ranking import search
 from recipes.shipped.machines import Machines
 from recipes.spec.naming import stage_folder
 
@@ -174,6 +174,12 @@ def measured(found: Case, steps: Sequence[Step]) -> Iterator[str]:
         f"{pace.rate:,.0f} tokens/s/GPU, causal MFU {mfu:.1%}, {pace.seconds:,.2f} s a step "
         f"(median of {max(1, len(steps) - WARM_UP)}): {of_plan:.0%} of the prediction"
     )
+    if mfu > 1:
+        yield (
+            "no GPU is that fast: the run has another model, length or number of GPUs, or its "
+            "steps count other tokens; name the stage, --nodes and --layout that ran"
+        )
+        return
     if len(steps) <= WARM_UP:
         yield f"only {len(steps)} steps, the first of which compile kernels; look again later"
         return
@@ -261,7 +267,7 @@ def _why(plan: Plan, name: str) -> str:
 
 def _faster(found: Case) -> Plan | None:
     """Return the fastest plan of the same GPUs; None if the gain is not worth naming."""
-    best = next(iter(search(found.question).plans), None)
+    best = search(found.question).automatic
     if best is None or best.time.step > (1 - FASTER) * found.plan.time.step:
         return None
     return best

@@ -13,7 +13,9 @@ from longhaul.terminal.console import show
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM, Plan
 from recipes.planner.rank_groups import rank_map
-from recipes.planner.search import SearchRequest, SearchResult
+from recipes.planner.search.alternatives import faster_batch
+from recipes.planner.search.ranking import SearchResult
+from recipes.planner.search.request import SearchRequest
 from recipes.planner.timeouts import limits
 from recipes.spec.cluster import Cluster
 from recipes.spec.model_card import ModelCard
@@ -38,6 +40,10 @@ def page(
         f"{counted(question.gpus, 'GPU')} of {question.cluster.name} ({question.cluster.gpu.name})"
     )
     typer.echo(f"layout: {words_of(plan.workload.layout)}")
+    if plan.untried:
+        typer.echo(_untried(answer))
+    if leaner := _leaner(answer):
+        typer.echo(leaner)
     typer.echo(
         f"batch: {question.tokens_per_batch:,} tokens, "
         f"{counted(question.tokens_per_batch // question.seq_length, 'sequence')}, "
@@ -56,6 +62,8 @@ def page(
                 typer.echo(f"{number}: {words_of(other.workload.layout)}")
     for warning in plan.warnings:
         typer.echo(f"warning: {warning}")
+    if faster := faster_batch(question, plan):
+        typer.echo(_batch(question, plan, faster))
     if why:
         show(lambda _: _ruled_out(answer))
 
@@ -84,10 +92,11 @@ def bill(
         ]
         for stage, own in zip(stages, of_stages, strict=False):
             stage["command"] = own
-        whole_bill = {"gpu_hours": sum(hours), "cost": sum(cost)}
+        whole_bill = {"gpu_hours": sum(hours), "cost": sum(cost), "currency": cluster.currency}
         print_json({"stages": stages, **whole_bill, "command": command})
         return
     gpus = plans[0][0].gpus
+    paid = f"cost ({cluster.currency})" if cluster.currency else "cost"
     lines = [
         {
             "stage": name,
@@ -97,7 +106,7 @@ def bill(
             "MFU": f"{plan.time.mfu:.0%}",
             "days": f"{each / plan.gpus / 24:.2f}",
             "GPU-hours": f"{each:,.0f}",
-            "cost": f"{price:,.0f}" if price else "-",
+            paid: f"{price:,.0f}" if price else "-",
         }
         for name, (plan, _), each, price in zip(names, plans, hours, cost, strict=True)
     ]
@@ -105,7 +114,7 @@ def bill(
         "stage": "all",
         "days": f"{sum(hours) / gpus / 24:.2f}",
         "GPU-hours": f"{sum(hours):,.0f}",
-        "cost": f"{sum(cost):,.0f}" if any(cost) else "-",
+        paid: f"{sum(cost):,.0f}" if any(cost) else "-",
     }
 
     def table(without: Sequence[str]) -> Table:
@@ -129,6 +138,7 @@ def bill(
 
 def as_json(question: SearchRequest, answer: SearchResult, budget: int) -> dict[str, Any]:
     """Return the plans as numbers: bytes, seconds, tokens."""
+    other = faster_batch(question, answer.plans[0])
     return {
         "card": question.card.name,
         "cluster": question.cluster.name,
@@ -136,6 +146,7 @@ def as_json(question: SearchRequest, answer: SearchResult, budget: int) -> dict[
         "seq_length": question.seq_length,
         "tokens_per_batch": question.tokens_per_batch,
         "plans": [_numbers(plan, budget) for plan in answer.plans[: NEXT + 1]],
+        "faster_batch_tokens": other and other.workload.tokens_per_batch,
         "tried": answer.tried,
         "ruled_out": dict(answer.ruled_out),
     }
@@ -155,8 +166,10 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
         "tokens": tokens,
         "gpu_hours": plan.gpu_hours(tokens),
         "cost": plan.cost(tokens),
+        "currency": plan.cluster.currency,
         "limits": asdict(limits(plan)),
         "ranks": [str(group) for group in rank_map(plan.workload, plan.cluster)],
+        "untried": plan.untried,
         "warnings": plan.warnings,
     }
 
@@ -175,7 +188,7 @@ def _memory(plan: Plan, without: Sequence[str]) -> Table:
     total = plan.memory.total
     table.add_row(*("all", f"{total / GiB:.2f}", _bar(total / whole))[:rows])
     if plan.memory.host:
-        share = plan.memory.host / plan.cluster.host_bytes_per_gpu
+        share = plan.memory.host / plan.host_bytes
         host = ("host", f"{plan.memory.host / GiB:.2f}", f"{share:.0%} of a rank's host")
         table.add_row(*host[:rows])
     return table
@@ -215,11 +228,52 @@ def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
     hours = plan.gpu_hours(budget)
     price = plan.cost(budget)
     said = " (--tokens sets it)" if default_budget else ""
-    paid = f", cost {price:,.0f} by the cluster file's price" if price else ""
+    unit = f" {plan.cluster.currency}".rstrip()
+    rate = f"{plan.cluster.price_per_gpu_hour:g}{unit} per GPU-hour"
+    paid = f", cost {price:,.0f}{unit} at the cluster file's {rate}" if price else ""
     return (
         f"{plan.time.tokens_per_gpu_second:,.0f} tokens/s/GPU, causal MFU {plan.time.mfu:.1%}; "
         f"{amount(budget)} tokens{said}: {hours:,.0f} GPU-hours, "
         f"{hours / plan.gpus / 24:,.2f} days{paid}"
+    )
+
+
+def _untried(answer: SearchResult) -> str:
+    """Return a sentence on the first plan's untried parts and the fastest plan without them."""
+    plan, tried = answer.plans[0], answer.automatic
+    parts = " and ".join(plan.untried)
+    said = f"untried: {parts} {'have' if plan.untried[1:] else 'has'} not been tried on GPUs here"
+    if tried is None or tried.untried:
+        return f"{said}, and nothing fits without" if len(answer.plans) > 1 else said
+    slower = tried.time.step / plan.time.step - 1
+    return (
+        f"{said}; without, the fastest takes {slower:.0%} longer: {words_of(tried.workload.layout)}"
+    )
+
+
+def _leaner(answer: SearchResult) -> str:
+    """Return a sentence on the memory that the first plan saves; empty if it is the fastest."""
+    plan = answer.plans[0]
+    fastest = min(
+        (one for one in answer.plans if bool(one.untried) == bool(plan.untried)),
+        key=lambda one: one.time.step,
+    )
+    saved = (fastest.memory.total - plan.memory.total) / GiB
+    if saved <= 0 or fastest.time.step >= plan.time.step:
+        return ""
+    return (
+        f"leaner: it takes {saved:.1f} GiB less than the fastest layout and "
+        f"{plan.time.step / fastest.time.step - 1:.1%} more time (--tightest plans that one)"
+    )
+
+
+def _batch(question: SearchRequest, plan: Plan, other: Plan) -> str:
+    tokens = other.workload.tokens_per_batch
+    sequences, change = tokens // question.seq_length, tokens / question.tokens_per_batch - 1
+    return (
+        f"faster: a batch of {sequences:,} sequences ({change:+.0%} tokens), which more data ranks "
+        f"divide, {other.time.tokens_per_gpu_second:,.0f} tokens/s/GPU instead of "
+        f"{plan.time.tokens_per_gpu_second:,.0f}: --tokens-per-batch {tokens}"
     )
 
 
@@ -234,7 +288,7 @@ def _limits(plan: Plan) -> str:
 
 def _next(plans: Sequence[Plan], without: Sequence[str]) -> Table:
     table = Table(title="the next best")
-    titles = [name for name in ("", LAYOUT, "s/step", "slower by", "GiB") if name not in without]
+    titles = [name for name in ("", LAYOUT, "s/step", "time", "GiB") if name not in without]
     for column in titles:
         left = column == LAYOUT
         table.add_column(column, no_wrap=True, justify="left" if left else "right")
@@ -244,7 +298,7 @@ def _next(plans: Sequence[Plan], without: Sequence[str]) -> Table:
             "": str(number),
             LAYOUT: words_of(plan.workload.layout),
             "s/step": _seconds(plan.time.step, 2),
-            "slower by": f"{max(plan.time.step / best - 1, 0):.1%}",
+            "time": f"{plan.time.step / best - 1:+.1%}",
             "GiB": f"{plan.memory.total / GiB:.1f}",
         }
         table.add_row(*(line[title] for title in titles))

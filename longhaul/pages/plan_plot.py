@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from data.files.whole import replacing
 from eval.report.plots import PALETTE
 from recipes.planner.plan import Plan
-from recipes.planner.search import SearchRequest, at_length, search
+from recipes.planner.search.ranking import search
+from recipes.planner.search.request import SearchRequest
 from recipes.spec.naming import counted, length_shown
 from recipes.spec.units import GiB, K
 
@@ -80,7 +81,7 @@ def _lengths(asked: int) -> list[int]:
 
 
 def _fastest(question: SearchRequest, length: int) -> Plan | None:
-    plans = search(at_length(question, length)).plans
+    plans = search(question.at_length(length)).plans
     return plans[0] if plans else None
 
 

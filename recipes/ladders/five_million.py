@@ -10,7 +10,7 @@ tokens of Llama 3 with its ramp and its rate, and about its 1B tokens. One seque
 and a step takes more than two hours on that node.
 
 The source shards parameters over the node, which is not possible with a tiled loss here, and leaves
-no headroom. On its machine ours reaches 3.5M (`longhaul plan llama3_8b --seq 5M` shows what 5M
+no headroom. On its machine ours reaches 4M (`longhaul plan llama3_8b --seq 5M` shows what 5M
 lacks), so the shipped recipe is laid out for one node of H200.
 """
 
@@ -32,7 +32,7 @@ FIVE_MILLION = Ladder(
     ),
     departures=(
         "The source's machine is one node of 8 H100 of 80 GB. By the planner its longest context "
-        "here is 3,670,016 tokens, and 5,242,880 lack 17.5 GiB per GPU: the source shards "
+        "here is 4,194,304 tokens, and 5,242,880 lack 6.3 GiB per GPU: the source shards "
         "parameters, which is not possible with a tiled loss here. So the recipe takes one node "
         "of H200, or two of H100.",
     ),

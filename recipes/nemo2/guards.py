@@ -10,7 +10,7 @@ from custom_modules.callbacks.hang_guard import HangGuard
 from custom_modules.callbacks.loss_guard import LossGuard
 from custom_modules.callbacks.stop_in_time import StopInTime
 from custom_modules.callbacks.stragglers import Stragglers
-from recipes.planner.search import of_stage
+from recipes.planner.search.request import of_stage
 from recipes.planner.timeouts import limits
 from recipes.spec import cluster
 from recipes.spec.cluster import Cluster

@@ -12,7 +12,7 @@
 | `tile-loss` `tile-mlp` | tiling, with the default tiles |
 | `offload-inputs:64` `offload-both:64` | host offload and its cap in GiB |
 | `zero0` `zero2` `zero3` | sharding; the default is the distributed optimizer (ZeRO-1) |
-| `adam-on-host:0.5` | the optimizer's share on the host |
+| `adam-on-host:0.5` | the optimizer's share on the host; weights and gradients stay on the GPU |
 | `fp8:tensorwise` `cpu` `fp32` | precision and device |
 | `one rank` | on its own: none of the above |
 """

@@ -10,6 +10,10 @@ and accumulation (with a micro-batch) determine the fourth, or the nearest batch
 from dataclasses import dataclass
 from math import prod
 
+LEFT_OUT = 0.1
+"""Share of the sequences that a batch may lose for more data ranks to divide it."""
+MOST_TIMES = 16
+"""Multiple of the requested tokens above which no batch is rounded up."""
 MOST_ACCUMULATION = 32
 """Micro-batches per step on one data rank above which more data ranks are advised."""
 
@@ -109,3 +113,24 @@ def _result(count: int, known: dict[str, int], wanted: str) -> str:
         return f"{wanted} {count:,}"
     sequences = count * prod(known.values()) // length
     return f"{sequences:,} sequence{'s' * (sequences > 1)}, {wanted} {count:,}"
+
+
+def even_batch(tokens: int, seq_length: int, gpus: int) -> int:
+    """Return about `tokens` tokens: whole sequences for as many data ranks as possible.
+
+    They are the nearest multiple of the odd part of the GPUs, less up to `LEFT_OUT` of them for
+    factors of two that the GPUs have too.
+    """
+    sequences, unit = max(tokens // seq_length, 1), odd_part(gpus)
+    if unit > MOST_TIMES * sequences:
+        return sequences * seq_length
+    rest = sequences % unit
+    sequences += unit - rest if sequences < unit or rest > unit - rest else -rest
+    while gpus % (2 * unit) == 0 and sequences % (2 * unit) < LEFT_OUT * sequences:
+        unit *= 2
+    return (sequences - sequences % unit) * seq_length
+
+
+def odd_part(number: int) -> int:
+    """Return a number without its factors of two."""
+    return number // (number & -number)

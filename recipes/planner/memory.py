@@ -27,7 +27,7 @@ last one and the loss (1F1B, arXiv 2104.04473). Optimizer and gradients: Megatro
 optimizer, fp32 gradients and, for bf16, 12 bytes a parameter over the ranks that hold it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from custom_modules.memory.config import LayerKind
@@ -154,7 +154,7 @@ def _host(workload: Workload, layer: "_Layer", stage: int) -> float:
     layout = workload.layout
     in_flight = min(layout.pp - stage, workload.micro_batches)
     numbers = range(stage * workload.layers + 1, (stage + 1) * workload.layers + 1)
-    held = sum(layer.away(number) for number in numbers)
+    held = layer.over(numbers, lambda number: {"host": layer.away(number)})["host"]
     offloaded = 16 * workload.weights(stage) / workload.replicas * layout.optimizer_offload
     return held * in_flight + offloaded
 
@@ -236,6 +236,16 @@ class _Layer:
         with_attention = offload.attention and kind == "kept_attention"
         return self.x * offload.inputs + self.result * with_attention
 
+    def over(self, numbers: range, of_layer: Callable[[int], dict[str, float]]) -> dict[str, float]:
+        """Return the sum of `of_layer` over some layers; evaluate it once if they are the same."""
+        recompute, offload = self.workload.layout.recompute, self.workload.layout.offload
+        if recompute.every == offload.every == 1 and recompute.kind != "block":
+            return {name: len(numbers) * size for name, size in of_layer(numbers[0]).items()}
+        found: dict[str, float] = {}
+        for number in numbers:
+            _add(found, of_layer(number))
+        return found
+
     def _selective(self) -> dict[str, float]:
         whole, modules = self.whole, self.workload.layout.recompute.modules
         if "core_attn" in modules:
@@ -249,10 +259,8 @@ class _Layer:
         workload, layout = self.workload, self.workload.layout
         numbers = range(stage * workload.layers + 1, (stage + 1) * workload.layers + 1)
         in_flight = min(layout.pp - stage, workload.micro_batches)
-        every: dict[str, float] = {}
-        for number in numbers:
-            _add(every, self.kept(number))
-        every = {name: size * in_flight for name, size in every.items()}
+        kept = self.over(numbers, self.kept)
+        every = {name: size * in_flight for name, size in kept.items()}
         always = {
             "other": INPUTS_BYTES * self.tokens * in_flight,
             "attention": 4 * workload.card.head_dim * self.tokens,  # cos and sin, fp32

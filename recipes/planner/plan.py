@@ -9,6 +9,7 @@ from recipes.planner.memory import FUSED, Kernels, Memory, memory
 from recipes.planner.time import Time, time
 from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
+from recipes.spec.layout import Layout
 from recipes.spec.units import GiB
 
 HEADROOM = 0.04
@@ -30,12 +31,12 @@ class Plan:
     @property
     def short(self) -> float:
         """Bytes that a GPU lacks; negative if more than the headroom is free."""
-        return short(self.memory, self.cluster)[0]
+        return short(self.memory, self.cluster, self.gpus)[0]
 
     @property
     def host_short(self) -> float:
         """Bytes that a rank's share of the host lacks."""
-        return short(self.memory, self.cluster)[1]
+        return short(self.memory, self.cluster, self.gpus)[1]
 
     @property
     def fits(self) -> bool:
@@ -43,9 +44,19 @@ class Plan:
         return self.short <= 0 and self.host_short <= 0
 
     @property
+    def untried(self) -> tuple[str, ...]:
+        """Parts of the layout that have not been tried on GPUs."""
+        return untried(self.workload.layout)
+
+    @property
     def gpus(self) -> int:
         """GPUs of the layout."""
         return self.workload.layout.world_size
+
+    @property
+    def host_bytes(self) -> int:
+        """A rank's share of the host memory."""
+        return self.cluster.host_bytes_per_rank(self.gpus)
 
     def gpu_hours(self, tokens: float) -> float:
         """Return GPU-hours for a token budget."""
@@ -60,18 +71,23 @@ class Plan:
         """Sentences about a plan that fits but deserves attention."""
         found = []
         if self.workload.micro_batches > MOST_ACCUMULATION:
+            change = (
+                "more GPUs as data ranks"
+                if self.workload.micro_batches % 2 == 0
+                else "a batch of an even number of sequences"
+            )
             found.append(
-                f"{self.workload.micro_batches} micro-batches per step on each data rank; more "
-                "GPUs as data ranks would make a step faster"
+                f"{self.workload.micro_batches} micro-batches per step on each data rank; {change} "
+                "would make a step faster"
             )
         if self.time.mfu < LEAST_MFU:
             found.append(f"MFU is {self.time.mfu:.0%}; {self._slowed_by()}")
-        held = self.memory.host / self.cluster.host_bytes_per_gpu
+        held = self.memory.host / self.host_bytes
         if held > FULL_HOST:
             found.append(
                 f"pinned host memory is {held:.0%} of a rank's share of the node "
-                f"({self.memory.host / GiB:,.0f} of {self.cluster.host_bytes_per_gpu / GiB:,.0f} "
-                "GiB); run nothing else there that needs much memory"
+                f"({self.memory.host / GiB:,.0f} of {self.host_bytes / GiB:,.0f} GiB); run nothing "
+                "else there that needs much memory"
             )
         return found
 
@@ -94,10 +110,19 @@ class Plan:
         )
 
 
-def short(held: Memory, cluster: Cluster) -> tuple[float, float]:
+def untried(layout: Layout) -> tuple[str, ...]:
+    """Return the parts of a layout that have not been tried on GPUs."""
+    parts = {
+        "Megatron FSDP": layout.sharding in ("gradients", "parameters"),
+        "Adam on the host": layout.optimizer_offload > 0,
+    }
+    return tuple(name for name, used in parts.items() if used)
+
+
+def short(held: Memory, cluster: Cluster, ranks: int) -> tuple[float, float]:
     """Return the bytes that a GPU and a rank's share of the host lack; negative if free."""
     of_gpu = held.total - (1 - HEADROOM) * cluster.gpu_bytes
-    return of_gpu, held.host - HOST_SHARE * cluster.host_bytes_per_gpu
+    return of_gpu, held.host - HOST_SHARE * cluster.host_bytes_per_rank(ranks)
 
 
 def plan(workload: Workload, cluster: Cluster, *, kernels: Kernels = FUSED) -> Plan:
@@ -111,15 +136,20 @@ def plan(workload: Workload, cluster: Cluster, *, kernels: Kernels = FUSED) -> P
 
 
 def capped(workload: Workload, cluster: Cluster) -> Plan:
-    """Return the plan of a workload with its host cap set to what it needs, to a tenth of a GiB."""
-    found, offload = plan(workload, cluster), workload.layout.offload
+    """Return the plan of a workload with its host cap set to what it needs."""
+    return with_host_cap(plan(workload, cluster))
+
+
+def with_host_cap(found: Plan) -> Plan:
+    """Return a plan with its host cap set to what it needs, to a tenth of a GiB."""
+    layout, offload = found.workload.layout, found.workload.layout.offload
     if offload.tensors == "none":
         return found
     cap = math.ceil(found.memory.host / GiB * 10 + 1) / 10
-    layout = replace(workload.layout, offload=replace(offload, cap_gib=cap))
-    return replace(found, workload=replace(workload, layout=layout))
+    with_cap = replace(layout, offload=replace(offload, cap_gib=cap))
+    return replace(found, workload=replace(found.workload, layout=with_cap))
 
 
-def host_cap(cluster: Cluster) -> float:
-    """Return the GiB of pinned memory that a rank may take."""
-    return HOST_SHARE * cluster.host_bytes_per_gpu / GiB
+def host_cap(cluster: Cluster, ranks: int) -> float:
+    """Return the GiB of pinned memory that each of a number of ranks may take."""
+    return HOST_SHARE * cluster.host_bytes_per_rank(ranks) / GiB

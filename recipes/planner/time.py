@@ -67,7 +67,8 @@ def time(workload: Workload, cluster: Cluster) -> Time:
     busy = sum(each.values())
     compute = each["matmul"] + each["attention"] + each["memory"] + each["recompute"]
     categories = {name: m * seconds for name, seconds in each.items()}
-    categories["PP"] = (pp - 1) * sum(work.micro_batch(head=0).values()) + m * work.pipeline()
+    bubble = (pp - 1) * sum(work.micro_batch(head=0).values()) if pp > 1 else 0.0
+    categories["PP"] = bubble + m * work.pipeline()
     categories["DP"] = work.data_parallel(compute)
     categories["optimizer"] = work.optimizer()
     step = sum(categories.values())
@@ -246,6 +247,9 @@ class _Work:
         under = self.efficiency.compute_overlapped * compute
         if layout.sharding == "parameters":  # each micro-batch: forward, backward, gradients
             return workload.micro_batches * max(0.0, 2 * parameters + gradients - under)
+        if layout.sharding == "gradients":  # each micro-batch: gradients; parameters once
+            earlier = (workload.micro_batches - 1) * max(0.0, gradients - under)
+            return earlier + max(0.0, gradients + parameters - under)
         if layout.sharding == "none":
             gradients, parameters = 2 * gradients, 0.0
         return max(0.0, gradients + parameters - under)

@@ -13,7 +13,7 @@ import nemo_run as run
 
 from recipes.checkpoints.marker import is_finished, steps_taken
 from recipes.planner.plan import Plan
-from recipes.planner.search import SearchRequest
+from recipes.planner.search.request import SearchRequest
 from recipes.resolved.read import (
     folder_of,
     layout_of,

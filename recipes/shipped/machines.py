@@ -197,7 +197,7 @@ def _require_trainable(
 ) -> None:
     """Raise ValueError for a layout that cannot train a stage on a cluster."""
     from recipes.planner.feasibility import violations
-    from recipes.planner.search import of_stage
+    from recipes.planner.search.request import of_stage
 
     question = of_stage(card, stage, machine, gpus=layout.world_size, fp8=layout.fp8)
     _refuse(card, ladder, stage, layout, violations(question.workload(layout), machine))

@@ -5,9 +5,11 @@
 
 Each stage gets the fewest nodes, of 1, 2, 4, ... (times 7 for a model whose layers only 7 and its
 multiples share), on which its fastest layout ends the stage in ten days, without what has not been
-tried on GPUs (Megatron FSDP, Adam on the host). A row that says by `pinned` what stands behind its
-layout keeps it, and so does all other text of the file. The rows that change are printed; read
-their difference before you commit it. For a new row write `nodes=1, layout=Layout()` and run this.
+tried on GPUs (Megatron FSDP, Adam on the host). The fastest is that of `longhaul plan --tightest`:
+a row is rehearsed as it is written, so it changes only for its time. A row that says by `pinned`
+what stands behind its layout keeps it, and so does all other text of the file. The rows that change
+are printed; read their difference before you commit it. For a new row write `nodes=1,
+layout=Layout()` and run this.
 """
 
 import ast
@@ -19,7 +21,8 @@ from pathlib import Path
 from recipes.notation.layout import words_of
 from recipes.notation.python_source import formatted, layout_call
 from recipes.planner.plan import Plan
-from recipes.planner.search import of_stage, search
+from recipes.planner.search.ranking import search
+from recipes.planner.search.request import of_stage
 from recipes.shipped import table
 from recipes.shipped.row import Row
 from recipes.spec import cluster
@@ -45,18 +48,14 @@ def fastest(row: Row, nodes: int) -> Plan | None:
     machine = cluster.load(row.cluster)
     gpus = nodes * machine.gpus_per_node
     fp8 = row.layout.fp8
-    plans = search(of_stage(row.card, row.stage, machine, gpus=gpus, fp8=fp8)).plans
-    return next((plan for plan in plans if _tried(plan)), None)
+    question = of_stage(row.card, row.stage, machine, gpus=gpus, fp8=fp8)
+    chosen = search(question, tightest=True).automatic
+    return None if chosen is None or chosen.untried else chosen
 
 
 def days(row: Row, plan: Plan) -> float:
     """Return how long a plan takes for the stage's tokens."""
     return plan.gpu_hours(row.stage.tokens) / plan.gpus / 24
-
-
-def _tried(plan: Plan) -> bool:
-    layout = plan.workload.layout
-    return layout.sharding == "optimizer" and not layout.optimizer_offload
 
 
 def planned_today(row: Row) -> Row:

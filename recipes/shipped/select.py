@@ -43,7 +43,8 @@ def short(row: Row) -> Iterator[str]:
     """Yield a sentence if a layout that the planner did not choose has too little memory."""
     if row.pinned not in STATED or row.layout.device == "cpu":
         return
-    from recipes.planner.search import lacks, of_stage
+    from recipes.planner.search.alternatives import lacks
+    from recipes.planner.search.request import of_stage
 
     machine, layout = cluster.load(row.cluster), row.layout
     question = of_stage(row.card, row.stage, machine, gpus=layout.world_size, fp8=layout.fp8)
@@ -158,7 +159,8 @@ def row_of(
 
 def fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int | None:
     """Return the fewest nodes, of those `recipes.shipped.regenerate` tries, where a layout fits."""
-    from recipes.planner.search import fits_somehow, of_stage
+    from recipes.planner.search.ranking import fits
+    from recipes.planner.search.request import of_stage
     from recipes.shipped.regenerate import MOST_NODES, ODD_NODES
     from recipes.spec.layout import Fp8
 
@@ -166,7 +168,7 @@ def fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int | None
     nodes = ODD_NODES.get(card.name, 1)
     while nodes <= MOST_NODES:
         gpus = nodes * machines.gpus_per_node
-        if fits_somehow(of_stage(card, stage, machines, gpus=gpus, fp8=Fp8())):
+        if fits(of_stage(card, stage, machines, gpus=gpus, fp8=Fp8())):
             return nodes
         nodes *= 2
     return None
@@ -191,7 +193,7 @@ def layout_for(
     card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str, gpus: int
 ) -> Layout:
     """Return the fastest layout of a stage on these GPUs; raise ValueError where none fits."""
-    from recipes.planner.search import best
+    from recipes.planner.search.alternatives import best
 
     machines = cluster.load(cluster_name)
     try:

@@ -49,6 +49,8 @@ class Cluster:
     """Pinned copies between a GPU and its host."""
     price_per_gpu_hour: float = 0.0
     """0 if not stated."""
+    currency: str = ""
+    """Of the price, such as USD."""
     gpus_per_link: int = 0
     """GPUs that NVLink joins if it spans several nodes; 0 for those of one node."""
     efficiency: Efficiency = HOPPER
@@ -90,10 +92,9 @@ class Cluster:
         """Memory of one GPU."""
         return int(self.gpu.memory_gib * GiB)
 
-    @property
-    def host_bytes_per_gpu(self) -> int:
-        """Host memory per rank with one rank per GPU."""
-        return int(self.host_memory_gib * GiB / self.gpus_per_node)
+    def host_bytes_per_rank(self, ranks: int) -> int:
+        """Host memory of a rank; the ranks on a part of a node share all of it."""
+        return int(self.host_memory_gib * GiB / min(ranks, self.gpus_per_node))
 
 
 def names() -> list[str]:

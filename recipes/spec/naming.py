@@ -114,9 +114,9 @@ def counted(number: int, what: str) -> str:
 
 
 def amount(tokens: int) -> str:
-    """Return a number of tokens or weights to three figures: 369K, 2.1B."""
-    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+    """Return a number of tokens or weights to three figures: 369K, 2.1B, 1.5T."""
+    for unit, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
         if tokens >= unit:
             shown = tokens / unit
-            return f"{shown:.0f}{letter}" if shown >= 100 else f"{shown:.3g}{letter}"
+            return f"{shown:,.0f}{letter}" if shown >= 100 else f"{shown:.3g}{letter}"
     return str(tokens)

@@ -192,7 +192,9 @@ def test_ladders_whose_source_began_with_a_tuned_model_say_so():
 
 @pytest.mark.parametrize(("name", "nodes"), [("five_million", 1), ("fifteen_million", 4)])
 def test_how_far_the_planner_is_from_a_source_s_machine_is_what_it_says(name, nodes):
-    from recipes.planner.search import lacks, max_length, of_stage, search
+    from recipes.planner.search.alternatives import lacks, max_length
+    from recipes.planner.search.ranking import search
+    from recipes.planner.search.request import of_stage
     from recipes.spec.layout import Fp8
 
     ladder, machine = LADDERS[name], cluster.load("dgx_h100")

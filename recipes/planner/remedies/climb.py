@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from recipes.planner.feasibility import before_planning, violations
 from recipes.planner.plan import Plan, capped
+from recipes.planner.rank_groups import rank_map
 from recipes.planner.remedies.overrides import override_words
 from recipes.planner.remedies.proposals import REMEDIES
 from recipes.planner.workload import Workload
@@ -65,9 +66,13 @@ class Remedies:
     """None if the whole ladder does not fit; empty if nothing is lacking."""
 
 
-def remedies(start: Plan, *, unexplained: float = 0.0) -> Remedies:
-    """Return the remedies for a plan, and the first set of remedies under which it fits."""
-    climb = _Climb(start.cluster, unexplained)
+def remedies(start: Plan, *, unexplained: float = 0.0, more_groups: bool = True) -> Remedies:
+    """Return the remedies for a plan, and the first set of remedies under which it fits.
+
+    Without `more_groups` none has more groups of ranks, each with buffers of NCCL, than the plan.
+    """
+    most = math.inf if more_groups else len(rank_map(start.workload, start.cluster))
+    climb = _Climb(start.cluster, unexplained, most_groups=most)
     together, taken = climb.fastest(start)
     ladder = []
     for name in REMEDIES:
@@ -91,8 +96,8 @@ def remedies(start: Plan, *, unexplained: float = 0.0) -> Remedies:
 class _Climb:
     """The search on one cluster."""
 
-    def __init__(self, cluster: Cluster, unexplained: float) -> None:
-        self.cluster, self.unexplained = cluster, unexplained
+    def __init__(self, cluster: Cluster, unexplained: float, *, most_groups: float) -> None:
+        self.cluster, self.unexplained, self.most_groups = cluster, unexplained, most_groups
         self._known: dict[tuple[str, int, str], Plan | str] = {}
 
     def lacking(self, one: Plan) -> float:
@@ -116,6 +121,8 @@ class _Climb:
             if not broken:
                 made = capped(one, self.cluster)
                 broken = next(violations(made.workload, self.cluster), "")
+                if not broken and len(rank_map(one, self.cluster)) > self.most_groups:
+                    broken = "it adds a group of ranks, with more buffers of NCCL"
             if broken:
                 why = why or broken
             else:

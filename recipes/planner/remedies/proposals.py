@@ -133,7 +133,8 @@ def _offload(workload: Workload, cluster: Cluster, tensors: str) -> Proposed:
     layout = workload.layout
     if layout.offload.tensors in (tensors, "both"):
         return f"{layout.offload.tensors} are offloaded" if tensors == "inputs" else "both are"
-    offload = Offload(tensors=tensors, cap_gib=host_cap(cluster))  # type: ignore[arg-type]
+    cap = host_cap(cluster, layout.world_size)
+    offload = Offload(tensors=tensors, cap_gib=cap)  # type: ignore[arg-type]
     recompute = layout.recompute
     if offload.refusal(recompute) and recompute.kind != "full":
         recompute = KEPT  # otherwise nothing is kept that could be offloaded

@@ -145,6 +145,14 @@ def test_slow_compares_a_run_with_the_plan(answer, tmp_path):
     assert "the run has" not in said.out
 
 
+def test_slow_says_that_a_rate_above_the_peak_is_impossible(answer, tmp_path):
+    planned = plan(of(words_of(ROW.layout)), cluster.load(ROW.cluster)).time.step
+    metrics(tmp_path / "run", [planned / 3] * 6)
+    said = answer("doctor", "slow", "--factory", NAME, "--run", tmp_path / "run")
+    assert "300% of the prediction" in said.out
+    assert "no GPU is that fast" in said.out
+
+
 def test_slow_notices_a_run_of_other_ranks(answer, tmp_path):
     metrics(tmp_path / "run", [105] * 6, gpus=16)
     said = answer("doctor", "slow", "--factory", NAME, "--run", tmp_path / "run")

@@ -8,7 +8,8 @@ import pytest
 
 from longhaul.pages.plan_plot import picture
 from recipes.models import CARDS
-from recipes.planner.search import SearchRequest, at_length, search
+from recipes.planner.search.ranking import search
+from recipes.planner.search.request import SearchRequest
 from recipes.spec import cluster
 from recipes.spec.units import K
 
@@ -46,10 +47,11 @@ def test_what_was_ruled_out_is_shown(answer):
 def test_the_longest_length_is_found(answer):
     code, shown, _ = answer("plan", "llama31_8b", "--max-seq")
     assert code == 0
-    assert "the longest context that fits: 3584K tokens" in shown
+    assert "the longest context that fits: 4M tokens" in shown
+    assert "untried: Adam on the host" in shown
     found = answer("plan", "llama31_8b", "--max-seq", "--json")
     longest = json.loads(found.out)["seq_length"]
-    assert longest == 3584 * 1024
+    assert longest == 4096 * 1024
     power = 2 ** (longest.bit_length() - 1)
     assert answer("plan", "llama31_8b", "--seq", longest).code == 0
     assert answer("plan", "llama31_8b", "--seq", longest + power // 8).code != 0
@@ -62,6 +64,46 @@ def test_the_longest_length_of_a_layout_of_one_s_own(answer):
     longest = re.search(r"that fits: (\S+) tokens", shown)[1]
     assert answer("plan", "llama31_8b", "--seq", longest, "--layout", words).code == 0
     assert "lacks" in answer("plan", "llama31_8b", "--seq", "4M", "--layout", words).error()
+
+
+def test_a_faster_layout_with_untried_parts_is_marked_and_the_fastest_without_is_named(answer):
+    shown = answer("plan", "llama3_70b", "--seq", "2M", "--nodes", 8).out
+    assert "layout: hybrid8x8 kept_attention tile-mlp offload-both" in shown
+    said = re.search(r"untried: Megatron FSDP .*takes (\d+)% longer: (tp8 .*)", shown)
+    assert int(said[1]) == 52
+    found = json.loads(answer("plan", "llama3_70b", "--seq", "2M", "--nodes", 8, "--json").out)
+    fastest, tried = found["plans"][0], next(one for one in found["plans"] if not one["untried"])
+    assert fastest["untried"] == ["Megatron FSDP"]
+    assert tried["layout"] == said[2]
+    assert tried["gpu_hours"] > 1.5 * fastest["gpu_hours"]
+
+
+def test_a_leaner_layout_is_explained_and_the_fastest_can_be_asked_for(answer):
+    question = ("plan", "llama31_8b", "--seq", "512K")
+    shown = answer(*question).out
+    assert re.search(r"leaner: it takes 18\.\d GiB less than the fastest .* .--tightest", shown)
+    assert "-0.8%" in shown  # the fastest, among the next best
+    tight = answer(*question, "--tightest").out
+    assert "layout: head_chunked2 dp4" in tight
+    assert "leaner:" not in tight
+
+
+def test_a_batch_that_divides_better_is_offered_with_its_gain(answer):
+    question = ("plan", "llama31_8b", "--seq", "12K", "--nodes", "8")
+    assert "320 sequences" in answer(*question).out
+    shown = answer(*question, "--tokens-per-batch", 341 * 12 * 1024).out
+    assert "faster: a batch of 320 sequences (-6% tokens)" in shown
+    assert "--tokens-per-batch 3932160" in shown
+    assert "more GPUs as data ranks" not in shown
+
+
+def test_a_budget_and_its_cost_have_units(answer):
+    shown = answer("plan", "llama31_8b", "--seq", "64K", "--tokens", "1.5T").out
+    assert "1.5T tokens: " in shown
+    assert re.search(r"cost [\d,]+ USD at the cluster file's 2.5 USD per GPU-hour", shown)
+    found = json.loads(answer("plan", "llama31_8b", "--seq", "64K", "--json").out)["plans"][0]
+    assert (found["cost"], found["currency"]) == (pytest.approx(2.5 * found["gpu_hours"]), "USD")
+    assert "cost (USD)" in answer("plan", "--ladder", "prolong", "--nodes", 4).out
 
 
 def test_one_gpu_may_be_asked_for(answer):
@@ -98,15 +140,15 @@ def test_a_picture_is_drawn(answer, tmp_path):
 def test_the_picture_has_a_rate_at_each_length_and_says_where_nothing_fits():
     machine = cluster.load("dgx_h100")
     asked = SearchRequest(
-        card=CARDS["llama31_8b"], seq_length=3_000 * K, tokens_per_batch=3_000 * K,
+        card=CARDS["llama31_8b"], seq_length=5_000 * K, tokens_per_batch=5_000 * K,
         cluster=machine, gpus=8,
     )  # fmt: skip
     memory, time = picture(asked).axes
     rates = [text.get_text() for text in time.texts]
     lengths = [tick.get_text() for tick in time.get_xticklabels()]
-    assert lengths[-3:] == ["2M", "3000K", "4M"]
+    assert lengths[-3:] == ["4M", "5000K", "8M"]
     assert rates[-1] == "does not fit"
-    fastest = search(at_length(asked, 64 * K)).plans[0].time.tokens_per_gpu_second
+    fastest = search(asked.at_length(64 * K)).plans[0].time.tokens_per_gpu_second
     assert rates[lengths.index("64K")] == f"{fastest:,.0f}"
     tops = [bar.get_y() + bar.get_height() for bar in memory.patches]
     assert max(tops) <= machine.gpu.memory_gib < memory.get_ylim()[1]
@@ -130,7 +172,7 @@ def test_the_picture_has_a_rate_at_each_length_and_says_where_nothing_fits():
          "has no FP8"),
         (("plan", "llama31_8b", "--seq", "64K", "--layout", "tp2"), "has 2 ranks and 8 GPUs"),
         (("plan", "llama31_8b", "--seq", "64K", "--layout", "dp8"),
-         "GiB of GPU memory at 65,536 tokens; the fastest that fits is tp2"),
+         "GiB of GPU memory at 65,536 tokens; the planner would take tp2"),
         (("plan", "llama31_8b", "--seq", "64K", "--layout", "tp2 ring4 zero3 tile-loss"),
          "sharding parameters with tiling loss"),
         (("plan", "llama31_8b", "--seq", "1M", "--nodes", "8", "--layout", "tp2 ulysses4 dp8"),
@@ -144,6 +186,8 @@ def test_the_picture_has_a_rate_at_each_length_and_says_where_nothing_fits():
          "--fp8 cannot go with --layout"),
         (("plan", "--ladder", "prolong", "--seq", "1M", "--plot", "y.png"),
          "--seq and --plot cannot go with --ladder"),
+        (("plan", "llama31_8b", "--seq", "64K", "--layout", "dp8", "--tightest"),
+         "--tightest cannot go with --layout"),
         (("plan", "llama31_8b", "--max-seq", "--seq", "64K"), "--seq cannot go with --max-seq"),
         (("plan", "llama31_8b", "--seq", "64K", "--gpus", "12"), "not a whole number of nodes"),
         (("plan", "llama31_8b", "--seq", "64K", "--gpus", "8", "--nodes", "2"),

@@ -315,7 +315,14 @@ def test_what_waits_on_the_host_is_said():
 
 @pytest.mark.parametrize(
     ("tokens", "shown"),
-    [(512, "512"), (853_000, "853K"), (1_720_320, "1.72M"), (21 * 10**9, "21B"), (8e11, "800B")],
+    [
+        (512, "512"),
+        (853_000, "853K"),
+        (1_720_320, "1.72M"),
+        (21 * 10**9, "21B"),
+        (8e11, "800B"),
+        (15 * 10**11, "1.5T"),
+    ],
 )
 def test_an_amount_has_three_figures(tokens, shown):
     assert naming.amount(tokens) == shown

@@ -11,7 +11,7 @@ from longhaul.doctor.oom_log import failures
 from longhaul.terminal.next_commands import YOUR_CLUSTER
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM
-from recipes.planner.search import search
+from recipes.planner.search.ranking import search
 from recipes.shipped.machines import Machines
 from recipes.spec.units import GiB
 from tests.longhaul.commands.test_doctor import NAME, failed
@@ -76,7 +76,7 @@ def test_a_log_that_says_nothing_is_not_asked_for_again(answer, tmp_path, conten
 
 def test_the_planners_choice_has_room_for_what_the_log_shows_and_is_another_layout():
     found = case(NAME, Machines())
-    plans = search(found.question).plans
+    plans = [plan for plan in search(found.question).plans if not plan.untried]
     assert found.same_layout(plans[0].workload.layout)  # the shipped layout is the planner's own
     choice = planners_choice(found, 0.0)
     assert choice is not None
@@ -96,8 +96,31 @@ def test_the_layout_that_failed_is_its_own_with_another_host_cap():
     )
 
 
+def test_whole_logits_under_a_tiled_loss_mean_that_tiling_is_not_in_effect(answer, tmp_path):
+    log = tmp_path / "output.log"
+    log.write_text(failed(15.66, 60))
+    words = "ulysses2 dp4 kept_attention"  # 32,768 tokens of a rank, 128,256 logits in fp32
+    tiled = answer(
+        "doctor", "oom", "--factory", NAME, "--layout", f"{words} tile-loss", "--log", log
+    )
+    assert "which a tiled loss never forms: tiling is not in effect" in tiled.out
+    assert "treated as permanently allocated" not in tiled.out.partition("remedies, each")[2]
+    plain = answer("doctor", "oom", "--factory", NAME, "--layout", words, "--log", log)
+    assert "that is the size of logits in fp32" in plain.out
+    assert "tiling is not in effect" not in plain.out
+
+
+def test_memory_that_nccl_lacks_is_not_answered_with_more_groups(answer, tmp_path):
+    (tmp_path / "output.log").write_text(OF_NCCL)
+    words = "tp2 ulysses4 kept_attention tile-loss"
+    asked = ("doctor", "oom", "--factory", NAME, "--layout", words)
+    said = answer(*asked, "--log", tmp_path / "output.log").out
+    assert "NCCL_BUFFSIZE=2097152" in said
+    assert "this layout has 2" in said
+
+
 def test_no_choice_is_printed_where_the_log_leaves_room_for_none(answer, tmp_path):
-    (tmp_path / "output.log").write_text(failed(30, 79))
+    (tmp_path / "output.log").write_text(failed(54, 79))
     said = answer("doctor", "oom", "--factory", NAME, "--log", tmp_path / "output.log")
     assert "what fits: " in said.out
     assert "the planner's choice" not in said.out

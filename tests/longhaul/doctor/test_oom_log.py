@@ -162,3 +162,10 @@ def test_an_empty_log_is_told_from_one_without_failures(tmp_path, content):
     log.write_bytes(b"\x00\xff garbage \xfe\n")
     assert not read(log).empty
     assert read(log).failures == ()
+
+
+@pytest.mark.parametrize(("frames", "kind"), [(0, "pinned"), (3, "pinned"), (30, "device")])
+def test_an_error_of_cuda_below_a_call_that_locks_memory_is_one_of_the_host(frames, kind):
+    call = "    buffer = torch.empty(n, pin_memory=True)\n"
+    one = only(call + "    a frame\n" * frames + "RuntimeError: CUDA error: out of memory")
+    assert one.kind == kind

@@ -245,3 +245,19 @@ def test_lines_cut_between_two_steps_are_no_fault(answer, tmp_path):
     run = a_run(tmp_path / "run", **resumed(at=13, from_sample=96))
     said = answer("doctor", "spike", "--run", run)
     assert "each step reads the samples after" in said.out
+
+
+def test_a_slow_divergence_is_a_failure(answer, tmp_path):
+    values = [*losses(steps=60), *(2.2 + 0.02 * n for n in range(300))]
+    said = answer("doctor", "spike", "--run", a_run(tmp_path / "run", values))
+    assert said.code == 1
+    assert "the loss diverges: it rises from 2.2" in said.out
+    assert "needs no action" not in said.out
+
+
+def test_a_large_norm_long_after_the_switch_is_shown_with_its_step(answer, tmp_path):
+    norms = [249.0, *[1.0] * 199]
+    norms[119] = 80.0
+    run = a_run(tmp_path / "run", losses(steps=200), norms=norms)
+    said = answer("doctor", "spike", "--run", run)
+    assert "the gradient norm is 80 at step 120, long after the switch" in said.out

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from recipes.planner.batch_size import Batch, data_ranks, solve
+from recipes.planner.batch_size import Batch, data_ranks, even_batch, solve
 from recipes.spec.units import K, M
 
 WHOLE = Batch(seq_length=64 * K, micro_batch=2, accumulation=4, dp=8)
@@ -84,3 +84,21 @@ def test_data_ranks_are_the_whole_replicas_of_the_gpus():
 def test_gpus_that_hold_no_whole_replicas_are_refused(sizes, said):
     with pytest.raises(ValueError, match=said):
         data_ranks(**sizes)
+
+
+@pytest.mark.parametrize(
+    ("length", "gpus", "sequences"),
+    [
+        (64 * K, 8, 64),
+        (12 * K, 64, 320),  # 341 are 11 x 31, which 64 GPUs hardly divide
+        (48 * K, 64, 80),
+        (100_000, 8, 40),
+        (64 * K, 24, 60),
+        (2 * M, 24, 3),  # two sequences would leave a third of the GPUs idle
+        (3 * M, 8, 1),
+        (12 * K, 1, 341),
+        (M, 800_000, 4),  # 3,125 sequences would be a batch of 3B tokens
+    ],
+)
+def test_a_batch_is_one_that_many_data_ranks_divide(length, gpus, sequences):
+    assert even_batch(4 * M, length, gpus) == sequences * length

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from custom_modules.memory.config import Offload, Recompute, Tiling
-from recipes.models import LLAMA31_8B, TINY
+from recipes.models import CARDS, LLAMA31_8B, TINY
 from recipes.models.llama import LLAMA2_7B
 from recipes.models.mistral import MIXTRAL_8X7B
 from recipes.planner.memory import FUSED, HUGGING_FACE, PLAIN, Kernels, memory
@@ -245,3 +245,15 @@ def test_the_published_stacks_come_in_their_order():
 def test_the_reserve_is_a_cause_of_its_own():
     assert memory(workload()).categories["reserve"] == FUSED.reserve_gib * GiB
     assert memory(workload(), PLAIN).categories["reserve"] == 0
+
+
+def test_a_published_fp8_layout_lacks_the_bf16_copies_that_its_authors_do_not_hold():
+    """Llama-3-70B on 64 H100, of Megatron-Bridge's summary: its weights are gathered in FP8."""
+    layout = Layout(tp=4, pp=8, dp=2, fp8=Fp8(recipe="tensorwise"))
+    of_70b = Workload(
+        card=CARDS["llama3_70b"], seq_length=8 * K, tokens_per_batch=128 * 8 * K, layout=layout,
+        gpus_per_node=8,
+    )  # fmt: skip
+    copies = 2 * of_70b.layers * of_70b.layer_weights
+    assert plan(of_70b, H100).short == pytest.approx(4.0 * GiB, rel=0.01)
+    assert copies == pytest.approx(4.0 * GiB, rel=0.01)

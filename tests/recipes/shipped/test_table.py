@@ -126,7 +126,8 @@ UNLISTED = [
 
 @pytest.mark.parametrize(("card", "ladder"), UNLISTED)
 def test_what_the_planner_chooses_for_other_cards_of_a_ladder_passes_them_too(card, ladder):
-    from recipes.planner.search import of_stage, search
+    from recipes.planner.search.ranking import search
+    from recipes.planner.search.request import of_stage
     from recipes.pretrain import pretrain
     from recipes.spec.layout import Fp8
 

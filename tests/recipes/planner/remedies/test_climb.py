@@ -8,6 +8,7 @@ import pytest
 from recipes.notation.layout import layout_from
 from recipes.planner.feasibility import violations
 from recipes.planner.plan import Plan, plan
+from recipes.planner.rank_groups import rank_map
 from recipes.planner.remedies.climb import UNTRIED, Remedy, remedies
 from recipes.planner.remedies.overrides import override_words
 from recipes.planner.remedies.proposals import REMEDIES
@@ -99,6 +100,18 @@ def test_what_nobody_has_tried_is_no_cure_where_a_tried_remedy_fits_these_gpus(w
     assert cure.plan.fits
     assert cure.plan.gpus == 8
     assert not UNTRIED & {*cure.names}
+
+
+def test_remedies_without_more_groups_of_ranks_have_no_more():
+    start = planned("ulysses8 kept_attention tile-loss")
+
+    def groups(**options) -> set[int]:
+        found = remedies(start, unexplained=16 * GiB, **options)
+        plans = [one.alone for one in found.ladder if one.alone] + [found.cure.plan]
+        return {len(rank_map(plan.workload, H100)) for plan in plans}
+
+    assert max(groups()) == 2
+    assert groups(more_groups=False) == {1}
 
 
 def test_what_nobody_has_tried_is_climbed_where_nothing_else_fits_these_gpus():
