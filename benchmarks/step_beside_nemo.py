@@ -295,15 +295,15 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             results = measured(size, given.rounds, given.threads, Path(folder))
         sections.append(section(name, size, results))
-    busy = f"{load:.1f} running at the start, {os.getloadavg()[0]:.1f} at the end"
-    text = page(
-        "A training step of our recipe beside NeMo's own",
-        facts(["nemo-toolkit", "megatron-core", "lightning"]) | {"load": busy},
-        sections,
-    )
+        busy = f"{load:.1f} running at the start, {os.getloadavg()[0]:.1f} at the end"
+        text = page(
+            "A training step of our recipe compared with NeMo's own",
+            facts(["nemo-toolkit", "megatron-core", "lightning"]) | {"load": busy},
+            sections,
+        )
+        if given.out is not None:  # what is measured so far
+            write(given.out, text)
     sys.stdout.write(text)
-    if given.out is not None:
-        write(given.out, text)
 
 
 if __name__ == "__main__":
