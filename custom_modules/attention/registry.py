@@ -42,14 +42,14 @@ log = logging.getLogger(__name__)
 
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal)
     return out, lse
 
 
 def _cpu_backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
         grad_out, q, k, v, out, lse, 0.0, causal
     )
     return dq, dk, dv
@@ -114,12 +114,19 @@ def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
     if len(set(dtypes.values())) > 1:
         mixed = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
         raise ValueError(f"attention inputs have different dtypes ({mixed}); cast them to one")
-    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
-    if q.ndim != 4 or k.shape != v.shape or 0 in (*q.shape, *k.shape):
+    of_q, of_k, of_v = q.shape, k.shape, v.shape
+    if len(of_q) != 4 or of_k != of_v or 0 in (*of_q, *of_k):
         raise ValueError(
-            f"attention inputs are {shapes}; [s, b, heads, D] is needed, the same for k and v"
+            f"attention inputs are {_shapes(of_q, of_k, of_v)}; [s, b, heads, D] is needed, the "
+            "same for k and v"
         )
-    if (*q.shape[:2], q.shape[3]) != (*k.shape[:2], k.shape[3]):
-        raise ValueError(f"attention inputs are {shapes}; they may differ only in heads")
-    if q.shape[2] % k.shape[2]:
-        raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} KV heads evenly")
+    if (*of_q[:2], of_q[3]) != (*of_k[:2], of_k[3]):
+        raise ValueError(
+            f"attention inputs are {_shapes(of_q, of_k, of_v)}; they may differ only in heads"
+        )
+    if of_q[2] % of_k[2]:
+        raise ValueError(f"{of_q[2]} query heads cannot share {of_k[2]} KV heads evenly")
+
+
+def _shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> str:
+    return f"q {list(q)}, k {list(k)}, v {list(v)}"

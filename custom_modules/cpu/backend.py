@@ -40,6 +40,7 @@ from custom_modules.cpu.torch_adam import sharded_torch_adam
 from custom_modules.patching import patched
 
 CPU = torch.device("cpu")
+_TO, _PIN_MEMORY, _TYPE = torch.Tensor.to, torch.Tensor.pin_memory, torch.Tensor.type
 
 
 @contextmanager
@@ -75,18 +76,20 @@ class _CudaNamesMeanCpu(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        if _is_cuda(kwargs.get("device")):
-            kwargs["device"] = CPU
-        if kwargs.get("pin_memory"):
-            kwargs["pin_memory"] = False
-        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
-            args = (args[0], CPU, *args[2:])
-        elif func is torch.Tensor.pin_memory:
+        if kwargs:
+            kwargs = dict(kwargs)
+            if _is_cuda(kwargs.get("device")):
+                kwargs["device"] = CPU
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+        if func is _TO:
+            if len(args) > 1 and _is_cuda(args[1]):
+                args = (args[0], CPU, *args[2:])
+        elif func is _PIN_MEMORY:
             return args[0]
-        elif func is torch.Tensor.type and len(args) == 1 and not kwargs:
+        elif func is _TYPE and len(args) == 1 and not kwargs:
             return func(*args).replace("torch.", "torch.cuda.", 1)
-        return func(*args, **kwargs)
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 def _run_backward(*args: Any, **kwargs: Any) -> Any:

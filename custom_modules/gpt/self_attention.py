@@ -297,8 +297,9 @@ class LongContextSelfAttention(SelfAttention):
             return self.linear_proj(out)
         query, key, value = self.get_query_key_value_tensors(hidden_states)
         if table is not None:
+            cos, sin = table.unbind()
             interleaved = self.config.rotary_interleaved
-            query, key = (rotate(heads, table[0], table[1], interleaved) for heads in (query, key))
+            query, key = (rotate(heads, cos, sin, interleaved) for heads in (query, key))
         attend = (
             self._checkpointed_attention_forward
             if self.checkpoint_core_attention and self.training

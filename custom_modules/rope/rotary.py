@@ -22,7 +22,7 @@ The sources of the methods are in `custom_modules.rope.config`.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -203,9 +203,10 @@ def rotary_table(
     shape = (*positions.shape[:3], len(frequencies))
     cos = torch.empty(shape, dtype=torch.float32, device=position_ids.device)
     sin = torch.empty_like(cos)
-    for tile in _tiles(cos):  # float64 for a tile at a time
-        angles = positions[tile].double() * frequencies
-        cos[tile], sin[tile] = angles.cos() * temperature, angles.sin() * temperature
+    for of_cos, of_sin, of_positions in _tiles(cos, sin, positions):  # float64 for a tile at a time
+        angles = of_positions.double() * frequencies
+        torch.mul(angles.cos(), temperature, out=of_cos)
+        torch.mul(angles.sin_(), temperature, out=of_sin)
     return cos, sin
 
 
@@ -224,37 +225,47 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[no-untyped-def]
         cos, sin = ctx.saved_tensors
-        turned = _turn(grad, cos, -sin, torch.empty_like(grad), ctx.interleaved)
+        turned = _turn(grad, cos, sin, torch.empty_like(grad), ctx.interleaved, back=True)
         return turned, None, None, None
 
 
-def _tiles(t: Tensor) -> Iterator[slice]:
-    """Yield slices of the first dimension that hold at most TILE_ELEMENTS, or one entry."""
-    entries = max(1, TILE_ELEMENTS // max(1, t[:1].numel()))
-    for start in range(0, t.shape[0], entries):
-        yield slice(start, start + entries)
+def _tiles(*tensors: Tensor) -> Iterator[Sequence[Tensor]]:
+    """Yield views of the first dimension, with at most TILE_ELEMENTS of the first, or one entry."""
+    shape = tensors[0].shape
+    entries = max(1, TILE_ELEMENTS // max(1, math.prod(shape[1:])))
+    if shape[0] <= entries:
+        return iter([tensors])
+    return zip(*(t.split(entries) for t in tensors), strict=True)
 
 
-def _pairs(t: Tensor, rotated: int, interleaved: bool) -> tuple[Tensor, Tensor]:
+def _pairs(t: Tensor, rotated: int, interleaved: bool) -> Sequence[Tensor]:
     """Return views of the paired dimensions, [..., R/2] each."""
-    turning = t[..., :rotated]
-    if interleaved:
-        return turning[..., 0::2], turning[..., 1::2]
-    return turning[..., : rotated // 2], turning[..., rotated // 2 :]
+    turning = t if rotated == t.shape[-1] else t[..., :rotated]
+    return (turning[..., 0::2], turning[..., 1::2]) if interleaved else turning.chunk(2, dim=-1)
 
 
-def _turn(t: Tensor, cos: Tensor, sin: Tensor, out: Tensor, interleaved: bool) -> Tensor:
+def _turn(
+    t: Tensor, cos: Tensor, sin: Tensor, out: Tensor, interleaved: bool, *, back: bool = False
+) -> Tensor:
     """Write the rotated `t` to `out`, which may be `t`, a few tokens at a time."""
-    compute = torch.promote_types(t.dtype, torch.float32)
-    rotated = 2 * cos.shape[-1]
-    for tile in _tiles(t):
-        first, second = (half.to(compute) for half in _pairs(t[tile], rotated, interleaved))
-        c, s = cos[tile].to(compute), sin[tile].to(compute)
-        turned = (first * c).addcmul_(second, s, value=-1), (second * c).addcmul_(first, s)
-        for half, value in zip(_pairs(out[tile], rotated, interleaved), turned, strict=True):
-            half.copy_(value)
+    dtype, rotated, sign = t.dtype, 2 * cos.shape[-1], -1 if back else 1
+    compute = torch.promote_types(dtype, torch.float32)
+    direct = dtype == compute and out is not t  # else halves are read after they are written
+    if compute != torch.float32:
+        cos, sin = cos.to(compute), sin.to(compute)
+    for of_t, of_out, c, s in _tiles(t, out, cos, sin):
+        first, second = _pairs(of_t, rotated, interleaved)
+        if dtype != compute:
+            first, second = first.to(compute), second.to(compute)
+        into = _pairs(of_out, rotated, interleaved)
+        turned = into if direct else [torch.empty_like(first) for _ in into]
+        torch.mul(first, c, out=turned[0]).addcmul_(second, s, value=-sign)
+        torch.mul(second, c, out=turned[1]).addcmul_(first, s, value=sign)
+        if not direct:
+            for half, value in zip(into, turned, strict=True):
+                half.copy_(value)
         if out is not t and rotated < t.shape[-1]:
-            out[tile][..., rotated:] = t[tile][..., rotated:]
+            of_out[..., rotated:] = of_t[..., rotated:]
     return out
 
 

@@ -241,6 +241,47 @@ def test_the_alst_like_stack_is_compared_or_named_with_the_reason(memory_stack):
         assert re.search(r"full stack over ALST-like: 0\.\d+; the claim", memory_stack)
 
 
+@pytest.fixture(scope="module")
+def step_beside_nemo(tmp_path_factory):
+    size = ["--sizes", "small", "--tokens", "64", "--rounds", "2", "--threads", "1"]
+    return page_of("step_beside_nemo", *size, out=tmp_path_factory.mktemp("e") / "page.md")
+
+
+CAUSES = ("data", "forward", "backward", "gradients", "optimizer", "callbacks", "logging", "loop")
+
+
+def test_our_step_and_nemos_compute_the_same_and_hold_counted_bytes(step_beside_nemo):
+    rows = rows_of(step_beside_nemo, ("training", "", "ms", "CPU ms"))
+    assert [row[0] for row in rows] == [
+        "NeMo, PyTorch's attention",
+        "ours",
+        "NeMo, Megatron's attention",
+        "NeMo, PyTorch's attention, full recompute",
+        "ours, kept attention, tiled loss and MLP",
+    ]
+    assert all(float(row[6]) <= 1e-5 for row in rows)
+    by_category = rows_of(step_beside_nemo, ("training", "", "weights", "gradients"))
+    for row, categories in zip(rows, by_category, strict=True):
+        assert sum(map(float, categories[2:])) == pytest.approx(float(row[4]), abs=0.05)
+
+
+def test_every_cause_of_a_step_takes_time(step_beside_nemo):
+    rows = rows_of(step_beside_nemo, ("training", "", *CAUSES))
+    assert len(rows) == 5
+    for causes in rows:
+        assert min(float(cell) for cell in causes[2:]) > 0
+
+
+def test_our_step_is_compared_with_nemos_of_equal_options(step_beside_nemo):
+    rows = rows_of(step_beside_nemo, ("ours", "over", "time", "of rounds", "CPU time", "bytes"))
+    assert [row[1] for row in rows] == [
+        "NeMo, PyTorch's attention",
+        "NeMo, Megatron's attention",
+        "NeMo, PyTorch's attention, full recompute",
+    ]
+    assert all(float(row[at]) > 0 for row in rows for at in (2, 4, 5))
+
+
 def test_a_loopback_gathers_as_much_as_many_ranks_would():
     mine = torch.arange(2.0 * 4).reshape(2, 1, 4, 1)
     with loopback(4) as group:
