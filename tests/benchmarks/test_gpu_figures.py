@@ -13,7 +13,7 @@ from benchmarks.gpu.report import whole_page
 from benchmarks.gpu.results import Result, Results
 from benchmarks.gpu.session import require_same_machine
 from benchmarks.gpu.sizes import ON_CPU, ON_GPU, SIZES, machine
-from recipes.planner.search import best
+from recipes.planner.search.alternatives import best
 from recipes.spec.layout import Fp8
 from recipes.spec.stage import Cosine, Stage
 
