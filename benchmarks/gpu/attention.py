@@ -37,11 +37,8 @@ from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import KERNELS, kernel_for
 from custom_modules.context_parallel.attend import Groups, attend
 from custom_modules.context_parallel.config import stage_sizes
-from custom_modules.context_parallel.head_chunked import (
-    HeadChunked,
-    HeadStages,
-    head_chunked_attention,
-)
+from custom_modules.context_parallel.head_chunked import HeadChunked, head_chunked_attention
+from custom_modules.context_parallel.head_stages import HeadStages
 from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import inverse_frequencies, rotary_table, rotate

@@ -43,9 +43,15 @@ class Projection:
         return _index(tuple(rows), self.weight.device)
 
     def keys(self, heads: slice) -> Tensor:
-        """Return the rows of the keys of these KV heads; values follow by one."""
+        """Return the rows of the keys of these KV heads."""
         group = self.heads // self.kv_heads
         rows = (n * (group + 2) + group for n in range(heads.start, heads.stop))
+        return _index(tuple(rows), self.weight.device)
+
+    def values(self, heads: slice) -> Tensor:
+        """Return the rows of the values of these KV heads."""
+        group = self.heads // self.kv_heads
+        rows = (n * (group + 2) + group + 1 for n in range(heads.start, heads.stop))
         return _index(tuple(rows), self.weight.device)
 
     def forward(self, x: Tensor, rows: Tensor) -> Tensor:

@@ -13,8 +13,27 @@ begins at x, which is not. Not counted: rotary tables, weights, workspaces of a 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from custom_modules.context_parallel.config import Degrees
+
+
+class _Exchange(NamedTuple):
+    """Head slices of what is sent to the ranks that attend with it."""
+
+    projected: float
+    arriving: float
+    packed: float
+
+    @property
+    def peak(self) -> float:
+        """While it is packed."""
+        return self.projected + self.arriving + self.packed
+
+    @property
+    def flying(self) -> float:
+        """While its messages are in flight."""
+        return self.arriving + self.packed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,17 +62,9 @@ class AttentionShape:
     @property
     def forward_peak(self) -> int:
         """Peak of live bytes in the forward."""
-        inner = self._inner_kv
         if self.degrees.heads_per_stage is not None:
-            u, held = self.degrees.heads_per_stage, self._held_kv
-            exchanged = 0 if self.degrees.ulysses == 1 else u
-            earlier = (self.heads - u) * self._lse
-            stage = (
-                u + exchanged + self._messages(u, packs=1) + earlier,
-                u + self._kernel_forward(u, held) + earlier,
-                u + u * (1 + self._lse) + self._messages(u) + earlier,
-            )
-            return self._bytes(self.heads + 2 * held + max(stage))
+            return self._bytes(self._staged_forward())
+        inner = self._inner_kv
         given = self.heads + 2 * self.kv_heads
         if self.degrees.ulysses == 1:
             return self._bytes(given + self._kernel_forward(self.heads, self.kv_heads))
@@ -70,16 +81,7 @@ class AttentionShape:
         """
         lse, inner = self.heads * self._lse, self._inner_kv
         if self.degrees.heads_per_stage is not None:
-            u, held = self.degrees.heads_per_stage, self._held_kv
-            exchanged = 3 * u if self.degrees.ulysses > 1 or self._strided else u
-            dq = 0 if self.degrees.ulysses == 1 else u + self._messages(u)
-            kept = 2 * self.heads + lse + 2 * held * (1 + self._merge) + exchanged
-            if self.kv_heads < self.degrees.ulysses:  # sums of several ranks, in fp32
-                home = self._merge * (self.kv_heads + self._messages(held))
-            else:
-                home = (2 if self._merge > 1 else 1) * held + self._messages(held)
-            home = 0 if self.degrees.ulysses == 1 else home
-            return self._bytes(kept + max(self._kernel_backward(u, held), u + dq, home))
+            return self._bytes(2 * self.heads + lse + self._staged_backward())
         kept = lse + 2 * self.heads
         if self.degrees.ulysses == 1:
             kept += self.heads + 2 * self.kv_heads
@@ -98,6 +100,92 @@ class AttentionShape:
         exchanged = (u - 1) * (2 * self.heads + 2 * self._inner_kv) / u
         return self._bytes(exchanged + by_ring)
 
+    def _staged_forward(self) -> float:
+        """Slices at the worst moment of the forward of head stages, with the output."""
+        u, held, in_chunk = self._stage, self._held_kv, self._stages_in_chunk
+        stages, exchanges = self.heads // u, self.degrees.ulysses > 1
+        keys, queries = self._exchange(keys=held), self._exchange(queries=u)
+        home = u * (1 + self._lse) + self._messages(u)
+
+        def attending(before: int, following: _Exchange) -> list[float]:
+            """Return the slices of a stage and of the queries of the next one."""
+            held_now = 2 * held + before * u * self._lse
+            last = before == stages - 1
+            return [
+                held_now + u + following.peak,
+                held_now + u + following.flying + self._kernel_forward(u, held),
+                held_now - 2 * held * last + following.flying + home,
+            ]
+
+        opening = (stages - in_chunk) * u * self._lse
+        peaks = [
+            opening + keys.peak,
+            opening + keys.flying + queries.projected,
+            opening + 2 * held + queries.peak,
+            *attending(stages - 1, _Exchange(0, 0, 0)),
+        ]
+        if exchanges and in_chunk > 1:
+            peaks += attending(stages - 2, queries)
+        if exchanges and stages > in_chunk:
+            before = (stages - in_chunk - 1) * u * self._lse
+            peaks.append(before + home + keys.projected)
+        return self.heads + max(peaks)
+
+    def _staged_backward(self) -> float:
+        """Slices at the worst moment of the backward of head stages, without those it is given."""
+        u, held, in_chunk = self._stage, self._held_kv, self._stages_in_chunk
+        sums = 2 * held * self._merge if in_chunk > 1 else 0
+        if self.degrees.ulysses == 1:
+            exchanged = 3 * u if self._strided else u
+            return 2 * held + exchanged + self._kernel_backward(u, held) + sums
+        opening, queries = self._exchange(queries=u, keys=held), self._exchange(queries=u)
+        results = 2 * queries.flying
+        peaks = [
+            2 * u + opening.peak,
+            2 * held + 3 * u + self._kernel_backward(u, held) + sums,
+            self._staged_home(sums),
+        ]
+        if in_chunk > 1:
+            here = 2 * held + sums + u
+            peaks += [here + 2 * u + self._messages(u), here + queries.flying + results]
+        if self.heads // u > in_chunk:
+            peaks.append(opening.projected + results)
+        return max(peaks)
+
+    def _staged_home(self, sums: float) -> float:
+        """Slices while the gradients of queries, keys and values return at the end of a chunk."""
+        u, held, merge = self._stage, self._held_kv, self._merge
+        arrived = self._exchange(queries=u, keys=held).projected
+        if self.kv_heads >= self.degrees.ulysses:
+            sent = u + 2 * held
+            copied = sums if merge > 1 else 0
+            return sent + self._messages(sent) + max(copied, arrived)
+        kept = (sums or 2 * held) + arrived
+        shared = merge * (self.kv_heads + self._messages(held))
+        copied = held * merge if merge > 1 and not sums else 0
+        return kept + max(u + self._messages(u), copied + shared)
+
+    def _exchange(self, *, queries: int = 0, keys: int = 0) -> _Exchange:
+        """Return what queries, and as many keys as values, take while they are exchanged."""
+        if self.degrees.ulysses == 1:
+            return _Exchange(queries + 2 * keys, 0, 0)
+        replicated = self.kv_heads < self.degrees.ulysses
+        own = min(keys, self.kv_heads)
+        packed = self._messages(queries, packs=1)
+        packed += 2 * own if replicated else self._messages(2 * keys, packs=1)
+        return _Exchange(queries + 2 * own, queries + 2 * keys, packed)
+
+    @property
+    def _stage(self) -> int:
+        """Query heads of a stage (U)."""
+        assert self.degrees.heads_per_stage is not None
+        return self.degrees.heads_per_stage
+
+    @property
+    def _stages_in_chunk(self) -> int:
+        """Stages that share the keys and values held."""
+        return self.heads * self._held_kv // (self._inner_kv * self._stage)
+
     @property
     def _inner_kv(self) -> int:
         """KV heads after replication."""
@@ -106,14 +194,12 @@ class AttentionShape:
     @property
     def _held_kv(self) -> int:
         """KV heads held at a time by the stages (G)."""
-        assert self.degrees.heads_per_stage is not None
-        return min(self.degrees.heads_per_stage, self._inner_kv)
+        return min(self._stage, self._inner_kv)
 
     @property
     def _strided(self) -> bool:
         """Whether a stage's heads are not contiguous in the output, so the kernel gets a copy."""
-        assert self.degrees.heads_per_stage is not None
-        per_kv = self.degrees.heads_per_stage // self._held_kv
+        per_kv = self._stage // self._held_kv
         return self._held_kv > 1 and 1 < per_kv < self.heads // self._inner_kv
 
     @property

@@ -8,33 +8,47 @@ then attends: q, k and v of every head exist twice, before and after the exchang
 slices. Here the function computes the output directly from x, in h/U stages of U query heads:
 
 1. keys and values of G KV heads are projected, rotated and exchanged once, for the stages whose
-   query heads share them (G = min(U, g); with g < C each KV head goes to
-   C/g ranks, and G is C);
+   query heads share them (G = min(U, g); with g < C each KV head goes to C/g ranks, and G is C);
 2. each stage projects, rotates and exchanges its U query heads, attends, and sends its output back
-   to its place in one output buffer. The exchanged q, k and v have one buffer each, reused by every
-   stage.
+   to its place in one output buffer.
 
 q, k and v are not kept. The backward rebuilds them stage by stage from x, exchanges output
 and gradient of a stage, and sums dk and dv of a KV head over its stages in fp32 (float64 for
 float64), dx in the dtype of x. Gradients of the weights are complete at the end: each parameter
 receives its gradient once a backward, as Megatron's hooks count on.
 
+Order of the messages, the same on every rank. While they are in flight, something is computed:
+
+    forward   the next queries are sent before a stage attends, if the keys and values stay; else
+              these are projected while the output returns, and the queries while these are sent
+    backward  the next queries are projected while dq returns; then they, the next output and its
+              gradient are exchanged while the gradients of the projection are computed
+
 Legend: s tokens of this rank, b sequences, h and g heads and KV heads of this TP rank, D head size,
-C ranks of the all-to-all, e = s * b * D elements, one head slice of this rank.
+C ranks of the all-to-all, e = s * b * D elements, one head slice of this rank; r = (C-1)/C.
 
-Memory on top of x, in slices, b = 1: output, keys and values, exchanged queries, and either the
-stage's projection or its output, with their messages:
+Memory on top of x, in slices, b = 1, C > 1, where several stages share their keys and values:
 
-    forward   h + 2G + 2U + (C-1)/C * U                               (Ulysses about 5h + 4g)
-    backward  2h + 4G + 3U + max(U + 2G, 2U + (C-1)/C * U), dx and dW  (Ulysses about 6h + 4g)
+    forward   h + 2G + (3 + r) U                        (Ulysses about 5h + 4g)
+    backward  2h + 4G + 4U + max(2G, 3r U), dx and dW   (Ulysses about 6h + 4g)
 
-and the log-sum-exp, b * s * h numbers. In the backward: output and its gradient; keys, values and
-the sums of their gradients (in fp32, so 2G more for bf16); queries, output and gradient of a stage;
-what the kernel returns, or dq on its way home. Saved between the two: x and the output, which its
-neighbours save as well, and the log-sum-exp. U trades memory for fewer, larger messages and
-kernels: from C (least memory) to h (all heads at once).
+and where none do:
 
-Bytes sent by a rank, forward: as Ulysses, (C-1)/C * (2h + 2 max(g, C)) * e * element size; backward
+    forward   h + 2G + max((2 + r) U, (2 + 2r) G)
+    backward  2h + 4G + 4U + r (U + 2G), dx and dW
+
+and the log-sum-exp, b * s * h numbers. Forward: output; keys and values; the stage's queries and
+output; the next stage's queries, received and packed to be sent. Backward: output and its gradient;
+keys, values and, in the first case, the sums of their gradients (in fp32, so 2G more for bf16);
+queries, output and gradient of a stage; what the kernel returns or, after it, dq and the next
+stage's three tensors, received and packed. In the second case the most is held while all that a
+stage attends with is exchanged. C = 1 sends nothing: h + 2G + 2U, and 2h + 2U + 6G (second case:
+4G). `custom_modules.context_parallel.cost` has it as code.
+
+Saved between the two: x and the output, which its neighbours save as well, and the log-sum-exp. U
+trades memory for fewer, larger messages and kernels: from C (least memory) to h (one stage).
+
+Bytes sent by a rank, forward: as Ulysses, r * (2h + 2 max(g, C)) * e * element size; backward
 in the same units 2h of output and gradient, h of q again, h of dq, 4 max(g, C) of k, v, dk, dv.
 With a ring outside (the kernel is then `custom_modules.context_parallel.ring`'s) keys and values go
 round the ring once for each stage, so h / (g U / G) times as often as in ring attention alone.
@@ -44,8 +58,9 @@ in backward, its gradient reduce-scattered. Limits: Megatron's grouped order of 
 (query heads, key, value of each group), half-split rotation, no FP8 projection.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -56,81 +71,19 @@ from torch.func import functional_call
 from custom_modules.attention.documents import Documents
 from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.qkv_projection import Gradients, Projection
-from custom_modules.context_parallel.config import require_stage
+from custom_modules.context_parallel.head_stages import HeadStages, Stage
+from custom_modules.context_parallel.p2p import Messages
 from custom_modules.context_parallel.ulysses import (
-    gather_shares,
-    require_heads,
+    Gathering,
     scatter_sequence,
-    scatter_shares,
     split_heads,
+    start_gather,
+    start_scatter,
 )
 from custom_modules.dtypes import accumulation_dtype
 from custom_modules.memory.recompute import on_attention_backward_done, reuse_saved_attention
 from custom_modules.rope.rotary import rotate_
 from custom_modules.tensor_parallel import TensorParallel
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeadStages:
-    """Assignment of heads to stages.
-
-    Query heads share a KV head in runs of neighbours. With fewer KV heads than ranks, each counts
-    as C/g "virtual" heads, one a rank.
-    """
-
-    heads: int
-    kv_heads: int
-    ranks: int
-    heads_per_stage: int
-
-    def __post_init__(self) -> None:
-        """Refuse heads that the ranks cannot share, and stages without whole groups."""
-        require_heads(self.heads, self.kv_heads, self.ranks)
-        require_stage(self.heads_per_stage, self.heads, self.kv_heads, self.ranks)
-
-    @property
-    def virtual(self) -> int:
-        """KV heads after replication."""
-        return max(self.kv_heads, self.ranks)
-
-    @property
-    def group(self) -> int:
-        """Query heads of each virtual KV head."""
-        return self.heads // self.virtual
-
-    @property
-    def kv_per_chunk(self) -> int:
-        """Virtual KV heads that are held at a time (G)."""
-        return min(self.heads_per_stage, self.virtual)
-
-    @property
-    def per_kv(self) -> int:
-        """Query heads of each KV head in one stage."""
-        return self.heads_per_stage // self.kv_per_chunk
-
-    def chunks(self) -> Iterator[tuple[slice, slice]]:
-        """Yield the virtual and the true KV heads held together."""
-        for start in range(0, self.virtual, self.kv_per_chunk):
-            held = slice(start, start + self.kv_per_chunk)
-            yield held, held if self.virtual == self.kv_heads else slice(0, self.kv_heads)
-
-    def stages(self) -> Iterator[slice]:
-        """Yield the query heads, counted within each KV head, of the stages of a chunk."""
-        for start in range(0, self.group, self.per_kv):
-            yield slice(start, start + self.per_kv)
-
-    def query_heads(self, chunk: slice, stage: slice) -> list[int]:
-        """Return the query heads of a stage, those of a KV head together."""
-        return [
-            kv * self.group + query
-            for kv in range(chunk.start, chunk.stop)
-            for query in range(stage.start, stage.stop)
-        ]
-
-    def of(self, t: Tensor, chunk: slice, stage: slice) -> list[Tensor]:
-        """Return the heads of a stage in `t` [s, b, h, D] by rank, [s, b, G/C, U/G, D] views."""
-        heads = t.unflatten(2, (self.virtual, self.group))[:, :, chunk, stage]
-        return list(heads.tensor_split(self.ranks, dim=2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,16 +108,29 @@ class HeadChunked:
         """Return the output [s, b, h, D], and the log-sum-exp of each stage, [b, U/C, S]."""
         x = self.tensor_parallel.gather(x)
         out = x.new_empty(*x.shape[:2], self.projection.heads, self.projection.head_dim)
-        sums, buffers = [], _Buffers()
-        for chunk, kv_heads in self.stages.chunks():
-            keys, values = self._keys_values(x, kv_heads, buffers)
-            for stage in self.stages.stages():
-                queries = self._queries(x, chunk, stage, buffers)
-                part, lse = self.kernel.forward(queries, keys, values, self.causal, self.documents)
-                self._return(part, self.stages.of(out, chunk, stage))
-                sums.append(lse)
-                del part, queries
-            del keys, values  # before the next are made
+        sums: list[Tensor] = []
+        ahead: list[Tensor] = []
+        for stage, following in self.stages.order():
+            if stage.opens:
+                held, coming = self._open(x, stage, ahead)
+            queries = coming.wait()
+            next_queries = self._queries(following) if following and not following.opens else []
+            if next_queries and self.ulysses is not None:
+                coming = self._send(self._project(x, next_queries))
+            part, lse = self.kernel.forward(
+                _bhsd(queries[0]), _bhsd(held[0]), _bhsd(held[1]), self.causal, self.documents
+            )
+            sums.append(lse)
+            queries.clear()
+            if stage.closes:
+                held.clear()
+            arrive = self._send_output(part, out, stage)
+            del part
+            if following and following.opens and self.ulysses is not None:
+                ahead = self._project(x, self._keys(following))
+            arrive()
+            if next_queries and self.ulysses is None:
+                coming = self._send(self._project(x, next_queries))
         return out, *sums
 
     def backward(
@@ -173,132 +139,213 @@ class HeadChunked:
     ) -> Gradients:  # fmt: skip
         """Return the gradients; `grad_out` and `out` are [s, b, h, D], `x` as in the forward.
 
-        `ended` is called before the projection's gradients of the last keys and values.
+        `ended` is called after the last kernel.
         """
         x = self.tensor_parallel.gather(x)
         gradients = Gradients.like(x, self.projection)
-        buffers = _Buffers()
-        remaining = iter(sums)
-        for chunk, kv_heads in self.stages.chunks():
-            keys, values = self._keys_values(x, kv_heads, buffers)
-            dk, dv = (
-                torch.zeros_like(t, dtype=accumulation_dtype(t.dtype)) for t in (keys, values)
-            )
-            for stage in self.stages.stages():
-                queries = self._queries(x, chunk, stage, buffers)
-                dq, *of_keys = self.kernel.backward(
-                    self._exchange(self.stages.of(grad_out, chunk, stage), "grad", buffers),
-                    queries, keys, values,
-                    self._exchange(self.stages.of(out, chunk, stage), "out", buffers),
-                    next(remaining), self.causal, self.documents,
-                )  # fmt: skip
-                del queries
-                dk += of_keys[0]
-                dv += of_keys[1]
-                del of_keys
-                self._queries_backward(dq, x, chunk, stage, gradients)
-                del dq
-            del keys, values
-            if chunk.stop == self.stages.virtual:
+        stages = self.stages.order()
+        held: list[Tensor] = []
+        of_held: list[Tensor] = []
+        coming: Gathering | None = None
+        results = self._send_results(grad_out, out, stages[0][0])
+        for (stage, following), lse in zip(stages, sums, strict=True):
+            parts = [*self._queries(stage), *(self._keys(stage) if stage.opens else [])]
+            heads = [] if coming else self._project(x, parts)
+            grad, result = results.wait()
+            queries, *keys = (coming or self._send(heads)).wait()
+            coming, heads = None, []
+            held = keys or held
+            dq, *of_keys = self.kernel.backward(
+                _bhsd(grad), _bhsd(queries), _bhsd(held[0]), _bhsd(held[1]), _bhsd(result), lse,
+                self.causal, self.documents,
+            )  # fmt: skip
+            del grad, result, queries, keys
+            of_held = _sum(of_held, of_keys, stage)
+            del of_keys
+            if stage.closes:
+                held = []
+            if following is None:
                 ended()
-            self._keys_values_backward(dk, dv, x, kv_heads, gradients)
+            parts = [*self._queries(stage), *(self._keys(stage) if stage.closes else [])]
+            arrive = self._send_home([dq, *(of_held if stage.closes else [])], parts, x)
+            del dq
+            if stage.closes:
+                of_held = []
+            if following and not following.opens and self.ulysses is not None:
+                heads = self._project(x, self._queries(following))
+            of_parts = arrive()
+            if heads:
+                coming, heads = self._send(heads), []
+            if following:
+                results = self._send_results(grad_out, out, following)
+            self._project_backward(of_parts, x, parts, gradients)
+            del arrive, of_parts
         return gradients
 
-    def _keys_values(
-        self, x: Tensor, kv_heads: slice, buffers: "_Buffers"
-    ) -> tuple[Tensor, Tensor]:
-        """Return keys and values [b, G/C, S, D], projected, rotated and exchanged."""
-        rows, size = self.projection.keys(kv_heads), self.stages.ranks
-        keys = self._normalize_and_rotate(self.projection.forward(x, rows), self.projection.k_norm)
-        keys = self._exchange(split_heads(keys, size), "keys", buffers)
-        values = self.projection.forward(x, rows + 1)
-        return keys, self._exchange(split_heads(values, size), "values", buffers)
+    def _queries(self, stage: Stage) -> list["_Part"]:
+        heads = self.stages.query_heads(stage.chunk, stage.queries)
+        return [_Part("queries", self.projection.queries(heads))]
 
-    def _keys_values_backward(
-        self, dk: Tensor, dv: Tensor, x: Tensor, kv_heads: slice, gradients: Gradients
+    def _keys(self, stage: Stage) -> list["_Part"]:
+        """Return the keys and the values of a chunk."""
+        return [
+            _Part("keys", self.projection.keys(stage.kv_heads)),
+            _Part("values", self.projection.values(stage.kv_heads)),
+        ]
+
+    def _open(
+        self, x: Tensor, stage: Stage, projected: list[Tensor]
+    ) -> tuple[list[Tensor], Gathering]:
+        """Return the keys and values of a chunk, and its first queries as they are exchanged.
+
+        `projected` may hold the keys and values before their exchange, and is emptied.
+        """
+        keys = self._send(projected or self._project(x, self._keys(stage)))
+        projected.clear()
+        queries = self._project(x, self._queries(stage))
+        held = keys.wait()
+        return held, self._send(queries)
+
+    def _project(self, x: Tensor, parts: list["_Part"]) -> list[Tensor]:
+        """Return heads [s, b, n, D] of x, normalised and rotated.
+
+        They come from one product if all are packed next, so that none outlives the others. A norm
+        gets its heads contiguous.
+        """
+        if self.ulysses is None or any(self._norm(part) is not None for part in parts):
+            projected = [self.projection.forward(x, part.rows) for part in parts]
+        else:
+            rows = torch.cat([part.rows for part in parts])
+            counts = [len(part.rows) for part in parts]
+            projected = list(self.projection.forward(x, rows).split(counts, dim=2))
+        return [
+            self._normalize_and_rotate(heads, part)
+            for heads, part in zip(projected, parts, strict=True)
+        ]
+
+    def _project_backward(
+        self, grads: list[Tensor], x: Tensor, parts: list["_Part"], gradients: Gradients
     ) -> None:
-        rows = self.projection.keys(kv_heads)
-        dk = self._normalize_and_rotate_backward(
-            self._gradient(dk, len(rows), x.dtype),
-            x,
-            rows,
-            self.projection.k_norm,
-            gradients.k_norm,
-        )
-        self.projection.backward(dk, x, rows, gradients)
-        del dk
-        self.projection.backward(self._gradient(dv, len(rows), x.dtype), x, rows + 1, gradients)
+        """Add to `gradients`, given those of all parts in one tensor or of each in its own."""
+        together = [parts] if len(grads) == 1 else [[part] for part in parts]
+        for grad, alike in zip(grads, together, strict=True):
+            counts = [len(part.rows) for part in alike]
+            for of_part, part in zip(grad.split(counts, dim=2), alike, strict=True):
+                self._normalize_and_rotate_backward(of_part, x, part, gradients)
+            rows = torch.cat([part.rows for part in alike])
+            self.projection.backward(grad, x, rows, gradients)
 
-    def _queries(self, x: Tensor, chunk: slice, stage: slice, buffers: "_Buffers") -> Tensor:
-        """Return the queries of a stage, [b, U/C, S, D], projected, rotated and exchanged."""
-        rows = self.projection.queries(self.stages.query_heads(chunk, stage))
-        made = self._normalize_and_rotate(self.projection.forward(x, rows), self.projection.q_norm)
-        return self._exchange(split_heads(made, self.stages.ranks), "queries", buffers)
+    def _norm(self, part: "_Part") -> nn.Module | None:
+        norms = {"queries": self.projection.q_norm, "keys": self.projection.k_norm}
+        return norms.get(part.kind)
 
-    def _queries_backward(
-        self, dq: Tensor, x: Tensor, chunk: slice, stage: slice, gradients: Gradients
-    ) -> None:
-        rows = self.projection.queries(self.stages.query_heads(chunk, stage))
-        dq = self._normalize_and_rotate_backward(
-            self._gradient(dq, len(rows), x.dtype),
-            x,
-            rows,
-            self.projection.q_norm,
-            gradients.q_norm,
-        )
-        self.projection.backward(dq, x, rows, gradients)
-
-    def _normalize_and_rotate(self, heads: Tensor, norm: nn.Module | None) -> Tensor:
+    def _normalize_and_rotate(self, heads: Tensor, part: "_Part") -> Tensor:
         """Return heads [s, b, n, D] normalised and rotated; the argument is not kept."""
+        norm = self._norm(part)
         if norm is not None:
             heads = norm(heads)
-        return heads if self.table is None else rotate_(heads, *self.table, self.interleaved)
+        if self.table is None or part.kind == "values":
+            return heads
+        return rotate_(heads, *self.table, self.interleaved)
 
     def _normalize_and_rotate_backward(
-        self, grad: Tensor, x: Tensor, rows: Tensor, norm: nn.Module | None, into: list[Tensor]
-    ) -> Tensor:
-        """Return the gradient of the projection's output, and add those of the norm to `into`."""
-        if self.table is not None:
+        self, grad: Tensor, x: Tensor, part: "_Part", gradients: Gradients
+    ) -> None:
+        """Turn `grad` into the gradient of the projection's output; add those of the norm."""
+        if self.table is not None and part.kind != "values":
             cos, sin = self.table
-            grad = rotate_(grad, cos, -sin, self.interleaved)
+            rotate_(grad, cos, -sin, self.interleaved)
+        norm = self._norm(part)
         if norm is None:
-            return grad
+            return
         parameters = {name: p.detach().requires_grad_() for name, p in norm.named_parameters()}
-        projected = self.projection.forward(x, rows).requires_grad_()
+        projected = self.projection.forward(x, part.rows).requires_grad_()
         with torch.enable_grad():
             normalised = functional_call(norm, parameters, projected)
-        of_heads, *of_norm = torch.autograd.grad(
-            normalised, [projected, *parameters.values()], grad
-        )
-        for total, part in zip(into, of_norm, strict=True):
-            total.add_(part)
-        return of_heads
+        inputs = [projected, *parameters.values()]
+        of_heads, *of_norm = torch.autograd.grad(normalised, inputs, grad.contiguous())
+        into = gradients.q_norm if part.kind == "queries" else gradients.k_norm
+        for total, of_parameter in zip(into, of_norm, strict=True):
+            total.add_(of_parameter)
+        grad.copy_(of_heads)
 
-    def _exchange(self, shares: list[Tensor], name: str, buffers: "_Buffers") -> Tensor:
-        """Return this rank's share over the inner group's sequence, [b, n, S, D]."""
+    def _send(self, heads: Sequence[Tensor]) -> Gathering:
+        """Start to exchange projected heads, [s, b, n, D]; they arrive as [S, b, n/C, D]."""
+        return self._gather([split_heads(t, self.stages.ranks) for t in heads])
+
+    def _send_results(self, grad_out: Tensor, out: Tensor, stage: Stage) -> Gathering:
+        """Start to exchange the heads of a stage of the output's gradient and of the output."""
+        of = stage.chunk, stage.queries
+        return self._gather([self.stages.of(t, *of) for t in (grad_out, out)])
+
+    def _gather(self, tensors: Sequence[Sequence[Tensor]]) -> Gathering:
         if self.ulysses is None:
-            return shares[0].flatten(2, -2).permute(1, 2, 0, 3)
-        whole = gather_shares(shares, self.ulysses, into=buffers.get(name))
-        buffers[name] = whole
-        return whole.permute(1, 2, 0, 3)
+            return Gathering([shares[0].flatten(2, -2) for shares in tensors], Messages([], []))
+        return start_gather(tensors, self.ulysses)
 
-    def _return(self, t: Tensor, shares: list[Tensor]) -> None:
-        """Write an output [b, n, S, D] back to its heads on the ranks that hold its tokens."""
+    def _send_output(self, part: Tensor, out: Tensor, stage: Stage) -> Callable[[], None]:
+        """Start to return a stage's output [b, n, S, D]; what is returned waits and writes it."""
+        shares = self.stages.of(out, stage.chunk, stage.queries)
         if self.ulysses is None:
-            shares[0].copy_(t.permute(2, 0, 1, 3).view_as(shares[0]))
-        else:
-            scatter_shares(t.permute(2, 0, 1, 3), shares, self.ulysses)
+            shares[0].copy_(_sbhd(part).view_as(shares[0]))
+            return lambda: None
+        home = start_scatter([_sbhd(part)], self.ulysses)
+        return lambda: home.finish([shares])
 
-    def _gradient(self, t: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-        """Return a gradient [b, n, S, D] as that of this rank's tokens, [s, b, heads, D]."""
-        t = t.permute(2, 0, 1, 3)
+    def _send_home(
+        self, grads: list[Tensor], parts: list["_Part"], x: Tensor
+    ) -> Callable[[], list[Tensor]]:
+        """Start to return the gradients [b, n, S, D] of projected parts.
+
+        The result waits for them and returns those of this rank's tokens, in one [s, b, n, D], or
+        each in its own if C = 1. If several ranks share a KV head, its gradient is their sum in
+        fp32 (float64 for float64), and keys and values return one by one to hold fewer bytes.
+        """
         if self.ulysses is None:
-            return t.to(dtype)
-        return scatter_sequence(t, self.ulysses, heads=heads, dtype=dtype)
+            own = [_sbhd(t).to(x.dtype) for t in grads]
+            return lambda: own
+        group, ranks = self.ulysses, self.stages.ranks
+        at_once = 1 if self.stages.replicated else len(grads)
+        home = start_scatter([_sbhd(t).to(x.dtype) for t in grads[:at_once]], group)
+        later = list(grads[at_once:])
+
+        def arrive() -> list[Tensor]:
+            counts = [len(part.rows) for part in parts]
+            together = x.new_empty(*x.shape[:2], sum(counts), self.projection.head_dim)
+            places = together.split(counts, dim=2)
+            home.finish([split_heads(place, ranks) for place in places[:at_once]])
+            for place, heads in zip(places[at_once:], counts[at_once:], strict=True):
+                t = _sbhd(later.pop(0))
+                place.copy_(scatter_sequence(t, group, heads=heads, dtype=x.dtype))
+            return [together]
+
+        return arrive
 
 
-class _Buffers(dict[str, Tensor]):
-    """Buffers that the first stage allocates and every later one reuses."""
+class _Part(NamedTuple):
+    """Heads that a stage projects, as rows of the projection in units of a head."""
+
+    kind: Literal["queries", "keys", "values"]
+    rows: Tensor
+
+
+def _sum(total: list[Tensor], of_stage: list[Tensor], stage: Stage) -> list[Tensor]:
+    """Return the gradients of keys and values up to a stage; in fp32 or float64 if it adds any."""
+    if not stage.opens:
+        for sums, part in zip(total, of_stage, strict=True):
+            sums.add_(part)
+        return total
+    if stage.closes:
+        return of_stage
+    return [t.to(accumulation_dtype(t.dtype)) for t in of_stage]
+
+
+def _bhsd(t: Tensor) -> Tensor:
+    return t.permute(1, 2, 0, 3)
+
+
+def _sbhd(t: Tensor) -> Tensor:
+    return t.permute(2, 0, 1, 3)
 
 
 class _HeadChunkedAttention(torch.autograd.Function):

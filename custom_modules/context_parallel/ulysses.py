@@ -44,37 +44,107 @@ from torch import Tensor
 
 from custom_modules.attention.documents import chunks_of
 from custom_modules.context_parallel.config import fits_ulysses, ulysses_sizes
-from custom_modules.context_parallel.p2p import post
+from custom_modules.context_parallel.p2p import Messages, post
 from custom_modules.dtypes import accumulation_dtype
 
 
-def gather_shares(
-    shares: Sequence[Tensor], group: dist.ProcessGroup, *, into: Tensor | None = None
-) -> Tensor:
+class Gathering:
+    """Heads on their way to the ranks that attend with them (`start_gather`)."""
+
+    def __init__(self, gathered: list[Tensor], messages: Messages) -> None:
+        """Take the results, and the messages that fill them."""
+        self._gathered, self._messages = gathered, messages
+
+    def wait(self) -> list[Tensor]:
+        """Return the results, [S, b, n, D], when they are complete, and keep none of them."""
+        self._messages.wait()
+        gathered, self._gathered = self._gathered, []
+        return gathered
+
+
+def start_gather(tensors: Sequence[Sequence[Tensor]], group: dist.ProcessGroup) -> Gathering:
+    """Start `gather_shares` of several tensors, in one batch of messages."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    peers = [peer for peer in range(size) if peer != rank]
+    gathered: list[Tensor] = []
+    sent: list[tuple[int, Tensor]] = []
+    received: list[tuple[int, Tensor]] = []
+    for shares in tensors:
+        s, b, *heads, head_dim = shares[0].shape
+        if s % 2:
+            raise ValueError(f"a zigzag shard is two chunks; {s} tokens are not")
+        gathered.append(shares[0].new_empty(size * s, b, math.prod(heads), head_dim))
+        chunks = gathered[-1].unflatten(0, (2 * size, -1))
+        distinct = {id(shares[peer]): shares[peer] for peer in peers}
+        packed = {key: share.contiguous() for key, share in distinct.items()}
+        sent += [(peer, half) for peer in peers for half in _halves(packed[id(shares[peer])])]
+        received += [(peer, chunks[index]) for peer in peers for index in chunks_of(peer, size)]
+    messages = post(sent, received, group)
+    for shares, whole in zip(tensors, gathered, strict=True):
+        chunks = whole.unflatten(0, (2 * size, -1))
+        for index, half in zip(chunks_of(rank, size), _halves(shares[rank]), strict=True):
+            chunks[index].unflatten(2, half.shape[2:-1]).copy_(half)
+    return Gathering(gathered, messages)
+
+
+def gather_shares(shares: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
     """Send share j of the heads, [s, b, ..., D], to rank j; return this rank's, [S, b, n, D].
 
     The shares have the same shape, with n heads in one dimension or more, and may be views; the
     same tensor may go to several ranks. The zigzag shards of the sequence come back in the natural
-    order, in `into` if given. Raises ValueError for an odd shard.
+    order. Raises ValueError for an odd shard.
     """
+    return start_gather([shares], group).wait()[0]
+
+
+class Scattering:
+    """Results of several tensors on their way to the ranks of their tokens (`start_scatter`)."""
+
+    def __init__(
+        self, tensors: Sequence[Tensor], blocks: list[dict[int, Tensor]], messages: Messages,
+        group: dist.ProcessGroup,
+    ) -> None:  # fmt: skip
+        """Take the tensors, what comes from each rank, and the messages that bring it."""
+        self._tensors, self._blocks, self._messages = list(tensors), blocks, messages
+        self._size, self._rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def finish(self, shares: Sequence[Sequence[Tensor]]) -> None:
+        """Write part j of each tensor to share j of its list, as `scatter_shares` does."""
+        self._messages.wait()
+        for t, blocks, targets in zip(self._tensors, self._blocks, shares, strict=True):
+            chunks = t.unflatten(0, (2 * self._size, -1))
+            for peer, share in enumerate(targets):
+                halves = (
+                    [chunks[index] for index in chunks_of(peer, self._size)]
+                    if peer == self._rank
+                    else _halves(blocks[peer])
+                )
+                sums = peer > 0 and share is targets[peer - 1]
+                for target, half in zip(_halves(share), halves, strict=True):
+                    if sums:
+                        target.add_(half.view_as(target))
+                    else:
+                        target.copy_(half.unflatten(2, target.shape[2:-1]))
+        self._tensors.clear()
+        self._blocks.clear()
+
+
+def start_scatter(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> Scattering:
+    """Start `scatter_shares` of several tensors, in one batch of messages."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    s, b, *heads, head_dim = shares[0].shape
-    if s % 2:
-        raise ValueError(f"a zigzag shard is two chunks; {s} tokens are not")
-    if into is None:
-        into = shares[0].new_empty(size * s, b, math.prod(heads), head_dim)
-    chunks = into.unflatten(0, (2 * size, -1))
     peers = [peer for peer in range(size) if peer != rank]
-    packed = {id(shares[peer]): shares[peer].contiguous() for peer in peers}
-    messages = post(
-        [(peer, half) for peer in peers for half in packed[id(shares[peer])].tensor_split(2)],
-        [(peer, chunks[index]) for peer in peers for index in chunks_of(peer, size)],
-        group,
-    )
-    for index, half in zip(chunks_of(rank, size), shares[rank].tensor_split(2), strict=True):
-        chunks[index].unflatten(2, heads).copy_(half)
-    messages.wait()
-    return into
+    all_blocks: list[dict[int, Tensor]] = []
+    sent: list[tuple[int, Tensor]] = []
+    received: list[tuple[int, Tensor]] = []
+    for t in tensors:
+        chunks = t.unflatten(0, (2 * size, -1))
+        blocks = {peer: t.new_empty(t.shape[0] // size, *t.shape[1:]) for peer in peers}
+        sent += [
+            (peer, chunks[index].contiguous()) for peer in peers for index in chunks_of(peer, size)
+        ]
+        received += [(peer, half) for peer in peers for half in _halves(blocks[peer])]
+        all_blocks.append(blocks)
+    return Scattering(tensors, all_blocks, post(sent, received, group), group)
 
 
 def scatter_shares(t: Tensor, shares: Sequence[Tensor], group: dist.ProcessGroup) -> None:
@@ -82,27 +152,12 @@ def scatter_shares(t: Tensor, shares: Sequence[Tensor], group: dist.ProcessGroup
 
     The shares may be views. If neighbouring ranks have the same one, it gets their sum.
     """
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    chunks = t.unflatten(0, (2 * size, -1))
-    peers = [peer for peer in range(size) if peer != rank]
-    blocks = {peer: t.new_empty(t.shape[0] // size, *t.shape[1:]) for peer in peers}
-    post(
-        [(peer, chunks[index].contiguous()) for peer in peers for index in chunks_of(peer, size)],
-        [(peer, half) for peer in peers for half in blocks[peer].tensor_split(2)],
-        group,
-    ).wait()
-    for peer, share in enumerate(shares):
-        halves = (
-            [chunks[index] for index in chunks_of(rank, size)]
-            if peer == rank
-            else blocks[peer].tensor_split(2)
-        )
-        sums = peer > 0 and share is shares[peer - 1]
-        for target, half in zip(share.tensor_split(2), halves, strict=True):
-            if sums:
-                target.add_(half.view_as(target))
-            else:
-                target.copy_(half.unflatten(2, target.shape[2:-1]))
+    start_scatter([t], group).finish([shares])
+
+
+def _halves(t: Tensor) -> tuple[Tensor, ...]:
+    """Return the two chunks of a zigzag shard."""
+    return t.tensor_split(2)
 
 
 def split_heads(t: Tensor, size: int) -> list[Tensor]:
@@ -121,12 +176,12 @@ def split_heads(t: Tensor, size: int) -> list[Tensor]:
     return [parts[rank * len(parts) // size] for rank in range(size)]
 
 
-def gather_sequence(t: Tensor, group: dist.ProcessGroup, *, into: Tensor | None = None) -> Tensor:
+def gather_sequence(t: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Turn a zigzag shard of the sequence, [s, b, h, D], into whole sequences of a head share.
 
-    Returns [S, b, max(h/C, 1), D] in the natural order, in `into` if given.
+    Returns [S, b, max(h/C, 1), D] in the natural order.
     """
-    return gather_shares(split_heads(t, dist.get_world_size(group)), group, into=into)
+    return gather_shares(split_heads(t, dist.get_world_size(group)), group)
 
 
 def scatter_sequence(

@@ -35,11 +35,8 @@ from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import KernelName, kernel_for
 from custom_modules.context_parallel.attend import attend, split_group
 from custom_modules.context_parallel.config import ContextParallelKind, Degrees, degrees
-from custom_modules.context_parallel.head_chunked import (
-    HeadChunked,
-    HeadStages,
-    head_chunked_attention,
-)
+from custom_modules.context_parallel.head_chunked import HeadChunked, head_chunked_attention
+from custom_modules.context_parallel.head_stages import HeadStages
 from custom_modules.gpt.param_gather import finish_gather
 from custom_modules.rope.rotary import rotate
 from custom_modules.tensor_parallel import TensorParallel

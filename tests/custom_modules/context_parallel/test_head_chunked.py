@@ -10,11 +10,8 @@ from custom_modules.attention.documents import Documents
 from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import CPU_FLASH
 from custom_modules.context_parallel.config import stage_sizes
-from custom_modules.context_parallel.head_chunked import (
-    HeadChunked,
-    HeadStages,
-    head_chunked_attention,
-)
+from custom_modules.context_parallel.head_chunked import HeadChunked, head_chunked_attention
+from custom_modules.context_parallel.head_stages import HeadStages
 from custom_modules.tensor_parallel import TensorParallel
 from tests.custom_modules.support.head_chunks import (
     LENGTH,
@@ -170,6 +167,7 @@ def test_rows_of_a_head_are_found_in_megatrons_order():
     assert of.queries([0, 2, 3, 5]).tolist() == [0, 2, 5, 7]
     assert of.keys(slice(0, 2)).tolist() == [3, 8]
     assert of.keys(slice(1, 2)).tolist() == [8]
+    assert of.values(slice(0, 2)).tolist() == [4, 9]
 
 
 def block(weight: Tensor, documents: Documents | None = None) -> HeadChunked:

@@ -54,17 +54,16 @@ def exchanged(shards: list[list[int]], heads: int) -> tuple[Tensor, Tensor]:
     return gathered, scatter_sequence(gathered, dist.group.WORLD, heads=heads)
 
 
-def in_groups(shards: list[list[int]]) -> tuple[Tensor, Tensor, bool]:
+def in_groups(shards: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Exchange the second half of the heads of each of 4 KV heads, in and out of views."""
     group, size = dist.group.WORLD, dist.get_world_size()
     mine = labelled(shards[dist.get_rank()], list(range(16)))
     views = mine.unflatten(2, (4, 4))[:, :, :, 2:].tensor_split(size, dim=2)
-    into = torch.full((8, 3, 8 // size, 1), -1.0, dtype=torch.float64)
-    gathered = gather_shares(views, group, into=into)
+    gathered = gather_shares(views, group)
     out = torch.full_like(mine, -1)
     targets = out.unflatten(2, (4, 4))[:, :, :, 2:].tensor_split(size, dim=2)
     scatter_shares(gathered, targets, group)
-    return gathered, out, gathered is into
+    return gathered, out
 
 
 def refusal_of_an_odd_shard() -> str:
@@ -130,10 +129,9 @@ def test_scattering_gives_each_rank_the_sum_over_those_that_had_the_head(ran, na
 def test_shares_may_be_views_of_some_heads_of_each_group(ran, size):
     chosen = [[2, 3], [6, 7], [10, 11], [14, 15]]
     for rank, answer in enumerate(ran[size]):
-        gathered, out, in_place = answer["groups"]
+        gathered, out = answer["groups"]
         share = list(chain(*chosen[rank * 4 // size : (rank + 1) * 4 // size]))
         assert torch.equal(gathered, labelled(list(range(8)), share))
-        assert in_place
         expected = labelled(SHARDS[f"8 tokens, {size} ranks"][rank], list(range(16)))
         others = [head for head in range(16) if head % 4 < 2]
         expected[:, :, others] = -1

@@ -10,11 +10,8 @@ from torch import Tensor
 from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import CPU_FLASH
 from custom_modules.context_parallel.attend import Groups, attend, split_group
-from custom_modules.context_parallel.head_chunked import (
-    HeadChunked,
-    HeadStages,
-    head_chunked_attention,
-)
+from custom_modules.context_parallel.head_chunked import HeadChunked, head_chunked_attention
+from custom_modules.context_parallel.head_stages import HeadStages
 from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tensor_parallel import TensorParallel
 

@@ -12,11 +12,8 @@ from custom_modules.attention.documents import Documents
 from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import CPU_FLASH
 from custom_modules.context_parallel.attend import split_group
-from custom_modules.context_parallel.head_chunked import (
-    HeadChunked,
-    HeadStages,
-    head_chunked_attention,
-)
+from custom_modules.context_parallel.head_chunked import HeadChunked, head_chunked_attention
+from custom_modules.context_parallel.head_stages import HeadStages
 from custom_modules.tensor_parallel import TensorParallel
 from tests.custom_modules.support.zigzag import made_up, shard_of
 from tests.reference.attention_block import attention_block
