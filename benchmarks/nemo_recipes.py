@@ -7,8 +7,9 @@ the callbacks and logging intervals of its `llama3_8b` recipe. What differs from
 
 * no Transformer Engine and no fused operators of a GPU, as in our recipes on CPU;
 * the strategy is inside `custom_modules.cpu.backend`, without which it needs CUDA;
-* gradients are divided by the tokens of the batch (`calculate_per_token_loss`), not first by those
-  of each micro-batch, which differ where a document ends: the masks are uneven;
+* its dataset takes no token for padding, as ours (`data.nemo_module`): else ends of documents are
+  masked, and the two train on other labels;
+* gradients are divided by the tokens of the batch (`calculate_per_token_loss`), as in our recipes;
 * `check_for_nan_in_grad` is off, as in our recipes, and the data loader has no worker processes.
 
 Without Transformer Engine NeMo's attention is Megatron-Core's, which forms the scores [b, h, S, S]
@@ -26,6 +27,7 @@ from typing import Any
 
 import fiddle as fdl
 import nemo_run as run
+from megatron.core.datasets.gpt_dataset import GPTDataset
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig
@@ -41,6 +43,7 @@ from torch import Tensor, nn
 
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.memory.config import KEEP_ALL, UNTILED, Recompute, Tiling
+from data.nemo_module import NO_TOKEN
 from data.store import Manifest
 from recipes.nemo2.settings import place
 from recipes.pretrain import pretrain
@@ -80,6 +83,15 @@ def forward_without_mask(model: nn.Module, batch: dict[str, Any]) -> Tensor:
         attention_mask=None,
         labels=batch["labels"],
     )
+
+
+class UnpaddedDataset(GPTDataset):
+    """Megatron's dataset, for data in which no token is padding."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what Megatron's dataset takes."""
+        super().__init__(*args, **kwargs)
+        self._pad_token_id = NO_TOKEN
 
 
 class UnmaskedDataModule(llm.PreTrainingDataModule):
@@ -202,6 +214,7 @@ def _data(stage: Stage, store: Path, *, masked: bool) -> run.Config:
         num_workers=0,
         pin_memory=False,
         index_mapping_dir=str(store / "index"),
+        dataset_cls=UnpaddedDataset,
     )
 
 
