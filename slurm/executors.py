@@ -37,8 +37,8 @@ def executor(
     if save_seconds is None:
         save_seconds = file.slurm.save_seconds
     return _slurm(
-        file, nodes=nodes, ranks_per_node=ranks_per_node, folder=folder, outcome=outcome,
-        save_seconds=save_seconds,
+        file, nodes=nodes, ranks_per_node=ranks_per_node, folder=folder.absolute(),
+        outcome=outcome.absolute(), save_seconds=save_seconds,
     )  # fmt: skip
 
 

@@ -170,7 +170,7 @@ def submit(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
     """
     for job, script in zip(jobs, scripts(title, jobs, folder).values(), strict=True):
         _require_taken(job, script)
-    with nothing_to_read(), _chain(title, jobs, folder) as chain:
+    with nothing_to_read(), _chain(title, jobs, folder.absolute()) as chain:
         _add(chain, jobs)
         try:
             chain.run(sequential=True, detach=True)
@@ -182,8 +182,11 @@ def submit(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
 
 
 def scripts(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
-    """Return the batch script of each job by name; nothing is submitted."""
-    with nothing_to_read(), _chain(title, jobs, folder) as chain:
+    """Return the batch script of each job by name; nothing is submitted.
+
+    Its paths are absolute: ranks start in a folder of their job.
+    """
+    with nothing_to_read(), _chain(title, jobs, folder.absolute()) as chain:
         _add(chain, jobs)
         chain.dryrun(log=False)
         return {job.id: job._dryrun_info.request.materialize() for job in chain.jobs}

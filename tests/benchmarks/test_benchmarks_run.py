@@ -163,7 +163,9 @@ def test_the_compiled_loss_runs_where_there_is_a_compiler_and_else_says_so(loss_
     notes = {row[1] for row in rows_of(loss_head, LOSSES) if row[0] == "PyTorch, compiled"}
     found = shutil.which("g++") or shutil.which("clang++")
     if found and " " in sys.prefix:  # torch's inductor does not quote the paths of its headers
-        assert notes == {"fails: InductorError: CppCompileError: C++ compile error"}
+        # It runs where a build of an environment without a blank is still in torch's cache.
+        fails = "fails: InductorError: CppCompileError: C++ compile error"
+        assert notes <= {fails, "its tensors are not seen"}
         return
     assert notes == {
         "its tensors are not seen"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch scripts of folders that a shell would split, and folders that no script can name."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -49,6 +50,21 @@ def test_a_script_names_a_folder_with_blanks_as_one_word(tmp_path):
     for word in (words[words.index("--output") + 1], words[words.index("--chdir") + 1], words[-1]):
         assert Path(word).is_relative_to(folder / "experiments")
     assert f"LONGHAUL_OUTCOME={shlex.quote(str(folder / 'outcome'))}" in script
+
+
+def test_the_paths_of_a_relative_folder_are_absolute_since_ranks_start_elsewhere(tmp_path):
+    folder = Path(os.path.relpath(tmp_path)) / "runs"
+    job = Job("stage", run.Partial(subprocess.getoutput, "true"), made(folder))
+    script = scripts("ladder", [job], folder)["stage"]
+    (output,) = (line for line in script.splitlines() if line.startswith("#SBATCH --output="))
+    (srun,) = (line for line in script.splitlines() if "fdl_runner" in line)
+    (outcome,) = (line for line in script.splitlines() if "LONGHAUL_OUTCOME=" in line)
+    words = shlex.split(srun)
+    for path in (
+        shlex.split(output)[1].removeprefix("--output="), shlex.split(outcome)[-1].split("=")[1],
+        words[words.index("--output") + 1], words[words.index("--chdir") + 1], words[-1],
+    ):  # fmt: skip
+        assert Path(path).is_absolute(), path
 
 
 @pytest.mark.slow

@@ -7,12 +7,12 @@
 # Parameters
 #SBATCH --account=tests
 #SBATCH --exclusive
-#SBATCH --gpus-per-node=4
+#SBATCH --gpus-per-node=8
 #SBATCH --job-name=longhaul.evaluate_llama31_8b_ultralong_1m
 #SBATCH --kill-on-invalid-dep=yes
 #SBATCH --mem=0
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=4
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
 #SBATCH --open-mode=append
 #SBATCH --output=/shared/me/run/launch/experiments/llama31_8b_ultralong_1m/llama31_8b_ultralong_1m_ID/evaluate_llama31_8b_ultralong_1m/sbatch_longhaul.evaluate_llama31_8b_ultralong_1m_%j.out
 #SBATCH --time=08:00:00
