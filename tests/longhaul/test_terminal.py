@@ -242,7 +242,7 @@ def test_a_home_that_cannot_be_written_to_is_no_warning_of_a_plot(tmp_path):
         (("doctor", "oom", "--factory", "llama3_8b_nemo_64k", "--layout", "tp2 dp4"),
          r"\b(?:trainer|model|data|optim)\.[\w.\[\]]+=\S+"),
         (("plan", "llama31_8b", "--ladder", "nemo", "--nodes", "4"), r"\bllama\w+|offload\S+"),
-        (("plan", "llama31_8b", "--seq", "64K"), r"\bhybrid\S+|\boffload\S+|\btile-\w+"),
+        (("plan", "llama31_8b", "--seq", "1M"), r"\bhybrid\S+|\boffload\S+|\btile-\w+"),
         (("clusters",), r"\b(?:dgx|gb200)_\w+"),
         (("recipes", "--cards"), r"\b[a-z]+\d+\w*_\w+"),
     ],
