@@ -36,7 +36,7 @@ RECIPES = (
     ("recipes tiny nemo", "'tiny' is in tiny_512"),
     ("recipes llama31_8b 512k", "--card llama31_8b --ladder prolong --stage 512K"),
     ("recipes qwen25_7b prolong", "--card qwen25_7b --ladder prolong --stage 64K"),
-    ("recipes llama31_405b 512k", "--cluster YOUR_CLUSTER.yaml --nodes 28"),
+    ("recipes llama31_405b 512k", "--cluster YOUR_CLUSTER.yaml --nodes 14"),
     ("recipes llama31_405b fifteen_million", "no layout of llama31_405b"),
     ("recipes --cards zzzz", "zzzz"),
     ("recipes ''", "is empty"),
