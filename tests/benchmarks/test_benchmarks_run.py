@@ -164,8 +164,8 @@ def test_the_compiled_loss_runs_where_there_is_a_compiler_and_else_says_so(loss_
     found = shutil.which("g++") or shutil.which("clang++")
     if found and " " in sys.prefix:  # torch's inductor does not quote the paths of its headers
         # It runs where a build of an environment without a blank is still in torch's cache.
-        fails = "fails: InductorError: CppCompileError: C++ compile error"
-        assert notes <= {fails, "its tensors are not seen"}
+        (note,) = notes
+        assert note == "its tensors are not seen" or re.match("fails: .*(Inductor|inductor)", note)
         return
     assert notes == {
         "its tensors are not seen"
