@@ -56,9 +56,8 @@ class NumberedDataset(GPTDataset):
         a random scale, `rope_scale` is the scale. The number does not depend on skipped windows.
         """
         sample = super().__getitem__(None if idx is None else self.place_of(idx))
-        mask: torch.Tensor = sample["loss_mask"]
-        if self.cached_loss_mask is mask:
-            self.cached_loss_mask = torch.ones_like(mask)
+        if self.cached_loss_mask is not None:
+            self.cached_loss_mask = torch.ones_like(sample["loss_mask"])
         if self.train_short is not None and idx is not None:
             sample = self.train_short(sample, idx)
         sample["sample_id"] = torch.tensor(-1 if idx is None else idx)

@@ -42,7 +42,7 @@ COMMANDS = {
     ),
     "plan": SubCommand(
         "longhaul.commands.plan:plan",
-        "Choose the fastest layout that fits, and print its memory and its time by category.",
+        "Choose a layout that fits and is fast, and print its memory and its time by category.",
     ),
     "batch": SubCommand(
         "longhaul.commands.batch:batch",

@@ -33,7 +33,7 @@ class Server:
 
     def __init__(self, *modules: str) -> None:
         self._server = forkserver.ForkServer()
-        self._server.set_forkserver_preload(list(modules))
+        self._server.set_forkserver_preload(["data.without_cuda_extension", *modules])
 
     def start(self, function: Callable[..., None], *args: Any) -> mp.Process:
         process = mp.get_context("forkserver").Process(target=function, args=args)

@@ -44,13 +44,14 @@ def _run(given: argparse.Namespace, cases: Sequence[Case], results: Results) -> 
     name = session.name_of_machine()
     try:
         there = results.read()
-        session.require_same_machine(there, name)
+        session.require_same_machine(there, name, given.device)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    if given.again:
-        results.forget({name: one for name, one in there.items() if one.reason})
     peak = machine(given.device, name).gpu.bf16_tflops
     chosen = [case for case in cases if given.action in ("all", case.kind)]
+    if given.again:
+        names = {case.name for case in chosen}
+        results.forget({name for name, one in there.items() if one.reason and name in names})
     try:
         session.run(chosen, results, given.device, minutes=given.minutes, peak=peak)
     except RuntimeError as error:

@@ -68,4 +68,5 @@ def _result(case: Case, sizes: Sizes) -> Result:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return Result.of(case, figures=figures, reason=reason, seconds=time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Result.of(case, sizes.device, figures=figures, reason=reason, seconds=seconds)

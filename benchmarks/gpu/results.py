@@ -3,7 +3,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +22,8 @@ class Result:
     case: str
     kind: str
     settings: dict[str, Any]
+    device: str
+    """cuda, or cpu, whose figures mean nothing."""
     round: int = 1
     connections: str = USUAL_CONNECTIONS
     figures: dict[str, Any] = field(default_factory=dict)
@@ -32,10 +34,10 @@ class Result:
     """Date, machine, versions, commit."""
 
     @classmethod
-    def of(cls, case: Case, **found: Any) -> "Result":
+    def of(cls, case: Case, device: str, **found: Any) -> "Result":
         """Return a result of a case."""
         return cls(
-            case=case.name, kind=case.kind, settings=case.settings, round=case.round,
+            case=case.name, device=device, kind=case.kind, settings=case.settings, round=case.round,
             connections=case.connections, **found,
         )  # fmt: skip
 
@@ -64,9 +66,9 @@ class Results:
         text = json.dumps(asdict(result), indent=1) + "\n"
         write_text(self.files / f"{result.case}.json", text)
 
-    def forget(self, found: dict[str, Result]) -> None:
-        """Delete the files of the results given."""
-        for name in found:
+    def forget(self, names: Iterable[str]) -> None:
+        """Delete the files of the cases given."""
+        for name in names:
             (self.files / f"{name}.json").unlink()
 
     @contextmanager

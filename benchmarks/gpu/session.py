@@ -32,8 +32,12 @@ def name_of_machine() -> str:
     return done.stdout.splitlines()[-1]
 
 
-def require_same_machine(found: dict[str, Result], machine: str) -> None:
-    """Raise ValueError where some results are of another machine."""
+def require_same_machine(found: dict[str, Result], machine: str, device: Device) -> None:
+    """Raise ValueError where some results are of another machine, or of another device of it."""
+    if any(one.device != device for one in found.values()):
+        raise ValueError(
+            f"the folder has results of another device than {device}; take another --out"
+        )
     others = {one.facts["machine"] for one in found.values() if one.facts} - {machine}
     if others:
         raise ValueError(
@@ -92,7 +96,8 @@ def _in_a_process(
         raise RuntimeError(f"the process of the cases ended with {worker.returncode}: {last}")
     number = [case.name for case in group].index(begun[0])
     reason = ended or f"its process ended with {worker.returncode}: {last}"
-    results.write(Result.of(group[number], reason=reason, seconds=time.time() - begun[1]))
+    seconds = time.time() - begun[1]
+    results.write(Result.of(group[number], device, reason=reason, seconds=seconds))
     results.clear_marks()
     return group[number + 1 :]
 

@@ -24,6 +24,7 @@ import torch
 
 from custom_modules.profiling.categories import Category
 
+WITHOUT_EXTENSION = "data.without_cuda_extension"
 IN_PROCESS = "benchmarks.harness.paced_steps"
 """What the server imports, and NeMo with it."""
 Cause = Literal[
@@ -92,7 +93,7 @@ class PacedTraining:
 
     def _start(self, task: str) -> None:
         context = get_context("forkserver")
-        context.set_forkserver_preload([IN_PROCESS])
+        context.set_forkserver_preload([WITHOUT_EXTENSION, IN_PROCESS])
         self._pipe, theirs = context.Pipe()
         arguments = (task, theirs, self._build, self._log, self._threads)
         self._process = context.Process(target=_in_process, args=arguments)

@@ -50,6 +50,8 @@ class Norm(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         """Return `t` [s, b, ..., h] normalised, in its dtype."""
+        if t.ndim < 2:
+            raise ValueError(f"norm of {list(t.shape)}; it needs tokens [s, ..., h]")
         if t.is_cuda and not self.zero_centered:
             return self.fused(t)
         refuse_autocast(t)
@@ -169,7 +171,7 @@ class _Tiled(torch.autograd.Function):
 def _tiles(*tensors: Tensor) -> Iterator[Sequence[Tensor]]:
     """Yield views of at most TILE tokens of each, or one entry of the first dimension."""
     shape = tensors[0].shape
-    rows = max(1, TILE // (shape[1] if len(shape) > 2 else 1))
+    rows = max(1, TILE // max(1, shape[1] if len(shape) > 2 else 1))
     if shape[0] <= rows:
         return iter([tensors])
     return zip(*(t.split(rows) for t in tensors), strict=True)

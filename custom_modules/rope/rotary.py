@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from custom_modules.rope.config import MAX_POSITION, RopeScaling
 
@@ -223,6 +224,7 @@ class _Rotate(torch.autograd.Function):
         return _turn(t, cos, sin, torch.empty_like(t), interleaved)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[no-untyped-def]
         cos, sin = ctx.saved_tensors
         turned = _turn(grad, cos, sin, torch.empty_like(grad), ctx.interleaved, back=True)

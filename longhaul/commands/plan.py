@@ -78,7 +78,7 @@ def plan(
     as_text: Json = False,
     plot: Annotated[Path | None, typer.Option(help="PNG: memory and time by length.")] = None,
 ) -> None:
-    """Choose the fastest layout that fits, and print its memory and its time by category."""
+    """Choose a layout that fits and is fast, and print its memory and its time by category."""
     cluster = planned_cluster(cluster) or CLUSTER
     machine = clusters.load(cluster)
     if fp8 and fp8 not in FP8:
@@ -299,7 +299,7 @@ def _as_asked(question: SearchRequest, words: str) -> SearchResult:
         raise NoLayoutError(f"--layout {words}: {broken}")
     one = question.plan(layout)
     if one.fits:
-        return SearchResult(plans=[one], tried=1)
+        return SearchResult(plans=[one], tried=1, given=True)
     said = f"--layout {words} {lacks(one)} at {question.seq_length:,} tokens"
     other = search(question).automatic
     if other is not None:

@@ -62,7 +62,7 @@ def page(
                 typer.echo(f"{number}: {words_of(other.workload.layout)}")
     for warning in plan.warnings:
         typer.echo(f"warning: {warning}")
-    if faster := faster_batch(question, plan):
+    if not answer.given and (faster := faster_batch(question, plan)):
         typer.echo(_batch(question, plan, faster))
     if why:
         show(lambda _: _ruled_out(answer))
@@ -138,7 +138,7 @@ def bill(
 
 def as_json(question: SearchRequest, answer: SearchResult, budget: int) -> dict[str, Any]:
     """Return the plans as numbers: bytes, seconds, tokens."""
-    other = faster_batch(question, answer.plans[0])
+    other = None if answer.given else faster_batch(question, answer.plans[0])
     return {
         "card": question.card.name,
         "cluster": question.cluster.name,
@@ -240,11 +240,16 @@ def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
 
 def _untried(answer: SearchResult) -> str:
     """Return a sentence on the first plan's untried parts and the fastest plan without them."""
-    plan, tried = answer.plans[0], answer.automatic
+    plan = answer.plans[0]
+    tried = min(
+        (one for one in answer.plans if not one.untried),
+        key=lambda one: one.time.step,
+        default=None,
+    )
     parts = " and ".join(plan.untried)
     said = f"untried: {parts} {'have' if plan.untried[1:] else 'has'} not been tried on GPUs here"
-    if tried is None or tried.untried:
-        return f"{said}, and nothing fits without" if len(answer.plans) > 1 else said
+    if tried is None:
+        return said if answer.given else f"{said}, and nothing fits without"
     slower = tried.time.step / plan.time.step - 1
     return (
         f"{said}; without, the fastest takes {slower:.0%} longer: {words_of(tried.workload.layout)}"

@@ -72,9 +72,9 @@ class Plan:
         found = []
         if self.workload.micro_batches > MOST_ACCUMULATION:
             change = (
-                "more GPUs as data ranks"
-                if self.workload.micro_batches % 2 == 0
-                else "a batch of an even number of sequences"
+                "a batch that more data ranks divide"
+                if self.workload.micro_batches % 2
+                else "more GPUs as data ranks"
             )
             found.append(
                 f"{self.workload.micro_batches} micro-batches per step on each data rank; {change} "

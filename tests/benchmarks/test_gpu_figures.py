@@ -67,8 +67,8 @@ def result(kind, reason="", number=1, **figures) -> Result:
     settings = {key: figures.pop(key) for key in ("way", "length", "card", "layout", "precision")
                 if key in figures}  # fmt: skip
     return Result(
-        case=f"{kind}_{number}_{settings}", kind=kind, settings=settings, round=number,
-        figures=figures, reason=reason,
+        case=f"{kind}_{number}_{settings}", kind=kind, device="cuda", settings=settings,
+        round=number, figures=figures, reason=reason,
     )  # fmt: skip
 
 
@@ -107,12 +107,23 @@ def test_offload_is_only_cheap_where_the_inputs_really_are_away():
     assert verdicts(*half)[what][0] == "is missed"
 
 
+def test_the_rate_at_a_million_tokens_counts_with_a_small_host_alone():
+    for host, verdict in ((120.0, "holds"), (2048.0, "is missed")):
+        step = result(
+            "step", card="llama32_1b", length=1_048_576, layout=PLANNED, precision="bf16",
+            tokens_per_second=2000.0, mfu=0.4, host_gib=host, seconds=1.0, peak_bytes=1,
+            predicted={"seconds": 1.0, "peak_bytes": 1},
+        )  # fmt: skip
+        (what,) = (name for name in verdicts(step) if "tokens/s" in name)
+        assert verdicts(step)[what] == (verdict, 2000.0)
+
+
 def test_rounds_give_their_median_and_another_model_is_named():
     rounds = [stack("ours", s, number=n) for n, s in enumerate((1.0, 5.0, 2.0), start=1)]
     of = Figures({one.case: one for one in rounds}, ON_GPU)
     assert of.stack(131_072, "ours", "seconds") == 2.0
     assert of.disagreements() == []
-    rounds.append(stack("ALST-like", 2.0, loss=2.1))
+    rounds.insert(0, stack("ALST-like", 2.0, loss=2.1))
     of = Figures({one.case: one for one in rounds}, ON_GPU)
     assert of.disagreements() == [
         "ALST-like at 131,072 tokens computes another model: loss 2.1, not 2"
@@ -137,10 +148,12 @@ def test_a_page_of_nothing_says_of_every_case_that_it_was_not_reached():
 def test_results_are_read_back_and_a_damaged_one_is_named(tmp_path):
     results = Results(tmp_path / "a folder")
     case = all_cases(ON_CPU)[0]
-    results.write(Result.of(case, figures={"a": 1}, facts={"machine": "A"}))
+    results.write(Result.of(case, "cpu", figures={"a": 1}, facts={"machine": "A"}))
     assert results.read()[case.name].figures == {"a": 1}
     with pytest.raises(ValueError, match="another machine \\(A\\); this one is B: take another"):
-        require_same_machine(results.read(), "B")
+        require_same_machine(results.read(), "B", "cpu")
+    with pytest.raises(ValueError, match="another device than cuda; take another --out"):
+        require_same_machine(results.read(), "A", "cuda")
     path = results.files / f"{case.name}.json"
     path.write_text(json.dumps({"unknown": 1}))
     with pytest.raises(ValueError, match=f"{case.name}.json is no result"):

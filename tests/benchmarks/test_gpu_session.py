@@ -88,7 +88,9 @@ def test_a_second_session_has_nothing_to_do_but_what_failed_if_asked(measured):
     assert {p.name: p.stat().st_mtime_ns for p in (folder / FILES).glob("*.json")} == files
     done = run("step", "--again", "--device", "cpu", "--minutes", 30, "--out", folder)
     assert done.returncode == 0
-    new = {p.name for p in (folder / FILES).glob("*.json") if p.stat().st_mtime_ns > files[p.name]}
+    after = {p.name: p.stat().st_mtime_ns for p in (folder / FILES).glob("*.json")}
+    assert after.keys() == files.keys()
+    new = {name for name, written in after.items() if written > files[name]}
     fp8 = {f"{c.name}.json" for c in all_cases(ON_CPU) if c.settings.get("precision") == "fp8"}
     assert new == fp8
 

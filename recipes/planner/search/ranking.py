@@ -67,8 +67,8 @@ class SearchResult:
     """The result of a search."""
 
     plans: list[Plan]
-    """The fastest plans that fit, of different parallel sizes: the planner's choice, then others in
-    the order of their time."""
+    """The planner's choice, then the fastest plans that fit in the order of their time, of
+    different parallel sizes."""
     ruled_out: Counter[str] = field(default_factory=Counter)
     """Reasons why other layouts are excluded, with their number."""
     nearest: Plan | None = None
@@ -76,6 +76,8 @@ class SearchResult:
     refused: str = ""
     """The constraint that the first plan that fits in memory violates."""
     tried: int = 0
+    given: bool = False
+    """Whether the user named the layout, so that none was searched for."""
 
     @property
     def automatic(self) -> Plan | None:
@@ -125,7 +127,7 @@ class _Ranking:
         tried = self._fastest(bounded, TRIED, RANKED, math.inf)
         if not tried:
             return self._fastest(bounded, UNTRIED, RANKED, math.inf)
-        limit = tried[0].time.step / (1 + UNTRIED_GAIN)
+        limit = min(one.time.step for one in tried) / (1 + UNTRIED_GAIN)
         return self._fastest(bounded, UNTRIED, RANKED_UNTRIED, limit) + tried
 
     def any_fits(self) -> bool:

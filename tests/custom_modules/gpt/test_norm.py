@@ -114,3 +114,16 @@ def test_every_parameter_says_whether_tokens_are_sharded_over_tensor_ranks(kind,
 def test_a_norm_that_is_not_here_is_refused():
     with pytest.raises(ValueError, match=r"normalization is 'L2Norm'; .* RMSNorm or LayerNorm"):
         norm_of(config(torch.float32, normalization="L2Norm"))
+
+
+@KINDS
+def test_no_tokens_have_no_norms_and_one_vector_is_refused(kind):
+    norm = kind(config(torch.float32), WIDTH, eps=EPS)
+    for shape in ((0, 2), (3, 0)):
+        t = torch.zeros(*shape, WIDTH, requires_grad=True)
+        out = norm(t)
+        out.sum().backward()
+        assert out.shape == t.grad.shape == t.shape
+        assert not any(p.grad.any() for p in norm.parameters())
+    with pytest.raises(ValueError, match="norm of \\[24\\]; it needs tokens"):
+        norm(torch.zeros(WIDTH))

@@ -95,6 +95,8 @@ def test_a_batch_that_divides_better_is_offered_with_its_gain(answer):
     assert "faster: a batch of 320 sequences (-6% tokens)" in shown
     assert "--tokens-per-batch 3932160" in shown
     assert "more GPUs as data ranks" not in shown
+    named = answer(*question, "--tokens-per-batch", 341 * 12 * 1024, "--layout", "tp8 ring8 full")
+    assert "faster:" not in named.out  # it would be another layout's gain
 
 
 def test_a_budget_and_its_cost_have_units(answer):
