@@ -30,7 +30,6 @@ import nemo_run as run
 from megatron.core.datasets.gpt_dataset import GPTDataset
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 from nemo import lightning as nl
 from nemo.collections import llm
@@ -46,6 +45,7 @@ from custom_modules.memory.config import KEEP_ALL, UNTILED, Recompute, Tiling
 from data.nemo_module import NO_TOKEN
 from data.store import Manifest
 from recipes.nemo2.settings import place
+from recipes.pretrain import optimizer as our_optimizer
 from recipes.pretrain import pretrain
 from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
@@ -219,17 +219,8 @@ def _data(stage: Stage, store: Path, *, masked: bool) -> run.Config:
 
 
 def _optimizer(stage: Stage) -> run.Config:
-    config = run.Config(
-        OptimizerConfig,
-        optimizer="adam",
-        lr=stage.lr.peak,
-        weight_decay=stage.weight_decay,
-        adam_beta1=0.9,
-        adam_beta2=stage.adam_beta2,
-        adam_eps=1e-8,
-        clip_grad=1.0,
-        use_distributed_optimizer=True,
-    )
+    config = our_optimizer(stage, Layout(precision="fp32", device="cpu")).config
+    config.use_distributed_optimizer = True
     schedule = run.Config(
         CosineAnnealingScheduler,
         max_steps=stage.steps,

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that is claimed of one GPU, measured beside its peers in one run.
+"""All claims about one GPU, measured in one run and compared with other implementations.
 
     python -m benchmarks.gpu all --minutes 25 --out runs/gpu
 
 A case is one measurement: a block, a step, a fork. `benchmarks.gpu.cases` lists them in the order
 of their worth, `benchmarks.gpu.session` runs them in processes of their own within the minutes
 given, and writes one JSON file a case and one page of all of them, `page.md`. Cases that have a
-file are not run again: a later call goes on where this one ended. What was not reached, or
-failed, is on the page with its reason.
+file are not run again: a later call continues where this one ended. The page lists the cases that
+were not reached or failed, with the reason.
 
 Ways that are compared take turns: first each way once, then each way once more.
 

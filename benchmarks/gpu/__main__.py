@@ -72,7 +72,7 @@ def _write_page(given: argparse.Namespace, cases: Sequence[Case], results: Resul
     failed = len(found) - measured
     print(f", {failed} with a reason instead" if failed else "")
     if len(found) < len(cases) and given.action == "all":
-        print(f"{len(cases) - len(found)} are left; the same command goes on with them")
+        print(f"{len(cases) - len(found)} are left; the same command continues with them")
 
 
 def _work(given: argparse.Namespace, cases: Sequence[Case], results: Results) -> None:
@@ -86,7 +86,7 @@ def _arguments() -> argparse.Namespace:
     kinds = list(dict.fromkeys(case.kind for case in all_cases(SIZES["cuda"])))
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
-        description="Measure what is claimed of one GPU, beside its peers.",
+        description="Measure the claims about one GPU and compare them with other implementations.",
         epilog="all: every case; cases: list them; page: write the page again; the other words "
         "run the cases of one kind.",
     )

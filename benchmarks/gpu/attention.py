@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank of an all-to-all computes, against its bare attention kernel.
+"""The attention of one rank of an all-to-all, compared with its bare kernel.
 
 One process takes the place of rank 0 of C ranks: H heads and G KV heads over S tokens are, on a
 rank, S / C tokens of all heads before the exchange and all S tokens of H / C heads after it. The

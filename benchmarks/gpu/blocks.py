@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss head and MLP beside their peers: bytes and time of one block, forward and backward."""
+"""Loss head and MLP compared with other implementations: bytes and time, forward and backward."""
 
 import gc
 import statistics

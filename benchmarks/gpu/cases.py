@@ -13,7 +13,7 @@ Kind = Literal[
 ]  # fmt: skip
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 USUAL_CONNECTIONS = "1"
-"""What cluster files set before Blackwell."""
+"""The value of cluster files for GPUs before Blackwell."""
 COMPARED = ("ours", "ours, nothing away", "ours, full", "ALST-like", "Megatron, full")
 """Stacks of `benchmarks.gpu.stacked` that are run at every length; others run out of memory."""
 AT_LONGEST = ("ours", "ours, nothing away", "ours, full", "ALST-like")
@@ -22,7 +22,7 @@ MEGATRON = ("Megatron, selective", "keep all")
 PLANNED = "planned"
 """In the place of a layout: the planner's choice for this machine."""
 REBUILT = "full"
-"""The layout beside it: every layer is rebuilt, nothing is tiled or away."""
+"""The layout that it is compared with: full recompute, no tiling, no offload."""
 RATE = 0.35
 """Share of the peak that model FLOPs reach, recompute counted in: for estimates of time."""
 OVERHEAD_SECONDS = 12.0
@@ -45,7 +45,7 @@ class Case:
     @property
     def name(self) -> str:
         """Its file's name without suffix, unique."""
-        words = [self.kind, *(f"{value}" for value in self.settings.values() if value != "")]
+        words = [self.kind, *(f"{value}" for value in self.settings.values())]
         if self.connections != USUAL_CONNECTIONS:
             words.append(f"{self.connections} connections")
         text = " ".join([*words, str(self.round)])

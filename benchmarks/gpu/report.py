@@ -27,7 +27,7 @@ def whole_page(cases: Sequence[Case], results: Mapping[str, Result], sizes: Size
           for text in part(of)),
         *_rest(cases, results),
     ]  # fmt: skip
-    return page("One GPU, beside its peers", _facts(of, len(cases)), sections)
+    return page("One GPU, compared with other implementations", _facts(of, len(cases)), sections)
 
 
 def _facts(of: Figures, cases: int) -> dict[str, str]:

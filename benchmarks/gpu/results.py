@@ -52,7 +52,7 @@ class Results:
         self.files.mkdir(parents=True, exist_ok=True)
 
     def read(self) -> dict[str, Result]:
-        """Return all by the names of their cases; raise ValueError for a file that is no result."""
+        """Return all by the names of their cases; raise ValueError for any other file."""
         found = {}
         for path in sorted(self.files.glob("*.json")):
             try:
@@ -60,6 +60,10 @@ class Results:
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{path} is no result ({error}); delete it") from None
         return found
+
+    def names(self) -> set[str]:
+        """Return the cases that have a result, without reading them."""
+        return {path.stem for path in self.files.glob("*.json")}
 
     def write(self, result: Result) -> None:
         """Write a result's file: all of it or nothing."""

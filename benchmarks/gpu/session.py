@@ -55,7 +55,7 @@ def run(
     """
     until = time.time() + 60 * minutes
     results.clear_marks()
-    there = results.read()
+    there = results.names()
     left = [case for case in cases if case.name not in there]
     for _, some in groupby(left, key=lambda case: case.connections):
         group = list(some)
@@ -107,10 +107,10 @@ def _watched(
 ) -> str:
     """Wait for a worker, and end it in a case that takes too long; return why it was ended."""
     limits = {case.name: max(AT_LEAST, PATIENCE * case.seconds(peak)) for case in group}
-    told = set(results.read())
+    told = results.names()
     while worker.poll() is None:
         time.sleep(PAUSE)
-        for name in sorted(results.read().keys() - told):
+        for name in sorted(results.names() - told):
             told.add(name)
             print(f"  {name}", flush=True)
         begun = results.under_way()

@@ -7,6 +7,7 @@ from typing import Literal
 from recipes.models import LLAMA31_8B, LLAMA32_1B, TINY
 from recipes.spec.cluster import Cluster, load
 from recipes.spec.model_card import ModelCard
+from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import GiB, K
 
 Device = Literal["cuda", "cpu"]
@@ -106,7 +107,18 @@ ON_CPU = Sizes(
     fork_bytes=2**22,
     rounds=1,
 )
+SHORTER = 8
+"""A step too long to be run twice is warmed up by one of an eighth of its length."""
 SIZES: dict[Device, Sizes] = {"cuda": ON_GPU, "cpu": ON_CPU}
+
+
+def ladder_of(length: int, *, steps: int = 1) -> Ladder:
+    """Return a ladder of one stage from random weights, with one sequence a step."""
+    stage = Stage(
+        seq_length=length, rope="native", tokens=steps * length, tokens_per_batch=length,
+        lr=Cosine(peak=1e-4), start="scratch",
+    )  # fmt: skip
+    return Ladder(name="measured", source="ours", stages=(stage,))
 
 
 def machine(device: Device, name: str = "") -> Cluster:

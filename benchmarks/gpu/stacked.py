@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.blocks import NOT_INSTALLED
-from benchmarks.gpu.sizes import Sizes
+from benchmarks.gpu.sizes import SHORTER, Sizes
 from benchmarks.harness.machine import version
 from benchmarks.stacks import Found, Shape, Stack, one_rank, step
 from custom_modules.attention import registry
@@ -23,8 +23,6 @@ from recipes.spec.units import GiB
 
 HOST_SHARE = 0.85
 """Of the host's free memory, that the offload may pin."""
-SHORT = 8
-"""A step too long to be run twice is warmed up by one of an eighth of its length."""
 MOST_DOUBLINGS = {"cuda": 8, "cpu": 2}
 
 
@@ -66,11 +64,11 @@ def stack(sizes: Sizes, *, way: str, length: int) -> dict[str, Any]:
     long = length >= sizes.longest_stack
     with one_rank(shape.device):
         if long:
-            _require(step(shape, chosen, length // SHORT))
+            _require(step(shape, chosen, length // SHORTER))
         found = _require(step(shape, chosen, length, warm_up=not long))
     return {
         "seconds": found.seconds,
-        "warmed_by": length // SHORT if long else length,
+        "warmed_by": length // SHORTER if long else length,
         "peak_bytes": found.peak_bytes,
         "inputs_away": found.inputs_away,
         "loss": found.loss,

@@ -13,7 +13,7 @@ import torch
 from megatron.core import parallel_state
 
 from benchmarks.gpu.cases import PLANNED
-from benchmarks.gpu.sizes import Sizes, machine
+from benchmarks.gpu.sizes import SHORTER, Sizes, ladder_of, machine
 from benchmarks.stacks import only_process
 from custom_modules.profiling.memory_by_category import MemoryByCategory
 from custom_modules.profiling.step_memory import whole_step
@@ -27,11 +27,8 @@ from recipes.resolved.single_step import training
 from recipes.spec.cluster import Cluster
 from recipes.spec.layout import Fp8, Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.stage import Cosine, Ladder, Stage
 
 FP8 = Fp8(recipe="tensorwise")
-SHORTER = 8
-"""A step too long to be run twice is warmed up by one of an eighth of its length."""
 
 
 def step(sizes: Sizes, *, card: str, length: int, layout: str, precision: str) -> dict[str, Any]:
@@ -70,7 +67,7 @@ def step(sizes: Sizes, *, card: str, length: int, layout: str, precision: str) -
 
 def _plan(sizes: Sizes, card: ModelCard, length: int, words: str, precision: str) -> Plan:
     cluster, fp8 = machine(sizes.device), FP8 if precision == "fp8" else Fp8()
-    stage = _ladder(length).stages[0]
+    stage = ladder_of(length).stages[0]
     if words == PLANNED:
         layout = best(card, stage, cluster, gpus=1, fp8=fp8).workload.layout
     else:
@@ -87,19 +84,11 @@ def _planned(card: ModelCard, length: int, layout: Layout, cluster: Cluster) -> 
     return plan(workload, cluster, kernels=PLAIN if layout.device == "cpu" else FUSED)
 
 
-def _ladder(length: int) -> Ladder:
-    stage = Stage(
-        seq_length=length, rope="native", tokens=length, tokens_per_batch=length,
-        lr=Cosine(peak=1e-4), start="scratch",
-    )  # fmt: skip
-    return Ladder(name="measured", source="ours", stages=(stage,))
-
-
 def _measured(
     chosen: Plan, length: int, device: torch.device, *, steps: int
 ) -> tuple[float, int, bool]:
     """Return seconds and peak bytes of the last step, and whether weights are finite after it."""
-    recipe = pretrain(chosen.workload.card, _ladder(length), length, chosen.workload.layout)
+    recipe = pretrain(chosen.workload.card, ladder_of(length), length, chosen.workload.layout)
     on_cuda = device.type == "cuda"
     with only_process(device), ExitStack() as around:
         around.callback(_release, on_cuda)

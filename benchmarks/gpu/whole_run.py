@@ -17,7 +17,7 @@ from typing import Any
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks.gpu.sizes import Sizes
+from benchmarks.gpu.sizes import Sizes, ladder_of
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.memory.pinned_pool import host_memory_left
 from recipes.checkpoints.marker import newest_checkpoint
@@ -26,7 +26,6 @@ from recipes.pretrain import pretrain
 from recipes.resolved import read, yaml_file
 from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import GiB
 
 STEPS, EVERY = 6, 3
@@ -83,13 +82,9 @@ def _recipe(sizes: Sizes, card: ModelCard, folder: Path, store: Path) -> Any:
         offload=Offload(tensors="both", cap_gib=HOST_SHARE * host_memory_left() / GiB),
         **on_cpu,
     )
-    stage = Stage(
-        seq_length=length, rope="native", tokens=STEPS * length, tokens_per_batch=length,
-        lr=Cosine(peak=1e-4), start="scratch",
-    )  # fmt: skip
-    ladder = Ladder(name="measured", source="ours", stages=(stage,))
+    ladder = ladder_of(length, steps=STEPS)
     recipe = pretrain(card, ladder, length, layout)
-    place(recipe, card, ladder, stage, run_to=folder, store=store)
+    place(recipe, card, ladder, ladder[length], run_to=folder, store=store)
     recipe.log.ckpt.every_n_train_steps = recipe.trainer.val_check_interval = EVERY
     recipe.trainer.limit_val_batches = 1
     read.absolute(recipe)

@@ -23,6 +23,7 @@ These norms are used without Transformer Engine; their parameters have the same 
 Transformer Engine's.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -37,7 +38,7 @@ TILE = 1024
 """Tokens of a tile: large enough for the kernels, small against any long sequence."""
 
 
-class Norm(nn.Module):
+class Norm(nn.Module, ABC):
     """Common part of the norms: weight, tiles, and the dtype of the computation."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
@@ -58,19 +59,19 @@ class Norm(nn.Module):
         out: Tensor = _Tiled.apply(t, self, *self._parameters.values())
         return out
 
+    @abstractmethod
     def fused(self, t: Tensor) -> Tensor:
         """Return `t` [..., h] normalised by PyTorch's own operator."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, out: Tensor, t: Tensor, *parameters: Tensor) -> None:
         """Normalise tokens `t` [..., h] by these parameters, all wide, into `out`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write_gradient(
         self, dt: Tensor, grad: Tensor, t: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
         """Write the gradient of `t` for `grad` of the output; return those of the parameters."""
-        raise NotImplementedError
 
     def wide(self, dtype: torch.dtype, weight: Tensor, *bias: Tensor) -> tuple[Tensor, ...]:
         """Return the factor and what is added, in the dtype of the computation."""
