@@ -27,6 +27,8 @@ def local_folder(name: str, patterns: Sequence[str], revision: str | None = None
     """Return the folder at this path, or the one that a model of this name is downloaded to."""
     if Path(name).is_dir():
         return Path(name)
+    if Path(name).exists():
+        raise HubError(f"{name} is a file; name the folder that holds the model's files")
     name = name.removeprefix(OF_THE_HUB) or name
     if not _NAME.fullmatch(name):
         raise HubError(

@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -230,7 +231,9 @@ def longhaul(
 def main() -> None:
     """Run the command line; report a user's errors by one sentence and an exit code."""
     write_in_the_terminal_s_encoding()
-    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    if "PYTHONWARNINGS" not in os.environ and not sys.warnoptions:
+        os.environ["PYTHONWARNINGS"] = "ignore"  # of libraries, in processes that are started
+        warnings.simplefilter("ignore")
     # Where HOME is not writable, matplotlib uses a temporary folder and warns in two lines.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     # nemo-run starts torchrun by name: find this environment's, activated or not.

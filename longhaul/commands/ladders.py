@@ -82,10 +82,15 @@ def _of_one_stage(file: Path, card: str, seq: str, tokens: str, tokens_per_batch
     from recipes.spec.naming import budget_from
     from recipes.spec.units import M
 
-    length = length_of("--seq", seq)
+    length, model = length_of("--seq", seq), card_named(card)
+    if length < model.native_context:
+        raise ValueError(
+            f"--seq is {seq}, and the context of {model.name} is {model.native_context:,} tokens "
+            "already; name a longer one"
+        )
     return of_one_stage(
         file,
-        card_named(card),
+        model,
         seq_length=length,
         tokens=budget_from(tokens) if tokens else 10**9,
         tokens_per_batch=(

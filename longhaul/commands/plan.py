@@ -2,26 +2,28 @@
 """`longhaul plan`: choose the layout of a stage on given GPUs, with its memory and time."""
 
 import shlex
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from longhaul.commands.plan_commands import (
+    own_ladder,
+    stage_command,
+    trained_as_stage,
+    trains_all,
+)
 from longhaul.defaults import planned_cluster
-from longhaul.doctor.case import Case, Recipe, after_comments, on_one_line
+from longhaul.doctor.case import after_comments, on_one_line
 from longhaul.options import K_IS, Cluster, Json, length_of, print_json
 from longhaul.pages.plan_page import as_json, bill, page
 from longhaul.terminal.messages import note
-from longhaul.terminal.next_commands import OnCluster, sized
+from longhaul.terminal.next_commands import not_here_yet
 from recipes.constraints import fp8 as fp8_constraints
-from recipes.ladders import LADDERS
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.batch_size import even_batch
-from recipes.planner.feasibility import CUDA, before_planning, violations
+from recipes.planner.feasibility import CUDA, before_planning
 from recipes.planner.plan import Plan
-from recipes.planner.plan import plan as plan_of
 from recipes.planner.search.alternatives import (
     NoLayoutError,
     automatic,
@@ -34,14 +36,17 @@ from recipes.planner.search.ranking import SearchResult, search
 from recipes.planner.search.request import SearchRequest, of_stage
 from recipes.shipped.machines import gpus_of
 from recipes.shipped.named import card_named, cards_of, combined
-from recipes.shipped.rotation import is_possible, of_other_cards, rotation_refusal
-from recipes.shipped.select import shipped_row
+from recipes.shipped.rotation import of_other_cards
 from recipes.spec import cluster as clusters
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.layout import Fp8, Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import amount, budget_from, length_shown, length_word, recipe_name
-from recipes.spec.stage import Ladder, Stage
+from recipes.spec.naming import (
+    budget_from,
+    length_shown,
+    recipe_name,
+)
+from recipes.spec.stage import Ladder
 from recipes.spec.units import K, M
 
 BATCH, BUDGET = 4 * M, 1_000_000_000
@@ -140,18 +145,19 @@ def plan(
     if not answer.plans:
         raise NoLayoutError(why_not(question, answer))
     budget = budget_from(tokens) if tokens else BUDGET
-    trained = training_command(
+    found = trained_as_stage(
         question, answer.plans[0].workload.layout, cluster,
         batch=question.tokens_per_batch if tokens_per_batch else None,
         budget=budget if tokens else None,
     )  # fmt: skip
     if as_text:
-        content = as_json(question, answer, budget) | {"command": trained and on_one_line(trained)}
-        print_json(content)
+        content = as_json(question, answer, budget)
+        print_json(content | {"command": found and on_one_line(found.command)})
     else:
         page(question, answer, budget, default_budget=not tokens, why=why)
-        if trained is not None:
-            typer.echo(f"train it, as a stage of a ladder:\n  {trained}")
+        if found is not None:
+            _not_here_yet(model, found.ladder)
+            typer.echo(f"train it, as a stage of a ladder:\n  {found.command}")
         elif question.seq_length < model.native_context:
             typer.echo(
                 f"{model.name} was trained for {model.native_context:,} tokens; a ladder extends "
@@ -159,9 +165,12 @@ def plan(
             )
         else:
             shown = length_shown(question.seq_length)
+            new, own, command = own_ladder(
+                question, answer.plans[0].workload.layout, cluster, budget
+            )
+            _not_here_yet(model, own)
             typer.echo(f"no ladder has a stage of {shown} for {model.name}; write one, train it:")
-            for line in own_ladder(question, answer.plans[0].workload.layout, cluster, budget):
-                typer.echo(f"  {line}")
+            typer.echo(f"  {new}\n  {command}")
         if max_seq:
             shown = length_shown(question.seq_length)
             typer.echo(f"the longest context that fits: {shown} tokens")
@@ -172,85 +181,12 @@ def plan(
         typer.echo(plot, err=as_text)
 
 
-def training_command(
-    question: SearchRequest,
-    layout: Layout,
-    cluster: str,
-    *,
-    batch: int | None = None,
-    budget: int | None = None,
-) -> str | None:
-    """Return the command that trains a layout as a stage that a ladder has for the card.
-
-    Batch and budget are then those of the stage; a comment says so if others were asked for. The
-    card's own ladders come first, then those of other cards, last those whose rotations do not
-    suit it, each with a comment. Returns None if no ladder has a stage that the layout can train.
-    """
-    card = question.card
-    stages = [
-        (card.name not in ladder.cards, rotation_refusal(card, stage) or "", ladder, stage)
-        for ladder in LADDERS.values()
-        for stage in ladder.stages
-        if stage.seq_length == question.seq_length and is_possible(ladder, card, stage.seq_length)
-    ]
-    for of_others, unsuited, ladder, stage in sorted(stages, key=lambda s: (s[0], bool(s[1]))):
-        command = stage_command(question, layout, cluster, ladder, stage)
-        if command is not None:
-            other = of_other_cards(ladder, card) if of_others else ""
-            comment = ": ".join(filter(None, [other, of_others * unsuited]))
-            return after_comments(command, comment, _of_the_stage(stage, batch, budget))
-    return None
-
-
-def own_ladder(question: SearchRequest, layout: Layout, cluster: str, budget: int) -> Iterator[str]:
-    """Yield the commands that write a ladder of one stage for a question, and that train it."""
-    from recipes.notation import ladder_file  # here: it imports pydantic
-
-    card, length = question.card, length_word(question.seq_length).upper()
-    path = Path(f"{card.name}_{length.lower()}.yaml")
-    yield (
-        f"longhaul ladders new {shlex.quote(str(path))} --card {card.word} --seq {length} "
-        f"--tokens {budget} --tokens-per-batch {question.tokens_per_batch}"
-    )
-    text = ladder_file.of_one_stage(
-        path, card, seq_length=question.seq_length, tokens=budget,
-        tokens_per_batch=question.tokens_per_batch,
-    )  # fmt: skip
-    ladder = replace(ladder_file.from_text(text, path, card), path=str(path))
-    recipe = Recipe(card=card, ladder=ladder, stage=ladder.stages[0], cluster=cluster)
-    workload = recipe.workload(layout, question.cluster)
-    yield from (
-        Case(recipe=recipe, plan=plan_of(workload, question.cluster)).command(workload).splitlines()
-    )
-
-
-def _of_the_stage(stage: Stage, batch: int | None, budget: int | None) -> str:
-    """Return a sentence that a stage trains its own tokens; empty if no others were asked for."""
-    asked = {
-        "--tokens-per-batch": batch not in (None, stage.tokens_per_batch),
-        "--tokens": budget not in (None, stage.tokens),
-    }
-    ignored = " and ".join(option for option, other in asked.items() if other)
-    if not ignored:
-        return ""
-    return (
-        f"it trains the stage's own batch of {stage.tokens_per_batch:,} tokens and its budget of "
-        f"{amount(stage.tokens)}, not those of {ignored}"
-    )
-
-
-def stage_command(
-    question: SearchRequest, layout: Layout, cluster: str, ladder: Ladder, stage: Stage
-) -> str | None:
-    """Return the command that trains a layout as a stage of a ladder; None if there is none."""
-    card = question.card
-    row = None if card.path else shipped_row(card, ladder, stage)  # that of the card's name
-    shipped = row.layout if row is not None and row.cluster == cluster else None
-    recipe = Recipe(card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped)
-    workload = recipe.workload(layout, question.cluster)
-    if next(violations(workload, question.cluster), None) is not None:
-        return None
-    return Case(recipe=recipe, plan=plan_of(workload, question.cluster)).command(workload)
+def _not_here_yet(card: ModelCard, ladder: Ladder) -> None:
+    """Print the commands that make what a ladder reads and this folder does not have yet."""
+    if commands := list(not_here_yet(card, ladder)):
+        typer.echo("first, what is not here yet:")
+        for command in commands:
+            typer.echo(f"  {command}")
 
 
 def _refuse(beside: str, options: dict[str, object]) -> None:
@@ -332,7 +268,7 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
             stage_command(question, layout, cluster, climbed, stage)
             or f"# no command trains {recipe_name(model, climbed, stage)} as it is planned"
         )
-    whole, explained = _trains_all(model, climbed, cluster, gpus, fp8)
+    whole, explained = trains_all(model, climbed, cluster, gpus, fp8)
     if whole:
         bill(model, climbed, machine, plans, as_text=as_text, command=whole)
     else:
@@ -344,6 +280,7 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
         note(f"note: {said}")
     if as_text:
         return
+    _not_here_yet(model, climbed)
     if whole:
         typer.echo(f"train it:\n  {after_comments(whole, explained)}")
         return
@@ -352,22 +289,3 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
     comments = dict.fromkeys(line for line in lines if line.startswith("  # "))
     for line in (*comments, *(line for line in lines if line not in comments)):
         typer.echo(line)
-
-
-def _trains_all(
-    card: ModelCard, ladder: Ladder, cluster: str, gpus: int, fp8: Fp8
-) -> tuple[str, str]:
-    """Return the command that trains all stages as planned, and what explains it; empty if none.
-
-    `longhaul run` lays stages out in bf16, and those for CPU ranks on CPU ranks. On one node it is
-    this machine's.
-    """
-    rows = [shipped_row(card, ladder, stage) for stage in ladder.stages]
-    on_cpu = any(row is not None and row.layout.device == "cpu" for row in rows)
-    if on_cpu or fp8.recipe != "none":
-        return "", ""
-    if gpus <= clusters.load(cluster).gpus_per_node:
-        here = f"longhaul run --ladder {ladder.word} --card {card.word}"
-        return f"{here} --cluster {shlex.quote(cluster)} {sized(gpus, cluster)}", ""
-    submitted = OnCluster(card=card, ladder=ladder, cluster=cluster, gpus=gpus)
-    return submitted.command, submitted.explained

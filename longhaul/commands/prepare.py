@@ -64,8 +64,9 @@ def prepare(
         )
     else:
         next_command(
-            ["longhaul", "pretrain", "--card", model, "--ladder", "LADDER", "--store", out],
-            "train on it; LADDER is your file or a name that `longhaul ladders` lists",
+            ["longhaul", "run", "--card", model, "--ladder", "LADDER", "--store", out],
+            "train on it; LADDER is your file or a name that `longhaul ladders` lists; without "
+            "GPUs add --device cpu",
         )
 
 

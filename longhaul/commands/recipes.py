@@ -295,7 +295,8 @@ def _where(word: str, names: Sequence[str]) -> str:
 def _combined(words: Sequence[str]) -> str:
     """Return the commands for the stages that words name by a card and by a length or a ladder.
 
-    Those whose rotation suits the card come first, the others with the reason why it does not.
+    Those whose rotation does not suit the card are named, with the reason, only where their ladder
+    is; a card and a length alone lead to a ladder of one's own instead.
     """
     from longhaul.terminal.next_commands import YOUR_CLUSTER, training
     from recipes.ladders import LADDERS
@@ -303,18 +304,24 @@ def _combined(words: Sequence[str]) -> str:
     from recipes.shipped.rotation import heads_refusal, rotation_refusal
     from recipes.spec.naming import length_shown
 
-    ladders = [ladder for name, ladder in LADDERS.items() if name in words] or LADDERS.values()
+    named = [ladder for name, ladder in LADDERS.items() if name in words]
     found = [
         (rotation_refusal(card, stage) or "", card, ladder, stage)
         for name, card in CARDS.items()
-        for ladder in ladders
+        for ladder in named or LADDERS.values()
         for stage in ladder.stages
         if name in words
         and {*words} - {name, ladder.name} <= {length_shown(stage.seq_length).casefold()}
         and heads_refusal(card, stage) is None
     ]
+    suited = [one for one in found if not one[0]]
+    if found and not suited and not named:
+        _, card, _, stage = found[0]
+        length = length_shown(stage.seq_length).replace(",", "")
+        file = f"{card.name}_{length.lower()}.yaml"
+        return f"write one: `longhaul ladders new {file} --card {card.name} --seq {length}`"
     commands = []
-    for unsuited, card, ladder, stage in sorted(found, key=lambda one: bool(one[0])):
+    for unsuited, card, ladder, stage in suited or found:
         command = training(card, ladder, stage)
         if command is not None:
             commands.append(f"`{command}`" + (f" (but {unsuited})" if unsuited else ""))

@@ -11,10 +11,11 @@ import typer
 from eval.run_folder import write_json
 from longhaul.defaults import default
 from longhaul.jobs import ladder_run
-from longhaul.jobs.cluster_checks import folders, with_names
+from longhaul.jobs.cluster_checks import folders, require_complete, with_names
+from longhaul.jobs.git_tree import uncommitted
 from longhaul.jobs.store_source import documents_of
 from longhaul.pages import ladder_table
-from longhaul.terminal.console import loading
+from longhaul.terminal.console import held_back, loading
 from longhaul.terminal.messages import next_command, note
 from recipes.shipped.machines import Machines
 from recipes.spec.cluster import CLUSTER
@@ -52,14 +53,18 @@ def run_on_cluster(
     plan = _with_gates(plan, gate)
     trains_alone = not evaluated and not plan.store.exists() and plan.card.hf_id is not None
     documents = None if trains_alone else documents_of(plan, source, tokenizer)
+    require_complete(file, folders(plan, documents, export))
+    notes = uncommitted()
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import local_chain, slurm_chain, stage_checks, submission_checks
         from longhaul.jobs.job_times import require_time
         from longhaul.run_folder.places import require_places
         from longhaul.run_folder.undamaged import require_checkpoints
+        from slurm.executors import require_reached
         from slurm.experiment import scripts, submit
 
-        notes = submission_checks.require(file, folders(plan, documents, export))
+        if file.tunnel.kind == "ssh":
+            require_reached(file)
         known = file.hardware is not None and not asked.on_cpu
         asked = replace(asked, cluster=cluster if known else "")
         rows = [row] if row is not None else ladder_run.rows(plan, asked, submitted=True)
@@ -95,11 +100,14 @@ def run_on_cluster(
         typer.echo("nothing is left to do")
         return
     if dryrun:
-        for name, script in scripts(plan.name, jobs, plan.run / "launch").items():
+        with held_back():
+            texts = scripts(plan.name, jobs, plan.run / "launch")
+        for name, script in texts.items():
             typer.echo(f"# ---- {name}\n{script}")
         note(f"{len(jobs)} jobs, each after the one before; without --dryrun they are submitted")
         return
-    numbers = submit(plan.name, jobs, plan.run / "launch")
+    with held_back("submitting"):
+        numbers = submit(plan.name, jobs, plan.run / "launch")
     write_json(plan.run / "launch" / "jobs.json", numbers)
     for name, number in numbers.items():
         typer.echo(f"{number}  {name}")

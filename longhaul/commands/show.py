@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longhaul.defaults import planned_cluster, store_of
+from longhaul.defaults import planned_cluster
 from longhaul.options import (
     Cluster,
     Gpus,
@@ -220,41 +220,31 @@ def _sizes(row: "Row", *, with_layout: bool = True) -> str:
 
 def _import(row: "Row") -> tuple[str, str]:
     """Return the command that imports the weights that the ladder starts from, and its purpose."""
-    from data.hub import OF_THE_HUB
+    from longhaul.terminal.next_commands import importing
     from recipes.spec.naming import MODELS
 
     card, to = row.card, MODELS / row.card.name
     if card.path and card.hf_id is not None:
-        return (
-            f"longhaul import --from {shlex.quote(card.path.removeprefix(OF_THE_HUB))} --to {to}",
-            f"its weights, to {to}",
+        purpose = f"its weights, to {to}"
+    elif card.hf_id is None:
+        purpose = (
+            f"weights of yours in Hugging Face's format, to {to}; or put a checkpoint there, or "
+            "name it by resume.start=PATH"
         )
-    if card.hf_id is None:
-        weights = f"weights of yours in Hugging Face's format, to {to}"
-        return (
-            f"longhaul import --from YOUR_WEIGHTS --card {card.name}",
-            f"{weights}; or put a checkpoint there, or name it by resume.start=PATH",
-        )
-    others = row.ladder.starts_from
-    return (
-        f"longhaul import --from {card.hf_id} --card {card.name}",
-        f"the published weights, to {to}" + (f"; the source began with {others}" if others else ""),
-    )
+    else:
+        others = row.ladder.starts_from
+        began = f"; the source began with {others}" if others else ""
+        purpose = f"the published weights, to {to}{began}"
+    return importing(card), purpose
 
 
 def _prepare(row: "Row") -> tuple[str, str]:
     """Return the command that prepares a store with the tokenizer of those weights."""
-    card = row.card
-    out = f"--out {shlex.quote(str(store_of(card)))}"
-    if row.ladder.stages[0].start == "scratch":
-        return f"longhaul prepare --vocab-size {card.vocab} {out}", "the documents as tokens"
-    tokenizer, whose = card.hf_id, ""
-    if tokenizer is None:
-        tokenizer, whose = "YOUR_TOKENIZER", ", by the tokenizer of your weights"
-    return (
-        f"longhaul prepare --source DOCUMENTS --tokenizer {shlex.quote(tokenizer)} {out}",
-        f"the documents as tokens{whose}",
-    )
+    from longhaul.terminal.next_commands import preparing
+
+    foreign = row.ladder.stages[0].start != "scratch" and row.card.hf_id is None
+    whose = ", by the tokenizer of your weights" if foreign else ""
+    return preparing(row.card, row.ladder), f"the documents as tokens{whose}"
 
 
 def _word(tokens: int) -> str:

@@ -74,6 +74,18 @@ def with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:
     return file.model_copy(update={"slurm": file.slurm.model_copy(update=given)})
 
 
+def require_complete(file: ClusterFile, used: Sequence[Folder]) -> None:
+    """Raise ValueError if a chain of jobs that use these folders would fail on the cluster."""
+    if file.executor != "slurm":
+        raise ValueError(
+            f"cluster {file.name} has executor {file.executor}; a chain needs a scheduler with "
+            "job dependencies: use slurm, or --executor local"
+        )
+    found = lacking(file, used)
+    if found:
+        raise ValueError(f"cluster {file.name}: {'; '.join(found)}")
+
+
 def lacking(file: ClusterFile, used: Sequence[Folder] = ()) -> list[str]:
     """Return a sentence for each thing that jobs on a cluster, using these folders, would lack."""
     found = []

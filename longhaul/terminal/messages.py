@@ -51,6 +51,7 @@ def is_quiet() -> bool:
 def note(text: object) -> None:
     """Print a text to stderr that is neither a result nor an error, unless quiet."""
     if not is_quiet():
+        sys.stdout.flush()  # what was printed before comes before it, in a pipe too
         typer.echo(text, err=True)
 
 

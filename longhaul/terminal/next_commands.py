@@ -5,16 +5,19 @@
 """
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from longhaul.defaults import planned_cluster
+from data.hub import OF_THE_HUB
+from longhaul.defaults import planned_cluster, store_of
 from recipes.notation.layout import words_of
 from recipes.shipped.machines import SCALED, STATED
 from recipes.shipped.row import Row
 from recipes.spec import cluster
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import length_shown
+from recipes.spec.naming import MODELS, length_shown
 from recipes.spec.stage import Ladder, Stage
 
 YOUR_CLUSTER = "YOUR_CLUSTER.yaml"
@@ -94,6 +97,31 @@ def sized(gpus: int, name: str) -> str:
     """Return the option for a number of GPUs of a cluster: `--nodes`, or `--gpus` for less."""
     nodes, rest = divmod(gpus, cluster.load(name).gpus_per_node)
     return f"--gpus {gpus}" if rest else f"--nodes {nodes}"
+
+
+def importing(card: ModelCard) -> str:
+    """Return the command that imports the weights that a ladder starts from, to `models/CARD`."""
+    if card.path and card.hf_id is not None:
+        to = MODELS / card.name
+        return f"longhaul import --from {shlex.quote(card.path.removeprefix(OF_THE_HUB))} --to {to}"
+    return f"longhaul import --from {card.hf_id or 'YOUR_WEIGHTS'} --card {card.name}"
+
+
+def preparing(card: ModelCard, ladder: Ladder) -> str:
+    """Return the command that prepares a store with the tokenizer of a ladder's weights."""
+    out = f"--out {shlex.quote(str(store_of(card)))}"
+    if ladder.stages[0].start == "scratch":
+        return f"longhaul prepare --vocab-size {card.vocab} {out}"
+    tokenizer = shlex.quote(card.hf_id or "YOUR_TOKENIZER")
+    return f"longhaul prepare --source DOCUMENTS --tokenizer {tokenizer} {out}"
+
+
+def not_here_yet(card: ModelCard, ladder: Ladder) -> Iterator[str]:
+    """Yield the commands that make the weights and the store that a ladder reads, if missing."""
+    if ladder.stages[0].start == "card" and not (card.start or Path(MODELS, card.name).exists()):
+        yield importing(card)
+    if ladder.stages[0].start != "scratch" and not store_of(card).exists():
+        yield preparing(card, ladder)
 
 
 def training(card: ModelCard, ladder: Ladder, stage: Stage) -> str | None:

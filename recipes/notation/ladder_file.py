@@ -30,7 +30,7 @@ from recipes.notation import rope_file
 from recipes.notation.rope import rope_from, rope_with
 from recipes.spec.gate import Gate
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import NAME, budget_from, length_from, length_word
+from recipes.spec.naming import NAME, budget_from, budget_word, length_from, length_word
 from recipes.spec.schema import decode
 from recipes.spec.stage import Cosine, DocumentPolicy, Ladder, Linear, Stage
 from recipes.spec.train_short import Positions
@@ -128,7 +128,9 @@ def cards(path: Path) -> tuple[str, ...]:
 
 def _require_file(path: Path) -> None:
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path} is not a ladder: its name ends in {', '.join(SUFFIXES)}")
+        kind = "a folder" if path.is_dir() else "no ladder file"
+        *most, last = SUFFIXES
+        raise ValueError(f"{path} is {kind}; a ladder is a file *{', *'.join(most)} or *{last}")
     if not path.is_file():
         raise ValueError(
             f"there is no ladder file {path}; `longhaul ladders new {shlex.quote(str(path))}` "
@@ -301,7 +303,7 @@ def of_one_stage(
         "SEQ_LENGTH": length_word(seq_length).upper(),
         "ROPE": rope,
         "TOKENS_PER_BATCH": length_word(tokens_per_batch).upper(),
-        "BUDGET": str(tokens),
+        "BUDGET": budget_word(tokens),
         **_names(path),
     }
     text = _filled(text, values)

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from custom_modules.rope.config import RopeMethod, RopeScaling
 from recipes.notation import rope_file
 from recipes.spec.naming import length_from
+from recipes.spec.suggest import did_you_mean
 
 _TAKES = ("factor=8", "original_length=8192", "base=1e6")
 
@@ -62,7 +63,7 @@ def rope_with(given: Mapping[str, Any], of_model: Mapping[str, Any]) -> RopeScal
     known = {field.name for field in fields(RopeScaling)}
     strange = [key for key in given if key not in known]
     if strange:
-        raise ValueError(f"a rotation has no {strange[0]!r}; it has {', '.join(sorted(known))}")
+        raise ValueError(f"a rotation has no {strange[0]!r}; {did_you_mean(strange[0], known)}")
     if method in get_args(RopeMethod) and method != "default" and "factor" not in given:
         raise ValueError(
             f"rotation {method} has no factor by which to stretch the context; write "

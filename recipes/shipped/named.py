@@ -39,6 +39,10 @@ def card_named(word: str) -> ModelCard:
         card = _card(folder, hf_id.rpartition("/")[2], hf_id, word)
         return _unlike_shipped(replace(card, path=word), word)
     folder = Path(word)
+    if folder.is_file():
+        raise ValueError(
+            f"--card {word} is a file; name the folder of an import or of a Hugging Face model"
+        )
     if not folder.is_dir():
         if "/" in word or word.startswith("."):
             raise ValueError(
@@ -95,7 +99,7 @@ def ladder_named(word: str, card: ModelCard | None = None) -> Ladder:
     """
     if not word:
         raise ValueError(f"--ladder is missing; {list_of(LADDERS, 'ladder')}")
-    if word in LADDERS or not (word.endswith(FILES) or "/" in word):
+    if word in LADDERS or not (word.endswith(FILES) or "/" in word or Path(word).exists()):
         return lookup("ladder", word, LADDERS)
     from recipes.notation import ladder_file  # here: it imports pydantic
 

@@ -130,7 +130,7 @@ def planned_row(card: ModelCard, ladder: Ladder, stage: Stage, cluster_name: str
         layout=layout,
         nodes=nodes,
         cluster=cluster_name,
-        pinned=f"planned for {f'{nodes} x' if whole else part} {cluster_name}",
+        pinned=f"planned for {f'{nodes} x' if whole else part} {machine.name}",
     )
 
 

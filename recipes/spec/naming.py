@@ -82,6 +82,14 @@ def budget_from(word: str) -> int:
     return tokens
 
 
+def budget_word(tokens: int) -> str:
+    """Return an exact budget in the largest unit it is a multiple of: 1B, 1500M, 369001."""
+    for unit, size in reversed(BUDGET_UNITS.items()):
+        if tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    raise AssertionError("the unit of one divides every number")
+
+
 def run_folder(card: ModelCard, ladder: Ladder) -> Path:
     """Return the default folder of a run of the ladder."""
     return RUNS / family_name(card, ladder)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.house.test_imports import HEAVY
+from tests.longhaul.commands.test_run_on_slurm import site
 
 COMMAND = """
 import sys
@@ -60,6 +61,14 @@ def test_a_light_command_loads_nothing_heavy(words):
 )
 def test_a_mistake_is_answered_before_anything_heavy_is_loaded(words):
     assert after(*words).returncode == 2
+
+
+def test_a_folder_outside_git_is_refused_before_anything_heavy_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = ("run", "--ladder", "tiny", "--executor", "slurm", "--nodes", "2", "--device", "cpu")
+    done = after(*run, "--cluster", str(site(tmp_path)))
+    assert done.returncode == 2
+    assert f"git refuses {tmp_path}" in done.stderr
 
 
 def test_a_heavy_module_is_noticed():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longhaul.jobs import ladder_run
-from longhaul.jobs.cluster_checks import Folder, folders, lacking
+from longhaul.jobs.cluster_checks import Folder, folders, lacking, require_complete
 from longhaul.jobs.store_source import Documents
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
@@ -95,3 +95,9 @@ def test_a_chain_uses_what_it_reads_and_the_folders_around_what_it_renames():
     assert ("/s/stores/llama", False) in {(str(one.path), one.written) for one in there}
     hub = Documents(source="hf:books", tokenizer="meta-llama/Llama-3.1-8B", vocab_size=8)
     assert not {"source", "tokenizer"} & {one.what for one in folders(plan, hub, None)}
+
+
+def test_an_array_is_refused_for_a_chain():
+    file = site("/shared", slurm=Slurm(account="me", sbatch={"array": "0-3"}))
+    with pytest.raises(ValueError, match=r"site: .*slurm\.sbatch\.array would run each job"):
+        require_complete(file, [])

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a chain from being submitted: what still runs in its folder, and what jobs lack."""
+"""What keeps a chain from being submitted: jobs of the same folder that still run."""
 
 import json
-import subprocess
 
 import pytest
 
@@ -82,41 +81,3 @@ def test_a_broken_record_of_jobs_is_named(submitted, content, said):
     path.write_text(content)
     with pytest.raises(ValueError, match=f"{path} {said}"):
         submission_checks.require_idle(submitted, SITE)
-
-
-def test_a_folder_outside_git_is_told_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"git refuses .* \(not a git repository .*\); run"
-    ) as told:
-        submission_checks._uncommitted()
-    assert str(told.value).endswith("run the command in a clone of Longhaul")
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(ValueError, match="git is not installed here"):
-        submission_checks._uncommitted()
-
-
-def test_an_array_is_refused_for_a_chain():
-    file = SITE.model_copy(update={"slurm": Slurm(account="me", sbatch={"array": "0-3"})})
-    with pytest.raises(ValueError, match=r"site: .*slurm\.sbatch\.array would run each job"):
-        submission_checks.require(file, [])
-
-
-def test_new_modules_that_git_does_not_know_are_told(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org"]
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "known.py").touch()
-    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "x"]):
-        subprocess.run([*git, *command], check=True)
-    assert submission_checks._uncommitted() == []
-    (tmp_path / "recipes" / "known.py").write_text("changed\n")
-    for name in ("recipes/new.py", "slurm/clusters/mine.yaml", "recipes/notes.txt", "plot.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    changed, new = submission_checks._uncommitted()
-    assert changed.startswith("1 changed files are not committed")
-    assert new == (
-        "2 new files are not in git, and jobs do not get them: recipes/new.py, "
-        "slurm/clusters/mine.yaml"
-    )

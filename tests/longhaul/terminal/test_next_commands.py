@@ -41,6 +41,11 @@ def words_of(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if line.startswith("longhaul ")]
 
 
+def trained_by(page: str) -> list[list[str]]:
+    """Return the words of a plan's commands, without those that make weights and a store first."""
+    return [words for words in words_of(page) if words[1] not in ("import", "prepare")]
+
+
 def test_no_page_tells_to_pretrain_on_one_machine_what_takes_several_nodes():
     lines = printed()
     for line in lines["pretrain"]:
@@ -120,7 +125,7 @@ def machines_of(given: dict) -> Machines:
         ("doctor oom --card llama31_8b --ladder prolong --stage 512K --cluster dgx_h100 --nodes 2"
          " --layout 'tp2 ulysses4 dp2'", 16),
         ("doctor slow --factory llama3_8b_nemo_64k --layout 'tp8 full'", 8),
-        ("recipes llama31_405b 512k", 14 * 8),
+        ("recipes llama31_405b prolong 512k", 14 * 8),
         ("recipes qwen3", 8),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -163,7 +168,7 @@ def test_a_bill_s_json_has_the_commands_of_its_own_plan(answer, words, stages):
         assert not [stage for stage in found["stages"] if "command" in stage]
         return
     assert found["command"] is None
-    printed = [shlex.join(line) for line in words_of(page)]
+    printed = [shlex.join(line) for line in trained_by(page)]
     assert [stage["command"] for stage in found["stages"]] == printed
     assert all(stages in line for line in printed)
 
@@ -192,21 +197,37 @@ def test_the_doctor_s_command_keeps_the_cluster(answer):
     assert "--cluster" not in answer("doctor", "slow", *asked, "--cluster", "dgx_h100").out
 
 
-@pytest.mark.parametrize(
-    ("card", "why"), [("llama31_8b", "takes away the scaling"), ("qwen25_7b", "")]
-)
-def test_the_plan_and_the_list_name_the_same_ladder_for_a_length(answer, card, why):
-    command = f"longhaul pretrain --card {card} --ladder prolong --stage 512K"
-    plan = answer("plan", card, "--seq", "512K").out
-    listed = answer("recipes", card, "512k").error()
-    assert command in plan
-    assert command in listed
-    assert why in plan.splitlines()[-2]
-    assert why in listed
+def test_the_plan_and_the_list_name_the_same_ladder_for_a_length(answer):
+    command = "longhaul pretrain --card qwen25_7b --ladder prolong --stage 512K"
+    assert command in answer("plan", "qwen25_7b", "--seq", "512K").out
+    assert command in answer("recipes", "qwen25_7b", "512k").error()
+
+
+def test_a_ladder_whose_rotation_does_not_suit_is_not_recommended_for_a_length(answer):
+    command = "longhaul ladders new llama31_8b_512k.yaml --card llama31_8b --seq 512K"
+    assert command in answer("plan", "llama31_8b", "--seq", "512K").out
+    listed = answer("recipes", "llama31_8b", "512k").error()
+    assert f"`{command}`" in listed
+    assert "takes away the scaling" in answer("recipes", "llama31_8b", "prolong").error()
+    code, _, err = answer(*shlex.split(command)[1:])
+    assert code == 0, err
+
+
+def test_what_a_ladder_reads_is_made_first_where_it_is_not_there(answer):
+    asked = ("plan", "llama31_8b", "--seq", "64K")
+    first = words_of(answer(*asked).out.partition("train it")[0])
+    assert [words[1] for words in first] == ["import", "prepare"]
+    assert first[1][-1] == "stores/llama31_8b"
+    Path("models/llama31_8b").mkdir(parents=True)
+    (left,) = words_of(answer(*asked).out.partition("train it")[0])
+    assert left == first[1]
+    Path("stores/llama31_8b").mkdir(parents=True)
+    assert "first," not in answer(*asked).out
+    assert "first," not in answer("plan", "tiny", "--seq", "8K", "--gpus", "1").out
 
 
 def test_a_plan_of_one_gpu_leads_to_a_recipe_of_one_gpu(answer):
-    (words,) = words_of(answer("plan", "llama32_1b", "--seq", "64K", "--gpus", "1").out)
+    (words,) = trained_by(answer("plan", "llama32_1b", "--seq", "64K", "--gpus", "1").out)
     code, out, err = answer(*words[1:], "--dryrun")
     assert code == 0, err
     assert "--nproc-per-node 1" in out
@@ -215,7 +236,7 @@ def test_a_plan_of_one_gpu_leads_to_a_recipe_of_one_gpu(answer):
 
 @pytest.mark.parametrize(("length", "tokens"), [("80K", 81920), ("100000", 100_000)])
 def test_a_length_that_no_ladder_has_leads_to_a_ladder_of_one_s_own(answer, length, tokens):
-    new, train = words_of(answer("plan", "qwen25_7b", "--seq", length, "--nodes", "1").out)
+    new, train = trained_by(answer("plan", "qwen25_7b", "--seq", length, "--nodes", "1").out)
     code, _, err = answer(*new[1:])
     assert code == 0, err
     code, out, err = answer(*train[1:], "--dryrun")
@@ -224,7 +245,7 @@ def test_a_length_that_no_ladder_has_leads_to_a_ladder_of_one_s_own(answer, leng
 
 
 def test_the_page_of_a_user_s_ladder_leads_back_to_that_ladder(answer):
-    new, _ = words_of(answer("plan", "qwen25_7b", "--seq", "80K", "--nodes", "1").out)
+    new, _ = trained_by(answer("plan", "qwen25_7b", "--seq", "80K", "--nodes", "1").out)
     assert answer(*new[1:]).code == 0
     shown = answer("show", "--card", "qwen25_7b", "--ladder", new[3]).out
     planned = next(words for words in words_of(shown) if words[1] == "plan")
@@ -244,7 +265,7 @@ def test_a_folder_with_the_name_of_a_shipped_card_is_named_in_every_command(answ
     folder.mkdir(parents=True)
     config = exported_config(None, card, card.native_rope, card.native_context, "bfloat16")
     (folder / "config.json").write_text(json.dumps(config))
-    (planned,) = words_of(answer("plan", folder, "--seq", "64K", "--nodes", "1").out)
+    (planned,) = trained_by(answer("plan", folder, "--seq", "64K", "--nodes", "1").out)
     assert planned[planned.index("--card") + 1] == str(folder)
     shown = answer("show", "--card", folder, "--ladder", "nemo", "--stage", "64K").out
     imported = next(words for words in words_of(shown) if words[1] == "import")
@@ -333,7 +354,7 @@ def test_jobs_of_a_shipped_recipe_take_the_nodes_of_the_cluster_that_is_named(
 @pytest.mark.parametrize(
     ("words", "gpus"),
     [
-        ("recipes llama31_405b 512k", 14 * 8),
+        ("recipes llama31_405b prolong 512k", 14 * 8),
         ("plan llama3_8b --seq 512K --nodes 8", 8 * 4),
         ("show llama3_8b_prolong_512k --nodes 4 --cluster dgx_h100", 4 * 8),
     ],

@@ -46,7 +46,7 @@ def test_a_word_may_stretch_the_models_own_rotation_from_the_context_it_was_trai
         ("yarm:factor=8", "'yarm' is unknown; choose default"),
         ("yarn:factor", r"'factor' of 'yarn:factor' is not KEY=VALUE, as factor=8"),
         ("yarn:factor=many", "factor is 'many'; it takes a number"),
-        ("yarn:betafast=8", "no 'betafast'; it has attention_factor"),
+        ("yarn:betafast=8", r"no 'betafast'; did you mean beta_fast\?"),
         ("yarn:factor=0.5", "factor is 0.5; it must be at least 1"),
         ("yarn:factor=2,before=theirs", "before is 'theirs'; it must be own"),
         ("default:factor=2", "factor has no effect on RoPE method default"),

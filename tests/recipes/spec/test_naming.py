@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from recipes.spec.naming import budget_from, length_from, length_shown, length_word
+from recipes.spec.naming import budget_from, budget_word, length_from, length_shown, length_word
 from recipes.spec.units import K, M
 
 LENGTHS = [(512, "512"), (1536, "1,536"), (38_400, "38,400"), (64 * K, "64K"), (4 * M, "4M")]
@@ -59,3 +59,12 @@ def test_a_budget_is_in_powers_of_ten(word, tokens):
 def test_what_is_no_budget_is_told_how_one_is_written(word):
     with pytest.raises(ValueError, match=r"as 1B, 0\.5T, 400M or 1,000,000; not"):
         budget_from(word)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "word"),
+    [(10**9, "1B"), (1_500_000_000, "1500M"), (369_001, "369001"), (5 * 10**12, "5T"), (7, "7")],
+)
+def test_a_budget_is_written_as_it_is_read(tokens, word):
+    assert budget_word(tokens) == word
+    assert budget_from(word) == tokens
