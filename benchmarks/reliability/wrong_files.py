@@ -217,7 +217,7 @@ OWN: tuple[tuple[str, str, Files], ...] = (
     ("plan llama31_8b --seq 64K --cluster d", "d is a folder", {"d": None}),
     ("plan n.txt --seq 64K", "n.txt is a file", {"n.txt": b"x"}),
     ("import --from n.txt --to x", "n.txt is a file", {"n.txt": b"x"}),
-    ("rope --card tiny --method yarn:metod=2", "did you mean method", {}),
+    ("rope --card tiny --method yarn:betafast=2", "did you mean beta_fast", {}),
     ("plan m --seq 64K", "m has no config.json", {"m": None}),
     ("plan ./m --seq 64K", "config.json", {"m/config.json": b"{"}),
     ("plan m --seq 64K", "bert",
