@@ -14,23 +14,32 @@ from typing import Any
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.profiling.categories import Category
 from recipes.models import LLAMA31_8B, TINY
-from recipes.planner.memory import PLAIN, Memory, memory
+from recipes.models.qwen import QWEN3_8B
+from recipes.planner.kernels import PLAIN
+from recipes.planner.memory import Memory, memory
 from recipes.planner.workload import Workload
 from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.model_card import ModelCard
 from recipes.spec.stage import Cosine, DocumentPolicy, Ladder, Stage
 
 SCALE, LAYERS, TILE = 16, 4, 256
-SIXTEENTH = replace(
-    LLAMA31_8B,
-    name="llama31_8b_sixteenth",
-    layers=LAYERS,
-    hidden=LLAMA31_8B.hidden // SCALE,
-    ffn_hidden=LLAMA31_8B.ffn_hidden // SCALE,
-    head_dim=LLAMA31_8B.head_dim // SCALE,
-    vocab=LLAMA31_8B.vocab // SCALE,
-    hf_id=None,
-)
-CARDS = {card.name: card for card in (TINY, SIXTEENTH)}
+
+
+def _sixteenth(card: ModelCard) -> ModelCard:
+    """Return a card with its widths and vocabulary divided by 16, and four layers."""
+    return replace(
+        card,
+        name=f"{card.name}_sixteenth",
+        layers=LAYERS,
+        hidden=card.hidden // SCALE,
+        ffn_hidden=card.ffn_hidden // SCALE,
+        head_dim=card.head_dim // SCALE,
+        vocab=card.vocab // SCALE,
+        hf_id=None,
+    )
+
+
+CARDS = {card.name: card for card in (TINY, _sixteenth(LLAMA31_8B), _sixteenth(QWEN3_8B))}
 STATE: tuple[Category, ...] = ("weights", "gradients", "optimizer", "host")
 """Causes that are not activations of the device."""
 

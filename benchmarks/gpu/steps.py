@@ -18,7 +18,7 @@ from benchmarks.stacks import only_process
 from custom_modules.profiling.memory_by_category import MemoryByCategory
 from custom_modules.profiling.step_memory import whole_step
 from recipes.notation.layout import layout_from, words_of
-from recipes.planner.memory import FUSED, PLAIN
+from recipes.planner.kernels import FUSED, PLAIN
 from recipes.planner.plan import Plan, plan
 from recipes.planner.search.alternatives import best
 from recipes.planner.workload import Workload

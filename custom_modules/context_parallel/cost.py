@@ -60,6 +60,13 @@ class AttentionShape:
         return self.tokens * self.batch * self.head_dim * self.element_bytes
 
     @property
+    def heads_of_kernel(self) -> tuple[int, int]:
+        """Query and KV heads of a call of the kernel, in slices of this rank's tokens."""
+        if self.degrees.heads_per_stage is not None:
+            return self._stage, self._held_kv
+        return self.heads, self.kv_heads if self.degrees.ulysses == 1 else self._inner_kv
+
+    @property
     def forward_peak(self) -> int:
         """Peak of live bytes in the forward."""
         if self.degrees.heads_per_stage is not None:

@@ -10,15 +10,17 @@ over TP; e bytes per number. Without recompute a layer holds
     middle h,   norm  h,   MLP  5F (gate and up, activation, product; 3F where they are fused)
 
 With an all-to-all the exchanged q, k, v and output are kept instead of those before it, and the
-output after the exchange back; head-chunked attention keeps only its output. The table in
-`custom_modules.memory.config` lists what recompute leaves of it. The moments:
+output after the exchange back; head-chunked attention keeps only its output. Norms of q and k keep
+what they are given. The table in `custom_modules.memory.config` lists what recompute leaves of it.
+The moments:
 
     loss        kept tensors of all layers, of the last one also its offloaded ones, logits (or a
                 tile of them) and the last layer's output, 3h
     MLP         kept tensors of the other layers, the whole last layer, 2F of gradients, gradient of
                 its output; or a tile of it and the accumulated gradients of its weights
     attention   kept tensors of the other layers, the layer up to its middle, attention's backward
-                (`custom_modules.context_parallel.cost`), the gradient of the residual
+                (`custom_modules.context_parallel.cost`) with what its kernel holds itself
+                (`recipes.planner.kernels`), the gradient of the residual
     rebuild     the same with attention's forward instead
 
 Derived from the modules and compared with the bytes of real steps, category by category, by
@@ -31,6 +33,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from custom_modules.memory.config import LayerKind
+from recipes.planner.kernels import FUSED, Kernels
 from recipes.planner.workload import Workload
 from recipes.spec.units import GiB
 
@@ -39,45 +42,6 @@ FP8_COPIES = 2
 micro-batches in addition to the bf16 one."""
 INPUTS_BYTES = 56
 """Ids, label, mask, position and document of a token, as the data module returns them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kernels:
-    """Bytes that depend on the implementation of the kernels."""
-
-    mlp_kept: float
-    """Numbers kept of a gated MLP, in units of F."""
-    logit_bytes: float
-    """Bytes per logit of a bf16 model without tiling: Megatron's are bf16, its cross-entropy
-    fp32."""
-    norm_kept: float = 1
-    """Numbers kept of a norm in addition to its input, in units of h."""
-    exchange_copies: float = 0
-    """Copies of q, k and v that an all-to-all makes in addition to the exchanged ones."""
-    weight_gradients: bool = False
-    """Whether a weight's gradient exists before it is added to the buffer."""
-    gradient_bytes: float = 4
-    """Bytes per weight."""
-    reserve_gib: float
-    """CUDA's context, NCCL's buffers, workspaces, and fragmentation of the allocator."""
-
-
-PLAIN = Kernels(mlp_kept=5, logit_bytes=6, weight_gradients=True, reserve_gib=0)
-"""CPU: unfused PyTorch operators."""
-FUSED = Kernels(mlp_kept=3, logit_bytes=6, reserve_gib=4.0)
-"""GPU: fused SwiGLU and gradient accumulation. The reserve is a guess, not measured yet."""
-HUGGING_FACE = Kernels(
-    mlp_kept=4,
-    logit_bytes=14,
-    norm_kept=4,
-    exchange_copies=3,
-    gradient_bytes=2,
-    reserve_gib=4.0,
-)
-"""A peer, to compare the formulas with published lengths: transformers' Llama under DeepSpeed
-(ALST, arXiv 2506.13996). Its norm keeps an fp32 copy of its input and the result before its
-weight, its loss three fp32 copies of the bf16 logits; DeepSpeed's all-to-all makes its input
-contiguous and permutes its output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +99,8 @@ def _fixed(workload: Workload, kernels: Kernels, stage: int) -> dict[str, float]
     held = workload.element_bytes * weights / of_weights
     gradients = kernels.gradient_bytes * weights / of_gradients
     two_layers = min(2 * workload.layer_weights, weights)
+    held *= "weights" not in kernels.on_host
+    gradients *= "gradients" not in kernels.on_host
     if sharding == "parameters":  # gathered: the current layer and the next
         held += workload.element_bytes * two_layers
     if sharding in ("gradients", "parameters"):  # not reduced yet
@@ -176,7 +142,7 @@ class _Layer:
         self.ffn = t * card.ffn_hidden / layout.tp * e
         gated = card.facts.gated
         self.mlp = (kernels.mlp_kept if gated else 2) * self.ffn
-        self.mlp_gradients = (2 if gated else 1) * self.ffn
+        self.mlp_gradients = (kernels.mlp_gradients if gated else 1) * self.ffn
         if card.facts.experts:  # each token goes to several, permuted before and after
             k, gathered = card.experts_per_token, self.x * layout.tp
             self.mlp = k * (self.mlp + self.x + gathered)
@@ -186,8 +152,15 @@ class _Layer:
         self.norm = kernels.norm_kept * self.x
         copied = self.heads + 2 * self.heads / workload.attention.heads * self._inner_kv
         self.copies = kernels.exchange_copies * copied * self.exchanged * (not self.by_head)
-        self.unrotated = self.heads + self.kv_heads
+        in_place = kernels.rotates_in_place
+        self.unrotated = 0.0 if in_place else self.heads + self.kv_heads
         """q and k before rotation, in one storage with v."""
+        self.unnormed = 0.0
+        """q and k before their norms, unless counted as unrotated."""
+        if card.facts.qk_norm and not self.by_head:
+            # Megatron-Core copies q out of the product; k is a part of it, and keeps all of it.
+            product = self.unrotated + self.kv_heads if self.exchanged else 0.0
+            self.unnormed = self.heads + (self.kv_heads if in_place else product)
 
     @property
     def _inner_kv(self) -> int:
@@ -197,13 +170,13 @@ class _Layer:
     @property
     def attention(self) -> float:
         """Bytes kept of the attention block without its input: norms, q, k, v and output."""
-        ends = self.norm + self.x
+        ends = self.norm + self.x + self.unnormed
         if self.by_head:
             return ends + self.result
         if self.exchanged:
             of_head = self.heads / self.workload.attention.heads
             return ends + 3 * self.heads + 2 * self._inner_kv * of_head + self.lse
-        return ends + 2 * self.heads + 3 * self.kv_heads + self.result
+        return ends + self.unrotated + self.heads + 2 * self.kv_heads + self.result
 
     @property
     def whole(self) -> dict[str, float]:
@@ -307,10 +280,12 @@ class _Layer:
         layout, recompute = self.workload.layout, self.workload.layout.recompute
         by_megatron = recompute.kind == "uniform" or "mlp" in recompute.modules
         by_megatron |= recompute.kind == "block" and recompute.layers >= self.workload.layers
+        by_megatron |= self.kernels.holds_output and recompute.kind == "full"
         found = dict(self.whole)
         # The MLP's output, which our recompute does not form.
         if layout.tiling.mlp:
             kept = recompute.of_layer(self.workload.card.layers) == "none"
+            kept |= self.kernels.holds_output
             found["mlp"] = self.x * (1 + kept) + self._mlp_tile()
         else:
             found["mlp"] += self.mlp_gradients + self.x * by_megatron
@@ -334,13 +309,15 @@ class _Layer:
         shape = self.workload.attention
         home = 2 * self.heads if self.exchanged and not self.by_head else 0.0
         dead = 0.0 if self.by_head or self.exchanged else self.unrotated
-        inside = self.norm + dead + shape.backward_peak - home + self.copies
+        inside = self.norm + dead + self.unnormed + shape.backward_peak - home + self.copies
         if self.by_head:
             # Gradients of the norm's output and of the projection, accumulated over head stages.
             card = self.workload.card
             rows = (card.heads + 2 * card.kv_heads) * card.head_dim / self.workload.layout.tp
             inside += self.x + rows * card.hidden * self.workload.element_bytes
+        inside += self._scratch()
         ends = self.workload.layout.recompute.kind in ("uniform", "block")
+        ends |= self.kernels.holds_output and self.workload.layout.recompute.kind == "full"
         found = {
             "saved inputs": self.x, "attention": inside, "mlp": self.x, "loss": self.x * ends,
         }  # fmt: skip
@@ -350,9 +327,16 @@ class _Layer:
             found["attention"] += max(0.0, self.x - (shape.backward_peak - alone))
         return found
 
+    def _scratch(self) -> float:
+        """Return the bytes that the attention kernel itself holds in its backward."""
+        shape = self.workload.attention
+        of_heads = self.kernels.attention.bytes_of(*shape.heads_of_kernel)
+        return of_heads * shape.slice_bytes / shape.element_bytes
+
     def _attention_forward(self, rebuilt: bool) -> dict[str, float]:
         dead = 0.0 if self.by_head else self.unrotated
-        inside = self.norm + dead + self.workload.attention.forward_peak + self.copies
+        inside = self.norm + dead + self.unnormed
+        inside += self.workload.attention.forward_peak + self.copies
         return {"saved inputs": self.x, "attention": inside, "loss": self.x * rebuilt}
 
 

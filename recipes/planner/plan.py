@@ -5,7 +5,8 @@ import math
 from dataclasses import dataclass, replace
 
 from recipes.planner.batch_size import MOST_ACCUMULATION
-from recipes.planner.memory import FUSED, Kernels, Memory, memory
+from recipes.planner.kernels import FUSED, Kernels
+from recipes.planner.memory import Memory, memory
 from recipes.planner.time import Time, time
 from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster

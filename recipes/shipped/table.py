@@ -213,7 +213,7 @@ llama3_8b_prolong_512k = Row(
     cluster="dgx_h100",
     nodes=4,
     layout=Layout(
-        cp=ContextParallel.ulysses(2),
+        cp=ContextParallel.head_chunked(2),
         dp=16,
         recompute=Recompute(kind="kept_attention"),
         tiling=Tiling(loss=True, mlp=True),

@@ -19,7 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from custom_modules.memory.config import Offload, Recompute, Tiling
-from recipes.planner.memory import FUSED, Memory
+from recipes.planner.kernels import FUSED
+from recipes.planner.memory import Memory
 from recipes.planner.plan import host_cap, short
 from recipes.planner.search.request import SearchRequest
 from recipes.spec.layout import Layout

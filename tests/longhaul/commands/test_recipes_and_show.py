@@ -93,7 +93,7 @@ def test_words_search_all_columns_and_all_must_be_there(words, names):
         (["llama31_8b_nemo_63k"], f"did you mean {NAME}"),
         (["tiny", "zzzzzz"], "no recipe has 'zzzzzz'; `longhaul recipes` lists them all"),
         (["tiny", "nemo"], "all of these words: 'tiny' is in tiny_512, tiny_2k, tiny_8k; 'nemo'"),
-        (["llama31_8b", "512k"], "--card llama31_8b --ladder prolong --stage 512K"),
+        (["llama31_8b", "512k"], "longhaul ladders new llama31_8b_512k.yaml --card llama31_8b"),
         (["foo"], "no recipe has 'foo'; `longhaul recipes` lists them all"),
         (["--cards", "zzzzzz"], "no card has 'zzzzzz'; leave the words out"),
     ],
