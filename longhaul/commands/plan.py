@@ -177,7 +177,7 @@ def plan(
     if plot is not None:
         from longhaul.pages.plan_plot import draw
 
-        draw(plot, question)
+        draw(plot, question, tightest=tightest)
         typer.echo(plot, err=as_text)
 
 

@@ -62,7 +62,7 @@ def page(
                 typer.echo(f"{number}: {words_of(other.workload.layout)}")
     for warning in plan.warnings:
         typer.echo(f"warning: {warning}")
-    if not answer.given and (faster := faster_batch(question, plan)):
+    if faster := faster_batch(question, answer):
         typer.echo(_batch(question, plan, faster))
     if why:
         show(lambda _: _ruled_out(answer))
@@ -138,7 +138,7 @@ def bill(
 
 def as_json(question: SearchRequest, answer: SearchResult, budget: int) -> dict[str, Any]:
     """Return the plans as numbers: bytes, seconds, tokens."""
-    other = None if answer.given else faster_batch(question, answer.plans[0])
+    other = faster_batch(question, answer)
     return {
         "card": question.card.name,
         "cluster": question.cluster.name,

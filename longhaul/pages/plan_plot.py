@@ -18,19 +18,20 @@ from recipes.spec.units import GiB, K
 SHORTEST = 16 * K
 
 
-def draw(path: Path, question: SearchRequest) -> None:
-    """Write a PNG of the fastest plan at each length from 16K to twice the one asked for.
+def draw(path: Path, question: SearchRequest, *, tightest: bool = False) -> None:
+    """Write a PNG of the plan at each length from 16K to twice the one asked for.
 
     Raises ValueError if none of them fits.
     """
-    figure = picture(question)
+    figure = picture(question, tightest=tightest)
     with replacing(path) as hidden:
         figure.savefig(hidden, format="png", dpi=150)
 
 
-def picture(question: SearchRequest) -> Figure:
+def picture(question: SearchRequest, *, tightest: bool = False) -> Figure:
     """Return the figure; a length at which nothing fits has a note instead of a bar."""
-    plans = {length: _fastest(question, length) for length in _lengths(question.seq_length)}
+    lengths = _lengths(question.seq_length)
+    plans = {length: _chosen(question, length, tightest=tightest) for length in lengths}
     there = {length: plan for length, plan in plans.items() if plan is not None}
     if not there:
         raise ValueError(
@@ -66,7 +67,7 @@ def picture(question: SearchRequest) -> Figure:
         )
     figure.suptitle(
         f"{question.card.name} on {counted(question.gpus, 'GPU')} of {question.cluster.name}, the "
-        "fastest layout at each length"
+        f"{'fastest' if tightest else 'planned'} layout at each length"
     )
     return figure
 
@@ -80,8 +81,8 @@ def _lengths(asked: int) -> list[int]:
     return sorted(found)
 
 
-def _fastest(question: SearchRequest, length: int) -> Plan | None:
-    plans = search(question.at_length(length)).plans
+def _chosen(question: SearchRequest, length: int, *, tightest: bool) -> Plan | None:
+    plans = search(question.at_length(length), tightest=tightest).plans
     return plans[0] if plans else None
 
 

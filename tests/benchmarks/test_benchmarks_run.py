@@ -336,6 +336,18 @@ def test_a_step_that_the_planner_s_page_does_not_have_is_refused(tmp_path):
     )  # fmt: skip
 
 
+def test_published_figures_stand_beside_the_planner_s_by_family(tmp_path):
+    page = page_of("planner_published", out=tmp_path / "page.md")
+    points = rows_of(page, ["point", "source"])
+    for *_, published, predicted, ratio, kind in points:
+        said = float(predicted.replace(",", "")) / float(published.replace(",", ""))
+        assert float(ratio) == pytest.approx(said, abs=0.02)
+        assert kind in ("fitted", "outside")
+    families = rows_of(page, ["family", "kind"])
+    assert sum(int(row[2]) for row in families) == len(points) - 16  # those of bytes
+    assert "all within an eighth" in page
+
+
 def test_verification_is_measured_beside_loading_and_saving(tmp_path):
     page = page_of(
         "reliability.verification", "--mb", "2", "--rounds", "1", out=tmp_path / "page.md"

@@ -140,16 +140,19 @@ def max_length(question: SearchRequest) -> int:
     return even(longest(lambda length: fits(question.at_length(even(length)))))
 
 
-def faster_batch(question: SearchRequest, plan: Plan) -> Plan | None:
+def faster_batch(question: SearchRequest, answer: SearchResult) -> Plan | None:
     """Return the plan of a batch of about the same size that more data ranks divide.
 
-    Returns None unless its tokens take less time by `BATCH_GAIN`.
+    Returns None for a layout of the user's, and unless its tokens take less time by `BATCH_GAIN`.
     """
+    if answer.given:
+        return None
+    plan = answer.plans[0]
     even = even_batch(question.tokens_per_batch, question.seq_length, question.gpus)
     if even == question.tokens_per_batch:
         return None
-    answer = search(replace(question, tokens_per_batch=even))
-    other = next((one for one in answer.plans if not one.untried or plan.untried), None)
+    found = search(replace(question, tokens_per_batch=even), tightest=answer.tightest)
+    other = next((one for one in found.plans if not one.untried or plan.untried), None)
     if other is None:
         return None
     gain = other.time.tokens_per_gpu_second / plan.time.tokens_per_gpu_second

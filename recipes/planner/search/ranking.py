@@ -76,6 +76,8 @@ class SearchResult:
     refused: str = ""
     """The constraint that the first plan that fits in memory violates."""
     tried: int = 0
+    tightest: bool = False
+    """Whether the first is the fastest, however full the GPUs are."""
     given: bool = False
     """Whether the user named the layout, so that none was searched for."""
 
@@ -99,6 +101,7 @@ def search(question: SearchRequest, *, tightest: bool = False) -> SearchResult:
         nearest=None if found else ranking.nearest(),
         refused=ranking.refused,
         tried=ranking.tried,
+        tightest=tightest,
     )
 
 

@@ -11,7 +11,7 @@ from recipes.models import CARDS
 from recipes.planner.search.ranking import search
 from recipes.planner.search.request import SearchRequest
 from recipes.spec import cluster
-from recipes.spec.units import K
+from recipes.spec.units import GiB, K
 
 PLAN = ("plan", "llama31_8b", "--seq", "1M", "--nodes", "4")
 
@@ -155,6 +155,20 @@ def test_the_picture_has_a_rate_at_each_length_and_says_where_nothing_fits():
     tops = [bar.get_y() + bar.get_height() for bar in memory.patches]
     assert max(tops) <= machine.gpu.memory_gib < memory.get_ylim()[1]
     assert all(text.get_position()[1] < time.get_ylim()[1] for text in time.texts)
+
+
+def test_the_picture_of_the_tightest_plans_is_of_the_fastest():
+    asked = SearchRequest(
+        card=CARDS["llama31_8b"], seq_length=512 * K, tokens_per_batch=4 * 1024 * K,
+        cluster=cluster.load("dgx_h100"), gpus=8,
+    )  # fmt: skip
+    for tightest in (False, True):
+        memory, _ = picture(asked, tightest=tightest).axes
+        plan = search(asked, tightest=tightest).plans[0]
+        tops = [bar.get_y() + bar.get_height() for bar in memory.patches]
+        assert any(top == pytest.approx(plan.memory.total / GiB) for top in tops)
+    lean, tight = (search(asked, tightest=one).plans[0].memory.total for one in (False, True))
+    assert lean < tight
 
 
 @pytest.mark.parametrize(

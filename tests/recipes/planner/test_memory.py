@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.planner_published import BOUND
+from benchmarks.published_points import bytes_of_peers, lengths_of_peers
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.models import CARDS, LLAMA31_8B, TINY
 from recipes.models.llama import LLAMA2_7B
@@ -14,8 +16,6 @@ from recipes.planner.kernels import (
     FLASH_2,
     FLASH_3,
     FUSED,
-    HUGGING_FACE,
-    LIGER,
     PLAIN,
     Kernels,
     Scratch,
@@ -213,113 +213,15 @@ def nemo(seq, tp, cp, dp):
     return plan(of_step, H100)
 
 
-ALST_LOSS = Tiling(loss=True, loss_tile=4096)
-ALST_TILES = Tiling(loss=True, loss_tile=4096, mlp=True, mlp_tile=4096)
-ALST_INPUTS = Offload(tensors="inputs", cap_gib=1e6)
-ALONE = {"on_host": ("weights", "gradients")}
-TILED = {"mlp_kept": HUGGING_FACE.mlp_kept}
-"""Liger's SwiGLU is left out where the MLP is tiled."""
+@pytest.mark.parametrize("point", bytes_of_peers(), ids=lambda point: point.name)
+def test_published_bytes_of_a_peer_are_predicted_within_an_eighth(point):
+    assert point.ratio == pytest.approx(1, abs=BOUND)
 
 
-def of_peer(card, seq, **layout) -> Workload:
-    """Return a step of ALST's stack: ZeRO-3 with Adam on the host, checkpointing, one sequence."""
-    given = Layout(recompute=FULL, sharding="parameters", optimizer_offload=1.0, **layout)
-    return Workload(
-        card=CARDS[card], seq_length=seq, tokens_per_batch=seq * given.dp, layout=given,
-        gpus_per_node=8,
-    )  # fmt: skip
-
-
-MEASURED = {
-    # ArcticTraining, projects/sequence-parallelism: lengths and bytes stated beside them, by NVML
-    "H100, 32K": (71.91, replace(HUGGING_FACE, **ALONE), of_peer("llama31_8b", 32_000)),
-    "H200, 65K": (
-        137.36, replace(HUGGING_FACE, attention=FLASH_3, **ALONE), of_peer("llama31_8b", 65_000),
-    ),
-    "H200, 300K, tiled loss": (
-        134.96,
-        replace(LIGER, attention=FLASH_3, **ALONE),
-        of_peer("llama31_8b", 300_000, tiling=ALST_LOSS),
-    ),
-    "H200, 650K, inputs away": (
-        126.81,
-        replace(LIGER, attention=FLASH_3, **ALONE),
-        of_peer("llama31_8b", 650_000, tiling=ALST_LOSS, offload=ALST_INPUTS),
-    ),
-    "H200, 1.2M, tiled MLP": (
-        136.15,
-        replace(LIGER, attention=FLASH_3, **ALONE, **TILED),
-        of_peer("llama31_8b", 1_200_000, tiling=ALST_TILES, offload=ALST_INPUTS),
-    ),
-    "70B on 32 H100, 4M": (
-        47.70,
-        replace(LIGER, **TILED),
-        of_peer(
-            "llama3_70b", 4_000_000, cp=ContextParallel.ulysses(32), tiling=ALST_TILES,
-            offload=ALST_INPUTS,
-        ),
-    ),
-    "70B on 64 H100, 10M": (
-        53.83,
-        replace(LIGER, **TILED),
-        of_peer(
-            "llama3_70b", 10_000_000, cp=ContextParallel.ulysses(64), tiling=ALST_TILES,
-            offload=ALST_INPUTS,
-        ),
-    ),
-    "Qwen3-32B on 32 H100, 7M": (
-        71.55,
-        replace(LIGER, **TILED),
-        of_peer(
-            "qwen3_32b", 7_000_000, cp=ContextParallel.ulysses(32), tiling=ALST_TILES,
-            offload=ALST_INPUTS,
-        ),
-    ),
-    "Qwen3-32B on 64 H100, 15M": (
-        71.00,
-        replace(LIGER, **TILED),
-        of_peer(
-            "qwen3_32b", 15_000_000, cp=ContextParallel.ulysses(64), tiling=ALST_TILES,
-            offload=ALST_INPUTS,
-        ),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MEASURED)
-def test_published_bytes_of_a_peer_are_predicted_within_an_eighth(name):
-    gib, kernels, workload = MEASURED[name]
-    assert memory(workload, kernels).total / GiB == pytest.approx(gib, rel=0.125)
-
-
-ULYSSES = {"cp": ContextParallel.ulysses(8)}
-LENGTHS = {
-    # arXiv 2506.13996, table 1, in the thousands of its recipes; the last line arXiv 2602.21196
-    "baseline": (32_000, HUGGING_FACE, {"dp": 8}),
-    "tiled loss": (160_000, LIGER, {"dp": 8, "tiling": ALST_LOSS}),
-    "Ulysses": (1_100_000, LIGER, {"tiling": ALST_LOSS, **ULYSSES}),
-    "inputs away": (
-        2_400_000, LIGER, {"tiling": ALST_LOSS, "offload": ALST_INPUTS, **ULYSSES},
-    ),
-    "tiled MLP too": (
-        3_800_000,
-        replace(LIGER, **TILED),
-        {"tiling": ALST_TILES, "offload": ALST_INPUTS, **ULYSSES},
-    ),
-    "head-chunked": (
-        5 * M,
-        replace(LIGER, **TILED),
-        {"cp": ContextParallel.head_chunked(8), "tiling": ALST_TILES, "offload": ALST_INPUTS},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LENGTHS)
-def test_a_length_that_was_published_for_eight_gpus_fits_them(name):
+@pytest.mark.parametrize("point", lengths_of_peers(), ids=lambda point: point.name)
+def test_a_length_that_was_published_for_eight_gpus_fits_them(point):
     """Their bytes are not known, only that they fit: at least three quarters of a GPU is used."""
-    seq, kernels, layout = LENGTHS[name]
-    total = memory(of_peer("llama31_8b", seq, **layout), kernels).total
-    assert 0.75 * H100.gpu_bytes < total < H100.gpu_bytes
+    assert 0.75 < point.ratio < 1
 
 
 @pytest.mark.parametrize(
