@@ -33,7 +33,7 @@ FIFTEEN_MILLION = Ladder(
     ),
     departures=(
         "The source's machine is four nodes of 8 H100 of 80 GB. By the planner their longest "
-        "context here is 14,680,064 tokens, and 15,728,640 lack 0.4 GiB per GPU: the source "
+        "context here is 14,680,064 tokens, and 15,728,640 lack 3.7 GiB per GPU: the source "
         "shards parameters, which is not possible with a tiled loss here. So the recipe takes "
         "eight nodes.",
         "15M is binary, 15,728,640 tokens; the source's limit is 15,500,000.",

@@ -32,7 +32,7 @@ FIVE_MILLION = Ladder(
     ),
     departures=(
         "The source's machine is one node of 8 H100 of 80 GB. By the planner its longest context "
-        "here is 4,194,304 tokens, and 5,242,880 lack 6.3 GiB per GPU: the source shards "
+        "here is 4,194,304 tokens, and 5,242,880 lack 7.5 GiB per GPU: the source shards "
         "parameters, which is not possible with a tiled loss here. So the recipe takes one node "
         "of H200, or two of H100.",
     ),
