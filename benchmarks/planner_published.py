@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner's bytes and rates beside those that others have published, by family of stack.
+"""The planner's bytes and rates compared with those that others have published, by family of stack.
 
     python -m benchmarks.planner_published
 
@@ -84,7 +84,7 @@ def main() -> None:
     """Print the page, and write it where asked to."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.planner_published",
-        description="The planner's bytes and rates beside published ones.",
+        description="The planner's bytes and rates compared with published ones.",
     )
     parser.add_argument("--out", type=Path, help="file to write the page to")
     given = parser.parse_args()

@@ -36,7 +36,9 @@ TILED = Tiling(loss=True, loss_tile=4096, mlp=True, mlp_tile=4096)
 INPUTS = Offload(tensors="inputs", cap_gib=1e6)
 ALONE = ("weights", "gradients")
 """State on the host where one GPU holds all of it."""
-WITH_ITS_OWN_MLP = replace(LIGER, mlp_kept=HUGGING_FACE.mlp_kept)
+WITH_ITS_OWN_MLP = replace(
+    LIGER, mlp_kept=HUGGING_FACE.mlp_kept, mlp_gradients=HUGGING_FACE.mlp_gradients
+)
 """Liger's SwiGLU is left out where the MLP is tiled."""
 
 
@@ -103,7 +105,7 @@ def bytes_of_peers() -> Iterator[Point]:
     one = replace(HUGGING_FACE, on_host=ALONE)
     on_h200 = replace(one, attention=FLASH_3)
     liger = replace(LIGER, on_host=ALONE, attention=FLASH_3)
-    tiled = replace(liger, mlp_kept=HUGGING_FACE.mlp_kept)
+    tiled = replace(WITH_ITS_OWN_MLP, on_host=ALONE, attention=FLASH_3)
     eight, inputs = "llama31_8b", {"tiling": TILED_LOSS, "offload": INPUTS}
     yield _bytes("8B on one H100, 32K", 71.91, one, peer_step(eight, 32_000))
     yield _bytes("8B on one H200, 65K", 137.36, on_h200, peer_step(eight, 65_000))
@@ -129,10 +131,12 @@ def bytes_of_peers() -> Iterator[Point]:
         asked = peer_step(card, seq, cp=shared, **everything)
         yield _bytes(name, gib, WITH_ITS_OWN_MLP, asked, fitted=True)
     layout = replace(layout_from("ring8 full zero3"), tiling=TILED_LOSS, offload=INPUTS)
+    # Its script shards with FSDP, Adam and gradients on the GPU, and checkpoints without reentry,
+    # which does not hold the output.
+    by_fsdp = replace(HUGGING_FACE, on_host=(), holds_output=False)
     yield Point(
         name="Qwen3-8B on 8 H100, 1M, ring", family="FSDP", source=TRL, unit="GiB",
-        workload=_step("qwen3_8b", M, M, layout), published=56.2e9 / GiB,
-        kernels=replace(HUGGING_FACE, on_host=(), holds_output=False),
+        workload=_step("qwen3_8b", M, M, layout), published=56.2e9 / GiB, kernels=by_fsdp,
     )  # fmt: skip
 
 

@@ -40,13 +40,11 @@ from recipes.shipped.rotation import of_other_cards
 from recipes.spec import cluster as clusters
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.layout import Fp8, Layout
-from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import (
     budget_from,
     length_shown,
     recipe_name,
 )
-from recipes.spec.stage import Ladder
 from recipes.spec.units import K, M
 
 BATCH, BUDGET = 4 * M, 1_000_000_000
@@ -145,34 +143,35 @@ def plan(
     if not answer.plans:
         raise NoLayoutError(why_not(question, answer))
     budget = budget_from(tokens) if tokens else BUDGET
+    layout_found = answer.plans[0].workload.layout
     found = trained_as_stage(
-        question, answer.plans[0].workload.layout, cluster,
+        question, layout_found, cluster,
         batch=question.tokens_per_batch if tokens_per_batch else None,
         budget=budget if tokens else None,
     )  # fmt: skip
+    extends = question.seq_length >= model.native_context
+    own = None if found or not extends else own_ladder(question, layout_found, cluster, budget)
+    chosen = found or own
+    first = list(not_here_yet(model, chosen.ladder)) if chosen else []
     if as_text:
-        content = as_json(question, answer, budget)
-        print_json(content | {"command": found and on_one_line(found.command)})
+        before = [*first, own.new] if own else first
+        command = chosen and on_one_line(chosen.command)
+        print_json(as_json(question, answer, budget) | {"first": before, "command": command})
     else:
         page(question, answer, budget, default_budget=not tokens, why=why)
-        if found is not None:
-            _not_here_yet(model, found.ladder)
-            typer.echo(f"train it, as a stage of a ladder:\n  {found.command}")
-        elif question.seq_length < model.native_context:
+        _print_first(first)
+        shown = length_shown(question.seq_length)
+        if own is not None:
+            typer.echo(f"no ladder has a stage of {shown} for {model.name}; write one, train it:")
+            typer.echo(f"  {own.new}\n  {own.command}")
+        elif chosen is not None:
+            typer.echo(f"train it, as a stage of a ladder:\n  {chosen.command}")
+        else:
             typer.echo(
                 f"{model.name} was trained for {model.native_context:,} tokens; a ladder extends "
                 "that, so no command trains it at fewer"
             )
-        else:
-            shown = length_shown(question.seq_length)
-            new, own, command = own_ladder(
-                question, answer.plans[0].workload.layout, cluster, budget
-            )
-            _not_here_yet(model, own)
-            typer.echo(f"no ladder has a stage of {shown} for {model.name}; write one, train it:")
-            typer.echo(f"  {new}\n  {command}")
         if max_seq:
-            shown = length_shown(question.seq_length)
             typer.echo(f"the longest context that fits: {shown} tokens")
     if plot is not None:
         from longhaul.pages.plan_plot import draw
@@ -181,9 +180,9 @@ def plan(
         typer.echo(plot, err=as_text)
 
 
-def _not_here_yet(card: ModelCard, ladder: Ladder) -> None:
+def _print_first(commands: list[str]) -> None:
     """Print the commands that make what a ladder reads and this folder does not have yet."""
-    if commands := list(not_here_yet(card, ladder)):
+    if commands:
         typer.echo("first, what is not here yet:")
         for command in commands:
             typer.echo(f"  {command}")
@@ -280,7 +279,7 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
         note(f"note: {said}")
     if as_text:
         return
-    _not_here_yet(model, climbed)
+    _print_first(list(not_here_yet(model, climbed)))
     if whole:
         typer.echo(f"train it:\n  {after_comments(whole, explained)}")
         return

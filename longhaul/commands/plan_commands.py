@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from longhaul.doctor.case import Case, Recipe, after_comments
-from longhaul.terminal.next_commands import OnCluster, sized
+from longhaul.terminal.next_commands import OnCluster, new_ladder, sized
 from recipes.ladders import LADDERS
 from recipes.planner.feasibility import violations
 from recipes.planner.plan import plan as plan_of
@@ -26,6 +26,8 @@ class TrainedAsStage(NamedTuple):
 
     ladder: Ladder
     command: str
+    new: str = ""
+    """The command that writes the ladder first; empty for one that is there."""
 
 
 def trained_as_stage(
@@ -63,25 +65,21 @@ def trained_as_stage(
 
 def own_ladder(
     question: SearchRequest, layout: Layout, cluster: str, budget: int
-) -> tuple[str, Ladder, str]:
-    """Return the command that writes a ladder of one stage, that ladder, and what trains it."""
+) -> TrainedAsStage:
+    """Return how to train a layout as the only stage of a ladder that is written for it."""
     from recipes.notation import ladder_file  # here: it imports pydantic
 
-    card, length = question.card, length_word(question.seq_length).upper()
-    batch = question.tokens_per_batch
-    path = Path(f"{card.name}_{length.lower()}.yaml")
-    new = (
-        f"longhaul ladders new {shlex.quote(str(path))} --card {card.word} --seq {length} "
-        f"--tokens {budget_word(budget)} --tokens-per-batch {length_word(batch).upper()}"
-    )
+    card, batch = question.card, question.tokens_per_batch
+    file, new = new_ladder(card, question.seq_length)
+    new += f" --tokens {budget_word(budget)} --tokens-per-batch {length_word(batch).upper()}"
     text = ladder_file.of_one_stage(
-        path, card, seq_length=question.seq_length, tokens=budget, tokens_per_batch=batch
+        Path(file), card, seq_length=question.seq_length, tokens=budget, tokens_per_batch=batch
     )
-    ladder = replace(ladder_file.from_text(text, path, card), path=str(path))
+    ladder = replace(ladder_file.from_text(text, Path(file), card), path=file)
     recipe = Recipe(card=card, ladder=ladder, stage=ladder.stages[0], cluster=cluster)
     workload = recipe.workload(layout, question.cluster)
     case = Case(recipe=recipe, plan=plan_of(workload, question.cluster))
-    return new, ladder, case.command(workload)
+    return TrainedAsStage(ladder, case.command(workload), new)
 
 
 def _of_the_stage(stage: Stage, batch: int | None, budget: int | None) -> str:

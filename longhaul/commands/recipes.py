@@ -298,7 +298,7 @@ def _combined(words: Sequence[str]) -> str:
     Those whose rotation does not suit the card are named, with the reason, only where their ladder
     is; a card and a length alone lead to a ladder of one's own instead.
     """
-    from longhaul.terminal.next_commands import YOUR_CLUSTER, training
+    from longhaul.terminal.next_commands import YOUR_CLUSTER, new_ladder, training
     from recipes.ladders import LADDERS
     from recipes.models import CARDS
     from recipes.shipped.rotation import heads_refusal, rotation_refusal
@@ -314,12 +314,16 @@ def _combined(words: Sequence[str]) -> str:
         and {*words} - {name, ladder.name} <= {length_shown(stage.seq_length).casefold()}
         and heads_refusal(card, stage) is None
     ]
+    if not named:  # a card's context is extended, unless the ladder is named
+        longer = [one for one in found if one[3].seq_length >= one[1].native_context]
+        found = longer or found[:1]
     suited = [one for one in found if not one[0]]
-    if found and not suited and not named:
+    below = not named and found and found[0][3].seq_length < found[0][1].native_context
+    if below or (found and not suited and not named):
         _, card, _, stage = found[0]
-        length = length_shown(stage.seq_length).replace(",", "")
-        file = f"{card.name}_{length.lower()}.yaml"
-        return f"write one: `longhaul ladders new {file} --card {card.name} --seq {length}`"
+        if stage.seq_length < card.native_context:
+            return f"{card.name} was trained for {card.native_context:,} tokens; name more"
+        return f"write one: `{new_ladder(card, stage.seq_length)[1]}`"
     commands = []
     for unsuited, card, ladder, stage in suited or found:
         command = training(card, ladder, stage)

@@ -17,7 +17,7 @@ from recipes.shipped.row import Row
 from recipes.spec import cluster
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import MODELS, length_shown
+from recipes.spec.naming import MODELS, length_shown, length_word
 from recipes.spec.stage import Ladder, Stage
 
 YOUR_CLUSTER = "YOUR_CLUSTER.yaml"
@@ -114,6 +114,13 @@ def preparing(card: ModelCard, ladder: Ladder) -> str:
         return f"longhaul prepare --vocab-size {card.vocab} {out}"
     tokenizer = shlex.quote(card.hf_id or "YOUR_TOKENIZER")
     return f"longhaul prepare --source DOCUMENTS --tokenizer {tokenizer} {out}"
+
+
+def new_ladder(card: ModelCard, seq_length: int) -> tuple[str, str]:
+    """Return the file of a new ladder of one stage for a card, and the command that writes it."""
+    length = length_word(seq_length).upper()
+    file = f"{card.name}_{length.lower()}.yaml"
+    return file, f"longhaul ladders new {shlex.quote(file)} --card {card.word} --seq {length}"
 
 
 def not_here_yet(card: ModelCard, ladder: Ladder) -> Iterator[str]:

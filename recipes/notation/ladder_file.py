@@ -128,7 +128,7 @@ def cards(path: Path) -> tuple[str, ...]:
 
 def _require_file(path: Path) -> None:
     if path.suffix not in SUFFIXES:
-        kind = "a folder" if path.is_dir() else "no ladder file"
+        kind = "a folder" if path.is_dir() else "not a ladder file"
         *most, last = SUFFIXES
         raise ValueError(f"{path} is {kind}; a ladder is a file *{', *'.join(most)} or *{last}")
     if not path.is_file():

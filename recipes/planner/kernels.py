@@ -44,8 +44,10 @@ class Kernels:
     """Numbers kept of a norm in addition to its input, in units of h."""
     exchange_copies: float = 0
     """Copies of q, k and v that an all-to-all makes in addition to the exchanged ones."""
-    rotates_in_place: bool = False
-    """Whether rotated queries and keys take the place of those before."""
+    fused_qkv: bool = True
+    """Whether q, k and v are parts of one product, which v keeps until its backward."""
+    norm_copies: bool = True
+    """Whether a norm keeps a copy of keys that are a part of that product."""
     holds_output: bool = False
     """Whether the backward of a recomputed layer holds the output that it has rebuilt."""
     attention: Scratch = Scratch()
@@ -60,7 +62,7 @@ class Kernels:
     """CUDA's context, NCCL's buffers, workspaces, and fragmentation of the allocator."""
 
 
-PLAIN = Kernels(mlp_kept=5, logit_bytes=6, weight_gradients=True, reserve_gib=0)
+PLAIN = Kernels(mlp_kept=5, logit_bytes=6, norm_copies=False, weight_gradients=True, reserve_gib=0)
 """CPU: unfused PyTorch operators."""
 FUSED = Kernels(mlp_kept=3, logit_bytes=6, attention=FLASH_2, reserve_gib=4.0)
 """GPU: fused SwiGLU and gradient accumulation, and the attention kernel that holds the most. The
@@ -69,6 +71,7 @@ HUGGING_FACE = Kernels(
     mlp_kept=4,
     logit_bytes=14,
     norm_kept=4,
+    fused_qkv=False,
     exchange_copies=1,
     holds_output=True,
     attention=FLASH_2,
@@ -80,6 +83,6 @@ HUGGING_FACE = Kernels(
 Adam on the host, which takes the gradients too (ALST, arXiv 2506.13996). Its norm keeps an fp32
 copy of its input and the result before its weight, its loss three fp32 copies of the bf16 logits;
 DeepSpeed's all-to-all makes its input contiguous and permutes its output."""
-LIGER = replace(HUGGING_FACE, mlp_kept=3, mlp_gradients=1, norm_kept=1, rotates_in_place=True)
-"""The same with Liger's norm, SwiGLU and rotation (arXiv 2410.10989), which ALST's recipes have
+LIGER = replace(HUGGING_FACE, mlp_kept=3, mlp_gradients=1, norm_kept=1)
+"""The same with Liger's norm and SwiGLU (arXiv 2410.10989), which ALST's recipes have
 from tiled loss on: a norm keeps its result alone, and gradients of gate and up overwrite them."""

@@ -152,15 +152,19 @@ class _Layer:
         self.norm = kernels.norm_kept * self.x
         copied = self.heads + 2 * self.heads / workload.attention.heads * self._inner_kv
         self.copies = kernels.exchange_copies * copied * self.exchanged * (not self.by_head)
-        in_place = kernels.rotates_in_place
-        self.unrotated = 0.0 if in_place else self.heads + self.kv_heads
+        self.unrotated = self.heads + self.kv_heads if kernels.fused_qkv else 0.0
         """q and k before rotation, in one storage with v."""
-        self.unnormed = 0.0
-        """q and k before their norms, unless counted as unrotated."""
-        if card.facts.qk_norm and not self.by_head:
-            # Megatron-Core copies q out of the product; k is a part of it, and keeps all of it.
-            product = self.unrotated + self.kv_heads if self.exchanged else 0.0
-            self.unnormed = self.heads + (self.kv_heads if in_place else product)
+        self.unnormed = self._unnormed() if card.facts.qk_norm and not self.by_head else 0.0
+        self.holds_output = kernels.holds_output and layout.recompute.kind == "full"
+
+    def _unnormed(self) -> float:
+        """Return what norms of q and k keep of what they are given, beyond `unrotated`."""
+        kernels, card = self.kernels, self.workload.card
+        if not kernels.fused_qkv or kernels.norm_copies:
+            return max(1, kernels.norm_kept - 1) * (self.heads + self.kv_heads)
+        # Megatron-Core copies q out of the product where heads are grouped; k is a part of it.
+        product = self.unrotated + self.kv_heads if self.exchanged else 0.0
+        return self.heads * (card.kv_heads < card.heads) + product
 
     @property
     def _inner_kv(self) -> int:
@@ -280,12 +284,12 @@ class _Layer:
         layout, recompute = self.workload.layout, self.workload.layout.recompute
         by_megatron = recompute.kind == "uniform" or "mlp" in recompute.modules
         by_megatron |= recompute.kind == "block" and recompute.layers >= self.workload.layers
-        by_megatron |= self.kernels.holds_output and recompute.kind == "full"
+        by_megatron |= self.holds_output
         found = dict(self.whole)
         # The MLP's output, which our recompute does not form.
         if layout.tiling.mlp:
             kept = recompute.of_layer(self.workload.card.layers) == "none"
-            kept |= self.kernels.holds_output
+            kept |= self.holds_output
             found["mlp"] = self.x * (1 + kept) + self._mlp_tile()
         else:
             found["mlp"] += self.mlp_gradients + self.x * by_megatron
@@ -301,7 +305,8 @@ class _Layer:
         matrices = 3 if card.facts.gated else 2
         weights = card.hidden * card.ffn_hidden / layout.tp * self.kernels.weight_gradients
         sums, one = 4 * matrices * weights, e * weights
-        gradients, ends = (matrices - 1) * card.ffn_hidden, 2 * card.hidden
+        of_inner = self.kernels.mlp_gradients if card.facts.gated else 1
+        gradients, ends = of_inner * card.ffn_hidden, 2 * card.hidden
         down = tile * (self.kernels.mlp_kept * card.ffn_hidden + gradients + ends) + sums + one
         return max(down, tile * (gradients + ends) + sums + matrices * one)
 
@@ -317,7 +322,7 @@ class _Layer:
             inside += self.x + rows * card.hidden * self.workload.element_bytes
         inside += self._scratch()
         ends = self.workload.layout.recompute.kind in ("uniform", "block")
-        ends |= self.kernels.holds_output and self.workload.layout.recompute.kind == "full"
+        ends |= self.holds_output
         found = {
             "saved inputs": self.x, "attention": inside, "mlp": self.x, "loss": self.x * ends,
         }  # fmt: skip

@@ -110,7 +110,7 @@ def path_of(name: str) -> Path:
             f"template is not a cluster; copy {path}, fill it in and name your copy by its path"
         )
     if not path.is_file() and Path(name).exists():
-        kind = "a folder" if Path(name).is_dir() else "no cluster file"
+        kind = "a folder" if Path(name).is_dir() else "not a cluster file"
         raise ValueError(f"{name} is {kind}; a cluster is a name, or a file *.yaml or *.yml")
     if not path.is_file() and name.endswith((".yaml", ".yml")):
         there = sorted(each.name for each in path.parent.glob("*.y*ml"))

@@ -213,6 +213,19 @@ def test_a_ladder_whose_rotation_does_not_suit_is_not_recommended_for_a_length(a
     assert code == 0, err
 
 
+def test_the_json_of_a_plan_has_the_commands_of_its_page(answer):
+    for asked in (("plan", "llama31_8b", "--seq", "512K"), ("plan", "qwen25_7b", "--seq", "64K")):
+        found, page = json.loads(answer(*asked, "--json").out), answer(*asked).out
+        lines = [shlex.split(line) for line in (*found["first"], found["command"])]
+        assert lines == words_of(page)
+
+
+def test_a_length_within_the_card_s_context_is_not_recommended(answer):
+    listed = answer("recipes", "llama31_8b", "48k").error()
+    assert "llama31_8b was trained for 131,072 tokens; name more" in listed
+    assert "`longhaul" in answer("recipes", "llama31_8b", "llama31", "48k").error()
+
+
 def test_what_a_ladder_reads_is_made_first_where_it_is_not_there(answer):
     asked = ("plan", "llama31_8b", "--seq", "64K")
     first = words_of(answer(*asked).out.partition("train it")[0])

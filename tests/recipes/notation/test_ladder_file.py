@@ -136,7 +136,7 @@ def test_what_a_stage_cannot_have_is_refused_with_its_place(tmp_path, changed, s
     ("name", "content", "said"),
     [
         ("none.yaml", None, "there is no ladder file"),
-        ("mine.toml", "", "is no ladder file; a ladder is a file *.yaml, *.yml or *.py"),
+        ("mine.toml", "", "is not a ladder file; a ladder is a file *.yaml, *.yml or *.py"),
         ("mine.yaml", "", "is empty, not a mapping; `longhaul ladders new FILE` writes one"),
         ("mine.yaml", "name: mine\nstages: []", "ladder mine has no stage"),
         ("mine.yaml", "stages: []", "lacks 'name'; add it"),
