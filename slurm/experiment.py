@@ -186,10 +186,13 @@ def scripts(title: str, jobs: Sequence[Job], folder: Path) -> dict[str, str]:
 
     Its paths are absolute: ranks start in a folder of their job.
     """
+    made = missing_folders(folder)
     with nothing_to_read(), _chain(title, jobs, folder.absolute()) as chain:
         _add(chain, jobs)
         chain.dryrun(log=False)
-        return {job.id: job._dryrun_info.request.materialize() for job in chain.jobs}
+        found = {job.id: job._dryrun_info.request.materialize() for job in chain.jobs}
+    _remove_unused(title, folder, made)
+    return found
 
 
 @contextmanager
@@ -220,14 +223,19 @@ def commands(title: str, jobs: Sequence[Job], folder: Path) -> list[str]:
         _add(chain, jobs)
         chain.dryrun(log=False)
         requests = [job._dryrun_info.request for job in chain.jobs]
-    experiments = folder / "experiments"  # not empty if an earlier run left records
-    remove_empty([experiments / title, experiments, *made])
+    _remove_unused(title, folder, made)
     return [
         shlex.join(replica.args)
         for request in requests
         for replicas in request.role_params.values()
         for replica in replicas
     ]
+
+
+def _remove_unused(title: str, folder: Path, made: list[Path]) -> None:
+    """Remove the folders that a dry run made; not empty are those in which a run left records."""
+    experiments = folder / "experiments"
+    remove_empty([experiments / title, experiments, *made])
 
 
 def _chain(title: str, jobs: Sequence[Job], folder: Path) -> Chain:

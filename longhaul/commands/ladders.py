@@ -88,17 +88,12 @@ def _of_one_stage(file: Path, card: str, seq: str, tokens: str, tokens_per_batch
             f"--seq is {seq}, and the context of {model.name} is {model.native_context:,} tokens "
             "already; name a longer one"
         )
-    return of_one_stage(
-        file,
-        model,
-        seq_length=length,
-        tokens=budget_from(tokens) if tokens else 10**9,
-        tokens_per_batch=(
-            length_of("--tokens-per-batch", tokens_per_batch)
-            if tokens_per_batch
-            else even_batch(4 * M, length, gpus=1)
-        ),
-    )
+    budget = budget_from(tokens) if tokens else 10**9
+    if tokens_per_batch:
+        batch = length_of("--tokens-per-batch", tokens_per_batch)
+    else:
+        batch = even_batch(min(4 * M, budget), length, gpus=1)
+    return of_one_stage(file, model, seq_length=length, tokens=budget, tokens_per_batch=batch)
 
 
 @app.command()

@@ -56,7 +56,7 @@ def prepare(
         overwrite=overwrite,
     )
     show_store(manifest)
-    model = None if tokenizer is None else _import_of(Path(tokenizer))
+    model = None if tokenizer is None else _model_of(Path(tokenizer))
     if model is None:
         next_command(
             ["longhaul", "pretrain", "--factory", "NAME", "--store", out],
@@ -70,10 +70,12 @@ def prepare(
         )
 
 
-def _import_of(tokenizer: Path) -> Path | None:
-    """Return the import that a tokenizer's folder is of, None for any other."""
+def _model_of(tokenizer: Path) -> Path | None:
+    """Return the import or the model that a tokenizer's folder is of, None for any other."""
     from recipes.checkpoints.files import HUGGING_FACE
     from recipes.checkpoints.marker import is_marked
 
     of_import = tokenizer.name == HUGGING_FACE and is_marked(tokenizer.parent)
-    return tokenizer.parent if of_import else None
+    if of_import:
+        return tokenizer.parent
+    return tokenizer if (tokenizer / "config.json").is_file() else None

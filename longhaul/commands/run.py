@@ -99,6 +99,7 @@ def run(
     chosen, model = ladder_run.choose(ladder, card, stage)
     only = stage_of(chosen, stage) if stage else None
     plan = ladder_run.plan(chosen, model, out, store, only=only, verify=verify)
+    ladder_run.require_own_folder(plan)
     if submits:
         from longhaul.commands.run_on_slurm import run_on_cluster
 

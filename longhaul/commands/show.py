@@ -167,7 +167,7 @@ def commands(row: "Row") -> Iterator[tuple[str, str]]:
             "cluster": shlex.quote(row.cluster),
         }
         options = " ".join(f"--{name} {value}" for name, value in asked.items())
-        if ladder.path and len(ladder.stages) == 1:
+        if ladder.path:
             options = f"--ladder {ladder.word} --cluster {asked['cluster']}"
         sizes = sized(row.layout.world_size, row.cluster)
         yield f"longhaul plan {card.word} {options} {sizes}", "its memory and time"

@@ -121,6 +121,20 @@ def rows(
     ]
 
 
+def require_own_folder(plan: LadderRun) -> None:
+    """Raise ValueError if the run folder is of another card."""
+    from eval.run_folder import read_run, run_path
+
+    if not run_path(plan.run).is_file():
+        return
+    card = read_run(plan.run).card
+    if card and card != plan.card.name:
+        raise ValueError(
+            f"--out {plan.run} is a run of the card {card}, not of {plan.card.name}; name another "
+            "folder"
+        )
+
+
 def require_here(row: Row, nodes: int | None, cluster: str) -> None:
     """Raise ValueError for nodes or a cluster that CPU ranks of this machine have nothing of."""
     given = {"--nodes": nodes, "--cluster": cluster}

@@ -2,9 +2,11 @@
 """Console output: tables that fit the terminal, and one line while libraries load or jobs run."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -179,8 +181,36 @@ def loading(what: str) -> Iterator[None]:
     """Show what is being loaded, and hold back its output unless it fails."""
     from data.cuda_extension import during_import
 
-    with held_back(f"loading {what}"), during_import():
+    with held_back(f"loading {what}"), during_import(), interruptible():
         yield
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end of the block if a library in it suppressed one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, interrupts = signal.getsignal(signal.SIGINT), list[int]()
+    if not callable(before):  # ignored, as under nohup, or the system's
+        yield
+        return
+
+    def interrupted(number: int, frame: Any) -> None:
+        interrupts.append(number)
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    except Exception:
+        if interrupts:  # what an interrupted import has raised says nothing
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
+        raise KeyboardInterrupt
 
 
 @contextmanager

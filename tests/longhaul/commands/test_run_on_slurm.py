@@ -47,7 +47,7 @@ def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree)
     ]  # fmt: skip
     assert "#SBATCH --account=me" in shown
     assert not (tree / "stores").exists()
-    assert not (tree / "runs" / "tiny" / "run.json").exists()
+    assert not (tree / "runs").exists()
 
 
 @pytest.mark.parametrize(

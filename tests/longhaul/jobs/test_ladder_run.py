@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from eval.run_folder import write_json
 from longhaul.jobs import ladder_run
 from recipes.checkpoints.marker import ORIGIN, origin_of, write_marker
 from recipes.ladders import LADDERS
@@ -75,3 +76,14 @@ def test_a_published_card_without_a_store_is_told_how_to_make_one(tmp_path):
 def test_places_named_on_the_command_line_win_over_convention():
     plan = ladder_run.plan(LADDERS["tiny"], CARDS["tiny"], Path("here"), Path("there"))
     assert (plan.run, plan.store) == (Path("here"), Path("there"))
+
+
+def test_a_run_folder_of_another_card_is_refused(tmp_path):
+    write_json(tmp_path / "run.json", {"ladder": "nemo", "card": "llama3_8b", "stages": []})
+    own, other = (
+        ladder_run.plan(LADDERS["nemo"], CARDS[name], tmp_path, None)
+        for name in ("llama3_8b", "qwen25_7b")
+    )
+    ladder_run.require_own_folder(own)
+    with pytest.raises(ValueError, match="is a run of the card llama3_8b, not of qwen25_7b"):
+        ladder_run.require_own_folder(other)
