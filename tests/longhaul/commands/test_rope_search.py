@@ -152,6 +152,8 @@ def test_a_search_that_is_refused_leaves_the_progress_of_the_one_that_runs(
     trained, tmp_path, monkeypatch
 ):
     folder = trained / "rope_search"
+    ours = os.path.dirname(sys.executable)  # as the command itself begins PATH
+    monkeypatch.setenv("PATH", os.pathsep.join((ours, os.environ["PATH"])))
     monkeypatch.setattr(rope_search, "require_unused", lambda _: None)  # the other begins after it
     with in_use(folder):
         progress = folder / f"{STAGE}_{TARGET}.jsonl"

@@ -11,6 +11,14 @@ import pytest
 from longhaul.terminal.console import interruptible
 
 
+@pytest.fixture(autouse=True)
+def of_python():
+    """Set Python's own handler of SIGINT, which a test run started by nohup ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def _interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
