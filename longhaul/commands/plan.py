@@ -7,12 +7,7 @@ from typing import Annotated
 
 import typer
 
-from longhaul.commands.plan_commands import (
-    own_ladder,
-    stage_command,
-    trained_as_stage,
-    trains_all,
-)
+from longhaul.commands.plan_commands import own_ladder, stage_command, trained_as_stage, trains_all
 from longhaul.defaults import planned_cluster
 from longhaul.doctor.case import after_comments, on_one_line
 from longhaul.options import K_IS, Cluster, Json, length_of, print_json
@@ -40,11 +35,7 @@ from recipes.shipped.rotation import of_other_cards
 from recipes.spec import cluster as clusters
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.layout import Fp8, Layout
-from recipes.spec.naming import (
-    budget_from,
-    length_shown,
-    recipe_name,
-)
+from recipes.spec.naming import budget_from, length_shown, recipe_name
 from recipes.spec.units import K, M
 
 BATCH, BUDGET = 4 * M, 1_000_000_000

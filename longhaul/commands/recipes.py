@@ -314,16 +314,16 @@ def _combined(words: Sequence[str]) -> str:
         and {*words} - {name, ladder.name} <= {length_shown(stage.seq_length).casefold()}
         and heads_refusal(card, stage) is None
     ]
-    if not named:  # a card's context is extended, unless the ladder is named
-        longer = [one for one in found if one[3].seq_length >= one[1].native_context]
-        found = longer or found[:1]
     suited = [one for one in found if not one[0]]
-    below = not named and found and found[0][3].seq_length < found[0][1].native_context
-    if below or (found and not suited and not named):
-        _, card, _, stage = found[0]
-        if stage.seq_length < card.native_context:
+    if found and not named:
+        longer = [one for one in found if one[3].seq_length >= one[1].native_context]
+        if not longer:
+            card = found[0][1]
             return f"{card.name} was trained for {card.native_context:,} tokens; name more"
-        return f"write one: `{new_ladder(card, stage.seq_length)[1]}`"
+        suited = [one for one in longer if not one[0]]
+        if not suited:
+            _, card, _, stage = longer[0]
+            return f"write one: `{new_ladder(card, stage.seq_length)[1]}`"
     commands = []
     for unsuited, card, ladder, stage in suited or found:
         command = training(card, ladder, stage)

@@ -181,7 +181,7 @@ def loading(what: str) -> Iterator[None]:
     """Show what is being loaded, and hold back its output unless it fails."""
     from data.cuda_extension import during_import
 
-    with held_back(f"loading {what}"), during_import(), interruptible():
+    with held_back(f"loading {what}"), interruptible(), during_import():
         yield
 
 

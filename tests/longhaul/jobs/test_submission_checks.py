@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a chain from being submitted: jobs of the same folder that still run."""
+"""A chain is not submitted while jobs of an earlier one, in the same run folder, still run."""
 
 import json
 
