@@ -21,7 +21,11 @@ from recipes.nemo2.model import LongContextMixin, LongContextModel
 from recipes.nemo2.settings import as_config_node, compute_in_fp8, offload_optimizer, place, shard
 from recipes.nemo2.strategy import LongContextStrategy
 from recipes.nemo2.train_short import train_short
+from recipes.planner.goodput import LEAST_CHECKPOINTS, goodput
+from recipes.planner.plan import Plan
+from recipes.planner.search.request import of_stage
 from recipes.resolved.check import check
+from recipes.spec import cluster
 from recipes.spec.cluster import Cluster
 from recipes.spec.families import Family
 from recipes.spec.layout import Layout
@@ -29,7 +33,6 @@ from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import run_folder, store_folder
 from recipes.spec.stage import Ladder, Stage
 
-CHECKPOINTS_PER_STAGE = 4
 VALIDATIONS_PER_STAGE = 2
 VALIDATION_BATCHES = 2
 
@@ -48,18 +51,19 @@ def pretrain(
 ) -> PretrainRecipe:
     """Return the recipe of one stage: `llm.pretrain` with all its arguments.
 
-    The ranks are `layout.world_size`, spread evenly over `nodes`. The timeout of collectives
-    follows from the step time planned for `machines` (by default a DGX H100). Raises ValueError
-    if card, stage, layout and nodes do not fit together.
+    The ranks are `layout.world_size`, spread evenly over `nodes`. Timeouts and the checkpoint
+    interval follow from the step time planned for `machines` (by default a DGX H100). Raises
+    ValueError if card, stage, layout and nodes do not fit together.
     """
     stage = ladder[seq_length]
+    planned = _planned(card, stage, layout, machines)
     recipe = run.Partial(
         llm.pretrain,
         model=run.Config(LongContextModel, config=model_config(card, stage, layout)),
-        trainer=trainer(card, stage, layout, nodes=nodes, machines=machines),
+        trainer=trainer(card, stage, layout, nodes=nodes, planned=planned),
         data=data_module(stage, layout),
         optim=optimizer(stage, layout),
-        log=logger(stage),
+        log=logger(stage, planned),
         resume=run.Config(
             StageResume, resume_if_exists=True, resume_ignore_no_checkpoint=True, start=None
         ),
@@ -130,7 +134,7 @@ def trainer(
     layout: Layout,
     *,
     nodes: int,
-    machines: Cluster | None = None,
+    planned: Plan | None = None,
 ) -> run.Config:
     """Return the trainer: steps, ranks, precision, step log in place of a progress bar, guards."""
     if layout.world_size % nodes:
@@ -175,7 +179,7 @@ def trainer(
             precision="bf16-mixed" if layout.precision == "bf16" else "32",
             grad_reduce_in_fp32=True,
         ),
-        callbacks=[step_log, *guards(card, stage, layout, machines)],
+        callbacks=[step_log, *guards(stage, planned)],
         val_check_interval=max(1, stage.steps // VALIDATIONS_PER_STAGE),
         limit_val_batches=VALIDATION_BATCHES,
         num_sanity_val_steps=0,
@@ -225,8 +229,26 @@ def optimizer(stage: Stage, layout: Layout) -> run.Config:
     )
 
 
-def logger(stage: Stage) -> run.Config:
-    """Return NeMo's logger with our checkpoints and TensorBoard."""
+def _planned(
+    card: ModelCard, stage: Stage, layout: Layout, machines: Cluster | None
+) -> Plan | None:
+    """Return the plan of a stage on its machines; None for CPU ranks."""
+    if layout.device == "cpu":
+        return None
+    machines = machines or cluster.load(cluster.CLUSTER)
+    asked = of_stage(card, stage, machines, gpus=layout.world_size, fp8=layout.fp8)
+    return asked.plan(layout)
+
+
+def logger(stage: Stage, planned: Plan | None = None) -> run.Config:
+    """Return NeMo's logger with our checkpoints and TensorBoard.
+
+    A stage saves at least four times, and on GPUs as often as failures of their nodes make worth
+    while (`recipes.planner.goodput`).
+    """
+    every = max(1, stage.steps // LEAST_CHECKPOINTS)
+    if planned is not None:
+        every = goodput(planned, stage.steps).every
     return run.Config(
         nl.NeMoLogger,
         use_datetime_version=False,  # each rank would use its own clock
@@ -235,7 +257,7 @@ def logger(stage: Stage) -> run.Config:
             StageCheckpoint,
             filename="{step}",
             enable_version_counter=False,  # a name is its step; a second version would never end
-            every_n_train_steps=max(1, stage.steps // CHECKPOINTS_PER_STAGE),
+            every_n_train_steps=every,
             save_optim_on_train_end=True,
             verbose=False,
         ),

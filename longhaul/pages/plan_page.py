@@ -9,8 +9,9 @@ import typer
 from rich.table import Table
 
 from longhaul.options import print_json
-from longhaul.terminal.console import show
+from longhaul.terminal.console import print_left_out, show
 from recipes.notation.layout import words_of
+from recipes.planner.goodput import Goodput, goodput
 from recipes.planner.plan import HEADROOM, Plan
 from recipes.planner.rank_groups import rank_map
 from recipes.planner.search.alternatives import faster_batch
@@ -52,6 +53,7 @@ def page(
     show(lambda without: _memory(plan, without), [SHARES])
     show(lambda without: _time(plan, without), ["share"])
     typer.echo(_figures(plan, budget, default_budget=default_budget))
+    typer.echo(_with_failures(plan, budget))
     typer.echo(_limits(plan))
     groups = "; ".join(map(str, rank_map(plan.workload, question.cluster)))
     typer.echo(f"ranks: {groups or 'one'}")
@@ -131,9 +133,7 @@ def bill(
         made.add_row(*(whole.get(title, "") for title in titles))
         return made
 
-    if show(table, (LAYOUT, "GiB", "s/step", "MFU")):
-        for line in lines:
-            typer.echo(f"{line['stage']}: {line[LAYOUT]}")
+    print_left_out(lines, "stage", show(table, (LAYOUT, "GiB", "s/step", "MFU")))
 
 
 def as_json(question: SearchRequest, answer: SearchResult, budget: int) -> dict[str, Any]:
@@ -165,12 +165,28 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
         "mfu": plan.time.mfu,
         "tokens": tokens,
         "gpu_hours": plan.gpu_hours(tokens),
+        "goodput": _in_numbers(plan, tokens),
         "cost": plan.cost(tokens),
         "currency": plan.cluster.currency,
         "limits": asdict(limits(plan)),
         "ranks": [str(group) for group in rank_map(plan.workload, plan.cluster)],
         "untried": plan.untried,
         "warnings": plan.warnings,
+    }
+
+
+def _in_numbers(plan: Plan, tokens: int) -> dict[str, Any]:
+    """Return the wall time with failures: times in seconds, GPU-hours with what they cost."""
+    found = _goodput(plan, tokens)
+    lost = found.failures
+    return {
+        "share": found.share,
+        "gpu_hours": plan.gpu_hours(tokens) / found.share,
+        "checkpoint_every_steps": found.every,
+        "checkpoint_bytes": found.saved_bytes,
+        "seconds_between_failures": lost.between,
+        "seconds_blocked_by_a_checkpoint": lost.blocked,
+        "seconds_to_restart": lost.down + lost.restart,
     }
 
 
@@ -236,6 +252,32 @@ def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
         f"{amount(budget)} tokens{said}: {hours:,.0f} GPU-hours, "
         f"{hours / plan.gpus / 24:,.2f} days{paid}"
     )
+
+
+def _with_failures(plan: Plan, budget: int) -> str:
+    """Return a sentence on the wall time of a budget on nodes that fail."""
+    found = _goodput(plan, budget)
+    hours = plan.gpu_hours(budget) / found.share
+    every = counted(found.every, "step")
+    return (
+        f"with failures: {found.share:.1%} of the time trains, {hours:,.0f} GPU-hours, "
+        f"{hours / plan.gpus / 24:,.2f} days; a failure every "
+        f"{_span(found.failures.between)}, a checkpoint of {found.saved_bytes / 1e9:,.0f} GB every "
+        f"{every} ({_span(found.interval)})"
+    )
+
+
+def _goodput(plan: Plan, budget: int) -> Goodput:
+    return goodput(plan, max(1, round(budget / plan.workload.tokens_per_batch)))
+
+
+def _span(seconds: float) -> str:
+    """Return a time in the largest unit that it has two of."""
+    units = (("days", 86_400), ("hours", 3_600), ("minutes", 60))
+    for name, unit in units:
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.1f} {name}"
+    return f"{seconds:,.0f} s"
 
 
 def _untried(answer: SearchResult) -> str:

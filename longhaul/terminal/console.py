@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
@@ -61,6 +61,16 @@ def show(table: Callable[[Sequence[str]], Table], expendable: Sequence[str] = ()
     console, made, left_out = table_for_terminal(table, expendable)
     print_table(console, made)
     return left_out
+
+
+def print_left_out(lines: Sequence[Mapping[str, str]], first: str, left_out: Sequence[str]) -> None:
+    """Print below a table the columns that it left out: a line per row, by its `first` column."""
+    for line in lines:
+        words = "; ".join(
+            f"{title} {line[title]}" for title in line if title in left_out and line[title]
+        )
+        if words:
+            print(f"{line[first]}: {words}")
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -14,10 +14,6 @@ FIRST_STEP, SLACK = 900.0, 3.0
 """Seconds added to a step for one-time work, and the factor by which planned times may be off."""
 SAVE_SLACK, BESIDE_SAVING = 1.5, 60.0
 """Multiple of the step that a warning arrives in, and seconds for ranks to agree and exit."""
-WRITE_BYTES_PER_SECOND = 1e9
-"""Write rate of a checkpoint, all nodes together: a file server behind one 10 Gb/s port. Parallel
-file systems are faster; a cluster file can state `save_seconds`. A warning that comes too early
-costs the rest of the job's time, one too late all progress since the last checkpoint."""
 SAVED_BYTES = {"bf16": 14, "fp32": 12}
 """Bytes per parameter in a checkpoint: weight, Adam's two moments and, for bf16, fp32 weight."""
 ALLOCATOR = "expandable_segments:True"
@@ -38,7 +34,7 @@ class Limits:
     stop: float
     """From the warning that a job is about to end to the end of the current step."""
     save: float
-    """From that warning to the end of the checkpoint, at an assumed write rate."""
+    """From that warning to the end of the checkpoint, at the cluster file's write rate."""
     allocator: str = ALLOCATOR
 
 
@@ -55,8 +51,16 @@ def limits(plan: Plan) -> Limits:
     )
 
 
-def _writing(plan: Plan) -> float:
-    """Return the seconds to write a checkpoint of the model and its optimizer."""
+def saved_bytes(plan: Plan) -> float:
+    """Return the size of a checkpoint of the model and its optimizer."""
     workload = plan.workload
-    size = SAVED_BYTES[workload.layout.precision] * workload.card.parameters
-    return size / WRITE_BYTES_PER_SECOND
+    return SAVED_BYTES[workload.layout.precision] * workload.card.parameters
+
+
+def _writing(plan: Plan) -> float:
+    """Return the seconds to write a checkpoint, at the rate of the cluster file or 1 GB/s.
+
+    A warning that comes too early costs the rest of the job's time, one too late all progress since
+    the last checkpoint; a cluster file can also state `save_seconds`.
+    """
+    return saved_bytes(plan) / plan.cluster.reliability.bytes_per_second(nodes=1)

@@ -8,6 +8,7 @@ from typing import Any
 
 from data.files.user_file import read_yaml
 from recipes.spec.efficiency import HOPPER, Efficiency
+from recipes.spec.reliability import Reliability
 from recipes.spec.suggest import did_you_mean
 from recipes.spec.units import GiB
 
@@ -55,6 +56,8 @@ class Cluster:
     """GPUs that NVLink joins if it spans several nodes; 0 for those of one node."""
     efficiency: Efficiency = HOPPER
     """Fractions of these peaks that kernels reach."""
+    reliability: Reliability = Reliability()
+    """Failures of nodes, and the rate that checkpoints are written at."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible sizes."""

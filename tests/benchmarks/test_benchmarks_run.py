@@ -336,6 +336,16 @@ def test_a_step_that_the_planner_s_page_does_not_have_is_refused(tmp_path):
     )  # fmt: skip
 
 
+def test_wall_times_with_failures_are_compared_with_simulated_ones(tmp_path):
+    page = page_of("goodput", out=tmp_path / "page.md")
+    assert "The claim holds for 5 of 5 cases" in page
+    for *_, predicted, simulated, half, twice, _quarters in rows_of(page, ["stage"]):
+        share = float(simulated.partition("%")[0])
+        assert abs(float(predicted.strip("%")) - share) <= 1
+        assert float(half.strip("%")) <= share
+        assert float(twice.strip("%")) <= share
+
+
 def test_published_figures_are_compared_with_the_planner_s_by_family(tmp_path):
     page = page_of("planner_published", out=tmp_path / "page.md")
     points = rows_of(page, ["point", "source"])

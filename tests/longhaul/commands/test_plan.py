@@ -132,6 +132,13 @@ def test_a_ladder_is_a_bill(answer):
     assert "llama3_8b_prolong_512k" in answer("plan", "--ladder", "prolong", "--nodes", 4).out
 
 
+def test_what_a_narrow_terminal_has_no_column_for_is_below_the_bill(answer, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    shown = answer("plan", "--ladder", "prolong", "--nodes", 4).out
+    (line,) = re.findall(r"^llama3_8b_prolong_64k: .*", shown, re.M)
+    assert re.fullmatch(r".*: layout \S+ .*; GiB \d+\.\d(; s/step [\d.]+)?(; MFU \d+%)?", line)
+
+
 def test_a_picture_is_drawn(answer, tmp_path):
     code, shown, said = answer("plan", "llama31_8b", "--seq", "64K", "--plot", "x.png", "--json")
     assert code == 0, said
