@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from data.files.nearest import near_path
 from data.files.sha256 import sha256_of
 
 FORMAT = "longhaul-token-store"
@@ -123,7 +124,9 @@ class Manifest:
         """
         root = Path(store)
         if not root.is_dir():
-            raise StoreError(f"there is no store at {root}; `longhaul prepare` makes one")
+            raise StoreError(
+                f"there is no store at {root}{near_path(root)}; `longhaul prepare` makes one"
+            )
         try:
             content = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -229,13 +232,16 @@ def is_store(folder: Path) -> bool:
     return isinstance(content, dict) and content.get("format") == FORMAT
 
 
-def require_tokenizer(manifest: Manifest, fingerprint: str) -> None:
-    """Raise StoreError unless the store was made with the tokenizer of this fingerprint."""
+def require_tokenizer(manifest: Manifest, fingerprint: str, of: str = "its files now have") -> None:
+    """Raise StoreError unless the store was made with the tokenizer of this fingerprint.
+
+    `of` says in the message what has that tokenizer, such as `the checkpoint FOLDER has`.
+    """
     if manifest.tokenizer.fingerprint != fingerprint:
         raise StoreError(
-            f"the store {manifest.root} was made with another tokenizer:"
-            f" {manifest.tokenizer.name} with fingerprint {manifest.tokenizer.fingerprint}, while"
-            f" {fingerprint} is asked for"
+            f"the store {manifest.root} was made with another tokenizer than {of}:"
+            f" {manifest.tokenizer.name} with SHA-256 {manifest.tokenizer.fingerprint}, not"
+            f" {fingerprint}"
         )
 
 

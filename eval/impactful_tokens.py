@@ -80,7 +80,7 @@ def require_trained(stage: Path, manifest: Manifest) -> None:
     facts = None if newest is None else checkpoint_facts(newest)
     if facts is None:
         raise ValueError(f"{stage} has no complete checkpoint; train the stage first")
-    require_tokenizer(manifest, facts["tokenizer"])
+    require_tokenizer(manifest, facts["tokenizer"], of=f"{stage} was trained with")
 
 
 def windows_of(

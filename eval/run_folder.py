@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from data.files.nearest import near_path
 from data.files.whole import write_text
 from recipes.checkpoints.marker import RECIPE
 from recipes.spec.naming import stage_folder
@@ -250,7 +251,7 @@ def append_step(path: Path, step: Step | dict[str, Any]) -> None:
 def read_run(run: Path) -> RunRecord:
     """Read `run.json`."""
     if not run.is_dir():
-        raise MissingResultError(f"there is no run folder at {run}")
+        raise MissingResultError(f"there is no run folder at {run}{near_path(run)}")
     record = _read(RunRecord, run_path(run))
     if record is None:
         raise MissingResultError(f"{run} is not a run folder: it has no run.json")

@@ -11,7 +11,8 @@ import nemo_run as run
 from slurm.batch_script import setup_lines
 from slurm.cluster_file import PLACEHOLDER, ClusterFile
 from slurm.local_executor import ALLOCATOR, OF_EVERY_RANK, allocator_settings, local_executor
-from slurm.quoting import QuotedJobDetails, QuotedTunnel, require_nameable
+from slurm.nameable import require_nameable
+from slurm.quoting import QuotedJobDetails, QuotedTunnel
 
 PREFIX = "longhaul."
 REACHED_SECONDS = 10.0

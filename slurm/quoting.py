@@ -3,7 +3,7 @@
 
 nemo-run writes paths into its commands and scripts unquoted. Here the folder of the jobs is quoted
 for the shell wherever it is written, and the code of a job is unpacked without a shell. Paths that
-Slurm or a container cannot name at all are refused.
+Slurm or a container cannot name at all are refused (`slurm.nameable`).
 """
 
 import logging
@@ -17,11 +17,6 @@ import nemo_run as run
 from nemo_run.core.execution import slurm
 from nemo_run.core.execution.slurm import SlurmJobDetails, get_packaging_job_key
 from nemo_run.core.tunnel.client import PackagingJob
-
-PATTERN = "%\\\n"
-"""Characters with a special meaning to Slurm in the name of a log."""
-BETWEEN_MOUNTS = " \t,:"
-"""Characters that end a path in mounts of pyxis."""
 
 
 @dataclass(kw_only=True)
@@ -48,22 +43,6 @@ class QuotedTunnel(run.LocalTunnel):
     def _set_job_dir(self, experiment_id: str) -> None:
         super()._set_job_dir(experiment_id)
         self.job_dir = shlex.quote(self.job_dir)
-
-
-def require_nameable(folder: Path, *, in_container: bool, through_ssh: bool) -> None:
-    """Raise ValueError if Slurm, the container or the tunnel could not name a run's folder."""
-    path, why = str(folder.absolute()), "Slurm"
-    refused = {*PATTERN} & {*path}
-    if not refused and in_container:
-        refused, why = {*BETWEEN_MOUNTS} & {*path}, "pyxis, which mounts it into the container,"
-    if not refused and through_ssh:
-        refused = {one for one in path if shlex.quote(one) != one}
-        why = "nemo-run, which copies it through the SSH tunnel,"
-    if refused:
-        shown = " and ".join(map(repr, sorted(refused)))
-        raise ValueError(
-            f"{why} cannot name {path!r}, which contains {shown}; choose another --out"
-        )
 
 
 def pack(executors: Sequence[run.SlurmExecutor]) -> None:

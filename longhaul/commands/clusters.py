@@ -34,7 +34,7 @@ def clusters(context: typer.Context, as_json: Json = False) -> None:
         return
     from rich.table import Table
 
-    from longhaul.terminal.console import show
+    from longhaul.terminal.console import print_left_out, show
 
     lines = [dict(zip(COLUMNS, _cells(load(name)), strict=True)) for name in names]
 
@@ -47,7 +47,8 @@ def clusters(context: typer.Context, as_json: Json = False) -> None:
             made.add_row(*(line[title] for title in titles))
         return made
 
-    show(table, ("links, GB/s", "executor", "host", "FP8", "GPUs of a node"))
+    left_out = show(table, ("links, GB/s", "executor", "host", "FP8", "GPUs of a node"))
+    print_left_out(lines, "name", left_out)
     typer.echo(f"files: {cluster.FOLDER}; copy template.yaml for a cluster of your own")
 
 

@@ -21,6 +21,7 @@ from longhaul.options import (
     require_device,
 )
 from longhaul.run_folder.lock import in_use, require_unused
+from longhaul.run_folder.stage_named import stage_named
 from longhaul.terminal.console import busy, loading, output_to
 from longhaul.terminal.messages import next_command, note
 from longhaul.terminal.results import announcing
@@ -35,7 +36,8 @@ def evaluate(
         Path | None, typer.Option(help="Token store; without it the one the run trained on.")
     ] = None,
     stage: Annotated[
-        list[str] | None, typer.Option(help="Stage to evaluate, repeatable; without it all.")
+        list[str] | None,
+        typer.Option(help="Stage to evaluate, its name or length; repeatable; without it all."),
     ] = None,
     documents: Annotated[
         int, typer.Option(min=1, help="Held-out documents to read, at most.")
@@ -92,10 +94,8 @@ def evaluate(
     from longhaul.pages.evaluation_tables import show_evaluations
 
     names = stage_names(run)
-    for name in stage or []:
-        if name not in names:
-            raise ValueError(f"{run} has no stage {name!r}; it has {', '.join(names)}")
-    chosen = [name for name in names if not stage or name in stage]
+    named = [stage_named(run, word, names) for word in stage or names]
+    chosen = [name for name in names if name in named]
     require_device(device)
     require_folder(run / "eval", "the results' folder")
     require_unused(run / "eval")

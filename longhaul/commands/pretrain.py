@@ -133,7 +133,7 @@ def pretrain(
         ladder_run.require_gpus_of([row], device, context.args)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import records, stage_checks, training
-        from longhaul.run_folder.places import require_places
+        from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_undamaged
         from recipes.resolved import overrides, read, yaml_file
         from recipes.resolved.check import notes
@@ -184,6 +184,8 @@ def pretrain(
     stage_checks.require_inputs(resolved)
     stage_checks.require_start(resolved)
     stage_checks.require_same(resolved)
+    if row is not None:
+        require_room([resolved], row.card)
     for words in require_undamaged([resolved], verify):
         note(f"note: {words}")
     with in_use(folder):

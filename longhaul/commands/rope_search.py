@@ -21,6 +21,7 @@ from longhaul.options import (
     require_device,
 )
 from longhaul.run_folder.lock import in_use, require_unused
+from longhaul.run_folder.stage_named import stage_named
 from longhaul.terminal.console import busy, loading, output_to
 from longhaul.terminal.messages import note
 
@@ -59,16 +60,16 @@ def search(
     from data.files.writable import require_file, require_folder
     from data.store import Manifest
     from eval.run_folder import read_stage, stage_names
-    from recipes.spec.suggest import did_you_mean
 
     if score not in ("needle", "documents"):
         raise ValueError(f"--score is {score!r}; expected needle or documents")
     require_device(device)
     require_file(out, "--out", (".json",))
     names = stage_names(run)
-    record = read_stage(run, stage) if stage in names else None
+    stage = stage_named(run, stage, names)
+    record = read_stage(run, stage)
     if record is None:
-        raise ValueError(f"{run} has no stage {stage!r}; {did_you_mean(stage, names)}")
+        raise ValueError(f"{stage} of {run} has not been trained yet: it has no stage.json")
     length = length_of("--target", target)
     if length <= record.context:
         raise ValueError(

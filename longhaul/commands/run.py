@@ -140,7 +140,7 @@ def _run_here(
             show_store(made)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import local_chain, stage_checks
-        from longhaul.run_folder.places import require_places
+        from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_undamaged
         from slurm.experiment import commands, run_in_order
 
@@ -151,6 +151,8 @@ def _run_here(
         for stage in stages:
             require_places(stage.recipe)
         local_chain.require(stages, started=not dryrun)
+        if not dryrun:
+            require_room(stages, plan.card)
         notes = [] if dryrun else require_undamaged(stages, plan.verify)
         notes = [*stage_checks.smaller_gpu(stages[0], rows[0]), *notes]
         standing = local_chain.standing(stages)
@@ -158,7 +160,7 @@ def _run_here(
         note(f"note: {said}")
     ladder_table.describe(plan, stages)
     if dryrun:
-        for said in standing:
+        for said in (*ladder_run.missing_store(plan), *standing):
             typer.echo(f"# {said}")
         if several:
             typer.echo(f"# {several}")

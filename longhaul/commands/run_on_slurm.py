@@ -21,6 +21,7 @@ from recipes.shipped.machines import Machines
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.gate import gate_from
 from slurm.cluster_file import load
+from slurm.nameable import require_nameable
 
 if TYPE_CHECKING:
     import nemo_run
@@ -53,12 +54,14 @@ def run_on_cluster(
     plan = _with_gates(plan, gate)
     trains_alone = not evaluated and not plan.store.exists() and plan.card.hf_id is not None
     documents = None if trains_alone else documents_of(plan, source, tokenizer)
+    in_container, through_ssh = file.container is not None, file.tunnel.kind == "ssh"
+    require_nameable(plan.run, in_container=in_container, through_ssh=through_ssh)
     require_complete(file, folders(plan, documents, export))
     notes = uncommitted()
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import local_chain, slurm_chain, stage_checks, submission_checks
         from longhaul.jobs.job_times import require_time
-        from longhaul.run_folder.places import require_places
+        from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_checkpoints
         from slurm.executors import require_reached
         from slurm.experiment import scripts, submit
@@ -81,6 +84,7 @@ def run_on_cluster(
         if not dryrun:
             for stage in stages:
                 require_places(stage.recipe)
+            require_room(stages, plan.card)
             submission_checks.require_idle(plan, file)
             if stages[0].recipe.resume.start is not None:
                 stage_checks.require_start(stages[0])

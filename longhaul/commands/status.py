@@ -12,7 +12,7 @@ from rich.table import Table
 
 from longhaul.options import Json, print_json
 from longhaul.run_folder.state import RunState, StageState, run_state
-from longhaul.terminal.console import show
+from longhaul.terminal.console import print_left_out, show
 from longhaul.terminal.messages import next_command, note
 from longhaul.terminal.pace import duration
 from recipes.spec.naming import amount
@@ -53,10 +53,7 @@ def status(
 
     empty = [title for title in ("job",) if not any(line[title] for line in lines)]
     left_out = show(lambda without: table((*without, *empty)), EXPENDABLE)
-    for line in lines:
-        words = [f"{title} {line[title]}" for title in COLUMNS if title in left_out and line[title]]
-        if words:
-            typer.echo(f"{line['stage']}: {', '.join(words)}")
+    print_left_out(lines, "stage", left_out)
     for stage in found.stages:
         if stage.reason:
             typer.echo(f"{stage.name}: {stage.reason}")

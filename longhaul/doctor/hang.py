@@ -11,9 +11,9 @@ import typer
 from eval.run_folder import StageResults, load
 from longhaul.doctor.stage_files import stage_facts
 from longhaul.options import Json, Run, print_json
+from longhaul.run_folder.stage_named import stage_named
 from longhaul.terminal.messages import next_command
 from recipes.spec.naming import counted, stage_folder
-from recipes.spec.suggest import did_you_mean
 from slurm.flight_recorder import FOLDER, PREFIX, Dump, dumps
 
 NAMED = 16
@@ -29,8 +29,7 @@ def hang(
 ) -> None:
     """Find what the ranks wrote when a collective hung, and the ranks that wrote nothing."""
     record, stages = load(run)
-    if stage and stage not in record.stages:
-        raise ValueError(f"{run} has no stage {stage!r}; {did_you_mean(stage, record.stages)}")
+    stage = stage and stage_named(run, stage, record.stages)
     asked = [one for one in stages if stage in ("", one.name)]
     found = [(dump, one) for one in asked for dump in dumps(stage_folder(run, one.name))]
     if not found:

@@ -10,7 +10,7 @@ from eval.run_folder import MissingResultError, StageResults, load
 from longhaul.doctor.spike_checks import checks
 from longhaul.doctor.stage_files import StageFacts, stage_facts
 from longhaul.options import Json, Run, print_json
-from recipes.spec.suggest import did_you_mean
+from longhaul.run_folder.stage_named import stage_named
 
 
 def spike(
@@ -58,8 +58,7 @@ def spike(
 def chosen(run: Path, name: str) -> tuple[StageFacts, StageFacts | None]:
     """Return the stage asked for, or the last that has steps, and the one before it."""
     record, stages = load(run)
-    if name and name not in record.stages:
-        raise ValueError(f"{run} has no stage {name!r}; {did_you_mean(name, record.stages)}")
+    name = name and stage_named(run, name, record.stages)
     trained = [one for one in stages if one.steps]
     if not trained:
         raise MissingResultError(f"no stage of {run} has taken a step yet; look again once one has")

@@ -10,6 +10,7 @@ from longhaul.jobs.ladder_run import LadderRun
 from longhaul.jobs.store_source import Documents
 from recipes.spec.naming import start_folder
 from slurm.cluster_file import PLACEHOLDER, ClusterFile, Container, Tunnel
+from slurm.nameable import BETWEEN_MOUNTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,12 @@ def _of_container(container: Container, tunnel: Tunnel, used: Sequence[Folder]) 
 def _unmounted(folder: Folder, path: Path, mounts: Sequence[Mount]) -> Iterator[str]:
     """Yield why a folder is missing, another one or read-only inside the container, if so."""
     around = [mount for mount in mounts if path.is_relative_to(mount.place)]
-    right = f"container.mounts needs {path}:{path}"
+    mounted = next(one for one in (path, *path.parents) if not {*BETWEEN_MOUNTS} & {*str(one)})
+    right = f"container.mounts needs {mounted}:{mounted}"
+    if mounted != path and mounted == Path("/"):
+        right = (
+            f"pyxis cannot mount a path with {' or '.join(map(repr, BETWEEN_MOUNTS))}: rename it"
+        )
     if not around:
         yield f"the {folder.what} {path} is not in the container; {right}"
         return

@@ -2,7 +2,7 @@
 """Choices of `longhaul run` before anything large is loaded: ladder, card, folders, store."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -206,6 +206,16 @@ def require_store_of_published(plan: LadderRun) -> None:
     """
     if not plan.store.exists() and plan.card.hf_id is not None:
         raise ValueError(without_store(plan))
+
+
+def missing_store(plan: LadderRun) -> Iterator[str]:
+    """Yield a sentence on the store that the run will read, if there is none yet."""
+    if plan.store.exists():
+        return
+    if plan.card.hf_id is not None:
+        yield without_store(plan)
+    else:
+        yield f"there is no token store at {plan.store}; the run makes one first"
 
 
 def make_missing_store(plan: LadderRun) -> Manifest | None:

@@ -4,17 +4,22 @@
 Everything here needs NeMo; the commands import it after they have shown that they are loading.
 """
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fiddle as fdl
+import nemo_run
 import torch
+from fiddle.printing import as_dict_flattened
 
 from custom_modules.attention.registry import kernel_for
 from custom_modules.rope.config import RopeScaling
 from data.store import Manifest, require_tokenizer
 from eval.run_folder import BrokenResultError, read_stage
 from longhaul.jobs.ladder_run import require_gpus
+from recipes.checkpoints.files import HUGGING_FACE
 from recipes.checkpoints.marker import (
     RECIPE,
     checkpoint_facts,
@@ -30,6 +35,8 @@ from recipes.shipped.row import Row
 from recipes.spec import cluster
 from recipes.spec.units import GiB
 
+SHOWN, LONGEST = 3, 120
+"""Changed settings that a message names, and characters of a value that it shows."""
 SMALLER = 0.97
 """Share of a planned GPU's memory below which a machine's GPU is another one."""
 
@@ -91,11 +98,21 @@ def require_inputs(stage: ResolvedStage) -> Manifest:
         facts = None if found is None else checkpoint_facts(found)
         if found is not None and facts is not None:
             require_vocabulary(found, rows)
-            require_tokenizer(manifest, facts["tokenizer"])
+            _require_tokenizer(manifest, facts["tokenizer"], found)
             if "rope" in facts:
                 turned = RopeScaling.from_dict(facts["rope"])
                 require_same_rotary_dims(fdl.build(recipe.model.config.rope), turned, str(found))
     return manifest
+
+
+def _require_tokenizer(manifest: Manifest, fingerprint: str, checkpoint: Path) -> None:
+    """Raise ValueError, with the tokenizer to prepare with, for a store of another tokenizer."""
+    try:
+        require_tokenizer(manifest, fingerprint, of=f"the checkpoint {checkpoint} has")
+    except ValueError as error:
+        own = checkpoint / HUGGING_FACE
+        named = shlex.quote(str(own)) if own.is_dir() else "FOLDER, the tokenizer of its store"
+        raise ValueError(f"{error}; prepare a store with --tokenizer {named}") from None
 
 
 def require_start(stage: ResolvedStage) -> None:
@@ -123,16 +140,33 @@ def require_same(stage: ResolvedStage) -> None:
     if newest_checkpoint(stage.checkpoints) is None or not saved.is_file():
         return
     before = yaml_file.read(saved)
-    differing = [
-        part
-        for part in ("model", "data", "optim")
-        if getattr(before, part) != getattr(recipe, part)
-    ]
-    if before.trainer.max_steps != stage.steps:
-        differing.append("trainer.max_steps")
+    differing = list(_differing(before, recipe))
     if differing:
+        more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         raise ValueError(
             f"{folder} holds checkpoints of a recipe with another "
-            f"{' and '.join(differing)}; remove it, or train into another run folder: `run` takes "
-            "--out, `pretrain` writes below the working folder"
+            f"{' and another '.join(differing[:SHOWN])}{more}; train with what it was, or into "
+            "another run folder by --out, or remove this one"
         )
+
+
+def _differing(before: nemo_run.Partial, now: nemo_run.Partial) -> Iterator[str]:
+    """Yield each setting that a resumed stage has to keep and does not, with both values."""
+    for part in ("model", "data", "optim"):
+        old, new = getattr(before, part), getattr(now, part)
+        if old == new:
+            continue
+        of_old, of_new = as_dict_flattened(old), as_dict_flattened(new)
+        keys = [key for key in {**of_old, **of_new} if of_old.get(key) != of_new.get(key)]
+        for key in keys:
+            yield _changed(f"{part}.{key}", of_old.get(key), of_new.get(key))
+        if not keys:
+            yield part
+    steps = before.trainer.max_steps, now.trainer.max_steps
+    if steps[0] != steps[1]:
+        yield _changed("trainer.max_steps", *steps)
+
+
+def _changed(key: str, before: Any, now: Any) -> str:
+    was, given = (str(value)[:LONGEST] for value in (before, now))
+    return f"{key} (was {was}, is {given})"

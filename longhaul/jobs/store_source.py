@@ -78,7 +78,9 @@ def require_heldout(manifest: Manifest, length: int) -> None:
     if manifest.heldout.longest <= length:
         raise ValueError(
             f"the longest held-out document of {manifest.root} has "
-            f"{manifest.heldout.longest:,} tokens; evaluation at {length:,} needs a longer one"
+            f"{manifest.heldout.longest:,} tokens; evaluation at {length:,} needs a longer one: "
+            "prepare a store from longer documents or with a larger --heldout-fraction; `longhaul "
+            "evaluate` takes fewer tokens by --lengths"
         )
 
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from longhaul.jobs.ladder_run import LadderRun
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ def describe(plan: LadderRun, stages: "Sequence[ResolvedStage]") -> None:
     """Print a line per stage: its length, rotation, steps and ranks, and what it starts from."""
     from rich.table import Table
 
-    from longhaul.terminal.console import show
+    from longhaul.terminal.console import print_left_out, show
 
     columns = ("stage", "tokens", "RoPE", "steps", "tokens/step", "ranks", "starts from")
     lines = [
@@ -37,10 +35,7 @@ def describe(plan: LadderRun, stages: "Sequence[ResolvedStage]") -> None:
         return made
 
     left_out = show(table, ("RoPE", "tokens/step", "starts from", "ranks"))
-    for line in lines:
-        words = [f"{title} {line[title]}" for title in ("RoPE", "starts from") if title in left_out]
-        if words:
-            typer.echo(f"{line['stage']}: {'; '.join(words)}")
+    print_left_out(lines, "stage", left_out)
 
 
 def _row(stage: "ResolvedStage") -> tuple[str, ...]:

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the places a resolved recipe writes to are writable, before anything is computed.
+"""Checks that the places a resolved recipe writes to are writable and have room for checkpoints.
 
-Otherwise an unwritable folder would only fail at the first checkpoint, hours into a stage.
+Otherwise an unwritable or small file system would only fail at a checkpoint, hours into a stage.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import nemo_run
 
 from data.files.writable import require_file, require_folder
+from recipes.checkpoints.marker import newest_checkpoint
+from recipes.planner.timeouts import SAVED_BYTES
+from recipes.resolved.stage import ResolvedStage
+from recipes.spec.model_card import ModelCard
 
 
 def require_places(recipe: nemo_run.Partial) -> None:
@@ -28,6 +32,20 @@ def require_places(recipe: nemo_run.Partial) -> None:
         if path not in tried:
             (require_file if is_file else require_folder)(path, key)
         tried.add(path)
+
+
+def require_room(stages: Sequence[ResolvedStage], card: ModelCard) -> None:
+    """Raise ValueError if the file system lacks room for the checkpoints that stages will write.
+
+    Each stage keeps one, and a new one is complete before the one it replaces is removed. A stage
+    that keeps all needs more than is checked.
+    """
+    left = [stage for stage in stages if not stage.is_done]
+    if not left:
+        return
+    saved = max(SAVED_BYTES[stage.layout.precision] * card.parameters for stage in left)
+    new = sum(newest_checkpoint(stage.checkpoints) is None for stage in left)
+    require_folder(left[0].checkpoints, "the checkpoints' folder", room=saved * (new + 1))
 
 
 def places(recipe: nemo_run.Partial) -> Iterator[tuple[str, Path, bool]]:

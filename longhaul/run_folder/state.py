@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from custom_modules.checkpoints.index import CheckpointError
+from data.files.nearest import near_path
 from eval.run_folder import (
     BrokenResultError,
     MissingResultError,
@@ -87,7 +88,9 @@ def run_state(run: Path) -> RunState:
     Raises ValueError if there is no such folder. Broken files in it are reported, not raised.
     """
     if not run.is_dir():
-        raise ValueError(f"there is no run folder at {run}; `longhaul run` makes one, at --out")
+        raise ValueError(
+            f"there is no run folder at {run}{near_path(run)}; `longhaul run` makes one, at --out"
+        )
     troubles, jobs, card, ladder = [], [], "", ""
     try:
         record = read_run(run)

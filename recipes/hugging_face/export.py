@@ -120,7 +120,7 @@ def _store_tokenizer(source: Trained) -> Path:
     """Return the tokenizer folder of the store that a model from scratch was trained on."""
     assert source.store is not None, "an import has its own"
     manifest = Manifest.load(source.store)
-    require_tokenizer(manifest, source.tokenizer)
+    require_tokenizer(manifest, source.tokenizer, of=f"{source.checkpoint} was trained with")
     return manifest.tokenizer_path
 
 

@@ -24,6 +24,7 @@ import yaml
 from pydantic import BeforeValidator
 
 from custom_modules.rope.config import RopeScaling
+from data.files.nearest import near_path
 from data.files.user_file import read_yaml
 from recipes.ladders import LADDERS
 from recipes.notation import rope_file
@@ -133,8 +134,8 @@ def _require_file(path: Path) -> None:
         raise ValueError(f"{path} is {kind}; a ladder is a file *{', *'.join(most)} or *{last}")
     if not path.is_file():
         raise ValueError(
-            f"there is no ladder file {path}; `longhaul ladders new {shlex.quote(str(path))}` "
-            "writes one"
+            f"there is no ladder file {path}{near_path(path)}"
+            f"; `longhaul ladders new {shlex.quote(str(path))}` writes one"
         )
 
 

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from data.files.nearest import near_path
 from data.hub import OF_THE_HUB
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
@@ -16,6 +17,8 @@ from recipes.spec.suggest import list_of, lookup
 
 FILES = (".yaml", ".yml", ".py")
 """Ends of the names of ladder files."""
+OF_FILES = (*FILES, ".json", ".gguf", ".safetensors", ".nemo")
+"""Ends of names that nobody gives a folder, which is what a card of one's own is."""
 
 
 def card_named(word: str) -> ModelCard:
@@ -34,20 +37,25 @@ def card_named(word: str) -> ModelCard:
 
         hf_id = word.removeprefix(OF_THE_HUB)
         if not hf_id:
-            raise ValueError(f"--card {word} names no model; write hf:OWNER/NAME")
+            raise ValueError(f"card {word} names no model; write hf:OWNER/NAME")
         folder = local_folder(hf_id, None, weights=False)
         card = _card(folder, hf_id.rpartition("/")[2], hf_id, word)
         return _unlike_shipped(replace(card, path=word), word)
     folder = Path(word)
     if folder.is_file():
         raise ValueError(
-            f"--card {word} is a file; name the folder of an import or of a Hugging Face model"
+            f"card {word} is a file; name the folder of an import or of a Hugging Face model"
         )
     if not folder.is_dir():
         if "/" in word or word.startswith("."):
             raise ValueError(
-                f"--card {word}: there is no such folder; name an import, a Hugging Face folder, "
-                "hf:NAME, or a card that `longhaul recipes --cards` lists"
+                f"card {word}: there is no such folder{near_path(folder)}; name an import, a "
+                "Hugging Face folder, hf:NAME, or a card that `longhaul recipes --cards` lists"
+            )
+        if folder.suffix in OF_FILES:
+            raise ValueError(
+                f"card {word}: there is no such file, and a card is a folder: that of an import or "
+                "of a Hugging Face model"
             )
         return lookup("card", word, CARDS)
     imported = folder / HUGGING_FACE
@@ -64,7 +72,7 @@ def _card(folder: Path, name: str, hf_id: str, word: str) -> ModelCard:
     try:
         return card_of(read_config(folder), _name(name), hf_id)
     except ValueError as error:
-        raise ValueError(f"--card {word}: {error}") from None
+        raise ValueError(f"card {word}: {error}") from None
 
 
 def _name(word: str) -> str:
@@ -86,7 +94,7 @@ def _unlike_shipped(card: ModelCard, word: str) -> ModelCard:
         require_same(shipped, card, f"the model of {word}")
     except ValueError as error:
         raise ValueError(
-            f"--card {word} has the name of the shipped card {shipped.name} and is another model "
+            f"card {word} has the name of the shipped card {shipped.name} and is another model "
             f"({error}); rename its folder"
         ) from None
     return replace(shipped, path=card.path, start=card.start)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 Named = TypeVar("Named")
-SHOWN = 3
+SHOWN, SHORTEST = 3, 4
+"""Names that are suggested, and letters of a part of a name that is looked for in them."""
 MOST = 12
 """Most names that a message lists."""
 _CARDS = "longhaul recipes --cards"
@@ -26,6 +27,8 @@ def did_you_mean(name: str, there: Iterable[str], kind: str = "") -> str:
     names = list(there)
     alike = {one.casefold(): one for one in names}
     near = [alike[one] for one in difflib.get_close_matches(name.casefold(), alike, n=SHOWN)]
+    if not near and len(name) >= SHORTEST:
+        near = [alike[one] for one in alike if name.casefold() in one][:SHOWN]
     if not near:
         if kind in LISTED_BY:
             return f"`{LISTED_BY[kind]}` lists the {len(names)} there are"

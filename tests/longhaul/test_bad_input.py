@@ -3,12 +3,15 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.reliability import bad_inputs
 from longhaul import cli
 from longhaul.options import WRITTEN_WHEN_STARTED
+from recipes.ladders import LADDERS
+from recipes.models import TINY
 
 PRETRAIN = ("pretrain", "--factory", "tiny_8k")
 
@@ -43,7 +46,26 @@ def test_a_run_folder_keeps_to_the_recipe_of_its_checkpoints(answer, small_store
     records.record(ResolvedStage.of(recipe), start="scratch")
     _write_checkpoint(run / "stages" / "tiny_512" / "checkpoints" / "step=20", small_store)
     said = answer("run", "--ladder", "tiny", "--store", small_store, "trainer.max_steps=30").error()
-    assert "another trainer.max_steps" in said
+    steps = LADDERS["tiny"].stages[0].steps
+    assert f"another trainer.max_steps (was {steps}, is 30); train with what it was" in said
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(small_store, elsewhere)
+    said = answer("run", "--ladder", "tiny", "--store", elsewhere).error()
+    assert f"another data.store (was {small_store}, is {elsewhere}); train" in said
+
+
+def test_a_dry_run_without_a_store_says_what_makes_it(answer):
+    shown = answer("run", "--ladder", "tiny", "--dryrun").out
+    assert "# there is no token store at stores/tiny; the run makes one first\n" in shown
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_refused(answer, small_store, monkeypatch):
+    words = ("run", "--ladder", "tiny", "--store", small_store)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
+    said = answer(*words).error()
+    assert "the checkpoints' folder" in said
+    assert f"needs about {4 * 12 * TINY.parameters / 2**20:,.1f} MiB" in said
+    assert "its file system has 1.0 MiB free" in said
 
 
 def test_a_dry_run_over_an_existing_run_says_what_is_not_trained_again(
@@ -67,12 +89,12 @@ def test_a_dry_run_on_a_narrow_terminal_says_below_the_table_what_it_leaves_out(
     answer, small_store, monkeypatch
 ):
     words = ("run", "--ladder", "tiny", "--store", small_store, "--dryrun")
+    monkeypatch.setenv("COLUMNS", "120")
     assert "tiny_2k: RoPE" not in answer(*words).out
     monkeypatch.setenv("COLUMNS", "60")
-    assert "\ntiny_8k: RoPE yarn, base 40,000, factor 4\n" in answer(*words).out
+    assert "\ntiny_8k: RoPE yarn, base 40,000, factor 4; tokens/step " in answer(*words).out
     monkeypatch.setenv("COLUMNS", "40")
-    shown = answer(*words).out
-    assert "\ntiny_8k: RoPE yarn, base 40,000, factor 4; starts from tiny_2k\n" in shown
+    assert "; starts from tiny_2k\n" in answer(*words).out
 
 
 @pytest.mark.parametrize(

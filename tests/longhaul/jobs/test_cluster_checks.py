@@ -58,6 +58,17 @@ def test_a_folder_that_the_container_would_not_have_is_named_with_its_mount(moun
     assert said in found[0]
 
 
+def test_a_mount_is_proposed_that_pyxis_can_be_told():
+    found = lacking(site(), [Folder(what="store", path=Path("/shared/my books/store"))])
+    assert found == [
+        "the store /shared/my books/store is not in the container; container.mounts needs "
+        "/shared:/shared"
+    ]
+    (said,) = lacking(site(), [Folder(what="store", path=Path("/my books"))])
+    assert "pyxis cannot mount a path with ' '" in said
+    assert lacking(site("/shared"), [Folder(what="store", path=Path("/shared/my books"))]) == []
+
+
 def test_a_linked_folder_has_to_be_there_by_both_its_names(tmp_path):
     real, link = tmp_path / "real", tmp_path / "link"
     real.mkdir()

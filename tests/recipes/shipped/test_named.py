@@ -56,11 +56,11 @@ def test_an_import_is_a_card_that_a_stage_starts_from(model):
     [
         ("", "--card is missing; there are"),
         ("lama31_8b", "no card is called 'lama31_8b'; did you mean llama31_8b"),
-        ("./none", "--card ./none: there is no such folder; name an import"),
-        ("models/none", "--card models/none: there is no such folder"),
+        ("./none", "card ./none: there is no such folder; name an import"),
+        ("models/none", "card models/none: there is no such folder"),
         (".", "has no config.json; name the folder of a Hugging Face model"),
         ("hf:../x", "not a Hugging Face hub name"),
-        ("hf:", "--card hf: names no model; write hf:OWNER/NAME"),
+        ("hf:", "card hf: names no model; write hf:OWNER/NAME"),
     ],
 )
 def test_another_word_is_no_card(word, said, tmp_path, monkeypatch):

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The path that was probably meant by one that does not exist."""
+
+import difflib
+from pathlib import Path
+
+
+def near_path(path: Path) -> str:
+    """Return ` (did you mean PATH?)`, a like name in the path's folder; empty if none is alike."""
+    try:
+        there = [one.name for one in path.parent.iterdir()]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, there, n=1, cutoff=0.7)
+    return f" (did you mean {path.parent / near[0]}?)" if near else ""
