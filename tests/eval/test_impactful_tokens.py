@@ -28,7 +28,9 @@ def test_a_stage_trained_with_another_tokenizer_than_the_stores_is_refused(
         name: stage(tmp_path / name, "another" if name == other else own)
         for name in ("before", "after")
     }
-    with pytest.raises(StoreError, match=rf"another tokenizer than .*{other} was trained with: .*, not another"):
+    with pytest.raises(
+        StoreError, match=rf"another tokenizer than .*{other} was trained with: .*, not another"
+    ):
         analyse(str(small_store), **stages, length=64)
 
 
