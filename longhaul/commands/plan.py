@@ -68,9 +68,15 @@ def plan(
     tightest: Annotated[
         bool, typer.Option("--tightest", help="Take the fastest, however full the GPUs are.")
     ] = False,
+    sweep: Annotated[
+        str, typer.Option(help="Plan many, such as 'seq=64K:4M nodes=1:64' (doubling).")
+    ] = "",
+    csv: Annotated[Path | None, typer.Option(help="CSV file of a sweep.")] = None,
     why: Annotated[bool, typer.Option("--why", help="Show what was ruled out.")] = False,
     as_text: Json = False,
-    plot: Annotated[Path | None, typer.Option(help="PNG: memory and time by length.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG: memory and time by length, or the sweep.")
+    ] = None,
 ) -> None:
     """Choose a layout that fits and is fast, and print its memory and its time by category."""
     cluster = planned_cluster(cluster) or CLUSTER
@@ -81,6 +87,12 @@ def plan(
         from data.files.writable import require_file
 
         require_file(plot, "--plot", (".png",))
+    if csv is not None:
+        from data.files.writable import require_file
+
+        if not sweep:
+            raise ValueError("--csv is the file of a sweep; add --sweep, or leave it out")
+        require_file(csv, "--csv", (".csv",))
     precision = Fp8(recipe=fp8 or "none")  # type: ignore[arg-type]
     if precision.recipe != "none" and not machine.gpu.fp8_tflops:
         raise ValueError(
@@ -97,7 +109,7 @@ def plan(
             {
                 "--seq": seq, "--tokens-per-batch": tokens_per_batch, "--tokens": tokens,
                 "--layout": layout, "--max-seq": max_seq, "--tightest": tightest, "--why": why,
-                "--plot": plot,
+                "--plot": plot, "--sweep": sweep,
             },
         )  # fmt: skip
         whole_ladder(card, ladder, cluster, ranks, precision, as_text=as_text)
@@ -107,6 +119,17 @@ def plan(
             "name a model card, as in `longhaul plan llama31_8b --seq 1M`, or --ladder"
         )
     model = card_named(card)
+    budget = budget_from(tokens) if tokens else BUDGET
+    if sweep:
+        from longhaul.commands.plan_sweep import plan_sweep
+
+        _refuse("--sweep", {"--layout": layout, "--max-seq": max_seq, "--why": why})
+        batch = length_of("--tokens-per-batch", tokens_per_batch) if tokens_per_batch else BATCH
+        plan_sweep(
+            model, sweep, seq=seq, nodes=nodes, gpus=gpus, cluster=machine, batch=batch,
+            tokens=budget, fp8=precision, tightest=tightest, as_text=as_text, csv=csv, plot=plot,
+        )  # fmt: skip
+        return
     if max_seq:
         _refuse("--max-seq, which finds it", {"--seq": seq})
     elif not seq:
@@ -133,7 +156,6 @@ def plan(
     answer = _as_asked(question, layout) if layout else search(question, tightest=tightest)
     if not answer.plans:
         raise NoLayoutError(why_not(question, answer))
-    budget = budget_from(tokens) if tokens else BUDGET
     layout_found = answer.plans[0].workload.layout
     found = trained_as_stage(
         question, layout_found, cluster,
