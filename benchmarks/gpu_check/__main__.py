@@ -137,8 +137,8 @@ def _recipes(rows: list[Row], processes: int) -> tuple[str, int]:
         "## Recipes constructed",
         "One rank's model at full size, wrapped by DDP, with its optimizer. In each cell of bytes: "
         "GiB held, and the ratio to what the planner says. FP8 copies of weights are made in the "
-        "first step, so the planner has more there. Megatron FSDP is not among them: its device "
-        "mesh computes with tensors of ranks, which fake ones cannot hold.",
+        "first step, and so are the layers that Megatron FSDP gathers, so the planner has more "
+        "there.",
         table(
             ["recipe", "Transformer Engine's modules", "ranks", "1e9 weights", "weights",
              "gradients", "fp32 weights"],
@@ -157,8 +157,7 @@ def _beside(held: int | None, planned: float) -> str:
 def _steps(rows: list[Row], processes: int) -> tuple[str, int]:
     from benchmarks.gpu_check.steps import step
 
-    dense = [row for row in rows if not row.card.facts.experts]
-    calls = [(row, last) for row in dense for last in (False, True)[: min(2, row.layout.pp)]]
+    calls = [(row, last) for row in rows for last in (False, True)[: min(2, row.layout.pp)]]
     found = _forked(step, calls, processes)
     cells = []
     for one in found:
@@ -170,8 +169,7 @@ def _steps(rows: list[Row], processes: int) -> tuple[str, int]:
         "Forward and backward of a micro-batch with two layers a pipeline stage at full width and "
         "length, products and norms of Transformer Engine in Python, FP8 off. Asking for a "
         "value, a blocking copy to the host or synchronizing ends the step, but for what is listed "
-        "as a host wait. Recipes with experts are left out: how many tokens an "
-        "expert gets is data.",
+        "as a host wait. How many tokens an expert gets is data: each gets as many here.",
         table(["recipe", "stage", "result", "host waits", "weights with a gradient"], cells),
     ])  # fmt: skip
     return text, sum(bool(one.error or one.without_gradient) for one in found)

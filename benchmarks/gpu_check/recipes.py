@@ -4,13 +4,14 @@
 import logging
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.gpu_check.device_meshes import real_meshes
 from benchmarks.gpu_check.fake_cuda import fake_cuda
 from benchmarks.gpu_check.fake_ranks import rank_of
 from custom_modules.memory.config import Tiling
@@ -33,9 +34,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "optimizer on the host": {"optimizer_offload": 1.0},
     "half of it on the host": {"optimizer_offload": 0.5},
     "optimizer not sharded": {"sharding": "none"},
+    "Megatron FSDP, gradients": PLAIN | {"sharding": "gradients"},
+    "Megatron FSDP, parameters": PLAIN | {"sharding": "parameters"},
 }
-"""Layouts by what they change. Megatron FSDP is not among them: its device mesh computes with ranks
-as tensors, which fake ones cannot hold."""
+"""Layouts by what they change."""
+LEAST = {"FP8": 0.5, "Megatron FSDP": 0.75}
+"""Least ratios of bytes held to the planner's, which counts too what the first step makes: FP8
+copies of weights, layers that are gathered. Of all others it is 0.99."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +61,10 @@ class Constructed:
 
     @property
     def right(self) -> bool:
-        """Whether it was made of Transformer Engine's modules and holds the planner's bytes.
-
-        The planner has FP8 copies of weights too, which the first step makes.
-        """
+        """Whether it was made of Transformer Engine's modules and holds the planner's bytes."""
         if self.error or not self.modules:
             return False
-        least = 0.5 if "FP8" in self.name else 0.99
+        least = next((share for part, share in LEAST.items() if part in self.name), 0.99)
         return all(least < self.held[n] / self.planned[n] < 1.01 for n in self.held)
 
 
@@ -90,11 +92,14 @@ def constructed(call: tuple[str, Row]) -> Constructed:
     try:
         quiet()
         recipe = row()
-        with rank_of(ranks, rank), fake_cuda():
+        with rank_of(ranks, rank), fake_cuda(), real_meshes():
             _, trainer = connected(recipe)
             trainer.strategy.setup_megatron_parallel(trainer)
             chunks = list(trainer.strategy.megatron_parallel)
-            held = _held(chunks, trainer.strategy.optimizers[0])
+            if row.layout.sharding in ("gradients", "parameters"):
+                held = _sharded(chunks)
+            else:
+                held = _held(chunks, trainer.strategy.optimizers[0])
             if row.layout.optimizer_offload:
                 del held["master weights"]  # parts of it are behind the two optimizers
             modules = _engine_modules(chunks)
@@ -169,6 +174,23 @@ def _held(chunks: list[Any], optimizer: Any) -> dict[str, int]:
         "gradients": _bytes(gradients),
         "master weights": _bytes(master),
     }
+
+
+def _sharded(chunks: list[Any]) -> dict[str, int]:
+    """Return the bytes of Megatron FSDP's buffers."""
+    groups = [
+        group for chunk in chunks for group in chunk.module.param_and_grad_buffer.parameter_groups
+    ]
+    return {
+        "weights": _of_buffers(group.model_weight_buffer for group in groups),
+        "gradients": _of_buffers(group.main_grad_buffer for group in groups),
+        "master weights": _of_buffers(group.main_weight_buffer for group in groups),
+    }
+
+
+def _of_buffers(buffers: Iterable[Any]) -> int:
+    there = [one.data for one in buffers if one is not None]
+    return _bytes([data for data in there if data is not None])
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:

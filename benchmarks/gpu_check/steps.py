@@ -22,6 +22,7 @@ from benchmarks.gpu_check.engine_in_python import engine_in_python
 from benchmarks.gpu_check.fake_cuda import fake_cuda
 from benchmarks.gpu_check.fake_host import fake_host
 from benchmarks.gpu_check.fake_ranks import rank_of
+from benchmarks.gpu_check.known_experts import even_experts
 from benchmarks.gpu_check.recipes import connected, error_in_words, quiet
 from recipes.shipped.row import Row
 from recipes.spec.layout import Fp8
@@ -84,9 +85,12 @@ def _of_a_step() -> Iterator[list[str]]:
         mock.patch.object(torch, "compile", lambda function=None, **_: function or (lambda f: f)),
         engine_in_python(),
         fake_host(),
-        known_waits.answered() as waits,
+        known_waits.answered() as of_loss,
+        even_experts() as of_experts,
     ):
+        waits: list[str] = []
         yield waits
+        waits += of_loss + of_experts
 
 
 def _run(model: Any, row: Row) -> None:

@@ -11,8 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.gpu_check import by_hand
+from benchmarks.gpu_check import by_hand, known_experts
+from benchmarks.gpu_check.device_meshes import real_meshes
 from benchmarks.gpu_check.engine_in_python import gemm, layer_backward, norm_forward, rms_backward
+from benchmarks.gpu_check.fake_ranks import rank_of
 from benchmarks.gpu_check.groups import Kind, built
 from tests.house.rooms import TREE
 from tests.ranks import Ranks, Server
@@ -141,3 +143,43 @@ def test_an_unknown_recipe_is_named(tmp_path):
     done = run("--only", "groups", "--recipes", "llama9", "--out", str(tmp_path / "page.md"))
     assert done.returncode == 1
     assert "no shipped recipe for GPUs is called llama9" in done.stderr
+
+
+@pytest.mark.parametrize(("whole", "parts"), [(10, 4), (8, 4), (3, 8)])
+def test_even_experts_get_all_tokens_and_differ_by_at_most_one(whole, parts):
+    counts = known_experts._even(whole, parts).tolist()
+    assert (sum(counts), len(counts)) == (whole, parts)
+    assert max(counts) - min(counts) <= 1
+
+
+def test_turned_chunks_come_back_with_their_gradients():
+    x = torch.randn(7, 3, requires_grad=True)
+    sizes = known_experts._even(7, 3)
+    there, of_probs = known_experts._sorted(x, sizes, None, x[:, 0])
+    back, _ = known_experts._sorted(there, sizes[::-1], None)
+    assert torch.equal(back, x)
+    assert torch.equal(of_probs, there[:, 0])
+    back.square().sum().backward()
+    assert torch.equal(x.grad, 2 * x)
+
+
+def test_picked_tokens_have_the_shapes_that_megatron_s_have():
+    from megatron.core.transformer.moe.moe_utils import permute
+
+    tokens, probs = torch.randn(6, 4), torch.rand(6, 3)
+    mask = torch.zeros(6, 3, dtype=torch.bool).scatter(1, torch.arange(12).view(6, 2) % 3, True)
+    ours = known_experts._picked(tokens, mask, probs, 12)
+    theirs = permute(tokens, mask, probs=probs, num_out_tokens=12)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def test_a_device_mesh_beside_fake_tensors_knows_its_ranks():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.device_mesh import init_device_mesh
+
+    with rank_of(4, 2), FakeTensorMode(), real_meshes():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
+        assert mesh["tp"].mesh.tolist() == [2, 3]
+        assert mesh.get_coordinate() in ([1, 0], (1, 0))
