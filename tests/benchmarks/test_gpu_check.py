@@ -176,10 +176,10 @@ def test_picked_tokens_have_the_shapes_that_megatron_s_have():
 
 def test_a_device_mesh_beside_fake_tensors_knows_its_ranks():
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh
 
     with rank_of(4, 2), FakeTensorMode(), real_meshes():
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
         assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
         assert mesh["tp"].mesh.tolist() == [2, 3]
         assert mesh.get_coordinate() in ([1, 0], (1, 0))
