@@ -45,6 +45,10 @@ COMMANDS = {
         "longhaul.commands.plan:plan",
         "Choose a layout that fits and is fast, and print its memory and its time by category.",
     ),
+    "calibrate": SubCommand(
+        "longhaul.commands.calibrate:calibrate",
+        "Measure this node's rates, or fit the planner to measured steps; write the cluster file.",
+    ),
     "batch": SubCommand(
         "longhaul.commands.batch:batch",
         "Solve global batch = micro-batch x accumulation x DP for the tokens of a step.",

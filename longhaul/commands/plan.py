@@ -71,6 +71,10 @@ def plan(
     sweep: Annotated[
         str, typer.Option(help="Plan many, such as 'seq=64K:4M nodes=1:64' (doubling).")
     ] = "",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Fit the cluster file to this run, or file of measured steps, first."),
+    ] = None,
     csv: Annotated[Path | None, typer.Option(help="CSV file of a sweep.")] = None,
     why: Annotated[bool, typer.Option("--why", help="Show what was ruled out.")] = False,
     as_text: Json = False,
@@ -109,7 +113,7 @@ def plan(
             {
                 "--seq": seq, "--tokens-per-batch": tokens_per_batch, "--tokens": tokens,
                 "--layout": layout, "--max-seq": max_seq, "--tightest": tightest, "--why": why,
-                "--plot": plot, "--sweep": sweep,
+                "--plot": plot, "--sweep": sweep, "--calibrate": calibrate,
             },
         )  # fmt: skip
         whole_ladder(card, ladder, cluster, ranks, precision, as_text=as_text)
@@ -119,6 +123,11 @@ def plan(
             "name a model card, as in `longhaul plan llama31_8b --seq 1M`, or --ladder"
         )
     model = card_named(card)
+    if calibrate is not None:
+        from longhaul.commands.calibrate import fit_to
+        from longhaul.jobs.calibration import own_file
+
+        machine = fit_to(own_file(cluster), machine, card, [calibrate], quiet=as_text)
     budget = budget_from(tokens) if tokens else BUDGET
     if sweep:
         from longhaul.commands.plan_sweep import plan_sweep

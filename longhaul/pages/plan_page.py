@@ -11,6 +11,7 @@ from rich.table import Table
 from longhaul.options import print_json
 from longhaul.terminal.console import print_left_out, show
 from recipes.notation.layout import words_of
+from recipes.planner.accuracy import bytes_range, is_calibrated, rate_range
 from recipes.planner.goodput import Goodput, goodput
 from recipes.planner.plan import HEADROOM, Plan
 from recipes.planner.rank_groups import rank_map
@@ -53,6 +54,7 @@ def page(
     show(lambda without: _memory(plan, without), [SHARES])
     show(lambda without: _time(plan, without), ["share"])
     typer.echo(_figures(plan, budget, default_budget=default_budget))
+    typer.echo(_ranges(plan))
     typer.echo(_with_failures(plan, budget))
     typer.echo(_limits(plan))
     groups = "; ".join(map(str, rank_map(plan.workload, question.cluster)))
@@ -162,6 +164,9 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
         "step_seconds": plan.time.step,
         "time_seconds": plan.time.categories,
         "tokens_per_second_per_gpu": plan.time.tokens_per_gpu_second,
+        "tokens_per_second_per_gpu_range": rate_range(plan),
+        "memory_total_bytes_range": bytes_range(plan),
+        "calibrated": is_calibrated(plan),
         "mfu": plan.time.mfu,
         "tokens": tokens,
         "gpu_hours": plan.gpu_hours(tokens),
@@ -251,6 +256,18 @@ def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
         f"{plan.time.tokens_per_gpu_second:,.0f} tokens/s/GPU, causal MFU {plan.time.mfu:.1%}; "
         f"{amount(budget)} tokens{said}: {hours:,.0f} GPU-hours, "
         f"{hours / plan.gpus / 24:,.2f} days{paid}"
+    )
+
+
+def _ranges(plan: Plan) -> str:
+    """Return a sentence on how far the rate and the memory may be off."""
+    (slow, fast), (least, most) = rate_range(plan), bytes_range(plan)
+    size, rate = f"{least / GiB:.1f} to {most / GiB:.1f} GiB", f"{slow:,.0f} to {fast:,.0f}"
+    if is_calibrated(plan):
+        return f"expect {rate} tokens/s/GPU, by the calibration, and {size}, as published runs had"
+    return (
+        f"expect {rate} tokens/s/GPU and {size}, as published runs had; `longhaul calibrate` fits "
+        "the planner to yours"
     )
 
 

@@ -22,6 +22,7 @@ Work of a micro-batch on one rank, t tokens of a TP group, S the sequence, e byt
                 overlapped with compute as far as possible
     copies      offloaded bytes, overlapped with compute as far as possible
     optimizer   Adam's traffic, on the device or on the host
+    host        a layer's time that does not depend on its length, where the cluster file states one
 
 Messages of a group use the fast link if it joins the whole group. Otherwise a rank has one network
 port, a collective of several ranks of a node has all their ports (NCCL's rings, one per port), and
@@ -109,7 +110,12 @@ class _Work:
             "TP": self._tensor_parallel(head),
             "CP": exposed,
             "copies": self._copies(compute),
+            **self._host(),
         }
+
+    def _host(self) -> dict[str, float]:
+        each = self.efficiency.layer_seconds
+        return {"host": each * self.layers * (1 + self.again[0] / 3)} if each else {}
 
     def _again(self) -> tuple[float, float, float]:
         layout = self.workload.layout

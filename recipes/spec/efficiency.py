@@ -11,6 +11,8 @@ this), not measured here. State your own measurements in your cluster file:
 import math
 from dataclasses import dataclass, fields
 
+MAY_BE_ZERO = ("layer_seconds", "time_error")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Efficiency:
@@ -39,13 +41,20 @@ class Efficiency:
     """Share of a micro-batch's compute that can hide gradient and parameter communication."""
     host_adam_gbps: float = 20.0
     """GB/s of optimizer state that Adam processes on the host, per GPU."""
+    layer_seconds: float = 0.0
+    """Seconds of a layer's forward and backward in a micro-batch, whatever its length, that the
+    host takes and nothing hides; GPUs run behind the host, CPU ranks wait for it."""
+    time_error: float = 0.0
+    """Relative error of predicted times, by calibration; 0 if these shares were not calibrated."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a share that is not a positive number."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{field.name} is {value}; it must be positive, and finite")
+            least = value >= 0 if field.name in MAY_BE_ZERO else value > 0
+            if not (least and value < math.inf):
+                kind = "at least 0" if field.name in MAY_BE_ZERO else "positive"
+                raise ValueError(f"{field.name} is {value}; it must be {kind}, and finite")
 
 
 HOPPER = Efficiency()

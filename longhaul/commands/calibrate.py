@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul calibrate`: the shares of peak in a cluster file, measured or fitted to a run."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from longhaul.defaults import planned_cluster
+from longhaul.options import Json, print_json, require_device
+from longhaul.terminal.console import busy, loading, plain_console, show
+from recipes.spec import cluster as clusters
+from recipes.spec.cluster import Cluster
+from recipes.spec.efficiency import Efficiency
+from recipes.spec.naming import length_shown
+
+if TYPE_CHECKING:
+    from recipes.planner.calibration import Calibrated, MeasuredStep
+
+ON_CPU = {"layer_seconds": 2e-3}
+"""What a fit to a run begins with on CPU ranks, which wait for the host."""
+
+ClusterFile = Annotated[
+    str,
+    typer.Option(help="Your cluster file, which it is written to.", show_default="longhaul.toml's"),
+]
+
+
+def calibrate(
+    cluster: ClusterFile = "",
+    run: Annotated[
+        list[Path] | None,
+        typer.Option(help="Fit to this run folder, or YAML file of measured steps; repeatable."),
+    ] = None,
+    card: Annotated[str, typer.Option(help="The model card of --run.")] = "",
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks to measure on.", show_default="a node's GPUs, or 2 on CPU"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda; cuda where there is one.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Measure this node's rates, or fit the planner to measured steps; write the cluster file."""
+    from longhaul.jobs.calibration import own_file
+
+    named = planned_cluster(cluster)
+    if not named:
+        raise ValueError("--cluster is missing; name your cluster file, which is written to")
+    path = own_file(named)
+    machine = clusters.load(named)
+    if run:
+        if not card:
+            raise ValueError("--card is missing; name the model that --run trained")
+        if ranks is not None or device:
+            raise ValueError("--ranks and --device are of a measurement; leave them out, or --run")
+        fitted = fit_to(path, machine, card, run, quiet=as_json)
+        if as_json:
+            print_json({"efficiency": asdict(fitted.efficiency), "cluster_file": str(path)})
+        return
+    if card:
+        raise ValueError("--card is that of a run; add --run, or leave it out")
+    require_device(device)
+    _measure(path, machine, ranks, device, as_json=as_json)
+
+
+def fit_to(
+    path: Path, machine: Cluster, card: str, sources: Sequence[Path], *, quiet: bool = False
+) -> Cluster:
+    """Fit a cluster's shares to measured steps, write them into its file, and return it.
+
+    Prints the steps with their predictions before and after, unless `quiet`.
+    """
+    from longhaul.jobs.calibration import measured_steps, write_shares
+    from recipes.planner.calibration import calibrated
+    from recipes.shipped.named import card_named
+
+    model = card_named(card)
+    steps = [step for source in sources for step in measured_steps(source, model, machine)]
+    found = calibrated(steps, machine)
+    write_shares(
+        path, found.efficiency, f"to {len(steps)} measured steps of {model.name}, "
+        + ", ".join(str(source) for source in sources),
+    )  # fmt: skip
+    if not quiet:
+        _print_fit(path, machine, steps, found)
+    return replace(machine, efficiency=found.efficiency)
+
+
+def _print_fit(
+    path: Path, machine: Cluster, steps: "Sequence[MeasuredStep]", found: "Calibrated"
+) -> None:
+    lines = [
+        {
+            "step": step.name,
+            "length": length_shown(step.workload.seq_length),
+            "measured s": f"{step.seconds:,.3g}",
+            "before": f"{before / step.seconds:.2f}",
+            "after": f"{after / step.seconds:.2f}",
+            "left out": f"{left / step.seconds:.2f}" if left else "-",
+        }
+        for step, before, after, left in zip(
+            steps, found.before, found.after, found.left_out or (0.0,) * len(steps), strict=True
+        )
+    ]
+    _print("predicted over measured seconds; left out: by the other steps", lines)
+    _written(path, machine.efficiency, found.efficiency)
+    error = f"{found.efficiency.time_error:.0%}"
+    if found.left_out:
+        typer.echo(f"predicted times are within about {error}, by leaving one step out")
+    else:
+        typer.echo(f"predicted times are assumed to be within {error}: one step cannot be left out")
+
+
+def _measure(
+    path: Path, machine: Cluster, ranks: int | None, device: str, *, as_json: bool
+) -> None:
+    """Measure the rates of this node's ranks and write their shares."""
+    from longhaul.jobs.calibration import write_shares
+    from longhaul.probe.rates import rates
+
+    with loading("torch"):
+        import torch
+    gpus = torch.cuda.device_count()
+    device = device or ("cuda" if gpus else "cpu")
+    ranks = ranks or (min(gpus, machine.gpus_per_node) if device == "cuda" else 2)
+    if device == "cuda" and ranks > gpus:
+        raise ValueError(f"--ranks is {ranks} and this machine has {gpus} GPUs; take {gpus}")
+    with busy(plain_console(stderr=True), f"measuring on {ranks} ranks"):
+        found, kernel = rates(ranks, device)
+    peaks = {
+        "matmul": (found.product, machine.gpu.bf16_tflops * 1e12, "TFLOP/s"),
+        "attention_forward": (found.attention_forward, machine.gpu.bf16_tflops * 1e12, "TFLOP/s"),
+        "attention_backward": (
+            found.attention_backward, machine.gpu.bf16_tflops * 1e12, "TFLOP/s",
+        ),
+        "memory": (found.memory, machine.gpu.memory_gbps * 1e9, "GB/s"),
+        "nvlink": (found.exchange, machine.nvlink_gbps * 1e9, "GB/s"),
+    }  # fmt: skip
+    shares = {name: rate / peak for name, (rate, peak, _) in peaks.items() if rate}
+    if device == "cpu":
+        shares |= ON_CPU
+    made = replace(machine.efficiency, **shares, time_error=0.0)
+    write_shares(path, made, f"rates of {ranks} ranks, attention by {kernel}")
+    if as_json:
+        print_json({
+            "ranks": ranks, "device": device, "attention_kernel": kernel,
+            "rates_per_second": asdict(found), "efficiency": asdict(made),
+            "cluster_file": str(path),
+        })  # fmt: skip
+        return
+    lines = [
+        {
+            "rate": name,
+            "measured": f"{rate / (1e12 if unit == 'TFLOP/s' else 1e9):,.3g} {unit}",
+            "share of the peak": f"{rate / peak:.3f}",
+        }
+        for name, (rate, peak, unit) in peaks.items()
+        if rate
+    ]
+    _print(f"{ranks} ranks on {device}, attention by {kernel}", lines)
+    _written(path, machine.efficiency, made)
+
+
+def _print(title: str, lines: Sequence[dict[str, str]]) -> None:
+    def table(without: Sequence[str]) -> Table:
+        made = Table(title=title)
+        for name in lines[0]:
+            made.add_column(name, no_wrap=True, justify="left" if name == "step" else "right")
+        for line in lines:
+            made.add_row(*line.values())
+        return made
+
+    show(table)
+
+
+def _written(path: Path, before: Efficiency, after: Efficiency) -> None:
+    changed: dict[str, Any] = {
+        name: value for name, value in asdict(after).items() if value != getattr(before, name)
+    }
+    said = ", ".join(f"{name} {value:.3g}" for name, value in changed.items())
+    typer.echo(f"{path}: efficiency: {said}")

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured steps of a run or a file, and a cluster file with the shares that they show."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from data.files.user_file import read_yaml
+from data.files.whole import write_text
+from eval.run_folder import MissingResultError, Step, read_steps, stage_names
+from longhaul.terminal.console import loading
+from recipes.checkpoints.marker import RECIPE
+from recipes.notation.layout import layout_from
+from recipes.planner.calibration import MeasuredStep
+from recipes.planner.feasibility import before_planning
+from recipes.planner.workload import Workload
+from recipes.spec import cluster as clusters
+from recipes.spec.cluster import Cluster
+from recipes.spec.efficiency import Efficiency
+from recipes.spec.layout import Layout
+from recipes.spec.model_card import ModelCard
+from recipes.spec.naming import length_from, stage_folder
+from recipes.spec.schema import decode
+
+WARM_UP, LEAST_STEPS = 2, 3
+"""First steps, in which kernels compile, and steps that are needed after them."""
+DIGITS, COMMENT = 4, "# calibrated"
+"""Of the shares in a cluster file; how the comment above them begins."""
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A measurement in a file."""
+
+    seq: str
+    layout: str
+    tokens_per_batch: str
+    step_seconds: float
+
+
+def measured_steps(source: Path, card: ModelCard, cluster: Cluster) -> list[MeasuredStep]:
+    """Return the median step of each stage of a run folder, or the steps that a YAML file lists.
+
+    Raises ValueError for a source that is neither, a run without enough steps, of another card, or
+    whose number of ranks changes within a stage.
+    """
+    if source.is_dir():
+        return _of_run(source, card, cluster)
+    if source.suffix not in (".yaml", ".yml"):
+        what = "is not there" if not source.exists() else "is neither"
+        raise ValueError(f"{source} {what}; name a run folder, or a YAML file of measured steps")
+    return _of_file(source, card, cluster)
+
+
+def _of_run(run: Path, card: ModelCard, cluster: Cluster) -> list[MeasuredStep]:
+    there = {
+        name: read_steps(stage_folder(run, name) / "metrics.jsonl")
+        for name in stage_names(run)
+        if (stage_folder(run, name) / RECIPE).is_file()
+    }
+    enough = {name: steps for name, steps in there.items() if len(steps) >= WARM_UP + LEAST_STEPS}
+    if not enough:
+        said = ", ".join(f"{name} has {len(steps)}" for name, steps in there.items())
+        raise MissingResultError(
+            f"{run} has no stage with {WARM_UP + LEAST_STEPS} steps{f' ({said})' if said else ''}; "
+            "name a run folder with longer stages"
+        )
+    with loading("NeMo and Megatron-Core"):
+        from recipes.resolved import yaml_file
+        from recipes.resolved.stage import ResolvedStage
+
+    found = []
+    for name, steps in enough.items():
+        stage = ResolvedStage.of(yaml_file.read(stage_folder(run, name) / RECIPE))
+        _require_card(stage.recipe.model.config, card, f"{run}, stage {name}")
+        _require_ranks(steps, stage.layout, f"{run}, stage {name}")
+        workload = Workload(
+            card=card,
+            seq_length=stage.seq_length,
+            tokens_per_batch=stage.tokens_per_batch,
+            layout=stage.layout,
+            gpus_per_node=cluster.gpus_per_node,
+        )
+        seconds = median(step.seconds for step in steps[WARM_UP:])
+        found.append(MeasuredStep(name=name, workload=workload, seconds=seconds))
+    return found
+
+
+def _require_card(config: Any, card: ModelCard, where: str) -> None:
+    """Raise ValueError unless a stage's model has the card's sizes."""
+    sizes = {
+        "layers": (config.num_layers, card.layers),
+        "hidden": (config.hidden_size, card.hidden),
+        "ffn_hidden": (config.ffn_hidden_size, card.ffn_hidden),
+        "heads": (config.num_attention_heads, card.heads),
+        "kv_heads": (config.num_query_groups or config.num_attention_heads, card.kv_heads),
+    }
+    other = [f"{name} {a:,} and not {b:,}" for name, (a, b) in sizes.items() if a != b]
+    if other:
+        raise ValueError(
+            f"{where} trained another model than {card.name}: {', '.join(other)}; name its card"
+        )
+
+
+def _require_ranks(steps: Sequence[Step], layout: Layout, where: str) -> None:
+    """Raise ValueError if the steps were taken by other numbers of ranks than the layout's."""
+    ranks = {
+        round(step.tokens / (step.seconds * step.tokens_per_second_per_rank)) for step in steps
+    }
+    if ranks != {layout.world_size}:
+        counted = " and ".join(map(str, sorted(ranks)))
+        raise ValueError(
+            f"{where}: steps were taken by {counted} ranks and its recipe has {layout.world_size}; "
+            "the layout changed within the stage, so its times are of no single one"
+        )
+
+
+def _of_file(path: Path, card: ModelCard, cluster: Cluster) -> list[MeasuredStep]:
+    listed = decode(list[_Listed], read_yaml(path), str(path))
+    found = []
+    for number, one in enumerate(listed, start=1):
+        where = f"{path}, step {number}"
+        try:
+            workload = Workload(
+                card=card,
+                seq_length=length_from(one.seq),
+                tokens_per_batch=length_from(one.tokens_per_batch),
+                layout=layout_from(one.layout),
+                gpus_per_node=cluster.gpus_per_node,
+            )
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        if not one.step_seconds > 0:
+            raise ValueError(f"{where}: step_seconds is {one.step_seconds}; it must be positive")
+        if broken := before_planning(workload, cluster):
+            raise ValueError(f"{where}: layout {one.layout}: {broken}")
+        found.append(MeasuredStep(name=where, workload=workload, seconds=one.step_seconds))
+    return found
+
+
+def own_file(name: str) -> Path:
+    """Return the path of a cluster file to write to; raise ValueError for a shipped one."""
+    path = clusters.path_of(name)
+    if path.resolve().parent == clusters.FOLDER.resolve():
+        raise ValueError(
+            f"a calibration is written into the cluster file, and {name} is a shipped one; copy "
+            f"{path} and name your copy"
+        )
+    return path
+
+
+def write_shares(path: Path, shares: Efficiency, said: str) -> None:
+    """Write the shares into the section `hardware` of a cluster file, and keep all other text.
+
+    `said` becomes the comment above them. Raises ValueError, with what to write by hand, for a file
+    whose hardware is not written with a line for each field.
+    """
+    text = path.read_text(encoding="utf-8")
+    values = {name: float(f"{value:.{DIGITS}g}") for name, value in _changed(shares)}
+    lines = [f"{COMMENT} {date.today().isoformat()}: {said}", "efficiency:"]
+    lines += [f"  {name}: {value}" for name, value in values.items()]
+    made = _replaced(text.splitlines(), lines)
+    wanted: dict[str, Any] = yaml.safe_load(text)
+    wanted["hardware"] = {**wanted["hardware"], "efficiency": values}
+    if yaml.safe_load(made) != wanted:
+        raise ValueError(
+            f"{path} does not state its hardware with a line for each field; write into it: "
+            f"efficiency: {json.dumps(values).replace(chr(34), '')}"
+        )
+    write_text(path, made)
+
+
+def _changed(shares: Efficiency) -> list[tuple[str, float]]:
+    """Return the fields that differ from those without a calibration."""
+    plain = Efficiency()
+    return [
+        (name, getattr(shares, name))
+        for name in shares.__dataclass_fields__
+        if getattr(shares, name) != getattr(plain, name)
+    ]
+
+
+def _replaced(text: Sequence[str], lines: Sequence[str]) -> str:
+    """Return the text with these lines as the first of its hardware, in place of older ones."""
+    kept: list[str] = []
+    within, inside, indent = False, False, ""
+    for line in text:
+        depth = len(line) - len(line.lstrip())
+        if within and line.strip() and not depth:
+            within = False
+        if within and not indent and line.strip() and not line.lstrip().startswith("#"):
+            indent = line[:depth]
+            kept += [indent + one for one in lines]
+        if within and inside and line.strip() and depth <= len(indent):
+            inside = False
+        if within and depth == len(indent) and line.lstrip().startswith("efficiency:"):
+            inside = True
+        older = within and line.lstrip().startswith(COMMENT)
+        if not inside and not older:
+            kept.append(line)
+        within = within or line.startswith("hardware:")
+    return "\n".join(kept) + "\n"

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges of predicted figures: by the calibration of the cluster file, or as published runs had.
+
+Without a calibration a range is that of published figures that nothing was fitted to, measured over
+predicted (`benchmarks.planner_published`): rates of Megatron and of stacks with attention kernels
+of 2025, and bytes. Stacks with older kernels are slower than the range.
+"""
+
+from recipes.planner.plan import Plan
+
+RATES, BYTES = (0.83, 1.31), (0.93, 1.09)
+"""Lowest and highest measured over predicted tokens/s and bytes of a GPU."""
+
+
+def is_calibrated(plan: Plan) -> bool:
+    """Return whether the shares of the cluster file were fitted to measured steps."""
+    return plan.cluster.efficiency.time_error > 0
+
+
+def rate_range(plan: Plan) -> tuple[float, float]:
+    """Return the lowest and highest tokens/s of a GPU to expect."""
+    rate, error = plan.time.tokens_per_gpu_second, plan.cluster.efficiency.time_error
+    if error:
+        return rate / (1 + error), rate * (1 + error)
+    return RATES[0] * rate, RATES[1] * rate
+
+
+def bytes_range(plan: Plan) -> tuple[float, float]:
+    """Return the lowest and highest bytes of a GPU to expect."""
+    return BYTES[0] * plan.memory.total, BYTES[1] * plan.memory.total
