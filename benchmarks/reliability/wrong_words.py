@@ -61,6 +61,22 @@ SHOW = (
     ("show tiny_8k --to-yaml /proc/x.yaml", "/proc/x.yaml"),
     ("show tiny_8k --to-yaml /dev/null", "/dev/null"),
 )
+CALIBRATE = (
+    ("calibrate", "--cluster is missing"),
+    ("calibrate --cluster dgx_h100", "dgx_h100 is a shipped one"),
+    ("calibrate --cluster none.yaml", "none.yaml"),
+    ("calibrate --cluster dgx_h999", "dgx_h999"),
+    ("calibrate --cluster . --run x --card tiny", "is a folder"),
+    ("calibrate --cluster dgx_h100 --ranks 0", "'--ranks'"),
+    ("calibrate --bogus", "--bogus"),
+    ("plan llama31_8b --seq 64K --calibrate none", "dgx_h100 is a shipped one"),
+    ("plan --ladder prolong --calibrate x", "--calibrate cannot go with --ladder"),
+    ("plan llama31_8b --sweep seq=64Q", "seq=64Q"),
+    ("plan llama31_8b --sweep length=64K", "no 'length'"),
+    ("plan llama31_8b --sweep nodes=1:4", "states no lengths"),
+    ("plan llama31_8b --sweep seq=64K --layout dp8", "--layout cannot go with --sweep"),
+    ("plan llama31_8b --seq 64K --csv x.csv", "--csv is the file of a sweep"),
+)
 BATCH = (
     ("batch", "tokens per batch"),
     ("batch --seq 64X --tokens-per-batch 4M --dp 8", "64X"),
@@ -384,7 +400,7 @@ ROPE_AND_PROBE = (
     ("probe memory --factory tiny_8k --layers -1", "'--layers': -1"),
 )
 TABLES = (
-    OF_EVERY_COMMAND, RECIPES, SHOW, BATCH, PLAN, PREPARE, PRETRAIN, RUN, REHEARSE,
+    OF_EVERY_COMMAND, RECIPES, SHOW, CALIBRATE, BATCH, PLAN, PREPARE, PRETRAIN, RUN, REHEARSE,
     EVALUATE_AND_REPORT, IMPORT_AND_EXPORT, CLUSTERS_AND_PREFLIGHT, DOCTOR,
     ROPE_AND_PROBE,
 )  # fmt: skip
