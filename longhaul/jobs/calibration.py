@@ -2,6 +2,7 @@
 """Measured steps of a run or a file, and a cluster file with the shares that they show."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -28,6 +29,7 @@ from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import length_from, stage_folder
 from recipes.spec.schema import decode
 
+METRICS = "metrics.jsonl"
 WARM_UP, LEAST_STEPS = 2, 3
 """First steps, in which kernels compile, and steps that are needed after them."""
 DIGITS, COMMENT = 4, "# calibrated"
@@ -60,16 +62,17 @@ def measured_steps(source: Path, card: ModelCard, cluster: Cluster) -> list[Meas
 
 def _of_run(run: Path, card: ModelCard, cluster: Cluster) -> list[MeasuredStep]:
     there = {
-        name: read_steps(stage_folder(run, name) / "metrics.jsonl")
+        name: [one for one in read_steps(stage_folder(run, name) / METRICS) if _is_timed(one)]
         for name in stage_names(run)
         if (stage_folder(run, name) / RECIPE).is_file()
     }
     enough = {name: steps for name, steps in there.items() if len(steps) >= WARM_UP + LEAST_STEPS}
     if not enough:
-        said = ", ".join(f"{name} has {len(steps)}" for name, steps in there.items())
+        has = ", ".join(f"{name} has {len(steps)}" for name, steps in there.items())
+        said = f" ({has})" if has else ""
         raise MissingResultError(
-            f"{run} has no stage with {WARM_UP + LEAST_STEPS} steps{f' ({said})' if said else ''}; "
-            "name a run folder with longer stages"
+            f"{run} has no stage with {WARM_UP + LEAST_STEPS} timed steps{said}; name a run folder "
+            "with longer stages"
         )
     with loading("NeMo and Megatron-Core"):
         from recipes.resolved import yaml_file
@@ -90,6 +93,14 @@ def _of_run(run: Path, card: ModelCard, cluster: Cluster) -> list[MeasuredStep]:
         seconds = median(step.seconds for step in steps[WARM_UP:])
         found.append(MeasuredStep(name=name, workload=workload, seconds=seconds))
     return found
+
+
+def _is_timed(step: Step) -> bool:
+    """Return whether a step records how long it took, and at what rate."""
+    return all(
+        math.isfinite(number) and number > 0
+        for number in (step.tokens, step.seconds, step.tokens_per_second_per_rank)
+    )
 
 
 def _require_card(config: Any, card: ModelCard, where: str) -> None:

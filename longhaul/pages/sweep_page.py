@@ -4,6 +4,7 @@
 import csv
 import io
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,9 @@ def _longest(points: Sequence[Point]) -> str:
     for point in points:
         length = point.question.seq_length * (point.plan is not None)
         longest[point.question.gpus] = max(length, longest.get(point.question.gpus, 0))
-    said = [
-        f"{length_shown(length) if length else 'none'} on {gpus:,}"
-        for gpus, length in longest.items()
-    ]
-    return f"longest of these lengths that fits: {', '.join(said)} GPUs"
+    said = []
+    for length, group in groupby(longest.items(), key=lambda one: one[1]):
+        gpus = [count for count, _ in group]
+        among = f"{gpus[0]:,}" if len(gpus) == 1 else f"{gpus[0]:,} to {gpus[-1]:,}"
+        said.append(f"{length_shown(length) if length else 'none'} on {among}")
+    return f"longest of these lengths that fits, by GPUs: {', '.join(said)}"

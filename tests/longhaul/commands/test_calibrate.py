@@ -201,11 +201,17 @@ def test_a_layout_that_changed_within_a_stage_is_told(answer, own, run):
     assert "stage tiny_2k: steps were taken by 2 and 4 ranks and its recipe has 2" in said
 
 
+def test_steps_that_record_no_time_do_not_count(answer, own, run):
+    metrics = run / "stages" / "tiny_2k" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"step": 9, "loss": 1.0, "seconds": null}\n')
+    assert answer("calibrate", "--cluster", own, "--run", run, "--card", "tiny").code == 0
+
+
 def test_a_run_without_enough_steps_is_told(answer, own, run):
     for metrics in run.glob("stages/*/metrics.jsonl"):
         metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:4]))
     said = answer("calibrate", "--cluster", own, "--run", run, "--card", "tiny").error()
-    assert "has no stage with 5 steps (tiny_512 has 4, tiny_2k has 4, tiny_8k has 4)" in said
+    assert "has no stage with 5 timed steps (tiny_512 has 4, tiny_2k has 4, tiny_8k has 4)" in said
 
 
 def test_hardware_in_one_line_is_told_what_to_write(answer, own, steps):

@@ -62,7 +62,7 @@ def test_the_table_says_what_does_not_fit_and_the_longest_that_does(answer):
     assert code == 0
     assert "does not fit" in shown
     assert shown.count("\n│") == 12
-    assert "longest of these lengths that fits: 512K on 8, 1M on 16, 1M on 32 GPUs" in shown
+    assert "longest of these lengths that fits, by GPUs: 512K on 8, 1M on 16 to 32\n" in shown
 
 
 def test_a_narrow_terminal_has_the_layouts_below_the_table(answer, monkeypatch):
