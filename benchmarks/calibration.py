@@ -96,7 +96,9 @@ def measured(folder: Path, steps: int) -> tuple[list[list[str]], bool, str]:
     (folder / "cluster.yaml").write_text(CLUSTER)
     run(folder, "prepare", "--vocab-size", "512", "--out", "store")
     before = {length: predicted(folder, length) for length in (*SEEN, UNSEEN)}
-    node = json.loads(run(folder, "calibrate", "--cluster", "cluster.yaml", "--json"))
+    node = json.loads(
+        run(folder, "calibrate", "--cluster", "cluster.yaml", "--device", "cpu", "--json")
+    )
     of_node = {length: predicted(folder, length) for length in (*SEEN, UNSEEN)}
     seconds = {length: train(folder, length) for length in SEEN}
     (trained,) = folder.glob("runs/*")

@@ -40,7 +40,9 @@ def calibrate(
         int | None,
         typer.Option(min=1, help="Ranks to measure on.", show_default="a node's GPUs, or 2 on CPU"),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda; cuda where there is one.")] = "",
+    device: Annotated[
+        str, typer.Option(help="cuda, or cpu for a file of CPU ranks.", show_default="cuda")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Measure this node's rates, or fit the planner to measured steps; write the cluster file."""
@@ -73,12 +75,13 @@ def fit_to(
 
     Prints the steps with their predictions before and after, unless `quiet`.
     """
-    from longhaul.jobs.calibration import measured_steps, write_shares
+    from longhaul.jobs.calibration import measured_steps, require_kind, write_shares
     from recipes.planner.calibration import calibrated
     from recipes.shipped.named import card_named
 
     model = card_named(card)
     steps = [step for source in sources for step in measured_steps(source, model, machine)]
+    require_kind(steps, machine, path)
     found = calibrated(steps, machine)
     write_shares(
         path, found.efficiency, f"to {len(steps)} measured steps of {model.name}, "
@@ -124,7 +127,12 @@ def _measure(
     with loading("torch"):
         import torch
     gpus = torch.cuda.device_count()
-    device = device or ("cuda" if gpus else "cpu")
+    device = device or "cuda"
+    if device == "cuda" and not gpus:
+        raise ValueError(
+            "this machine has no GPU; measure on a node of the cluster, or add --device cpu if "
+            f"{path} describes CPU ranks"
+        )
     ranks = ranks or (min(gpus, machine.gpus_per_node) if device == "cuda" else 2)
     if device == "cuda" and ranks > gpus:
         raise ValueError(f"--ranks is {ranks} and this machine has {gpus} GPUs; take {gpus}")
@@ -140,8 +148,7 @@ def _measure(
         "nvlink": (found.exchange, machine.nvlink_gbps * 1e9, "GB/s"),
     }  # fmt: skip
     shares = {name: rate / peak for name, (rate, peak, _) in peaks.items() if rate}
-    if device == "cpu":
-        shares |= ON_CPU
+    shares |= ON_CPU if device == "cpu" else {"layer_seconds": 0.0}
     made = replace(machine.efficiency, **shares, time_error=0.0)
     write_shares(path, made, f"rates of {ranks} ranks, attention by {kernel}")
     if as_json:

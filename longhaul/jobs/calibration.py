@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measured steps of a run or a file, and a cluster file with the shares that they show."""
 
-import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -155,6 +155,23 @@ def _of_file(path: Path, card: ModelCard, cluster: Cluster) -> list[MeasuredStep
     return found
 
 
+def require_kind(steps: Sequence[MeasuredStep], machine: Cluster, path: Path) -> None:
+    """Raise ValueError for steps of CPU ranks and a cluster file of GPUs, and the reverse."""
+    for step in steps:
+        on_cpu = step.workload.layout.device == "cpu"
+        if on_cpu and not machine.efficiency.layer_seconds:
+            raise ValueError(
+                f"{step.name} was trained on CPU ranks and {path} describes GPUs; name a cluster "
+                "file of CPU ranks, with rates of this machine: longhaul calibrate --cluster "
+                f"{shlex.quote(str(path))} --device cpu"
+            )
+        if machine.efficiency.layer_seconds and not on_cpu:
+            raise ValueError(
+                f"{step.name} was trained on GPUs and {path} has the rates of CPU ranks "
+                "(layer_seconds); name the cluster file of the GPUs"
+            )
+
+
 def own_file(name: str) -> Path:
     """Return the path of a cluster file to write to; raise ValueError for a shipped one."""
     path = clusters.path_of(name)
@@ -175,14 +192,14 @@ def write_shares(path: Path, shares: Efficiency, said: str) -> None:
     text = path.read_text(encoding="utf-8")
     values = {name: float(f"{value:.{DIGITS}g}") for name, value in _changed(shares)}
     lines = [f"{COMMENT} {date.today().isoformat()}: {said}", "efficiency:"]
-    lines += [f"  {name}: {value}" for name, value in values.items()]
+    lines += [f"  {line}" for line in yaml.safe_dump(values, sort_keys=False).splitlines()]
     made = _replaced(text.splitlines(), lines)
     wanted: dict[str, Any] = yaml.safe_load(text)
     wanted["hardware"] = {**wanted["hardware"], "efficiency": values}
     if yaml.safe_load(made) != wanted:
         raise ValueError(
             f"{path} does not state its hardware with a line for each field; write into it: "
-            f"efficiency: {json.dumps(values).replace(chr(34), '')}"
+            f"efficiency: {yaml.safe_dump(values, default_flow_style=True, width=10_000).strip()}"
         )
     write_text(path, made)
 

@@ -134,12 +134,17 @@ def _line(point: Point, is_best: bool, paid: str) -> dict[str, str]:
         "tokens/s/GPU": f"{rate:,.0f}",
         "tokens/s": f"{rate * plan.gpus:,.0f}",
         "MFU": f"{plan.time.mfu:.0%}",
-        "days": f"{point.days:,.2f}",
-        "GPU-hours": f"{point.gpu_hours:,.0f}",
+        "days": _digits(point.days, 2),
+        "GPU-hours": _digits(point.gpu_hours),
     }
     if paid:
-        shown[paid] = f"{point.gpu_hours * plan.cluster.price_per_gpu_hour:,.0f}"
+        shown[paid] = _digits(point.gpu_hours * plan.cluster.price_per_gpu_hour)
     return line | shown | {"": "*" * is_best + "?" * bool(plan.untried)}
+
+
+def _digits(number: float, decimals: int = 0) -> str:
+    """Return a number with so many decimals; a small one with two significant digits."""
+    return f"{number:,.{decimals}f}" if number >= 10 ** (1 - decimals) else f"{number:.2g}"
 
 
 def _title(point: Point) -> str:

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from benchmarks.calibration import CLUSTER, ladder
+from longhaul.jobs.calibration import write_shares
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from
 from recipes.planner.time import time
@@ -25,7 +27,11 @@ WORDS = "ulysses2 cpu fp32"
 def own(tmp_path):
     """A cluster file of two CPU ranks."""
     path = tmp_path / "own.yaml"
-    path.write_text("# mine\n" + CLUSTER.replace("  nvlink", "  # a wire\n  nvlink"))
+    content = CLUSTER.replace("  nvlink", "  # a wire\n  nvlink")
+    path.write_text(
+        "# mine\n"
+        + content.replace("  gpus_per", "  efficiency: {layer_seconds: 2.0e-3}\n  gpus_per")
+    )
     return path
 
 
@@ -87,7 +93,7 @@ def test_a_file_of_steps_is_written_into_the_cluster_file_and_its_text_stays(ans
     assert "# mine\n" in after
     assert "  # a wire\n  nvlink_gbps: 5\n" in after
     kept = [line for line in after.splitlines() if line in before.splitlines()]
-    assert kept == before.splitlines()
+    assert kept == [line for line in before.splitlines() if "efficiency" not in line]
     assert after.count("# calibrated ") == 1
     assert cluster.load(str(own)).efficiency.time_error == 0.05
     predicted = answer("plan", "tiny", "--seq", "8K", "--tokens-per-batch", "8K", "--cluster", own,
@@ -145,6 +151,12 @@ def test_the_ladder_of_the_benchmark_is_accepted(answer, tmp_path):
     (tmp_path / "ladder.yaml").write_text(ladder(16))
     code, _, said = answer("ladders", "check", tmp_path / "ladder.yaml", "--card", "tiny")
     assert code == 0, said
+
+
+def test_a_share_in_round_powers_of_ten_is_a_number_in_the_file(own):
+    shares = replace(cluster.load(str(own)).efficiency, matmul=4e-5, nvlink=1.0)
+    write_shares(own, shares, "by hand")
+    assert cluster.load(str(own)).efficiency == shares
 
 
 def _change(path: Path, old, new):
@@ -214,11 +226,30 @@ def test_a_run_without_enough_steps_is_told(answer, own, run):
     assert "has no stage with 5 timed steps (tiny_512 has 4, tiny_2k has 4, tiny_8k has 4)" in said
 
 
+def test_steps_of_cpu_ranks_are_not_for_a_file_of_gpus(answer, own, run, steps):
+    _change(own, "  efficiency: {layer_seconds: 2.0e-3}\n", "")
+    for source in (run, steps):
+        words = ("calibrate", "--cluster", own, "--run", source, "--card", "tiny")
+        assert "own.yaml describes GPUs; name a cluster file of CPU" in answer(*words).error()
+
+
+def test_steps_of_gpus_are_not_for_a_file_of_cpu_ranks(answer, own, steps):
+    steps.write_text(steps.read_text().replace(WORDS, "ulysses2"))
+    words = ("calibrate", "--cluster", own, "--run", steps, "--card", "tiny")
+    assert "was trained on GPUs and" in answer(*words).error()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="measures on GPUs")
+def test_a_machine_without_a_gpu_is_measured_only_if_asked(answer, own):
+    assert "this machine has no GPU" in answer("calibrate", "--cluster", own).error()
+
+
 def test_hardware_in_one_line_is_told_what_to_write(answer, own, steps):
     content = yaml.safe_load(own.read_text())
     own.write_text(yaml.safe_dump(content, default_flow_style=True))
     said = answer("calibrate", "--cluster", own, "--run", steps, "--card", "tiny").error()
-    assert "line for each field; write into it: efficiency: {matmul: " in said
+    assert "line for each field; write into it: efficiency: {" in said
+    assert ", matmul: " in said
 
 
 def test_a_cluster_file_without_write_permission_is_told(answer, own, steps, monkeypatch):

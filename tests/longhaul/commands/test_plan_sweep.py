@@ -71,6 +71,14 @@ def test_a_narrow_terminal_has_the_layouts_below_the_table(answer, monkeypatch):
     assert "\n1M on 32: batch 4M; layout tp" in shown
 
 
+def test_small_figures_have_digits(answer):
+    shown = answer("plan", "tiny", "--sweep", "seq=1K nodes=1", "--tokens", "1M").out
+    (row,) = [line for line in shown.splitlines() if line.startswith("│")]
+    cells = [float(cell) for cell in row.split("│")[9:12] if cell.strip()]
+    assert len(cells) == 3
+    assert all(cells)
+
+
 def test_csv_and_picture_are_written_whole(answer, tmp_path):
     made = answer(*SWEEP, "--csv", tmp_path / "s.csv", "--plot", tmp_path / "s.png")
     assert made.code == 0
