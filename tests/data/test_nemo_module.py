@@ -21,6 +21,8 @@ from data.train_short.impactful_tokens import ImpactfulTokens
 from data.train_short.sentences import ENDS, SentenceSelection
 
 LENGTH = 512
+MANY = 200
+"""Samples enough for shares of a token, whichever Python's standard library is the text."""
 
 
 def dataset(store, documents: str) -> NumberedDataset:
@@ -189,7 +191,7 @@ def test_chosen_sentences_are_those_with_a_digit_from_a_text_of_the_target_lengt
     train, validation = splits(small_store, positions=SKIPS, sentences=DIGITS)
     plain, plain_validation = splits(small_store)
     with_digits = {True: 0, False: 0}
-    for index in range(8):
+    for index in range(MANY):
         sample = train[index]
         assert sample["tokens"].shape == sample["labels"].shape == sample["loss_mask"].shape
         assert torch.equal(sample["tokens"][1:], sample["labels"][:-1])
@@ -198,7 +200,7 @@ def test_chosen_sentences_are_those_with_a_digit_from_a_text_of_the_target_lengt
             with_digits[chosen] += sum(
                 any(c.isdigit() for c in pieces[token]) for token in tokens.tolist()
             )
-    assert with_digits[True] > 2 * with_digits[False]
+    assert with_digits[True] > 1.5 * with_digits[False] > 0
     assert len(train[0]["tokens"]) == LENGTH
     assert torch.equal(validation[0]["tokens"], plain_validation[0]["tokens"])
 
@@ -220,9 +222,9 @@ def test_impactful_sentences_have_a_token_of_the_stores_analysis(
     assert ImpactfulTokens.load(manifest) == found
     ours, plain = splits(store, sentences=chosen)[0], splits(store)[0]
     counts = [
-        sum(int((data[i]["tokens"] == letter).sum()) for i in range(8)) for data in (ours, plain)
+        sum(int((data[i]["tokens"] == letter).any()) for i in range(MANY)) for data in (ours, plain)
     ]
-    assert counts[0] > counts[1] > 0
+    assert counts[0] > 1.5 * counts[1] > 0
     assert torch.equal(ours[0]["position_ids"], torch.arange(LENGTH))
     replace(found, sha256="0" * 64).write(store)
     with pytest.raises(StoreError, match="made from other tokens than the store's train split"):

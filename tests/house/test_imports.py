@@ -28,6 +28,8 @@ KERNELS_OF = {  # packages that a module adapts, imported where they are install
     "custom_modules.gpt.fp8_recompute": {"transformer_engine"},
     "custom_modules.attention.transformer_engine": {"transformer_engine"},
 }
+NEWER = {"tomllib"}
+"""In the standard library from Python 3.11 on; `tomli` is imported before that."""
 BUILT_FROM_SOURCE = {"flash_attn_interface"}  # FlashAttention 3: no distribution to declare
 HEAVY = {"torch", "nemo", "nemo_run", "megatron", "lightning", "transformer_engine", "transformers"}
 HEAVY_RECIPES = (  # rooms and modules that need torch or NeMo; all other recipes answer without
@@ -153,7 +155,7 @@ def undeclared_imports(tree: Path, declared: set[str]) -> list[str]:
         for name, file in modules(tree, room):
             for target in imports(name, file):
                 top = target.partition(".")[0]
-                if top in sys.stdlib_module_names or top in (*ROOMS, *BUILT_FROM_SOURCE):
+                if top in sys.stdlib_module_names | NEWER or top in (*ROOMS, *BUILT_FROM_SOURCE):
                     continue
                 owners = {normal(owner) for owner in distributions.get(top, [top])}
                 if not owners & declared:
