@@ -153,7 +153,7 @@ def test_what_backward_makes_for_cuda_is_made_on_the_cpu(run):
 def test_cuda_means_cuda_again_after_the_context():
     with cpu_backend():
         pass
-    with pytest.raises((AssertionError, RuntimeError), match="CUDA|NVIDIA driver"):
+    with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA driver"):
         torch.empty(1, device="cuda")
 
 
