@@ -21,13 +21,16 @@ from recipes.spec.efficiency import HOPPER, NEMO_2024, Efficiency
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.units import GiB, K, M
 
-Family = Literal["Megatron, H100", "Megatron, B200", "DeepSpeed with Liger", "FSDP"]
+Family = Literal[
+    "Megatron, H100", "Megatron, B200", "Megatron, experts", "DeepSpeed with Liger", "FSDP"
+]
 
 ALST = "ALST, arXiv 2506.13996"
 ALST_RECIPES = "ArcticTraining, projects/sequence-parallelism"
 HEAD_CHUNKED = "arXiv 2602.21196"
 LONG_SEQUENCE = "NeMo, performance_long_sequence.md"
 SUMMARY = "Megatron-Bridge, performance-summary.md"
+ARCHIVE = "Megatron-Bridge, performance-summary-archive.md"
 TRL = "TRL 1.13, its script for long sequences"
 TORCHTITAN = "torchtitan, docs/performance.md"
 
@@ -172,6 +175,7 @@ def rates() -> Iterator[Point]:
     """Yield tokens a second of a GPU."""
     yield from _megatron_on_h100()
     yield from _megatron_on_b200()
+    yield from _with_experts()
     for cp, seq, rate in ((1, 32, 3_890), (2, 64, 2_540), (4, 128, 1_071), (8, 256, 548)):
         words = f"{f'ring{cp} ' if cp > 1 else ''}{f'dp{8 // cp} ' if cp < 8 else ''}full zero3"
         yield _rate(
@@ -208,8 +212,6 @@ def _megatron_on_h100() -> Iterator[Point]:
          "tp4 pp8 dp2 fp8:tensorwise", 1_664),
         ("Llama-3.1-405B, FP8, 8K, TP 8, PP 8, CP 2, DP 8", "llama31_405b", 8 * K, 1536,
          "tp8 ring2 pp8 dp8 fp8:tensorwise", 328),
-        ("Qwen3-30B-A3B, 4K, experts over 16; predicted without", "qwen3_30b_a3b", 4 * K, 1024,
-         "dp16", 8_960),
     ):  # fmt: skip
         yield _rate(name, "Megatron, H100", SUMMARY, card, seq, sequences, words, rate)
 
@@ -224,6 +226,21 @@ def _megatron_on_b200() -> Iterator[Point]:
             f"Llama-3-8B, FP8, {seq}K, TP {tp}, CP {cp}, DP {dp}", "Megatron, B200", LONG_SEQUENCE,
             "llama3_8b", seq * K, 4 * M // (seq * K), f"{sizes}dp{dp} fp8:tensorwise", rate,
             machine="dgx_b200",
+        )  # fmt: skip
+
+
+def _with_experts() -> Iterator[Point]:
+    """Yield releases of one model: in FP8, from 26.02.01 on with DeepEP; predicted in bf16."""
+    for release, machine, sequences, words, rate in (
+        ("25.11", "dgx_h100", 512, "pp2 dp8 ep8 mb2", 5_275),
+        ("26.02", "dgx_h100", 1024, "pp2 dp8 ep8", 5_113),
+        ("26.02.01", "dgx_h100", 1024, "pp2 dp8 ep8", 9_058),
+        ("26.04.01", "dgx_h100", 1024, "dp16 ep16", 8_960),
+        ("25.11", "dgx_b200", 512, "dp8 ep8", 9_299),
+    ):
+        yield _rate(
+            f"Qwen3-30B-A3B, FP8, 4K, {words}, {machine}, release {release}", "Megatron, experts",
+            ARCHIVE, "qwen3_30b_a3b", 4 * K, sequences, words, rate, machine=machine,
         )  # fmt: skip
 
 

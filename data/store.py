@@ -70,6 +70,14 @@ class LengthBucket:
     documents: int
     tokens: int
 
+    def __post_init__(self) -> None:
+        """Refuse numbers that no documents have."""
+        numbers = (self.at_least, self.documents, self.tokens)
+        if not all(type(number) is int and number > 0 for number in numbers) or not (
+            self.at_least * self.documents <= self.tokens < 2 * self.at_least * self.documents
+        ):
+            raise StoreError(f"no documents have the lengths {self}")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:

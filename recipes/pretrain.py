@@ -25,7 +25,7 @@ from recipes.planner.goodput import LEAST_CHECKPOINTS, goodput
 from recipes.planner.plan import Plan
 from recipes.planner.search.request import of_stage
 from recipes.resolved.check import check
-from recipes.spec import cluster
+from recipes.spec import cluster, pipeline
 from recipes.spec.cluster import Cluster
 from recipes.spec.families import Family
 from recipes.spec.layout import Layout
@@ -142,6 +142,14 @@ def trainer(
             f"the layout has {layout.world_size} ranks, which do not divide evenly over "
             f"{nodes} nodes"
         )
+    some: dict[str, int | bool] = {}
+    if layout.ep > 1:
+        some["expert_model_parallel_size"] = layout.ep
+    if layout.etp is not None:
+        some["expert_tensor_parallel_size"] = layout.etp
+    if pipeline.is_uneven(card.layers, layout.pp):
+        some["account_for_embedding_in_pipeline_split"] = True
+        some["account_for_loss_in_pipeline_split"] = True
     strategy = run.Config(
         LongContextStrategy,
         process_group_backend="nccl",
@@ -149,6 +157,7 @@ def trainer(
         sequence_parallel=layout.tp > 1,
         context_parallel_size=layout.cp.size,
         pipeline_model_parallel_size=layout.pp,
+        **some,
         ddp=run.Config(
             DistributedDataParallelConfig,
             grad_reduce_in_fp32=True,

@@ -33,10 +33,12 @@ def even_experts() -> Iterator[list[str]]:
             return tokens_per_expert
         waits.append(WAIT)
         held = self.num_out_tokens * self.tp_size
+        if self.input_splits is not None:  # experts are divided over ranks
+            self.input_splits = self.output_splits = _even(self.num_out_tokens, self.ep_size)
         if self.output_splits_tp is not None:
             self.output_splits_tp = _even(held, self.tp_size)
         self.num_global_tokens_per_local_expert = _even(
-            held, self.tp_size * self.num_local_experts
+            held, self.tp_size * self.ep_size * self.num_local_experts
         ).reshape(-1, self.num_local_experts)
         return self.num_global_tokens_per_local_expert.sum(0)
 

@@ -24,7 +24,6 @@ from recipes.spec.layout import ContextParallel, Fp8
 
 TREE = Path(__file__).resolve().parents[2]
 
-VARIED = "llama3_8b_nemo_64k"
 PLAIN: dict[str, Any] = {"cp": ContextParallel.ulysses(4), "tiling": Tiling()}
 """FP8 does not go with attention that chunks heads."""
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -38,9 +37,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "Megatron FSDP, parameters": PLAIN | {"sharding": "parameters"},
 }
 """Layouts by what they change."""
-LEAST = {"FP8": 0.5, "Megatron FSDP": 0.75}
+VARIED: dict[str, dict[str, dict[str, Any]]] = {
+    "llama3_8b_nemo_64k": VARIANTS,
+    "mixtral_8x7b_nemo_16k": {
+        "Megatron FSDP of experts, parameters": {
+            "tp": 1, "cp": ContextParallel.ulysses(1), "pp": 1, "dp": 16, "ep": 1, "etp": None,
+            "sharding": "parameters",
+        }
+    },
+}  # fmt: skip
+"""What is varied, by recipe."""
+LEAST = {"FP8": 0.5, "Megatron FSDP of experts": 0.5, "Megatron FSDP": 0.75}
 """Least ratios of bytes held to the planner's, which counts too what the first step makes: FP8
-copies of weights, layers that are gathered. Of all others it is 0.99."""
+copies of weights, layers that are gathered, which are large with all experts. Of all others it is
+0.99. The first name that is part of a layout's counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +84,11 @@ def gpu_rows() -> list[Row]:
 
 
 def labelled(rows: list[Row]) -> list[tuple[str, Row]]:
-    """Return the rows by name, then one in the ways that no shipped recipe takes."""
+    """Return the rows by name, then two in the ways that no shipped recipe takes."""
     return [(row.name, row) for row in rows] + [
         (f"{row.name}, {label}", replace(row, layout=replace(row.layout, **changes)))
         for row in rows
-        if row.name == VARIED
-        for label, changes in VARIANTS.items()
+        for label, changes in VARIED.get(row.name, {}).items()
     ]
 
 
@@ -88,7 +97,7 @@ def constructed(call: tuple[str, Row]) -> Constructed:
     name, row = call
     found = memory(_workload(row))
     ranks = row.layout.world_size
-    rank = ranks - 1 if found.stage else 0  # ranks of the last pipeline stage come last
+    rank = found.stage * ranks // row.layout.pp  # pipeline stages are outermost
     try:
         quiet()
         recipe = row()
@@ -163,7 +172,11 @@ def error_in_words(error: Exception) -> str:
 def _held(chunks: list[Any], optimizer: Any) -> dict[str, int]:
     """Return the bytes of what is allocated, each storage once."""
     weights = [p for chunk in chunks for p in chunk.parameters()]
-    buffers = [buffer for chunk in chunks for buffer in chunk.module.buffers]
+    buffers = [
+        buffer
+        for chunk in chunks
+        for buffer in (*chunk.module.buffers, *chunk.module.expert_parallel_buffers)
+    ]
     gradients = [
         buffer.grad_data for buffer in buffers if getattr(buffer, "grad_data", None) is not None
     ]

@@ -26,6 +26,7 @@ from benchmarks.gpu_check.known_experts import even_experts
 from benchmarks.gpu_check.recipes import connected, error_in_words, quiet
 from recipes.shipped.row import Row
 from recipes.spec.layout import Fp8
+from recipes.spec.pipeline import is_uneven
 
 LAYERS = 2
 DOCUMENTS = 5
@@ -58,7 +59,8 @@ def step(call: tuple[Row, bool]) -> Stepped:
     try:
         quiet()
         recipe = replace(row, layout=layout)()
-        recipe.model.config.num_layers = LAYERS * layout.pp
+        ends = 2 * is_uneven(row.card.layers, layout.pp)
+        recipe.model.config.num_layers = LAYERS * layout.pp - ends
         with rank_of(layout.world_size, rank), fake_cuda(), _of_a_step() as waits:
             model = connected(recipe)[0].module.cuda()
             for parameter in model.parameters():

@@ -15,6 +15,8 @@ memory figures and random state, and they compare `Tensor.type()` with `"torch.c
 * Megatron's random-state tracker keeps the CPU generator's state instead of CUDA's;
 * the distributed optimizer keeps torch's Adam, whose checkpoints need
   `custom_modules.cpu.torch_adam`;
+* the dispatcher of tokens to experts gets its counts as arrays, as from a GPU, and gathers shards
+  of different sizes (`custom_modules.cpu.uneven_shards`);
 * gloo's groups share a device, and so a thread (`custom_modules.cpu.gloo_device`).
 
 The context can be nested, and it restores everything on exit. It refuses to start if CUDA is
@@ -37,6 +39,7 @@ from torch.overrides import TorchFunctionMode
 
 from custom_modules.cpu.gloo_device import one_gloo_device
 from custom_modules.cpu.torch_adam import sharded_torch_adam
+from custom_modules.cpu.uneven_shards import uneven_shards
 from custom_modules.patching import patched
 
 CPU = torch.device("cpu")
@@ -54,6 +57,7 @@ def cpu_backend(*, force: bool = False) -> Iterator[None]:
             "the CPU backend was started on a machine with CUDA; request it with device cpu"
         )
     from megatron.core.tensor_parallel import random as megatron_random
+    from megatron.core.transformer.moe import token_dispatcher
 
     with ExitStack() as stack:
         for name, stand_in in _TORCH_CUDA.items():
@@ -62,6 +66,8 @@ def cpu_backend(*, force: bool = False) -> Iterator[None]:
         stack.enter_context(patched(torch.nn.Module, "cuda", _stay))
         stack.enter_context(patched(megatron_random, "_get_cuda_rng_state", _rng_state))
         stack.enter_context(patched(megatron_random, "_set_cuda_rng_state", _set_rng_state))
+        stack.enter_context(patched(token_dispatcher, "maybe_move_tensor_to_cpu", _counted))
+        stack.enter_context(uneven_shards())
         stack.enter_context(sharded_torch_adam())
         stack.enter_context(one_gloo_device())
         stack.enter_context(patched(torch.autograd, "_engine_run_backward", _run_backward))
@@ -107,6 +113,10 @@ def _is_cuda(device: Any) -> bool:
 
 def _stay(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self
+
+
+def _counted(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
 def _rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:

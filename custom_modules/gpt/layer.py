@@ -20,7 +20,7 @@ from megatron.core.utils import make_viewless_tensor
 from torch import Tensor
 
 from custom_modules.gpt import fp8_recompute
-from custom_modules.gpt.moe_router import weigh_by_tokens
+from custom_modules.gpt.moe_router import mark_experts, weigh_by_tokens
 from custom_modules.memory.config import Recompute, Tiling
 from custom_modules.memory.host_offload import HostOffload
 from custom_modules.memory.recompute import Checkpoint, DeviceStore, recomputed
@@ -49,6 +49,8 @@ class LongContextLayer(TransformerLayer):
         super().__init__(config, submodules, layer_number, **megatron)
         if isinstance(self.mlp, MoELayer):
             weigh_by_tokens(self.mlp, self.pg_collection)
+            if getattr(config, "experts_apart", True):
+                mark_experts(self.mlp)
         self.kind = recompute.of_layer(self.layer_number)
         self.mlp_tile = tiling.mlp_tile if tiling.mlp else None
         self.offload = offload

@@ -11,6 +11,13 @@ summed over the ranks that share the sequence (tensor ranks by sequence parallel
 ranks), each of which holds its own part of the loss, that is TP x CP times too little.
 `TokenWeightedRouter` weighs by the tokens of all of them.
 
+Experts may be divided among ranks (EP) and split over other ranks than the other layers (ETP, arXiv
+2504.14960). Megatron-Core gives experts an optimizer of their own only if EP is above 1, and then a
+checkpoint of the optimizer could be read only under the same choice. `mark_experts` gives them one
+under every layout; it also makes the gradients of experts with ETP but without EP sums over the
+ranks that hold the same expert. Megatron FSDP has no groups for experts unless EP is above 1: a
+config with `experts_apart` False leaves them unmarked.
+
 Limits, refused by `refuse_experts`: routing is top-k with an auxiliary loss per micro-batch or
 without one. Dropped tokens would depend on the layout, jitter would be drawn anew in a recomputed
 layer, and the z-loss has the fault above.
@@ -28,7 +35,6 @@ from torch import Tensor, nn
 from custom_modules.memory.config import Tiling
 
 ONLY: dict[str, tuple[Any, ...]] = {
-    "expert_model_parallel_size": (1,),
     "fp8": (None, False),
     "moe_expert_capacity_factor": (None,),
     "moe_input_jitter_eps": (None,),
@@ -82,6 +88,12 @@ def weigh_by_tokens(layer: MoELayer, groups: Any) -> None:
     layer.router = router
 
 
+def mark_experts(layer: MoELayer) -> None:
+    """Mark the parameters of experts for the groups of experts, on any number of ranks."""
+    for parameter in layer.experts.parameters():
+        parameter.allreduce = False  # Megatron-Core's mark
+
+
 def refuse_experts(config: TransformerConfig, tiling: Tiling, *, transformer_engine: bool) -> None:
     """Raise ValueError for settings that layers with experts do not support; skip dense models."""
     if not config.num_moe_experts:
@@ -91,12 +103,6 @@ def refuse_experts(config: TransformerConfig, tiling: Tiling, *, transformer_eng
         if value not in known:
             values = " or ".join(map(repr, known))
             raise ValueError(f"{name} is {value!r}; layers with experts train with {values}")
-    experts_tp, tp = config.expert_tensor_parallel_size, config.tensor_model_parallel_size
-    if experts_tp not in (None, tp):
-        raise ValueError(
-            f"expert_tensor_parallel_size is {experts_tp} and tensor_model_parallel_size {tp}; "
-            "experts are split as all other layers are: leave it out"
-        )
     if config.moe_grouped_gemm and not transformer_engine:
         raise ValueError(
             "moe_grouped_gemm is Transformer Engine's, which this model does not use; leave it out"

@@ -2,6 +2,7 @@
 """`longhaul plan`: choose the layout of a stage on given GPUs, with its memory and time."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from longhaul.terminal.next_commands import not_here_yet
 from recipes.constraints import fp8 as fp8_constraints
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.batch_size import even_batch
+from recipes.planner.documents import DocumentLengths
 from recipes.planner.feasibility import CUDA, before_planning
 from recipes.planner.plan import Plan
 from recipes.planner.search.alternatives import (
@@ -75,6 +77,10 @@ def plan(
         Path | None,
         typer.Option(help="Fit the cluster file to this run, or file of measured steps, first."),
     ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Token store: count attention within documents of its lengths."),
+    ] = None,
     csv: Annotated[Path | None, typer.Option(help="CSV file of a sweep.")] = None,
     why: Annotated[bool, typer.Option("--why", help="Show what was ruled out.")] = False,
     as_text: Json = False,
@@ -107,6 +113,7 @@ def plan(
     if refused is not None:
         raise ValueError(f"--fp8 {fp8} on {machine.name}: {refused}")
     ranks = gpus_of(machine, nodes, gpus)
+    lengths = None if store is None else lengths_of(store)
     if ladder:
         _refuse(
             "--ladder, whose stages set theirs",
@@ -116,7 +123,7 @@ def plan(
                 "--plot": plot, "--sweep": sweep, "--calibrate": calibrate,
             },
         )  # fmt: skip
-        whole_ladder(card, ladder, cluster, ranks, precision, as_text=as_text)
+        whole_ladder(card, ladder, cluster, ranks, precision, lengths, as_text=as_text)
         return
     if not card:
         raise ValueError(
@@ -137,6 +144,7 @@ def plan(
         plan_sweep(
             model, sweep, seq=seq, nodes=nodes, gpus=gpus, cluster=machine, batch=batch,
             tokens=budget, fp8=precision, tightest=tightest, as_text=as_text, csv=csv, plot=plot,
+            documents=lengths,
         )  # fmt: skip
         return
     if max_seq:
@@ -159,6 +167,7 @@ def plan(
         cluster=machine,
         gpus=ranks,
         fp8=precision,
+        documents=lengths,
     )
     if max_seq:
         question = _longest(question, layout)
@@ -266,7 +275,29 @@ def _as_asked(question: SearchRequest, words: str) -> SearchResult:
     )
 
 
-def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_text: bool) -> None:
+def lengths_of(store: Path) -> DocumentLengths:
+    """Return the lengths of a store's documents for training, by its manifest.
+
+    It counts them by powers of two; those of a bucket have its average. Raises StoreError.
+    """
+    from data.store import Manifest
+
+    buckets = Manifest.load(store).train.lengths
+    return DocumentLengths(
+        tuple((round(one.tokens / one.documents), one.documents) for one in buckets)
+    )
+
+
+def whole_ladder(
+    card: str,
+    name: str,
+    cluster: str,
+    gpus: int,
+    fp8: Fp8,
+    documents: DocumentLengths | None = None,
+    *,
+    as_text: bool,
+) -> None:
     """Plan each stage of a ladder on the same GPUs and print the bill."""
     machine = clusters.load(cluster)
     of_cards = (card,) if card else cards_of(name)
@@ -280,16 +311,19 @@ def whole_ladder(card: str, name: str, cluster: str, gpus: int, fp8: Fp8, *, as_
     model, climbed, recomputed = combined(of_cards[0], name)
     plans: list[tuple[Plan, int]] = []
     alone: list[str] = []
+    as_run = True  # whether `longhaul run`, which does not know the documents, lays it out so
     for stage in climbed.stages:
-        question = of_stage(model, stage, machine, gpus=gpus, fp8=fp8)
+        question = of_stage(model, stage, machine, gpus=gpus, fp8=fp8, documents=documents)
         chosen = automatic(question)
         plans.append((chosen, stage.tokens))
         layout = chosen.workload.layout
+        if question.documents is not None:
+            as_run &= automatic(replace(question, documents=None)).workload.layout == layout
         alone.append(
             stage_command(question, layout, cluster, climbed, stage)
             or f"# no command trains {recipe_name(model, climbed, stage)} as it is planned"
         )
-    whole, explained = trains_all(model, climbed, cluster, gpus, fp8)
+    whole, explained = trains_all(model, climbed, cluster, gpus, fp8) if as_run else ("", "")
     if whole:
         bill(model, climbed, machine, plans, as_text=as_text, command=whole)
     else:

@@ -58,7 +58,9 @@ def trained_as_stage(
         command = stage_command(question, layout, cluster, ladder, stage)
         if command is not None:
             other = of_other_cards(ladder, card) if of_others else ""
-            said = after_comments(command, other, _of_the_stage(stage, batch, budget))
+            said = after_comments(
+                command, other, _of_the_stage(stage, batch, budget), _across(question, stage)
+            )
             return TrainedAsStage(ladder, said)
     return None
 
@@ -79,7 +81,8 @@ def own_ladder(
     recipe = Recipe(card=card, ladder=ladder, stage=ladder.stages[0], cluster=cluster)
     workload = recipe.workload(layout, question.cluster)
     case = Case(recipe=recipe, plan=plan_of(workload, question.cluster))
-    return TrainedAsStage(ladder, case.command(workload), new)
+    said = after_comments(case.command(workload), _across(question, ladder.stages[0]))
+    return TrainedAsStage(ladder, said, new)
 
 
 def _of_the_stage(stage: Stage, batch: int | None, budget: int | None) -> str:
@@ -94,6 +97,16 @@ def _of_the_stage(stage: Stage, batch: int | None, budget: int | None) -> str:
     return (
         f"it trains the stage's own batch of {stage.tokens_per_batch:,} tokens and its budget of "
         f"{amount(stage.tokens)}, not those of {ignored}"
+    )
+
+
+def _across(question: SearchRequest, stage: Stage) -> str:
+    """Return a sentence if a plan within documents is for a stage that attends across them."""
+    if question.documents is None or stage.documents == "within":
+        return ""
+    return (
+        "the stage's attention goes across documents, so it takes the time of a plan without "
+        "--store; data.documents=within keeps it within them"
     )
 
 

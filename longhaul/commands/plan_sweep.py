@@ -11,6 +11,7 @@ from longhaul.options import length_of, print_json
 from longhaul.pages.sweep_page import as_csv, as_json, page
 from longhaul.terminal.console import busy, plain_console
 from recipes.planner.batch_size import even_batch
+from recipes.planner.documents import DocumentLengths
 from recipes.planner.search.request import SearchRequest
 from recipes.planner.search.sweep import sweep
 from recipes.shipped.machines import gpus_of
@@ -36,6 +37,7 @@ def plan_sweep(
     tokens: int,
     fp8: Fp8,
     tightest: bool,
+    documents: DocumentLengths | None = None,
     as_text: bool,
     csv: Path | None,
     plot: Path | None,
@@ -53,6 +55,7 @@ def plan_sweep(
         tokens: the budget of the stage.
         fp8: the recipe of linear layers.
         tightest: whether to choose the fastest layout however full the GPUs are.
+        documents: lengths of the documents that attention stays within, if it does.
         as_text: whether to print JSON.
         csv: the file to write, if any.
         plot: the picture to write, if any.
@@ -79,6 +82,7 @@ def plan_sweep(
             cluster=cluster,
             gpus=count,
             fp8=fp8,
+            documents=documents,
         )
         for length, count in product(lengths, ranks)
     ]

@@ -133,8 +133,9 @@ def _host(found: Case, one: Failure) -> Iterator[str]:
         f"the plan pins {gib(plan.memory.host)} a rank, {gib(ranks * plan.memory.host)} of a "
         f"node's {plan.cluster.host_memory_gib:,.0f} GiB"
     )
-    weights = max(plan.workload.weights(0), plan.workload.weights(layout.pp - 1))
-    copy = weights * (plan.workload.element_bytes + 12 / plan.workload.replicas)
+    weights = plan.workload.most(plan.workload.weights)
+    states = plan.workload.most(plan.workload.shard)
+    copy = weights * plan.workload.element_bytes + 12 * states
     yield (
         f"an asynchronous checkpoint holds up to {gib(ranks * copy)} of a node meanwhile: "
         "trainer.strategy.ckpt_async_save=false avoids it"

@@ -244,21 +244,29 @@ def _why(plan: Plan, name: str) -> str:
         return "the fast link" if plan.cluster.joins(ranks) else "the network"
 
     around = layout.tp * degrees.ulysses
+    experts = plan.workload.card.experts
     said = {
         "recompute": f"{layout.recompute.kind} runs parts of the forward again; keep more where "
         "memory allows",
         "memory": "norms, rotation, activations and logits through device memory; tiled loss "
         "forms no logits",
-        "TP": f"exposed over {link(layout.tp)}; CP in its place sends less",
+        "TP": f"exposed over {link(layout.tp)}; CP in its place sends less"
+        + ("; so does a smaller ETP" if experts and layout.expert_tp > 1 else ""),
+        "EP": f"all-to-alls of {layout.ep} ranks take tokens to their experts over "
+        f"{link(layout.expert_tp * layout.ep)}; a smaller EP sends less",
+        "waiting": "for ranks with longer documents; fewer data ranks with more micro-batches "
+        "wait less, and an all-to-all instead of a ring",
+        "host": "a layer's time that does not depend on its length; longer or fewer micro-batches",
         "CP": f"exposed: all-to-all of {degrees.ulysses} over {link(around)}, ring of "
         f"{degrees.ring} over {link(around * degrees.ring)}; keep the all-to-all inside the node",
         "PP": f"the bubble of {layout.pp} stages with {plan.workload.micro_batches} micro-batches; "
         "fewer stages, or more micro-batches",
         "copies": f"offload {layout.offload.tensors} beyond what compute hides; offload less "
         "(model.config.offload.every=2)",
-        "DP": f"gradients and parameters of {plan.workload.replicas} ranks over "
-        f"{link(layout.tp * plan.workload.replicas)} beyond what compute hides; more "
-        "micro-batches, or a larger batch",
+        "DP": f"gradients and parameters of {plan.workload.replicas} ranks"
+        + (f" (of experts: {plan.workload.expert_replicas})" if experts else "")
+        + f" over {link(layout.tp * plan.workload.replicas)} beyond what compute hides; more "
+        "micro-batches, or a larger batch" + ("; a larger EP" if experts else ""),
         "optimizer": "Adam's own traffic"
         + ("; part of it is on the host" if layout.optimizer_offload else ""),
     }

@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 
 from longhaul.options import print_json
+from longhaul.pages import plan_sentences
 from longhaul.terminal.console import print_left_out, show
 from recipes.notation.layout import words_of
 from recipes.planner.accuracy import bytes_range, is_calibrated, rate_range
-from recipes.planner.goodput import Goodput, goodput
 from recipes.planner.plan import HEADROOM, Plan
 from recipes.planner.rank_groups import rank_map
 from recipes.planner.search.alternatives import faster_batch
@@ -21,7 +21,7 @@ from recipes.planner.search.request import SearchRequest
 from recipes.planner.timeouts import limits
 from recipes.spec.cluster import Cluster
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import amount, counted, length_shown, recipe_name
+from recipes.spec.naming import counted, length_shown, recipe_name
 from recipes.spec.stage import Ladder
 from recipes.spec.units import GiB
 
@@ -51,11 +51,13 @@ def page(
         f"{counted(question.tokens_per_batch // question.seq_length, 'sequence')}, "
         f"{counted(plan.workload.micro_batches, 'micro-batch')} on each data rank"
     )
+    if question.documents is not None:
+        typer.echo(plan_sentences.documents(plan))
     show(lambda without: _memory(plan, without), [SHARES])
     show(lambda without: _time(plan, without), ["share"])
-    typer.echo(_figures(plan, budget, default_budget=default_budget))
-    typer.echo(_ranges(plan))
-    typer.echo(_with_failures(plan, budget))
+    typer.echo(plan_sentences.figures(plan, budget, default_budget=default_budget))
+    typer.echo(plan_sentences.ranges(plan))
+    typer.echo(plan_sentences.with_failures(plan, budget))
     typer.echo(_limits(plan))
     groups = "; ".join(map(str, rank_map(plan.workload, question.cluster)))
     typer.echo(f"ranks: {groups or 'one'}")
@@ -168,6 +170,7 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
         "memory_total_bytes_range": bytes_range(plan),
         "calibrated": is_calibrated(plan),
         "mfu": plan.time.mfu,
+        "attention_within_documents": plan.time.attended._asdict(),
         "tokens": tokens,
         "gpu_hours": plan.gpu_hours(tokens),
         "goodput": _in_numbers(plan, tokens),
@@ -182,7 +185,7 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
 
 def _in_numbers(plan: Plan, tokens: int) -> dict[str, Any]:
     """Return the wall time with failures: times in seconds, GPU-hours with what they cost."""
-    found = _goodput(plan, tokens)
+    found = plan_sentences.goodput_of(plan, tokens)
     lost = found.failures
     return {
         "share": found.share,
@@ -243,58 +246,6 @@ def _seconds(seconds: float, digits: int) -> str:
 
 def _bar(share: float) -> str:
     return f"{'█' * round(BAR * min(share, 1)):<{BAR}} {share:6.1%}"
-
-
-def _figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
-    hours = plan.gpu_hours(budget)
-    price = plan.cost(budget)
-    said = " (--tokens sets it)" if default_budget else ""
-    unit = f" {plan.cluster.currency}".rstrip()
-    rate = f"{plan.cluster.price_per_gpu_hour:g}{unit} per GPU-hour"
-    paid = f", cost {price:,.0f}{unit} at the cluster file's {rate}" if price else ""
-    return (
-        f"{plan.time.tokens_per_gpu_second:,.0f} tokens/s/GPU, causal MFU {plan.time.mfu:.1%}; "
-        f"{amount(budget)} tokens{said}: {hours:,.0f} GPU-hours, "
-        f"{hours / plan.gpus / 24:,.2f} days{paid}"
-    )
-
-
-def _ranges(plan: Plan) -> str:
-    """Return a sentence on how far the rate and the memory may be off."""
-    (slow, fast), (least, most) = rate_range(plan), bytes_range(plan)
-    size, rate = f"{least / GiB:.1f} to {most / GiB:.1f} GiB", f"{slow:,.0f} to {fast:,.0f}"
-    if is_calibrated(plan):
-        return f"expect {rate} tokens/s/GPU, by the calibration, and {size}, as published runs had"
-    return (
-        f"expect {rate} tokens/s/GPU and {size}, as published runs had; `longhaul calibrate` fits "
-        "the planner to yours"
-    )
-
-
-def _with_failures(plan: Plan, budget: int) -> str:
-    """Return a sentence on the wall time of a budget on nodes that fail."""
-    found = _goodput(plan, budget)
-    hours = plan.gpu_hours(budget) / found.share
-    every = counted(found.every, "step")
-    return (
-        f"with failures: {found.share:.1%} of the time trains, {hours:,.0f} GPU-hours, "
-        f"{hours / plan.gpus / 24:,.2f} days; a failure every "
-        f"{_span(found.failures.between)}, a checkpoint of {found.saved_bytes / 1e9:,.0f} GB every "
-        f"{every} ({_span(found.interval)})"
-    )
-
-
-def _goodput(plan: Plan, budget: int) -> Goodput:
-    return goodput(plan, max(1, round(budget / plan.workload.tokens_per_batch)))
-
-
-def _span(seconds: float) -> str:
-    """Return a time in the largest unit that it has two of."""
-    units = (("days", 86_400), ("hours", 3_600), ("minutes", 60))
-    for name, unit in units:
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:,.1f} {name}"
-    return f"{seconds:,.0f} s"
 
 
 def _untried(answer: SearchResult) -> str:

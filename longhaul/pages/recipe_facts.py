@@ -136,13 +136,18 @@ def layout(row: Row) -> Iterator[str]:
     """Yield the layout of a stage on ranks, then its batch, then what layers keep."""
     plan, stage = row.layout, row.stage
     kinds = {"TP": plan.tp, "CP": plan.cp.size, "PP": plan.pp, "DP": plan.dp}
+    of_experts = {"EP": plan.ep, "ETP": plan.etp or 1}
     shared = {kind: f"{kind} {size}" for kind, size in kinds.items() if size > 1}
     if plan.cp.size > 1 or plan.cp.how.kind == "head_chunked":
         shared["CP"] = f"CP {plan.cp.size} ({_sharing(plan.cp)})"
     split = [shared[kind] for kind in kinds if kind in shared]
     ranks = counted(plan.world_size, "GPU" if plan.device == "cuda" else "CPU rank")
     nodes = counted(row.nodes, f"{row.cluster} node")
-    yield f"{ranks} on {nodes}: {' x '.join(split) or 'no parallelism'}"
+    experts = " x ".join(f"{kind} {size}" for kind, size in of_experts.items() if size > 1)
+    yield (
+        f"{ranks} on {nodes}: {' x '.join(split) or 'no parallelism'}"
+        + (f"; experts {experts}" if experts else "")
+    )
     forwards = stage.sequences_per_batch // (plan.micro_batch * plan.dp)
     yield f"micro-batch {plan.micro_batch}, accumulation {forwards}, {_precision(plan)}"
     yield (

@@ -20,6 +20,7 @@ from recipes.rehearsal.shrink import rotation
 from recipes.resolved.check import check
 from recipes.resolved.read import tokens_per_batch, world_size
 from recipes.resolved.single_step import micro_batches
+from recipes.spec import pipeline
 
 SHRUNK_HIDDEN, SHRUNK_LAYERS, SHRUNK_SEQ = 192, 4, 2048
 SETTINGS = ("recompute", "tiling", "offload", "cp")
@@ -37,7 +38,9 @@ def shrink(recipe: nemo_run.Partial) -> None:
     ):
         factor *= 2
     set_hidden(recipe, config.hidden_size // factor)
-    set_layers(recipe, min(config.num_layers, max(1, SHRUNK_LAYERS // pp) * pp))
+    ends = 2 * pipeline.is_uneven(config.num_layers, pp)
+    each = max(2 if ends else 1, SHRUNK_LAYERS // pp)
+    set_layers(recipe, min(config.num_layers, each * pp - ends))
     unit = 2 * strategy.context_parallel_size * strategy.tensor_model_parallel_size
     set_seq(recipe, min(recipe.data.seq_length, max(SHRUNK_SEQ // unit, 1) * unit))
 
@@ -106,18 +109,27 @@ def about_bytes(recipe: nemo_run.Partial) -> int:
     kv_heads = config.num_query_groups * config.kv_channels
     hidden, ffn = config.hidden_size, config.ffn_hidden_size
     vocab = padded_vocabulary(config.vocab_size, tp)
-    layers = config.num_layers // pp
-    of_layer = hidden * (2 * heads + 2 * kv_heads + 3 * ffn)
+    layers = max(map(len, pipeline.stages(config.num_layers, pp)))
+    mlp, experts, shares = 3 * hidden * ffn, config.num_moe_experts, 1
+    if experts:
+        etp = strategy.expert_tensor_parallel_size or tp
+        shares = strategy.expert_model_parallel_size * etp
+    of_layer = hidden * (2 * heads + 2 * kv_heads) + (0 if experts else mlp)
     ends = hidden * vocab * (1 if pp > 1 or config.share_embeddings_and_output_weights else 2)
-    parameters = (layers * of_layer + ends) // tp
+    parts = [((layers * of_layer + ends) // tp, replicas)]
+    if experts:
+        parts.append((layers * experts * mlp // shares, world_size(recipe) // (pp * shares)))
     distributed = strategy.ddp.use_distributed_optimizer
-    of_optimizer = (8 if fp32 else 12) / (replicas if distributed else 1)
-    state = int(parameters * ((8 if fp32 else 6) + of_optimizer))
+    state = sum(
+        int(held * ((8 if fp32 else 6) + (8 if fp32 else 12) / (ranks if distributed else 1)))
+        for held, ranks in parts
+    )
 
     size = 4 if fp32 else 2
     tokens = recipe.data.seq_length // cp * recipe.data.micro_batch_size
     tiling, recompute = fdl.build(config.tiling), fdl.build(config.recompute)
     in_mlp = min(tokens, tiling.mlp_tile) if tiling.mlp else tokens
+    in_mlp *= config.moe_router_topk if experts else 1
     inside = (tokens * (3 * hidden + 2 * heads + 4 * kv_heads) + in_mlp * 5 * ffn) // tp * size
     attention = heads if "kept_attention" in (recompute.kind, recompute.others) else 0
     kept = tokens * (hidden + attention) // tp * size

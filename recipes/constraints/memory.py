@@ -12,12 +12,19 @@ from recipes.spec.units import GiB
 def violations(step: TrainingStep) -> Iterator[str]:
     """Yield one sentence for each violated constraint; sizes must fit (`shapes.violations`)."""
     recompute, tiling, offload = step.recompute, step.tiling, step.offload
-    cp_kind, layers, per_stage = step.cp_kind.kind, step.layers, step.layers_per_stage
+    cp_kind, per_stage = step.cp_kind.kind, step.layers_per_stage
     if recompute.layers > per_stage:
         yield (
             f"recompute layers is {recompute.layers}, and a pipeline stage has {per_stage}; "
             f"take at most {per_stage}"
         )
+    if recompute.kind == "uniform" and not any(recompute.layers > len(one) for one in step.stages):
+        lengths = sorted({len(one) for one in step.stages})
+        if any(length % recompute.layers for length in lengths):
+            yield (
+                f"recompute uniform has groups of {recompute.layers} layers, and pipeline stages "
+                f"have {' and '.join(map(str, lengths))}; take a number that divides them"
+            )
     kept = "kept_attention" in (recompute.kind, recompute.others)
     if kept and cp_kind in TRANSFORMER_ENGINE_KINDS:
         yield (
@@ -39,10 +46,9 @@ def violations(step: TrainingStep) -> Iterator[str]:
         yield why
         return
     in_flight = min(step.pp, step.micro_batches)
-    stages = [range(first, first + per_stage) for first in range(1, layers + 1, per_stage)]
     needed = max(
         step.saved.on_host(offload, recompute, layers=stage, in_flight=in_flight)
-        for stage in stages
+        for stage in step.stages
     )
     if needed > offload.cap_gib * GiB:
         yield (

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from custom_modules.rope.config import MAX_POSITION
 from recipes.constraints.training_step import TrainingStep
+from recipes.spec import pipeline
 
 
 def violations(step: TrainingStep) -> Iterator[str]:
@@ -16,6 +17,7 @@ def violations(step: TrainingStep) -> Iterator[str]:
     sizes = {
         "sequence length": seq_length, "heads": heads, "KV heads": kv_heads, "layers": layers,
         "head size": head_dim, "vocabulary": vocab, "TP": tp, "CP": cp, "PP": pp,
+        "EP": step.ep, "ETP": 1 if step.etp is None else step.etp,
         "world size": world_size, "ranks per node": step.ranks_per_node,
         "global batch": global_batch, "micro-batch": micro_batch,
     }  # fmt: skip
@@ -57,8 +59,8 @@ def violations(step: TrainingStep) -> Iterator[str]:
             yield str(error)
     if head_dim % 2:
         yield f"the head size is {head_dim}; rotation pairs dimensions, so it must be even"
-    if layers % pp:
-        yield f"{layers} layers are not divisible by PP {pp}; PP may be {_divisors(layers)}"
+    yield from _pipeline(step)
+    yield from _experts(step)
     if global_batch % (micro_batch * dp):
         yield (
             f"a batch of {global_batch} sequences of {seq_length:,} tokens is not divisible by "
@@ -67,7 +69,55 @@ def violations(step: TrainingStep) -> Iterator[str]:
         )
 
 
+def _pipeline(step: TrainingStep) -> Iterator[str]:
+    """Yield one sentence for each violated constraint of pipeline stages."""
+    layers, pp, uneven = step.layers, step.pp, pipeline.is_uneven(step.layers, step.pp)
+    if not pipeline.divides(pp, layers):
+        may_be = [size for size in range(1, layers + 1) if pipeline.divides(size, layers)]
+        yield (
+            f"{layers} layers are not divisible by PP {pp}, nor are {layers + 2} with embedding "
+            f"and LM head as a layer each; PP may be {_listed(may_be)}"
+        )
+    elif step.ends_count not in (None, uneven):
+        value = str(uneven).lower()
+        yield (
+            f"{layers} layers on PP {pp} {'are not' if uneven else 'are'} divisible by it, and "
+            "embedding and LM head "
+            f"{'do not count' if uneven else 'count'} as layers; set trainer.strategy.account_for_"
+            f"embedding_in_pipeline_split={value} and trainer.strategy.account_for_loss_in_"
+            f"pipeline_split={value}"
+        )
+
+
+def _experts(step: TrainingStep) -> Iterator[str]:
+    """Yield one sentence for each violated constraint of expert parallelism."""
+    ep, etp, stage = step.ep, step.expert_tp, step.tp * step.cp * step.dp
+    if not step.experts:
+        if ep > 1 or step.etp is not None:
+            yield f"EP is {ep} and ETP {etp}, but the model has no experts; leave both out"
+        return
+    if step.experts % ep:
+        yield f"{step.experts} experts are not divisible by EP {ep}; EP may be " + _divisors(
+            step.experts
+        )
+    if step.ffn_hidden % etp:
+        yield (
+            f"the {step.ffn_hidden:,} FFN rows of an expert are not divisible by ETP {etp}; ETP "
+            f"may be {_divisors(step.ffn_hidden, step.tp)}"
+        )
+    if stage % (ep * etp):
+        yield (
+            f"EP {ep} x ETP {etp} = {ep * etp} ranks do not divide the {stage} of a pipeline stage "
+            f"(TP {step.tp} x CP {step.cp} x DP {step.dp}); EP may be "
+            + _divisors(step.experts, max(1, stage // etp))
+        )
+
+
 def _divisors(*numbers: int) -> str:
     """Return the common divisors of the numbers as text for a message."""
     common = [d for d in range(1, min(numbers) + 1) if all(n % d == 0 for n in numbers)]
-    return ", ".join(map(str, common[:-1])) + f" or {common[-1]}" if common[1:] else "1 only"
+    return _listed(common)
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:-1])) + f" or {numbers[-1]}" if numbers[1:] else "1 only"

@@ -37,6 +37,11 @@ def violations(step: TrainingStep) -> Iterator[str]:
             f"sharding {sharding} uses Megatron FSDP, which lays ranks out as DP x TP, but PP is "
             f"{step.pp}; take PP 1, or sharding optimizer"
         )
+    if fsdp and (step.ep > 1 or step.expert_tp != step.tp):
+        yield (
+            f"sharding {sharding} with EP {step.ep} and ETP {step.expert_tp}: Megatron FSDP shards "
+            "all weights over the same ranks; take sharding optimizer, or leave EP and ETP out"
+        )
     if not 0 <= optimizer_offload <= 1:
         yield f"optimizer_offload is {optimizer_offload:g}; it is a fraction, 0 to 1"
     elif optimizer_offload and sharding != "optimizer":

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from custom_modules.context_parallel.config import ContextParallelKind, Degrees, degrees
 from custom_modules.memory.config import Offload, Recompute, SavedTensors, Tiling
+from recipes.spec import pipeline
 from recipes.spec.layout import Fp8, Sharding
 
 
@@ -26,10 +27,15 @@ class TrainingStep:
     layers: int
     vocab: int
     experts: int = 0
+    ep: int = 1
+    etp: int | None = None
     tp: int = 1
     cp: int = 1
     cp_kind: ContextParallelKind = ContextParallelKind()
     pp: int = 1
+    ends_count: bool | None = None
+    """Whether embedding and LM head count as a layer each; None: where PP does not divide the
+    layers."""
     world_size: int
     """Nodes times ranks per node."""
     ranks_per_node: int
@@ -59,6 +65,11 @@ class TrainingStep:
         """Data-parallel ranks."""
         return self.world_size // self.model_ranks
 
+    @property
+    def expert_tp(self) -> int:
+        """Tensor parallel ranks of each expert."""
+        return self.tp if self.etp is None else self.etp
+
     @cached_property
     def degrees(self) -> Degrees:
         """Degrees of context parallelism; raises ValueError if the kind does not fit the heads."""
@@ -83,9 +94,14 @@ class TrainingStep:
         return self.seq_length // self.cp * self.micro_batch
 
     @property
+    def stages(self) -> tuple[range, ...]:
+        """Layers of each pipeline stage, by number from 1."""
+        return pipeline.stages(self.layers, self.pp)
+
+    @property
     def layers_per_stage(self) -> int:
-        """Layers of a pipeline stage."""
-        return self.layers // self.pp
+        """Layers of the fullest pipeline stage."""
+        return max(map(len, self.stages))
 
     @property
     def micro_batches(self) -> int:

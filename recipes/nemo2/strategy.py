@@ -31,11 +31,14 @@ class LongContextStrategy(nl.MegatronStrategy):
         """Attach a model, whose parameters are made in the dtype that it trains in.
 
         NeMo's precision plugin makes them in fp32 by default: twice the bytes until they are cast.
+        Experts under Megatron FSDP are not apart (`custom_modules.gpt.moe_router`).
         """
         dtypes = getattr(self.precision_plugin, "dtype_config", None)
         if dtypes is not None and dtypes.bf16:
             dtypes.params_dtype = torch.bfloat16
         super().connect(model)
+        config: Any = model.config
+        config.experts_apart = self._fsdp != "megatron"
 
     def setup_environment(self) -> None:
         """Set up ranks and groups; the first rank then logs kernels and context parallel kinds.

@@ -6,6 +6,7 @@
 | word | |
 | --- | --- |
 | `tp2` `pp2` `dp8` `mb2` | sizes; `mb` is the micro-batch |
+| `ep8` `etp1` | expert parallel ranks, and tensor parallel ranks of an expert if not TP |
 | `ulysses4` `ring8` `head_chunked8` `head_chunked8/16` | context parallelism, heads per stage |
 | `hybrid4x8` `hybrid4x8/8` | all-to-all inside, ring outside, heads per stage |
 | `full` `kept_attention` `selective:mlp` | recompute |
@@ -23,7 +24,7 @@ from typing import Any, cast, get_args
 from custom_modules.memory.config import Offload, OffloadedTensors, Recompute, Tiling
 from recipes.spec.layout import ContextParallel, Fp8, Fp8Recipe, Layout, Sharding
 
-_SIZES = {"tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch"}
+_SIZES = {"tp": "tp", "pp": "pp", "dp": "dp", "ep": "ep", "etp": "etp", "mb": "micro_batch"}
 _SHARDING: dict[str, Sharding] = {"zero0": "none", "zero2": "gradients", "zero3": "parameters"}
 ONE_RANK = "one rank"
 WITH_VALUE = ("selective", "adam-on-host", "fp8")
@@ -42,7 +43,7 @@ def layout_from(line: str) -> Layout:
 
 
 def _meant(word: str, before: dict[str, Any]) -> dict[str, Any]:
-    size = re.fullmatch(r"(tp|pp|dp|mb)(\d+)", word)
+    size = re.fullmatch(rf"({'|'.join(_SIZES)})(\d+)", word)
     if size:
         return {_SIZES[size[1]]: int(size[2])}
     if shared := _CP.fullmatch(word):
@@ -74,8 +75,8 @@ def _meant(word: str, before: dict[str, Any]) -> dict[str, Any]:
 
 def _nothing(word: str) -> str:
     return (
-        f"{word!r} is not a layout setting; choose from tp2 pp2 dp8 mb2, ulysses4 ring8 "
-        "head_chunked8 hybrid4x8 (heads at a time: /16), full kept_attention selective:mlp, "
+        f"{word!r} is not a layout setting; choose from tp2 pp2 dp8 mb2, ep8 etp1, ulysses4 "
+        "ring8 head_chunked8 hybrid4x8 (heads at a time: /16), full kept_attention selective:mlp, "
         "tile-loss tile-mlp, offload-inputs:64 offload-both:64, zero0 zero2 zero3, "
         "adam-on-host:0.5, fp8:tensorwise, fp32 cpu"
     )
@@ -107,7 +108,8 @@ def _context_parallel(found: re.Match[str]) -> ContextParallel:
 def words_of(layout: Layout) -> str:
     """Return the line that `layout_from` reads; sizes of 1 and defaults are left out."""
     sizes = {word: getattr(layout, name) for word, name in _SIZES.items()}
-    said = [f"{word}{size}" for word, size in sizes.items() if size > 1]
+    sizes["etp"] = 0 if layout.etp in (None, layout.tp) else layout.etp
+    said = [f"{word}{size}" for word, size in sizes.items() if size > (word != "etp")]
     how, size = layout.cp.how, layout.cp.size
     if size > 1 or how.kind == "head_chunked":
         stage = f"/{how.heads_per_stage}" if how.heads_per_stage else ""

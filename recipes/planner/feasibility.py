@@ -53,6 +53,8 @@ def training_step(workload: Workload, ranks_per_node: int) -> TrainingStep:
         layers=card.layers,
         vocab=card.vocab,
         experts=card.experts if card.facts.experts else 0,
+        ep=layout.ep,
+        etp=layout.etp,
         tp=layout.tp,
         cp=layout.cp.size,
         cp_kind=layout.cp.how,

@@ -71,7 +71,7 @@ class Memory:
 
 def memory(workload: Workload, kernels: Kernels = FUSED) -> Memory:
     """Return the bytes of the rank with the highest peak, and the most pinned host bytes."""
-    stages = sorted({0, workload.layout.pp - 1})
+    stages = workload.unlike
     layer = _Layer(workload, kernels)
     host = max(_host(workload, layer, stage) for stage in stages)
     found = [_of_stage(workload, kernels, layer, stage, host) for stage in stages]
@@ -93,7 +93,7 @@ def _fixed(workload: Workload, kernels: Kernels, stage: int) -> dict[str, float]
     sharding, replicas = layout.sharding, workload.replicas
     of_weights = replicas if sharding == "parameters" else 1
     of_gradients = replicas if sharding in ("gradients", "parameters") else 1
-    of_optimizer = 1 if sharding == "none" else replicas
+    of_optimizer = weights if sharding == "none" else workload.shard(stage)
     state = 8 if layout.precision == "fp32" else 12
     on_device = 1 - layout.optimizer_offload
     held = workload.element_bytes * weights / of_weights
@@ -106,11 +106,11 @@ def _fixed(workload: Workload, kernels: Kernels, stage: int) -> dict[str, float]
     if sharding in ("gradients", "parameters"):  # not reduced yet
         gradients += kernels.gradient_bytes * two_layers
     if layout.fp8.recipe != "none":
-        held += FP8_COPIES * workload.layers * workload.layer_weights
+        held += FP8_COPIES * len(workload.stages[stage]) * workload.layer_weights
     return {
         "weights": held,
         "gradients": gradients,
-        "optimizer": state * weights / of_optimizer * on_device,
+        "optimizer": state * of_optimizer * on_device,
         "reserve": kernels.reserve_gib * GiB,
     }
 
@@ -119,9 +119,9 @@ def _host(workload: Workload, layer: "_Layer", stage: int) -> float:
     """Return the pinned bytes of offloaded activations and optimizer state."""
     layout = workload.layout
     in_flight = min(layout.pp - stage, workload.micro_batches)
-    numbers = range(stage * workload.layers + 1, (stage + 1) * workload.layers + 1)
+    numbers = workload.stages[stage]
     held = layer.over(numbers, lambda number: {"host": layer.away(number)})["host"]
-    offloaded = 16 * workload.weights(stage) / workload.replicas * layout.optimizer_offload
+    offloaded = 16 * workload.shard(stage) * layout.optimizer_offload
     return held * in_flight + offloaded
 
 
@@ -144,9 +144,10 @@ class _Layer:
         self.mlp = (kernels.mlp_kept if gated else 2) * self.ffn
         self.mlp_gradients = (kernels.mlp_gradients if gated else 1) * self.ffn
         if card.facts.experts:  # each token goes to several, permuted before and after
-            k, gathered = card.experts_per_token, self.x * layout.tp
-            self.mlp = k * (self.mlp + self.x + gathered)
-            self.mlp_gradients = k * (self.mlp_gradients + gathered)
+            k, gathered = card.experts_per_token, self.x * layout.expert_tp
+            most = k * workload.fullest_experts
+            self.mlp = most * (self.mlp + gathered) + k * self.x
+            self.mlp_gradients = most * (self.mlp_gradients + gathered)
         self.by_head = workload.degrees.heads_per_stage is not None
         self.exchanged = workload.degrees.ulysses > 1
         self.norm = kernels.norm_kept * self.x
@@ -196,7 +197,8 @@ class _Layer:
         if recompute.kind == "uniform":
             return {"saved inputs": self.x / recompute.layers}
         if recompute.kind == "block":
-            first = (number - 1) % self.workload.layers < recompute.layers
+            (of_stage,) = (layers for layers in self.workload.stages if number in layers)
+            first = number - of_stage[0] < recompute.layers
             return {"saved inputs": self.x} if first else self.whole
         kind: LayerKind = recompute.of_layer(number)
         if kind == "none":
@@ -234,7 +236,7 @@ class _Layer:
     def moments(self, stage: int) -> Iterator[tuple[str, dict[str, float]]]:
         """Yield the moments that may be the peak, each by category."""
         workload, layout = self.workload, self.workload.layout
-        numbers = range(stage * workload.layers + 1, (stage + 1) * workload.layers + 1)
+        numbers = workload.stages[stage]
         in_flight = min(layout.pp - stage, workload.micro_batches)
         kept = self.over(numbers, self.kept)
         every = {name: size * in_flight for name, size in kept.items()}
@@ -283,7 +285,8 @@ class _Layer:
     def _mlp_backward(self) -> dict[str, float]:
         layout, recompute = self.workload.layout, self.workload.layout.recompute
         by_megatron = recompute.kind == "uniform" or "mlp" in recompute.modules
-        by_megatron |= recompute.kind == "block" and recompute.layers >= self.workload.layers
+        most = max(map(len, self.workload.stages))
+        by_megatron |= recompute.kind == "block" and recompute.layers >= most
         by_megatron |= self.holds_output
         found = dict(self.whole)
         # The MLP's output, which our recompute does not form.

@@ -3,7 +3,8 @@
 
 Megatron-Core numbers ranks TP first, then CP, DP, PP (its order `tp-cp-ep-dp-pp`). TP ranks are
 neighbours, so they share the fast link of a node if TP divides it. Of the context ranks those of
-the inner all-to-all come next, then those of the ring.
+the inner all-to-all come next, then those of the ring. The groups of experts are made of the same
+ranks: ETP first, then EP.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Group:
 
 
 def rank_map(workload: Workload, cluster: Cluster) -> list[Group]:
-    """Return the groups of more than one rank, the innermost first."""
+    """Return the groups of more than one rank, the innermost first, then those of experts."""
     layout, cp = workload.layout, workload.degrees
     sizes = (
         ("TP", layout.tp),
@@ -52,4 +53,7 @@ def rank_map(workload: Workload, cluster: Cluster) -> list[Group]:
             inside = cluster.joins(span)
             found.append(Group(kind=kind, size=size, stride=stride, inside=inside))
         stride = span
+    if layout.ep > 1:
+        inside = cluster.joins(layout.expert_tp * layout.ep)
+        found.append(Group(kind="EP", size=layout.ep, stride=layout.expert_tp, inside=inside))
     return found

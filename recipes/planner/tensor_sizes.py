@@ -18,8 +18,9 @@ def tensor_sizes(workload: Workload) -> dict[str, float]:
     card, layout, e, t = workload.card, workload.layout, workload.element_bytes, workload.tokens
     vocab, ffn = workload.vocabulary_rows, card.ffn_hidden / layout.tp
     heads, kv = (n * card.head_dim / layout.tp for n in (card.heads, card.kv_heads))
-    weights = max(workload.weights(0), workload.weights(layout.pp - 1))
-    shared = 1 if layout.sharding == "none" else workload.replicas
+    weights = workload.most(workload.weights)
+    held = workload.weights if layout.sharding == "none" else workload.shard
+    states = workload.most(held)
     loss_tile, mlp_tile = (min(t, n) for n in (layout.tiling.loss_tile, layout.tiling.mlp_tile))
     return {
         "logits": t * vocab * e,
@@ -37,7 +38,7 @@ def tensor_sizes(workload: Workload) -> dict[str, float]:
         "a layer's input, gathered over TP": float(t * card.hidden * e),
         "the weights": weights * e,
         "the gradients": weights * 4,
-        "a state of the optimizer (fp32 weights or a moment)": weights * 4 / shared,
+        "a state of the optimizer (fp32 weights or a moment)": states * 4,
         "the embedding or LM head": workload.vocabulary_weights * e,
         "the LM head's gradient in fp32": workload.vocabulary_weights * 4,
     }

@@ -10,18 +10,22 @@ Work of a micro-batch on one rank, t tokens of a TP group, S the sequence, e byt
     memory      norms, rotation, activations, residuals, logits: bytes moved through device memory
     TP          4 messages of t h e (TP - 1)/TP forward, 6 backward (inputs are gathered once more
                 for the weights' gradients): sequence parallelism, arXiv 2205.05198. Experts
-                gather every token once for each of its k experts: 4 k instead of 5
+                gather every token once for each of its k experts over ETP: 4 k instead of 5
                 (Megatron-Core's all-to-all dispatcher)
+    EP          all-to-all of k t h e / TP to the experts and back, forward and backward, not
+                overlapped
     CP          all-to-all: (u - 1)/u (2 H + 2 K) head slices each way, not overlapped (arXiv
                 2309.14509), a stage of heads twice that backward; ring: (c - 1) 2 K forward, twice
                 that and fp32 gradients backward, overlapped with attention (arXiv 2310.01889)
-    PP          the last stage has the LM head and sets the pace; the pipeline fills and drains for
-                PP - 1 micro-batches without it (1F1B, arXiv 2104.04473); t h e / TP to and from
-                each neighbour, not overlapped
+    PP          the last stage has the LM head and sets the pace, or one between if those have more
+                layers; the pipeline fills and drains for a micro-batch of each other stage (1F1B,
+                arXiv 2104.04473); t h e / TP to and from each neighbour, not overlapped
     DP          gradients fp32 and parameters once per step, or per micro-batch under FSDP,
                 overlapped with compute as far as possible
     copies      offloaded bytes, overlapped with compute as far as possible
     optimizer   Adam's traffic, on the device or on the host
+    waiting     for the data rank, and in a ring the context rank, with the longest documents
+                (`recipes.planner.documents`)
     host        a layer's time that does not depend on its length, where the cluster file states one
 
 Messages of a group use the fast link if it joins the whole group. Otherwise a rank has one network
@@ -34,6 +38,7 @@ peak, recompute not counted.
 
 from dataclasses import dataclass
 
+from recipes.planner.documents import WHOLE, Attended
 from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
 
@@ -50,7 +55,9 @@ class Time:
     """Seconds by category; their sum is the step time."""
     tokens_per_gpu_second: float
     mfu: float
-    """Causal MFU, of the bf16 peak."""
+    """Causal MFU, of the bf16 peak; within documents where their lengths are known."""
+    attended: Attended = WHOLE
+    """Attention within documents."""
     micro_batch: float
     """Seconds of forward and backward of one micro-batch on a rank."""
 
@@ -62,38 +69,44 @@ class Time:
 
 def time(workload: Workload, cluster: Cluster) -> Time:
     """Return the step time of a workload on a cluster, at the efficiencies that its file states."""
-    work = _Work(workload, cluster)
     m, pp = workload.micro_batches, workload.layout.pp
-    each = work.micro_batch(head=1)
-    busy = sum(each.values())
+    stages = [_Work(workload, cluster, stage) for stage in workload.unlike]
+    parts = [one.micro_batch(head=one is stages[-1]) for one in stages]
+    seconds = [sum(one.values()) for one in parts]
+    busy = max(seconds)
+    work, each = stages[seconds.index(busy)], parts[seconds.index(busy)]
     compute = each["matmul"] + each["attention"] + each["memory"] + each["recompute"]
     categories = {name: m * seconds for name, seconds in each.items()}
-    bubble = (pp - 1) * sum(work.micro_batch(head=0).values()) if pp > 1 else 0.0
+    bubble = sum(seconds) + (pp - len(seconds)) * seconds[-2:][0] - busy
+    if workload.documents is not None:
+        categories["waiting"] = m * work.waiting()
     categories["PP"] = bubble + m * work.pipeline()
     categories["DP"] = work.data_parallel(compute)
     categories["optimizer"] = work.optimizer()
     step = sum(categories.values())
     rate = workload.tokens_per_batch / step / workload.layout.world_size
-    flops = workload.card.flops_per_token(workload.seq_length)
+    flops = workload.card.flops_per_token(round(workload.seq_length * work.attended.pairs))
     return Time(
         categories=categories,
         tokens_per_gpu_second=rate,
         mfu=rate * flops / (cluster.gpu.bf16_tflops * TERA),
         micro_batch=busy,
+        attended=work.attended,
     )
 
 
 class _Work:
-    """Seconds of the parts of a micro-batch on one rank."""
+    """Seconds of the parts of a micro-batch on a rank of a pipeline stage."""
 
-    def __init__(self, workload: Workload, cluster: Cluster) -> None:
+    def __init__(self, workload: Workload, cluster: Cluster, stage: int) -> None:
         self.workload, self.cluster, self.efficiency = workload, cluster, cluster.efficiency
-        self.layers, self.e = workload.layers, workload.element_bytes
+        self.layers, self.e = len(workload.stages[stage]), workload.element_bytes
+        self.attended = self._attended()
         self.again = self._again()
         """Recomputed shares of a layer's forward: products, attention, MLP."""
 
-    def micro_batch(self, head: int) -> dict[str, float]:
-        """Return the seconds by category of a stage with or without the LM head (1 or 0).
+    def micro_batch(self, head: bool) -> dict[str, float]:
+        """Return the seconds by category of a stage with or without the LM head.
 
         Only exposed communication counts.
         """
@@ -108,10 +121,27 @@ class _Work:
             "recompute": rebuilt + repeated + memory_again,
             "memory": memory,
             "TP": self._tensor_parallel(head),
+            **self._expert_parallel(),
             "CP": exposed,
             "copies": self._copies(compute),
             **self._host(),
         }
+
+    def _attended(self) -> Attended:
+        workload = self.workload
+        if workload.documents is None:
+            return WHOLE
+        return workload.documents.attended(
+            seq_length=workload.seq_length,
+            ring=workload.degrees.ring,
+            data_ranks=workload.layout.dp,
+            sequences=workload.micro_batches * workload.layout.micro_batch,
+            block=self.efficiency.ring_block,
+        )
+
+    def waiting(self) -> float:
+        """Return the seconds of a micro-batch spent waiting for ranks with longer documents."""
+        return sum(self._attention()) * (self.attended.slowest / self.attended.mean - 1)
 
     def _host(self) -> dict[str, float]:
         each = self.efficiency.layer_seconds
@@ -135,7 +165,7 @@ class _Work:
         mixed = [share * one + (1 - share) * other for one, other in zip(own, others, strict=True)]
         return mixed[0], mixed[1], mixed[2]
 
-    def _matmul(self, head: int) -> tuple[float, float]:
+    def _matmul(self, head: bool) -> tuple[float, float]:
         """Return the seconds of the products, and of the recomputed ones."""
         workload, card, layout = self.workload, self.workload.card, self.workload.layout
         qkv = card.hidden * card.head_dim * (card.heads + 2 * card.kv_heads)
@@ -149,9 +179,10 @@ class _Work:
             rate = 1 / (in_bf16 / bf16 + (1 - in_bf16) / fp8)
         of_mlp = 2 * workload.tokens * mlp / layout.tp * self.layers / rate
         if card.facts.experts:
-            width = card.ffn_hidden / layout.tp
+            width = card.ffn_hidden / layout.expert_tp
             reached = self.efficiency.experts * width / (width + self.efficiency.expert_width)
             of_mlp *= card.experts_per_token * self.efficiency.matmul / reached
+            of_mlp *= workload.fullest_experts  # all ranks wait for it
         of_attention = 2 * workload.tokens * attention / layout.tp * self.layers / rate
         of_head = 2 * workload.tokens * workload.vocabulary_weights / bf16 * head
         again = self.again[0] * of_attention + self.again[2] * of_mlp
@@ -164,7 +195,7 @@ class _Work:
         """Return the seconds of forward, backward and recomputed forward."""
         workload = self.workload
         width = workload.card.heads * workload.card.head_dim / workload.layout.tp
-        unit = width * workload.seq_length * workload.tokens * self.layers
+        unit = width * workload.seq_length * workload.tokens * self.layers * self.attended.mean
         peak = self.cluster.gpu.bf16_tflops * TERA
         if workload.degrees.ring > 1:  # queries and keys of a step: a chunk, half of a zigzag shard
             chunk = workload.seq_length / workload.degrees.ring / 2
@@ -173,7 +204,7 @@ class _Work:
         backward = 5 * unit / (peak * self.efficiency.attention_backward)
         return forward, backward, self.again[1] * forward
 
-    def _memory(self, head: int) -> tuple[float, float]:
+    def _memory(self, head: bool) -> tuple[float, float]:
         """Return the seconds of device memory traffic, and of the recomputed part."""
         workload, card, tp = self.workload, self.workload.card, self.workload.layout.tp
         heads = (card.heads + 2 * card.kv_heads) * card.head_dim
@@ -185,14 +216,30 @@ class _Work:
         rate = self.cluster.gpu.memory_gbps * GB * self.efficiency.memory
         return (3 * traffic + logits) / rate, self.again[0] * traffic / rate
 
-    def _tensor_parallel(self, head: int) -> float:
+    def _tensor_parallel(self, head: bool) -> float:
         workload, card, tp = self.workload, self.workload.card, self.workload.layout.tp
-        if tp == 1:
-            return 0.0
-        message = workload.tokens * card.hidden * self.e * (tp - 1) / tp
         attention, again = 5 + 2 * self.again[0], 2 * min(1.0, self.again[2])
-        mlp = (4 + again) * card.experts_per_token if card.facts.experts else 5 + again
-        return message * ((attention + mlp) * self.layers + 3 * head) / self._link(tp)
+        shard = workload.tokens / tp * card.hidden * self.e
+        found = 0.0
+        if tp > 1:
+            mlp = 0.0 if card.facts.experts else 5 + again
+            found = shard * (tp - 1) * ((attention + mlp) * self.layers + 3 * head) / self._link(tp)
+        if card.facts.experts and (etp := workload.layout.expert_tp) > 1:
+            mlp = (4 + again) * card.experts_per_token
+            mlp *= workload.fullest_experts
+            found += shard * (etp - 1) * mlp * self.layers / self._link(etp)
+        return found
+
+    def _expert_parallel(self) -> dict[str, float]:
+        """Return the seconds of the all-to-alls that take tokens to their experts and back."""
+        workload, card, layout = self.workload, self.workload.card, self.workload.layout
+        if layout.ep == 1:
+            return {}
+        sent = workload.tokens / layout.tp * card.hidden * self.e * card.experts_per_token
+        times = 4 + 2 * min(1.0, self.again[2])
+        each = self._exchange(layout.ep, layout.expert_tp)
+        times *= workload.fullest_experts  # its rank receives, and sends back, the most tokens
+        return {"EP": times * sent * self.layers * each}
 
     def pipeline(self) -> float:
         """Return the seconds to send a micro-batch's tensors to the next stage and back."""
@@ -244,12 +291,14 @@ class _Work:
 
     def data_parallel(self, compute: float) -> float:
         """Return the exposed seconds per step of gradient and parameter communication."""
-        workload, layout, n = self.workload, self.workload.layout, self.workload.replicas
-        if n == 1:
+        workload, layout = self.workload, self.workload.layout
+        experts = self.layers * workload.expert_weights
+        weights = workload.most(workload.weights) - experts
+        seconds = self._reduced(weights, workload.replicas, layout.tp)
+        seconds += self._reduced(experts, workload.expert_replicas, layout.expert_tp * layout.ep)
+        if not seconds:
             return 0.0
-        share, weights = (n - 1) / n, max(workload.weights(0), workload.weights(layout.pp - 1))
-        link = self._collective(n, layout.tp)
-        gradients, parameters = 4 * weights * share / link, self.e * weights * share / link
+        gradients, parameters = 4 * seconds, self.e * seconds
         under = self.efficiency.compute_overlapped * compute
         if layout.sharding == "parameters":  # each micro-batch: forward, backward, gradients
             return workload.micro_batches * max(0.0, 2 * parameters + gradients - under)
@@ -260,11 +309,15 @@ class _Work:
             gradients, parameters = 2 * gradients, 0.0
         return max(0.0, gradients + parameters - under)
 
+    def _reduced(self, weights: float, ranks: int, stride: int) -> float:
+        """Return the seconds per byte of a number to reduce-scatter weights over ranks."""
+        return weights * (ranks - 1) / ranks / self._collective(ranks, stride)
+
     def optimizer(self) -> float:
         """Return the seconds of Adam and its copies."""
         workload, layout = self.workload, self.workload.layout
-        weights = max(workload.weights(0), workload.weights(layout.pp - 1))
-        mine = weights / (1 if layout.sharding == "none" else workload.replicas)
+        held = workload.weights if layout.sharding == "none" else workload.shard
+        mine = workload.most(held)
         rate = self.cluster.gpu.memory_gbps * GB * self.efficiency.memory
         away = layout.optimizer_offload
         host = ADAM_BYTES / (self.efficiency.host_adam_gbps * GB)

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The workload to plan: a model, the numbers of a stage, and a layout."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from custom_modules.context_parallel.config import Degrees, degrees
 from custom_modules.context_parallel.cost import AttentionShape
 from custom_modules.gpt.vocabulary import padded_vocabulary
+from recipes.planner.documents import DocumentLengths
+from recipes.spec import pipeline
 from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
+
+FULLEST_EXPERTS = 1.25
+"""Tokens of the EP rank that gets most, over the average: an assumption. Routers are trained to
+spread tokens evenly over the batch, not over each micro-batch and layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +28,8 @@ class Workload:
     layout: Layout
     gpus_per_node: int
     """Per node as the scheduler counts it."""
+    documents: DocumentLengths | None = None
+    """Lengths of the documents that attention stays within; None: it is over whole sequences."""
 
     @cached_property
     def degrees(self) -> Degrees:
@@ -53,14 +62,30 @@ class Workload:
         return self.tokens_per_batch // per_round
 
     @property
-    def layers(self) -> int:
-        """Layers per pipeline stage."""
-        return self.card.layers // self.layout.pp
+    def stages(self) -> tuple[range, ...]:
+        """Layers of each pipeline stage, by number from 1."""
+        return pipeline.stages(self.card.layers, self.layout.pp)
+
+    @property
+    def unlike(self) -> tuple[int, ...]:
+        """One pipeline stage of each kind: first, last, and one between if it has more layers."""
+        pp = self.layout.pp
+        between = (1,) if pp > 2 and pipeline.is_uneven(self.card.layers, pp) else ()
+        return (0, *between, pp - 1) if pp > 1 else (0,)
+
+    def most(self, of_stage: Callable[[int], float]) -> float:
+        """Return the largest value of any pipeline stage."""
+        return max(map(of_stage, self.unlike))
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold the same parameters and share the optimizer's state."""
+        """Ranks that hold the same parameters, but for experts, and share the optimizer's state."""
         return self.layout.dp * self.layout.cp.size
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts and share the state of their optimizer."""
+        return self.replicas * self.layout.tp // (self.layout.expert_tp * self.layout.ep)
 
     @cached_property
     def attention(self) -> AttentionShape:
@@ -78,6 +103,24 @@ class Workload:
     @cached_property
     def layer_weights(self) -> float:
         """Parameters of one layer on a rank; norms are whole on each TP rank."""
+        return self.dense_weights + self.expert_weights
+
+    @cached_property
+    def expert_weights(self) -> float:
+        """Parameters of one layer's experts on a rank; 0 for a model without experts."""
+        if not self.card.facts.experts:
+            return 0.0
+        ranks = self.layout.expert_tp * self.layout.ep
+        return self.card.experts * self._mlp_weights / ranks
+
+    @property
+    def fullest_experts(self) -> float:
+        """Tokens of the rank whose experts get most, over the average."""
+        return FULLEST_EXPERTS if self.layout.ep > 1 else 1.0
+
+    @cached_property
+    def dense_weights(self) -> float:
+        """Parameters of one layer on a rank without its experts."""
         card, tp = self.card, self.layout.tp
         attention = card.hidden * card.head_dim * 2 * (card.heads + card.kv_heads)
         if card.facts.qkv_bias:
@@ -86,8 +129,7 @@ class Workload:
         norms += 2 * card.head_dim if card.facts.qk_norm else 0
         if not card.facts.experts:
             return (attention + self._mlp_weights) / tp + norms
-        router = card.experts * card.hidden
-        return (attention + card.experts * self._mlp_weights) / tp + norms + router
+        return attention / tp + norms + card.experts * card.hidden  # of the router
 
     @property
     def _norm_weights(self) -> int:
@@ -113,4 +155,10 @@ class Workload:
         ends = self.vocabulary_weights * (first + last)
         if first and last and self.card.tied_embeddings:
             ends /= 2
-        return self.layers * self.layer_weights + ends + last * self._norm_weights
+        layers = len(self.stages[stage])
+        return layers * self.layer_weights + ends + last * self._norm_weights
+
+    def shard(self, stage: int) -> float:
+        """Parameters of a stage whose optimizer state a rank has if the ranks share it."""
+        experts = len(self.stages[stage]) * self.expert_weights
+        return (self.weights(stage) - experts) / self.replicas + experts / self.expert_replicas

@@ -15,6 +15,7 @@ from recipes.notation.describe import non_default_text
 from recipes.rehearsal import shrink
 from recipes.rehearsal.shrink import RANKS_BY_KIND, ParallelDegrees
 from recipes.shipped.row import Row
+from recipes.spec import pipeline
 from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import recipe_name
@@ -242,6 +243,8 @@ def _facts(card: ModelCard, part: Part) -> dict[str, str]:
     share = ParallelDegrees.of(card, stage.seq_length, layout, part.ranks_per_node)
     experts = f", {card.experts_per_token} of {card.experts} experts" if card.experts else ""
     kinds = {"CP": layout.cp.size, "TP": layout.tp, "PP": layout.pp, "DP": layout.dp}
+    if card.experts:
+        kinds |= {"EP": layout.ep, "ETP": layout.expert_tp}
     return {
         "tokens": f"{stage.seq_length:,}",
         "positions": _positions(stage),
@@ -321,7 +324,14 @@ def _left_out(made: Rehearsal, whole: Part, small: Part) -> Iterator[str]:
         made.whole_card, whole.stage.seq_length, whole.layout, whole.ranks_per_node
     )
     kept = ParallelDegrees.of(made.card, small.stage.seq_length, small.layout, small.ranks_per_node)
+    pp = small.layout.pp
+    if pipeline.is_uneven(made.whole_card.layers, whole.layout.pp) and not pipeline.is_uneven(
+        made.card.layers, pp
+    ):
+        yield f"pipeline stages of uneven length are left out: {pp} stages have the same length"
     lost = [kind for kind in RANKS_BY_KIND if share.ranks[kind] > 1 == kept.ranks[kind]]
+    if whole.layout.ep > 1 == small.layout.ep:
+        lost.append("EP")
     if lost:
         words = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))
         needed = prod(2 for size in share.ranks.values() if size > 1)

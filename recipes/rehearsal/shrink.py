@@ -23,6 +23,7 @@ from custom_modules.context_parallel.config import (
 from custom_modules.gpt.vocabulary import padded_vocabulary
 from custom_modules.memory.config import Offload, Recompute, SavedTensors
 from custom_modules.rope.config import RopeScaling
+from recipes.spec import pipeline
 from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.model_card import ModelCard
 from recipes.spec.stage import Stage
@@ -162,7 +163,7 @@ def smaller_card(
 
     return replace(
         card,
-        layers=LAYERS_OF_RANK * max(kept["PP"] for _, kept in shares),
+        layers=_layers(card, shares),
         hidden=hidden,
         ffn_hidden=ffn,
         heads=heads,
@@ -177,6 +178,15 @@ def smaller_card(
         native_rope=rotation(card.native_rope, by, head_dim=head_dim, whole_head_dim=card.head_dim),
         hf_id=None,
     )
+
+
+def _layers(card: ModelCard, shares: list[tuple[ParallelDegrees, dict[str, int]]]) -> int:
+    """Return two layers for each pipeline rank; one on its ends if they are shorter in full."""
+    most = max(kept["PP"] for _, kept in shares)
+    uneven = any(pipeline.is_uneven(card.layers, whole.ranks["PP"]) for whole, _ in shares)
+    layers = LAYERS_OF_RANK * most - 2 * (uneven and most > 2)
+    fit = all(pipeline.divides(kept["PP"], layers) for _, kept in shares)
+    return layers if fit else LAYERS_OF_RANK * most
 
 
 def _heads(
@@ -222,13 +232,16 @@ def smaller_layout(
     small: ModelCard,
 ) -> Layout:
     """Return the layout on CPU ranks with the kept parallel sizes; `fitted` sets its tiles."""
-    per_rank = card.layers // layout.pp, small.layers // kept["PP"]
+    per_rank = _fullest(card, layout.pp), _fullest(small, kept["PP"])
     fsdp = layout.sharding in ("gradients", "parameters")
+    ep, etp = _experts(layout, kept, small)
     return replace(
         layout,
         tp=kept["TP"],
         pp=kept["PP"],
         dp=kept["DP"],
+        ep=ep,
+        etp=etp,
         cp=_context_parallel(layout.cp, whole, kept, card=card, small=small),
         micro_batch=min(layout.micro_batch, 2),
         recompute=_recompute(layout.recompute, *per_rank),
@@ -237,6 +250,16 @@ def smaller_layout(
         fp8=Fp8(),
         device="cpu",
     )
+
+
+def _experts(layout: Layout, kept: dict[str, int], small: ModelCard) -> tuple[int, int | None]:
+    """Return EP and ETP on the kept ranks of a pipeline stage: EP as large as they allow."""
+    tp = kept["TP"]
+    etp = None if layout.etp is None else min(layout.etp, tp)
+    stage = tp * kept["CP all-to-all"] * kept["CP ring"] * kept["DP"]
+    ranks = stage // (tp if etp is None else etp)
+    ep = max(n for n in range(1, layout.ep + 1) if ranks % n == 0 == small.experts % n)
+    return ep, etp
 
 
 def _context_parallel(
@@ -354,11 +377,12 @@ def _on_host(offload: Offload, layout: Layout, card: ModelCard, stage: Stage) ->
         tp=layout.tp,
         element_bytes=2 if layout.precision == "bf16" else 4,
     )
-    per_rank = card.layers // layout.pp
     in_flight = min(layout.pp, micro_batches(stage, layout))
     return max(
-        saved.on_host(
-            offload, layout.recompute, layers=range(first, first + per_rank), in_flight=in_flight
-        )
-        for first in range(1, card.layers + 1, per_rank)
+        saved.on_host(offload, layout.recompute, layers=layers, in_flight=in_flight)
+        for layers in pipeline.stages(card.layers, layout.pp)
     )
+
+
+def _fullest(card: ModelCard, pp: int) -> int:
+    return max(map(len, pipeline.stages(card.layers, pp)))

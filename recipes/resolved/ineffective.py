@@ -24,6 +24,14 @@ _FSDP_SETTINGS = {
     "model.config.gradient_accumulation_fusion": False,
 }
 
+STAGES_OF_ANOTHER_KIND = (
+    "virtual_pipeline_model_parallel_size",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "pipeline_model_parallel_layout",
+)
+"""Settings of pipeline stages that neither the constraints nor the planner know."""
+
 
 def without_effect(recipe: run.Partial) -> Iterator[str]:
     """Yield one sentence for each setting that NeMo would overwrite or that is not supported."""
@@ -32,6 +40,10 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
         "tensor_model_parallel_size",
         "context_parallel_size",
         "pipeline_model_parallel_size",
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
         "sequence_parallel",
     ):
         if name in fdl.ordered_arguments(config):
@@ -96,8 +108,19 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
             f"model.config.cp.kind is {config.cp.kind}, which keeps documents apart only where "
             "they are padded; take ring, ulysses, head_chunked or hybrid, or data.documents=across"
         )
-    if getattr(strategy, "virtual_pipeline_model_parallel_size", None):
-        yield "trainer.strategy.virtual_pipeline_model_parallel_size is not supported; leave it out"
+    for at, node in (("trainer.strategy", strategy), ("model.config", config)):
+        given = fdl.ordered_arguments(node)
+        for name in STAGES_OF_ANOTHER_KIND:
+            if given.get(name):
+                yield f"{at}.{name} is not supported; leave it out"
+    ends = [
+        getattr(strategy, f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")
+    ]
+    if ends[0] != ends[1]:
+        yield (
+            f"trainer.strategy.account_for_embedding_in_pipeline_split is {ends[0]} and "
+            f"account_for_loss_in_pipeline_split {ends[1]}; set both, or neither"
+        )
     if strategy.sequence_parallel != (strategy.tensor_model_parallel_size > 1):
         yield (
             f"trainer.strategy.sequence_parallel is {strategy.sequence_parallel} at tensor "

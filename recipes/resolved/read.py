@@ -129,6 +129,8 @@ def layout_of(recipe: run.Partial) -> Layout:
         cp=ContextParallel(size=cp, how=fdl.build(config.cp)),
         pp=pp,
         dp=world_size(recipe) // (tp * cp * pp),
+        ep=int(strategy.expert_model_parallel_size),
+        etp=strategy.expert_tensor_parallel_size,
         micro_batch=int(recipe.data.micro_batch_size),
         recompute=fdl.build(config.recompute),
         tiling=fdl.build(config.tiling),

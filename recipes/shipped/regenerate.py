@@ -3,13 +3,12 @@
 
     python -m recipes.shipped.regenerate
 
-Each stage gets the fewest nodes, of 1, 2, 4, ... (times 7 for a model whose layers only 7 and its
-multiples share), on which its fastest layout ends the stage in ten days, without what has not been
-tried on GPUs (Megatron FSDP, Adam on the host). The fastest is that of `longhaul plan --tightest`:
-a row is rehearsed as it is written, so it changes only for its time. A row that says by `pinned`
-what stands behind its layout keeps it, and so does all other text of the file. The rows that change
-are printed; read their difference before you commit it. For a new row write `nodes=1,
-layout=Layout()` and run this.
+Each stage gets the fewest nodes, of 1, 2, 4, ..., on which its fastest layout ends the stage in ten
+days, without what has not been tried on GPUs (Megatron FSDP, Adam on the host). The fastest is that
+of `longhaul plan --tightest`: a row is rehearsed as it is written, so it changes only for its time.
+A row that says by `pinned` what stands behind its layout keeps it, and so does all other text of
+the file. The rows that change are printed; read their difference before you commit it. For a new
+row write `nodes=1, layout=Layout()` and run this.
 """
 
 import ast
@@ -28,13 +27,11 @@ from recipes.shipped.row import Row
 from recipes.spec import cluster
 
 DAYS, MOST_NODES = 10, 256
-ODD_NODES = {"llama31_405b": 7}
-"""126 layers are 2 x 7 x 9, so pipelines of 7 and 14."""
 
 
 def laid_out(row: Row) -> tuple[int, Plan] | None:
-    """Return the nodes and the plan of a row's stage; None where nothing fits 256 nodes."""
-    nodes = ODD_NODES.get(row.card.name, 1)
+    """Return the nodes and the plan of a row's stage; None where nothing fits."""
+    nodes = 1
     while nodes <= MOST_NODES:
         found = fastest(row, nodes)
         if found is not None and (days(row, found) <= DAYS or 2 * nodes > MOST_NODES):

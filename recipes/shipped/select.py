@@ -161,11 +161,11 @@ def fewest_nodes(card: ModelCard, stage: Stage, cluster_name: str) -> int | None
     """Return the fewest nodes, of those `recipes.shipped.regenerate` tries, where a layout fits."""
     from recipes.planner.search.ranking import fits
     from recipes.planner.search.request import of_stage
-    from recipes.shipped.regenerate import MOST_NODES, ODD_NODES
+    from recipes.shipped.regenerate import MOST_NODES
     from recipes.spec.layout import Fp8
 
     machines = cluster.load(cluster_name)
-    nodes = ODD_NODES.get(card.name, 1)
+    nodes = 1
     while nodes <= MOST_NODES:
         gpus = nodes * machines.gpus_per_node
         if fits(of_stage(card, stage, machines, gpus=gpus, fp8=Fp8())):

@@ -143,8 +143,8 @@ llama31_405b_llama31_16k = Row(
     ladder=LLAMA31,
     seq_length=16 * K,
     cluster="dgx_h100",
-    nodes=112,
-    layout=Layout(tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=8), pp=14),
+    nodes=128,
+    layout=Layout(tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=4), pp=16, dp=2),
 )
 
 llama31_405b_llama31_32k = Row(
@@ -152,8 +152,8 @@ llama31_405b_llama31_32k = Row(
     ladder=LLAMA31,
     seq_length=32 * K,
     cluster="dgx_h100",
-    nodes=224,
-    layout=Layout(tp=4, cp=ContextParallel.ulysses(32), pp=14),
+    nodes=128,
+    layout=Layout(tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=8), pp=16),
 )
 
 llama31_405b_llama31_48k = Row(
@@ -161,8 +161,8 @@ llama31_405b_llama31_48k = Row(
     ladder=LLAMA31,
     seq_length=48 * K,
     cluster="dgx_h100",
-    nodes=224,
-    layout=Layout(tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=16), pp=14),
+    nodes=256,
+    layout=Layout(tp=4, cp=ContextParallel.ulysses(32), pp=16),
 )
 
 llama31_405b_llama31_64k = Row(
@@ -170,8 +170,8 @@ llama31_405b_llama31_64k = Row(
     ladder=LLAMA31,
     seq_length=64 * K,
     cluster="dgx_h100",
-    nodes=224,
-    layout=Layout(tp=8, cp=ContextParallel.ulysses(16), pp=14),
+    nodes=256,
+    layout=Layout(tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=16), pp=16),
 )
 
 llama31_405b_llama31_96k = Row(
@@ -179,8 +179,8 @@ llama31_405b_llama31_96k = Row(
     ladder=LLAMA31,
     seq_length=96 * K,
     cluster="dgx_h100",
-    nodes=224,
-    layout=Layout(tp=8, cp=ContextParallel.ring(32), pp=7),
+    nodes=256,
+    layout=Layout(tp=8, cp=ContextParallel.ring(16), pp=16, tiling=Tiling(loss=True)),
 )
 
 llama31_405b_llama31_128k = Row(
@@ -188,13 +188,8 @@ llama31_405b_llama31_128k = Row(
     ladder=LLAMA31,
     seq_length=128 * K,
     cluster="dgx_h100",
-    nodes=224,
-    layout=Layout(
-        tp=4,
-        cp=ContextParallel.hybrid(ulysses=2, ring=16),
-        pp=14,
-        recompute=Recompute(kind="kept_attention"),
-    ),
+    nodes=256,
+    layout=Layout(tp=8, cp=ContextParallel.ring(32), pp=8),
 )
 
 llama3_8b_prolong_64k = Row(
@@ -619,13 +614,7 @@ mixtral_8x7b_nemo_16k = Row(
     seq_length=16 * K,
     cluster="dgx_h100",
     nodes=2,
-    layout=Layout(
-        cp=ContextParallel.ulysses(2),
-        pp=8,
-        recompute=Recompute(kind="kept_attention"),
-        tiling=Tiling(loss=True),
-        offload=Offload(tensors="inputs", cap_gib=2.1),
-    ),
+    layout=Layout(tp=2, cp=ContextParallel.ulysses(4), pp=2, ep=8, etp=1),
 )
 
 mixtral_8x7b_nemo_64k = Row(
@@ -635,12 +624,11 @@ mixtral_8x7b_nemo_64k = Row(
     cluster="dgx_h100",
     nodes=2,
     layout=Layout(
-        tp=2,
-        cp=ContextParallel.head_chunked(1),
-        pp=8,
+        cp=ContextParallel.ulysses(8),
+        pp=2,
+        ep=8,
         recompute=Recompute(kind="kept_attention"),
         tiling=Tiling(loss=True),
-        offload=Offload(tensors="inputs", cap_gib=8.1),
     ),
 )
 
@@ -651,12 +639,11 @@ mixtral_8x7b_nemo_128k = Row(
     cluster="dgx_h100",
     nodes=2,
     layout=Layout(
-        tp=4,
-        cp=ContextParallel.head_chunked(1),
-        pp=4,
+        cp=ContextParallel.ulysses(8),
+        pp=2,
+        ep=8,
         recompute=Recompute(kind="kept_attention"),
         tiling=Tiling(loss=True),
-        offload=Offload(tensors="both", cap_gib=16.3),
     ),
 )
 
@@ -666,13 +653,7 @@ mixtral_8x22b_nemo_16k = Row(
     seq_length=16 * K,
     cluster="dgx_h100",
     nodes=8,
-    layout=Layout(
-        tp=4,
-        cp=ContextParallel.ulysses(2),
-        pp=8,
-        recompute=Recompute(kind="kept_attention"),
-        tiling=Tiling(loss=True),
-    ),
+    layout=Layout(tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=2), pp=4, ep=8, etp=1),
 )
 
 mixtral_8x22b_nemo_64k = Row(
@@ -682,11 +663,10 @@ mixtral_8x22b_nemo_64k = Row(
     cluster="dgx_h100",
     nodes=8,
     layout=Layout(
-        tp=4,
-        cp=ContextParallel.ulysses(2),
-        pp=8,
+        cp=ContextParallel.hybrid(ulysses=8, ring=2),
+        pp=4,
+        ep=8,
         recompute=Recompute(kind="kept_attention"),
-        tiling=Tiling(loss=True),
     ),
 )
 
@@ -697,12 +677,11 @@ mixtral_8x22b_nemo_128k = Row(
     cluster="dgx_h100",
     nodes=8,
     layout=Layout(
-        tp=4,
-        cp=ContextParallel.ulysses(2),
-        pp=8,
+        cp=ContextParallel.hybrid(ulysses=8, ring=2),
+        pp=4,
+        ep=8,
         recompute=Recompute(kind="kept_attention"),
         tiling=Tiling(loss=True),
-        offload=Offload(tensors="inputs", cap_gib=10.6),
     ),
 )
 

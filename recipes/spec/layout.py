@@ -107,6 +107,11 @@ class Layout:
     cp: ContextParallel = ContextParallel.ulysses(1)
     pp: int = 1
     dp: int = 1
+    ep: int = 1
+    """Expert parallel ranks, each with a part of the experts. They are the TP, CP and DP ranks of a
+    pipeline stage in other groups, so they add no ranks (arXiv 2504.14960)."""
+    etp: int | None = None
+    """Tensor parallel ranks of each expert; None: as many as of the other layers."""
     micro_batch: int = 1
     """Sequences in one forward pass."""
     recompute: Recompute = Recompute()
@@ -127,9 +132,10 @@ class Layout:
 
     def __post_init__(self) -> None:
         """Raise ValueError for sizes below one and unknown choices."""
-        for name in ("tp", "pp", "dp", "micro_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"layout {name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("tp", "pp", "dp", "ep", "etp", "micro_batch"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"layout {name} is {size}; it must be at least 1")
         if self.cp.size < 1:
             raise ValueError(f"layout cp is {self.cp.size}; it must be at least 1")
         if self.sharding not in get_args(Sharding):
@@ -147,6 +153,11 @@ class Layout:
     def degrees(self) -> dict[str, int]:
         """Ranks of each kind of parallelism: `tp`, `cp`, `pp`, `dp`."""
         return {"tp": self.tp, "cp": self.cp.size, "pp": self.pp, "dp": self.dp}
+
+    @property
+    def expert_tp(self) -> int:
+        """Tensor parallel ranks of each expert."""
+        return self.tp if self.etp is None else self.etp
 
     @property
     def world_size(self) -> int:

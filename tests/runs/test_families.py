@@ -20,6 +20,10 @@ LAYOUTS = {
     "data ranks": {"dp": 2},
     "pipeline": {"pp": 2},
 }
+OF_EXPERTS = {
+    "experts over data ranks": {"dp": 2, "ep": 2},
+    "whole experts over tensor ranks": {"tp": 2, "ep": 2, "etp": 1, **KEPT},
+}
 
 
 @pytest.fixture(scope="module", params=CARDS)
@@ -41,7 +45,7 @@ def started(request, tmp_path_factory, small_store) -> tuple[str, str, list[dict
 def test_two_ranks_give_the_losses_of_one_at_each_step(started, small_store, tmp_path: Path):
     family, start, alone = started
     assert alone[-1]["loss"] < alone[0]["loss"]
-    for name, layout in LAYOUTS.items():
+    for name, layout in (LAYOUTS | (OF_EXPERTS if family == "mixtral" else {})).items():
         run = TrainingRun(
             tmp_path / name, small_store, layout=layout, card=CARDS[family], ranks=2, steps=8,
             start=start,
@@ -50,3 +54,24 @@ def test_two_ranks_give_the_losses_of_one_at_each_step(started, small_store, tmp
         assert len(steps) == 8
         for ours, reference in zip(steps, alone, strict=True):
             assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), (name, ours["step"])
+
+
+def test_a_stage_with_divided_experts_is_resumed_on_one_rank_and_the_other_way(
+    started, small_store, tmp_path: Path
+):
+    family, start, alone = started
+    if family != "mixtral":
+        pytest.skip("a model without experts")
+    divided = {"ranks": 2, "layout": {"dp": 2, "ep": 2}}
+    whole = {"ranks": 1, "layout": {}}
+    for name, first, second in (("joined", divided, whole), ("divided", whole, divided)):
+        runs = [
+            TrainingRun(
+                tmp_path / name, small_store, card=CARDS[family], steps=8, start=start, **of
+            )
+            for of in (first, second)
+        ]
+        runs[0].kill_after(6)  # behind the checkpoint of step 5
+        assert len(runs[1].finish()) == 8
+        losses = [step["loss"] for step in runs[1].steps()]
+        assert losses == pytest.approx([step["loss"] for step in alone], rel=1e-4), name

@@ -39,6 +39,13 @@ def test_two_ranks_give_the_losses_of_one_at_each_of_20_steps(kind, training_run
         assert ours["lr"] == reference["lr"]
 
 
+def test_three_stages_of_four_layers_give_the_losses_of_one_rank(training_run, one_rank, start):
+    layout = {"pp": 3, "recompute": {"kind": "kept_attention"}}
+    run = training_run("uneven", ranks=3, layout=layout, start=start)
+    for ours, reference in zip(run.finish(), one_rank, strict=True):
+        assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
+
+
 def test_documents_are_kept_apart_by_two_ranks_as_by_one(training_run, start):
     shared = {"start": start, "steps": 8}
     options = {"documents": "within", **shared}

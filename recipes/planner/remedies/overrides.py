@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from recipes.planner.workload import Workload
+from recipes.spec import pipeline
 
 STRATEGY, CONFIG, OPTIMIZER = "trainer.strategy", "model.config", "optim.config"
 _FSDP = {"gradients": "optim_grads", "parameters": "optim_grads_params"}
@@ -40,10 +41,16 @@ def _ranks(before: Workload, after: Workload) -> Iterator[str]:
         ("tensor_model_parallel_size", one.tp, other.tp),
         ("context_parallel_size", one.cp.size, other.cp.size),
         ("pipeline_model_parallel_size", one.pp, other.pp),
+        ("expert_model_parallel_size", one.ep, other.ep),
+        ("expert_tensor_parallel_size", one.etp, other.etp),
     )
     for name, was, now in sizes:
         if now != was:
-            yield f"{STRATEGY}.{name}={now}"
+            yield f"{STRATEGY}.{name}={'null' if now is None else now}"
+    was, now = (pipeline.is_uneven(job.card.layers, job.layout.pp) for job in (before, after))
+    if was != now:
+        for end in ("embedding", "loss"):
+            yield f"{STRATEGY}.account_for_{end}_in_pipeline_split={_shown(now)}"
     if (other.tp > 1) != (one.tp > 1):
         yield f"{STRATEGY}.sequence_parallel={_shown(other.tp > 1)}"
     was_devices, was_nodes = _machines(before)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All sizes of TP (powers of two), CP, PP, DP and micro-batch that model, batch and GPUs admit.
 
-Not searched: uneven pipelines, and pipelines of more than `MOST_PP` stages.
+Not searched: pipelines of more than `MOST_PP` stages.
 """
 
 import math
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from custom_modules.context_parallel.config import fits_ulysses, stage_sizes
 from recipes.planner.search.request import SearchRequest
+from recipes.spec import pipeline
 from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.units import K
 
@@ -43,7 +44,7 @@ def parallel_sizes(question: SearchRequest, ruled_out: Counter[str]) -> Iterator
             ruled_out[f"TP {tp} does not divide heads and KV heads"] += 1
             continue
         for pp in divisors(gpus // tp if gpus % tp == 0 else 1):
-            if pp > MOST_PP or card.layers % pp or gpus % (tp * pp):
+            if pp > MOST_PP or not pipeline.divides(pp, card.layers) or gpus % (tp * pp):
                 continue
             for cp in divisors(gpus // (tp * pp)):
                 dp = gpus // (tp * pp * cp)
@@ -75,7 +76,37 @@ def _of_sizes(
                 break
             if sequences % (dp * micro) or sequences // (dp * micro) < pp:
                 continue
-            yield Layout(tp=tp, cp=kind, pp=pp, dp=dp, micro_batch=micro, fp8=question.fp8)
+            for ep, etp in _experts(question, tp, tp * cp * dp):
+                yield Layout(
+                    tp=tp,
+                    cp=kind,
+                    pp=pp,
+                    dp=dp,
+                    ep=ep,
+                    etp=etp,
+                    micro_batch=micro,
+                    fp8=question.fp8,
+                )
+
+
+def _experts(question: SearchRequest, tp: int, ranks: int) -> Iterator[tuple[int, int | None]]:
+    """Yield EP and ETP on the ranks of a pipeline stage, first without EP.
+
+    Sizes of EP double on the ranks that the fast link joins; beyond, only the largest is tried.
+    With EP each expert is whole, or split as the other layers are.
+    """
+    yield 1, None
+    if not question.card.facts.experts:
+        return
+    for etp in sorted({1, tp}):
+        sizes = [
+            ep
+            for ep in _powers(min(question.card.experts, ranks // etp))[1:]
+            if question.card.experts % ep == 0 and ranks % (etp * ep) == 0
+        ]
+        for ep in sizes:
+            if ep == sizes[-1] or question.cluster.joins(etp * ep):
+                yield ep, None if etp == tp else etp
 
 
 def _kinds(question: SearchRequest, tp: int, cp: int) -> Iterator[ContextParallel]:

@@ -4,6 +4,7 @@
 from dataclasses import dataclass, replace
 
 from recipes.planner.batch_size import even_batch
+from recipes.planner.documents import DocumentLengths
 from recipes.planner.plan import HEADROOM, Plan, capped
 from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
@@ -23,6 +24,7 @@ class SearchRequest:
     cluster: Cluster
     gpus: int
     fp8: Fp8 = Fp8()
+    documents: DocumentLengths | None = None
 
     def workload(self, layout: Layout) -> Workload:
         """Return the workload of a layout."""
@@ -32,6 +34,7 @@ class SearchRequest:
             tokens_per_batch=self.tokens_per_batch,
             layout=layout,
             gpus_per_node=self.cluster.gpus_per_node,
+            documents=self.documents,
         )
 
     def plan(self, layout: Layout) -> Plan:
@@ -51,9 +54,18 @@ class SearchRequest:
 
 
 def of_stage(
-    card: ModelCard, stage: Stage, cluster: Cluster, *, gpus: int, fp8: Fp8
+    card: ModelCard,
+    stage: Stage,
+    cluster: Cluster,
+    *,
+    gpus: int,
+    fp8: Fp8,
+    documents: DocumentLengths | None = None,
 ) -> SearchRequest:
-    """Return the question for a stage of a ladder."""
+    """Return the question for a stage of a ladder.
+
+    The lengths of `documents` count if the stage's attention stays within them.
+    """
     return SearchRequest(
         card=card,
         seq_length=stage.seq_length,
@@ -61,4 +73,5 @@ def of_stage(
         cluster=cluster,
         gpus=gpus,
         fp8=fp8,
+        documents=documents if stage.documents == "within" else None,
     )

@@ -148,8 +148,6 @@ EXPERTS = {"num_moe_experts": 4, "moe_ffn_hidden_size": llamas.FFN}
         ({"moe_router_load_balancing_type": "sinkhorn"}, "is 'sinkhorn'; .* 'aux_loss' or 'none'"),
         ({"moe_shared_expert_intermediate_size": 8}, "moe_shared_expert_intermediate_size is 8"),
         ({"moe_grouped_gemm": True}, "moe_grouped_gemm is Transformer Engine's"),
-        ({"expert_model_parallel_size": 2}, "expert_model_parallel_size is 2; .* train with 1"),
-        ({"expert_tensor_parallel_size": 2}, "expert_tensor_parallel_size is 2 and tensor_model_"),
         (
             {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
             "recompute_modules with mlp and num_moe_experts 4",

@@ -183,6 +183,10 @@ def ours(
     """
     model_parallel_cuda_manual_seed(1)
     fields = {"kv_channels": HEAD_DIM, "calculate_per_token_loss": True, **OURS[family], **config}
+    if family in WITH_EXPERTS:
+        fields["expert_model_parallel_size"] = _experts_group().size()
+        etp = parallel_state.get_expert_tensor_parallel_world_size()
+        fields["expert_tensor_parallel_size"] = etp
     model = LongContextGPT(
         configuration(dtype, **fields),
         rope=rope(family),
@@ -193,11 +197,26 @@ def ours(
         share_embeddings_and_output_weights=False,
         **(memory or {}),
     )
-    rank = parallel_state.get_tensor_model_parallel_rank()
-    size = parallel_state.get_tensor_model_parallel_world_size()
-    parameters = dict(model.named_parameters())
-    assert parameters.keys() == weights.keys()
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(part(family, name, weights[name], rank, size))
+        for name, parameter in model.named_parameters():
+            parameter.copy_(of_this_rank(family, name, weights))
     return model
+
+
+def of_this_rank(family: str, name: str, whole: Mapping[str, Tensor]) -> Tensor:
+    """Return this rank's part of the tensor of a parameter, by its name on this rank."""
+    if ".local_experts." not in name:
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        size = parallel_state.get_tensor_model_parallel_world_size()
+        return part(family, name, whole[name], rank, size)
+    before, _, after = name.partition(".local_experts.")
+    number, _, rest = after.partition(".")
+    group = _experts_group()
+    number = int(number) + group.rank() * EXPERTS // group.size()
+    rank = parallel_state.get_expert_tensor_parallel_rank()
+    size = parallel_state.get_expert_tensor_parallel_world_size()
+    return part(family, name, whole[f"{before}.local_experts.{number}.{rest}"], rank, size)
+
+
+def _experts_group() -> torch.distributed.ProcessGroup:
+    return parallel_state.get_expert_model_parallel_group()

@@ -74,6 +74,7 @@ def test_every_recipe_shrinks_with_its_structure_and_within_a_laptop():
     from longhaul.probe import resize
     from recipes.resolved.read import world_size
     from recipes.shipped.factories import FACTORIES
+    from recipes.spec.pipeline import divides, is_uneven
 
     for name, factory in FACTORIES.items():
         recipe, whole = factory(), factory().model.config
@@ -84,6 +85,8 @@ def test_every_recipe_shrinks_with_its_structure_and_within_a_laptop():
         assert config.ffn_hidden_size / config.hidden_size == pytest.approx(
             whole.ffn_hidden_size / whole.hidden_size
         )
-        assert config.num_layers % strategy.pipeline_model_parallel_size == 0
+        pp = strategy.pipeline_model_parallel_size
+        assert is_uneven(config.num_layers, pp) == is_uneven(whole.num_layers, pp), name
+        assert divides(pp, config.num_layers), name
         started = min(world_size(recipe), 2 * memory.RANKS_PER_CORE)  # more are refused
         assert resize.about_bytes(recipe) * started < 2 * 2**30, name

@@ -125,7 +125,7 @@ def machines_of(given: dict) -> Machines:
         ("doctor oom --card llama31_8b --ladder prolong --stage 512K --cluster dgx_h100 --nodes 2"
          " --layout 'tp2 ulysses4 dp2'", 16),
         ("doctor slow --factory llama3_8b_nemo_64k --layout 'tp8 full'", 8),
-        ("recipes llama31_405b prolong 512k", 14 * 8),
+        ("recipes llama31_405b prolong 512k", 16 * 8),
         ("recipes qwen3", 8),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -300,7 +300,7 @@ def test_jobs_of_a_shipped_recipe_take_the_nodes_of_the_cluster_that_is_named(
 @pytest.mark.parametrize(
     ("words", "gpus"),
     [
-        ("recipes llama31_405b prolong 512k", 14 * 8),
+        ("recipes llama31_405b prolong 512k", 16 * 8),
         ("plan llama3_8b --seq 512K --nodes 8", 8 * 4),
         ("show llama3_8b_prolong_512k --nodes 4 --cluster dgx_h100", 4 * 8),
     ],

@@ -67,7 +67,16 @@ def test_numbers_that_fit_violate_no_constraint(change):
             {"cp_kind": ContextParallelKind(kind="head_chunked", heads_per_stage=6)},
             "heads_per_stage 6 .* it may be 4, 8 or 16",
         ),
-        ({"layers": 33}, "33 layers are not divisible by PP 2; PP may be 1, 3, 11 or 33"),
+        (
+            {"layers": 33},
+            "33 layers are not divisible by PP 2, nor are 35 .*; PP may be 1, 3, 5, 7, 11 or 33",
+        ),
+        (
+            {"layers": 126, "pp": 8, "ends_count": False},
+            "126 layers on PP 8 are not divisible by it, .* do not count as layers; set "
+            "trainer.strategy.account_for_embedding_in_pipeline_split=true and ",
+        ),
+        ({"ends_count": True}, "32 layers on PP 2 are divisible by it, .*_pipeline_split=false"),
         (
             {"global_batch": 4},
             "batch of 4 sequences .* micro-batch 2 x DP 4; .* multiple of 65,536 tokens",
@@ -338,3 +347,36 @@ def test_sizes_that_do_not_fit_end_the_other_constraints():
 def test_experts_compute_neither_in_tiles_nor_in_fp8(change):
     (told,) = violations.violations(replace(FITS, experts=8, **change))
     assert "has experts, which support neither a tiled MLP" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ep": 2}, "EP is 2 and ETP 2, but the model has no experts; leave both out"),
+        ({"etp": 1}, "EP is 1 and ETP 1, but the model has no experts"),
+        ({"experts": 8, "ep": 3}, "8 experts are not divisible by EP 3; EP may be 1, 2, 4 or 8"),
+        ({"experts": 8, "etp": 3}, r"FFN rows of an expert .* by ETP 3; ETP may be 1 or 2"),
+        (
+            {"experts": 64, "ep": 32},
+            r"EP 32 x ETP 2 = 64 ranks do not divide the 32 .* \(TP 2 x CP 4 x DP 4\); EP may be "
+            "1, 2, 4, 8 or 16",
+        ),
+        ({"experts": 8, "ep": 0}, "EP is 0; it must be at least 1"),
+    ],
+    ids=str,
+)
+def test_experts_that_the_ranks_do_not_divide_are_one_sentence_each(change, words):
+    assert re.search(words, next(shapes.violations(replace(FITS, **change))))
+
+
+def test_experts_divided_in_every_way_that_fits_violate_nothing():
+    for ep, etp in ((1, None), (8, None), (16, 2), (32, 1), (1, 1), (4, 4)):
+        fits = replace(FITS, experts=64, ep=ep, etp=etp)
+        assert list(violations.violations(fits)) == [], (ep, etp)
+
+
+def test_megatron_fsdp_divides_no_experts():
+    told = list(
+        violations.violations(replace(FITS, pp=1, sharding="parameters", experts=8, ep=2, etp=1))
+    )
+    assert any("parameters with EP 2 and ETP 1: Megatron FSDP" in one for one in told)

@@ -19,6 +19,7 @@ def test_every_word_is_what_it_says():
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="both", cap_gib=64.5),
     )
+    assert layout_from("tp4 dp4 ep8 etp1") == Layout(tp=4, dp=4, ep=8, etp=1)
     assert layout_from("selective:core_attn,mlp zero3 fp8:tensorwise") == Layout(
         recompute=Recompute(kind="selective", modules=["core_attn", "mlp"]),
         sharding="parameters",
@@ -30,6 +31,11 @@ def test_every_word_is_what_it_says():
 def test_the_words_of_a_layout_say_all_of_it(name):
     layout = ROWS[name].layout
     assert layout_from(words_of(layout)) == layout
+
+
+@pytest.mark.parametrize("words", ["tp4 dp4 ep8 etp1", "dp8 ep4", "tp2 etp1", "tp2 etp4 dp2"])
+def test_the_words_of_experts_are_written_as_they_are_read(words):
+    assert layout_from(words_of(layout_from(words))) == layout_from(words)
 
 
 def test_one_rank_has_words_too():

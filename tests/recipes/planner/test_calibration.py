@@ -9,7 +9,14 @@ import pytest
 from benchmarks.published_points import bytes_of_peers, rates
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from
-from recipes.planner.accuracy import BYTES, RATES, bytes_range, is_calibrated, rate_range
+from recipes.planner.accuracy import (
+    BYTES,
+    RATES,
+    RATES_OF_EXPERTS,
+    bytes_range,
+    is_calibrated,
+    rate_range,
+)
 from recipes.planner.calibration import LEAST_ERROR, OF_ONE, MeasuredStep, calibrated
 from recipes.planner.plan import plan
 from recipes.planner.time import time
@@ -132,11 +139,15 @@ def test_steps_that_cannot_be_are_refused(steps, said):
 
 def test_ranges_without_a_calibration_are_those_of_published_points():
     older = ("FSDP", "DeepSpeed with Liger")
+    outside = [point for point in rates() if not point.fitted]
     of_rates = [
         1 / point.ratio
-        for point in rates()
-        if not point.fitted and (point.family not in older or point.name.startswith("Qwen3-8B"))
+        for point in outside
+        if point.family not in (*older, "Megatron, experts") or point.name.startswith("Qwen3-8B")
     ]
+    of_experts = [1 / point.ratio for point in outside if point.family == "Megatron, experts"]
+    assert len(of_experts) == 5
+    assert (min(of_experts), max(of_experts)) == pytest.approx(RATES_OF_EXPERTS, abs=0.006)
     assert (min(of_rates), max(of_rates)) == pytest.approx(RATES, abs=0.006)
     of_bytes = [1 / point.ratio for point in bytes_of_peers() if not point.fitted]
     assert (min(of_bytes), max(of_bytes)) == pytest.approx(BYTES, abs=0.006)

@@ -22,7 +22,7 @@ from recipes.planner.kernels import (
 )
 from recipes.planner.memory import memory
 from recipes.planner.plan import plan
-from recipes.planner.workload import Workload
+from recipes.planner.workload import FULLEST_EXPERTS, Workload
 from recipes.spec import cluster
 from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.units import GiB, K, M
@@ -95,6 +95,21 @@ def test_experts_hold_the_tokens_gathered_over_tp():
     norms = tokens * hidden * 2
     assert kept(1) == pytest.approx(32 * (of_one + norms), rel=0.05)
     assert kept(4) == pytest.approx(32 * (of_four + norms / 4), rel=0.05)
+
+
+def test_divided_experts_hold_the_tokens_of_the_fullest_rank():
+    def kept(**layout):
+        layer = Workload(
+            card=MIXTRAL_8X7B, seq_length=16 * K, tokens_per_batch=32 * K, gpus_per_node=8,
+            layout=Layout(tp=2, dp=2, **layout),
+        )  # fmt: skip
+        return memory(layer).categories["mlp"]
+
+    tokens, k, hidden, ffn = 16 * K / 2, 2, 4096, 14336
+    here = k * tokens * (FULLEST_EXPERTS * (3 * ffn + hidden) + hidden) * 2
+    norms = tokens * hidden * 2
+    assert kept(ep=4, etp=1) == pytest.approx(32 * (here + norms), rel=0.05)
+    assert kept(ep=2) > kept(ep=4, etp=1) > kept()
 
 
 def test_context_ranks_share_the_state_as_data_ranks_do():
@@ -256,6 +271,6 @@ def test_a_published_fp8_layout_lacks_the_bf16_copies_that_its_authors_do_not_ho
         card=CARDS["llama3_70b"], seq_length=8 * K, tokens_per_batch=128 * 8 * K, layout=layout,
         gpus_per_node=8,
     )  # fmt: skip
-    copies = 2 * of_70b.layers * of_70b.layer_weights
+    copies = 2 * len(of_70b.stages[0]) * of_70b.layer_weights
     assert plan(of_70b, H100).short == pytest.approx(4.0 * GiB, rel=0.01)
     assert copies == pytest.approx(4.0 * GiB, rel=0.01)

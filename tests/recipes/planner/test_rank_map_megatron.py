@@ -41,7 +41,13 @@ LAYOUTS = (
     "hybrid2x2 dp2",
     "tp2 hybrid2x2",
 )
-KINDS = ("TP", "CP all-to-all", "CP ring", "DP", "PP")
+OF_EXPERTS = (
+    "dp8 ep4",
+    "tp2 ulysses2 dp2 ep4",
+    "tp2 ulysses2 dp2 ep8 etp1",
+    "tp2 pp2 dp2 ep4 etp1",
+)
+KINDS = ("TP", "CP all-to-all", "CP ring", "DP", "PP", "EP")
 SERVER = Server(
     "recipes.nemo2.strategy", "nemo.lightning._strategy_lib", "custom_modules.context_parallel.ring"
 )
@@ -55,7 +61,7 @@ pytestmark = pytest.mark.slow
 
 def workload(words: str) -> Workload:
     return Workload(
-        card=CARDS["llama31_8b"],
+        card=CARDS["mixtral_8x7b" if "ep" in words else "llama31_8b"],
         seq_length=128 * K,
         tokens_per_batch=4 * M,
         layout=layout_from(words),
@@ -63,8 +69,8 @@ def workload(words: str) -> Workload:
     )
 
 
-def built(sizes: list[tuple[int, int, int, int]]) -> list[Groups]:
-    """Return this rank's groups for each (TP, CP, PP, inner degree), as NeMo builds them."""
+def built(sizes: list[tuple[int, int, int, int, int, int]]) -> list[Groups]:
+    """Return this rank's groups for each (TP, CP, PP, inner degree, EP, ETP), as NeMo's."""
     from megatron.core import parallel_state
     from nemo.lightning import _strategy_lib
 
@@ -72,7 +78,7 @@ def built(sizes: list[tuple[int, int, int, int]]) -> list[Groups]:
 
     found = []
     rank, size, store = dist.get_rank(), dist.get_world_size(), c10d._get_default_store()
-    for number, (tp, cp, pp, ulysses) in enumerate(sizes):
+    for number, (tp, cp, pp, ulysses, ep, etp) in enumerate(sizes):
         dist.barrier()  # a group that closes while another rank still connects breaks there
         dist.destroy_process_group()  # each layout begins as a job does: without any group
         dist.init_process_group(
@@ -84,6 +90,8 @@ def built(sizes: list[tuple[int, int, int, int]]) -> list[Groups]:
             sequence_parallel=tp > 1,
             context_parallel_size=cp,
             pipeline_model_parallel_size=pp,
+            expert_model_parallel_size=ep,
+            expert_tensor_parallel_size=etp,
             use_gloo_process_groups=False,  # in a job they are beside those of NCCL, the same ranks
         )
         with cpu_backend(force=True):
@@ -96,6 +104,7 @@ def built(sizes: list[tuple[int, int, int, int]]) -> list[Groups]:
                 inner.ring,
                 parallel_state.get_data_parallel_group(),
                 parallel_state.get_pipeline_model_parallel_group(),
+                parallel_state.get_expert_model_parallel_group(),
             )
             found.append(
                 {
@@ -110,11 +119,17 @@ def built(sizes: list[tuple[int, int, int, int]]) -> list[Groups]:
 @pytest.fixture(scope="module")
 def megatron() -> Iterator[dict[str, list[Groups]]]:
     """Return, by layout, the groups of each rank."""
-    jobs = [workload(words) for words in LAYOUTS]
-    sizes = [(j.layout.tp, j.layout.cp.size, j.layout.pp, j.degrees.ulysses) for j in jobs]
+    jobs = [workload(words) for words in LAYOUTS + OF_EXPERTS]
+    sizes = [
+        (
+            job.layout.tp, job.layout.cp.size, job.layout.pp, job.degrees.ulysses,
+            job.layout.ep, job.layout.expert_tp,
+        )
+        for job in jobs
+    ]  # fmt: skip
     with Ranks(built, SIZE, sizes, server=SERVER) as ranks:
         by_rank = ranks.results(SECONDS)
-    return {words: [found[i] for found in by_rank] for i, words in enumerate(LAYOUTS)}
+    return {words: [found[i] for found in by_rank] for i, words in enumerate(LAYOUTS + OF_EXPERTS)}
 
 
 def test_there_are_twenty_layouts_of_eight_ranks():
@@ -122,7 +137,7 @@ def test_there_are_twenty_layouts_of_eight_ranks():
     assert {layout_from(words).world_size for words in LAYOUTS} == {SIZE}
 
 
-@pytest.mark.parametrize("words", LAYOUTS)
+@pytest.mark.parametrize("words", LAYOUTS + OF_EXPERTS)
 def test_the_rank_map_has_the_groups_that_megatron_builds(megatron, words):
     mapped = {group.kind: group for group in rank_map(workload(words), clusters.load("dgx_h100"))}
     for rank, groups in enumerate(megatron[words]):
@@ -135,7 +150,7 @@ def test_the_rank_map_has_the_groups_that_megatron_builds(megatron, words):
             assert groups[kind] == expected, f"{kind} of rank {rank}"
 
 
-@pytest.mark.parametrize("words", LAYOUTS)
+@pytest.mark.parametrize("words", LAYOUTS + OF_EXPERTS)
 def test_the_line_that_is_printed_names_the_groups_of_rank_0(megatron, words):
     groups = megatron[words][0]
     printed = {}

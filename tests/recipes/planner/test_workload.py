@@ -54,7 +54,7 @@ def test_the_sizes_of_a_rank_of_a_layout():
     ours = workload(tp=2, cp=ContextParallel.ulysses(4), pp=2, dp=4, micro_batch=2)
     assert ours.tokens == 2 * 16 * K
     assert ours.micro_batches == 8  # 4M tokens over 4 data ranks of 2 sequences of 64K
-    assert ours.layers == 16
+    assert ours.stages == (range(1, 17), range(17, 33))
     assert ours.replicas == 16
     shape = ours.attention
     assert (shape.heads, shape.kv_heads, shape.tokens, shape.batch) == (16, 4, 16 * K, 2)
@@ -70,3 +70,17 @@ def test_auto_becomes_the_kind_that_the_links_suggest():
 def test_a_kind_that_the_heads_do_not_divide_into_is_refused():
     with pytest.raises(ValueError, match="CP 64 as ulysses does not fit"):
         _ = workload(cp=ContextParallel.ulysses(64)).degrees
+
+
+def test_experts_are_divided_over_their_own_ranks():
+    def of(**layout):
+        return workload("mixtral_8x7b", **layout)
+
+    card = CARDS["mixtral_8x7b"]
+    experts = card.layers * 8 * 3 * card.hidden * card.ffn_hidden
+    assert of(dp=8).weights(0) - of(dp=8, ep=4).weights(0) == experts * 3 / 4
+    assert of(tp=2, dp=4, etp=1).weights(0) - of(tp=2, dp=4).weights(0) == experts / 2
+    whole, divided = of(tp=2, dp=4), of(tp=2, dp=4, ep=8, etp=1)
+    assert (whole.expert_replicas, divided.expert_replicas) == (4, 1)
+    # All ranks together hold the state of every parameter once.
+    assert whole.shard(0) == pytest.approx(divided.shard(0))

@@ -83,6 +83,10 @@ _ROWS = (
         offload=Offload(tensors="both", cap_gib=300.0, every=2),
     ),
     row("experts", stage(64 * K), card=MIXTRAL, tp=2, cp=ContextParallel.ring(4)),
+    row(
+        "divided", stage(64 * K), card=MIXTRAL, nodes=2, tp=2, dp=2, cp=ContextParallel.ulysses(4),
+        ep=8, etp=1, recompute=KEPT,
+    ),
     row("longrope", stage(128 * K, rope=_longrope()), cp=ContextParallel.ulysses(4), dp=2),
     row(
         "pose", stage(2 * K, positions=Positions.pose(128 * K)), card=LLAMA2, dp=8, micro_batch=4,

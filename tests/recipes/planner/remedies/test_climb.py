@@ -190,6 +190,18 @@ def test_words_of_the_same_job_are_none():
     assert override_words(workload("tp2 dp4"), workload("tp2 dp4")) == []
 
 
+def test_words_divide_experts_and_join_them_again():
+    row = ROWS["mixtral_8x7b_nemo_16k"]
+    whole, divided = workload("tp2 dp8", row), workload("tp2 dp8 ep8 etp1", row)
+    key = "trainer.strategy.expert"
+    assert override_words(whole, divided) == [
+        f"{key}_model_parallel_size=8", f"{key}_tensor_parallel_size=1",
+    ]  # fmt: skip
+    assert override_words(divided, whole) == [
+        f"{key}_model_parallel_size=1", f"{key}_tensor_parallel_size=null",
+    ]  # fmt: skip
+
+
 def test_words_say_each_thing_that_differs():
     words = override_words(
         workload("tp2 dp4 mb2"), workload("tp4 hybrid2x2 dp2 full tile-mlp zero0")

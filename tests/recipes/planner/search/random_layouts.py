@@ -10,6 +10,7 @@ from recipes.planner.feasibility import before_planning, violations
 from recipes.planner.plan import Plan
 from recipes.planner.search.request import SearchRequest
 from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.model_card import ModelCard
 
 RECOMPUTE = (
     Recompute(),
@@ -43,22 +44,30 @@ def random_layout(question: SearchRequest, random: Random) -> Layout:
     saving = random.random() < 0.5
     recompute = random.choice((KEPT, FULL) if saving else RECOMPUTE)
     sharding = random.choice(SHARDING)
+    experts = _experts(card, tp, gpus // pp, random) if card.experts else {}
     return Layout(
         tp=tp,
         cp=_context_parallel(card.heads // tp, card.kv_heads // tp, cp, random),
         pp=pp,
         dp=gpus // (tp * pp * cp),
+        **experts,
         micro_batch=random.choice((1, 1, 1, 2, 4, 8)),
         recompute=recompute,
         tiling=Tiling(
             loss=sharding != "parameters" and (saving or random.random() < 0.5),
-            mlp=saving or random.random() < 0.5,
+            mlp=not card.experts and (saving or random.random() < 0.5),
         ),
         offload=_offload(recompute, random),
         sharding=sharding,
         optimizer_offload=random.choice(ADAM_ON_HOST) if sharding == "optimizer" else 0.0,
         fp8=question.fp8,
     )
+
+
+def _experts(card: ModelCard, tp: int, stage: int, random: Random) -> dict[str, int]:
+    etp = random.choice([n for n in (1, tp, 2 * tp) if stage % n == 0])
+    ep = random.choice([n for n in _divisors(stage // etp) if card.experts % n == 0])
+    return random.choice(({}, {"ep": ep, "etp": etp}, {"ep": ep, "etp": etp}))
 
 
 def _context_parallel(heads: int, kv_heads: int, size: int, random: Random) -> ContextParallel:
