@@ -280,9 +280,11 @@ def lengths_of(store: Path) -> DocumentLengths:
 
     It counts them by powers of two; those of a bucket have its average. Raises StoreError.
     """
-    from data.store import Manifest
+    from data.store import Manifest, StoreError
 
     buckets = Manifest.load(store).train.lengths
+    if not buckets:
+        raise StoreError(f"{store} has no documents for training, so no lengths to plan by")
     return DocumentLengths(
         tuple((round(one.tokens / one.documents), one.documents) for one in buckets)
     )

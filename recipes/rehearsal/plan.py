@@ -325,9 +325,8 @@ def _left_out(made: Rehearsal, whole: Part, small: Part) -> Iterator[str]:
     )
     kept = ParallelDegrees.of(made.card, small.stage.seq_length, small.layout, small.ranks_per_node)
     pp = small.layout.pp
-    if pipeline.is_uneven(made.whole_card.layers, whole.layout.pp) and not pipeline.is_uneven(
-        made.card.layers, pp
-    ):
+    uneven = pipeline.is_uneven(made.whole_card.layers, whole.layout.pp)
+    if uneven and pp > 1 and not pipeline.is_uneven(made.card.layers, pp):
         yield f"pipeline stages of uneven length are left out: {pp} stages have the same length"
     lost = [kind for kind in RANKS_BY_KIND if share.ranks[kind] > 1 == kept.ranks[kind]]
     if whole.layout.ep > 1 == small.layout.ep:

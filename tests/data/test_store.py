@@ -72,6 +72,16 @@ def test_a_lost_file_is_refused(store: Path, name: str) -> None:
             lambda c: c["splits"]["train"]["bin"].update(bytes="9"), "is damaged", id="type"
         ),
         pytest.param(
+            lambda c: c["splits"]["train"]["lengths"][0].update(documents=0),
+            "is damaged: no documents have the lengths .*documents=0",
+            id="no documents",
+        ),
+        pytest.param(
+            lambda c: c["splits"]["train"]["lengths"][0].update(tokens="x"),
+            "is damaged: no documents have the lengths",
+            id="lengths in words",
+        ),
+        pytest.param(
             lambda c: c["splits"]["train"]["bin"].update(path="../train.bin"),
             "outside the store",
             id="parent",

@@ -90,3 +90,18 @@ def test_every_recipe_shrinks_with_its_structure_and_within_a_laptop():
         assert divides(pp, config.num_layers), name
         started = min(world_size(recipe), 2 * memory.RANKS_PER_CORE)  # more are refused
         assert resize.about_bytes(recipe) * started < 2 * 2**30, name
+
+
+def test_experts_count_in_the_memory_of_a_step_by_their_own_groups():
+    from longhaul.probe import resize
+    from recipes.shipped.factories import recipe_named
+
+    recipe = recipe_named("mixtral_8x7b_nemo_64k")
+    strategy = recipe.trainer.strategy
+    strategy.pipeline_model_parallel_size = 1
+    strategy.expert_tensor_parallel_size = 1
+    found = []
+    for strategy.expert_model_parallel_size in (4, 8):
+        found.append(resize.about_bytes(recipe))
+    weights = 32 * 8 * 3 * 4096 * 14_336  # of all experts, whose optimizer is whole over the ranks
+    assert found[0] - found[1] == pytest.approx((weights / 4 - weights / 8) * 6, rel=1e-3)

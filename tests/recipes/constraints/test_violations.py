@@ -174,6 +174,20 @@ def test_what_layers_keep_may_be(change):
             "layers is 9, and a pipeline stage has 8",
         ),
         (
+            {"recompute": Recompute(kind="uniform", layers=3), "offload": Offload()},
+            "groups of 3 layers, and pipeline stages have 8; take a number that divides",
+        ),
+        (
+            {
+                "recompute": Recompute(kind="uniform", layers=2),
+                "offload": Offload(),
+                "layers": 14,
+                "pp": 4,
+                "world_size": 8,
+            },
+            "groups of 2 layers, and pipeline stages have 3 and 4;",
+        ),
+        (
             {"recompute": Recompute(kind="selective", modules=["mlp"]), "offload": Offload()},
             "modules include mlp, and tiling mlp",
         ),

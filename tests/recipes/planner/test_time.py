@@ -11,7 +11,7 @@ from recipes.models.llama import LLAMA2_7B, LLAMA3_8B, LLAMA31_8B
 from recipes.models.mistral import MIXTRAL_8X7B
 from recipes.notation.layout import layout_from
 from recipes.planner.time import time
-from recipes.planner.workload import Workload
+from recipes.planner.workload import FULLEST_EXPERTS, Workload
 from recipes.spec import cluster
 from recipes.spec.efficiency import HOPPER, NEMO_2024, Efficiency
 from recipes.spec.layout import ContextParallel, Fp8, Layout
@@ -172,11 +172,13 @@ def test_tokens_go_to_divided_experts_and_back_and_are_gathered_only_over_the_tp
 
     link = 450e9 * HOPPER.nvlink
     shard = 16 * K / 4 * 4096 * 2
-    assert of(ep=8, etp=1)["EP"] == pytest.approx(4 * 2 * shard * 32 * 7 / 8 / link)
-    assert of(ep=2)["EP"] == pytest.approx(4 * 2 * shard * 32 / 2 / link)
+    sent = shard * FULLEST_EXPERTS
+    assert of(ep=8, etp=1)["EP"] == pytest.approx(4 * 2 * sent * 32 * 7 / 8 / link)
+    assert of(ep=2)["EP"] == pytest.approx(4 * 2 * sent * 32 / 2 / link)
     assert "EP" not in of()
     assert of(ep=8, etp=1)["TP"] == pytest.approx(shard * 3 * (5 * 32 + 3) / link)
-    assert of(ep=2)["TP"] == of()["TP"]
+    of_experts = shard * 3 * 4 * 2 * 32 / link
+    assert of(ep=2)["TP"] - of()["TP"] == pytest.approx(of_experts * (FULLEST_EXPERTS - 1))
     assert 1.2 < of(ep=2)["matmul"] / of()["matmul"] < 1.25  # of attention and LM head not
     full = of(ep=2, recompute=Recompute(kind="full"))
     assert full["EP"] == pytest.approx(6 / 4 * of(ep=2)["EP"])

@@ -173,6 +173,12 @@ def test_too_few_ranks_leave_out_kinds_in_their_order_and_say_so():
     assert said in made.notes()
 
 
+def test_stages_of_the_same_length_in_place_of_uneven_ones_are_noted():
+    said = [note for note in of("llama31_405b_llama31_128k", 16).notes() if "uneven" in note]
+    assert said == ["pipeline stages of uneven length are left out: 2 stages have the same length"]
+    assert not any("uneven" in note for note in of("llama31_8b_ultralong_1m").notes())
+
+
 def test_ranks_to_spare_double_what_is_reduced_most():
     assert list(fewer_ranks(KINDS, 64).values()) == [2, 2, 2, 2, 4]
     assert list(fewer_ranks({"CP ring": 8, "DP": 2}, 16).values()) == [8, 2]
