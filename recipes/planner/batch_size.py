@@ -119,7 +119,8 @@ def even_batch(tokens: int, seq_length: int, gpus: int) -> int:
     """Return about `tokens` tokens: whole sequences for as many data ranks as possible.
 
     They are the nearest multiple of the odd part of the GPUs, less up to `LEFT_OUT` of them for
-    factors of two that the GPUs have too.
+    factors of two that the GPUs have too. If that batch could lose `LEFT_OUT` of its own for one
+    more factor, it gets as many more instead, so the batch of a batch that was evened is the same.
     """
     sequences, unit = max(tokens // seq_length, 1), odd_part(gpus)
     if unit > MOST_TIMES * sequences:
@@ -128,7 +129,10 @@ def even_batch(tokens: int, seq_length: int, gpus: int) -> int:
     sequences += unit - rest if sequences < unit or rest > unit - rest else -rest
     while gpus % (2 * unit) == 0 and sequences % (2 * unit) < LEFT_OUT * sequences:
         unit *= 2
-    return (sequences - sequences % unit) * seq_length
+    sequences -= sequences % unit
+    if gpus % (2 * unit) == 0 and unit < LEFT_OUT * sequences:
+        sequences += unit
+    return sequences * seq_length
 
 
 def odd_part(number: int) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from recipes.planner.batch_size import Batch, data_ranks, even_batch, solve
+from recipes.planner.batch_size import Batch, data_ranks, even_batch, odd_part, solve
 from recipes.spec.units import K, M
 
 WHOLE = Batch(seq_length=64 * K, micro_batch=2, accumulation=4, dp=8)
@@ -97,8 +97,18 @@ def test_gpus_that_hold_no_whole_replicas_are_refused(sizes, said):
         (2 * M, 24, 3),  # two sequences would leave a third of the GPUs idle
         (3 * M, 8, 1),
         (12 * K, 1, 341),
+        (180_000, 4, 24),  # 23 sequences: 22 would lose two more for the next factor of two
         (M, 800_000, 4),  # 3,125 sequences would be a batch of 3B tokens
     ],
 )
 def test_a_batch_is_one_that_many_data_ranks_divide(length, gpus, sequences):
     assert even_batch(4 * M, length, gpus) == sequences * length
+
+
+@pytest.mark.parametrize("gpus", [*range(1, 41), 48, 64, 72, 96, 128, 192, 1000, 1024, 4096, 16384])
+def test_an_even_batch_stays_the_same_when_it_is_evened_again(gpus):
+    for sequences in range(1, 1500):
+        even = even_batch(sequences, 1, gpus)
+        assert even_batch(even, 1, gpus) == even
+        if sequences >= odd_part(gpus) * 10:  # of few sequences the odd part alone takes more
+            assert abs(even - sequences) <= 0.15 * sequences
