@@ -37,6 +37,10 @@ TORCHTITAN = "torchtitan, docs/performance.md"
 TILED_LOSS = Tiling(loss=True, loss_tile=4096)
 TILED = Tiling(loss=True, loss_tile=4096, mlp=True, mlp_tile=4096)
 INPUTS = Offload(tensors="inputs", cap_gib=1e6)
+WITH_FLASH_2 = Efficiency(attention_kernel="flash_attn_2")
+"""ALST, whose paper names flash-attn 2.7.4."""
+WITH_PYTORCH_S = Efficiency(attention_kernel="cuda_flash")
+"""torchtitan, whose attention is PyTorch's."""
 ALONE = ("weights", "gradients")
 """State on the host where one GPU holds all of it."""
 WITH_ITS_OWN_MLP = replace(
@@ -180,7 +184,7 @@ def rates() -> Iterator[Point]:
         words = f"{f'ring{cp} ' if cp > 1 else ''}{f'dp{8 // cp} ' if cp < 8 else ''}full zero3"
         yield _rate(
             f"Llama-3.1-8B, FP8, {seq}K, CP {cp}", "FSDP", TORCHTITAN, "llama31_8b", seq * K,
-            8 // cp, f"{words} fp8:tensorwise", rate,
+            8 // cp, f"{words} fp8:tensorwise", rate, efficiency=WITH_PYTORCH_S,
         )  # fmt: skip
     yield _rate(
         "Qwen3-8B, 1M, ring 8, inputs away", "FSDP", TRL, "qwen3_8b", M, 1,
@@ -189,6 +193,7 @@ def rates() -> Iterator[Point]:
     yield _rate(
         "Llama-3.1-8B on one H100, 500K", "DeepSpeed with Liger", ALST, "llama31_8b", 500_000, 1,
         "full tile-loss tile-mlp offload-inputs:200 adam-on-host:1 zero3", 495,
+        efficiency=WITH_FLASH_2,
     )  # fmt: skip
 
 

@@ -149,7 +149,7 @@ def _measure(
     }  # fmt: skip
     shares = {name: rate / peak for name, (rate, peak, _) in peaks.items() if rate}
     shares |= ON_CPU if device == "cpu" else {"layer_seconds": 0.0}
-    made = replace(machine.efficiency, **shares, time_error=0.0)
+    made = replace(machine.efficiency, **shares, attention_kernel=kernel, time_error=0.0)
     write_shares(path, made, f"rates of {ranks} ranks, attention by {kernel}")
     if as_json:
         print_json({
@@ -187,5 +187,8 @@ def _written(path: Path, before: Efficiency, after: Efficiency) -> None:
     changed: dict[str, Any] = {
         name: value for name, value in asdict(after).items() if value != getattr(before, name)
     }
-    said = ", ".join(f"{name} {value:.3g}" for name, value in changed.items())
+    said = ", ".join(
+        f"{name} {value if isinstance(value, str) else f'{value:.3g}'}"
+        for name, value in changed.items()
+    )
     typer.echo(f"{path}: efficiency: {said}")

@@ -190,7 +190,10 @@ def write_shares(path: Path, shares: Efficiency, said: str) -> None:
     whose hardware is not written with a line for each field.
     """
     text = path.read_text(encoding="utf-8")
-    values = {name: float(f"{value:.{DIGITS}g}") for name, value in _changed(shares)}
+    values = {
+        name: value if isinstance(value, str) else float(f"{value:.{DIGITS}g}")
+        for name, value in _changed(shares)
+    }
     lines = [f"{COMMENT} {date.today().isoformat()}: {said}", "efficiency:"]
     lines += [f"  {line}" for line in yaml.safe_dump(values, sort_keys=False).splitlines()]
     made = _replaced(text.splitlines(), lines)
@@ -204,7 +207,7 @@ def write_shares(path: Path, shares: Efficiency, said: str) -> None:
     write_text(path, made)
 
 
-def _changed(shares: Efficiency) -> list[tuple[str, float]]:
+def _changed(shares: Efficiency) -> list[tuple[str, float | str]]:
     """Return the fields that differ from those without a calibration."""
     plain = Efficiency()
     return [

@@ -55,6 +55,7 @@ def page(
         typer.echo(plan_sentences.documents(plan))
     show(lambda without: _memory(plan, without), [SHARES])
     show(lambda without: _time(plan, without), ["share"])
+    typer.echo(plan_sentences.attention(plan))
     typer.echo(plan_sentences.figures(plan, budget, default_budget=default_budget))
     typer.echo(plan_sentences.ranges(plan))
     typer.echo(plan_sentences.with_failures(plan, budget))
@@ -170,6 +171,11 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
         "memory_total_bytes_range": bytes_range(plan),
         "calibrated": is_calibrated(plan),
         "mfu": plan.time.mfu,
+        "attention_kernel": plan.cluster.efficiency.attention_kernel,
+        "attention_shares": [
+            plan.cluster.efficiency.attention_forward,
+            plan.cluster.efficiency.attention_backward,
+        ],
         "attention_within_documents": plan.time.attended._asdict(),
         "tokens": tokens,
         "gpu_hours": plan.gpu_hours(tokens),

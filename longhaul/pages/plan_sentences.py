@@ -23,6 +23,15 @@ def figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
     )
 
 
+def attention(plan: Plan) -> str:
+    """Return a sentence on the attention kernel that is counted on, and its rates."""
+    found = plan.cluster.efficiency
+    return (
+        f"attention kernel: {found.attention_kernel}, {found.attention_forward:.0%} of the peak "
+        f"forward and {found.attention_backward:.0%} backward"
+    )
+
+
 def documents(plan: Plan) -> str:
     """Return a sentence on attention within documents, and the wait for the longest."""
     found, attention = plan.time.attended, plan.time.categories["attention"]

@@ -55,7 +55,8 @@ class Cluster:
     gpus_per_link: int = 0
     """GPUs that NVLink joins if it spans several nodes; 0 for those of one node."""
     efficiency: Efficiency = HOPPER
-    """Fractions of these peaks that kernels reach."""
+    """Fractions of these peaks that kernels reach; those of attention are the kernel's on this GPU
+    unless stated."""
     reliability: Reliability = Reliability()
     """Failures of nodes, and the rate that checkpoints are written at."""
 
@@ -80,6 +81,11 @@ class Cluster:
                 f"cluster {self.name}: gpus_per_link is {self.gpus_per_link}, not a multiple of "
                 f"the {self.gpus_per_node} GPUs of a node"
             )
+        try:
+            shares = self.efficiency.on(self.gpu.capability)
+        except ValueError as error:
+            raise ValueError(f"cluster {self.name}: {error}") from None
+        object.__setattr__(self, "efficiency", shares)
 
     @property
     def linked_gpus(self) -> int:

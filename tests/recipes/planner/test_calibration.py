@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.published_points import bytes_of_peers, rates
+from benchmarks.published_points import TORCHTITAN, bytes_of_peers, rates
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from
 from recipes.planner.accuracy import (
@@ -138,13 +138,8 @@ def test_steps_that_cannot_be_are_refused(steps, said):
 
 
 def test_ranges_without_a_calibration_are_those_of_published_points():
-    older = ("FSDP", "DeepSpeed with Liger")
-    outside = [point for point in rates() if not point.fitted]
-    of_rates = [
-        1 / point.ratio
-        for point in outside
-        if point.family not in (*older, "Megatron, experts") or point.name.startswith("Qwen3-8B")
-    ]
+    outside = [point for point in rates() if not point.fitted and point.source != TORCHTITAN]
+    of_rates = [1 / point.ratio for point in outside if point.family != "Megatron, experts"]
     of_experts = [1 / point.ratio for point in outside if point.family == "Megatron, experts"]
     assert len(of_experts) == 5
     assert (min(of_experts), max(of_experts)) == pytest.approx(RATES_OF_EXPERTS, abs=0.006)

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+from typing import get_args
+
 import pytest
 import yaml
 
+from custom_modules.attention.registry import KERNELS
 from recipes.spec import cluster
+from recipes.spec.efficiency import ATTENTION, HOPPER, AttentionKernel
 from recipes.spec.units import GiB
 
 
@@ -84,3 +88,42 @@ def test_nvlink_may_span_nodes(tmp_path):
         ValueError, match="gpus_per_link is 6, not a multiple of the 4 GPUs of a node"
     ):
         cluster.load(changed(tmp_path, gpus_per_node=4, gpus_per_link=6))
+
+
+def test_attention_has_the_shares_of_the_kernel_that_training_takes_on_the_gpu():
+    for name in cluster.names():
+        shares = cluster.load(name).efficiency
+        assert shares.attention_kernel == "cudnn"
+        of_gpu = ATTENTION[cluster.load(name).gpu.capability[0]]
+        assert (shares.attention_forward, shares.attention_backward) == of_gpu["cudnn"]
+    assert cluster.load("dgx_b200").efficiency.matmul < HOPPER.matmul
+
+
+def test_a_named_kernel_has_its_own_shares_and_stated_ones_stay(tmp_path):
+    older = cluster.load(changed(tmp_path, efficiency={"attention_kernel": "flash_attn_2"}))
+    assert older.efficiency.attention_forward < 0.7 * HOPPER.attention_forward
+    mine = {"attention_kernel": "flash_attn_2", "attention_forward": 0.4}
+    stated = cluster.load(changed(tmp_path, efficiency=mine)).efficiency
+    assert stated.attention_forward == 0.4
+    assert stated.attention_backward == older.efficiency.attention_backward
+
+
+@pytest.mark.parametrize(
+    ("efficiency", "said"),
+    [
+        ({"attention_kernel": "flash_attn_4"}, "attention_kernel is 'flash_attn_4'"),
+        ({"attention_kernel": "flash_attn_3"}, "does not run on compute capability 10.0; choose"),
+        ({"attention_kernel": "cpu_flash"}, "measure it: longhaul calibrate --device cpu"),
+    ],
+    ids=str,
+)
+def test_a_kernel_that_the_gpu_does_not_run_is_refused(tmp_path, efficiency, said):
+    gpu = yaml.safe_load((cluster.FOLDER / "dgx_b200.yaml").read_text())["hardware"]["gpu"]
+    with pytest.raises(ValueError, match=said):
+        cluster.load(changed(tmp_path, gpu=gpu, efficiency=efficiency))
+
+
+def test_kernels_with_shares_are_those_that_training_knows():
+    assert set(get_args(AttentionKernel)) - {""} == set(KERNELS)
+    named = {name for of_gpu in ATTENTION.values() for name in of_gpu}
+    assert named == set(KERNELS) - {"cpu_flash"}
