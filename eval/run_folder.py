@@ -96,6 +96,9 @@ class Step:
     tokens_per_second_per_rank: Number = math.nan
     mfu: Number = math.nan
     peak_memory_bytes: Number = math.nan
+    """Of tensors, on the fullest rank; in older logs of the first rank."""
+    device_memory_bytes: Number = math.nan
+    """Of the process, on the fullest rank."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,12 @@ their counts, and the run stops where they disagree with the plan:
 * the samples of the step must be the consecutive ones from `step * sequences per batch` (a loader
   that starts over after a resume would repeat them).
 
-Cost: one all-gather a step, of 1 + (sequences on the rank) int64 per rank.
+A line also has the memory of the fullest rank: `peak_memory_bytes` that the allocator gave to
+tensors at the peak, and `device_memory_bytes` that the process then took on its GPU, with what the
+allocator could not hand out, CUDA's context and NCCL's buffers. On CPU both are the resident set.
+
+Cost: one all-gather a step, of 1 + (sequences on the rank) int64 per rank, and one all-reduce of
+two int64.
 """
 
 import fcntl
@@ -125,6 +130,7 @@ class StepLog(Callback):
         first, last = self._assert_consumed(step, pl_module.tally)
         loss = trainer.callback_metrics["reduced_train_loss"].item()  # waits for the device
         seconds = time.perf_counter() - self.started
+        tensors, device = _fullest(trainer.strategy.root_device)
         if not trainer.is_global_zero:
             return
         norm = trainer.callback_metrics.get("grad_norm")
@@ -139,7 +145,8 @@ class StepLog(Callback):
             "seconds": seconds,
             "tokens_per_second_per_rank": rate,
             "model_flops_per_second_per_rank": rate * self.flops_per_token,
-            "peak_memory_bytes": _peak_memory_bytes(trainer.strategy.root_device),
+            "peak_memory_bytes": tensors,
+            "device_memory_bytes": device,
         }
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -195,8 +202,20 @@ def _this_rank() -> dict[str, Any]:
     }
 
 
-def _peak_memory_bytes(device: torch.device) -> int:
-    """Return the allocator's peak on a GPU; on CPU the peak resident set of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _fullest(device: torch.device) -> tuple[int, int]:
+    """Return the largest peaks of any rank: bytes of tensors, and bytes of the process."""
+    found = torch.tensor(_peak_memory_bytes(device), device=torch.cuda.current_device())
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    tensors, process = found.tolist()
+    return tensors, process
+
+
+def _peak_memory_bytes(device: torch.device) -> tuple[int, int]:
+    """Return this rank's peaks; on CPU the peak resident set of the process for both."""
+    if device.type != "cuda":
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return resident, resident
+    free, total = torch.cuda.mem_get_info(device)
+    beyond_the_allocator = max(0, total - free - torch.cuda.memory_reserved(device))
+    reserved = torch.cuda.max_memory_reserved(device) + beyond_the_allocator
+    return torch.cuda.max_memory_allocated(device), reserved

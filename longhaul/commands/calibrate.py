@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul calibrate`: the shares of peak in a cluster file, measured or fitted to a run."""
+"""`longhaul calibrate`: rates and bytes in a cluster file, measured or fitted to a run."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -15,9 +15,12 @@ from longhaul.terminal.console import busy, loading, plain_console, show
 from recipes.spec import cluster as clusters
 from recipes.spec.cluster import Cluster
 from recipes.spec.efficiency import Efficiency
+from recipes.spec.memory_constants import MemoryConstants
 from recipes.spec.naming import length_shown
+from recipes.spec.units import GiB
 
 if TYPE_CHECKING:
+    from recipes.planner.byte_calibration import CalibratedBytes, MeasuredBytes
     from recipes.planner.calibration import Calibrated, MeasuredStep
 
 ON_CPU = {"layer_seconds": 2e-3}
@@ -60,7 +63,10 @@ def calibrate(
             raise ValueError("--ranks and --device are of a measurement; leave them out, or --run")
         fitted = fit_to(path, machine, card, run, quiet=as_json)
         if as_json:
-            print_json({"efficiency": asdict(fitted.efficiency), "cluster_file": str(path)})
+            print_json({
+                "efficiency": asdict(fitted.efficiency), "memory": asdict(fitted.memory),
+                "cluster_file": str(path),
+            })  # fmt: skip
         return
     if card:
         raise ValueError("--card is that of a run; add --run, or leave it out")
@@ -71,25 +77,37 @@ def calibrate(
 def fit_to(
     path: Path, machine: Cluster, card: str, sources: Sequence[Path], *, quiet: bool = False
 ) -> Cluster:
-    """Fit a cluster's shares to measured steps, write them into its file, and return it.
+    """Fit a cluster's shares and memory constants to measured steps and peaks, and return it.
 
-    Prints the steps with their predictions before and after, unless `quiet`.
+    Writes them into its file, and prints the steps with their predictions before and after, unless
+    `quiet`. The constants of memory stay where no peak was logged.
     """
-    from longhaul.jobs.calibration import measured_steps, require_kind, write_shares
+    from longhaul.jobs.calibration import measurements, require_kind, write_shares
+    from recipes.planner.byte_calibration import calibrated_bytes
     from recipes.planner.calibration import calibrated
     from recipes.shipped.named import card_named
 
     model = card_named(card)
-    steps = [step for source in sources for step in measured_steps(source, model, machine)]
+    read = [measurements(source, model, machine) for source in sources]
+    steps = [step for one in read for step in one.steps]
+    peaks = [peak for one in read for peak in one.peaks]
     require_kind(steps, machine, path)
     found = calibrated(steps, machine)
+    sizes = calibrated_bytes(peaks, machine) if peaks else None
+    memory = sizes.constants if sizes else None
     write_shares(
         path, found.efficiency, f"to {len(steps)} measured steps of {model.name}, "
-        + ", ".join(str(source) for source in sources),
+        + ", ".join(str(source) for source in sources), memory=memory,
     )  # fmt: skip
     if not quiet:
         _print_fit(path, machine, steps, found)
-    return replace(machine, efficiency=found.efficiency)
+        if sizes:
+            _print_bytes(path, machine, peaks, sizes)
+        else:
+            typer.echo(
+                "bytes are not fitted: no step has device_memory_bytes in its log, or peak_gib"
+            )
+    return replace(machine, efficiency=found.efficiency, memory=memory or machine.memory)
 
 
 def _print_fit(
@@ -109,12 +127,37 @@ def _print_fit(
         )
     ]
     _print("predicted over measured seconds; left out: by the other steps", lines)
-    _written(path, machine.efficiency, found.efficiency)
+    _written(path, machine.efficiency, found.efficiency, "efficiency")
     error = f"{found.efficiency.time_error:.0%}"
     if found.left_out:
         typer.echo(f"predicted times are within about {error}, by leaving one step out")
     else:
         typer.echo(f"predicted times are assumed to be within {error}: one step cannot be left out")
+
+
+def _print_bytes(
+    path: Path, machine: Cluster, peaks: "Sequence[MeasuredBytes]", found: "CalibratedBytes"
+) -> None:
+    lines = [
+        {
+            "step": peak.name,
+            "length": length_shown(peak.workload.seq_length),
+            "measured GiB": f"{peak.process / GiB:,.2f}",
+            "before": f"{before / peak.process:.2f}",
+            "after": f"{after / peak.process:.2f}",
+            "left out": f"{left / peak.process:.2f}" if left else "-",
+        }
+        for peak, before, after, left in zip(
+            peaks, found.before, found.after, found.left_out or (0.0,) * len(peaks), strict=True
+        )
+    ]
+    _print("predicted over measured bytes of the fullest rank", lines)
+    _written(path, machine.memory, found.constants, "memory")
+    error = f"{found.constants.error:.0%}"
+    if found.left_out:
+        typer.echo(f"predicted bytes are within about {error}, by leaving one step out")
+    else:
+        typer.echo(f"predicted bytes are assumed to be within {error}: one step cannot be left out")
 
 
 def _measure(
@@ -168,7 +211,7 @@ def _measure(
         if rate
     ]
     _print(f"{ranks} ranks on {device}, attention by {kernel}", lines)
-    _written(path, machine.efficiency, made)
+    _written(path, machine.efficiency, made, "efficiency")
 
 
 def _print(title: str, lines: Sequence[dict[str, str]]) -> None:
@@ -183,7 +226,12 @@ def _print(title: str, lines: Sequence[dict[str, str]]) -> None:
     show(table)
 
 
-def _written(path: Path, before: Efficiency, after: Efficiency) -> None:
+def _written(
+    path: Path,
+    before: Efficiency | MemoryConstants,
+    after: Efficiency | MemoryConstants,
+    section: str,
+) -> None:
     changed: dict[str, Any] = {
         name: value for name, value in asdict(after).items() if value != getattr(before, name)
     }
@@ -191,4 +239,4 @@ def _written(path: Path, before: Efficiency, after: Efficiency) -> None:
         f"{name} {value if isinstance(value, str) else f'{value:.3g}'}"
         for name, value in changed.items()
     )
-    typer.echo(f"{path}: efficiency: {said}")
+    typer.echo(f"{path}: {section}: {said or 'as before'}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured steps of a run or a file, and a cluster file with the shares that they show."""
+"""Measured steps and peaks of a run or a file, and a cluster file with what they show."""
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -18,6 +18,7 @@ from eval.run_folder import MissingResultError, Step, read_steps, stage_names
 from longhaul.terminal.console import loading
 from recipes.checkpoints.marker import RECIPE
 from recipes.notation.layout import layout_from
+from recipes.planner.byte_calibration import MeasuredBytes
 from recipes.planner.calibration import MeasuredStep
 from recipes.planner.feasibility import before_planning
 from recipes.planner.workload import Workload
@@ -25,9 +26,11 @@ from recipes.spec import cluster as clusters
 from recipes.spec.cluster import Cluster
 from recipes.spec.efficiency import Efficiency
 from recipes.spec.layout import Layout
+from recipes.spec.memory_constants import MemoryConstants
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import length_from, stage_folder
 from recipes.spec.schema import decode
+from recipes.spec.units import GiB
 
 METRICS = "metrics.jsonl"
 WARM_UP, LEAST_STEPS = 2, 3
@@ -44,10 +47,21 @@ class _Listed:
     layout: str
     tokens_per_batch: str
     step_seconds: float
+    peak_gib: float = 0.0
+    """Of the fullest GPU, as nvidia-smi counts it; 0 if not measured."""
 
 
-def measured_steps(source: Path, card: ModelCard, cluster: Cluster) -> list[MeasuredStep]:
-    """Return the median step of each stage of a run folder, or the steps that a YAML file lists.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurements:
+    """What a run or a file tells."""
+
+    steps: list[MeasuredStep]
+    peaks: list[MeasuredBytes]
+    """Of the steps whose memory was logged."""
+
+
+def measurements(source: Path, card: ModelCard, cluster: Cluster) -> Measurements:
+    """Return those of each stage of a run folder, its median step, or of a YAML file.
 
     Raises ValueError for a source that is neither, a run without enough steps, of another card, or
     whose number of ranks changes within a stage.
@@ -60,7 +74,7 @@ def measured_steps(source: Path, card: ModelCard, cluster: Cluster) -> list[Meas
     return _of_file(source, card, cluster)
 
 
-def _of_run(run: Path, card: ModelCard, cluster: Cluster) -> list[MeasuredStep]:
+def _of_run(run: Path, card: ModelCard, cluster: Cluster) -> Measurements:
     there = {
         name: [one for one in read_steps(stage_folder(run, name) / METRICS) if _is_timed(one)]
         for name in stage_names(run)
@@ -78,7 +92,7 @@ def _of_run(run: Path, card: ModelCard, cluster: Cluster) -> list[MeasuredStep]:
         from recipes.resolved import yaml_file
         from recipes.resolved.stage import ResolvedStage
 
-    found = []
+    found = Measurements(steps=[], peaks=[])
     for name, steps in enough.items():
         stage = ResolvedStage.of(yaml_file.read(stage_folder(run, name) / RECIPE))
         _require_card(stage.recipe.model.config, card, f"{run}, stage {name}")
@@ -91,8 +105,19 @@ def _of_run(run: Path, card: ModelCard, cluster: Cluster) -> list[MeasuredStep]:
             gpus_per_node=cluster.gpus_per_node,
         )
         seconds = median(step.seconds for step in steps[WARM_UP:])
-        found.append(MeasuredStep(name=name, workload=workload, seconds=seconds))
+        found.steps.append(MeasuredStep(name=name, workload=workload, seconds=seconds))
+        process = _largest(step.device_memory_bytes for step in steps)
+        if process:
+            on_gpu = stage.layout.device != "cpu"  # on CPU the resident set stands for both
+            tensors = _largest(step.peak_memory_bytes for step in steps) if on_gpu else None
+            peak = MeasuredBytes(name=name, workload=workload, process=process, tensors=tensors)
+            found.peaks.append(peak)
     return found
+
+
+def _largest(sizes: Iterable[float]) -> float:
+    """Return the largest of some bytes; 0 if none was logged."""
+    return max((size for size in sizes if math.isfinite(size) and size > 0), default=0.0)
 
 
 def _is_timed(step: Step) -> bool:
@@ -132,9 +157,9 @@ def _require_ranks(steps: Sequence[Step], layout: Layout, where: str) -> None:
         )
 
 
-def _of_file(path: Path, card: ModelCard, cluster: Cluster) -> list[MeasuredStep]:
+def _of_file(path: Path, card: ModelCard, cluster: Cluster) -> Measurements:
     listed = decode(list[_Listed], read_yaml(path), str(path))
-    found = []
+    found = Measurements(steps=[], peaks=[])
     for number, one in enumerate(listed, start=1):
         where = f"{path}, step {number}"
         try:
@@ -149,9 +174,14 @@ def _of_file(path: Path, card: ModelCard, cluster: Cluster) -> list[MeasuredStep
             raise ValueError(f"{where}: {error}") from None
         if not one.step_seconds > 0:
             raise ValueError(f"{where}: step_seconds is {one.step_seconds}; it must be positive")
+        if not (one.peak_gib >= 0 and math.isfinite(one.peak_gib)):
+            raise ValueError(f"{where}: peak_gib is {one.peak_gib}; it must be positive")
         if broken := before_planning(workload, cluster):
             raise ValueError(f"{where}: layout {one.layout}: {broken}")
-        found.append(MeasuredStep(name=where, workload=workload, seconds=one.step_seconds))
+        found.steps.append(MeasuredStep(name=where, workload=workload, seconds=one.step_seconds))
+        if one.peak_gib:
+            size = one.peak_gib * GiB
+            found.peaks.append(MeasuredBytes(name=where, workload=workload, process=size))
     return found
 
 
@@ -183,42 +213,51 @@ def own_file(name: str) -> Path:
     return path
 
 
-def write_shares(path: Path, shares: Efficiency, said: str) -> None:
-    """Write the shares into the section `hardware` of a cluster file, and keep all other text.
+def write_shares(
+    path: Path, shares: Efficiency, said: str, *, memory: MemoryConstants | None = None
+) -> None:
+    """Write shares, and memory constants, into the section `hardware` of a cluster file.
 
-    `said` becomes the comment above them. Raises ValueError, with what to write by hand, for a file
-    whose hardware is not written with a line for each field.
+    All other text stays, also older memory constants if none are given. `said` becomes the comment
+    above them. Raises ValueError, with what to write by hand, for a file whose hardware is not
+    written with a line for each field.
     """
     text = path.read_text(encoding="utf-8")
-    values = {
-        name: value if isinstance(value, str) else float(f"{value:.{DIGITS}g}")
-        for name, value in _changed(shares)
-    }
-    lines = [f"{COMMENT} {date.today().isoformat()}: {said}", "efficiency:"]
-    lines += [f"  {line}" for line in yaml.safe_dump(values, sort_keys=False).splitlines()]
-    made = _replaced(text.splitlines(), lines)
+    written = {"efficiency": _changed(shares, Efficiency())}
+    if memory is not None:
+        written["memory"] = _changed(memory, MemoryConstants())
+    lines = [f"{COMMENT} {date.today().isoformat()}: {said}"]
+    for name, values in written.items():
+        lines.append(f"{name}:")
+        lines += [f"  {line}" for line in yaml.safe_dump(values, sort_keys=False).splitlines()]
+    made = _replaced(text.splitlines(), lines, tuple(f"{name}:" for name in written))
     wanted: dict[str, Any] = yaml.safe_load(text)
-    wanted["hardware"] = {**wanted["hardware"], "efficiency": values}
+    wanted["hardware"] = {**wanted["hardware"], **written}
     if yaml.safe_load(made) != wanted:
+        told = yaml.safe_dump(written, default_flow_style=True, width=10_000).strip()[1:-1]
         raise ValueError(
-            f"{path} does not state its hardware with a line for each field; write into it: "
-            f"efficiency: {yaml.safe_dump(values, default_flow_style=True, width=10_000).strip()}"
+            f"{path} does not state its hardware with a line for each field; write into it: {told}"
         )
     write_text(path, made)
 
 
-def _changed(shares: Efficiency) -> list[tuple[str, float | str]]:
-    """Return the fields that differ from those without a calibration."""
-    plain = Efficiency()
-    return [
-        (name, getattr(shares, name))
-        for name in shares.__dataclass_fields__
-        if getattr(shares, name) != getattr(plain, name)
-    ]
+def _changed(
+    found: Efficiency | MemoryConstants, plain: Efficiency | MemoryConstants
+) -> dict[str, float | str]:
+    """Return the fields that differ from those without a calibration, with few digits."""
+    changed = {}
+    for name in found.__dataclass_fields__:
+        value = getattr(found, name)
+        if value != getattr(plain, name):
+            changed[name] = value if isinstance(value, str) else float(f"{value:.{DIGITS}g}")
+    return changed
 
 
-def _replaced(text: Sequence[str], lines: Sequence[str]) -> str:
-    """Return the text with these lines as the first of its hardware, in place of older ones."""
+def _replaced(text: Sequence[str], lines: Sequence[str], keys: tuple[str, ...]) -> str:
+    """Return the text with these lines as the first of its hardware, in place of older ones.
+
+    `keys` begin the fields that they replace.
+    """
     kept: list[str] = []
     within, inside, indent = False, False, ""
     for line in text:
@@ -230,7 +269,7 @@ def _replaced(text: Sequence[str], lines: Sequence[str]) -> str:
             kept += [indent + one for one in lines]
         if within and inside and line.strip() and depth <= len(indent):
             inside = False
-        if within and depth == len(indent) and line.lstrip().startswith("efficiency:"):
+        if within and depth == len(indent) and line.lstrip().startswith(keys):
             inside = True
         older = within and line.lstrip().startswith(COMMENT)
         if not inside and not older:

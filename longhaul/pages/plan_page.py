@@ -12,7 +12,12 @@ from longhaul.options import print_json
 from longhaul.pages import plan_sentences
 from longhaul.terminal.console import print_left_out, show
 from recipes.notation.layout import words_of
-from recipes.planner.accuracy import bytes_range, is_calibrated, rate_range
+from recipes.planner.accuracy import (
+    bytes_range,
+    has_calibrated_bytes,
+    is_calibrated,
+    rate_range,
+)
 from recipes.planner.plan import HEADROOM, Plan
 from recipes.planner.rank_groups import rank_map
 from recipes.planner.search.alternatives import faster_batch
@@ -170,6 +175,7 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
         "tokens_per_second_per_gpu_range": rate_range(plan),
         "memory_total_bytes_range": bytes_range(plan),
         "calibrated": is_calibrated(plan),
+        "memory_calibrated": has_calibrated_bytes(plan),
         "mfu": plan.time.mfu,
         "attention_kernel": plan.cluster.efficiency.attention_kernel,
         "attention_shares": [

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sentences of a plan's page: its rate and range, attention within documents, nodes that fail."""
 
-from recipes.planner.accuracy import bytes_range, is_calibrated, rate_range
+from recipes.planner.accuracy import (
+    bytes_range,
+    has_calibrated_bytes,
+    is_calibrated,
+    rate_range,
+)
 from recipes.planner.goodput import Goodput, goodput
 from recipes.planner.plan import Plan
 from recipes.spec.naming import amount, counted
@@ -49,12 +54,14 @@ def ranges(plan: Plan) -> str:
     """Return a sentence on how far the rate and the memory may be off."""
     (slow, fast), (least, most) = rate_range(plan), bytes_range(plan)
     size, rate = f"{least / GiB:.1f} to {most / GiB:.1f} GiB", f"{slow:,.0f} to {fast:,.0f}"
+    by = ("by the calibration", "as published runs had")
+    of_rate, of_size = by[not is_calibrated(plan)], by[not has_calibrated_bytes(plan)]
+    said = f"expect {rate} tokens/s/GPU and {size}, {of_rate}"
+    if of_rate != of_size:
+        said = f"expect {rate} tokens/s/GPU, {of_rate}, and {size}, {of_size}"
     if is_calibrated(plan):
-        return f"expect {rate} tokens/s/GPU, by the calibration, and {size}, as published runs had"
-    return (
-        f"expect {rate} tokens/s/GPU and {size}, as published runs had; `longhaul calibrate` fits "
-        "the planner to yours"
-    )
+        return said
+    return f"{said}; `longhaul calibrate` fits the planner to yours"
 
 
 def with_failures(plan: Plan, budget: int) -> str:

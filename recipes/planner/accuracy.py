@@ -21,6 +21,11 @@ def is_calibrated(plan: Plan) -> bool:
     return plan.cluster.efficiency.time_error > 0
 
 
+def has_calibrated_bytes(plan: Plan) -> bool:
+    """Return whether the memory constants of the cluster file were fitted to measured peaks."""
+    return plan.cluster.memory.error > 0
+
+
 def rate_range(plan: Plan) -> tuple[float, float]:
     """Return the lowest and highest tokens/s of a GPU to expect."""
     rate, error = plan.time.tokens_per_gpu_second, plan.cluster.efficiency.time_error
@@ -32,4 +37,7 @@ def rate_range(plan: Plan) -> tuple[float, float]:
 
 def bytes_range(plan: Plan) -> tuple[float, float]:
     """Return the lowest and highest bytes of a GPU to expect."""
-    return BYTES[0] * plan.memory.total, BYTES[1] * plan.memory.total
+    total, error = plan.memory.total, plan.cluster.memory.error
+    if error:
+        return total * (1 - error), total * (1 + error)
+    return BYTES[0] * total, BYTES[1] * total

@@ -2,6 +2,10 @@
 """Numbers of a step's memory that depend on the implementation of its kernels: ours, and peers'."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from recipes.spec.cluster import Cluster
+from recipes.spec.memory_constants import MemoryConstants
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,13 +64,16 @@ class Kernels:
     """Bytes per weight."""
     reserve_gib: float
     """CUDA's context, NCCL's buffers, workspaces, and fragmentation of the allocator."""
+    unknown_inputs: float = 0
+    """Buffers that the formulas do not know, in inputs of a layer."""
 
 
 PLAIN = Kernels(mlp_kept=5, logit_bytes=6, norm_copies=False, weight_gradients=True, reserve_gib=0)
 """CPU: unfused PyTorch operators."""
-FUSED = Kernels(mlp_kept=3, logit_bytes=6, attention=FLASH_2, reserve_gib=4.0)
-"""GPU: fused SwiGLU and gradient accumulation, and the attention kernel that holds the most. The
-reserve is a guess, not measured yet."""
+FUSED = Kernels(
+    mlp_kept=3, logit_bytes=6, attention=FLASH_2, reserve_gib=MemoryConstants().reserve_gib
+)
+"""GPU: fused SwiGLU and gradient accumulation, and the attention kernel that holds the most."""
 HUGGING_FACE = Kernels(
     mlp_kept=4,
     logit_bytes=14,
@@ -86,3 +93,10 @@ DeepSpeed's all-to-all makes its input contiguous and permutes its output."""
 LIGER = replace(HUGGING_FACE, mlp_kept=3, mlp_gradients=1, norm_kept=1)
 """The same with Liger's norm and SwiGLU (arXiv 2410.10989), which ALST's recipes have
 from tiled loss on: a norm keeps its result alone, and gradients of gate and up overwrite them."""
+
+
+@lru_cache(maxsize=64)
+def kernels_on(cluster: Cluster) -> Kernels:
+    """Return those of GPUs with the constants that the cluster file states."""
+    found = cluster.memory
+    return replace(FUSED, reserve_gib=found.reserve_gib, unknown_inputs=found.unknown_inputs)

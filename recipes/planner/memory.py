@@ -78,6 +78,11 @@ def memory(workload: Workload, kernels: Kernels = FUSED) -> Memory:
     return max(found, key=lambda one: one.total)
 
 
+def input_bytes(workload: Workload) -> float:
+    """Return the bytes of a layer's input on a rank."""
+    return _Layer(workload, FUSED).x
+
+
 def _of_stage(
     workload: Workload, kernels: Kernels, layer: "_Layer", stage: int, host: float
 ) -> Memory:
@@ -245,6 +250,8 @@ class _Layer:
             "attention": 4 * workload.card.head_dim * self.tokens,  # cos and sin, fp32
             "communication": self.x * layout.tp if layout.tp > 1 else 0.0,
         }
+        if self.kernels.unknown_inputs:
+            always["kernels"] = self.kernels.unknown_inputs * self.x
         if 0 < stage == layout.pp - 1 and workload.micro_batches > 1:
             # 1F1B frees the gradient sent back for a micro-batch at the next one's backward.
             always["communication"] += self.x

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, replace
 
 from recipes.planner.batch_size import MOST_ACCUMULATION
-from recipes.planner.kernels import FUSED, Kernels
+from recipes.planner.kernels import Kernels, kernels_on
 from recipes.planner.memory import Memory, memory
 from recipes.planner.time import Time, time
 from recipes.planner.workload import Workload
@@ -126,12 +126,12 @@ def short(held: Memory, cluster: Cluster, ranks: int) -> tuple[float, float]:
     return of_gpu, held.host - HOST_SHARE * cluster.host_bytes_per_rank(ranks)
 
 
-def plan(workload: Workload, cluster: Cluster, *, kernels: Kernels = FUSED) -> Plan:
-    """Return the plan of a workload on a cluster."""
+def plan(workload: Workload, cluster: Cluster, *, kernels: Kernels | None = None) -> Plan:
+    """Return the plan of a workload on a cluster; `kernels` replace those of its GPUs."""
     return Plan(
         workload=workload,
         cluster=cluster,
-        memory=memory(workload, kernels),
+        memory=memory(workload, kernels or kernels_on(cluster)),
         time=time(workload, cluster),
     )
 

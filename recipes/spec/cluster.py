@@ -8,6 +8,7 @@ from typing import Any
 
 from data.files.user_file import read_yaml
 from recipes.spec.efficiency import HOPPER, Efficiency
+from recipes.spec.memory_constants import MemoryConstants
 from recipes.spec.reliability import Reliability
 from recipes.spec.suggest import did_you_mean
 from recipes.spec.units import GiB
@@ -57,6 +58,8 @@ class Cluster:
     efficiency: Efficiency = HOPPER
     """Fractions of these peaks that kernels reach; those of attention are the kernel's on this GPU
     unless stated."""
+    memory: MemoryConstants = MemoryConstants()
+    """Bytes of a GPU in addition to those of the formulas."""
     reliability: Reliability = Reliability()
     """Failures of nodes, and the rate that checkpoints are written at."""
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from recipes.planner.feasibility import violations
+from recipes.planner.kernels import kernels_on
 from recipes.planner.memory import Memory, memory
 from recipes.planner.plan import Plan, short, with_host_cap
 from recipes.planner.search.memory_settings import (
@@ -115,6 +116,7 @@ class _Ranking:
 
     def __init__(self, question: SearchRequest, *, tolerance: float = TOLERANCE) -> None:
         self.question, self.cluster = question, question.cluster
+        self.kernels = kernels_on(question.cluster)
         self.within = 1 + tolerance
         self.ruled_out: Counter[str] = Counter()
         self.refused, self.tried = "", 0
@@ -257,7 +259,7 @@ class _Ranking:
         return short(held, self.cluster, self.question.gpus)
 
     def _held(self, layout: Layout) -> Memory:
-        return memory(self.question.workload(layout))
+        return memory(self.question.workload(layout), self.kernels)
 
 
 def _rank(one: Plan) -> tuple[float, float, float]:

@@ -103,7 +103,7 @@ def test_throughput_and_flops_agree_with_the_seconds_of_the_step(log, path):
     (line,) = lines(path)
     assert line["tokens_per_second_per_rank"] * line["seconds"] == pytest.approx(32)
     assert line["model_flops_per_second_per_rank"] * line["seconds"] == pytest.approx(320)
-    assert line["peak_memory_bytes"] > 0
+    assert line["device_memory_bytes"] == line["peak_memory_bytes"] > 0
 
 
 @pytest.mark.usefixtures("megatron_rank")

@@ -14,10 +14,13 @@ from benchmarks.calibration import CLUSTER, ladder
 from longhaul.jobs.calibration import write_shares
 from recipes.models import CARDS
 from recipes.notation.layout import layout_from
+from recipes.planner.kernels import kernels_on
+from recipes.planner.memory import memory
 from recipes.planner.time import time
 from recipes.planner.workload import Workload
 from recipes.spec import cluster
-from recipes.spec.units import K
+from recipes.spec.memory_constants import MemoryConstants
+from recipes.spec.units import GiB, K
 
 TRUE = {"matmul": 0.5, "attention_forward": 0.3, "attention_backward": 0.25, "memory": 0.4}
 WORDS = "ulysses2 cpu fp32"
@@ -103,6 +106,65 @@ def test_a_file_of_steps_is_written_into_the_cluster_file_and_its_text_stays(ans
     assert plan["step_seconds"] == pytest.approx(seconds(own, 8 * K), rel=0.05)
     low, high = plan["tokens_per_second_per_gpu_range"]
     assert low * 1.05 == pytest.approx(high / 1.05)
+
+
+def test_peaks_of_a_file_become_constants_of_memory(answer, own, steps):
+    words = ("calibrate", "--cluster", own, "--run", steps, "--card", "tiny")
+    assert "bytes are not fitted: no step has device_memory_bytes" in answer(*words).out
+    assert "memory" not in yaml.safe_load(own.read_text())["hardware"]
+    listed = yaml.safe_load(steps.read_text())
+    for length, one in zip((1, 2, 4), listed, strict=True):
+        one["peak_gib"] = peak(own, length * K)
+    steps.write_text(yaml.safe_dump(listed))
+    code, shown, said = answer(*words)
+    assert code == 0, said
+    assert "predicted over measured bytes of the fullest rank" in shown
+    assert "predicted bytes are within about 2%, by leaving one step out" in shown
+    assert cluster.load(str(own)).memory.reserve_gib == pytest.approx(2.5, abs=0.1)
+    plan = ("plan", "tiny", "--seq", "8K", "--tokens-per-batch", "8K", "--cluster", own,
+            "--layout", WORDS)  # fmt: skip
+    assert "GiB, by the calibration\n" in answer(*plan).out
+    (found,) = json.loads(answer(*plan, "--json").out)["plans"]
+    assert found["memory_calibrated"]
+    assert found["memory_total_bytes"] == pytest.approx(peak(own, 8 * K) * GiB, rel=0.02)
+    answer(*words)
+    assert own.read_text().count("\n  memory:") == own.read_text().count("# calibrated ") == 1
+
+
+def peak(own, length):
+    """Return the true GiB of a step of the tiny card, with a reserve of 2.5 GiB."""
+    machine = replace(cluster.load(str(own)), memory=MemoryConstants(reserve_gib=2.5))
+    workload = Workload(
+        card=CARDS["tiny"], seq_length=length, tokens_per_batch=8 * K,
+        layout=layout_from(WORDS), gpus_per_node=2,
+    )  # fmt: skip
+    return memory(workload, kernels_on(machine)).total / GiB
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (-1.0, "step 1: peak_gib is -1.0; it must be positive"),
+        (9.0, "a peak of 9.0 GiB is more than the 8 GiB of a core"),
+        (1e-4, "is less than weights, gradients and optimizer take"),
+    ],
+)
+def test_a_peak_that_cannot_be_is_told_and_the_file_stays(answer, own, steps, size, said):
+    _change(steps, "- layout", f"- peak_gib: {size}\n  layout")
+    before = own.read_text()
+    assert said in answer("calibrate", "--cluster", own, "--run", steps, "--card", "tiny").error()
+    assert own.read_text() == before
+
+
+def test_the_logged_peaks_of_a_run_are_fitted_too(answer, own, run):
+    for metrics in run.glob("stages/*/metrics.jsonl"):
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        text = [json.dumps(one | {"device_memory_bytes": int(3 * GiB)}) + "\n" for one in lines]
+        metrics.write_text("".join(text))
+    made = answer("calibrate", "--cluster", own, "--run", run, "--card", "tiny", "--json")
+    found = json.loads(made.out)["memory"]
+    assert 2.5 < found["reserve_gib"] < 3
+    assert found["error"] > 0
 
 
 def test_calibrating_again_replaces_the_shares(answer, own, steps):
