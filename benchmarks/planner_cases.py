@@ -152,6 +152,7 @@ def two_ranks(card: str, tokens: int) -> Iterator[Case]:
         yield _case(card, tokens, f"TP 2; {name}", tp=2, **given)
     for name in ("none", "full; tiled"):
         yield _case(card, tokens, f"PP 2; {name}", pp=2, **ways[name])
+        yield _case(card, tokens, f"PP 2 x 2; {name}", pp=2, vpp=2, **ways[name])
     for name in ("none", "kept; tiled"):
         yield _case(card, tokens, f"DP 2; {name}", dp=2, **ways[name])
     twice = {"cp": ContextParallel.ulysses(2), "micro_batch": 2, **_tiled(KEPT)}

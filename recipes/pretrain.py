@@ -95,9 +95,13 @@ def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
         "moe_router_topk": card.experts_per_token,
         "moe_ffn_hidden_size": card.ffn_hidden,
     }
+    # In one batch the two messages between neighbours, which of two ranks are the same pair, could
+    # be taken for each other.
+    interleaved = {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     return run.Config(
         config_class(card.facts),
         **(experts if card.facts.experts else {}),
+        **(interleaved if layout.vpp > 1 else {}),
         num_layers=card.layers,
         hidden_size=card.hidden,
         ffn_hidden_size=card.ffn_hidden,
@@ -147,7 +151,9 @@ def trainer(
         some["expert_model_parallel_size"] = layout.ep
     if layout.etp is not None:
         some["expert_tensor_parallel_size"] = layout.etp
-    if pipeline.is_uneven(card.layers, layout.pp):
+    if layout.vpp > 1:
+        some["virtual_pipeline_model_parallel_size"] = layout.vpp
+    if pipeline.is_uneven(card.layers, layout.pp, layout.vpp):
         some["account_for_embedding_in_pipeline_split"] = True
         some["account_for_loss_in_pipeline_split"] = True
     strategy = run.Config(

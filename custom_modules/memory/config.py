@@ -17,6 +17,7 @@ Does not import torch: recipes and the planner build it; `custom_modules.memory.
 An attention unit is half an attention forward: 2 for a forward, 5 for a backward.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -218,7 +219,7 @@ class SavedTensors:
         return self.tokens * self.heads * (self.head_dim * self.element_bytes + self.sum_bytes)
 
     def on_host(
-        self, offload: Offload, recompute: Recompute, *, layers: range, in_flight: int = 1
+        self, offload: Offload, recompute: Recompute, *, layers: Sequence[int], in_flight: int = 1
     ) -> int:
         """Return the host bytes of a pipeline stage with these layers, by number from 1.
 

@@ -29,7 +29,7 @@ def violations(step: TrainingStep) -> Iterator[str]:
             f"fp8 is {fp8.recipe}, but head-chunked attention projects in the model's dtype; take "
             "ulysses, ring or hybrid"
         )
-    per_stage = min(map(len, step.stages))
+    per_stage = min(map(len, step.stages)) // step.vpp
     if max(fp8.bf16_first, fp8.bf16_last) > per_stage:
         yield (
             f"fp8 bf16_first {fp8.bf16_first} and bf16_last {fp8.bf16_last}: each is at most the "

@@ -45,7 +45,7 @@ def violations(step: TrainingStep) -> Iterator[str]:
     if (why := offload.refusal(recompute)) is not None:
         yield why
         return
-    in_flight = min(step.pp, step.micro_batches)
+    in_flight = min(step.pp, step.micro_batches)  # nothing is offloaded if it is interleaved
     needed = max(
         step.saved.on_host(offload, recompute, layers=stage, in_flight=in_flight)
         for stage in step.stages

@@ -71,21 +71,53 @@ def violations(step: TrainingStep) -> Iterator[str]:
 
 def _pipeline(step: TrainingStep) -> Iterator[str]:
     """Yield one sentence for each violated constraint of pipeline stages."""
-    layers, pp, uneven = step.layers, step.pp, pipeline.is_uneven(step.layers, step.pp)
-    if not pipeline.divides(pp, layers):
+    layers, pp, uneven = step.layers, step.pp, pipeline.is_uneven(step.layers, step.pp, step.vpp)
+    if step.vpp > 1:
+        yield from _interleaved(step)
+    elif not pipeline.divides(pp, layers):
         may_be = [size for size in range(1, layers + 1) if pipeline.divides(size, layers)]
         yield (
             f"{layers} layers are not divisible by PP {pp}, nor are {layers + 2} with embedding "
             f"and LM head as a layer each; PP may be {_listed(may_be)}"
         )
-    elif step.ends_count not in (None, uneven):
+    if pipeline.divides(pp, layers, step.vpp) and step.ends_count not in (None, uneven):
         value = str(uneven).lower()
+        chunks = f" x VPP {step.vpp}" if step.vpp > 1 else ""
         yield (
-            f"{layers} layers on PP {pp} {'are not' if uneven else 'are'} divisible by it, and "
-            "embedding and LM head "
+            f"{layers} layers on PP {pp}{chunks} {'are not' if uneven else 'are'} divisible by it, "
+            "and embedding and LM head "
             f"{'do not count' if uneven else 'count'} as layers; set trainer.strategy.account_for_"
             f"embedding_in_pipeline_split={value} and trainer.strategy.account_for_loss_in_"
             f"pipeline_split={value}"
+        )
+
+
+def _interleaved(step: TrainingStep) -> Iterator[str]:
+    """Yield one sentence for each violated constraint of an interleaved pipeline."""
+    layers, pp, vpp = step.layers, step.pp, step.vpp
+    if pp == 1:
+        yield f"VPP is {vpp} and PP 1; chunks interleave in a pipeline, so take PP 2 or more"
+        return
+    if not pipeline.divides(pp, layers, vpp):
+        may_be = [n for n in range(1, layers + 1) if pipeline.divides(pp, layers, n)]
+        yield (
+            f"{layers} layers are not divisible by PP {pp} x VPP {vpp}, nor are {layers + 2} with "
+            f"embedding and LM head as a layer each; VPP may be {_listed(may_be) or 'none at all'}"
+        )
+    if step.micro_batches % pp:
+        yield (
+            f"{step.micro_batches} micro-batches of a data rank are not a multiple of PP {pp}, "
+            "which an interleaved pipeline needs; change the batch or DP, or leave VPP out"
+        )
+    if step.recompute.kind in ("uniform", "block"):
+        yield (
+            f"recompute {step.recompute.kind} counts the layers of a stage, and an interleaved "
+            "pipeline has stages of several chunks; take full or kept_attention"
+        )
+    if step.offload.tensors != "none":
+        yield (
+            f"offload {step.offload.tensors} with an interleaved pipeline: each chunk would pin up "
+            "to cap_gib for itself; leave one out"
         )
 
 

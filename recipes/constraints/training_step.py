@@ -5,6 +5,7 @@ The planner makes it of a `Workload`, the recipe check of a resolved recipe. Not
 here, since sizes that do not fit together are what `recipes.constraints` reports.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,6 +34,8 @@ class TrainingStep:
     cp: int = 1
     cp_kind: ContextParallelKind = ContextParallelKind()
     pp: int = 1
+    vpp: int = 1
+    """Chunks of layers of each pipeline rank."""
     ends_count: bool | None = None
     """Whether embedding and LM head count as a layer each; None: where PP does not divide the
     layers."""
@@ -94,9 +97,9 @@ class TrainingStep:
         return self.seq_length // self.cp * self.micro_batch
 
     @property
-    def stages(self) -> tuple[range, ...]:
+    def stages(self) -> tuple[Sequence[int], ...]:
         """Layers of each pipeline stage, by number from 1."""
-        return pipeline.stages(self.layers, self.pp)
+        return pipeline.stages(self.layers, self.pp, self.vpp)
 
     @property
     def layers_per_stage(self) -> int:

@@ -94,9 +94,11 @@ class LongContextMixin:
         vp_stage: int | None = None,
     ) -> LongContextGPT:
         """Build this rank's pipeline stage with the config's vocabulary, not the tokenizer's."""
+        config: Any = self  # the NeMo config this is mixed into
+        if vp_stage is None and config.virtual_pipeline_model_parallel_size:
+            vp_stage = 0  # NeMo names the stage of all chunks but the first
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
-        config: Any = self  # the NeMo config this is mixed into
         return LongContextGPT(
             config,
             rope=self.rope,

@@ -6,6 +6,7 @@
 | word | |
 | --- | --- |
 | `tp2` `pp2` `dp8` `mb2` | sizes; `mb` is the micro-batch |
+| `pp4x2` | interleaved pipeline: 4 ranks, each with 2 chunks of layers |
 | `ep8` `etp1` | expert parallel ranks, and tensor parallel ranks of an expert if not TP |
 | `ulysses4` `ring8` `head_chunked8` `head_chunked8/16` | context parallelism, heads per stage |
 | `hybrid4x8` `hybrid4x8/8` | all-to-all inside, ring outside, heads per stage |
@@ -46,6 +47,8 @@ def _meant(word: str, before: dict[str, Any]) -> dict[str, Any]:
     size = re.fullmatch(rf"({'|'.join(_SIZES)})(\d+)", word)
     if size:
         return {_SIZES[size[1]]: int(size[2])}
+    if chunks := re.fullmatch(r"pp(\d+)x(\d+)", word):
+        return {"pp": int(chunks[1]), "vpp": int(chunks[2])}
     if shared := _CP.fullmatch(word):
         return {"cp": _context_parallel(shared)}
     name, colon, value = word.partition(":")
@@ -75,7 +78,7 @@ def _meant(word: str, before: dict[str, Any]) -> dict[str, Any]:
 
 def _nothing(word: str) -> str:
     return (
-        f"{word!r} is not a layout setting; choose from tp2 pp2 dp8 mb2, ep8 etp1, ulysses4 "
+        f"{word!r} is not a layout setting; choose from tp2 pp2 pp2x4 dp8 mb2, ep8 etp1, ulysses4 "
         "ring8 head_chunked8 hybrid4x8 (heads at a time: /16), full kept_attention selective:mlp, "
         "tile-loss tile-mlp, offload-inputs:64 offload-both:64, zero0 zero2 zero3, "
         "adam-on-host:0.5, fp8:tensorwise, fp32 cpu"
@@ -110,6 +113,8 @@ def words_of(layout: Layout) -> str:
     sizes = {word: getattr(layout, name) for word, name in _SIZES.items()}
     sizes["etp"] = 0 if layout.etp in (None, layout.tp) else layout.etp
     said = [f"{word}{size}" for word, size in sizes.items() if size > (word != "etp")]
+    if layout.vpp > 1:
+        said[said.index(f"pp{layout.pp}")] = f"pp{layout.pp}x{layout.vpp}"
     how, size = layout.cp.how, layout.cp.size
     if size > 1 or how.kind == "head_chunked":
         stage = f"/{how.heads_per_stage}" if how.heads_per_stage else ""

@@ -59,6 +59,7 @@ def training_step(workload: Workload, ranks_per_node: int) -> TrainingStep:
         cp=layout.cp.size,
         cp_kind=layout.cp.how,
         pp=layout.pp,
+        vpp=layout.vpp,
         world_size=layout.world_size,
         ranks_per_node=ranks_per_node,
         global_batch=workload.tokens_per_batch // workload.seq_length,

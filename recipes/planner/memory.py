@@ -25,11 +25,12 @@ The moments:
 
 Derived from the modules and compared with the bytes of real steps, category by category, by
 `benchmarks/planner_memory.py`. Pipeline: the first stage holds min(PP, micro-batches) forwards, the
-last one and the loss (1F1B, arXiv 2104.04473). Optimizer and gradients: Megatron-Core's distributed
+last one and the loss (1F1B, arXiv 2104.04473); interleaved, the first has 1 + (PP - 1) / (PP VPP)
+times as many. Optimizer and gradients: Megatron-Core's distributed
 optimizer, fp32 gradients and, for bf16, 12 bytes a parameter over the ranks that hold it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from custom_modules.memory.config import LayerKind
@@ -123,7 +124,7 @@ def _fixed(workload: Workload, kernels: Kernels, stage: int) -> dict[str, float]
 def _host(workload: Workload, layer: "_Layer", stage: int) -> float:
     """Return the pinned bytes of offloaded activations and optimizer state."""
     layout = workload.layout
-    in_flight = min(layout.pp - stage, workload.micro_batches)
+    in_flight = workload.chunks_in_flight(stage) / layout.vpp
     numbers = workload.stages[stage]
     held = layer.over(numbers, lambda number: {"host": layer.away(number)})["host"]
     offloaded = 16 * workload.shard(stage) * layout.optimizer_offload
@@ -220,7 +221,9 @@ class _Layer:
         with_attention = offload.attention and kind == "kept_attention"
         return self.x * offload.inputs + self.result * with_attention
 
-    def over(self, numbers: range, of_layer: Callable[[int], dict[str, float]]) -> dict[str, float]:
+    def over(
+        self, numbers: Sequence[int], of_layer: Callable[[int], dict[str, float]]
+    ) -> dict[str, float]:
         """Return the sum of `of_layer` over some layers; evaluate it once if they are the same."""
         recompute, offload = self.workload.layout.recompute, self.workload.layout.offload
         if recompute.every == offload.every == 1 and recompute.kind != "block":
@@ -242,11 +245,12 @@ class _Layer:
         """Yield the moments that may be the peak, each by category."""
         workload, layout = self.workload, self.workload.layout
         numbers = workload.stages[stage]
-        in_flight = min(layout.pp - stage, workload.micro_batches)
+        chunks = workload.chunks_in_flight(stage)
+        in_flight = chunks / layout.vpp
         kept = self.over(numbers, self.kept)
         every = {name: size * in_flight for name, size in kept.items()}
         always = {
-            "other": INPUTS_BYTES * self.tokens * in_flight,
+            "other": INPUTS_BYTES * self.tokens * chunks,
             "attention": 4 * workload.card.head_dim * self.tokens,  # cos and sin, fp32
             "communication": self.x * layout.tp if layout.tp > 1 else 0.0,
         }
@@ -255,6 +259,9 @@ class _Layer:
         if 0 < stage == layout.pp - 1 and workload.micro_batches > 1:
             # 1F1B frees the gradient sent back for a micro-batch at the next one's backward.
             always["communication"] += self.x
+        if layout.vpp > 1:  # tensors received ahead, and cos and sin of each chunk in flight
+            always["communication"] += self.x
+            always["attention"] *= chunks
         _add(every, always)
         last = numbers[-1]
         if stage == layout.pp - 1:  # the last layer's offload has not finished yet

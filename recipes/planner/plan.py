@@ -116,6 +116,7 @@ def untried(layout: Layout) -> tuple[str, ...]:
     parts = {
         "Megatron FSDP": layout.sharding in ("gradients", "parameters"),
         "Adam on the host": layout.optimizer_offload > 0,
+        "an interleaved pipeline": layout.vpp > 1,
     }
     return tuple(name for name, used in parts.items() if used)
 

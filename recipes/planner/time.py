@@ -19,7 +19,9 @@ Work of a micro-batch on one rank, t tokens of a TP group, S the sequence, e byt
                 that and fp32 gradients backward, overlapped with attention (arXiv 2310.01889)
     PP          the last stage has the LM head and sets the pace, or one between if those have more
                 layers; the pipeline fills and drains for a micro-batch of each other stage (1F1B,
-                arXiv 2104.04473); t h e / TP to and from each neighbour, not overlapped
+                arXiv 2104.04473); t h e / TP to and from each neighbour, not overlapped.
+                Interleaved in chunks of layers, it fills and drains for one chunk of each stage,
+                and sends after each chunk
     DP          gradients fp32 and parameters once per step, or per micro-batch under FSDP,
                 overlapped with compute as far as possible
     copies      offloaded bytes, overlapped with compute as far as possible
@@ -77,10 +79,11 @@ def time(workload: Workload, cluster: Cluster) -> Time:
     work, each = stages[seconds.index(busy)], parts[seconds.index(busy)]
     compute = each["matmul"] + each["attention"] + each["memory"] + each["recompute"]
     categories = {name: m * seconds for name, seconds in each.items()}
-    bubble = sum(seconds) + (pp - len(seconds)) * seconds[-2:][0] - busy
+    vpp = workload.layout.vpp
+    bubble = (sum(seconds) + (pp - len(seconds)) * seconds[-2:][0] - busy) / vpp
     if workload.documents is not None:
         categories["waiting"] = m * work.waiting()
-    categories["PP"] = bubble + m * work.pipeline()
+    categories["PP"] = bubble + m * vpp * work.pipeline()
     categories["DP"] = work.data_parallel(compute)
     categories["optimizer"] = work.optimizer()
     step = sum(categories.values())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The workload to plan: a model, the numbers of a stage, and a layout."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,15 +62,20 @@ class Workload:
         return self.tokens_per_batch // per_round
 
     @property
-    def stages(self) -> tuple[range, ...]:
+    def stages(self) -> tuple[Sequence[int], ...]:
         """Layers of each pipeline stage, by number from 1."""
-        return pipeline.stages(self.card.layers, self.layout.pp)
+        return pipeline.stages(self.card.layers, self.layout.pp, self.layout.vpp)
+
+    def chunks_in_flight(self, stage: int) -> int:
+        """Most chunks of a pipeline stage that wait for their backward at a time."""
+        layout = self.layout
+        return pipeline.chunks_in_flight(layout.pp, layout.vpp, stage, self.micro_batches)
 
     @property
     def unlike(self) -> tuple[int, ...]:
         """One pipeline stage of each kind: first, last, and one between if it has more layers."""
-        pp = self.layout.pp
-        between = (1,) if pp > 2 and pipeline.is_uneven(self.card.layers, pp) else ()
+        pp, vpp = self.layout.pp, self.layout.vpp
+        between = (1,) if pp > 2 and pipeline.is_uneven(self.card.layers, pp, vpp) else ()
         return (0, *between, pp - 1) if pp > 1 else (0,)
 
     def most(self, of_stage: Callable[[int], float]) -> float:

@@ -169,7 +169,7 @@ def _stages(
     accumulated = min(
         accumulated, shrink.MICRO_BATCHES, shrink.micro_batches(asked.stage, asked.layout)
     )
-    batch = unit * accumulated
+    batch = unit * shrink.even_micro_batches(layout, accumulated)
     made: list[Stage] = []
     for part, small in ((asked, layout), (whole[0], layouts[0])):
         sequences = batch
@@ -178,7 +178,8 @@ def _stages(
             tokens = made[0].tokens_per_batch * part.stage.tokens_per_batch
             sequences = tokens // asked.stage.tokens_per_batch
             sequences //= shrink.length(part.stage.seq_length, by, 2 * small.cp.size * small.tp)
-            sequences = min(shrink.MICRO_BATCHES, max(1, sequences // unit)) * unit
+            accumulated = min(shrink.MICRO_BATCHES, max(1, sequences // unit))
+            sequences = shrink.even_micro_batches(small, accumulated) * unit
         made.append(
             shrink.smaller_stage(
                 part.stage,
@@ -328,6 +329,8 @@ def _left_out(made: Rehearsal, whole: Part, small: Part) -> Iterator[str]:
     uneven = pipeline.is_uneven(made.whole_card.layers, whole.layout.pp)
     if uneven and pp > 1 and not pipeline.is_uneven(made.card.layers, pp):
         yield f"pipeline stages of uneven length are left out: {pp} stages have the same length"
+    if whole.layout.vpp > 1 == small.layout.vpp and pp > 1:
+        yield f"the pipeline is not interleaved: {made.card.layers} layers on {pp} stages"
     lost = [kind for kind in RANKS_BY_KIND if share.ranks[kind] > 1 == kept.ranks[kind]]
     if whole.layout.ep > 1 == small.layout.ep:
         lost.append("EP")

@@ -239,6 +239,7 @@ def smaller_layout(
         layout,
         tp=kept["TP"],
         pp=kept["PP"],
+        vpp=_chunks(layout, kept["PP"], small),
         dp=kept["DP"],
         ep=ep,
         etp=etp,
@@ -250,6 +251,17 @@ def smaller_layout(
         fp8=Fp8(),
         device="cpu",
     )
+
+
+def _chunks(layout: Layout, pp: int, small: ModelCard) -> int:
+    """Return the chunks of a pipeline rank: as many as its layers allow, if it is interleaved."""
+    interleaved = layout.vpp > 1 and pp > 1 and pipeline.divides(pp, small.layers, LAYERS_OF_RANK)
+    return LAYERS_OF_RANK if interleaved else 1
+
+
+def even_micro_batches(layout: Layout, number: int) -> int:
+    """Return about as many micro-batches, a multiple of PP if the pipeline is interleaved."""
+    return max(1, number // layout.pp) * layout.pp if layout.vpp > 1 else number
 
 
 def _experts(layout: Layout, kept: dict[str, int], small: ModelCard) -> tuple[int, int | None]:

@@ -192,6 +192,7 @@ def training_step(recipe: run.Partial) -> TrainingStep:
         cp=strategy.context_parallel_size,
         cp_kind=fdl.build(config.cp),
         pp=strategy.pipeline_model_parallel_size,
+        vpp=strategy.virtual_pipeline_model_parallel_size or 1,
         ends_count=strategy.account_for_loss_in_pipeline_split,
         world_size=world_size(recipe),
         ranks_per_node=recipe.trainer.devices,

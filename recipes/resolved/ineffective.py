@@ -25,7 +25,6 @@ _FSDP_SETTINGS = {
 }
 
 STAGES_OF_ANOTHER_KIND = (
-    "virtual_pipeline_model_parallel_size",
     "num_layers_in_first_pipeline_stage",
     "num_layers_in_last_pipeline_stage",
     "pipeline_model_parallel_layout",
@@ -40,6 +39,7 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
         "tensor_model_parallel_size",
         "context_parallel_size",
         "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
         "expert_model_parallel_size",
         "expert_tensor_parallel_size",
         "account_for_embedding_in_pipeline_split",
@@ -113,6 +113,13 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
         for name in STAGES_OF_ANOTHER_KIND:
             if given.get(name):
                 yield f"{at}.{name} is not supported; leave it out"
+    chunks = strategy.virtual_pipeline_model_parallel_size
+    if chunks is not None and (not config.overlap_p2p_comm or config.batch_p2p_comm):
+        yield (
+            f"model.config.overlap_p2p_comm is {config.overlap_p2p_comm} and batch_p2p_comm "
+            f"{config.batch_p2p_comm}; an interleaved pipeline takes True and False, since "
+            "messages between two ranks in one batch can be taken for each other"
+        )
     ends = [
         getattr(strategy, f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")
     ]

@@ -128,6 +128,7 @@ def layout_of(recipe: run.Partial) -> Layout:
         tp=tp,
         cp=ContextParallel(size=cp, how=fdl.build(config.cp)),
         pp=pp,
+        vpp=int(strategy.virtual_pipeline_model_parallel_size or 1),
         dp=world_size(recipe) // (tp * cp * pp),
         ep=int(strategy.expert_model_parallel_size),
         etp=strategy.expert_tensor_parallel_size,

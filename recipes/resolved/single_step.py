@@ -25,11 +25,12 @@ from recipes.resolved.read import layout_of
 def micro_batches(recipe: nemo_run.Partial) -> tuple[int, int]:
     """Return how many micro-batches are run, and how many the recipe has in a step.
 
-    As many are run as can be in flight in the pipeline; more do not change the memory.
+    As many are run as can be in flight in the pipeline, twice PP if it is interleaved; more do not
+    change the memory.
     """
     layout = layout_of(recipe)
     of_step = recipe.data.global_batch_size // (layout.micro_batch * layout.dp)
-    return min(of_step, layout.pp), of_step
+    return min(of_step, layout.pp * (2 if layout.vpp > 1 else 1)), of_step
 
 
 def training(recipe: nemo_run.Partial, *, rank: int, local_rank: int) -> Training:
@@ -50,6 +51,7 @@ def training(recipe: nemo_run.Partial, *, rank: int, local_rank: int) -> Trainin
         cpu=recipe.trainer.accelerator == "cpu",
         ddp_config=strategy.ddp_config,
         fsdp=strategy._fsdp,
+        vp_size=strategy.virtual_pipeline_model_parallel_size,
         convert_module_fn=precision.convert_module,
     )
     fitting = SimpleNamespace(fn=TrainerFn.FITTING)

@@ -41,6 +41,7 @@ WHOLE = (
     "model.config.num_layers", "model.config.hidden_size", "model.config.vocab_size",
     "trainer.strategy.tensor_model_parallel_size", "trainer.strategy.context_parallel_size",
     "trainer.strategy.pipeline_model_parallel_size",
+    "trainer.strategy.virtual_pipeline_model_parallel_size",
     "trainer.strategy.expert_model_parallel_size", "trainer.strategy.expert_tensor_parallel_size",
 )  # fmt: skip
 AT_LEAST = {

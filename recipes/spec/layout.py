@@ -106,6 +106,9 @@ class Layout:
     """Tensor parallel ranks; above 1 sequence parallelism is on."""
     cp: ContextParallel = ContextParallel.ulysses(1)
     pp: int = 1
+    vpp: int = 1
+    """Chunks of layers of each pipeline rank; above 1 the pipeline is interleaved. Its steps are
+    tested on CPU ranks, its use on GPUs is not."""
     dp: int = 1
     ep: int = 1
     """Expert parallel ranks, each with a part of the experts. They are the TP, CP and DP ranks of a
@@ -132,7 +135,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         """Raise ValueError for sizes below one and unknown choices."""
-        for name in ("tp", "pp", "dp", "ep", "etp", "micro_batch"):
+        for name in ("tp", "pp", "vpp", "dp", "ep", "etp", "micro_batch"):
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise ValueError(f"layout {name} is {size}; it must be at least 1")

@@ -46,6 +46,15 @@ def test_three_stages_of_four_layers_give_the_losses_of_one_rank(training_run, o
         assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
 
 
+def test_an_interleaved_pipeline_gives_the_losses_of_one_rank(training_run, one_rank, start):
+    layout = {"pp": 2, "vpp": 2, "recompute": {"kind": "kept_attention"}}
+    steps = training_run("interleaved", ranks=2, layout=layout, start=start).finish()
+    assert len(steps) == 20
+    for ours, reference in zip(steps, one_rank, strict=True):
+        assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-5), ours["step"]
+        assert ours["samples"] == reference["samples"]
+
+
 def test_documents_are_kept_apart_by_two_ranks_as_by_one(training_run, start):
     shared = {"start": start, "steps": 8}
     options = {"documents": "within", **shared}

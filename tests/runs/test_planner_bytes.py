@@ -41,6 +41,7 @@ MEASURED = {
         "TP 2; none; loss tiled",
         "TP 2; full; tiled",
         "PP 2; none",
+        "PP 2 x 2; none",
     ),
     4: ("ring 4; kept; tiled", "hybrid 2 x 2, 2 heads; kept; tiled; away"),
 }

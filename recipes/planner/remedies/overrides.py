@@ -10,6 +10,7 @@ from typing import Any
 
 from recipes.planner.workload import Workload
 from recipes.spec import pipeline
+from recipes.spec.layout import Layout
 
 STRATEGY, CONFIG, OPTIMIZER = "trainer.strategy", "model.config", "optim.config"
 _FSDP = {"gradients": "optim_grads", "parameters": "optim_grads_params"}
@@ -41,13 +42,20 @@ def _ranks(before: Workload, after: Workload) -> Iterator[str]:
         ("tensor_model_parallel_size", one.tp, other.tp),
         ("context_parallel_size", one.cp.size, other.cp.size),
         ("pipeline_model_parallel_size", one.pp, other.pp),
+        ("virtual_pipeline_model_parallel_size", _chunks(one), _chunks(other)),
         ("expert_model_parallel_size", one.ep, other.ep),
         ("expert_tensor_parallel_size", one.etp, other.etp),
     )
     for name, was, now in sizes:
         if now != was:
             yield f"{STRATEGY}.{name}={'null' if now is None else now}"
-    was, now = (pipeline.is_uneven(job.card.layers, job.layout.pp) for job in (before, after))
+    if (other.vpp > 1) != (one.vpp > 1):
+        yield f"{CONFIG}.overlap_p2p_comm={_shown(other.vpp > 1)}"
+        yield f"{CONFIG}.batch_p2p_comm={_shown(other.vpp == 1)}"
+    was, now = (
+        pipeline.is_uneven(job.card.layers, job.layout.pp, job.layout.vpp)
+        for job in (before, after)
+    )
     if was != now:
         for end in ("embedding", "loss"):
             yield f"{STRATEGY}.account_for_{end}_in_pipeline_split={_shown(now)}"
@@ -59,6 +67,11 @@ def _ranks(before: Workload, after: Workload) -> Iterator[str]:
         yield f"trainer.devices={devices}"
     if nodes != was_nodes:
         yield f"trainer.num_nodes={nodes}"
+
+
+def _chunks(layout: Layout) -> int | None:
+    """Return Megatron's number of chunks, which is None for a pipeline that is not interleaved."""
+    return layout.vpp if layout.vpp > 1 else None
 
 
 def _machines(workload: Workload) -> tuple[int, int]:

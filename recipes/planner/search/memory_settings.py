@@ -6,6 +6,7 @@
     offload             nothing, inputs, inputs and attention outputs
     sharding            of the optimizer (ZeRO-1), of parameters too (ZeRO-3, Megatron FSDP)
     Adam on the host    no share of it, or the least that fits (`adam_on_host`)
+    chunks of a stage   one, or several (an interleaved pipeline), then without offload and FSDP
 
 without those that another one beats in both time and memory: full recompute keeps no attention
 output to offload, and a tiled MLP costs nothing once it is recomputed. The last of a list takes the
@@ -23,10 +24,13 @@ from recipes.planner.kernels import FUSED
 from recipes.planner.memory import Memory
 from recipes.planner.plan import host_cap, short
 from recipes.planner.search.request import SearchRequest
+from recipes.spec import pipeline
 from recipes.spec.layout import Layout
 
 NONE, KEPT, FULL = Recompute(), Recompute(kind="kept_attention"), Recompute(kind="full")
 UNTILED, LOSS, STAYS = Tiling(), Tiling(loss=True), Offload()
+MOST_CHUNKS = 8
+"""Chunks of a stage of an interleaved pipeline that are tried at most."""
 HOST_SHARES = 10
 """Shares of the optimizer that are tried on the host, a tenth and its multiples."""
 
@@ -63,6 +67,28 @@ def with_sharded_gradients(question: SearchRequest, shape: Layout) -> list[Setti
         return []
     settings = _product(question, shape, UNTILED, mlp_may_be_tiled=False)
     return [{**one, "sharding": "gradients"} for one in settings]
+
+
+def with_interleaved_pipeline(question: SearchRequest, shape: Layout) -> list[Settings]:
+    """Return the settings of ZeRO-1 in an interleaved pipeline, which offloads nothing."""
+    chunks = chunks_of_stage(question, shape)
+    if not chunks:
+        return []
+    loss = _tiled_loss(question, shape)
+    on_device = [one for one in _product(question, shape, loss) if one["offload"] == STAYS]
+    return [{**one, "vpp": vpp} for vpp in chunks for one in on_device]
+
+
+def chunks_of_stage(question: SearchRequest, shape: Layout) -> list[int]:
+    """Return the numbers of chunks that a stage of the shape may have, but 1, the fewest first."""
+    workload = question.workload(shape)
+    if shape.pp == 1 or workload.micro_batches % shape.pp:
+        return []
+    return [
+        vpp
+        for vpp in range(2, MOST_CHUNKS + 1)
+        if pipeline.divides(shape.pp, question.card.layers, vpp)
+    ]
 
 
 def adam_on_host(question: SearchRequest, layout: Layout, held: Memory) -> Iterator[Layout]:

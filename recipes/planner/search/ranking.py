@@ -26,7 +26,9 @@ from recipes.planner.plan import Plan, short, with_host_cap
 from recipes.planner.search.memory_settings import (
     Settings,
     adam_on_host,
+    chunks_of_stage,
     with_adam_on_device,
+    with_interleaved_pipeline,
     with_sharded_gradients,
     with_sharded_parameters,
     without_recompute,
@@ -56,6 +58,8 @@ class Family:
 
 
 TRIED = (Family(settings=with_adam_on_device),)
+INTERLEAVED = Family(settings=with_interleaved_pipeline)
+"""Takes more memory than a pipeline that is not, so it does not decide whether any layout fits."""
 UNTRIED = (
     Family(settings=with_adam_on_device, adam_on_host=True),
     Family(settings=with_sharded_parameters),
@@ -124,16 +128,26 @@ class _Ranking:
 
     def plans(self) -> list[Plan]:
         """Return the choice and the fastest plans of other shapes, first those that are untried."""
-        bounded = [
-            (self._time(without_recompute(self.question, shape)).step, shape)
-            for shape in self.shapes
-        ]
-        bounded.sort(key=lambda one: one[0])
+        timed = [(self._time(without_recompute(self.question, one)), one) for one in self.shapes]
+        bounded = sorted(((seconds.step, shape) for seconds, shape in timed), key=_bound)
         tried = self._fastest(bounded, TRIED, RANKED, math.inf)
+        # An interleaved pipeline is faster by less than what it fills, drains and sends.
+        interleaved = (
+            seconds.categories["PP"] if chunks_of_stage(self.question, shape) else 0.0
+            for seconds, shape in timed
+        )
+        bounded = sorted(
+            (
+                (seconds.step - saved, shape)
+                for (seconds, shape), saved in zip(timed, interleaved, strict=True)
+            ),
+            key=_bound,
+        )
+        untried = (*UNTRIED, INTERLEAVED)
         if not tried:
-            return self._fastest(bounded, UNTRIED, RANKED, math.inf)
+            return self._fastest(bounded, untried, RANKED, math.inf)
         limit = min(one.time.step for one in tried) / (1 + UNTRIED_GAIN)
-        return self._fastest(bounded, UNTRIED, RANKED_UNTRIED, limit) + tried
+        return self._fastest(bounded, untried, RANKED_UNTRIED, limit) + tried
 
     def any_fits(self) -> bool:
         """Return whether any layout fits; shapes with the least weights per rank come first."""
@@ -260,6 +274,10 @@ class _Ranking:
 
     def _held(self, layout: Layout) -> Memory:
         return memory(self.question.workload(layout), self.kernels)
+
+
+def _bound(one: tuple[float, Layout]) -> float:
+    return one[0]
 
 
 def _rank(one: Plan) -> tuple[float, float, float]:

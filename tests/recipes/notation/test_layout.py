@@ -19,6 +19,7 @@ def test_every_word_is_what_it_says():
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="both", cap_gib=64.5),
     )
+    assert layout_from("tp2 pp4x2") == Layout(tp=2, pp=4, vpp=2)
     assert layout_from("tp4 dp4 ep8 etp1") == Layout(tp=4, dp=4, ep=8, etp=1)
     assert layout_from("selective:core_attn,mlp zero3 fp8:tensorwise") == Layout(
         recompute=Recompute(kind="selective", modules=["core_attn", "mlp"]),
@@ -33,8 +34,9 @@ def test_the_words_of_a_layout_say_all_of_it(name):
     assert layout_from(words_of(layout)) == layout
 
 
-@pytest.mark.parametrize("words", ["tp4 dp4 ep8 etp1", "dp8 ep4", "tp2 etp1", "tp2 etp4 dp2"])
-def test_the_words_of_experts_are_written_as_they_are_read(words):
+@pytest.mark.parametrize("words", ["tp4 dp4 ep8 etp1", "dp8 ep4", "tp2 etp1", "tp2 etp4 dp2",
+                                   "tp2 ring2 pp4x2 dp2 mb2", "pp2x8"])  # fmt: skip
+def test_the_words_of_experts_and_chunks_are_written_as_they_are_read(words):
     assert layout_from(words_of(layout_from(words))) == layout_from(words)
 
 
@@ -46,7 +48,7 @@ def test_one_rank_has_words_too():
 @pytest.mark.parametrize(
     "word",
     ["tpp2", "ulysses4x2", "ring4/8", "hybrid4", "kept_attention:3", "tile-loss:5", "zero3:9",
-     "offload-all:3", "fp8:int8", "fp8", "tp2:3"],
+     "offload-all:3", "fp8:int8", "fp8", "tp2:3", "pp2x", "tp2x2"],
 )  # fmt: skip
 def test_a_word_that_says_nothing_is_refused_with_those_that_do(word):
     with pytest.raises(ValueError, match=f"'{word}' is not a layout setting; choose from tp2"):

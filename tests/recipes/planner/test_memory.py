@@ -274,3 +274,17 @@ def test_a_published_fp8_layout_lacks_the_bf16_copies_that_its_authors_do_not_ho
     copies = 2 * len(of_70b.stages[0]) * of_70b.layer_weights
     assert plan(of_70b, H100).short == pytest.approx(4.0 * GiB, rel=0.01)
     assert copies == pytest.approx(4.0 * GiB, rel=0.01)
+
+
+def test_an_interleaved_pipeline_holds_more_chunks_on_its_first_rank():
+    def inputs(vpp, batches):
+        of_step = replace(workload(seq=32 * K, pp=4, vpp=vpp, recompute=FULL, tiling=TILES),
+                          tokens_per_batch=batches * 32 * K)  # fmt: skip
+        return memory(of_step).categories["saved inputs"]
+
+    one = inputs(1, 1)  # a micro-batch in flight
+    assert inputs(1, 64) == pytest.approx(4 * one, rel=0.1)
+    for vpp in (2, 4):
+        more = 1 + 3 / (4 * vpp)
+        assert inputs(vpp, 64) / inputs(1, 64) == pytest.approx(more, rel=0.03)
+    assert inputs(2, 4) == pytest.approx(inputs(1, 4), rel=0.03)

@@ -15,7 +15,12 @@ from recipes.spec import cluster
 
 ROW = ROWS["llama3_8b_nemo_64k"]
 H100 = cluster.load("dgx_h100")
-LAYOUTS = ("tp2 dp4 mb2", "ulysses8", "hybrid2x2 dp2 full offload-inputs:60 tile-loss")
+LAYOUTS = (
+    "tp2 dp4 mb2",
+    "ulysses8",
+    "hybrid2x2 dp2 full offload-inputs:60 tile-loss",
+    "tp2 pp2x4 dp2",
+)
 
 
 def found(words: str):
@@ -39,6 +44,7 @@ def test_each_remedy_applies_and_is_the_layout_it_was_counted_for(words):
         layout, strategy = remedy.alone.workload.layout, recipe.trainer.strategy
         assert read.world_size(recipe) == layout.world_size, remedy.name
         assert strategy.tensor_model_parallel_size == layout.tp
+        assert (read.layout_of(recipe).pp, read.layout_of(recipe).vpp) == (layout.pp, layout.vpp)
         assert strategy.context_parallel_size == layout.cp.size
         assert fdl.build(recipe.model.config.cp) == layout.cp.how
         assert fdl.build(recipe.model.config.recompute) == layout.recompute

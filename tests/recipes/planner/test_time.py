@@ -29,6 +29,17 @@ def workload(card=LLAMA31_8B, *, seq=128 * K, batch=4 * M, **layout) -> Workload
     )
 
 
+def test_an_interleaved_pipeline_fills_sooner_and_sends_more():
+    given = {"tp": 4, "dp": 2, "batch": 32 * 8 * K, "seq": 8 * K}
+    plain, two, four = (time(workload(**given, pp=8, vpp=vpp), H100) for vpp in (1, 2, 4))
+    saved = plain.categories["PP"] - two.categories["PP"]
+    bubble = 7 * plain.micro_batch  # a little less: the last stage alone has the LM head
+    assert 0.6 * bubble / 2 < saved < bubble / 2
+    assert two.categories["PP"] - four.categories["PP"] < 0.6 * saved
+    for name in ("matmul", "attention", "TP", "DP", "optimizer"):
+        assert two.categories[name] == plain.categories[name]
+
+
 @pytest.mark.parametrize(
     ("seq", "tp", "cp", "dp", "tokens_per_gpu_second"),
     [

@@ -179,6 +179,15 @@ def test_stages_of_the_same_length_in_place_of_uneven_ones_are_noted():
     assert not any("uneven" in note for note in of("llama31_8b_ultralong_1m").notes())
 
 
+def test_an_interleaved_pipeline_stays_one_where_the_ranks_hold_a_pipeline():
+    made = of("interleaved", 4)
+    for part in made.parts:
+        layout = part.layout
+        assert (layout.pp, layout.vpp) == (2, 2)
+        assert shrink.micro_batches(part.stage, layout) % layout.pp == 0
+    assert of("interleaved", 2).parts[1].layout.vpp == 1
+
+
 def test_ranks_to_spare_double_what_is_reduced_most():
     assert list(fewer_ranks(KINDS, 64).values()) == [2, 2, 2, 2, 4]
     assert list(fewer_ranks({"CP ring": 8, "DP": 2}, 16).values()) == [8, 2]

@@ -77,6 +77,10 @@ _ROWS = (
         recompute=Recompute(kind="block", layers=3),
     ),
     row(
+        "interleaved", stage(32 * K), stage(64 * K, start="previous"), tp=2, pp=4, vpp=4,
+        recompute=KEPT,
+    ),
+    row(
         "everything", stage(128 * K, documents="within"), nodes=128, tp=8, pp=4, dp=4,
         cp=ContextParallel.hybrid(ulysses=2, ring=4),
         recompute=Recompute(kind="kept_attention", every=4, others="full"),

@@ -40,6 +40,8 @@ def random_layout(question: SearchRequest, random: Random) -> Layout:
     card, gpus = question.card, question.gpus
     tp = random.choice([n for n in _divisors(gpus) if card.heads % n == card.kv_heads % n == 0])
     pp = random.choice([1, *(n for n in _divisors(gpus // tp) if card.layers % n == 0)])
+    may_be = [n for n in range(2, 9) if pp > 1 and card.layers % (pp * n) == 0]
+    vpp = random.choice([1, *may_be])
     cp = random.choice(_divisors(gpus // (tp * pp)))
     saving = random.random() < 0.5
     recompute = random.choice((KEPT, FULL) if saving else RECOMPUTE)
@@ -49,6 +51,7 @@ def random_layout(question: SearchRequest, random: Random) -> Layout:
         tp=tp,
         cp=_context_parallel(card.heads // tp, card.kv_heads // tp, cp, random),
         pp=pp,
+        vpp=vpp,
         dp=gpus // (tp * pp * cp),
         **experts,
         micro_batch=random.choice((1, 1, 1, 2, 4, 8)),

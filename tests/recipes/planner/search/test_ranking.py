@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chosen plan fits, violates no constraint, and is no worse than other plans."""
 
+from dataclasses import replace
+
 import pytest
 
 from recipes.models import CARDS
@@ -170,3 +172,18 @@ def test_ranks_are_numbered_tp_first_and_the_fast_link_is_known():
     assert groups["CP all-to-all"].ranks == [0, 2, 4, 6]
     assert groups["CP ring"].ranks == [0, 8]
     assert [groups[kind].inside for kind in groups] == [True, True, False]
+
+
+def test_an_interleaved_pipeline_is_offered_where_it_is_faster_and_never_taken_unasked():
+    asked = question(
+        card=CARDS["llama31_405b"], seq_length=8 * K, tokens_per_batch=M,
+        cluster=cluster.load("dgx_h200"), gpus=256,
+    )  # fmt: skip
+    answer = search(asked)
+    chosen = answer.plans[0]
+    assert chosen.workload.layout.vpp > 1
+    assert "an interleaved pipeline" in chosen.untried
+    plain = asked.plan(replace(chosen.workload.layout, vpp=1))
+    assert chosen.time.step < plain.time.step / 1.02
+    assert chosen.memory.total > plain.memory.total
+    assert answer.automatic.workload.layout.vpp == 1
