@@ -32,7 +32,9 @@ Work of a micro-batch on one rank, t tokens of a TP group, S the sequence, e byt
 
 Messages of a group use the fast link if it joins the whole group. Otherwise a rank has one network
 port, a collective of several ranks of a node has all their ports (NCCL's rings, one per port), and
-an all-to-all sends over the network only what is for other nodes.
+an all-to-all sends over the network only what is for other nodes. If the cluster file states blocks
+of nodes with slower links between them, all-to-alls and pipeline messages beyond a block take
+those; rings cross the end of a block from one node only, at the full rate of its ports.
 
 Throughput is tokens/s/GPU. MFU is causal: `6 P_mm + 6 L (H D) S` FLOPs per token over the bf16
 peak, recompute not counted.
@@ -250,7 +252,11 @@ class _Work:
         if layout.pp == 1:
             return 0.0
         sent = 2 * workload.tokens * workload.card.hidden * self.e / layout.tp
-        return sent / self._link(layout.world_size)
+        rate = self._link(layout.world_size)
+        block, stage = self.cluster.block_gpus, layout.world_size // layout.pp
+        if 0 < block < layout.world_size:  # all ranks of a stage send to the next block at once
+            rate = min(rate, self._between_blocks * max(1.0, block / stage))
+        return sent / rate
 
     def _context_parallel(self, forward: float, backward: float, repeated: float) -> float:
         workload, shape = self.workload, self.workload.attention
@@ -351,4 +357,12 @@ class _Work:
         if self.cluster.joins(stride * size):
             return (size - 1) / size / self._fast
         here = max(1, self.cluster.linked_gpus // stride)
-        return max((here - 1) / size / self._fast, (size - here) / size / self._port)
+        seconds = max((here - 1) / size / self._fast, (size - here) / size / self._port)
+        of_block = max(1, self.cluster.block_gpus // stride)
+        if self.cluster.block_gpus and size > of_block:
+            seconds = max(seconds, (size - of_block) / size / self._between_blocks)
+        return seconds
+
+    @property
+    def _between_blocks(self) -> float:
+        return self.cluster.block_gbps * GB * self.efficiency.network

@@ -55,6 +55,10 @@ class Cluster:
     """Of the price, such as USD."""
     gpus_per_link: int = 0
     """GPUs that NVLink joins if it spans several nodes; 0 for those of one node."""
+    nodes_per_block: int = 0
+    """Nodes that the network joins at its full rate, such as those below one switch; 0 for all."""
+    block_gbps: float = 0.0
+    """What a GPU has for messages to other blocks if all of its block send; 0 if not stated."""
     efficiency: Efficiency = HOPPER
     """Fractions of these peaks that kernels reach; those of attention are the kernel's on this GPU
     unless stated."""
@@ -84,6 +88,16 @@ class Cluster:
                 f"cluster {self.name}: gpus_per_link is {self.gpus_per_link}, not a multiple of "
                 f"the {self.gpus_per_node} GPUs of a node"
             )
+        if bool(self.nodes_per_block) != bool(self.block_gbps) or self.nodes_per_block < 0:
+            raise ValueError(
+                f"cluster {self.name}: nodes_per_block is {self.nodes_per_block} and block_gbps "
+                f"{self.block_gbps:g}; state both, as positive numbers, or neither"
+            )
+        if not 0 <= self.block_gbps <= self.network_gbps:
+            raise ValueError(
+                f"cluster {self.name}: block_gbps is {self.block_gbps:g}; it must be between 0 and "
+                f"network_gbps, {self.network_gbps:g}"
+            )
         try:
             shares = self.efficiency.on(self.gpu.capability)
         except ValueError as error:
@@ -94,6 +108,11 @@ class Cluster:
     def linked_gpus(self) -> int:
         """GPUs that the fast link joins."""
         return self.gpus_per_link or self.gpus_per_node
+
+    @property
+    def block_gpus(self) -> int:
+        """GPUs of a block of nodes; 0 if the network joins all nodes at its full rate."""
+        return self.nodes_per_block * self.gpus_per_node
 
     def joins(self, ranks: int) -> bool:
         """Whether the fast link joins every group of `ranks` neighbouring ranks."""

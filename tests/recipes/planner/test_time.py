@@ -245,3 +245,22 @@ def test_adam_on_the_host_takes_longer_than_on_the_gpu():
         for share in (0, 1)
     )
     assert host > 10 * device
+
+
+def test_slow_links_between_blocks_cost_all_to_alls_and_pipelines_beyond_a_block():
+    blocks = replace(H100, nodes_per_block=2, block_gbps=10)
+    even = replace(H100, nodes_per_block=2, block_gbps=H100.network_gbps)
+
+    def slower(name, machine=blocks, **layout):
+        of_step = workload(seq=512 * K, **layout)
+        of = time(of_step, machine).categories[name], time(of_step, H100).categories[name]
+        return of[0] / of[1]
+
+    ulysses = ContextParallel.ulysses
+    assert slower("CP", cp=ulysses(32)) == pytest.approx(50 / 10 * (32 - 16) / (32 - 8))
+    assert slower("CP", cp=ulysses(16)) == 1
+    assert slower("PP", tp=8, pp=4) > slower("PP", tp=8, pp=2) == 1
+    for rings in ({"dp": 32, "sharding": "parameters"}, {"cp": ContextParallel.ring(32)}):
+        assert time(workload(**rings), blocks) == time(workload(**rings), H100)
+    for layout in ({"cp": ulysses(32)}, {"tp": 8, "pp": 4}):
+        assert slower("CP" if "cp" in layout else "PP", even, **layout) == 1

@@ -55,6 +55,8 @@ def test_a_file_of_one_s_own_is_read(tmp_path):
         ({"gpus_per_node": 0}, "gpus_per_node is 0; it must be positive, and finite"),
         ({"gpus_per_node": 2.5}, "gpus_per_node is 2.5; expected a whole number"),
         ({"nvlink_gbps": "fast"}, "nvlink_gbps is 'fast'; expected a number"),
+        ({"nodes_per_block": 4}, "nodes_per_block is 4 and block_gbps 0; state both"),
+        ({"nodes_per_block": 4, "block_gbps": 60}, "block_gbps is 60; it must be between 0 and"),
         ({"gpu": "H100"}, "hardware.gpu is 'H100'; expected a mapping of fields"),
         ({"gpu": {"name": "H100"}}, "hardware.gpu lacks 'memory_gib', 'bf16_tflops'"),
     ],
