@@ -16,6 +16,7 @@ then predicted.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -157,7 +158,7 @@ def _fit(steps: Sequence[MeasuredStep], cluster: Cluster) -> Efficiency:
 def _scaled(
     before: Efficiency, names: Sequence[str], logarithms: npt.NDArray[np.float64]
 ) -> Efficiency:
-    changed = {
+    changed: dict[str, Any] = {
         constant: float(f"{getattr(before, constant) * math.exp(logarithm):.6g}")
         for name, logarithm in zip(names, logarithms, strict=True)
         for constant in SHARES[name]
