@@ -57,6 +57,8 @@ class Family:
     """Whether as much of Adam as the GPU lacks is on the host, which may be nothing."""
 
 
+Bounded = tuple[float, Layout, Sequence[Family]]
+"""A shape with a bound of its step time from below, and the families to try."""
 TRIED = (Family(settings=with_adam_on_device),)
 INTERLEAVED = Family(settings=with_interleaved_pipeline)
 """Takes more memory than a pipeline that is not, so it does not decide whether any layout fits."""
@@ -129,25 +131,27 @@ class _Ranking:
     def plans(self) -> list[Plan]:
         """Return the choice and the fastest plans of other shapes, first those that are untried."""
         timed = [(self._time(without_recompute(self.question, one)), one) for one in self.shapes]
-        bounded = sorted(((seconds.step, shape) for seconds, shape in timed), key=_bound)
-        tried = self._fastest(bounded, TRIED, RANKED, math.inf)
-        # An interleaved pipeline is faster by less than what it fills, drains and sends.
-        interleaved = (
-            seconds.categories["PP"] if chunks_of_stage(self.question, shape) else 0.0
-            for seconds, shape in timed
+        tried = self._fastest(
+            [(seconds.step, shape, TRIED) for seconds, shape in timed], RANKED, math.inf
         )
-        bounded = sorted(
-            (
-                (seconds.step - saved, shape)
-                for (seconds, shape), saved in zip(timed, interleaved, strict=True)
-            ),
-            key=_bound,
-        )
-        untried = (*UNTRIED, INTERLEAVED)
+        untried = [(seconds.step, shape, UNTRIED) for seconds, shape in timed]
+        untried += self._interleaved(timed)
         if not tried:
-            return self._fastest(bounded, untried, RANKED, math.inf)
+            return self._fastest(untried, RANKED, math.inf)
         limit = min(one.time.step for one in tried) / (1 + UNTRIED_GAIN)
-        return self._fastest(bounded, untried, RANKED_UNTRIED, limit) + tried
+        return self._fastest(untried, RANKED_UNTRIED, limit) + tried
+
+    def _interleaved(self, timed: Sequence[tuple[Time, Layout]]) -> list[Bounded]:
+        """Return the shapes that may interleave their pipeline, with a bound of its step time.
+
+        With n chunks a stage fills and drains in 1 / n of the time, and does not send less.
+        """
+        found = []
+        for seconds, shape in timed:
+            if chunks := chunks_of_stage(self.question, shape):
+                saved = seconds.categories["PP"] * (1 - 1 / chunks[-1])
+                found.append((seconds.step - saved, shape, (INTERLEAVED,)))
+        return found
 
     def any_fits(self) -> bool:
         """Return whether any layout fits; shapes with the least weights per rank come first."""
@@ -175,8 +179,7 @@ class _Ranking:
 
     def _fastest(
         self,
-        bounded: Sequence[tuple[float, Layout]],
-        families: Sequence[Family],
+        bounded: Sequence[Bounded],
         most: int,
         limit: float,
     ) -> list[Plan]:
@@ -185,7 +188,8 @@ class _Ranking:
         Their times are below a limit.
         """
         found: list[list[Plan]] = []
-        for place, (bound, shape) in enumerate(bounded):
+        bounded = sorted(bounded, key=lambda one: one[0])
+        for place, (bound, shape, families) in enumerate(bounded):
             if bound >= limit:
                 self.ruled_out[SLOWER] += (len(bounded) - place) * (families is TRIED)
                 break
@@ -274,10 +278,6 @@ class _Ranking:
 
     def _held(self, layout: Layout) -> Memory:
         return memory(self.question.workload(layout), self.kernels)
-
-
-def _bound(one: tuple[float, Layout]) -> float:
-    return one[0]
 
 
 def _rank(one: Plan) -> tuple[float, float, float]:

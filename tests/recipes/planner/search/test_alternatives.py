@@ -119,9 +119,9 @@ def test_few_layouts_are_evaluated(monkeypatch, card, length, gpus, most):
     """Each takes some 0.06 ms: half a second of CPU for 1,024 GPUs, and one if nothing fits."""
     evaluated = []
 
-    def counted(workload):
+    def counted(workload, kernels):
         evaluated.append(workload)
-        return memory(workload)
+        return memory(workload, kernels)
 
     monkeypatch.setattr(ranking, "memory", counted)
     asked = question(card=CARDS[card], gpus=gpus).at_length(length)
