@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from recipes.constraints import fp8, memory, shapes, sharding
 from recipes.constraints.training_step import TrainingStep
 
+OF_EXPERTS = (
+    "the model has experts, which support neither a tiled MLP (the router's loss is over all "
+    "tokens) nor FP8; leave tiling mlp and fp8 out"
+)
+
 
 def violations(step: TrainingStep) -> Iterator[str]:
     """Yield one sentence for each violated constraint: what is wrong, its value, what would do.
@@ -20,7 +25,4 @@ def violations(step: TrainingStep) -> Iterator[str]:
     yield from memory.violations(step)
     yield from fp8.violations(step)
     if step.experts and (step.tiling.mlp or step.fp8.recipe != "none"):
-        yield (
-            "the model has experts, which support neither a tiled MLP (the router's loss is over "
-            "all tokens) nor FP8; leave tiling mlp and fp8 out"
-        )
+        yield OF_EXPERTS

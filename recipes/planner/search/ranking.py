@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from recipes.constraints.violations import OF_EXPERTS
 from recipes.planner.feasibility import violations
 from recipes.planner.kernels import kernels_on
 from recipes.planner.memory import Memory, memory
@@ -127,6 +128,9 @@ class _Ranking:
         self.ruled_out: Counter[str] = Counter()
         self.refused, self.tried = "", 0
         self.shapes = list(parallel_sizes(question, self.ruled_out))
+        if question.card.facts.experts and question.fp8.recipe != "none":
+            self.ruled_out[OF_EXPERTS] += len(self.shapes)  # whatever the layout
+            self.shapes = []
 
     def plans(self) -> list[Plan]:
         """Return the choice and the fastest plans of other shapes, first those that are untried."""
