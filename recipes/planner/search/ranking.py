@@ -150,7 +150,7 @@ class _Ranking:
 
         With n chunks a stage fills and drains in 1 / n of the time, and does not send less.
         """
-        found = []
+        found: list[Bounded] = []
         for seconds, shape in timed:
             if chunks := chunks_of_stage(self.question, shape):
                 saved = seconds.categories["PP"] * (1 - 1 / chunks[-1])
