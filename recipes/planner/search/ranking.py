@@ -138,7 +138,7 @@ class _Ranking:
         tried = self._fastest(
             [(seconds.step, shape, TRIED) for seconds, shape in timed], RANKED, math.inf
         )
-        untried = [(seconds.step, shape, UNTRIED) for seconds, shape in timed]
+        untried: list[Bounded] = [(seconds.step, shape, UNTRIED) for seconds, shape in timed]
         untried += self._interleaved(timed)
         if not tried:
             return self._fastest(untried, RANKED, math.inf)
