@@ -202,7 +202,7 @@ def _trainer(stage: Stage) -> run.Config:
 
 def _data(stage: Stage, store: Path, *, masked: bool) -> run.Config:
     manifest = Manifest.load(store)
-    train, heldout = ([str(manifest.split_prefix(split))] for split in ("train", "heldout"))
+    train, heldout = (list(map(str, manifest.prefixes(split))) for split in ("train", "heldout"))
     return run.Config(
         llm.PreTrainingDataModule if masked else UnmaskedDataModule,
         paths={"train": train, "validation": heldout, "test": heldout},

@@ -27,8 +27,8 @@ import torch
 from benchmarks.harness.machine import facts
 from benchmarks.harness.page import page, table, write
 from custom_modules.rope.config import RopeScaling
-from data.held_out import long_documents
 from data.store import Manifest
+from data.token_files.held_out import long_documents
 from eval.loss_by_position import mean_over, windows
 from eval.report.evaluations import in_words, range_bounds
 from eval.report.gains import gains, pairs

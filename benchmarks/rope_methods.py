@@ -34,8 +34,8 @@ from benchmarks.stacks import one_rank
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.gene import gene_rotation
 from custom_modules.rope.rotary import Rotation
-from data.held_out import long_documents
 from data.store import Manifest
+from data.token_files.held_out import long_documents
 from eval import load_model
 from eval.loss_by_position import loss_by_position, mean_over
 from recipes.checkpoints.marker import is_finished, newest_checkpoint

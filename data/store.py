@@ -4,11 +4,15 @@
     STORE/train.bin, train.idx        Megatron IndexedDataset, one sequence a document, each
     STORE/heldout.bin, heldout.idx    document ended by the eod token
     STORE/tokenizer/                  a Hugging Face tokenizer folder
-    STORE/blocks.json                 SHA-256 of each block of train.bin and heldout.bin
+    STORE/blocks.json                 SHA-256 of each block of the token files
     STORE/manifest.json               a description of the files; written last
 
+A store of several sources has a pair of files for each, such as train-web.bin and train-web.idx. An
+index may leave documents of its token file out, and the token file may be a link: that is how a
+store adopts files that other tools wrote.
+
 A folder without a manifest is an unfinished store. Loading a manifest checks the size of every
-file; `data.verification` checks the content.
+file; `data.token_files.verification` checks the content.
 
 Only the standard library is imported here, so that a bad store is refused at once.
 """
@@ -16,85 +20,26 @@ Only the standard library is imported here, so that a bad store is refused at on
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from data.files.nearest import near_path
-from data.files.sha256 import sha256_of
+from data.splits import LengthBucket, Part, SourceFacts, Split, StoredFile
+from data.splits import StoreError as StoreError  # most callers have to do with the manifest alone
 
 FORMAT = "longhaul-token-store"
-VERSION = 1
+VERSION = 2
+READ_VERSIONS = (1, 2)
+"""Version 1 has one source, which had no name."""
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 TOKENIZER_FILE = "tokenizer.json"
 
+ONLY_SOURCE = "documents"
+"""Name of a source that the user gave no name."""
 SplitName = Literal["train", "heldout"]
 SPLITS: tuple[SplitName, ...] = ("train", "heldout")
-
-
-class StoreError(ValueError):
-    """A store that cannot be used; the message says which file and why in one sentence."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredFile:
-    """Size and hash of a file of the store when it was written."""
-
-    path: str
-    """Relative to the store."""
-    bytes: int
-    sha256: str
-
-    def __post_init__(self) -> None:
-        """Refuse a path that leaves the store."""
-        if not isinstance(self.bytes, int) or not isinstance(self.sha256, str):
-            raise StoreError(f"the size or hash of {self.path!r} is not one")
-        path = PurePosixPath(self.path)
-        if path.is_absolute() or ".." in path.parts or "\\" in self.path or not path.parts:
-            raise StoreError(f"the manifest names a file outside the store: {self.path!r}")
-
-    @classmethod
-    def of(cls, root: Path, path: str) -> "StoredFile":
-        """Measure a file that has just been written."""
-        file = root / path
-        (sha256,) = sha256_of([file])
-        return cls(path=path, bytes=file.stat().st_size, sha256=sha256)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthBucket:
-    """The documents of at least this many tokens and fewer than twice as many."""
-
-    at_least: int
-    documents: int
-    tokens: int
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that no documents have."""
-        numbers = (self.at_least, self.documents, self.tokens)
-        if not all(type(number) is int and number > 0 for number in numbers) or not (
-            self.at_least * self.documents <= self.tokens < 2 * self.at_least * self.documents
-        ):
-            raise StoreError(f"no documents have the lengths {self}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Split:
-    """The documents of one split; token counts include one eod token a document."""
-
-    documents: int
-    tokens: int
-    longest: int
-    """Tokens of the longest document."""
-    lengths: tuple[LengthBucket, ...]
-    bin: StoredFile
-    idx: StoredFile
-
-    def __post_init__(self) -> None:
-        """Refuse a split whose two files differ in name, since Megatron needs the same name."""
-        if self.bin.path.removesuffix(".bin") != self.idx.path.removesuffix(".idx"):
-            raise StoreError(f"{self.bin.path} and {self.idx.path} are not the files of one split")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +57,7 @@ class Manifest:
     """Content of a store: its files, splits and tokenizer."""
 
     root: Path
-    source: str
+    sources: tuple[SourceFacts, ...]
     heldout_fraction: float
     seed: int
     tokenizer: TokenizerFacts
@@ -121,7 +66,20 @@ class Manifest:
     skipped: dict[str, int]
     """Skipped records, by reason."""
     blocks: StoredFile | None = None
-    """The sums of the blocks of token files (`data.verification`); older stores have none."""
+    """The sums of the blocks of token files; older stores have none."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Releases of the packages that made it."""
+
+    def __post_init__(self) -> None:
+        """Refuse parts of sources that are not listed, and sources listed twice."""
+        names = [source.name for source in self.sources]
+        for split in SPLITS:
+            for part in self.split(split).parts:
+                if names.count(part.source) != 1:
+                    raise StoreError(
+                        f"{part.prefix} is of the source {part.source!r}; the manifest lists "
+                        f"{', '.join(names) or 'none'}"
+                    )
 
     @classmethod
     def load(cls, store: Path | str) -> "Manifest":
@@ -149,7 +107,7 @@ class Manifest:
             ) from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise StoreError(f"{root / MANIFEST} is not the manifest of a token store")
-        if content.get("version") != VERSION:
+        if content.get("version") not in READ_VERSIONS:
             raise StoreError(
                 f"{root / MANIFEST} has format version {content.get('version')!r}, this program"
                 f" reads version {VERSION}; prepare the store again"
@@ -163,7 +121,7 @@ class Manifest:
         try:
             return cls(
                 root=root,
-                source=content["source"],
+                sources=_sources(content),
                 heldout_fraction=content["heldout_fraction"],
                 seed=content["seed"],
                 tokenizer=TokenizerFacts(**content["tokenizer"]),
@@ -171,6 +129,7 @@ class Manifest:
                 heldout=_split(content["splits"]["heldout"]),
                 skipped=dict(content["skipped"]),
                 blocks=StoredFile(**content["blocks"]) if content.get("blocks") else None,
+                versions=dict(content.get("versions", {})),
             )
         except StoreError as error:
             raise StoreError(f"{root / MANIFEST} is damaged: {error}") from error
@@ -184,13 +143,14 @@ class Manifest:
         content = {
             "format": FORMAT,
             "version": VERSION,
-            "source": self.source,
+            "sources": [asdict(source) for source in self.sources],
             "heldout_fraction": self.heldout_fraction,
             "seed": self.seed,
             "tokenizer": asdict(self.tokenizer),
             "splits": {name: asdict(self.split(name)) for name in SPLITS},
             "skipped": dict(sorted(self.skipped.items())),
             "blocks": None if self.blocks is None else asdict(self.blocks),
+            "versions": self.versions,
         }
         text = json.dumps(content, indent=2) + "\n"
         (self.root / MANIFEST).write_text(text, encoding="utf-8")
@@ -201,9 +161,16 @@ class Manifest:
             raise StoreError(f"a store has the splits {' and '.join(SPLITS)}, not {name!r}")
         return self.train if name == "train" else self.heldout
 
-    def split_prefix(self, name: SplitName) -> Path:
-        """Return the path of a split without its ending, as Megatron takes it."""
-        return self.root / self.split(name).bin.path.removesuffix(".bin")
+    def prefixes(self, name: SplitName) -> tuple[Path, ...]:
+        """Return the paths of a split's parts without their endings, as Megatron takes them."""
+        return tuple(self.root / part.prefix for part in self.split(name).parts)
+
+    @property
+    def source(self) -> str:
+        """Where the documents come from, in words."""
+        if len(self.sources) == 1:
+            return self.sources[0].origin
+        return ", ".join(f"{source.name} ({source.origin})" for source in self.sources)
 
     @property
     def tokenizer_path(self) -> Path:
@@ -211,8 +178,9 @@ class Manifest:
         return self.root / TOKENIZER
 
     def _files(self) -> Iterable[StoredFile]:
-        found = [file for name in SPLITS for file in (self.split(name).bin, self.split(name).idx)]
-        return found if self.blocks is None else [*found, self.blocks]
+        parts = [part for name in SPLITS for part in self.split(name).parts]
+        files = [file for part in parts for file in (part.bin, part.idx)]
+        return files if self.blocks is None else [*files, self.blocks]
 
     def _require_files(self) -> None:
         for file in self._files():
@@ -270,22 +238,20 @@ def tokenizer_fingerprint(folder: Path) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def length_buckets(lengths: Iterable[int]) -> tuple[LengthBucket, ...]:
-    """Count documents and tokens by power of two, from the shortest to the longest document."""
-    documents: dict[int, int] = {}
-    tokens: dict[int, int] = {}
-    for length in lengths:
-        at_least = 1 << (length.bit_length() - 1)
-        documents[at_least] = documents.get(at_least, 0) + 1
-        tokens[at_least] = tokens.get(at_least, 0) + length
-    return tuple(
-        LengthBucket(at_least=bound, documents=documents[bound], tokens=tokens[bound])
-        for bound in sorted(documents)
-    )
+def _sources(content: dict[str, Any]) -> tuple[SourceFacts, ...]:
+    if content["version"] == 1:
+        return (SourceFacts(name=ONLY_SOURCE, kind="documents", origin=content["source"]),)
+    return tuple(SourceFacts(**source) for source in content["sources"])
 
 
 def _split(content: dict[str, Any]) -> Split:
-    return Split(
+    parts = content.get("parts", [{"source": ONLY_SOURCE, **content}])  # version 1 has none
+    return Split(parts=tuple(_part(part) for part in parts))
+
+
+def _part(content: dict[str, Any]) -> Part:
+    return Part(
+        source=content["source"],
         documents=content["documents"],
         tokens=content["tokens"],
         longest=content["longest"],

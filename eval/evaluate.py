@@ -17,8 +17,8 @@ from megatron.core import parallel_state
 from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
-from data.held_out import long_documents
 from data.store import Manifest
+from data.token_files.held_out import long_documents
 from eval import load_model
 from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from data.held_out import long_documents
 from data.store import Manifest, SplitName, require_tokenizer
+from data.token_files.held_out import long_documents
 from data.train_short.impactful_tokens import ImpactfulTokens, add_changes, highest
 from eval import load_model
 from eval.distributed import parallel_ranks
@@ -67,7 +67,7 @@ def analyse(
                 tokens=tuple(highest(sums.cpu(), counts.cpu(), share)),
                 share=share,
                 split=split,
-                sha256=manifest.split(split).bin.sha256,
+                sha256=manifest.split(split).sha256,
                 before=checkpoint_name(Path(before)),
                 after=checkpoint_name(Path(after)),
                 places=int(counts.sum()),

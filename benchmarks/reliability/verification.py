@@ -33,16 +33,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from benchmarks.harness.machine import facts
 from benchmarks.harness.page import page, table, write
-from data import verification
-from data.store import (
-    TOKENIZER_FILE,
-    LengthBucket,
-    Manifest,
-    Split,
-    StoredFile,
-    TokenizerFacts,
-    tokenizer_fingerprint,
-)
+from data.splits import LengthBucket, Part, SourceFacts, Split, StoredFile
+from data.store import TOKENIZER_FILE, Manifest, TokenizerFacts, tokenizer_fingerprint
+from data.token_files import verification
 from recipes.checkpoints.files import described, for_marker
 from recipes.checkpoints.verified import one_rank, verified
 
@@ -93,18 +86,23 @@ def store(folder: Path, megabytes: int) -> Manifest:
         (folder / f"{name}.idx").write_bytes(draws.bytes(20 * documents * size // megabytes))
     splits = {
         name: Split(
-            documents=1,
-            tokens=1,
-            longest=1,
-            lengths=(LengthBucket(at_least=1, documents=1, tokens=1),),
-            bin=StoredFile.of(folder, f"{name}.bin"),
-            idx=StoredFile.of(folder, f"{name}.idx"),
+            parts=(
+                Part(
+                    source="documents",
+                    documents=1,
+                    tokens=1,
+                    longest=1,
+                    lengths=(LengthBucket(at_least=1, documents=1, tokens=1),),
+                    bin=StoredFile.of(folder, f"{name}.bin"),
+                    idx=StoredFile.of(folder, f"{name}.idx"),
+                ),
+            )
         )
         for name in ("train", "heldout")
     }
     manifest = Manifest(
         root=folder,
-        source="made up",
+        sources=(SourceFacts(name="documents", kind="documents", origin="made up"),),
         heldout_fraction=0.1,
         seed=0,
         tokenizer=TokenizerFacts(
@@ -113,7 +111,8 @@ def store(folder: Path, megabytes: int) -> Manifest:
         ),
         skipped={},
         blocks=verification.write_blocks(folder, ["train.bin", "heldout.bin"]),
-        **splits,
+        train=splits["train"],
+        heldout=splits["heldout"],
     )  # fmt: skip
     manifest.write()
     return manifest

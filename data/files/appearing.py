@@ -10,26 +10,26 @@ from data.files.whole import folder_beside
 from data.files.writable import require_folder
 
 
-def require_free(to: Path, room: float = 0) -> None:
+def require_free(to: Path, room: float = 0, *, what: str = "--to") -> None:
     """Raise ValueError unless a folder can be created at `to`: the path is free, with enough room.
 
-    `room` is in bytes; 0 if unknown.
+    `room` is in bytes; 0 if unknown. `what` is the option that named the path.
     """
     if os.path.islink(to):
-        raise ValueError(f"--to {to} is a link; name a folder that does not exist")
+        raise ValueError(f"{what} {to} is a link; name a folder that does not exist")
     if os.path.lexists(to):
-        raise ValueError(f"--to {to} already exists; remove it, or name another folder")
-    require_folder(to, "--to", room)
+        raise ValueError(f"{what} {to} already exists; remove it, or name another folder")
+    require_folder(to, what, room)
 
 
 @contextmanager
-def appearing(to: Path) -> Iterator[Path]:
+def appearing(to: Path, *, what: str = "--to") -> Iterator[Path]:
     """Yield an empty folder, renamed to `to` when the block ends and removed if it raises.
 
     It lies next to `to` under a unique name, so concurrent calls do not collide. Raises ValueError
     if `to` exists or cannot be created.
     """
-    require_free(to)
+    require_free(to, what=what)
     with folder_beside(to) as part:
         yield part
         os.replace(part, to)

@@ -81,7 +81,7 @@ class ImpactfulTokens:
             ) from None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise StoreError(f"{path} cannot be read ({error})") from error
-        if split.bin.sha256 != found.sha256:
+        if split.sha256 != found.sha256:
             raise StoreError(
                 f"{path} was made from other tokens than the store's {found.split} split; make it "
                 "again"

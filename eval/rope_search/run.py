@@ -21,8 +21,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from custom_modules.rope.config import RopeScaling
-from data.held_out import long_documents
 from data.store import Manifest
+from data.token_files.held_out import long_documents
 from eval import load_model
 from eval.distributed import parallel_ranks
 from eval.rope_search.divisors import Stretching

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages about a token store: its documents by length, its tokens, its tokenizer."""
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from data.readers import LEFT_OUT
+from data import readers
+
+LEFT_OUT = {**readers.LEFT_OUT, "without_eod": "without the token that ends a document"}
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,6 +23,25 @@ def show_store(manifest: "Manifest") -> None:
     show(lambda _: _length_table(manifest))
     for line in _summary(manifest):
         typer.echo(line)
+
+
+def store_as_json(manifest: "Manifest") -> dict[str, Any]:
+    """Return what a store consists of, as numbers."""
+    return {
+        "store": manifest.root,
+        "sources": [asdict(source) for source in manifest.sources],
+        "tokenizer": asdict(manifest.tokenizer),
+        "skipped_documents": manifest.skipped,
+        "splits": {
+            name: {
+                "documents": split.documents,
+                "tokens": split.tokens,
+                "longest_tokens": split.longest,
+                "parts": [asdict(part) for part in split.parts],
+            }
+            for name, split in (("train", manifest.train), ("heldout", manifest.heldout))
+        },
+    }
 
 
 def _length_table(manifest: "Manifest") -> "Table":
@@ -51,6 +73,15 @@ def _summary(manifest: "Manifest") -> list[str]:
         f" the longest {split.longest:,}"
         for name, split in (("train", manifest.train), ("held out", manifest.heldout))
     ]
+    if len(manifest.sources) > 1:
+        parts = [part for split in (manifest.train, manifest.heldout) for part in split.parts]
+        for source in manifest.sources:
+            own = [part for part in parts if part.source == source.name]
+            documents, tokens = (
+                sum(part.documents for part in own),
+                sum(part.tokens for part in own),
+            )
+            lines.append(f"source {source.name}: {documents:,} documents, {tokens:,} tokens")
     lines.append(f"tokenizer: {facts.name}, {facts.vocab_size:,} tokens")
     if manifest.skipped:
         counts = ", ".join(f"{n:,} {LEFT_OUT.get(why, why)}" for why, n in manifest.skipped.items())

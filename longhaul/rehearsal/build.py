@@ -83,7 +83,7 @@ def require_impactful(made: list[ResolvedStage], *, stand_in: bool) -> bool:
             tokens=tuple(range(0, manifest.tokenizer.vocab_size, 10)),
             share=0.1,
             split="train",
-            sha256=manifest.train.bin.sha256,
+            sha256=manifest.train.sha256,
             before="made up",
             after="made up",
             places=0,

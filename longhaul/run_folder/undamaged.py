@@ -9,8 +9,8 @@ sizes and index are checked; the ranks verify the contents of its files while th
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from data import verification
 from data.store import SPLITS, Manifest, SplitName
+from data.token_files import verification
 from longhaul.jobs.evaluation import require_trained
 from recipes.checkpoints.files import note, require_whole
 from recipes.checkpoints.marker import newest_checkpoint

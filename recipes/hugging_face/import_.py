@@ -35,9 +35,9 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from data import tokenizer
 from data.files.appearing import appearing
 from data.hub import TOKENIZER_FILES
+from data.tokenization import tokenizer
 from recipes.checkpoints.files import FILES, HUGGING_FACE, described, for_marker
 from recipes.checkpoints.marker import ORIGIN, VOCABULARY, origin_of, write_marker
 from recipes.checkpoints.streamed_weights import write_weights

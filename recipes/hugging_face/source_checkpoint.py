@@ -153,7 +153,9 @@ def _length(recipe: dict[str, Any], rope: RopeScaling) -> int:
     if recipe["data"].get("rope_scale") is not None:
         return rope.reach or int(recipe["data"]["seq_length"])
     skips = recipe["data"].get("positions")
-    return int(recipe["data"]["seq_length"] if skips is None else skips["target_length"])
+    if skips is not None:
+        return int(skips["target_length"])
+    return int(recipe["data"].get("recovers") or recipe["data"]["seq_length"])
 
 
 def _origin(recipe: dict[str, Any]) -> Path | None:

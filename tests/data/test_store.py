@@ -2,20 +2,15 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from data.held_out import long_documents
-from data.store import (
-    LengthBucket,
-    Manifest,
-    StoreError,
-    length_buckets,
-    require_tokenizer,
-    tokenizer_fingerprint,
-)
+from data.splits import LengthBucket, Split, length_buckets
+from data.store import Manifest, StoreError, require_tokenizer, tokenizer_fingerprint
+from data.token_files.held_out import long_documents
 
 
 @pytest.fixture
@@ -29,10 +24,41 @@ def change_manifest(store: Path, change: Callable[[dict], object]) -> None:
     (store / "manifest.json").write_text(json.dumps(content))
 
 
+def part_of(content: dict, split: str = "train") -> dict:
+    return content["splits"][split]["parts"][0]
+
+
 def test_a_loaded_manifest_is_the_one_that_was_written(shared_store: Manifest) -> None:
     loaded = Manifest.load(shared_store.root)
     assert loaded == shared_store
-    assert loaded.split_prefix("train") == shared_store.root / "train"
+    assert loaded.prefixes("train") == (shared_store.root / "train",)
+
+
+def test_a_manifest_of_version_1_is_read_as_a_store_of_one_source(store: Path) -> None:
+    def to_version_1(content: dict) -> None:
+        content.update(version=1, source=content.pop("sources")[0]["origin"])
+        for name, split in content["splits"].items():
+            (part,) = split["parts"]
+            content["splits"][name] = {key: part[key] for key in part if key != "source"}
+
+    written = Manifest.load(store)
+    change_manifest(store, to_version_1)
+    (source,) = written.sources
+    assert source.sha256 is not None
+    assert Manifest.load(store) == replace(written, sources=(replace(source, sha256=None),))
+
+
+def test_a_split_of_two_sources_adds_up_to_both(shared_store: Manifest) -> None:
+    (train,), (heldout,) = shared_store.train.parts, shared_store.heldout.parts
+    both = Split(parts=(train, replace(heldout, source="other")))
+    assert both.documents == train.documents + heldout.documents
+    assert both.tokens == sum(bucket.tokens for bucket in both.lengths)
+    assert both.longest == max(train.longest, heldout.longest)
+    assert both.sha256 not in (train.bin.sha256, heldout.bin.sha256)
+    with pytest.raises(StoreError, match="of the source 'other'; the manifest lists documents"):
+        replace(shared_store, train=both)
+    with pytest.raises(StoreError, match="one of each"):
+        Split(parts=(train, train))
 
 
 def test_a_missing_folder_and_a_missing_manifest_are_refused(store: Path, tmp_path: Path) -> None:
@@ -64,35 +90,41 @@ def test_a_lost_file_is_refused(store: Path, name: str) -> None:
     [
         pytest.param(lambda c: c.update(version=99), "format version 99", id="version"),
         pytest.param(lambda c: c.update(format="x"), "not the manifest of", id="format"),
+        pytest.param(
+            lambda c: c["sources"][0].update(name="../x"), "source name '../x' has", id="name"
+        ),
+        pytest.param(lambda c: c["sources"][0].update(kind="x"), "is 'x', not one of", id="kind"),
         pytest.param(lambda c: c.pop("seed"), "is damaged .*seed", id="missing key"),
         pytest.param(
             lambda c: c["tokenizer"].update(more=1), "is damaged .*more", id="unknown key"
         ),
         pytest.param(
-            lambda c: c["splits"]["train"]["bin"].update(bytes="9"), "is damaged", id="type"
+            lambda c: part_of(c).update(bin={**part_of(c)["bin"], "bytes": "9"}),
+            "is damaged",
+            id="type",
         ),
         pytest.param(
-            lambda c: c["splits"]["train"]["lengths"][0].update(documents=0),
+            lambda c: part_of(c)["lengths"][0].update(documents=0),
             "is damaged: no documents have the lengths .*documents=0",
             id="no documents",
         ),
         pytest.param(
-            lambda c: c["splits"]["train"]["lengths"][0].update(tokens="x"),
+            lambda c: part_of(c)["lengths"][0].update(tokens="x"),
             "is damaged: no documents have the lengths",
             id="lengths in words",
         ),
         pytest.param(
-            lambda c: c["splits"]["train"]["bin"].update(path="../train.bin"),
+            lambda c: part_of(c)["bin"].update(path="../train.bin"),
             "outside the store",
             id="parent",
         ),
         pytest.param(
-            lambda c: c["splits"]["train"]["idx"].update(path="/etc/train.idx"),
+            lambda c: part_of(c)["idx"].update(path="/etc/train.idx"),
             "outside the store",
             id="absolute",
         ),
         pytest.param(
-            lambda c: c["splits"]["train"].update(idx=c["splits"]["heldout"]["idx"]),
+            lambda c: part_of(c).update(idx=part_of(c, "heldout")["idx"]),
             "not the files of one split",
             id="mixed splits",
         ),
@@ -135,7 +167,7 @@ def test_a_document_is_counted_in_the_bucket_of_its_power_of_two() -> None:
 def test_long_documents_are_those_megatron_reads_of_at_least_that_length(
     shared_store: Manifest, split: str
 ) -> None:
-    stored = [list(tokens) for tokens in IndexedDataset(str(shared_store.split_prefix(split)))]
+    stored = [list(tokens) for tokens in IndexedDataset(str(shared_store.prefixes(split)[0]))]
     bound = sorted(map(len, stored))[len(stored) // 2]
     found = [list(tokens) for tokens in long_documents(shared_store, min_tokens=bound, split=split)]
     assert found == [tokens for tokens in stored if len(tokens) >= bound]

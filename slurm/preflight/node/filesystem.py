@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from data import verification
 from data.files.writable import existing, reason, require_folder
 from data.store import Manifest, StoreError
+from data.token_files import verification
 from recipes.spec.units import GiB
 from slurm.preflight.check import Group, PreflightCheck
 from slurm.preflight.requirements import Expected

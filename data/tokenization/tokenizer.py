@@ -5,25 +5,21 @@ Trained here: byte-level BPE (Sennrich et al., arXiv 1508.07909; over bytes as i
 special token, `EOD`, which ends every document and serves as bos, eos and pad too. Loaded: any
 Hugging Face tokenizer that has a Rust backend and an eos token.
 
-Two rules hold for both. The text of a document never becomes a special token: "<|endoftext|>"
-written in a document is encoded as the characters it consists of. And a long text is encoded in
-pieces (`data.text_chunks`).
+How documents are encoded by either: `data.tokenization.encoder`.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from data.hub import TOKENIZER_FILES, HubError, local_folder
 from data.progress import quiet_imports
 from data.store import tokenizer_fingerprint
-from data.text_chunks import PIECE_CHARS, pieces
+from data.tokenization.encoder import Encoder, plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -33,9 +29,6 @@ SMALLEST_VOCABULARY = 257
 """One token for each byte, and `EOD`."""
 LARGEST_VOCABULARY = 2**20
 """Four times the largest in use; the trainer allocates some 70 bytes for each before it begins."""
-
-BATCH_CHARS = 2**22
-"""Characters tokenized at once; the backend holds some hundred bytes a token until it is done."""
 
 LONGEST_TRAINING_WORD = 256
 """Characters without white space after which the trainer's copy of a text gets a line break: the
@@ -47,40 +40,20 @@ class TokenizerError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DocumentTokenizer:
-    """A tokenizer for documents: no special token from text, no truncation, no padding."""
+class DocumentTokenizer(Encoder):
+    """An encoder with its name and its Hugging Face tokenizer, which is saved in a store."""
 
     name: str
     hugging_face: "PreTrainedTokenizerFast"
-    backend: Tokenizer
-    eod_id: int
-    vocab_size: int
-    """One more than the largest token id."""
 
-    def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return the token ids of each text, encoded on all cores."""
-        return self._encode_in_pieces(texts, PIECE_CHARS)
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text, without the one that ends a document."""
+        return int(self.encode_documents([text])[0].size)
 
     def save(self, folder: Path) -> str:
         """Write a folder for `AutoTokenizer.from_pretrained` and return its fingerprint."""
         self.hugging_face.save_pretrained(str(folder))
         return tokenizer_fingerprint(folder)
-
-    def _encode_in_pieces(self, texts: Sequence[str], limit: int) -> list[NDArray[np.int32]]:
-        parts = [list(pieces(text, self._same_apart, limit)) for text in texts]
-        encodings = iter(self._encode([piece for pieces_of in parts for piece in pieces_of]))
-        return [np.concatenate([next(encodings) for _ in pieces_of]) for pieces_of in parts]
-
-    def _encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        return [
-            np.array(encoding.ids, dtype=np.int32)
-            for batch in _batches(texts)
-            for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=False)
-        ]
-
-    def _same_apart(self, left: str, right: str) -> bool:
-        together, first, second = self._encode([left + right, left, right])
-        return np.array_equal(together, np.concatenate([first, second]))
 
 
 def require_vocab_size(vocab_size: int) -> None:
@@ -149,24 +122,8 @@ def load(name_or_path: str) -> DocumentTokenizer:
     return _for_documents(name_or_path, loaded)
 
 
-def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    characters = 0
-    for text in texts:
-        if batch and characters + len(text) > BATCH_CHARS:
-            yield batch
-            batch, characters = [], 0
-        batch.append(text)
-        characters += len(text)
-    if batch:
-        yield batch
-
-
 def _for_documents(name: str, hugging_face: "PreTrainedTokenizerFast") -> DocumentTokenizer:
-    backend = Tokenizer.from_str(hugging_face.backend_tokenizer.to_str())
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True
+    backend = plain(Tokenizer.from_str(hugging_face.backend_tokenizer.to_str()))
     largest_id = max(backend.get_vocab(with_added_tokens=True).values())
     return DocumentTokenizer(
         name=name,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from data import verification
 from data.files.sha256 import Hashing, Part, sha256_of
 from data.store import Manifest, StoreError
-from data.verification import is_sampled, verify, write_blocks
+from data.token_files import verification
+from data.token_files.verification import is_sampled, verify, write_blocks
 
 FILES = ("train.bin", "train.idx", "heldout.bin", "heldout.idx")
 

@@ -11,8 +11,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from data.store import tokenizer_fingerprint
-from data.text_chunks import PIECE_CHARS, pieces
-from data.tokenizer import EOD, DocumentTokenizer, TokenizerError, load, train
+from data.tokenization.text_chunks import PIECE_CHARS, pieces
+from data.tokenization.tokenizer import EOD, DocumentTokenizer, TokenizerError, load, train
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 LLAMA_3_PATTERN = (
@@ -84,6 +84,17 @@ def test_every_cut_that_is_not_a_hard_one_keeps_the_tokens_of_a_llama_3_tokenize
                 between_hard_cuts.append("")
         assert [token for part in between_hard_cuts for token in tokens(part)] == tokens(text)
     assert cuts > 1000
+
+
+def test_text_without_spaces_is_cut_before_its_punctuation(tokenizer: DocumentTokenizer) -> None:
+    choose = random.Random(3)
+    marks = ["\uff0c", "\u3002", "\u3002\u201c", "\u201d"]
+    words = ("".join(chr(0x4E00 + choose.randrange(500)) for _ in range(9)) for _ in range(4000))
+    text = "".join(word + choose.choice(marks) for word in words)
+    cut = list(pieces(text, tokenizer._same_apart, 1000))
+    assert max(map(len, cut[:-1])) <= 1000
+    assert all(piece[0] in "".join(marks) for piece in cut[1:])
+    assert tokenizer._encode_in_pieces([text], 1000)[0].tolist() == whole(tokenizer, text)
 
 
 def test_pieces_are_the_text_in_order_and_none_is_longer_than_the_limit() -> None:

@@ -4,7 +4,7 @@
 The manifest has the sums of the index files, which are read whole each time: some bytes a document.
 Token files may have terabytes, so there is also a sum for each block:
 
-    STORE/blocks.json     SHA-256 of every 64 MiB of train.bin and heldout.bin
+    STORE/blocks.json     SHA-256 of every 64 MiB of the token files
 
 The manifest lists it like any other file. A sample of blocks, drawn anew each time and always with
 the first and the last, detects truncation, zeroed regions and exchanged files; a flipped bit
@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data.files.sha256 import Hashing, Part
+from data.splits import StoredFile
 from data.store import (
     SPLITS,
     Manifest,
     SplitName,
-    StoredFile,
     StoreError,
     require_tokenizer,
     tokenizer_fingerprint,
@@ -35,11 +35,16 @@ DRAWN = 4
 
 
 def write_blocks(folder: Path, names: Sequence[str]) -> StoredFile:
-    """Write the sums of the blocks of token files in a folder; return the file they are in."""
-    parts = {name: _parts(folder / name, (folder / name).stat().st_size) for name in names}
+    """Write the sums of the blocks of token files in a folder; return the file they are in.
+
+    A file that several names link to is read once.
+    """
+    files = {name: (folder / name).resolve() for name in names}
+    parts = {file: _parts(file, file.stat().st_size) for file in files.values()}
     with Hashing([part for of_file in parts.values() for part in of_file]) as hashing:
         sums = map(_required, hashing.results())
-        by_file = {name: [next(sums) for _ in of_file] for name, of_file in parts.items()}
+        of_files = {file: [next(sums) for _ in of_file] for file, of_file in parts.items()}
+    by_file = {name: of_files[file] for name, file in files.items()}
     content = {"block_bytes": BLOCK, "sha256": by_file}
     (folder / BLOCKS).write_text(json.dumps(content) + "\n", encoding="utf-8")
     return StoredFile.of(folder, BLOCKS)
@@ -57,12 +62,11 @@ def verify(manifest: Manifest, *, whole: bool = False, splits: Sequence[SplitNam
     require_tokenizer(manifest, tokenizer_fingerprint(manifest.tokenizer_path))
     expected: list[tuple[Part, int, str]] = []
     blocks = _blocks(manifest)
-    for name in splits:
-        split = manifest.split(name)
-        for file in (split.bin, split.idx):
+    for pair in [part for name in splits for part in manifest.split(name).parts]:
+        for file in (pair.bin, pair.idx):
             _require_size(manifest.root / file.path, file.bytes)
-        expected.append((Part(manifest.root / split.idx.path), split.idx.bytes, split.idx.sha256))
-        expected += _of_tokens(manifest.root, split.bin, blocks, whole)
+        expected.append((Part(manifest.root / pair.idx.path), pair.idx.bytes, pair.idx.sha256))
+        expected += _of_tokens(manifest.root, pair.bin, blocks, whole)
     with Hashing([part for part, _, _ in expected]) as hashing:
         for (part, _, sha256), result in zip(expected, hashing.results(), strict=True):
             if result != sha256:
@@ -73,7 +77,7 @@ def verify(manifest: Manifest, *, whole: bool = False, splits: Sequence[SplitNam
 def is_sampled(manifest: Manifest, *, splits: Sequence[SplitName] = SPLITS) -> bool:
     """Whether `verify` of these splits reads something of every token file without `whole`."""
     return manifest.blocks is not None or all(
-        manifest.split(name).bin.bytes <= _sample_bytes() for name in splits
+        part.bin.bytes <= _sample_bytes() for name in splits for part in manifest.split(name).parts
     )
 
 

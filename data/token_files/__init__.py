@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron's token files: their index, their content, and damage to either."""
