@@ -1,82 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a token store from a source: choose the held-out documents, tokenize, write, describe.
+"""Make a token store from sources: plan, tokenize in parts, merge (`data.preparation`).
 
 A document is held out if the hash of its text falls below the held-out fraction. The choice does
 not depend on the order of the source or on other documents, and two copies of one text always
 land in the same split.
 
-The store is built in a hidden folder next to its destination and renamed when it is complete, so
-the destination has a complete store or nothing, whenever the run ends. Only a store is ever
-overwritten.
+The parts lie in a hidden folder next to the store (`data.preparation.work`). Whatever ends a run,
+the same command continues it, and the store is renamed to its destination when it is complete: the
+destination has a complete store or nothing. Only a store is ever overwritten.
 """
 
 import hashlib
-import heapq
+import json
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.cuda_extension import during_import
-from data.files.whole import folder_beside
+from data.files.whole import missing_folders, name_place, remove_empty, write_text
 from data.files.writable import require_folder
-from data.progress import progress, quiet_imports, say
-from data.readers import SourceError, documents, source_name, stored_bytes
-from data.store import (
-    SPLITS,
-    TOKENIZER,
-    Manifest,
-    Split,
-    SplitName,
-    StoredFile,
-    StoreError,
-    TokenizerFacts,
-    is_store,
-    length_buckets,
-)
-from data.verification import write_blocks
+from data.preparation.engine import Engine, run_engine
+from data.preparation.named_sources import named_sources
+from data.preparation.plan import Plan, Settings, plan_of
+from data.preparation.skip_limit import SKIP_LIMIT, require_limit
+from data.preparation.work import HeldError, Work, versions
+from data.progress import say
+from data.readers import SourceError
+from data.store import MANIFEST, TOKENIZER_FILE, Manifest, StoreError, TokenizerFacts, is_store
 
 if TYPE_CHECKING:
-    from data.tokenizer import DocumentTokenizer
+    from data.tokenization.tokenizer import DocumentTokenizer
 
 VOCAB_SIZE = 2_048
 HELDOUT_FRACTION = 0.1
 """For the standard library it holds out some 30 documents of more than 8,192 tokens."""
 
-TRAINING_SAMPLE_BYTES = 2**26
-"""Text a tokenizer is trained on: the documents with the smallest hashes up to this many bytes."""
+LEAST_SHARE = 0.5
+"""Room for a store as a share of its input: 2 bytes for a token of 8, in its part and in the store.
+"""
+MERGED = "merged.json"
+"""Written when the store is complete, and removed last."""
 
-LEAST_SHARE = 0.25
-"""Least size of a store as a share of its documents' bytes: 2 bytes for a token of 8."""
-
-BATCH_CHARS = 2**21
-"""Characters of documents tokenized together, between two updates of the progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Input:
-    source: str | None
-    text_key: str
-    skip_broken: bool
-    fraction: float
-    seed: int
-
-    def read(self, skipped: Counter[str]) -> Iterator[tuple[SplitName, float, str]]:
-        """Yield split, hash and text of every document."""
-        for text, _ in documents(
-            self.source,
-            text_key=self.text_key,
-            skip_broken=self.skip_broken,
-            skipped=skipped,
-        ):
-            place = content_hash(text, self.seed)
-            yield "heldout" if place < self.fraction else "train", place, text
+Source = str | Mapping[str, str] | None
+"""One source (`data.readers`), or several by name."""
 
 
 def prepare(
-    source: str | None,
+    source: Source,
     out: Path | str,
     *,
     tokenizer: str | None = None,
@@ -85,41 +57,137 @@ def prepare(
     heldout_fraction: float = HELDOUT_FRACTION,
     seed: int = 0,
     skip_broken: bool = False,
+    skip_limit: str = SKIP_LIMIT,
     overwrite: bool = False,
+    engine: Engine | None = None,
 ) -> Manifest:
-    """Write the store of a source and return its manifest.
+    """Write the store of one or more sources and return its manifest.
 
     Args:
-        source: see `data.readers`.
+        source: see `data.readers`; several by name.
         tokenizer: folder or name of a Hugging Face tokenizer; without it one is trained on the
             documents that are not held out.
         vocab_size: vocabulary of the tokenizer to train.
         seed: seed of the hash that chooses the held-out documents.
+        skip_limit: broken records that `skip_broken` may skip: a count, or a share such as 1%.
 
     Raises:
         ValueError: in one sentence, for a source, tokenizer or destination that cannot be used.
-            Then nothing has been written or replaced.
+            Then nothing has been replaced.
     """
-    if not 0 < heldout_fraction < 1:
-        raise SourceError(
-            f"the held-out fraction is {heldout_fraction}, not between 0 and 1; give one as 0.1"
-        )
+    _require_options(heldout_fraction, skip_limit)
     place = Path(out).absolute()
-    _require_free(place, overwrite)
-    require_folder(place, "the store", room=LEAST_SHARE * stored_bytes(source))
-    given = _Input(source, text_key, skip_broken, heldout_fraction, seed)
-    chosen, total_bytes = _tokenizer(given, tokenizer, vocab_size)
-    with folder_beside(place) as folder:
-        manifest = _write(given, chosen, folder, total_bytes)
-        _require_free(place, overwrite)
-        _move(folder, place)
-    return replace(manifest, root=place)
+    with _preparing(place, overwrite) as work:
+        _plan(
+            work, place, source, Settings(text_key, heldout_fraction, seed), tokenizer, vocab_size,
+            skip_broken=skip_broken, skip_limit=skip_limit,
+        )  # fmt: skip
+        if (manifest := _merged(work, place, overwrite)) is not None:
+            return manifest
+        from data.preparation.merge import UnfinishedError
+
+        run_engine(work, work.missing(), engine or Engine())
+        try:
+            return _merge(work, place, overwrite)
+        except UnfinishedError as error:
+            say(f"{len(error.numbers):,} parts are damaged and are prepared again")
+        run_engine(work, work.missing(), engine or Engine())
+        return _merge(work, place, overwrite)
+
+
+def write_plan(
+    source: Source,
+    out: Path | str,
+    *,
+    tokenizer: str | None = None,
+    vocab_size: int = VOCAB_SIZE,
+    text_key: str = "text",
+    heldout_fraction: float = HELDOUT_FRACTION,
+    seed: int = 0,
+    skip_broken: bool = False,
+    skip_limit: str = SKIP_LIMIT,
+    overwrite: bool = False,
+) -> Work:
+    """Write the plan and the tokenizer of a store; return the folder in which tasks work."""
+    _require_options(heldout_fraction, skip_limit)
+    place = Path(out).absolute()
+    with _preparing(place, overwrite) as work:
+        _plan(
+            work, place, source, Settings(text_key, heldout_fraction, seed), tokenizer, vocab_size,
+            skip_broken=skip_broken, skip_limit=skip_limit,
+        )  # fmt: skip
+        return work
+
+
+def run_tasks(folder: Path, first: int, step: int | None, engine: Engine | None = None) -> int:
+    """Do one task of a plan, or every `step`-th by size; return how many were left to do.
+
+    A task that has been done is not done again, and several processes may do the same one.
+    """
+    work = Work.open(folder)
+    if not 0 <= first < (step or work.count):
+        raise ValueError(
+            f"--task {first} is not one of 0 to {(step or work.count) - 1}; {folder} has "
+            f"{work.count:,} parts"
+        )
+    numbers = [first] if step is None else work.by_size()[first::step]
+    left = [number for number in numbers if work.receipt(number) is None]
+    run_engine(work, left, engine or Engine())
+    return len(left)
+
+
+def merge_plan(folder: Path, *, overwrite: bool = False) -> Manifest:
+    """Merge the parts of a plan to its store; raise ValueError while some are missing."""
+    work = Work.open(folder)
+    place = work.place
+    with _preparing(place, overwrite, planned=True):
+        return _merged(work, place, overwrite) or _merge(work, place, overwrite)
 
 
 def content_hash(text: str, seed: int) -> float:
     """Return a number in [0, 1) that depends on the text and the seed alone."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(seed).encode()).digest()
-    return (int.from_bytes(digest, "big") >> 11) / 2**53
+    from data.preparation.task import ContentHash
+
+    digest = ContentHash(seed)
+    digest.update(text.encode())
+    return digest.place()
+
+
+@contextmanager
+def _preparing(place: Path, overwrite: bool, *, planned: bool = False) -> Iterator[Work]:
+    """Yield the work folder of a store, held; if nothing is done in it, it is removed on an error.
+
+    It is kept if it was `planned` by a command of its own.
+
+    Raises StoreError for a destination that cannot be used, or one that is being prepared.
+    """
+    work = Work.of_store(place)
+    if not (work.folder / MERGED).exists():
+        _require_free(place, overwrite)
+    require_folder(place, "the store")
+    made = missing_folders(place.parent)
+    try:
+        with work.held():
+            yield work
+    except BaseException as error:
+        if isinstance(error, HeldError):
+            raise
+        if not planned and not work.has_parts():
+            shutil.rmtree(work.folder, ignore_errors=True)
+            remove_empty(made)
+        elif not planned:
+            with suppress(OSError):
+                say(f"finished parts are in {work.folder}; the same command continues with them")
+        name_place(error, place, work.folder)
+        raise
+
+
+def _require_options(heldout_fraction: float, skip_limit: str) -> None:
+    if not 0 < heldout_fraction < 1:
+        raise SourceError(
+            f"the held-out fraction is {heldout_fraction}, not between 0 and 1; give one as 0.1"
+        )
+    require_limit(skip_limit)
 
 
 def _require_free(place: Path, overwrite: bool) -> None:
@@ -138,148 +206,134 @@ def _require_free(place: Path, overwrite: bool) -> None:
         raise StoreError(f"{place} exists; `--overwrite` replaces it once the new store is whole")
 
 
+def _plan(
+    work: Work,
+    place: Path,
+    source: Source,
+    settings: Settings,
+    tokenizer: str | None,
+    vocab_size: int,
+    **facts: Any,
+) -> None:
+    """Write the plan and the tokenizer, unless those of the same plan are there."""
+    plan = plan_of(named_sources(source), settings, _tokenizer_facts(tokenizer, vocab_size))
+    facts["store"] = place.name
+    if work.is_planned and _is_same(work, plan):
+        work.write_plan(plan, tokenizer_facts=work.facts["tokenizer_facts"], **facts)
+        return
+    require_folder(place, "the store", room=LEAST_SHARE * plan.cost)
+    work.forget_plan()
+    chosen = _tokenizer(plan, tokenizer, vocab_size, facts["skip_broken"])
+    shutil.rmtree(work.tokenizer, ignore_errors=True)
+    of_tokenizer = TokenizerFacts(
+        name=chosen.name,
+        fingerprint=chosen.save(work.tokenizer),
+        vocab_size=chosen.vocab_size,
+        eod_id=chosen.eod_id,
+    )
+    chosen.write(work.folder / "encoder.json")
+    work.write_plan(plan, tokenizer_facts=asdict(of_tokenizer), **facts)
+
+
+def _is_same(work: Work, plan: Plan) -> bool:
+    return work.facts["sha256"] == plan.sha256 and work.facts["versions"] == versions()
+
+
+def _tokenizer_facts(name: str | None, vocab_size: int) -> dict[str, Any]:
+    """Return what a plan says of its tokenizer: a folder whose files change is another one."""
+    if name is None:
+        return {"train": vocab_size}
+    file = Path(name) / TOKENIZER_FILE
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+    return {"load": name, "sha256": sha256}
+
+
 def _tokenizer(
-    given: _Input, name: str | None, vocab_size: int
-) -> "tuple[DocumentTokenizer, int | None]":
-    """Return the tokenizer and, if all documents were read to train it, their size.
+    plan: Plan, name: str | None, vocab_size: int, skip_broken: bool
+) -> "DocumentTokenizer":
+    """Return the tokenizer of a plan.
 
     A source whose first document cannot be read is refused before a tokenizer is loaded.
     """
-    from data.tokenizer import load, require_vocab_size, train
+    from data.preparation.sample import require_first_document, training_texts
 
     if name is not None:
-        next(given.read(Counter()))
+        require_first_document(plan, skip_broken=skip_broken)
+        from data.tokenization.tokenizer import load
+
         say(f"loading the tokenizer {name}")
-        return load(name), None
+        return load(name)
+    from data.tokenization.tokenizer import require_vocab_size, train
+
     require_vocab_size(vocab_size)
-    say(f"reading {source_name(given.source)} to train a tokenizer of {vocab_size:,} tokens")
-    sample, total_bytes = _sample(given)
-    return train(sample, vocab_size), total_bytes
+    named = " and ".join(source.origin for source in plan.sources)
+    say(f"reading {named} to train a tokenizer of {vocab_size:,} tokens")
+    return train(training_texts(plan, skip_broken=skip_broken), vocab_size)
 
 
-def _sample(given: _Input) -> tuple[list[str], int]:
-    """Return the training documents with the smallest hashes, and the size of all documents."""
-    kept: list[tuple[float, str]] = []
-    kept_bytes = total_bytes = 0
-    counts: Counter[SplitName] = Counter()
-    for split, place, text in given.read(Counter()):
-        size = len(text.encode())
-        total_bytes += size
-        counts[split] += 1
-        if split == "heldout":
-            continue
-        heapq.heappush(kept, (-place, text))
-        kept_bytes += size
-        while kept_bytes > TRAINING_SAMPLE_BYTES and len(kept) > 1:
-            kept_bytes -= len(heapq.heappop(kept)[1].encode())
-    _require_both_splits(given, counts)
-    return [text for _, text in sorted(kept, reverse=True)], total_bytes
+def _merge(work: Work, place: Path, overwrite: bool) -> Manifest:
+    """Write the store of a plan, move it to its destination, and remove the parts."""
+    from data.preparation.merge import merge
+
+    manifest = merge(work)
+    for example in skipped_examples(work):
+        say(f"skipped {example}")
+    facts = {"plan": work.facts["sha256"], "manifest": _manifest_sha256(work.store)}
+    write_text(work.folder / MERGED, json.dumps(facts) + "\n")
+    _require_free(place, overwrite)
+    _move(work, place)
+    _remove(work)
+    return replace(manifest, root=place)
 
 
-def _require_both_splits(given: _Input, documents_of: Counter[SplitName]) -> None:
-    for split in SPLITS:
-        if not documents_of[split]:
-            raise SourceError(
-                f"the {split} split of {source_name(given.source)} is empty: the source has"
-                f" {documents_of.total():,} documents and the held-out fraction is"
-                f" {given.fraction}; choose another fraction or give more documents"
-            )
+def skipped_examples(work: Work, most: int = 5) -> Sequence[str]:
+    """Return some of the records that were skipped, with place and problem."""
+    receipts = (work.receipt(number) for number in range(work.count))
+    examples = [line for receipt in receipts if receipt is not None for line in receipt.examples]
+    return examples[:most]
 
 
-def _write(
-    given: _Input, tokenizer: "DocumentTokenizer", folder: Path, total_bytes: int | None
-) -> Manifest:
-    skipped: Counter[str] = Counter()
-    writers = {split: _SplitWriter(folder, split, tokenizer.vocab_size) for split in SPLITS}
-    done_bytes = done_documents = done_tokens = 0
-    with progress("tokenizing", total_bytes) as advance:
-        for batch in _batches(given.read(skipped)):
-            encoded = tokenizer.encode_documents([text for _, _, text in batch])
-            for (split, _, text), tokens in zip(batch, encoded, strict=True):
-                writers[split].add(tokens, tokenizer.eod_id)
-                done_bytes += len(text.encode())
-                done_documents += 1
-                done_tokens += tokens.size + 1
-            advance(done_bytes, done_documents, done_tokens)
-    _require_both_splits(given, Counter({name: len(writers[name].lengths) for name in SPLITS}))
-    manifest = Manifest(
-        root=folder,
-        source=source_name(given.source),
-        heldout_fraction=given.fraction,
-        seed=given.seed,
-        tokenizer=TokenizerFacts(
-            name=tokenizer.name,
-            fingerprint=tokenizer.save(folder / TOKENIZER),
-            vocab_size=tokenizer.vocab_size,
-            eod_id=tokenizer.eod_id,
-        ),
-        train=writers["train"].finish(),
-        heldout=writers["heldout"].finish(),
-        skipped=dict(skipped),
-        blocks=write_blocks(folder, [f"{split}.bin" for split in SPLITS]),
-    )
-    manifest.write()
-    return manifest
+def _merged(work: Work, place: Path, overwrite: bool) -> Manifest | None:
+    """Return the store of a plan if it is at its destination already, and remove its parts."""
+    try:
+        facts = json.loads((work.folder / MERGED).read_text(encoding="utf-8"))
+        is_there = _manifest_sha256(place) == facts["manifest"]
+    except (OSError, ValueError, KeyError):
+        is_there = False
+    if is_there and facts["plan"] == work.facts["sha256"]:
+        _remove(work)
+        return Manifest.load(place)
+    (work.folder / MERGED).unlink(missing_ok=True)
+    _require_free(place, overwrite)
+    return None
 
 
-def _batches(
-    read: Iterable[tuple[SplitName, float, str]],
-) -> Iterator[list[tuple[SplitName, float, str]]]:
-    batch: list[tuple[SplitName, float, str]] = []
-    characters = 0
-    for item in read:
-        batch.append(item)
-        characters += len(item[2])
-        if characters >= BATCH_CHARS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+def _manifest_sha256(folder: Path) -> str:
+    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
 
 
-class _SplitWriter:
-    """Write the documents of one split with Megatron's builder."""
-
-    def __init__(self, folder: Path, split: SplitName, vocab_size: int) -> None:
-        with quiet_imports(), during_import():
-            from megatron.core.datasets import indexed_dataset as megatron
-        self.folder = folder
-        self.split = split
-        self.lengths: list[int] = []
-        token_type = megatron.DType.optimal_dtype(vocab_size)
-        self.builder = megatron.IndexedDatasetBuilder(str(folder / f"{split}.bin"), token_type)
-
-    def add(self, tokens: Any, eod_id: int) -> None:
-        import numpy as np
-        import torch
-
-        document = np.append(tokens, np.int32(eod_id))
-        self.builder.add_document(torch.from_numpy(document), [document.size])
-        self.lengths.append(int(document.size))
-
-    def finish(self) -> Split:
-        self.builder.finalize(str(self.folder / f"{self.split}.idx"))
-        return Split(
-            documents=len(self.lengths),
-            tokens=sum(self.lengths),
-            longest=max(self.lengths),
-            lengths=length_buckets(self.lengths),
-            bin=StoredFile.of(self.folder, f"{self.split}.bin"),
-            idx=StoredFile.of(self.folder, f"{self.split}.idx"),
-        )
-
-
-def _move(folder: Path, place: Path) -> None:
-    """Move a complete store to its destination; the old one is removed last."""
+def _move(work: Work, place: Path) -> None:
+    """Move a complete store to its destination; the old one is removed with the work folder."""
     if not place.exists():
-        folder.rename(place)
+        work.store.rename(place)
         return
-    old = folder.with_name(folder.name + "-old")
+    old = work.folder / "old"
+    shutil.rmtree(old, ignore_errors=True)
     try:
         place.rename(old)
-        folder.rename(place)
+        work.store.rename(place)
     except BaseException:
         if old.exists() and not place.exists():
             old.rename(place)
         raise
-    shutil.rmtree(old)
+
+
+def _remove(work: Work) -> None:
+    """Remove the work folder, what says that it is done with last."""
+    for path in work.folder.iterdir():
+        if path.name not in ("plan.json", "shards.jsonl", "encoder.json", MERGED):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+    for name in ("encoder.json", "shards.jsonl", "plan.json", MERGED):
+        (work.folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        work.folder.rmdir()

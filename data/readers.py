@@ -17,22 +17,36 @@ An unusable record is an error that names its place. With `skip_broken` it is co
 that are not UTF-8 text, files with other endings and empty documents are always skipped and
 counted. A source without a single document is an error.
 
+`documents` yields whole texts. `records` has the records of a source, in which a long text is read
+in chunks (`data.formats`); `data.preparation` reads them in pieces, on several processes.
+
 Only the standard library is imported here; pyarrow and datasets are loaded when a source needs
 them.
 """
 
-import gzip
-import io
-import json
 import os
 import platform
 import sysconfig
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from data.formats.hub import hub_rows
+from data.formats.jsonl import jsonl_file
+from data.formats.parquet import parquet_file
+from data.formats.records import (
+    LEFT_OUT,
+    LongText,
+    Record,
+    SkipReason,
+    SourceError,
+    Unusable,
+    UnusableError,
+)
+from data.formats.text import text_file
+
+__all__ = ["LEFT_OUT", "Document", "SkipReason", "SourceError", "documents", "records"]
 
 # fmt: off
 TEXT_ENDINGS = frozenset({
@@ -49,25 +63,7 @@ PARQUET_ENDING = ".parquet"
 HUB_PREFIX = "hf:"
 
 MAX_DOCUMENT_BYTES = 256 * 2**20
-"""Cap on one document and on one JSONL line; an endless line would otherwise fill the memory."""
-
-PARQUET_ROWS = 256
-"""Rows read at once; a row may be a whole book."""
-
-SkipReason = Literal["broken", "undecodable", "empty", "other_ending"]
-
-
-LEFT_OUT: dict[str, str] = {
-    "broken": "broken",
-    "undecodable": "not UTF-8 text",
-    "empty": "empty",
-    "other_ending": "with an ending that is not known",
-}
-"""Each reason as words in a message."""
-
-
-class SourceError(ValueError):
-    """A source that cannot be read; the message says where and why in one sentence."""
+"""Cap on a document that `documents` yields as a whole."""
 
 
 class Document(NamedTuple):
@@ -77,35 +73,9 @@ class Document(NamedTuple):
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Unusable:
-    """The problem of a record, and whether it is an error or only counted."""
-
-    reason: SkipReason
-    problem: str
-
-
-_Record = tuple[str, str | _Unusable]
-"""Where it was found, and its text or its problem."""
-
-_Reader = Callable[[Path, str], Iterator[_Record]]
-
-
 def source_name(source: str | None) -> str:
     """Return the name under which a source is written into a manifest."""
     return source if source is not None else f"python-stdlib-{platform.python_version()}"
-
-
-def stored_bytes(source: str | None) -> int:
-    """Return the bytes of the files that a source is read from; 0 if it is not a file or folder.
-
-    Compressed files count with their compressed size, so the text is at least this large.
-    """
-    path = Path("" if source is None or source.startswith(HUB_PREFIX) else source)
-    if source is None or path == Path():
-        return 0
-    files = _files(path) if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file() and _reader(file))
 
 
 def documents(
@@ -126,82 +96,127 @@ def documents(
     """
     counts = Counter[str]() if skipped is None else skipped
     found = 0
-    for origin, content in _records(source, text_key):
-        judged = _judge(content)
+    for origin, content in records(source, text_key):
+        judged = judge(_whole(content))
         if isinstance(judged, str):
             found += 1
-            yield Document(judged, origin)
+            yield Document(judged, str(origin))
             continue
         if judged.reason == "broken" and not skip_broken:
-            raise SourceError(
-                f"{origin}: {judged.problem}; fix it, or skip such records with --skip-broken"
-            )
+            raise broken(origin, judged)
         counts[judged.reason] += 1
     if not found:
-        left_out = ", ".join(f"{number} {LEFT_OUT[why]}" for why, number in sorted(counts.items()))
-        detail = f" (left out: {left_out})" if left_out else ""
-        raise SourceError(
-            f"the source {source_name(source)} holds no document{detail}; name a file or a folder"
-            " with text"
-        )
+        raise without_documents(source, counts)
 
 
-def _judge(content: str | _Unusable) -> str | _Unusable:
-    if isinstance(content, _Unusable):
+def broken(origin: object, found: Unusable) -> SourceError:
+    """Return the error of a broken record."""
+    return SourceError(
+        f"{origin}: {found.problem}; fix it, or skip such records with --skip-broken"
+    )
+
+
+def without_documents(source: str | None, skipped: Counter[str]) -> SourceError:
+    """Return the error of a source that holds no document."""
+    left_out = ", ".join(f"{number} {LEFT_OUT[why]}" for why, number in sorted(skipped.items()))
+    detail = f" (left out: {left_out})" if left_out else ""
+    return SourceError(
+        f"the source {source_name(source)} holds no document{detail}; name a file or a folder"
+        " with text"
+    )
+
+
+def judge(content: str | Unusable) -> str | Unusable:
+    """Return the problem of a text that is not a document, else what is given."""
+    if isinstance(content, Unusable):
         return content
     if not content or content.isspace():
-        return _Unusable("empty", "the text is empty")
+        return EMPTY
     try:
-        size = len(content.encode())
+        content.encode()
     except UnicodeEncodeError:
-        return _Unusable("broken", "the text has half of a surrogate pair, which is not Unicode")
-    if size > MAX_DOCUMENT_BYTES:
-        return _too_long("the document")
+        return HALF_SURROGATE
     return content
 
 
-def _too_long(what: str) -> _Unusable:
-    return _Unusable("broken", f"{what} is longer than {MAX_DOCUMENT_BYTES:,} bytes")
+def _whole(content: str | LongText | Unusable) -> str | Unusable:
+    """Return a long text as a whole, if it is not longer than `MAX_DOCUMENT_BYTES`."""
+    if isinstance(content, str | Unusable):
+        return content
+    chunks, size = [], 0
+    try:
+        for chunk in content.chunks():
+            chunks.append(chunk)
+            size += len(chunk.encode(errors="surrogatepass"))
+            if size > MAX_DOCUMENT_BYTES:
+                too_long = f"the document is longer than {MAX_DOCUMENT_BYTES:,} bytes"
+                return Unusable("broken", too_long)
+    except UnusableError as error:
+        return error.found
+    return "".join(chunks)
 
 
-def _records(source: str | None, text_key: str) -> Iterator[_Record]:
+EMPTY = Unusable("empty", "the text is empty")
+HALF_SURROGATE = Unusable("broken", "the text has half of a surrogate pair, which is not Unicode")
+
+
+def records(source: str | None, text_key: str) -> Iterator[Record]:
+    """Yield every record of a source, in order."""
     if source is None:
-        library = Path(sysconfig.get_path("stdlib"))
-        for path in _files(library, left_out=("site-packages", "dist-packages")):
-            if path.suffix == ".py":
-                yield from _text_file(path, text_key)
+        for path in library_files():
+            yield from text_file(path)
         return
     if source.startswith(HUB_PREFIX):
-        yield from _hub(source, text_key)
+        yield from hub_rows(source, HUB_PREFIX, text_key)
         return
+    for file in source_files(source):
+        reader = reader_of(file)
+        if reader is None:
+            yield Record(file, Unusable("other_ending", "the ending is not known"))
+        elif reader == "jsonl":
+            yield from jsonl_file(file, text_key)
+        elif reader == "parquet":
+            yield from parquet_file(file, text_key)
+        else:
+            yield from text_file(file)
+
+
+def library_files() -> Iterator[Path]:
+    """Yield the source files of the Python standard library."""
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in _files(library, left_out=("site-packages", "dist-packages")):
+        if path.suffix == ".py":
+            yield path
+
+
+def source_files(source: str) -> Iterator[Path]:
+    """Yield the files of a source that is a file or a folder, those of unknown endings too.
+
+    Raises SourceError for a path that does not exist, and for a single file of unknown ending.
+    """
     path = Path(source)
     if path.is_dir():
-        for file in _files(path):
-            reader = _reader(file)
-            if reader is None:
-                yield str(file), _Unusable("other_ending", "the ending is not known")
-            else:
-                yield from reader(file, text_key)
+        yield from _files(path)
         return
     if not path.is_file():
         raise SourceError(
             f"the source {source} does not exist ({path.absolute()}); name a folder, a text file, "
             "FILE.jsonl, FILE.parquet or hf:NAME"
         )
-    reader = _reader(path)
-    if reader is None:
+    if reader_of(path) is None:
         known = ", ".join((*JSONL_ENDINGS, PARQUET_ENDING, ".txt and other text"))
         raise SourceError(f"the source {source} has an ending that is not known; known: {known}")
-    yield from reader(path, text_key)
+    yield path
 
 
-def _reader(path: Path) -> _Reader | None:
+def reader_of(path: Path) -> Literal["jsonl", "parquet", "text"] | None:
+    """Return the format of a file by its name, None if it is not known."""
     name = path.name.lower()
     if name.endswith(JSONL_ENDINGS):
-        return _jsonl_file
+        return "jsonl"
     if name.endswith(PARQUET_ENDING):
-        return _parquet_file
-    return _text_file if path.suffix.lower() in TEXT_ENDINGS else None
+        return "parquet"
+    return "text" if path.suffix.lower() in TEXT_ENDINGS else None
 
 
 def _files(root: Path, left_out: tuple[str, ...] = ()) -> Iterator[Path]:
@@ -216,136 +231,3 @@ def _files(root: Path, left_out: tuple[str, ...] = ()) -> Iterator[Path]:
         )
         files = (Path(folder, name) for name in sorted(names) if not name.startswith("."))
         yield from (file for file in files if file.is_file())
-
-
-def _text_file(path: Path, text_key: str) -> Iterator[_Record]:
-    """Yield the one document of a text file, which has no records and needs no text key."""
-    del text_key
-    try:
-        if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            yield str(path), _too_long("the file")
-            return
-        content = path.read_bytes()
-    except OSError as error:
-        yield str(path), _Unusable("broken", f"cannot be read ({error.strerror})")
-        return
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        yield str(path), _Unusable("undecodable", "the file is not UTF-8 text")
-    else:
-        yield str(path), text
-
-
-def _jsonl_file(path: Path, text_key: str) -> Iterator[_Record]:
-    for number, line in enumerate(_lines(path), 1):
-        if isinstance(line, _Unusable):
-            yield f"{path}:{number}", line
-        elif line.strip():
-            yield f"{path}:{number}", _text_of_line(line, text_key)
-
-
-def _lines(path: Path) -> Iterator[bytes | _Unusable]:
-    number = 0
-    try:
-        with _open(path) as stream:
-            while line := stream.readline(MAX_DOCUMENT_BYTES + 1):
-                number += 1
-                if len(line) <= MAX_DOCUMENT_BYTES:
-                    yield line
-                    continue
-                while line and not line.endswith(b"\n"):
-                    line = stream.readline(MAX_DOCUMENT_BYTES)
-                yield _too_long("the line")
-    except (OSError, EOFError, zlib.error) as error:
-        raise SourceError(f"{path}: damaged or unreadable after line {number} ({error})") from error
-
-
-def _open(path: Path) -> io.BufferedIOBase:
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rb")
-    if path.name.lower().endswith(".zst"):
-        import pyarrow as pa
-
-        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"))
-    return path.open("rb")
-
-
-def _text_of_line(line: bytes, text_key: str) -> str | _Unusable:
-    try:
-        record = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        return _Unusable("broken", f"invalid UTF-8 at byte {error.start} of the line")
-    except json.JSONDecodeError as error:
-        return _Unusable("broken", f"invalid JSON ({error.msg} at column {error.colno})")
-    except (ValueError, RecursionError) as error:
-        return _Unusable("broken", f"unusable JSON ({error})")
-    if not isinstance(record, dict):
-        return _Unusable("broken", f"not a JSON object but {_json_type(record)}")
-    if text_key not in record:
-        keys = ", ".join(repr(key) for key in list(record)[:8]) or "no field at all"
-        return _Unusable("broken", f"no field {text_key!r}; the line has {keys}")
-    return _text_of_field(record[text_key], text_key)
-
-
-def _text_of_field(value: object, text_key: str) -> str | _Unusable:
-    if isinstance(value, str):
-        return value
-    return _Unusable("broken", f"the field {text_key!r} is not a string but {_json_type(value)}")
-
-
-def _json_type(value: object) -> str:
-    names = {list: "an array", dict: "an object", str: "a string", bool: "a boolean"}
-    if value is None:
-        return "null"
-    return names.get(type(value), "a number" if isinstance(value, int | float) else "another type")
-
-
-def _parquet_file(path: Path, text_key: str) -> Iterator[_Record]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    row = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            if text_key not in columns:
-                raise SourceError(
-                    f"{path}: no column {text_key!r}; the file has {', '.join(columns)}"
-                )
-            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[text_key]):
-                for value in batch.column(0).to_pylist():
-                    row += 1
-                    yield f"{path} row {row}", _text_of_field(value, text_key)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise SourceError(f"{path}: unreadable Parquet after row {row} ({reason})") from error
-
-
-def _hub(source: str, text_key: str) -> Iterator[_Record]:
-    name, _, split = source.removeprefix(HUB_PREFIX).partition("@")
-    name, _, config = name.partition(":")
-    if not name:
-        raise SourceError(
-            f"the source {source} does not name a data set; write hf:NAME[:CONFIG][@SPLIT]"
-        )
-    row = 0
-    try:
-        import datasets
-
-        rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
-        for record in rows:
-            row += 1
-            if text_key not in record:
-                raise SourceError(f"{source}: no field {text_key!r}; it has {', '.join(record)}")
-            yield f"{source} row {row}", _text_of_field(record[text_key], text_key)
-    except SourceError:
-        raise
-    except Exception as error:  # the hub's client raises errors of several unrelated libraries
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise SourceError(
-            f"{source} cannot be read after row {row} ({reason}); on a machine without network"
-            " give a local file or folder"
-        ) from error

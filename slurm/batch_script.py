@@ -73,16 +73,25 @@ rm -rf "$LONGHAUL_OUTCOME.extensions"  # what a killed attempt left: its lock wo
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] && rm -f "$LONGHAUL_OUTCOME".{failures,bad_nodes,steps}
 """
 
+_OF_ARRAY = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+
 
 def setup_lines(
-    outcome: Path, *, most_failures: int, python: str | None, excluded: str | None = None
+    outcome: Path,
+    *,
+    most_failures: int,
+    python: str | None,
+    excluded: str | None = None,
+    array: bool = False,
 ) -> str:
     """Return the lines for a job whose ranks write their outcome to `outcome`.
 
-    `excluded` are nodes that are never used, in Slurm's list notation.
+    `excluded` are nodes that are never used, in Slurm's list notation. Of an `array` each job has
+    an outcome of its own and is requeued alone: the number of one of its jobs is that of the array.
     """
+    path = shlex.quote(str(outcome))
     said = [
-        f"export LONGHAUL_OUTCOME={shlex.quote(str(outcome))}",
+        f"export LONGHAUL_OUTCOME={path}{'.$SLURM_ARRAY_TASK_ID' if array else ''}",
         f"LONGHAUL_MOST_FAILURES={most_failures}",
         f"LONGHAUL_EXCLUDED={shlex.quote(excluded or '')}",
         f'export {FOLDER}="${{{FOLDER}:-$LONGHAUL_OUTCOME.extensions}}"',
@@ -91,4 +100,4 @@ def setup_lines(
     ]
     if python is not None:
         said.append(f'export PATH={shlex.quote(python + "/bin")}:"$PATH"')
-    return "\n".join(said) + _TRAP
+    return "\n".join(said) + (_TRAP.replace("$SLURM_JOB_ID", _OF_ARRAY) if array else _TRAP)

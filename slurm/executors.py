@@ -26,12 +26,16 @@ def executor(
     folder: Path,
     outcome: Path,
     save_seconds: int | None = None,
+    array: int | None = None,
+    after_failure: bool = False,
 ) -> run.Executor:
     """Return the executor of a job with this many nodes and ranks.
 
     Records, scripts and code go below `folder`, the outcome of the ranks to `outcome`. Ranks are
-    signalled `save_seconds` before the time limit (None: the file's; 0: never). Raises ValueError
-    for missing values that only the user knows.
+    signalled `save_seconds` before the time limit (None: the file's; 0: never). An `array` is that
+    many jobs of one number, each with an outcome of its own. `after_failure` starts the job once
+    the one before it has ended in any way, else it has to succeed. Raises ValueError for missing
+    values that only the user knows.
     """
     if file.executor == "local":
         return local_executor(nodes * ranks_per_node)
@@ -39,7 +43,8 @@ def executor(
         save_seconds = file.slurm.save_seconds
     return _slurm(
         file, nodes=nodes, ranks_per_node=ranks_per_node, folder=folder.absolute(),
-        outcome=outcome.absolute(), save_seconds=save_seconds,
+        outcome=outcome.absolute(), save_seconds=save_seconds, array=array,
+        after_failure=after_failure,
     )  # fmt: skip
 
 
@@ -64,6 +69,8 @@ def _slurm(
     folder: Path,
     outcome: Path,
     save_seconds: int,
+    array: int | None,
+    after_failure: bool,
 ) -> run.SlurmExecutor:
     chosen, gpus = file.slurm, file.slurm.ask_for_gpus
     if chosen.account == PLACEHOLDER:
@@ -94,6 +101,8 @@ def _slurm(
         container_image=None if container is None else container.image,
         container_mounts=[] if container is None else list(container.mounts),
         container_env=None if container is None else sorted(environment(file)),  # over the image's
+        array=None if array is None else f"0-{array - 1}",
+        dependency_type="afterany" if after_failure else "afterok",
         srun_args=list(chosen.srun),
         # A job that can never run is cancelled, and so are those after it.
         additional_parameters={"kill_on_invalid_dep": "yes", **chosen.sbatch},
@@ -107,6 +116,7 @@ def _slurm(
             most_failures=chosen.most_failures,
             python=None if container else file.python,
             excluded=chosen.exclude,
+            array=array is not None,
         ),
         packager=run.GitArchivePackager(include_submodules=False),
         job_details=QuotedJobDetails(),

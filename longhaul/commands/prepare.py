@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul prepare`: convert documents to a token store."""
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data.preparation.skip_limit import SKIP_LIMIT
 from data.prepare import HELDOUT_FRACTION, VOCAB_SIZE
 from longhaul.pages.store_page import show_store
-from longhaul.terminal.messages import next_command
+from longhaul.terminal.messages import next_command, note
+
+if TYPE_CHECKING:
+    from data.preparation.engine import Engine
 
 
 def prepare(
-    out: Annotated[Path, typer.Option(help="Folder of the store to write.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the store to write.", show_default=False)
+    ] = None,
     source: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="Folder, text file, FILE.jsonl[.gz|.zst], FILE.parquet or"
-            " hf:NAME[:CONFIG][@SPLIT]. Without it: the Python standard library's source files."
+            help="Folder, text file, FILE.jsonl[.gz|.zst], FILE.parquet, hf:NAME or"
+            " hf:NAME:CONFIG@SPLIT, synthetic:KIND[,NAME=VALUE...] or repositories:PATH; several"
+            " as NAME=SOURCE. Without: the Python standard library's source files.",
+            show_default=False,
         ),
     ] = None,
     tokenizer: Annotated[
@@ -36,25 +45,82 @@ def prepare(
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Count broken records instead of stopping.")
     ] = False,
+    skip_limit: Annotated[
+        str,
+        typer.Option(help="Broken records that --skip-broken allows: a number, or a share as 1%."),
+    ] = SKIP_LIMIT,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the store at --out.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace the store at --out, or that of --plan with --merge."
+        ),
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that tokenize.", show_default="one a core")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="pool: processes of this machine; ray: a Ray cluster.")
+    ] = "pool",
+    address: Annotated[
+        str | None, typer.Option(help="Address of the Ray cluster.", show_default="this machine's")
+    ] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Write the plan and the tokenizer, then stop.")
+    ] = False,
+    plan: Annotated[
+        Path | None, typer.Option(help="Folder of a plan to work on, by --task or --merge.")
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Do part N of --plan, or every Mth part from the Nth on: N/M."),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge the parts of --plan to the store.")
     ] = False,
 ) -> None:
-    """Turn documents into a token store: tokenizer, train and held-out tokens, manifest."""
-    from data.prepare import prepare as write_store
+    """Turn documents into a token store: tokenizer, train and held-out tokens, manifest.
 
+    An interrupted run continues when the same command is given again.
+    """
+    from data.preparation.engine import Engine
+    from data.preparation.named_sources import parsed_sources
+    from data.prepare import prepare as write_store
+    from data.prepare import write_plan
+
+    where = Engine(kind=engine, workers=workers, address=address)  # type: ignore[arg-type]
+    if plan is not None:
+        if out is not None or source or plan_only:
+            raise ValueError("--plan names a plan with its store and its sources; leave out others")
+        _work_on(plan, task, merge, overwrite, where)
+        return
+    if task is not None or merge:
+        raise ValueError(
+            "--task and --merge work on a plan: add --plan FOLDER, which --plan-only prints"
+        )
+    if out is None:
+        raise ValueError("--out is missing; name the folder of the store to write")
     if tokenizer is not None and vocab_size != VOCAB_SIZE:
         raise ValueError("--vocab-size is for a tokenizer that is trained; leave out --tokenizer")
+    if skip_limit != SKIP_LIMIT and not skip_broken:
+        raise ValueError("--skip-limit limits what --skip-broken skips; add --skip-broken")
+    sources = parsed_sources(source or [])
+    if plan_only:
+        work = write_plan(
+            sources, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key,
+            heldout_fraction=heldout_fraction, skip_broken=skip_broken, skip_limit=skip_limit,
+            overwrite=overwrite,
+        )  # fmt: skip
+        typer.echo(f"{work.count:,} parts of {work.plan.cost / 2**20:,.1f} MiB: {work.folder}")
+        command = ["longhaul", "prepare", "--plan", work.folder]
+        next_command([*command, "--task", "0/1"], "do all parts; K/N does a share of them")
+        replaced = ["--overwrite"] if overwrite else []
+        next_command([*command, "--merge", *replaced], "then write the store")
+        return
     manifest = write_store(
-        source,
-        out,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        text_key=text_key,
-        heldout_fraction=heldout_fraction,
-        skip_broken=skip_broken,
-        overwrite=overwrite,
-    )
+        sources, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key,
+        heldout_fraction=heldout_fraction, skip_broken=skip_broken, skip_limit=skip_limit,
+        overwrite=overwrite, engine=where,
+    )  # fmt: skip
     show_store(manifest)
     model = None if tokenizer is None else _model_of(Path(tokenizer))
     if model is None:
@@ -68,6 +134,23 @@ def prepare(
             "train on it; LADDER is your file or a name that `longhaul ladders` lists; without "
             "GPUs add --device cpu",
         )
+
+
+def _work_on(plan: Path, task: str | None, merge: bool, overwrite: bool, where: "Engine") -> None:
+    """Do a share of the parts of a plan, or merge them."""
+    from data.prepare import merge_plan, run_tasks
+
+    if merge == (task is not None):
+        raise ValueError("--plan is only a folder: add --task N, --task N/M, or --merge")
+    if merge:
+        show_store(merge_plan(plan, overwrite=overwrite))
+        return
+    assert task is not None
+    if re.fullmatch(r"\d+(/[1-9]\d*)?", task) is None:
+        raise ValueError(f"--task {task} is not a part; give N, or N/M: every Mth part from N on")
+    number, _, step = task.partition("/")
+    done = run_tasks(plan, int(number), int(step) if step else None, where)
+    note(f"{done:,} parts were done")
 
 
 def _model_of(tokenizer: Path) -> Path | None:

@@ -56,7 +56,15 @@ def run(
     account: Account = "",
     partition: Partition = "",
     source: Annotated[
-        str | None, typer.Option(help="Documents to prepare a store from, as a first job.")
+        list[str] | None,
+        typer.Option(
+            help="Documents to prepare a store from, as a first job; several as NAME=SOURCE.",
+            show_default=False,
+        ),
+    ] = None,
+    prepare_jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Jobs of an array that share that work.", show_default="1 job"),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer of that store.", show_default="the card's")
@@ -89,7 +97,7 @@ def run(
     require_device(device)
     require_executor(
         executor, account=account, partition=partition, source=source, tokenizer=tokenizer,
-        export=export, gate=gate,
+        export=export, gate=gate, **{"prepare-jobs": prepare_jobs},
     )  # fmt: skip
     named = default("cluster", cluster) if submits else planned_cluster(cluster)
     asked = Machines(nodes=nodes, gpus=gpus, layout=layout, cluster=named, device=device)
@@ -108,8 +116,9 @@ def run(
         # The jobs take no such lock: it is released once they are submitted.
         with nullcontext() if dryrun else in_use(plan.run):
             run_on_cluster(
-                plan, context.args, asked, account=account, partition=partition, source=source,
-                tokenizer=tokenizer, export=export, gate=gate, dryrun=dryrun,
+                plan, context.args, asked, account=account, partition=partition,
+                source=source or (), prepare_jobs=prepare_jobs, tokenizer=tokenizer, export=export,
+                gate=gate, dryrun=dryrun,
             )  # fmt: skip
         return
     require_folder(plan.run, "--out")

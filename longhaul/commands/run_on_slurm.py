@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from data.store import ONLY_SOURCE
 from eval.run_folder import write_json
 from longhaul.defaults import default
 from longhaul.jobs import ladder_run
@@ -39,7 +40,8 @@ def run_on_cluster(
     dryrun: bool,
     row: "Row | None" = None,
     change: "Callable[[nemo_run.Partial], nemo_run.Partial] | None" = None,
-    source: str | None = None,
+    source: Sequence[str] = (),
+    prepare_jobs: int | None = None,
     tokenizer: str | None = None,
     export: Path | None = None,
     gate: str = "",
@@ -53,7 +55,7 @@ def run_on_cluster(
     file = with_names(load(cluster), default("account", account), default("partition", partition))
     plan = _with_gates(plan, gate)
     trains_alone = not evaluated and not plan.store.exists() and plan.card.hf_id is not None
-    documents = None if trains_alone else documents_of(plan, source, tokenizer)
+    documents = None if trains_alone else documents_of(plan, source, tokenizer, prepare_jobs)
     in_container, through_ssh = file.container is not None, file.tunnel.kind == "ssh"
     require_nameable(plan.run, in_container=in_container, through_ssh=through_ssh)
     require_complete(file, folders(plan, documents, export))
@@ -76,7 +78,11 @@ def run_on_cluster(
         if file.hardware is None and any(stage.layout.device == "cuda" for stage in stages):
             notes = [*notes, f"{cluster} states no hardware; layouts are planned for {CLUSTER}"]
         if documents is None and plan.store.exists():
-            local_chain.require_store(stages, evaluated=evaluated)
+            local_chain.require_store(stages, evaluated=evaluated, packed=not dryrun)
+        if documents is not None:
+            named = documents.source if isinstance(documents.source, dict) else {ONLY_SOURCE}
+            for stage in stages:
+                stage_checks.require_sources(stage, set(named))
         require_time(stages, file)
         for stage in stages:
             stage_checks.require_same(stage)

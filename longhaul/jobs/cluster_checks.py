@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.sources import path_of
 from longhaul.jobs.ladder_run import LadderRun
 from longhaul.jobs.store_source import Documents
 from recipes.spec.naming import start_folder
@@ -56,7 +57,8 @@ def folders(plan: LadderRun, documents: Documents | None, export: Path | None) -
         found.append(Folder(what="store", path=plan.store))
     else:
         found.append(Folder(what="store's folder", path=plan.store.parent, written=True))
-        for what, word in (("source", documents.source), ("tokenizer", documents.tokenizer)):
+        named = [("source", path_of(source)) for source in documents.sources]
+        for what, word in (*named, ("tokenizer", documents.tokenizer)):
             if word is not None and word.startswith("/"):
                 found.append(Folder(what=what, path=Path(word)))
     start = start_folder(plan.card, plan.ladder, plan.chosen[0][1], plan.run)

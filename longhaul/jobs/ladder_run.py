@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from data.files.nearest import near_path
 from data.hub import OF_THE_HUB
 from data.store import Manifest
 from longhaul.defaults import run_of, store_of
@@ -228,9 +229,26 @@ def make_missing_store(plan: LadderRun) -> Manifest | None:
         Manifest.load(plan.store)
         return None
     require_store_of_published(plan)
+    require_store_of_run(plan)
     from data.prepare import prepare
 
     return prepare(None, plan.store, vocab_size=plan.card.vocab)
+
+
+def require_store_of_run(plan: LadderRun) -> None:
+    """Raise ValueError where the store that is made without documents would be another one.
+
+    A run that has begun was reading its store, and a mix takes sources by name.
+    """
+    begun = plan.run / "run.json"
+    shares = [stage.mix for _, stage in plan.chosen if stage.mix is not None and stage.mix.shares]
+    if begun.is_file() or shares:
+        why = f"{plan.run} was begun with it" if begun.is_file() else "the mix takes its sources"
+        raise ValueError(
+            f"there is no token store at {plan.store}{near_path(plan.store)}, and {why}; name it "
+            "with --store, or make it: longhaul prepare --source NAME=PATH "
+            f"{shlex.join(['--out', str(plan.store)])}"
+        )
 
 
 def without_store(plan: LadderRun) -> str:

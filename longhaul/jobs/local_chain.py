@@ -13,6 +13,7 @@ from longhaul.jobs import evaluation, records, stage_checks, training
 from longhaul.jobs.evaluation import evaluation_job
 from longhaul.jobs.ladder_run import LadderRun
 from longhaul.jobs.store_source import require_heldout
+from longhaul.terminal.messages import note
 from longhaul.terminal.next_commands import submitted
 from longhaul.version import versions
 from recipes.nemo2.settings import place
@@ -90,10 +91,19 @@ def require(stages: Sequence[ResolvedStage], *, started: bool) -> None:
     require_store(stages)
 
 
-def require_store(stages: Sequence[ResolvedStage], *, evaluated: bool = True) -> None:
-    """Raise ValueError if the store does not fit a stage, or cannot evaluate the longest."""
+def require_store(
+    stages: Sequence[ResolvedStage], *, evaluated: bool = True, packed: bool = True
+) -> None:
+    """Raise ValueError if the store does not fit a stage, or cannot evaluate the longest.
+
+    With `packed` the store is packed for stages with a mix.
+    """
     for stage in stages:
         manifest = stage_checks.require_inputs(stage)
+        for words in stage_checks.mix_notes(stage, manifest):
+            note(f"note: {words}")
+        if packed:
+            stage_checks.pack(stage, manifest)
     if evaluated:
         require_heldout(manifest, longest(stages))
 

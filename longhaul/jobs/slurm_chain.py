@@ -6,7 +6,7 @@ time limit shorter than the stage, a preemption or a lost node costs steps and n
 job checks its machines first; links are measured only where a stage trains. Imports NeMo.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from eval.gate import evaluate_and_judge, has_passed
 from longhaul.jobs import evaluation, local_chain, node_requirements
 from longhaul.jobs.job_times import save_seconds
 from longhaul.jobs.ladder_run import LadderRun
-from longhaul.jobs.store_source import Documents, prepare_for
+from longhaul.jobs.store_source import Documents, plan_for, prepare_for, share_of
 from recipes.checkpoints.marker import RECIPE
 from recipes.hugging_face.export import export_stage
 from recipes.nemo2.settings import as_config_node
@@ -44,7 +44,7 @@ def jobs(
     """
     found: list[Job] = []
     if documents is not None:
-        found.append(_prepare(plan, file, documents, local_chain.longest(stages)))
+        found += _prepare(plan, file, documents, local_chain.longest(stages))
     lengths = sorted({stage.trained_length for stage in stages})
     for (name, of_ladder), stage in zip(plan.chosen, stages, strict=True):
         if not stage.is_done:
@@ -81,20 +81,32 @@ def jobs(
     return found
 
 
-def _prepare(plan: LadderRun, file: ClusterFile, documents: Documents, length: int) -> Job:
-    task = nemo_run.Partial(
-        prepare_for,
-        length,
-        source=documents.source,
-        out=str(plan.store.resolve()),
-        tokenizer=documents.tokenizer,
-        vocab_size=documents.vocab_size,
-    )
+def _prepare(
+    plan: LadderRun, file: ClusterFile, documents: Documents, length: int
+) -> Iterator[Job]:
+    """Yield the jobs that make the store: one, or a plan, an array, and the one that merges.
+
+    The last one does what is left to do, so that it is the same job in both cases; it starts also
+    after an array of which a job has failed.
+    """
+    given = {
+        "source": documents.source,
+        "out": str(plan.store.resolve()),
+        "tokenizer": documents.tokenizer,
+        "vocab_size": documents.vocab_size,
+    }
     # Documents and tokenizer may be on the hub; the cluster file can set the nodes offline.
     online = {"HF_HUB_OFFLINE": 0, **file.environment}
     file = _without_gpus(file).model_copy(update={"environment": online})
     expected = node_requirements.of_one_rank(plan, with_store=False)
-    return _on_ranks(plan, file, "prepare", task, expected)
+    if documents.jobs is not None:
+        yield _on_ranks(plan, file, "prepare_plan", nemo_run.Partial(plan_for, **given), expected)
+        share = nemo_run.Partial(share_of, out=given["out"], jobs=documents.jobs)
+        # Its jobs would write one page of checks at a time; the plan's job has checked a machine.
+        yield _on_ranks(plan, file, "prepare_parts", share, None, array=documents.jobs)
+    task = nemo_run.Partial(prepare_for, length, **given)
+    after_parts = documents.jobs is not None
+    yield _on_ranks(plan, file, "prepare", task, expected, after_failure=after_parts)
 
 
 def _train(plan: LadderRun, file: ClusterFile, stage: ResolvedStage) -> Job:
@@ -134,10 +146,12 @@ def _on_ranks(
     file: ClusterFile,
     name: str,
     task: nemo_run.Partial,
-    expected: nemo_run.Config,
+    expected: nemo_run.Config | None,
     *,
     nodes: int = 1,
     per_node: int = 1,
+    array: int | None = None,
+    after_failure: bool = False,
 ) -> Job:
     """Return a job for a task that ends by itself: it gets no warning before its time limit."""
     made = executor(
@@ -147,6 +161,8 @@ def _on_ranks(
         folder=plan.run / "launch",
         outcome=plan.run / "launch" / "outcomes" / name,
         save_seconds=0,
+        array=array,
+        after_failure=after_failure,
     )
     return Job(name, nemo_run.Partial(run, task=task, expected=expected, seconds=0.0), made)
 

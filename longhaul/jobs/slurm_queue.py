@@ -97,9 +97,27 @@ def _states(numbers: list[str]) -> tuple[dict[str, str], str]:
     ended, _ = _rows(
         ("sacct", "--noheader", "--parsable2", "-X", "--format=JobID,State", f"--jobs={listed}")
     )
-    found = dict(ended)
-    found.update(queued)
-    return {number: found[number] for number in numbers if number in found}, not_asked
+    found = {number: _of_array(ended, number) for number in numbers}
+    found.update({number: _of_array(queued, number) for number, _ in _arrays(queued)})
+    return {number: found[number] for number in numbers if found.get(number)}, not_asked
+
+
+def _arrays(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return rows with the number of the array for that of each of its jobs, as 12 for 12_3."""
+    return [(number.partition("_")[0], state) for number, state in rows]
+
+
+def _of_array(rows: list[tuple[str, str]], number: str) -> str:
+    """Return the state of a job, of an array the one that tells most; empty if there is none."""
+    states = [state for of, state in _arrays(rows) if of == number]
+    for wanted in (
+        lambda state: state == "RUNNING",
+        lambda state: state not in OVER,
+        lambda state: state != "COMPLETED",
+    ):
+        if told := [state for state in states if wanted(state)]:
+            return told[0]
+    return states[-1] if states else ""
 
 
 def _rows(command: Iterable[str]) -> tuple[list[tuple[str, str]], str]:

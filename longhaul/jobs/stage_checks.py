@@ -16,7 +16,11 @@ from fiddle.printing import as_dict_flattened
 
 from custom_modules.attention.registry import kernel_for
 from custom_modules.rope.config import RopeScaling
-from data.store import Manifest, require_tokenizer
+from data.mixture.config import Mix
+from data.mixture.groups import applies, groups, needs, often_repeated, without_shares
+from data.mixture.stage_rows import StageRows, for_store, mix_of
+from data.store import ONLY_SOURCE, Manifest, require_tokenizer
+from data.token_files.megatron_index import read_index
 from eval.run_folder import BrokenResultError, read_stage
 from longhaul.jobs.ladder_run import require_gpus
 from recipes.checkpoints.files import HUGGING_FACE
@@ -103,6 +107,64 @@ def require_inputs(stage: ResolvedStage) -> Manifest:
                 turned = RopeScaling.from_dict(facts["rope"])
                 require_same_rotary_dims(fdl.build(recipe.model.config.rope), turned, str(found))
     return manifest
+
+
+def mix_notes(stage: ResolvedStage, manifest: Manifest) -> Iterator[str]:
+    """Yield what the user should know of a stage's mix on a store.
+
+    Raises MixError, a ValueError, for a mix that the store cannot have.
+    """
+    data = stage.recipe.data
+    mix = _mix(stage, manifest)
+    if mix is None:
+        return
+    if not applies(mix, manifest):
+        yield without_shares(manifest)
+    taken = for_store(mix, manifest)
+    found = groups(taken, manifest, data.seq_length)
+    tokens = stage.recipe.trainer.max_steps * data.global_batch_size * data.seq_length
+    for need in often_repeated(needs(taken, found, tokens)):
+        yield (
+            f"{need.words} has {need.held:,} tokens and is seen {need.repeats:.1f} times; beyond "
+            "four times repeated tokens teach less than new ones"
+        )
+
+
+def _mix(stage: ResolvedStage, manifest: Manifest) -> Mix | None:
+    """Return the mix that a stage has on a store."""
+    given = fdl.ordered_arguments(stage.recipe.data)
+    if any(given.get(name) is not None for name in ("positions", "rope_scale", "sentences")):
+        return None
+    return mix_of(fdl.build(given["mix"]) if given.get("mix") is not None else None, manifest)
+
+
+def require_sources(stage: ResolvedStage, named: set[str]) -> None:
+    """Raise ValueError if the sources that a store is made of lack one that the mix takes."""
+    stated = fdl.ordered_arguments(stage.recipe.data).get("mix")
+    taken = set() if stated is None else {share.source for share in fdl.build(stated).shares}
+    missing = sorted(taken - named)
+    if missing and named != {ONLY_SOURCE}:
+        raise ValueError(
+            f"the mix of {stage.name} takes {', '.join(missing)}, which no --source names; those "
+            f"named are {', '.join(sorted(named))}"
+        )
+
+
+def pack(stage: ResolvedStage, manifest: Manifest) -> None:
+    """Pack the store for a stage with a mix, so that ranks do not wait for it."""
+    recipe, mix = stage.recipe, _mix(stage, manifest)
+    if mix is None:
+        return
+    indexes = [prefix.with_name(f"{prefix.name}.idx") for prefix in manifest.prefixes("train")]
+    StageRows.of(
+        manifest,
+        mix,
+        seq_length=recipe.data.seq_length,
+        steps=recipe.trainer.max_steps,
+        rows=recipe.data.global_batch_size,
+        seed=fdl.ordered_arguments(recipe.data, include_defaults=True)["seed"],
+        document_lengths=[read_index(index).lengths for index in indexes],
+    )
 
 
 def _require_tokenizer(manifest: Manifest, fingerprint: str, checkpoint: Path) -> None:

@@ -29,7 +29,8 @@ def require_idle(plan: LadderRun, file: ClusterFile) -> None:
             return
         raise ValueError(f"squeue does not say whether the jobs of {plan.run} are over: {words}")
     rows = (line.split() for line in said.stdout.splitlines())
-    live = {row[0]: row[1] for row in rows if row and row[0] in names and row[1] not in OVER}
+    states = [(row[0].partition("_")[0], row[1]) for row in rows if row]  # 12_3 is of array 12
+    live = {number: state for number, state in states if number in names and state not in OVER}
     if live:
         shown = ", ".join(f"{number} {names[number]} ({state.lower()})"
                           for number, state in live.items())  # fmt: skip

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lines of a JSONL file, or of a range of its bytes that begins and ends at line starts."""
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.formats.long_line import LongLine
+from data.formats.records import (
+    BLOCK_BYTES,
+    LONG_BYTES,
+    Record,
+    SourceError,
+    Unusable,
+    text_of_object,
+)
+
+COMPRESSED = (".gz", ".zst")
+
+
+@dataclass(frozen=True, slots=True)
+class LineOrigin:
+    """A line, counted from a byte of its file; its number in the file is found for a message."""
+
+    path: Path
+    start: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.number + _newlines(self.path, self.start)}"
+
+
+def jsonl_file(
+    path: Path, text_key: str, start: int = 0, stop: int | None = None
+) -> Iterator[Record]:
+    """Yield the records of the lines that begin in a range of bytes, which is at line starts.
+
+    A compressed file has one range. Blank lines are no records.
+    """
+    number, at = 0, start
+    try:
+        with _open(path) as stream:
+            if start:
+                stream.seek(start)
+            while stop is None or at < stop:
+                line = stream.readline(LONG_BYTES)
+                if not line:
+                    break
+                number += 1
+                origin = LineOrigin(path, start, number)
+                if len(line) < LONG_BYTES or line.endswith(b"\n"):
+                    at += len(line)
+                    if not line.isspace():
+                        yield Record(origin, text_of_line(line, text_key))
+                    continue
+                long = LongLine(line, stream, text_key, origin)
+                yield Record(origin, long)
+                at += long.finish()
+    except (OSError, EOFError, zlib.error) as error:
+        where = LineOrigin(path, start, number)
+        after = f"{where}".rpartition(":")[2]
+        raise SourceError(f"{path}: damaged or unreadable after line {after} ({error})") from error
+
+
+def text_of_line(line: bytes, text_key: str) -> str | Unusable:
+    """Return the text of a line, or its problem."""
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        return Unusable("broken", f"invalid UTF-8 at byte {error.start} of the line")
+    except json.JSONDecodeError as error:
+        return Unusable("broken", f"invalid JSON ({error.msg} at column {error.colno})")
+    except (ValueError, RecursionError) as error:
+        return Unusable("broken", f"unusable JSON ({error})")
+    return text_of_object(record, text_key)
+
+
+def line_starts(path: Path, size: int, step: int) -> list[int]:
+    """Return bytes at which lines begin, about `step` apart, the first 0; none for a last line."""
+    starts = [0]
+    with path.open("rb", buffering=0) as file:
+        while (wanted := starts[-1] + step) < size:
+            start = _next_line(file, wanted - 1)
+            if start >= size:
+                break
+            starts.append(start)
+    return starts
+
+
+def _next_line(file: io.FileIO, at: int) -> int:
+    """Return the byte after the first line break at or after a byte, or the end of the file."""
+    file.seek(at)
+    while block := file.read(BLOCK_BYTES):
+        found = block.find(b"\n")
+        if found >= 0:
+            return at + found + 1
+        at += len(block)
+    return at
+
+
+def _newlines(path: Path, stop: int) -> int:
+    """Count the line breaks before a byte of a file that is not compressed."""
+    if not stop:
+        return 0
+    count = 0
+    with path.open("rb", buffering=0) as file:
+        while stop and (block := file.read(min(stop, BLOCK_BYTES))):
+            count += block.count(b"\n")
+            stop -= len(block)
+    return count
+
+
+def _open(path: Path) -> io.BufferedIOBase:
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path, "rb")
+    if path.name.lower().endswith(".zst"):
+        import pyarrow as pa
+
+        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"))
+    return path.open("rb")
