@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes and seconds of a store's indexes, manifest and census at millions of documents.
+
+    python -m benchmarks.index_scale
+    python -m benchmarks.index_scale --documents 1000000 10000000 --scanned-tokens 1000000000
+
+The lengths are made up: log-normal with a median of 600 tokens and a standard deviation of 1.4 in
+the logarithm, so a mean of some 1,600 and a long tail, at most 2 million. The index is a real file;
+the token file has the right size and no blocks on the disk (it reads as zeros), since only the last
+step reads tokens. Each step runs in a process of its own, once; its peak memory includes the pages
+of mapped files that it touched. The column of 10^9 documents multiplies the largest case.
+
+What each step does:
+
+    index checked       header, sizes, every place within the token file (what `adopt` does first)
+    store written       held-out documents chosen by hash, two indexes written and hashed, manifest
+    manifest loaded     `Manifest.load`, as every command that reads a store does
+    opened by Megatron  `IndexedDataset` of the training documents, as each rank opens it
+    lengths counted     of `longhaul census`: the table of lengths, and what each keeps whole
+    padding packed      of `longhaul census`: up to 131,072 documents packed at each length
+    tokens read         hashes, range of ids and ends of documents, of some documents only
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from data.adoption.adopt import buckets
+from data.adoption.checks import Checked, HeldOut, held_out
+from data.adoption.pairs import Pair
+from data.census.census import indexes
+from data.census.lengths import LengthTable, curve_lengths
+from data.splits import Part, SourceFacts, Split, StoredFile
+from data.store import SPLITS, TOKENIZER, TOKENIZER_FILE, Manifest, TokenizerFacts
+from data.token_files.document_scan import scan
+from data.token_files.megatron_index import read_index, write_index
+
+MEDIAN, SIGMA, LONGEST = 600, 1.4, 2_000_000
+TYPE = np.dtype("<u2")
+BILLION = 10**9
+STEPS = {
+    "checked": "index checked",
+    "written": "store written",
+    "loaded": "manifest loaded",
+    "opened": "opened by Megatron",
+    "counted": "lengths counted",
+    "packed": "padding packed",
+    "scanned": "tokens read",
+}
+
+
+def make_up(folder: Path, documents: int) -> None:
+    """Write the index of made-up documents, and a token file of the size it describes."""
+    draws = np.random.default_rng(0)
+    lengths = np.minimum(draws.lognormal(np.log(MEDIAN), SIGMA, documents) + 1, LONGEST)
+    lengths = lengths.astype(np.int32)
+    pointers = np.cumsum(lengths, dtype=np.int64) * TYPE.itemsize
+    size = int(pointers[-1])
+    write_index(folder / "made_up.idx", TYPE, lengths, pointers - lengths * TYPE.itemsize)
+    with (folder / "made_up.bin").open("wb") as file:
+        file.truncate(size)
+
+
+def checked(folder: Path, _: int) -> dict[str, float]:
+    """Check the index against its token file."""
+    read_index(folder / "made_up.idx", fills_bin=True)
+    return {}
+
+
+def written(folder: Path, _: int) -> dict[str, float]:
+    """Write the store of the index, without reading tokens."""
+    index = read_index(folder / "made_up.idx")
+    draws = np.random.default_rng(1)
+    hashes = draws.integers(0, 2**63, len(index.lengths)).astype(np.uint64)
+    pair = Pair(name="made-up", prefix=folder / "made_up")
+    listed = Checked(pair, TYPE, index.lengths, index.pointers, hashes, 0, 0)
+    chosen = held_out(listed, HeldOut(), 0)
+    store = folder / "store"
+    (store / TOKENIZER).mkdir(parents=True)
+    (store / TOKENIZER / TOKENIZER_FILE).write_text("{}")
+    splits = {}
+    for split, documents in zip(SPLITS, (~chosen, chosen), strict=True):
+        (store / f"{split}.bin").symlink_to(pair.bin)
+        lengths = index.lengths[documents]
+        write_index(store / f"{split}.idx", TYPE, lengths, index.pointers[documents])
+        part = Part(
+            source=pair.name,
+            documents=len(lengths),
+            tokens=int(lengths.sum(dtype=np.int64)),
+            longest=int(lengths.max()),
+            lengths=buckets(lengths),
+            bin=StoredFile(
+                path=f"{split}.bin", bytes=pair.bin.stat().st_size, sha256="not computed"
+            ),
+            idx=StoredFile.of(store, f"{split}.idx"),
+        )
+        splits[split] = Split(parts=(part,))
+    Manifest(
+        root=store,
+        sources=(SourceFacts(name=pair.name, kind="adopted", origin="made up"),),
+        heldout_fraction=0.1,
+        seed=0,
+        tokenizer=TokenizerFacts(name="none", fingerprint="", vocab_size=1, eod_id=0),
+        train=splits["train"],
+        heldout=splits["heldout"],
+        skipped={},
+    ).write()
+    return {"index": sum((store / f"{split}.idx").stat().st_size for split in SPLITS)}
+
+
+def loaded(folder: Path, _: int) -> dict[str, float]:
+    """Load the manifest."""
+    Manifest.load(folder / "store")
+    return {"manifest": (folder / "store" / "manifest.json").stat().st_size}
+
+
+def opened(folder: Path, _: int) -> dict[str, float]:
+    """Open the training documents with Megatron's reader; its import is not timed."""
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    began = time.perf_counter()
+    dataset = IndexedDataset(str(folder / "store" / "train"))
+    return {"seconds": time.perf_counter() - began, "documents": len(dataset)}
+
+
+def counted(folder: Path, _: int) -> dict[str, float]:
+    """Count lengths, and what each sequence length keeps whole."""
+    table = _table(folder)
+    for length in curve_lengths(table.longest):
+        table.kept(length)
+    return {"documents": table.documents, "tokens": table.tokens}
+
+
+def packed(folder: Path, _: int) -> dict[str, float]:
+    """Pack documents at each sequence length; counting lengths before is not timed."""
+    table = _table(folder)
+    began = time.perf_counter()
+    paddings = [table.packed(length).padding for length in curve_lengths(table.longest)]
+    return {"seconds": time.perf_counter() - began, "lengths": len(paddings)}
+
+
+def _table(folder: Path) -> LengthTable:
+    (index,) = indexes(Manifest.load(folder / "store"), "train").values()
+    return LengthTable.of([index.lengths])
+
+
+def scanned(folder: Path, tokens: int) -> dict[str, float]:
+    """Read the first documents that have this many tokens together."""
+    index = read_index(folder / "made_up.idx")
+    some = int(np.searchsorted(np.cumsum(index.lengths, dtype=np.int64), tokens, side="right"))
+    lengths, pointers = np.array(index.lengths[:some]), np.array(index.pointers[:some])
+    began = time.perf_counter()
+    scan(index.mapped(), pointers // TYPE.itemsize, lengths, 0)
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "tokens": int(lengths.sum(dtype=np.int64))}
+
+
+def step(name: str, folder: Path, tokens: int) -> None:
+    """Run one step and print its seconds, its peak memory and its figures as JSON."""
+    began = time.perf_counter()
+    figures = globals()[name](folder, tokens)
+    figures.setdefault("seconds", time.perf_counter() - began)
+    figures["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    sys.stdout.write(json.dumps(figures))
+
+
+def measured(folder: Path, documents: int, tokens: int) -> dict[str, dict[str, float]]:
+    """Return the figures of every step for a number of documents."""
+    make_up(folder, documents)
+    found = {}
+    for name in STEPS:
+        words = [sys.executable, "-W", "ignore", "-m", "benchmarks.index_scale", "--step", name]
+        done = subprocess.run(
+            [*words, "--folder", str(folder), "--scanned-tokens", str(tokens)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            sys.exit(f"{name} failed: {done.stderr}")
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def rows(results: dict[int, dict[str, dict[str, float]]]) -> list[list[str]]:
+    """Return a row for each step: seconds and peak memory at each number of documents."""
+    largest = max(results)
+    lines = []
+    for name, words in STEPS.items():
+        cells = [words]
+        for figures in results.values():
+            cells += [f"{figures[name]['seconds']:,.2f}", f"{figures[name]['peak'] / 2**20:,.0f}"]
+        seconds = results[largest][name]["seconds"] * BILLION / largest
+        other = {"loaded": "the same", "packed": "the same", "scanned": "-"}
+        cells.append(other.get(name, f"{seconds:,.0f}"))
+        lines.append(cells)
+    return lines
+
+
+def main() -> None:
+    """Measure and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--documents", type=int, nargs="+", default=[10**6, 10**7])
+    parser.add_argument("--scanned-tokens", type=int, default=BILLION)
+    parser.add_argument("--out", type=Path, help="write the page there as well")
+    parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.step:
+        step(given.step, given.folder, given.scanned_tokens)
+        return
+    results = {}
+    for documents in given.documents:
+        folder = Path(tempfile.mkdtemp(prefix="index-scale-"))
+        try:
+            results[documents] = measured(folder, documents, given.scanned_tokens)
+        finally:
+            shutil.rmtree(folder)
+    # Imported late: a child's peak memory counts that of the process it is forked from.
+    from benchmarks.harness.machine import facts
+    from benchmarks.harness.page import page, table, write
+
+    head = ["step"]
+    for documents in results:
+        head += [f"{documents:,} documents, s", "peak, MiB"]
+    largest = max(results)
+    last = results[largest]
+    per_document = last["written"]["index"] / largest
+    rate = last["scanned"]["tokens"] / last["scanned"]["seconds"]
+    text = page(
+        "Indexes, manifest and census of a store, by its documents",
+        facts(("numpy", "megatron-core"))
+        | {"load over a minute": f"{os.getloadavg()[0]:.1f}"},  # the seconds grow with it
+        [
+            table([*head, f"{BILLION:,} documents, s, in proportion"], rows(results)),
+            f"Indexes take {per_document:.1f} bytes a document: "
+            f"{per_document * BILLION / 1e9:,.0f} GB for {BILLION:,} documents. The manifest has "
+            f"{last['loaded']['manifest']:,.0f} bytes whatever their number. Reading tokens took "
+            f"{rate / 1e6:,.0f} million a second on this machine's cores; 10^13 tokens are "
+            f"{1e13 / rate / 3600:,.0f} hours of such a machine, shared by as many as adopt parts.",
+        ],
+    )
+    sys.stdout.write(text)
+    if given.out is not None:
+        write(given.out, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check the documents of foreign token files, and choose which of them a store lists.
+
+In order, so that what is cheap is refused first: the index and its sizes; documents without tokens;
+then, by reading every token, ids outside of the vocabulary and documents that do not end with the
+end-of-document token.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.adoption.pairs import AdoptionError, Pair
+from data.progress import progress
+from data.store import TokenizerFacts
+from data.token_files.document_scan import scan, shares
+from data.token_files.megatron_index import MegatronIndex, TokenType, read_index
+
+WithoutEod = Literal["refuse", "keep", "leave-out"]
+"""What is done about documents that do not end with the end-of-document token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A pair, its index, and the numbers of its documents that have tokens."""
+
+    pair: Pair
+    index: MegatronIndex
+    documents: NDArray[np.int64]
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """Tokens of these documents."""
+        return self.index.lengths[self.documents]
+
+    @property
+    def pointers(self) -> NDArray[np.int64]:
+        """The bytes at which these documents start."""
+        return self.index.pointers[self.documents]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A pair whose tokens were read: the documents that a store may list."""
+
+    pair: Pair
+    dtype: TokenType
+    lengths: NDArray[np.int32]
+    pointers: NDArray[np.int64]
+    hashes: NDArray[np.uint64]
+    left_out: int
+    """Documents without the end-of-document token that were left out."""
+    unended: int
+    """Documents without the end-of-document token that are listed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOut:
+    """How many documents of each source are held out: a share, or a number at most."""
+
+    fraction: float | None = None
+    """Share of the documents, each by the hash of its token ids."""
+    documents: int | None = None
+    """Number of documents, longer ones more probably."""
+
+    def __post_init__(self) -> None:
+        """Refuse a share or a number that leaves one of the splits empty."""
+        if self.fraction is not None and self.documents is not None:
+            raise AdoptionError(
+                "--heldout-fraction and --heldout-documents exclude each other; leave one out"
+            )
+        if self.fraction is not None and not 0 < self.fraction < 1:
+            raise AdoptionError(
+                f"the held-out fraction is {self.fraction}, not between 0 and 1; give one as 0.01"
+            )
+        if self.documents is not None and self.documents < 1:
+            raise AdoptionError(
+                f"--heldout-documents is {self.documents}; at least 1 of each source is held out"
+            )
+
+
+MOST_HELD_OUT = 1_000
+LARGEST_SHARE = 0.1
+"""Without a choice, this many documents of a source are held out, and this share of its tokens."""
+
+
+def opened(pair: Pair, *, leave_out_empty: bool) -> Opened:
+    """Check the index of a pair; raise ValueError for one that is damaged or lists no tokens."""
+    index = read_index(pair.idx, fills_bin=True)
+    empty = index.lengths == 0
+    if empty.any() and not leave_out_empty:
+        raise AdoptionError(
+            f"{pair.idx} has {int(empty.sum()):,} empty documents, the first is number "
+            f"{int(np.argmax(empty)):,}; add --leave-out-empty to leave them out"
+        )
+    documents = np.flatnonzero(~empty)
+    if not len(documents):
+        raise AdoptionError(
+            f"{pair.idx} has {len(index.lengths):,} documents, all of them empty; name a data set "
+            "that has tokens"
+        )
+    return Opened(pair, index, documents)
+
+
+def checked(pair: Opened, tokenizer: TokenizerFacts, without_eod: WithoutEod) -> Checked:
+    """Read every token of a pair; raise AdoptionError for ids or ends that do not fit."""
+    lengths, pointers = pair.lengths, pair.pointers
+    width = pair.index.dtype.itemsize
+    with progress(f"checking {pair.pair.bin.name}", pair.index.tokens * width) as advance:
+        facts = scan(
+            pair.index.mapped(),
+            pointers // width,
+            lengths,
+            tokenizer.eod_id,
+            lambda documents, tokens: advance(tokens * width, documents, tokens),
+        )
+    path = pair.pair.bin
+    if facts.largest >= tokenizer.vocab_size or facts.smallest < 0:
+        wrong = facts.largest if facts.largest >= tokenizer.vocab_size else facts.smallest
+        raise AdoptionError(
+            f"{path} has the token id {wrong:,}; {tokenizer.name} has ids from 0 to "
+            f"{tokenizer.vocab_size - 1:,}, so another tokenizer made it; name that one"
+        )
+    unended = int(len(facts.ended) - facts.ended.sum())
+    if unended and without_eod == "refuse":
+        share = 1 - unended / len(facts.ended)
+        first = int(pair.documents[int(np.argmin(facts.ended))])
+        raise AdoptionError(
+            f"{share:.1%} of the documents of {path} end with the token {tokenizer.eod_id} that "
+            f"ends a document for {tokenizer.name}; {unended:,} do not, the first is number "
+            f"{first:,}: write them again with the token at each end (preprocess_data "
+            "--append-eod), or use --without-eod leave-out or --without-eod keep"
+        )
+    listed = facts.ended if without_eod == "leave-out" else np.ones(len(lengths), dtype=bool)
+    if not listed.any():
+        raise AdoptionError(
+            f"no document of {path} ends with the token {tokenizer.eod_id} that ends a document "
+            f"for {tokenizer.name}, so --without-eod leave-out would leave out all; use "
+            "--without-eod keep"
+        )
+    return Checked(
+        pair.pair,
+        pair.index.dtype,
+        lengths[listed],
+        pointers[listed],
+        facts.hashes[listed],
+        left_out=int(len(lengths) - listed.sum()),
+        unended=unended if without_eod == "keep" else 0,
+    )
+
+
+def held_out(documents: Checked, choice: HeldOut, seed: int) -> NDArray[np.bool_]:
+    """Return which documents are held out: by the hash of their token ids, so copies together.
+
+    For a share, those whose hash is a number below it. For a number n, those with the n smallest
+    of -ln(1 - u) / length, u the hash as a number in [0, 1): a draw without replacement with a
+    probability in proportion to the length, so that long documents, which an evaluation needs, are
+    among few. Without a choice n is `MOST_HELD_OUT`, and less where these have more than
+    `LARGEST_SHARE` of the tokens.
+    """
+    place = shares(documents.hashes, seed)
+    lengths = documents.lengths.astype(np.int64)
+    if choice.fraction is not None:
+        chosen = place < choice.fraction
+    else:
+        order = -np.log1p(-place) / lengths
+        most = min(choice.documents or MOST_HELD_OUT, len(lengths))
+        first = np.argpartition(order, most - 1)[:most]
+        first = first[np.argsort(order[first], kind="stable")]
+        if choice.documents is None:
+            within = np.cumsum(lengths[first]) <= LARGEST_SHARE * lengths.sum()
+            first = first[: max(int(within.sum()), 1)]
+        chosen = order <= order[first[-1]]
+    if not chosen.any() or chosen.all():
+        raise AdoptionError(
+            f"the {'train' if chosen.all() else 'heldout'} split of {documents.pair.name} is "
+            f"empty: it has {len(lengths):,} documents; choose another --heldout-fraction or "
+            "--heldout-documents"
+        )
+    return chosen

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store of foreign token files has their documents, and each damage of them is refused."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+from data.adoption.adopt import buckets
+from data.adoption.checks import Checked, HeldOut, held_out
+from data.adoption.pairs import Named, Pair
+from data.census.census import indexes
+from data.splits import StoreError, length_buckets
+from data.store import SPLITS, Manifest
+from data.token_files.held_out import long_documents
+from data.token_files.verification import verify
+from tests.data.adoption.conftest import write_pair
+
+
+def documents_of(manifest: Manifest, split: str) -> list[tuple[int, ...]]:
+    """Read every document of a split with Megatron's own reader."""
+    found = []
+    for prefix in manifest.prefixes(split):
+        read = IndexedDataset(str(prefix))
+        found += [tuple(map(int, read[number])) for number in range(len(read))]
+    return found
+
+
+def copy(foreign: Path, to: Path) -> Path:
+    """Copy a pair and return its prefix."""
+    to.mkdir(exist_ok=True)
+    for ending in (".bin", ".idx"):
+        (to / f"{foreign.name}{ending}").write_bytes(Path(f"{foreign}{ending}").read_bytes())
+    return to / foreign.name
+
+
+def test_an_adopted_store_has_every_document_once_and_copies_no_token(
+    adopted: Callable[..., Manifest], foreign: Path, encoded: list[list[int]]
+) -> None:
+    manifest = adopted(foreign)
+    assert manifest == Manifest.load(manifest.root)
+    train, heldout = (documents_of(manifest, split) for split in SPLITS)
+    assert sorted(train + heldout) == sorted(map(tuple, encoded))
+    assert not set(train) & set(heldout)
+    assert (manifest.root / "train.bin").resolve() == Path(f"{foreign}.bin")
+    assert sum(file.stat().st_size for file in manifest.root.glob("*.idx")) < 20 * 120 + 100
+    (source,) = manifest.sources
+    assert (source.name, source.kind, source.origin) == ("web", "adopted", str(foreign))
+    for split in SPLITS:
+        lengths = [len(ids) for ids in documents_of(manifest, split)]
+        assert manifest.split(split).lengths == length_buckets(lengths)
+        assert manifest.split(split).tokens == sum(lengths)
+    assert verify(manifest, whole=True) > 0
+    longest = max(len(ids) for ids in heldout)
+    assert len(next(long_documents(manifest, min_tokens=longest))) == longest
+
+
+def test_a_changed_token_file_is_noticed(adopted, foreign, tmp_path) -> None:
+    prefix = copy(foreign, tmp_path / "own")
+    manifest = adopted(prefix)
+    content = bytearray(Path(f"{prefix}.bin").read_bytes())
+    content[40] ^= 1
+    Path(f"{prefix}.bin").write_bytes(content)
+    with pytest.raises(StoreError, match=r"train\.bin is damaged"):
+        verify(Manifest.load(manifest.root))
+    Path(f"{prefix}.bin").write_bytes(content[:-2])
+    with pytest.raises(StoreError, match=r"train\.bin has .* bytes where"):
+        Manifest.load(manifest.root)
+
+
+def test_copies_of_a_document_are_in_one_split_whatever_the_type_of_the_ids(
+    adopted, encoded, tmp_path
+) -> None:
+    twice = [[ids] for ids in encoded + encoded[::-1]]
+    wide = write_pair(tmp_path / "files" / "wide", twice, np.int32)
+    manifest = adopted(wide, heldout=HeldOut(fraction=0.3))
+    train, heldout = (documents_of(manifest, split) for split in SPLITS)
+    assert not set(train) & set(heldout)
+    narrow = write_pair(tmp_path / "files" / "narrow", twice)
+    (manifest.root).rename(tmp_path / "first")
+    again = adopted(narrow, heldout=HeldOut(fraction=0.3))
+    assert sorted(documents_of(again, "heldout")) == sorted(heldout)
+    assert again.heldout_fraction == 0.3
+
+
+def test_a_number_of_held_out_documents_is_drawn_by_their_lengths(foreign) -> None:
+    random = np.random.default_rng(0)
+    lengths = np.where(np.arange(5_000) % 100 == 0, 10_000, 100).astype(np.int32)
+    hashes = random.integers(0, 2**63, 5_000).astype(np.uint64)
+    pair = Pair(name="web", prefix=foreign)
+    documents = Checked(pair, np.dtype("u2"), lengths, lengths.astype(np.int64), hashes, 0, 0)
+    chosen = held_out(documents, HeldOut(documents=60), 0)
+    assert chosen.sum() == 60
+    assert 18 < (lengths[chosen] == 10_000).sum() < 42  # half of the tokens are in the 50 long ones
+    by_share = held_out(documents, HeldOut(), 0)
+    assert lengths[by_share].sum() <= 0.1 * lengths.sum()
+    assert not np.array_equal(chosen, held_out(documents, HeldOut(documents=60), 1))
+
+
+def test_several_sources_have_names_and_files_of_their_own(
+    adopted, foreign, encoded, tmp_path
+) -> None:
+    folder = tmp_path / "b c"
+    write_pair(folder / "Books.v2_text_document", [[ids] for ids in encoded[:60]], np.int32)
+    write_pair(folder / "deep" / "code", [[ids] for ids in encoded[60:]])
+    manifest = adopted(folder, Named(path=Path(f"{foreign}.idx"), name="crawl"))
+    assert [source.name for source in manifest.sources] == ["books-v2", "code", "crawl"]
+    assert {path.name for path in manifest.root.glob("*.bin")} == {
+        f"{split}-{name}.bin" for split in SPLITS for name in ("books-v2", "code", "crawl")
+    }
+    assert len(documents_of(manifest, "train")) + len(documents_of(manifest, "heldout")) == 240
+    assert verify(manifest, whole=True) > 0
+    assert list(indexes(manifest, "train")) == ["books-v2", "code", "crawl"]
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"),
+    [
+        (0, b"PK", "is not an index of Megatron"),
+        (9, struct.pack("<Q", 2), "has version 2"),
+        (17, b"\x07", "float32"),
+        (17, b"\x63", "the code 99"),
+        (17, b"\x04", "one of them is truncated, or they are not of one data set"),
+        (18, struct.pack("<Q", 2**50), "its header describes"),
+        (34, struct.pack("<i", -5), "not of one data set"),
+    ],
+)
+def test_a_damaged_index_is_refused_with_its_name(
+    adopted, foreign, tmp_path, at: int, value: bytes, said: str
+) -> None:
+    prefix = copy(foreign, tmp_path / "own")
+    content = bytearray(Path(f"{prefix}.idx").read_bytes())
+    content[at : at + len(value)] = value
+    Path(f"{prefix}.idx").write_bytes(content)
+    with pytest.raises(ValueError, match=said) as error:
+        adopted(prefix)
+    assert "web_text_document." in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "left"), [(".bin", -2), (".idx", -8), (".idx", 20), (".idx", 0)]
+)
+def test_a_truncated_file_is_refused(adopted, foreign, tmp_path, ending: str, left: int) -> None:
+    prefix = copy(foreign, tmp_path / "own")
+    file = Path(f"{prefix}{ending}")
+    file.write_bytes(file.read_bytes()[:left])
+    with pytest.raises(ValueError, match=r"truncated|not an index"):
+        adopted(prefix)
+
+
+def test_a_document_outside_of_the_token_file_is_refused(adopted, encoded, tmp_path) -> None:
+    prefix = write_pair(tmp_path / "d" / "web", [[ids] for ids in encoded[:4]])
+    content = bytearray(Path(f"{prefix}.idx").read_bytes())
+    content[34 + 4 * 4 + 8 : 34 + 4 * 4 + 16] = struct.pack("<q", 2**40)
+    Path(f"{prefix}.idx").write_bytes(content)
+    with pytest.raises(ValueError, match=r"sequence 1 has .* from byte 1,099,511,627,776 on"):
+        adopted(prefix)
+
+
+def test_sequences_of_a_document_that_are_apart_are_refused(adopted, encoded, tmp_path) -> None:
+    prefix = write_pair(tmp_path / "d" / "web", [[[1, 2], [3, 4]], [encoded[0]]])
+    content = bytearray(Path(f"{prefix}.idx").read_bytes())
+    pointers = 34 + 4 * 3
+    first, second = content[pointers : pointers + 8], content[pointers + 8 : pointers + 16]
+    content[pointers : pointers + 16] = second + first
+    Path(f"{prefix}.idx").write_bytes(content)
+    with pytest.raises(ValueError, match="sequences of document 0 are not next to each other"):
+        adopted(prefix)
+
+
+def test_ids_of_another_tokenizer_are_refused(adopted, encoded, tmp_path, tokenizer) -> None:
+    wrong = [[ids] for ids in encoded[:4]] + [[[1, tokenizer.vocab_size, tokenizer.eod_id]]]
+    prefix = write_pair(tmp_path / "d" / "web", wrong)
+    with pytest.raises(ValueError, match=rf"token id {tokenizer.vocab_size:,}; .* from 0 to"):
+        adopted(prefix)
+    negative = write_pair(tmp_path / "d" / "web", [[[1, -7, 0]], [encoded[0]]], np.int32)
+    with pytest.raises(ValueError, match="the token id -7"):
+        adopted(negative)
+
+
+def test_documents_without_an_end_are_refused_kept_or_left_out(
+    adopted, encoded, tmp_path, tokenizer
+) -> None:
+    assert tokenizer.eod_id != 5
+    documents = [[ids] for ids in encoded[:9]] + [[[5, 5, 5]]]
+    prefix = write_pair(tmp_path / "d" / "web", documents)
+    with pytest.raises(ValueError, match=r"90\.0% of the documents .* 1 do not, .* number 9"):
+        adopted(prefix)
+    left_out = adopted(prefix, without_eod="leave-out")
+    assert left_out.skipped == {"without_eod": 1}
+    assert left_out.train.documents + left_out.heldout.documents == 9
+    left_out.root.rename(tmp_path / "first")
+    every = adopted(prefix, without_eod="keep")
+    assert every.train.documents + every.heldout.documents == 10
+
+
+def test_empty_documents_are_refused_or_left_out(adopted, encoded, tmp_path) -> None:
+    prefix = write_pair(tmp_path / "d" / "web", [[encoded[0]], [[]], [encoded[1]], [encoded[2]]])
+    with pytest.raises(ValueError, match="1 empty documents, the first is number 1"):
+        adopted(prefix)
+    manifest = adopted(prefix, leave_out_empty=True)
+    assert manifest.skipped == {"empty": 1}
+    kept = documents_of(manifest, "train") + documents_of(manifest, "heldout")
+    assert sorted(kept) == sorted(map(tuple, encoded[:3]))
+
+
+def test_paths_without_pairs_and_names_that_collide_are_refused(adopted, foreign, tmp_path) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "readme.txt").write_text("x")
+    half = tmp_path / "half.bin"
+    half.write_bytes(b"x")
+    other = copy(foreign, tmp_path / "own")
+    for paths, said in [
+        ((tmp_path / "none",), "has no token files"),
+        ((tmp_path / "nowhere",), "there are no token files at"),
+        ((half,), r"half\.idx is missing"),
+        ((foreign, other), "would both be the source web; name one of them with --name"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            adopted(*paths)
+    named = adopted(foreign, Named(path=other, name="other"))
+    assert [source.name for source in named.sources] == ["web", "other"]
+
+
+@pytest.mark.parametrize("word", ["web", "=x", "web=", "We b=x", "a/b=x", "n" * 33 + "=x"])
+def test_a_name_that_is_not_one_is_refused(word: str) -> None:
+    with pytest.raises(ValueError, match=r"--name .* is not NAME=PATH"):
+        Named.parse(word)
+
+
+@pytest.mark.parametrize("heldout", [{"documents": 120}, {"fraction": 1e-9}])
+def test_a_split_without_documents_is_refused(adopted, foreign, tmp_path, heldout) -> None:
+    with pytest.raises(ValueError, match="split of web is empty"):
+        adopted(foreign, heldout=HeldOut(**heldout))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_is_taken_is_left_alone(adopted, foreign, tmp_path) -> None:
+    (tmp_path / "store").mkdir()
+    with pytest.raises(ValueError, match=r"--out .*store already exists"):
+        adopted(foreign)
+
+
+def test_buckets_are_those_of_the_manifest() -> None:
+    lengths = np.array([1, 2, 3, 4, 7, 8, 1023, 1024, 2**31 - 1], dtype=np.int32)
+    assert buckets(lengths) == length_buckets(lengths.tolist())

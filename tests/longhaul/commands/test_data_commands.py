@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What adopt, census, tokenizers and sources print, as tables and as JSON."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from benchmarks.reliability.wrong_data import TOKENIZER, pair
+from tests.longhaul.json_units import not_numbers
+
+DOCUMENTS = [[1] * (10 * number) + [2, 0] for number in range(1, 40)]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Return a folder with a tokenizer of three ids and two pairs, in a folder with a blank."""
+    folder = tmp_path / "my data"
+    for name, content in {
+        **TOKENIZER,
+        **pair(*DOCUMENTS, name="d/web"),
+        **pair(*DOCUMENTS[:20], name="d/code"),
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content or b"")
+    return folder
+
+
+def test_an_adopted_store_is_shown_and_counted(answer, files: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a store"
+    words = ("--tokenizer", files / "t", "--out", store, "--heldout-documents", 3)
+    code, shown, said = answer("adopt", files / "d", *words)
+    assert code == 0, said
+    assert "train: 53 documents" in shown
+    command = said.splitlines()[-1].strip()
+    assert command == f"longhaul census {shlex.quote(str(store))}"
+
+    code, shown, said = answer(*shlex.split(command)[1:], "--png", tmp_path / "c.png")
+    assert code == 0, said
+    for words in ("Documents by length", "Kept whole in rows", "Compressibility", "| code "):
+        assert words in shown
+    assert "copies: " in shown
+    assert f"--seq 2K --store {shlex.quote(str(store))}" in said
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert shown.splitlines()[-1] == str(tmp_path / "c.png")
+
+    found = json.loads(answer("census", store, "--json").out)
+    assert [*not_numbers(found)] == []
+    assert [source["name"] for source in found["sources"]] == ["code", "web"]
+    assert found["together"]["documents"] == 53
+    assert found["copies"]["documents"] >= 15  # most of the shorter source is in the other too
+    quick = answer("census", store, "--lengths-only", "-q")
+    assert "--lengths-only reads no tokens" in quick.out
+    assert quick.err == ""
+
+
+def test_adopt_prints_json_of_numbers(answer, files: Path, tmp_path: Path) -> None:
+    words = ("--name", f"mine={files / 'd' / 'web'}", "--tokenizer", files / "t")
+    found = json.loads(answer("adopt", *words, "--out", tmp_path / "s", "--json").out)
+    assert [*not_numbers(found)] == []
+    assert found["sources"][0]["name"] == "mine"
+    splits = found["splits"].values()
+    assert sum(split["documents"] for split in splits) == len(DOCUMENTS)
+
+
+def test_tokenizers_are_compared_in_a_table_and_as_json(answer, files: Path) -> None:
+    (files / "a.txt").write_text("a b a")
+    words = ("tokenizers", files / "t", "--data", files / "a.txt")
+    code, shown, said = answer(*words, "--card", "tiny")
+    assert code == 0, said
+    assert "x 1.00 |" in shown
+    assert "FLOPs of attention" in shown
+    assert shlex.split(said.splitlines()[-1])[:3] == ["longhaul", "prepare", "--source"]
+    found = json.loads(answer(*words, "--json", "--hidden", 64).out)
+    assert [*not_numbers(found)] == []
+    (row,) = found["tokenizers"]
+    assert (row["tokens"], row["embedding_and_head_bytes"]) == (4, 2 * 2 * 3 * 64)
+
+
+def test_sources_are_listed_and_one_is_explained(answer) -> None:
+    listed = answer("sources")
+    assert listed.code == 0
+    assert "allenai/dolma3_longmino_pool" in listed.out
+    page = answer("sources", "prolong-data-64k").out
+    assert "longhaul adopt" in page
+    assert "then, with the tokenizer" not in page
+    assert "accept its terms" in answer("sources", "institutional-books").out
