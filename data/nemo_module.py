@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NeMo data module of a store: full sequences in Megatron's order, numbered.
+"""The NeMo data module of a store: full sequences in Megatron's order or of a mix, numbered.
 
 Sequences are cut from the concatenated documents by Megatron's `GPTDataset` (shuffled by document
 and by sample, seeded). Attention within a sequence either crosses document borders (`across`,
@@ -7,23 +7,35 @@ consecutive positions) or does not (`within`: positions restart at each document
 where documents start, so that the model masks the others). Every sample carries its number, by
 which a run asserts that a resume neither repeats nor skips one.
 
+A stage with a mix (`data.mixture`) trains on packed rows of its sources instead; validation reads
+the held-out documents as above.
+
 Training samples may train a longer context than they have (`data.train_short`); validation uses the
 plain text at consecutive positions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Optional, TypeVar
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.datasets.gpt_dataset import GPTDataset
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 from nemo.collections.common.tokenizers import AutoTokenizer
 from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
 
-from data.store import Manifest
+from data.mixture.config import Mix
+from data.mixture.dataset import MixedDataset
+from data.mixture.groups import MixError
+from data.mixture.stage_rows import SEED, StageRows, mix_of
+from data.store import Manifest, StoreError
 from data.train_short.samples import PositionsOf, ScaleOf, TrainShort
 from data.train_short.sentences import SentenceSelection
+
+T = TypeVar("T")
 
 NO_TOKEN = -1
 """What fills a sample that ends with the data; no vocabulary has it."""
@@ -91,18 +103,22 @@ class StoreDataModule(PreTrainingDataModule):
         micro_batch_size: int,
         global_batch_size: int,
         documents: Literal["across", "within"] = "across",
-        seed: int = 1234,
+        seed: int = SEED,
         num_workers: int = 2,
         pin_memory: bool = True,
         positions: PositionsOf | None = None,
         rope_scale: ScaleOf | None = None,
         sentences: SentenceSelection | None = None,
+        mix: Mix | None = None,
+        recovers: Optional[int] = None,  # noqa: UP045  (nemo-run cannot parse X | None)
     ) -> None:
         """Open the store; raises `data.store.StoreError` where it is missing or cut short.
 
         Batch sizes are in sequences. `documents` says whether attention goes across the documents
         of a sequence or stays within each. For training samples only, `positions` draws the
-        positions, `rope_scale` the scale of the rotation, and `sentences` chooses the text.
+        positions, `rope_scale` the scale of the rotation, and `sentences` chooses the text; `mix`
+        chooses documents and packs them. `recovers` is the context length that a recovery stage
+        keeps; only what describes the stage reads it.
         """
         if documents not in ("across", "within"):
             raise ValueError(f"documents is {documents!r}; attention goes 'across' or 'within'")
@@ -111,10 +127,28 @@ class StoreDataModule(PreTrainingDataModule):
                 "documents is 'within', where positions restart at each document; skipped "
                 "positions need 'across'"
             )
+        drawn = any(one is not None for one in (positions, rope_scale, sentences))
+        if mix is not None and drawn:
+            raise ValueError(
+                "the stage has a mix and draws positions, the rotation's scale or sentences, which "
+                "take whole sequences of the store; leave one of the two out"
+            )
+        if mix is not None and mix.other_lengths and documents != "within":
+            raise ValueError(
+                "documents is 'across', and the mix has steps of other lengths, whose sequences "
+                "share a row; they need documents 'within'"
+            )
         manifest = Manifest.load(Path(store))
-        train, heldout = (str(manifest.split_prefix(split)) for split in ("train", "heldout"))
+        train = list(map(str, manifest.prefixes("train")))
+        if len(train) > 1 and drawn:
+            raise ValueError(
+                f"the store {store} has {len(train)} sources and the stage draws positions, the "
+                "rotation's scale or sentences, which take a store of one source"
+            )
+        mix = None if drawn else mix_of(mix, manifest)
+        heldout = _validation(manifest, seq_length)
         super().__init__(
-            paths={"train": [train], "validation": [heldout], "test": [heldout]},
+            paths={"train": train, "validation": heldout, "test": heldout},
             split=None,
             tokenizer=AutoTokenizer(str(manifest.tokenizer_path)),
             seq_length=seq_length,
@@ -132,6 +166,9 @@ class StoreDataModule(PreTrainingDataModule):
         self.create_attention_mask = False
         self.store = store
         self.manifest = manifest
+        self.mix = mix
+        self.documents = documents
+        self.recovers = recovers
         self.sentences = sentences
         self.train_short: TrainShort | None = None
         if positions is not None or rope_scale is not None or sentences is not None:
@@ -147,7 +184,12 @@ class StoreDataModule(PreTrainingDataModule):
 
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Build the datasets; training sentences are chosen from longer texts."""
-        if self.sentences is None:
+        if self.mix is not None:
+            _, *others = self.build_kwargs["blend_per_split"]
+            with self._building([None, *others], self.seq_length):
+                super().build(*args, **kwargs)
+            self._train_ds = self._mixed(self.mix, kwargs.get("trainer_max_steps") or args[0])
+        elif self.sentences is None:
             super().build(*args, **kwargs)
         else:
             train, *others = self.build_kwargs["blend_per_split"]
@@ -162,6 +204,58 @@ class StoreDataModule(PreTrainingDataModule):
         assert isinstance(self._train_ds, NumberedDataset)  # of one split, never a blend
         self._train_ds.train_short = self.train_short
 
+    def _mixed(self, mix: Mix, steps: int) -> MixedDataset:
+        """Return the training samples of a mix; rank 0 packs them, the others wait."""
+        from data.token_files.held_out import require_whole
+
+        files = []
+        for prefix in self.manifest.prefixes("train"):
+            require_whole(prefix)
+            files.append(IndexedDataset(str(prefix)))
+        rows = on_first_rank(
+            lambda: StageRows.of(
+                self.manifest,
+                mix,
+                seq_length=self.seq_length,
+                steps=steps,
+                rows=self.global_batch_size,
+                seed=self.seed,
+                document_lengths=[file.sequence_lengths for file in files],
+            )
+        )
+        return MixedDataset(
+            rows,
+            files,
+            within=self.documents == "within",
+            data_ranks=parallel_state.get_data_parallel_world_size(),
+            micro_batch=self.micro_batch_size,
+            context=(
+                parallel_state.get_context_parallel_rank(),
+                parallel_state.get_context_parallel_world_size(),
+            ),
+            eod_id=self.manifest.tokenizer.eod_id,
+            separator_id=self._separator(mix),
+        )
+
+    def _separator(self, mix: Mix) -> int | None:
+        """Return the token that ends documents in place of the store's; MixError if unknown."""
+        if not mix.separator:
+            return None
+        found = self.tokenizer.tokenizer.convert_tokens_to_ids(mix.separator)
+        unknown = self.tokenizer.tokenizer.unk_token_id
+        if found is None or (
+            found == unknown and mix.separator != self.tokenizer.tokenizer.unk_token
+        ):
+            raise MixError(
+                f"separator {mix.separator!r} is not a token of the store's tokenizer "
+                f"{self.manifest.tokenizer.name}; name one of its special tokens"
+            )
+        return int(found)
+
+    def step_facts(self, step: int) -> dict[str, Any]:
+        """Return what the log says of a step's data; steps count from 0."""
+        return self._train_ds.facts(step) if isinstance(self._train_ds, MixedDataset) else {}
+
     @contextmanager
     def _building(self, blends: list[Any], length: int) -> Iterator[None]:
         """Make NeMo build the splits that have a blend, with sequences of `length`."""
@@ -175,9 +269,48 @@ class StoreDataModule(PreTrainingDataModule):
 
     def pass_over(self, windows: tuple[tuple[int, int], ...]) -> None:
         """Skip windows of training samples: the first sample and the count of each."""
-        assert isinstance(self._train_ds, NumberedDataset)  # of one split, never a blend
+        assert isinstance(self._train_ds, NumberedDataset | MixedDataset)
         self._train_ds.passed_over = windows
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to resume from: the samples consumed and the store's fingerprint."""
         return {**super().state_dict(), "tokenizer": self.manifest.tokenizer.fingerprint}
+
+
+def _validation(manifest: Manifest, seq_length: int) -> list[str]:
+    """Return the held-out files as Megatron takes them, by their tokens if there are several.
+
+    A source that has not a whole sequence held out is not validated on: Megatron refuses it.
+    Raises StoreError if no source has one.
+    """
+    parts = [part for part in manifest.heldout.parts if part.tokens > seq_length]
+    if not parts and len(manifest.heldout.parts) > 1:
+        raise StoreError(
+            f"no source of the store {manifest.root} has more than {seq_length:,} held-out tokens; "
+            "prepare it with a larger --heldout-fraction"
+        )
+    parts = parts or list(manifest.heldout.parts)
+    if len(parts) == 1:
+        return [str(manifest.root / parts[0].prefix)]
+    return [word for part in parts for word in (str(part.tokens), str(manifest.root / part.prefix))]
+
+
+def on_first_rank(work: Callable[[], T]) -> T:
+    """Do work on rank 0 first, then on the others, which find what it has written.
+
+    Raises on every rank what rank 0 raises, as RuntimeError on the others.
+    """
+    if not dist.is_initialized():
+        return work()
+    failed: list[str | None] = [None]
+    done: T | None = None
+    if dist.get_rank() == 0:
+        try:
+            done = work()
+        except Exception as error:
+            dist.broadcast_object_list([f"{type(error).__name__}: {error}"])
+            raise
+    dist.broadcast_object_list(failed)
+    if failed[0] is not None:
+        raise RuntimeError(f"rank 0 has failed: {failed[0]}")
+    return work() if done is None else done

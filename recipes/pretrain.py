@@ -18,7 +18,14 @@ from recipes.nemo2.cpu import on_cpu
 from recipes.nemo2.guards import guards
 from recipes.nemo2.lr_schedule import SCHEDULES
 from recipes.nemo2.model import LongContextMixin, LongContextModel
-from recipes.nemo2.settings import as_config_node, compute_in_fp8, offload_optimizer, place, shard
+from recipes.nemo2.settings import (
+    as_config_node,
+    compute_in_fp8,
+    mix_node,
+    offload_optimizer,
+    place,
+    shard,
+)
 from recipes.nemo2.strategy import LongContextStrategy
 from recipes.nemo2.train_short import train_short
 from recipes.planner.goodput import LEAST_CHECKPOINTS, goodput
@@ -216,6 +223,8 @@ def data_module(stage: Stage, layout: Layout) -> run.Config:
         documents=stage.documents,
         num_workers=2,
         pin_memory=True,
+        **({} if stage.mix is None else {"mix": mix_node(stage.mix)}),
+        **({} if stage.recovers is None else {"recovers": stage.recovers}),
         **train_short(stage),
     )
 

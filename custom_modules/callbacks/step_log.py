@@ -49,6 +49,8 @@ class Tally:
         """Forget the step that has ended."""
         self.tokens = 0
         self.samples: list[int] = []
+        self.waited = 0.0
+        """Seconds that the step waited for its data."""
 
     def add(self, tokens: Tensor, sample_ids: Tensor) -> None:
         """Count one micro-batch: tokens [b, s] on this rank, sample ids [b]."""
@@ -145,9 +147,14 @@ class StepLog(Callback):
             "seconds": seconds,
             "tokens_per_second_per_rank": rate,
             "model_flops_per_second_per_rank": rate * self.flops_per_token,
+            "data_wait_seconds": pl_module.tally.waited,
+            **_of_data(trainer, step - 1),
             "peak_memory_bytes": tensors,
             "device_memory_bytes": device,
         }
+        spread = getattr(pl_module.training_loss_reduction, "spread", None)
+        if spread is not None:
+            line["micro_batch_loss_std"] = spread.item()
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         rank_zero_info(
@@ -178,6 +185,12 @@ class StepLog(Callback):
         if consumed != [sample for sample in range(first, last + 1) for _ in range(copies)]:
             raise RuntimeError(f"step {step} consumed samples {consumed}, not {first} to {last}")
         return first, last
+
+
+def _of_data(trainer: Trainer, step: int) -> dict[str, Any]:
+    """Return what the data module says of a step, counted from 0."""
+    facts = getattr(trainer.datamodule, "step_facts", None)
+    return {} if facts is None else dict(facts(step))
 
 
 def _is_free(file: IO[str]) -> bool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul ladders`: list the shipped ladders, write a file for one's own, check such a file."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -166,6 +167,8 @@ def _content(ladder: "Ladder") -> dict[str, object]:
                 "steps": stage.steps,
                 "peak_rate": stage.lr.peak,
                 "documents": stage.documents,
+                "mix": None if stage.mix is None else asdict(stage.mix),
+                "recovers_tokens": stage.recovers,
                 "start": stage.start,
             }
             for stage in ladder.stages

@@ -181,7 +181,10 @@ def pretrain(
         raise ValueError(several)
     job = training.training_job(resolved)
     stage_checks.require_device(resolved)
-    stage_checks.require_inputs(resolved)
+    manifest = stage_checks.require_inputs(resolved)
+    for words in stage_checks.mix_notes(resolved, manifest):
+        note(f"note: {words}")
+    stage_checks.pack(resolved, manifest)
     stage_checks.require_start(resolved)
     stage_checks.require_same(resolved)
     if row is not None:

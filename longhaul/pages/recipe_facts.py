@@ -102,6 +102,10 @@ def training(stage: Stage, card: ModelCard) -> Iterator[str]:
         f"starts from {_STARTS[stage.start]}; Adam with beta2 {stage.adam_beta2:g}, weight decay "
         f"{stage.weight_decay:g}"
     )
+    if stage.mix is not None:
+        yield f"mix: {stage.mix.words}"
+    if stage.recovers is not None:
+        yield f"recovers short text within a context of {stage.recovers:,} tokens"
 
 
 def model(card: ModelCard) -> Iterator[str]:

@@ -20,6 +20,7 @@ Not stated: warm-up, the cosine's end, the optimizer, and the temperature, which
 """
 
 from custom_modules.rope.config import RopeScaling
+from data.mixture.config import Mix, Share
 from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K
 
@@ -63,6 +64,15 @@ LONGROPE2 = Ladder(
             tokens_per_batch=64 * 128 * K,
             lr=Cosine(peak=2e-5, final_ratio=0.1, warmup_ratio=0.1),  # ours but for the peak
             documents="across",
+            mix=Mix(
+                shares=(
+                    Share(source="redpajama_v1", weight=0.45, at_least=8 * K),
+                    Share(source="redpajama_v2", weight=0.25, at_least=8 * K),
+                    Share(source="starcoder", weight=0.20, at_least=8 * K),
+                    Share(source="fineweb_edu", weight=0.10),
+                ),
+                packing="cut",
+            ),
             start="card",
         ),
     ),

@@ -14,6 +14,7 @@ in the source; they are not part of this ladder.
 from typing import Literal
 
 from custom_modules.rope.config import RopeScaling
+from data.mixture.config import Mix, Share
 from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K, M
 
@@ -25,7 +26,9 @@ def _stage(
     steps: int,
     warmup: int,
     start: Literal["card", "previous"] = "previous",
+    books: tuple[int, int | None],
 ) -> Stage:
+    at_least, below = books
     return Stage(
         seq_length=seq_length,
         rope=RopeScaling.base_change(base),
@@ -33,6 +36,10 @@ def _stage(
         tokens_per_batch=4 * M,
         lr=Cosine(peak=4e-5, final_ratio=1.0, warmup_ratio=warmup / steps),
         documents="across",  # ours
+        mix=Mix(
+            shares=(Share(source="books", weight=1.0, at_least=at_least, below=below),),
+            packing="cut",
+        ),
         weight_decay=0.1,
         start=start,
     )
@@ -47,6 +54,7 @@ LWM = Ladder(
         "for 256K, 500K-1M for 512K, above 1M for 1M (figure 3)."
     ),
     ours=(
+        "Bounds on the lengths of books are the nearest powers of two.",
         "Attention across documents: masked packing is described only for chat and video.",
         "Adam's beta2 of 0.95; the weight decay of 0.1 is from an example script of the source, "
         "not from its table.",
@@ -56,10 +64,10 @@ LWM = Ladder(
         "Left out: the chat tuning and the video stages that followed.",
     ),
     stages=(
-        _stage(32 * K, 1_000_000, steps=1_200, warmup=100, start="card"),
-        _stage(128 * K, 10_000_000, steps=3_000, warmup=200),
-        _stage(256 * K, 10_000_000, steps=3_000, warmup=200),
-        _stage(512 * K, 25_000_000, steps=720, warmup=50),
-        _stage(1 * M, 50_000_000, steps=450, warmup=25),
+        _stage(32 * K, 1_000_000, steps=1_200, warmup=100, start="card", books=(8 * K, 128 * K)),
+        _stage(128 * K, 10_000_000, steps=3_000, warmup=200, books=(128 * K, 256 * K)),
+        _stage(256 * K, 10_000_000, steps=3_000, warmup=200, books=(256 * K, 512 * K)),
+        _stage(512 * K, 25_000_000, steps=720, warmup=50, books=(512 * K, 1 * M)),
+        _stage(1 * M, 50_000_000, steps=450, warmup=25, books=(1 * M, None)),
     ),
 )

@@ -15,10 +15,22 @@ of the card's.
 """
 
 from custom_modules.rope.config import RopeScaling
+from data.mixture.config import Mix, Share
 from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K, M
 
 SCHEDULE = Cosine(peak=1e-5, final_ratio=0.1, warmup_ratio=0.1)
+
+SHORT = {
+    "fineweb": 0.10, "fineweb_edu": 0.10, "stackexchange": 0.04, "wikipedia": 0.04, "tulu": 0.03,
+    "arxiv": 0.03, "openwebmath": 0.03, "textbooks": 0.03,
+}  # fmt: skip
+
+
+def _mix(*long: Share) -> Mix:
+    short = (Share(source=name, weight=weight) for name, weight in SHORT.items())
+    return Mix(shares=(*long, *short))
+
 
 PROLONG = Ladder(
     name="prolong",
@@ -34,6 +46,7 @@ PROLONG = Ladder(
     ours=(
         "The second stage's peak of 1e-05, as in the paper; the script has 5e-06, and neither says "
         "which was used for the published model.",
+        "Documents are packed by best fit; the source packs in order.",
     ),
     departures=(
         "The script carries the optimizer's state over to the second stage; here each stage "
@@ -47,6 +60,10 @@ PROLONG = Ladder(
             tokens_per_batch=4 * M,
             lr=SCHEDULE,
             documents="within",
+            mix=_mix(
+                Share(source="code", weight=0.30, at_least=64 * K),
+                Share(source="books", weight=0.30, at_least=64 * K),
+            ),
             adam_beta2=0.95,
             weight_decay=0.1,
             start="card",
@@ -58,6 +75,12 @@ PROLONG = Ladder(
             tokens_per_batch=8 * M,
             lr=SCHEDULE,
             documents="within",
+            mix=_mix(
+                Share(source="code", weight=0.15, at_least=512 * K),
+                Share(source="code", weight=0.15, at_least=64 * K, below=512 * K),
+                Share(source="books", weight=0.05, at_least=512 * K),
+                Share(source="books", weight=0.25, at_least=64 * K, below=512 * K),
+            ),
             adam_beta2=0.95,
             weight_decay=0.1,
         ),

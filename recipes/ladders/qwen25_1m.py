@@ -11,6 +11,7 @@ Not stated: tokens, batch, rate, optimizer, and whether attention crosses docume
 """
 
 from custom_modules.rope.config import RopeScaling
+from data.mixture.config import Mix
 from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K, M
 
@@ -25,6 +26,7 @@ def _stage(seq_length: int, base: float) -> Stage:
         tokens_per_batch=4 * M,  # ours
         lr=Cosine(peak=1e-5, final_ratio=0.1, warmup_ratio=0.1),  # ours
         documents="across",  # ours
+        mix=Mix(long_from=seq_length, long_share=0.75),
         start="card" if seq_length == 64 * K else "previous",
     )
 
@@ -55,6 +57,8 @@ QWEN25_1M = Ladder(
         "retrieving a paragraph by keyword or place, putting paragraphs back in order (section 3)."
     ),
     ours=(
+        "Documents are packed by best fit; documents of the stage's length or more have 75% of the "
+        "tokens.",
         "10.5B tokens per stage: half of ProLong's, since a context at most doubles.",
         "Batches of 4M tokens, the cosine from 1e-05 to 1e-06, its warm-up, Adam's beta2 and the "
         "weight decay: ProLong's.",

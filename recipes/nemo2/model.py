@@ -2,6 +2,7 @@
 """Adapters of NeMo's GPT configs and model to `custom_modules`."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,6 +163,8 @@ class TokenWeightedLoss(MaskedTokenLossReduction):
 
     valid_tokens: Tensor | None = None
     """Valid tokens of the last `reduce`; None on pipeline stages without the loss."""
+    spread: Tensor | None = None
+    """Standard deviation over the micro-batches of the last `reduce` of their mean loss."""
 
     def reduce(self, losses_reduced_per_micro_batch: list[dict[str, Tensor]]) -> Tensor:
         """Return sum(loss) / sum(tokens) over the batch, DP and CP; 0 if no token is valid."""
@@ -171,7 +174,23 @@ class TokenWeightedLoss(MaskedTokenLossReduction):
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         torch.distributed.all_reduce(total, group=group)
         self.valid_tokens = total[1]
+        self.spread = _spread(pairs) if pairs and not self.validation_step else None
         return total[0] / total[1].clamp(min=1)
+
+
+def _spread(pairs: list[Tensor]) -> Tensor:
+    """Return the standard deviation of the mean loss of micro-batches, over all data ranks.
+
+    Each pair [2] is this rank's sum of losses and number of valid tokens of a micro-batch.
+    """
+    table = torch.stack(pairs).double()
+    if parallel_state.get_context_parallel_world_size() > 1:
+        torch.distributed.all_reduce(table, group=parallel_state.get_context_parallel_group())
+    means = (table[:, 0] / table[:, 1])[table[:, 1] > 0]
+    sums = torch.stack([torch.ones_like(means).sum(), means.sum(), (means**2).sum()])
+    torch.distributed.all_reduce(sums, group=parallel_state.get_data_parallel_group())
+    count = sums[0].clamp(min=1)
+    return (sums[2] / count - (sums[1] / count) ** 2).clamp(min=0).sqrt()
 
 
 class LongContextModel(GPTModel):
@@ -201,16 +220,20 @@ class LongContextModel(GPTModel):
         If documents are kept apart, `documents` is the table of the whole sequences. If the
         rotation is drawn, `rope_scale` [b] stays on the CPU, where its frequencies are computed.
         """
+        asked = time.perf_counter()
         batch = next(dataloader_iter)
+        self.tally.waited += time.perf_counter() - asked
         batch = batch[0] if isinstance(batch, tuple) else batch
-        sample_ids = batch["sample_id"]
         keys = ("tokens", "labels", "loss_mask", "position_ids")
-        shard: dict[str, Tensor] = get_batch_on_this_cp_rank(
-            {key: batch[key].cuda(non_blocking=True) for key in keys}
-        )
-        self.tally.add(shard["tokens"], sample_ids)
+        shard: dict[str, Tensor] = {key: batch[key].cuda(non_blocking=True) for key in keys}
+        if "sharded" not in batch:  # else the rank has read its shard alone
+            shard = get_batch_on_this_cp_rank(shard)
+        self.tally.add(shard["tokens"], batch["sample_id"])
         if "rope_scale" in batch:
             shard["rope_scale"] = batch["rope_scale"]
+        if "document_lengths" in batch:
+            lengths = batch["document_lengths"]
+            return {**shard, "documents": Documents.of([row[row > 0].tolist() for row in lengths])}
         if "document_starts" in batch:
             return {**shard, "documents": Documents.from_starts(batch["document_starts"])}
         return shard

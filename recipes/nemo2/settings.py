@@ -11,6 +11,7 @@ from custom_modules.callbacks.step_log import StepLog
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
+from data.mixture.config import Mix
 from recipes.spec.gate import Gate
 from recipes.spec.layout import Fp8, Sharding
 from recipes.spec.model_card import ModelCard
@@ -37,6 +38,19 @@ def as_config_node(
         fields["before"] = as_config_node(noun.before)
     lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
     return run.Config(type(noun), **fields | lists)
+
+
+def mix_node(mix: Mix) -> run.Config:
+    """Return a mix as a node of the tree, with the settings that are not the default."""
+    fields = {
+        name: getattr(mix, name)
+        for name, field in Mix.__dataclass_fields__.items()
+        if getattr(mix, name) != field.default
+    }
+    for name in ("shares", "other_lengths"):
+        if name in fields:
+            fields[name] = [run.Config(type(row), **vars(row)) for row in fields[name]]
+    return run.Config(Mix, **fields)
 
 
 def place(

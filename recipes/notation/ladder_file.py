@@ -27,7 +27,7 @@ from custom_modules.rope.config import RopeScaling
 from data.files.nearest import near_path
 from data.files.user_file import read_yaml
 from recipes.ladders import LADDERS
-from recipes.notation import rope_file
+from recipes.notation import mix, rope_file
 from recipes.notation.rope import rope_from, rope_with
 from recipes.spec.gate import Gate
 from recipes.spec.model_card import ModelCard
@@ -83,6 +83,8 @@ class _Stage:
     rope: str | dict[str, Any] = "native"
     documents: DocumentPolicy = "across"
     positions: dict[str, Any] = field(default_factory=dict)
+    mix: dict[str, Any] | None = None
+    recovers: Length | None = None
     adam_beta2: Number = 0.95
     weight_decay: Number = 0.1
     start: Literal["scratch", "card", "previous"] | None = None
@@ -233,6 +235,8 @@ def _stage(stated: _Stage, number: int, folder: Path, card: ModelCard | None) ->
         lr=rate,
         documents=stated.documents,
         positions=_positions(stated.positions, stated.seq_length),
+        mix=None if stated.mix is None else mix.read(stated.mix),
+        recovers=stated.recovers,
         adam_beta2=stated.adam_beta2,
         weight_decay=stated.weight_decay,
         start=stated.start or ("previous" if number else "card"),

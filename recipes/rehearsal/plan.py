@@ -14,6 +14,7 @@ from math import ceil, prod
 from recipes.notation.describe import non_default_text
 from recipes.rehearsal import shrink
 from recipes.rehearsal.shrink import RANKS_BY_KIND, ParallelDegrees
+from recipes.rehearsal.tiles import fit_tiles, micro_batches
 from recipes.shipped.row import Row
 from recipes.spec import pipeline
 from recipes.spec.layout import Layout
@@ -102,7 +103,7 @@ def rehearsal(row: Row, *, ranks: int, rows: Mapping[str, Row], vocab: int = 0) 
     ]
     stages = _stages(whole, layouts, by, card=small, whole_head_dim=card.head_dim)
     fitted = [
-        shrink.fitted(layout, part.layout, cards=(card, small), stages=(part.stage, stage))
+        fit_tiles(layout, part.layout, cards=(card, small), stages=(part.stage, stage))
         for layout, part, stage in zip(layouts, whole, stages, strict=True)
     ]
     return Rehearsal(
@@ -166,9 +167,7 @@ def _stages(
     unit = layout.micro_batch * layout.dp
     seq_length = shrink.length(asked.stage.seq_length, by, 2 * layout.cp.size * layout.tp)
     accumulated = max(2, layout.pp, ceil(BATCH / (unit * seq_length)))
-    accumulated = min(
-        accumulated, shrink.MICRO_BATCHES, shrink.micro_batches(asked.stage, asked.layout)
-    )
+    accumulated = min(accumulated, shrink.MICRO_BATCHES, micro_batches(asked.stage, asked.layout))
     batch = unit * shrink.even_micro_batches(layout, accumulated)
     made: list[Stage] = []
     for part, small in ((asked, layout), (whole[0], layouts[0])):
@@ -252,7 +251,7 @@ def _facts(card: ModelCard, part: Part) -> dict[str, str]:
         "rotation": _rotation(card, stage),
         "documents": stage.documents,
         "tokens a step": f"{stage.tokens_per_batch:,}",
-        "micro-batches": f"{shrink.micro_batches(stage, layout)} x {layout.micro_batch}",
+        "micro-batches": f"{micro_batches(stage, layout)} x {layout.micro_batch}",
         "steps": f"{stage.steps:,}",
         "peak rate": f"{stage.lr.peak:g}",
         "model": f"{card.family}, {card.layers} layers of {card.hidden}{experts}",

@@ -156,7 +156,26 @@ def violations(recipe: run.Partial) -> Iterator[str]:
             yield str(error)
         yield from rope.violations(fdl.build(config.rope), documents=data.documents)
         yield from _of_train_short(recipe)
+        yield from _of_mix(recipe)
     yield from of_step
+
+
+def _of_mix(recipe: run.Partial) -> Iterator[str]:
+    """Yield what the mix cannot have with the data module's other settings."""
+    data = recipe.data
+    given = fdl.ordered_arguments(data)
+    if given.get("mix") is None:
+        return
+    try:
+        mix = fdl.build(data.mix)
+        mix.lengths(data.seq_length)
+    except ValueError as error:
+        yield f"data.mix: {error}"
+        return
+    if any(given.get(name) is not None for name in ("positions", "rope_scale", "sentences")):
+        yield "data.mix and drawn positions exclude each other; set one of them to null"
+    if mix.other_lengths and data.documents != "within":
+        yield "data.mix has steps of other lengths, which need data.documents=within"
 
 
 def _of_train_short(recipe: run.Partial) -> Iterator[str]:

@@ -37,7 +37,9 @@ def trained_length(recipe: run.Partial) -> int:
     if "rope_scale" in given:
         return fdl.build(recipe.model.config.rope).reach or int(recipe.data.seq_length)
     skips = given.get("positions")
-    return int(recipe.data.seq_length if skips is None else skips.target_length)
+    if skips is not None:
+        return int(skips.target_length)
+    return int(given.get("recovers") or recipe.data.seq_length)
 
 
 def context_parallelism(recipe: run.Partial) -> Degrees:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from custom_modules.rope.config import RopeScaling
+from data.mixture.config import Mix
 from recipes.spec.gate import Gate
 from recipes.spec.train_short import Positions
 
@@ -70,6 +71,12 @@ class Stage:
     positions: Positions = Positions()
     """Positions of training samples: consecutive, or drawn so that a stage of this length trains
     for a longer context, its target length."""
+    mix: Mix | None = None
+    """Shares of sources and document lengths, and packing; None for the documents of the store in
+    random order, cut at the sequence's end."""
+    recovers: int | None = None
+    """Context length, in tokens, that a recovery stage keeps while it trains shorter sequences to
+    regain the quality on short text that an extension cost (Instella-MoE)."""
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
     start: Literal["scratch", "card", "previous"] = "previous"
@@ -95,6 +102,18 @@ class Stage:
             raise ValueError(
                 f"tokens {self.tokens:,} is less than one batch of {self.tokens_per_batch:,}"
             )
+        if self.mix is not None:
+            self._require_mix(self.mix)
+        if self.recovers is not None and self.recovers <= self.seq_length:
+            raise ValueError(
+                f"recovers is {self.recovers:,}, the context that the stage keeps; it must be "
+                f"above seq_length {self.seq_length:,}"
+            )
+        if self.recovers is not None and self.positions.target_length is not None:
+            raise ValueError(
+                f"recovers is {self.recovers:,} and positions train for "
+                f"{self.positions.target_length:,}; a recovery stage has consecutive positions"
+            )
         if self.rope != "native" and (self.rope.original_length or 0) > self.target_length:
             raise ValueError(
                 f"the rotation's original_length is {self.rope.original_length:,}, above the "
@@ -102,10 +121,23 @@ class Stage:
                 "extension"
             )
 
+    def _require_mix(self, mix: Mix) -> None:
+        mix.lengths(self.seq_length)
+        if self.positions != Positions():
+            raise ValueError(
+                "the stage has a mix and draws positions, which take whole sequences of the store; "
+                "leave one of the two out"
+            )
+        if mix.other_lengths and self.documents != "within":
+            raise ValueError(
+                "the mix has steps of other lengths, whose sequences share a row; they need "
+                "documents: within"
+            )
+
     @property
     def target_length(self) -> int:
         """Context length that the stage trains for, in tokens."""
-        return self.positions.target_length or self.seq_length
+        return self.recovers or self.positions.target_length or self.seq_length
 
     @property
     def steps(self) -> int:

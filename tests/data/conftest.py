@@ -6,7 +6,7 @@ import pytest
 
 from data.prepare import prepare
 from data.store import Manifest
-from data.tokenizer import DocumentTokenizer, train
+from data.tokenization.tokenizer import DocumentTokenizer, train
 
 WORDS = "the long context of a model is what it can look back on while it reads one more word"
 

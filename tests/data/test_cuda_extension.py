@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,6 +113,8 @@ def test_a_job_that_is_submitted_after_loading_has_what_the_user_named(variables
 def test_ranks_of_this_machine_have_the_guess_where_it_has_no_device(
     variables, monkeypatch, devices, named
 ):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", path)  # torchrun, as the command line finds it
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     with loading("libraries"):
         pass

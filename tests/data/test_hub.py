@@ -8,7 +8,7 @@ import requests
 from huggingface_hub import errors
 
 from data.hub import TOKENIZER_FILES, HubError, local_folder
-from data.tokenizer import TokenizerError, load
+from data.tokenization.tokenizer import TokenizerError, load
 
 NAME = "meta-llama/Llama-3.1-8B"
 

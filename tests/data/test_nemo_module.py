@@ -215,7 +215,7 @@ def test_impactful_sentences_have_a_token_of_the_stores_analysis(
     manifest = StoreDataModule(str(store), LENGTH, 1, 1).manifest
     letter = pieces.index("z")
     found = ImpactfulTokens(
-        tokens=(letter,), share=0.1, split="train", sha256=manifest.train.bin.sha256,
+        tokens=(letter,), share=0.1, split="train", sha256=manifest.train.sha256,
         before="a step 1", after="b step 2", places=7,
     )  # fmt: skip
     found.write(store)

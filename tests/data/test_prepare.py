@@ -21,7 +21,7 @@ from longhaul.commands.prepare import prepare as command
 def decoded(manifest: Manifest, split: str) -> list[str]:
     """Texts of a split, read by Megatron and turned back by transformers; eod ids cut off."""
     tokenizer = AutoTokenizer.from_pretrained(str(manifest.tokenizer_path))
-    stored = IndexedDataset(str(manifest.split_prefix(split)))
+    stored = IndexedDataset(str(manifest.prefixes(split)[0]))
     for tokens in stored:
         assert tokens[-1] == manifest.tokenizer.eod_id
         assert manifest.tokenizer.eod_id not in tokens[:-1]
@@ -45,7 +45,7 @@ def test_megatron_reads_every_document_once_and_in_order(
 def test_the_manifest_counts_what_megatron_counts(shared_store: Manifest) -> None:
     for name in SPLITS:
         split = shared_store.split(name)
-        stored = IndexedDataset(str(shared_store.split_prefix(name)))
+        stored = IndexedDataset(str(shared_store.prefixes(name)[0]))
         assert split.documents == len(stored) == len(stored.document_indices) - 1
         assert split.tokens == int(stored.sequence_lengths.sum())
         assert split.longest == int(stored.sequence_lengths.max())
@@ -172,12 +172,13 @@ def test_a_run_killed_before_its_manifest_leaves_no_store(tmp_path: Path, corpus
     killed = subprocess.run([sys.executable, "-c", program, str(corpus), str(place)], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not place.exists()
-    assert list(tmp_path.glob(".store.partial-*/train.bin"))
+    assert list(tmp_path.glob(".store.preparing/parts/*/*.train.bin"))
     with pytest.raises(StoreError, match="no store"):
         Manifest.load(place)
     with pytest.raises(StoreError, match="never finished"):
-        Manifest.load(next(tmp_path.glob(".store.partial-*")))
+        Manifest.load(tmp_path / ".store.preparing" / "store")
     assert prepare(str(corpus), place, vocab_size=300) == Manifest.load(place)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
 def test_a_bad_source_is_refused_before_the_tokenizer_is_loaded(tmp_path: Path) -> None:

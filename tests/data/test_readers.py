@@ -12,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from data import readers as reading
+from data.formats import jsonl
 from data.readers import SourceError, documents
 
 LINES = [{"text": "first"}, {"text": "second\nline", "more": 1}, {"text": "dritte \u00fc\u4e2d"}]
@@ -90,12 +91,13 @@ def test_bytes_that_are_no_utf8_break_a_line(tmp_path: Path) -> None:
         read(path)
 
 
-def test_a_line_over_the_cap_is_broken_and_the_next_line_is_still_read(
+def test_a_document_over_the_cap_is_broken_and_the_next_line_is_still_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "MAX_DOCUMENT_BYTES", 100)
+    monkeypatch.setattr(jsonl, "LONG_BYTES", 100)
     path = write_jsonl(tmp_path / "a.jsonl", {"text": "x" * 450}, {"text": "short"})
-    with pytest.raises(SourceError, match=r"a\.jsonl:1: the line is longer than 100 bytes"):
+    with pytest.raises(SourceError, match=r"a\.jsonl:1: the document is longer than 100 bytes"):
         read(path)
     assert read(path, skip_broken=True) == ["short"]
 
@@ -206,7 +208,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.Monkey
 
 def test_importing_what_answers_bad_input_loads_no_large_library() -> None:
     program = (
-        "import sys, data.readers, data.store, data.prepare, data.held_out;"
+        "import sys, data.readers, data.store, data.prepare, data.token_files.held_out;"
         "large = {'torch', 'megatron', 'nemo', 'transformers', 'datasets', 'pyarrow'};"
         "print(*sorted(large & set(sys.modules)))"
     )

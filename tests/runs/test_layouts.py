@@ -51,7 +51,7 @@ def test_an_interleaved_pipeline_gives_the_losses_of_one_rank(training_run, one_
     steps = training_run("interleaved", ranks=2, layout=layout, start=start).finish()
     assert len(steps) == 20
     for ours, reference in zip(steps, one_rank, strict=True):
-        assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-5), ours["step"]
+        assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
         assert ours["samples"] == reference["samples"]
 
 

@@ -24,13 +24,14 @@ def recipe(options: dict[str, Any]):
     """Return the recipe: 20 steps of 4 sequences of 512 tokens, checkpoints every 5.
 
     `card` of the options holds in what the model differs from the tiny one, `positions` how those
-    of the training samples are drawn.
+    of the training samples are drawn, `mix` which documents they are of.
     """
     from custom_modules.memory.config import Offload, Recompute, Tiling
     from custom_modules.rope.config import RopeScaling
     from custom_modules.rope.gene import gene_rotation
     from recipes.models import TINY
     from recipes.nemo2.settings import place
+    from recipes.notation import mix
     from recipes.pretrain import pretrain
     from recipes.spec.layout import ContextParallel, Layout
     from recipes.spec.stage import Cosine, Ladder, Stage
@@ -58,6 +59,7 @@ def recipe(options: dict[str, Any]):
         lr=Cosine(peak=2e-3),
         documents=options.get("documents", "across"),
         positions=positions,
+        mix=mix.read(options["mix"]) if "mix" in options else None,
         start="scratch",
     )
     ladder = Ladder(name="tiny", source="a test", stages=(stage,))

@@ -62,7 +62,7 @@ def test_a_folder_that_an_import_is_said_to_be_like_is_compared(
 
 @pytest.mark.parametrize("of", ["stage", "import"])
 def test_a_folder_with_another_tokenizer_is_refused(published, of_published, stage, tmp_path, of):
-    from data.tokenizer import train
+    from data.tokenization.tokenizer import train
 
     like = Path(shutil.copytree(published, tmp_path / "like"))
     source = stage if of == "stage" else of_published

@@ -13,6 +13,7 @@ from recipes.planner.workload import Workload
 from recipes.rehearsal import shrink
 from recipes.rehearsal.plan import PEAK, STEPS, rehearsal
 from recipes.rehearsal.shrink import ParallelDegrees, fewer_ranks
+from recipes.rehearsal.tiles import micro_batches
 from recipes.shipped.table import ROWS
 from recipes.spec.units import GiB, K, M
 from tests.recipes.support.rows_to_rehearse import ROWS_TO_REHEARSE
@@ -184,7 +185,7 @@ def test_an_interleaved_pipeline_stays_one_where_the_ranks_hold_a_pipeline():
     for part in made.parts:
         layout = part.layout
         assert (layout.pp, layout.vpp) == (2, 2)
-        assert shrink.micro_batches(part.stage, layout) % layout.pp == 0
+        assert micro_batches(part.stage, layout) % layout.pp == 0
     assert of("interleaved", 2).parts[1].layout.vpp == 1
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.rope.config import RopeScaling
+from data.mixture.config import Mix, OtherLength
 from recipes.ladders import LADDERS
 from recipes.models import CARDS, TINY
 from recipes.spec import naming
@@ -100,6 +101,31 @@ def test_a_stage_that_trains_short_for_a_longer_context_follows_a_longer_one():
     found = ladder(whole, short, stage(seq_length=4096))
     assert [one.target_length for one in found.stages] == [1024, 4096, 4096]
     assert found[512] is short
+
+
+def test_a_recovery_stage_follows_a_longer_one_and_keeps_its_context():
+    recovery = stage(recovers=4096, seq_length=256, start="previous")
+    long = stage(seq_length=4096, tokens_per_batch=8192, start="card")
+    found = ladder(long, recovery)
+    assert [each.target_length for each in found.stages] == [4096, 4096]
+    with pytest.raises(ValueError, match=r"ladder trial shrinks: a stage for 256 tokens"):
+        ladder(long, stage(seq_length=256))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"recovers": 512}, "recovers is 512, the context that the stage keeps; it must be above"),
+        ({"recovers": 4096, "positions": Positions.pose(2048)}, "has consecutive positions"),
+        ({"mix": Mix(), "positions": Positions.pose(2048)}, "has a mix and draws positions"),
+        ({"mix": Mix(other_lengths=[OtherLength(seq_length=64, steps=0.1)])}, "documents: within"),
+        ({"mix": Mix(other_lengths=[OtherLength(seq_length=100, steps=0.1)])}, "whole part"),
+        ({"mix": Mix(overlap=512)}, "overlap is 512, not less than 512"),
+    ],
+)
+def test_a_mix_or_recovery_that_a_stage_cannot_have_is_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        stage(**change)
 
 
 def test_a_ladder_that_names_a_card_twice_is_refused():

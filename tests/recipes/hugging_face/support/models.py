@@ -71,7 +71,7 @@ def folder(
 
 def write_tokenizer(to: Path) -> None:
     """Write a byte-level tokenizer that says it takes texts of the native context."""
-    from data.tokenizer import train
+    from data.tokenization.tokenizer import train
 
     train(["a tokenizer of bytes, with a merge or two: the the the"], 260).save(to)
     file = to / "tokenizer_config.json"

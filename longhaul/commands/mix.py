@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul mix`: what a stage takes of a store's documents, and which of them a step sees."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longhaul.options import Json, print_json
+from longhaul.terminal.messages import next_command, note
+
+if TYPE_CHECKING:
+    from data.mixture.config import Mix
+    from data.mixture.stage_rows import StageRows
+    from data.store import Manifest
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The numbers of a stage that its rows follow from."""
+
+    mix: "Mix | None"
+    seq_length: int
+    steps: int
+    sequences: int
+    """Of a step."""
+    within: bool
+    seed: int
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Windows of samples that the run has skipped: the first and the count of each."""
+
+
+def mix(
+    ladder: Annotated[str, typer.Option(help="Ladder of the stage: a name, or your file.")] = "",
+    store: Annotated[
+        Path | None, typer.Option(help="With --ladder: the token store to train on.")
+    ] = None,
+    card: Annotated[
+        str | None, typer.Option(help="Card of the model; a ladder of one card needs none.")
+    ] = None,
+    stage: Annotated[
+        str,
+        typer.Option(help="Length of the ladder's stage, such as 64K, or name of the run's stage."),
+    ] = "",
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder, in place of --ladder: the stage as it ran.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=1, help="List the documents that this step trains on.")
+    ] = None,
+    data_ranks: Annotated[
+        int, typer.Option(min=1, help="Data ranks that share the sequences of a step.")
+    ] = 1,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="With --ladder: seed of the data (data.seed).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Pack a store for a stage, and show its mix, or the documents that one step sees."""
+    from data.mixture.groups import without_shares
+    from data.mixture.stage_rows import for_store, mix_of
+    from data.store import Manifest
+    from longhaul.pages.mix_page import show_stage, show_step
+
+    if (run is None) == (not ladder):
+        raise ValueError("name either --ladder, with --store, or --run")
+    if run is not None:
+        of, store = _of_run(run, stage)
+    else:
+        of = _of_ladder(ladder, card, stage, seed)
+    if store is None:
+        raise ValueError("--store is missing; name the token store to train on")
+    if of.sequences % data_ranks:
+        raise ValueError(
+            f"--data-ranks is {data_ranks}, and the {of.sequences:,} sequences of a step do not "
+            "divide evenly"
+        )
+    if step is not None and step > of.steps:
+        raise ValueError(f"--step is {step:,}, and the stage has {of.steps:,} steps")
+    manifest = Manifest.load(store)
+    stated = mix_of(of.mix, manifest)
+    if stated is None:
+        raise ValueError(
+            f"the stage of {of.seq_length:,} tokens has no mix; write `mix:` into a ladder file of "
+            "your own (docs/data.md)"
+        )
+    taken = for_store(stated, manifest)
+    if taken != stated:
+        note(f"note: {without_shares(manifest)}")
+    rows = _rows(manifest, taken, of)
+    content = _of_step(rows, manifest, step, data_ranks, of) if step else _of_stage(rows, taken, of)
+    if as_json:
+        print_json(content)
+    elif step:
+        show_step(content)
+    else:
+        show_stage(content)
+        named = ["--run", run] if run is not None else ["--ladder", ladder, "--store", store]
+        words = ["longhaul", "mix", *named, *(["--card", card] if card else [])]
+        words += ["--stage", stage] if stage else []
+        next_command([*words, "--step", 1], "list the documents of the first step")
+
+
+def _of_ladder(ladder: str, card: str | None, stage: str, seed: int | None) -> _Stage:
+    from data.mixture.stage_rows import SEED
+    from longhaul.jobs.ladder_run import choose
+    from recipes.shipped.select import stage_of
+
+    chosen, _ = choose(ladder, card, stage)
+    of = stage_of(chosen, stage)
+    return _Stage(
+        mix=of.mix,
+        seq_length=of.seq_length,
+        steps=of.steps,
+        sequences=of.sequences_per_batch,
+        within=of.documents == "within",
+        seed=SEED if seed is None else seed,
+    )
+
+
+def _of_run(run: Path, stage: str) -> tuple[_Stage, Path]:
+    """Return a stage as it ran, with its overrides and what it skipped, and its store."""
+    from data.files.nearest import near_path
+    from data.files.user_file import read_yaml
+    from data.mixture.config import Mix
+    from data.mixture.stage_rows import SEED
+    from recipes.checkpoints.marker import RECIPE
+    from recipes.spec.schema import decode
+
+    if not run.is_dir():
+        raise ValueError(f"there is no run folder at {run}{near_path(run)}")
+    names = sorted(recipe.parent.name for recipe in (run / "stages").glob(f"*/{RECIPE}"))
+    if stage not in names and not (not stage and len(names) == 1):
+        raise ValueError(
+            f"--stage is {stage!r}; name a stage of {run}: {', '.join(names) or 'it has none yet'}"
+        )
+    folder = run / "stages" / (stage or names[0])
+    recipe = read_yaml(folder / RECIPE)
+    data, steps = recipe["data"], recipe["trainer"]["max_steps"]
+    rewinds = folder / "rewinds.jsonl"
+    lines = rewinds.read_text().splitlines() if rewinds.is_file() else []
+    of = _Stage(
+        mix=decode(Mix, _plain(data["mix"]), "data.mix") if data.get("mix") else None,
+        seq_length=data["seq_length"],
+        steps=steps,
+        sequences=data["global_batch_size"],
+        within=data.get("documents") == "within",
+        seed=data.get("seed", SEED),
+        skipped=tuple(tuple(json.loads(line)["samples"]) for line in lines if line.strip()),
+    )
+    return of, Path(data["store"])
+
+
+def _plain(node: Any) -> Any:
+    """Return a node of a resolved recipe without the names of its classes."""
+    if isinstance(node, list):
+        return [_plain(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    return {name: _plain(value) for name, value in node.items() if name != "_target_"}
+
+
+def _rows(manifest: "Manifest", mix: "Mix", of: _Stage) -> "StageRows":
+    from data.mixture.stage_rows import StageRows
+    from data.progress import say
+    from data.token_files.megatron_index import read_index
+
+    say(f"packing the documents of {manifest.root} into sequences of {of.seq_length:,} tokens")
+    return StageRows.of(
+        manifest,
+        mix,
+        seq_length=of.seq_length,
+        steps=of.steps,
+        rows=of.sequences,
+        seed=of.seed,
+        document_lengths=[
+            read_index(prefix.with_name(f"{prefix.name}.idx")).lengths
+            for prefix in manifest.prefixes("train")
+        ],
+    )
+
+
+def _of_stage(rows: "StageRows", mix: "Mix", of: _Stage) -> dict[str, Any]:
+    from data.mixture.groups import needs, often_repeated
+
+    needed = needs(mix, rows.groups, of.steps * of.sequences * of.seq_length)
+    counts = rows.schedule.counts.sum(0).tolist()
+    groups = [
+        {
+            "documents": group.words,
+            "seq_length_tokens": group.seq_length,
+            "weight": group.weight,
+            "end_weight": group.end_weight,
+            "rows_packed": packed.rows,
+            "rows_taken": count,
+            "padding": 1 - packed.filled,
+            "documents_cut": packed.cuts,
+            "most_documents_in_a_row": packed.most_pieces,
+        }
+        for group, packed, count in zip(rows.groups, rows.packed, counts, strict=True)
+    ]
+    return {
+        "seq_length_tokens": of.seq_length,
+        "steps": of.steps,
+        "sequences_a_step": of.sequences,
+        "packing": mix.packing,
+        "sources": [{**need._asdict(), "repeats": need.repeats} for need in needed],
+        "groups": groups,
+        "often_repeated": [need.words for need in often_repeated(needed)],
+    }
+
+
+def _of_step(
+    rows: "StageRows", manifest: "Manifest", step: int, data_ranks: int, of: _Stage
+) -> dict[str, Any]:
+    from data.packing.balance import balanced, imbalance
+
+    first = (step - 1) * of.sequences
+    over = sum(count for begin, count in of.skipped if first >= begin)
+    refs = rows.step((first + over) // of.sequences)
+    work = rows.work(refs) if of.within else [1.0] * len(refs)
+    shares = balanced(work, data_ranks)
+    sequences = []
+    for rank, numbers in enumerate(shares):
+        for number in numbers:
+            pieces = rows.sequence(refs[number])
+            listed = zip(
+                *(column.tolist() for column in (pieces.documents, pieces.offsets, pieces.lengths)),
+                strict=True,
+            )
+            sequences.append(
+                {
+                    "data_rank": rank,
+                    "group": rows.groups[refs[number].group].words,
+                    "source": manifest.train.parts[pieces.part].source,
+                    "pieces": [
+                        {"document": document, "first_token": offset, "tokens": length}
+                        for document, offset, length in listed
+                        if document >= 0
+                    ],
+                }
+            )
+    return {
+        "step": step,
+        "seq_length_tokens": rows.groups[refs[0].group].seq_length,
+        "work_max_over_mean": imbalance(work, shares),
+        "sequences": sequences,
+    }
