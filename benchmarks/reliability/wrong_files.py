@@ -7,6 +7,8 @@ Of each name the bytes of the file, or None for an empty folder.
 import json
 from collections.abc import Mapping
 
+from benchmarks.reliability import wrong_data
+
 Files = Mapping[str, bytes | None]
 
 CLUSTER_FILES: dict[str, tuple[bytes, str]] = {
@@ -243,6 +245,7 @@ TABLES: tuple[tuple[tuple[str, str, Files], ...], ...] = (
         if command.startswith("import") or named.startswith(("not", "no JSON", "0x", "nest"))
     ),
     SOURCES,
+    wrong_data.FILES,
     PLACES,
     RUNS,
     ROTATIONS,

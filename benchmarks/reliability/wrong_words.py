@@ -4,6 +4,7 @@
 Words are split and unquoted as a shell does it. Cases that need files are in `wrong_files`.
 """
 
+from benchmarks.reliability import wrong_data
 from benchmarks.reliability.wrong_plans import CALIBRATE, PLAN
 
 OF_EVERY_COMMAND = (
@@ -92,6 +93,23 @@ PREPARE = (
     ("prepare --source nowhere --out s", "nowhere"),
     ("prepare --source '' --out s", "--source"),
     ("prepare --source hf: --out s", "hf:"),
+    ("prepare --source synthetic:nowhere --out s", "'nowhere' is not a kind"),
+    ("prepare --source synthetic:copy,seeds=1 --out s", "no value named 'seeds'"),
+    ("prepare --source synthetic:copy --out s", "give --tokenizer"),
+    ("prepare --source repositories:nowhere --out s", "repositories:nowhere"),
+    ("prepare --source a=x --source a=y --out s", "twice"),
+    ("prepare --source a=x --source y --out s", "--source NAME=y"),
+    ("prepare --out s --workers 0", "--workers 0"),
+    ("prepare --out s --engine dask", "choose pool or ray"),
+    ("prepare --out s --address x", "--engine ray"),
+    ("prepare --out s --engine ray --workers 2", "--workers"),
+    ("prepare --out s --skip-limit 5", "add --skip-broken"),
+    ("prepare --out s --skip-broken --skip-limit x", "--skip-limit x"),
+    ("prepare --out s --task 0", "--plan FOLDER"),
+    ("prepare --out s --plan nowhere --merge", "leave out"),
+    ("prepare --plan nowhere --merge", "nowhere is not the folder of a plan"),
+    ("prepare --plan nowhere", "--task N/M"),
+    ("prepare --plan nowhere --task 1/0", "1/0"),
     ("prepare --out s --vocab-size 0", "vocabulary of 0"),
     ("prepare --out s --vocab-size -5", "vocabulary of -5"),
     ("prepare --out s --vocab-size 256", "256"),
@@ -325,5 +343,5 @@ ROPE_AND_PROBE = (
 TABLES = (
     OF_EVERY_COMMAND, RECIPES, SHOW, CALIBRATE, BATCH, PLAN, PREPARE, PRETRAIN, RUN, REHEARSE,
     EVALUATE_AND_REPORT, IMPORT_AND_EXPORT, CLUSTERS_AND_PREFLIGHT, DOCTOR,
-    ROPE_AND_PROBE,
+    ROPE_AND_PROBE, wrong_data.WORDS,
 )  # fmt: skip

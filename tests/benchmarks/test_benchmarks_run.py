@@ -373,3 +373,28 @@ def test_verification_is_measured_beside_loading_and_saving(tmp_path):
 def _empty(path):
     path.write_text("")
     return path
+
+
+def test_a_store_s_indexes_are_measured_step_by_step(tmp_path):
+    text = page_of(
+        "index_scale", "--documents", "100", "1000", "--scanned-tokens", "10000",
+        out=tmp_path / "page.md",
+    )  # fmt: skip
+    rows = rows_of(text, ["step"])
+    assert [row[0] for row in rows] == [
+        "index checked", "store written", "manifest loaded", "opened by Megatron",
+        "lengths counted", "padding packed", "tokens read",
+    ]  # fmt: skip
+    assert all(float(row[1]) >= 0 and float(row[2].replace(",", "")) > 0 for row in rows)
+    assert re.search(r"Indexes take 20\.\d bytes a document", text)
+
+
+def test_a_small_model_is_asked_for_numbers_of_its_context(tmp_path):
+    from data.tokenization.tokenizer import train
+
+    train([file.read_text() for file in sorted((TREE / "data").glob("*.py"))], 512).save(tmp_path)
+    size = ["--layers", "1", "--hidden", "64", "--batch", "2", "--every", "2", "--minutes", "0.01"]
+    page = page_of("retrieval_budget", "--tokenizer", tmp_path, *size, out=tmp_path / "page.md")
+    rows = rows_of(page, ["step", "tokens"])
+    assert [row[0] for row in rows][:2] == ["0", "2"]
+    assert all(float(row[3]) > 1 for row in rows)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from transformers import AutoTokenizer
 
-from data.tokenizer import train
+from data.tokenization.tokenizer import train
 from examples.real_model import ask, convert, steps
 from recipes.notation import ladder_file
 from tests.house.rooms import TREE

@@ -75,7 +75,10 @@ def test_help_imports_no_command():
 )
 def test_a_quick_command_imports_its_own_and_no_other(words, others):
     _, ours = imported(*words)
-    light = {"data", "data.files", "data.files.nearest", "data.files.user_file", "data.hub"}
+    light = {
+        "data", "data.files", "data.files.nearest", "data.files.user_file", "data.hub",
+        "data.mixture", "data.mixture.config",
+    }  # fmt: skip
     brought = {name for name in ours if name in others or name.split(".")[0] in others}
     assert brought <= light
 

@@ -38,6 +38,7 @@ def after(*words: str) -> subprocess.CompletedProcess:
         ("show", "tiny_8k"),
         ("show", "llama31_8b_nemo_64k", "--json"),
         ("batch", "--seq", "64K", "--tokens-per-batch", "4M", "--dp", "8"),
+        ("sources", "longmino"),
     ],
     ids=" ".join,
 )
@@ -56,6 +57,8 @@ def test_a_light_command_loads_nothing_heavy(words):
         ("pretrain", "--card", "tinny", "--ladder", "tiny"),
         ("pretrain", "--card", "tiny", "--ladder", "tiny", "--stage", "64X"),
         ("prepare", "--source", "nowhere", "--out", "store"),
+        ("adopt", "nowhere", "--tokenizer", "none", "--out", "store"),
+        ("census", "nowhere"),
     ],
     ids=" ".join,
 )

@@ -120,8 +120,8 @@ def test_the_scores_are_those_of_a_forward_pass_that_forms_all_logits(
 ):
     from transformers import AutoTokenizer
 
-    from data.held_out import long_documents
     from data.store import Manifest
+    from data.token_files.held_out import long_documents
     from eval import load_model
     from eval.rope_search.scored_text import needle_texts
 

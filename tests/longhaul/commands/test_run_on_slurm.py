@@ -50,6 +50,22 @@ def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree)
     assert not (tree / "runs").exists()
 
 
+def test_a_store_is_made_by_a_plan_an_array_and_a_merge_when_jobs_are_asked_for(answer, tree):
+    for name in ("web", "code"):
+        (tree / name).mkdir()
+    sources = ("--source", "web=web", "--source", "code=code", "--prepare-jobs", "4")
+    code, shown, said = answer(*RUN, "--cluster", site(tree), *sources, "--dryrun")
+    assert code == 0, said
+    scripts = dict(text.partition("\n")[::2] for text in shown.split("# ---- ")[1:])
+    assert list(scripts)[:4] == ["prepare_plan", "prepare_parts", "prepare", "tiny_512"]
+    arrays = [name for name, script in scripts.items() if "#SBATCH --array=0-3" in script]
+    assert arrays == ["prepare_parts"]
+    assert "/outcomes/prepare_parts.$SLURM_ARRAY_TASK_ID\n" in scripts["prepare_parts"]
+    assert 'requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' in scripts["prepare_parts"]
+    assert 'requeue "$SLURM_JOB_ID"' in scripts["prepare"]
+    assert "--prepare-jobs" in answer("run", "--ladder", "tiny", "--prepare-jobs", 2).error()
+
+
 @pytest.mark.parametrize(
     ("sections", "words", "said"),
     [

@@ -11,6 +11,7 @@ import pytest
 
 from eval.run_folder import Evaluation, append_step, evaluation_path, write_json
 from longhaul.cli import COMMANDS
+from longhaul.jobs.slurm_queue import submitted
 from longhaul.run_folder.lock import FILE, in_use
 from longhaul.run_folder.lock_holder import is_locked
 from longhaul.run_folder.state import run_state
@@ -160,6 +161,29 @@ def test_a_job_of_slurm_is_asked_for(answer, tmp_path, monkeypatch, slurm, state
     assert f"11 {slurm.lower() or 'not known to Slurm'}" in out
     assert ("Slurm does not know its job 11" in out) == (slurm == "")
     assert ("resumes it" in err) == (slurm == "TIMEOUT")
+
+
+@pytest.mark.parametrize(
+    ("queued", "ended", "state"),
+    [
+        (["11_[1-3]|PENDING"], ["11_0|COMPLETED"], "pending"),
+        (["11_2|RUNNING", "11_3|PENDING"], ["11_0|FAILED"], "running"),
+        ([], ["11_0|COMPLETED", "11_1|FAILED", "11_2|COMPLETED"], "failed"),
+        ([], ["11_0|COMPLETED", "11_1|COMPLETED"], "completed"),
+    ],
+    ids=str,
+)
+def test_the_jobs_of_an_array_have_one_state(tmp_path, monkeypatch, queued, ended, state):
+    run = make_run(tmp_path / "run")
+    write_json(run / "launch" / "jobs.json", {"prepare_parts": "11"})
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, lines in (("squeue", queued), ("sacct", ended)):
+        (programs / name).write_text("#!/bin/sh\n" + "".join(f"echo '{one}'\n" for one in lines))
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    (job,) = submitted(run)
+    assert (job.words, job.is_live) == (state, state in ("pending", "running"))
 
 
 @pytest.mark.parametrize(

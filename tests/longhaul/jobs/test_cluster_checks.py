@@ -106,6 +106,16 @@ def test_a_chain_uses_what_it_reads_and_the_folders_around_what_it_renames():
     assert ("/s/stores/llama", False) in {(str(one.path), one.written) for one in there}
     hub = Documents(source="hf:books", tokenizer="meta-llama/Llama-3.1-8B", vocab_size=8)
     assert not {"source", "tokenizer"} & {one.what for one in folders(plan, hub, None)}
+    sources = {
+        "code": "repositories:/s/code",
+        "files": "synthetic:copy,filler=/s/text.jsonl",
+        "more": "synthetic:copy,filler=repositories:/s/more",
+        "hub": "synthetic:copy,filler=hf:books",
+        "none": "synthetic:copy",
+    }
+    schemes = Documents(source=sources, tokenizer="/s/tokenizer", vocab_size=8)
+    read = [str(one.path) for one in folders(plan, schemes, None) if one.what == "source"]
+    assert read == ["/s/code", "/s/text.jsonl", "/s/more"]
 
 
 def test_an_array_is_refused_for_a_chain():

@@ -201,3 +201,15 @@ def test_the_store_is_made_for_the_longest_stage(plan, made):
     task = jobs(plan, made, site())["prepare"].task.task
     assert task.length == 2**20
     assert task.out == str(Path(plan.store).resolve())
+
+
+def test_the_store_is_made_also_after_an_array_of_which_a_job_has_failed(plan, made):
+    found = slurm_chain.jobs(
+        plan, made, site(), documents=replace(DOCUMENTS, jobs=3), export=None, evaluated=False
+    )
+    after = {job.name: job.executor.dependency_type for job in found}
+    assert after.pop("prepare") == "afterany"
+    assert {"prepare_plan", "prepare_parts"} < after.keys()
+    assert set(after.values()) == {"afterok"}
+    (alone, *_) = slurm_chain.jobs(plan, made, site(), documents=DOCUMENTS, export=None)
+    assert (alone.name, alone.executor.dependency_type) == ("prepare", "afterok")
