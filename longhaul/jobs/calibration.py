@@ -263,7 +263,7 @@ def _replaced(text: Sequence[str], lines: Sequence[str], keys: tuple[str, ...]) 
     for line in text:
         depth = len(line) - len(line.lstrip())
         if within and line.strip() and not depth:
-            within = False
+            within = inside = False
         if within and not indent and line.strip() and not line.lstrip().startswith("#"):
             indent = line[:depth]
             kept += [indent + one for one in lines]

@@ -112,9 +112,12 @@ def words_of(layout: Layout) -> str:
     """Return the line that `layout_from` reads; sizes of 1 and defaults are left out."""
     sizes = {word: getattr(layout, name) for word, name in _SIZES.items()}
     sizes["etp"] = 0 if layout.etp in (None, layout.tp) else layout.etp
-    said = [f"{word}{size}" for word, size in sizes.items() if size > (word != "etp")]
-    if layout.vpp > 1:
-        said[said.index(f"pp{layout.pp}")] = f"pp{layout.pp}x{layout.vpp}"
+    chunks = {"pp": f"x{layout.vpp}"} if layout.vpp > 1 else {}
+    said = [
+        f"{word}{size}{chunks.get(word, '')}"
+        for word, size in sizes.items()
+        if size > (word != "etp") or word in chunks
+    ]
     how, size = layout.cp.how, layout.cp.size
     if size > 1 or how.kind == "head_chunked":
         stage = f"/{how.heads_per_stage}" if how.heads_per_stage else ""

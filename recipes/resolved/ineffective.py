@@ -28,6 +28,7 @@ STAGES_OF_ANOTHER_KIND = (
     "num_layers_in_first_pipeline_stage",
     "num_layers_in_last_pipeline_stage",
     "pipeline_model_parallel_layout",
+    "microbatch_group_size_per_vp_stage",
 )
 """Settings of pipeline stages that neither the constraints nor the planner know."""
 
@@ -114,7 +115,12 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
             if given.get(name):
                 yield f"{at}.{name} is not supported; leave it out"
     chunks = strategy.virtual_pipeline_model_parallel_size
-    if chunks is not None and (not config.overlap_p2p_comm or config.batch_p2p_comm):
+    if chunks is not None and chunks < 2:
+        yield (
+            f"trainer.strategy.virtual_pipeline_model_parallel_size is {chunks}; it is 2 or more, "
+            "or null for a pipeline that is not interleaved"
+        )
+    elif chunks is not None and (not config.overlap_p2p_comm or config.batch_p2p_comm):
         yield (
             f"model.config.overlap_p2p_comm is {config.overlap_p2p_comm} and batch_p2p_comm "
             f"{config.batch_p2p_comm}; an interleaved pipeline takes True and False, since "

@@ -21,6 +21,7 @@ from recipes.planner.workload import Workload
 from recipes.spec import cluster
 from recipes.spec.memory_constants import MemoryConstants
 from recipes.spec.units import GiB, K
+from tests.house.rooms import TREE
 
 TRUE = {"matmul": 0.5, "attention_forward": 0.3, "attention_backward": 0.25, "memory": 0.4}
 WORDS = "ulysses2 cpu fp32"
@@ -325,3 +326,19 @@ def test_a_cluster_file_without_write_permission_is_told(answer, own, steps, mon
 
 def _refuse(path, text):
     raise PermissionError(13, "Permission denied", str(path))
+
+
+@pytest.mark.parametrize("name", ["dgx_a100", "dgx_h100", "dgx_h200", "dgx_b200", "gb200_nvl72"])
+def test_shares_are_written_into_a_copy_of_each_shipped_file(name, tmp_path):
+    shipped = cluster.load(name)
+    path = tmp_path / "mine.yaml"
+    path.write_text((TREE / "slurm" / "clusters" / f"{name}.yaml").read_text())
+    found = replace(shipped.efficiency, matmul=0.41)
+    write_shares(path, found, "a test")
+    assert cluster.load(str(path)).efficiency.matmul == 0.41
+    before, after = (yaml.safe_load(text) for text in (
+        (TREE / "slurm" / "clusters" / f"{name}.yaml").read_text(), path.read_text()
+    ))  # fmt: skip
+    assert {key: after[key] for key in before if key != "hardware"} == {
+        key: before[key] for key in before if key != "hardware"
+    }

@@ -35,7 +35,7 @@ def test_the_words_of_a_layout_say_all_of_it(name):
 
 
 @pytest.mark.parametrize("words", ["tp4 dp4 ep8 etp1", "dp8 ep4", "tp2 etp1", "tp2 etp4 dp2",
-                                   "tp2 ring2 pp4x2 dp2 mb2", "pp2x8"])  # fmt: skip
+                                   "tp2 ring2 pp4x2 dp2 mb2", "pp2x8", "pp1x2"])  # fmt: skip
 def test_the_words_of_experts_and_chunks_are_written_as_they_are_read(words):
     assert layout_from(words_of(layout_from(words))) == layout_from(words)
 

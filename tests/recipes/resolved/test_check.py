@@ -287,6 +287,8 @@ def test_a_length_that_every_place_agrees_on_is_accepted(recipe):
         ("trainer.strategy.ddp.data_parallel_sharding_strategy", "optim", "set the layout's shard"),
         ("data.documents", "apart", "it must be 'across' or 'within'"),
         ("trainer.devices", 3, "world size 3 does not match"),
+        ("trainer.strategy.virtual_pipeline_model_parallel_size", 1, "it is 2 or more, or null"),
+        ("trainer.strategy.virtual_pipeline_model_parallel_size", 0, "it is 2 or more, or null"),
         ("trainer.max_steps", 0, "max_steps is 0"),
         ("optim.config.lr", 3.0, "the learning rate is 3"),
     ],
