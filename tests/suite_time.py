@@ -28,6 +28,8 @@ NEED_SLURM = frozenset(
         "batch_script",
         "dgx_page",
         "nemo_run",
+        "prepare_array",
+        "prepare_chain",
         "quoting",
         "real_slurm",
         "scripts",

@@ -9,6 +9,15 @@ Files = Mapping[str, bytes | None]
 
 _ADOPT = "adopt web --tokenizer t --out s"
 WORDS = (
+    ("mix", "--ladder"),
+    ("mix --ladder tinny --store s", "tinny"),
+    ("mix --ladder tiny --stage 96K --store s", "stage of 96K"),
+    ("mix --ladder tiny --stage 512", "--store"),
+    ("mix --ladder tiny --stage 512 --store nowhere", "nowhere"),
+    ("mix --ladder tiny --stage 512 --store s --step 0", "'--step': 0"),
+    ("mix --ladder tiny --stage 512 --store s --data-ranks 3", "--data-ranks is 3"),
+    ("mix --ladder tiny --run r", "--run"),
+    ("mix --run nowhere", "nowhere"),
     ("adopt web --out s", "--tokenizer"),
     ("adopt web --tokenizer t", "--out"),
     ("adopt --tokenizer t --out s", "no files are named"),

@@ -104,7 +104,7 @@ SOURCES = (
     ("prepare --source a.jsonl --out s", "a.jsonl", {"a.jsonl": b""}),
     ("prepare --source a.jsonl.gz --out s", "a.jsonl.gz", {"a.jsonl.gz": b"\x1f\x8bnot"}),
     ("prepare --source a.docx --out s", "a.docx", {"a.docx": b"x"}),
-    ("prepare --source d --out s", "the source d", {"d": None}),
+    ("prepare --source d --out s", "holds no document", {"d": None}),
     ("prepare --source d --out s", "2 with an ending", {"d/a.png": b"x", "d/b.bin": b"y"}),
     ("prepare --source d --out s", "1 not UTF-8 text", {"d/a.txt": b"a\0b"}),
     ("prepare --source a.jsonl --out s --vocab-size 300", "a.jsonl", {"a.jsonl": _JSON_LINES}),

@@ -74,8 +74,8 @@ def mix(
         raise ValueError("--store is missing; name the token store to train on")
     if of.sequences % data_ranks:
         raise ValueError(
-            f"--data-ranks is {data_ranks}, and the {of.sequences:,} sequences of a step do not "
-            "divide evenly"
+            f"--data-ranks is {data_ranks}, which does not divide the {of.sequences:,} sequences "
+            "of a step; name a number that does"
         )
     if step is not None and step > of.steps:
         raise ValueError(f"--step is {step:,}, and the stage has {of.steps:,} steps")
@@ -97,8 +97,10 @@ def mix(
         show_step(content)
     else:
         show_stage(content)
-        named = ["--run", run] if run is not None else ["--ladder", ladder, "--store", store]
-        words = ["longhaul", "mix", *named, *(["--card", card] if card else [])]
+        words = ["longhaul", "mix", "--ladder", ladder, "--store", store]
+        words += ["--card", card] if card else []
+        if run is not None:
+            words = ["longhaul", "mix", "--run", run]
         words += ["--stage", stage] if stage else []
         next_command([*words, "--step", 1], "list the documents of the first step")
 

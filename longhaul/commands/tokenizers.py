@@ -72,8 +72,11 @@ def tokenizers(
         return
     show_comparison(compared, rows, shape, length)
     best = min(rows, key=lambda row: float(str(row["tokens_per_document"])))
-    source = ["--source", data] if data else []
+    name = best["name"]
+    words = ["longhaul", "prepare", "--tokenizer", name, "--out", "STORE"]
+    if data:
+        words = ["longhaul", "prepare", "--source", data, "--tokenizer", name, "--out", "STORE"]
     next_command(
-        ["longhaul", "prepare", *source, "--tokenizer", best["name"], "--out", "STORE"],
+        words,
         "prepare a store with the one that needs the fewest tokens; STORE is a folder to write",
     )

@@ -37,6 +37,7 @@ def trainer_at(step: int) -> SimpleNamespace:
         world_size=1,
         strategy=SimpleNamespace(root_device=torch.device("cpu")),
         is_global_zero=True,
+        datamodule=SimpleNamespace(step_facts=lambda step: {"rows_by_source": {"web": step}}),
         optimizers=[SimpleNamespace(param_groups=[{"lr": 1e-3 * step}])],
         callback_metrics={
             "reduced_train_loss": torch.tensor(2.5),
@@ -49,7 +50,9 @@ def run_step(
     log: StepLog, step: int, samples: list[int], *, tokens_per_sample: int = SEQ_LENGTH
 ) -> None:
     """Run the hooks of one step whose micro-batches hold one sample each."""
-    module = SimpleNamespace(tally=Tally())
+    module = SimpleNamespace(
+        tally=Tally(), training_loss_reduction=SimpleNamespace(spread=torch.tensor(0.25))
+    )
     log.on_train_batch_start(trainer_at(step - 1), module, None, 0)
     for sample in samples:
         module.tally.add(
@@ -87,6 +90,9 @@ def test_a_step_as_planned_writes_its_line(log, path):
     assert [line["samples"] for line in written] == [[0, 3], [4, 7]]
     assert [line["tokens"] for line in written] == [32, 32]
     assert [(line["loss"], line["grad_norm"]) for line in written] == [(2.5, 0.5)] * 2
+    assert [line["micro_batch_loss_std"] for line in written] == [0.25] * 2
+    assert [line["rows_by_source"] for line in written] == [{"web": 0}, {"web": 1}]
+    assert [line["data_wait_seconds"] for line in written] == [0.0] * 2
 
 
 @pytest.mark.usefixtures("megatron_rank")
