@@ -49,6 +49,11 @@ class Share:
             )
 
     @property
+    def final_weight(self) -> float:
+        """Weight at the end of the stage."""
+        return self.weight if self.end_weight is None else self.end_weight
+
+    @property
     def words(self) -> str:
         """The documents, as a person names them."""
         low = f" from {self.at_least:,}" if self.at_least > 1 else ""
@@ -99,7 +104,7 @@ class Mix:
         _require_apart(self.shares)
         if self.shares and not sum(share.weight for share in self.shares):
             raise ValueError("all weights of the mix are 0; give one source a weight")
-        if self.shares and not sum(_end(share) for share in self.shares):
+        if self.shares and not sum(share.final_weight for share in self.shares):
             raise ValueError("all weights of the mix end at 0; give one source an end_weight")
         for name in ("ramp_from", "long_share"):
             value = getattr(self, name)
@@ -134,10 +139,10 @@ class Mix:
     def words(self) -> str:
         """The mix, as a person reads it."""
         total = sum(share.weight for share in self.shares)
-        end = sum(_end(share) for share in self.shares)
+        end = sum(share.final_weight for share in self.shares)
         shares = [
             f"{share.weight / total:.0%}"
-            + (f" to {_end(share) / end:.0%}" if self._moves else "")
+            + (f" to {share.final_weight / end:.0%}" if self._moves else "")
             + f" {share.words}"
             for share in self.shares
         ] or ["sources by their tokens"]
@@ -187,7 +192,3 @@ def _require_apart(shares: Sequence[Share]) -> None:
                     f"two shares of the mix have documents in common, {other.words} and "
                     f"{share.words}; set at_least and below so that they do not"
                 )
-
-
-def _end(share: Share) -> float:
-    return share.weight if share.end_weight is None else share.end_weight

@@ -107,11 +107,11 @@ def groups(mix: Mix, manifest: Manifest, seq_length: int) -> tuple[Group, ...]:
         )
     split = [part for share in shares for part in _by_length(share, mix, buckets[share.source])]
     start = sum(share.weight for share in split)
-    end = sum(_end(share) for share in split)
+    end = sum(share.final_weight for share in split)
     found = []
     for length, between in zip(mix.lengths(seq_length), _between(mix), strict=True):
         for share in split:
-            if not share.weight and not _end(share):
+            if not share.weight and not share.final_weight:
                 continue
             documents, tokens = _held(share, buckets[share.source])
             if not documents:
@@ -124,7 +124,7 @@ def groups(mix: Mix, manifest: Manifest, seq_length: int) -> tuple[Group, ...]:
                     below=share.below,
                     seq_length=length,
                     weight=share.weight / start,
-                    end_weight=_end(share) / end,
+                    end_weight=share.final_weight / end,
                     documents=documents,
                     tokens=tokens,
                     between=(0.0, 1.0) if few else between,
@@ -190,7 +190,7 @@ def _by_length(share: Share, mix: Mix, buckets: tuple[LengthBucket, ...]) -> lis
         Share(
             source=share.source,
             weight=share.weight * part,
-            end_weight=_end(share) * part,
+            end_weight=share.final_weight * part,
             at_least=low,
             below=high,
         )
@@ -219,7 +219,3 @@ def _without_documents(share: Share, buckets: tuple[LengthBucket, ...], manifest
         f"{share.source} have {low:,} to {high - 1:,}: change at_least, below or long_from, or add "
         "documents"
     )
-
-
-def _end(share: Share) -> float:
-    return share.weight if share.end_weight is None else share.end_weight
