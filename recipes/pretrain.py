@@ -103,8 +103,13 @@ def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
         "moe_ffn_hidden_size": card.ffn_hidden,
     }
     # In one batch the two messages between neighbours, which of two ranks are the same pair, could
-    # be taken for each other.
-    interleaved = {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+    # be taken for each other. Messages go on while the next chunk is computed, so the memory of an
+    # output has to stay: neither gloo nor NCCL keeps it once Megatron-Core has replaced its data.
+    interleaved = {
+        "overlap_p2p_comm": True,
+        "batch_p2p_comm": False,
+        "deallocate_pipeline_outputs": False,
+    }
     return run.Config(
         config_class(card.facts),
         **(experts if card.facts.experts else {}),

@@ -9,6 +9,7 @@ import pytest
 
 from data.cuda_extension import prepare_process
 from longhaul import cli
+from longhaul.terminal.messages import set_verbosity
 from tests import suite_time, warm_start
 from tests.ranks import one_rank
 
@@ -120,6 +121,7 @@ def answer(monkeypatch, capfd, tmp_path) -> Callable[..., Answered]:
             patch.setattr(logging.root, "handlers", ours)
             with pytest.raises(SystemExit) as ended:
                 cli.main()
+        set_verbosity("normal")  # a quiet command would silence the tests that follow
         return Answered(ended.value.code, *capfd.readouterr())
 
     return run

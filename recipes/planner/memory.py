@@ -259,8 +259,8 @@ class _Layer:
         if 0 < stage == layout.pp - 1 and workload.micro_batches > 1:
             # 1F1B frees the gradient sent back for a micro-batch at the next one's backward.
             always["communication"] += self.x
-        if layout.vpp > 1:  # tensors received ahead, and cos and sin of each chunk in flight
-            always["communication"] += self.x
+        if layout.vpp > 1:  # tensors received ahead; outputs, cos and sin of each chunk in flight
+            always["communication"] += self.x * (1 + chunks)
             always["attention"] *= chunks
         _add(every, always)
         last = numbers[-1]

@@ -52,6 +52,7 @@ def _ranks(before: Workload, after: Workload) -> Iterator[str]:
     if (other.vpp > 1) != (one.vpp > 1):
         yield f"{CONFIG}.overlap_p2p_comm={_shown(other.vpp > 1)}"
         yield f"{CONFIG}.batch_p2p_comm={_shown(other.vpp == 1)}"
+        yield f"{CONFIG}.deallocate_pipeline_outputs={_shown(other.vpp == 1)}"
     was, now = (
         pipeline.is_uneven(job.card.layers, job.layout.pp, job.layout.vpp)
         for job in (before, after)

@@ -304,6 +304,14 @@ def test_an_override_that_breaks_a_law_is_refused(recipe, path, value, words):
         check(recipe)
 
 
+def test_an_interleaved_pipeline_keeps_the_outputs_that_it_sends(recipe):
+    recipe.trainer.strategy.virtual_pipeline_model_parallel_size = 2
+    config = recipe.model.config
+    config.overlap_p2p_comm, config.batch_p2p_comm = True, False
+    with pytest.raises(ValueError, match="freed while they are being sent"):
+        check(recipe)
+
+
 def test_every_problem_is_told_at_once(recipe):
     recipe.trainer.strategy.context_paralel_size = 2
     recipe.model.config.seq_length = 4096
