@@ -128,8 +128,8 @@ def without_effect(recipe: run.Partial) -> Iterator[str]:
         )
     elif chunks is not None and config.deallocate_pipeline_outputs:
         yield (
-            "model.config.deallocate_pipeline_outputs is True; an interleaved pipeline takes False, "
-            "since outputs would be freed while they are being sent"
+            "model.config.deallocate_pipeline_outputs is True; an interleaved pipeline takes "
+            "False, since outputs would be freed while they are being sent"
         )
     ends = [
         getattr(strategy, f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")
