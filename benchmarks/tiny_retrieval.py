@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a share of synthetic retrieval lets the tiny ladder find passkeys, at the same budget.
+"""Whether best-fit rows and synthetic retrieval serve the tiny ladder, at the same budget.
 
-    python -m benchmarks.tiny_retrieval --work FOLDER --shares 0 0.3
+    python -m benchmarks.tiny_retrieval --work FOLDER --shares 0 0.1 0.3
 
-For each share the tiny ladder is trained once: the same card, steps, rates and seed; share 0 is the
-ladder as it is, on Python's standard library. With a share, each stage has a store of its own: text
-of the standard library, and synthetic documents (`data.long_range`) that have this share of the
+The tiny ladder is trained as it is (*present*: documents end to end, cut into rows), and once for
+each share: the same card, steps, rates and seed, but rows are packed by best fit, attention stays
+within a document, and synthetic retrieval documents (`data.long_range`) have that share of the
 tokens. They are the evaluation's kind of document, several keys with numbers in real text and
-`assert KEY == number` at the end, with other names, and no held-out text in them. Rows are cut from
-the joined documents, so the synthetic ones are at most half as long as a row.
+`assert KEY == number` at the end, with other names, half a row to a row long, and no held-out text
+in them. A share of 0 shows what packing does alone.
 
 All are evaluated on the held-out documents of the standard library: loss by position, and passkeys
 up to each stage's length. The error of a share of passkeys is that of a binomial, with one prompt
@@ -21,45 +21,39 @@ import math
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from benchmarks.harness.machine import facts
 from benchmarks.harness.page import page, table, write
 from data.prepare import HELDOUT_FRACTION, content_hash, prepare
 from data.readers import documents
-from data.sources import numbered
 from data.store import Manifest
-from data.tokenization.tokenizer import DocumentTokenizer, load
 from eval.report.gains import standard_error
 from eval.run_folder import Evaluation, read_evaluation
 from recipes.checkpoints.marker import is_finished
 from recipes.ladders.tiny import TINY_LADDER
 from recipes.models import TINY
+from recipes.spec.naming import length_word, stage_folder
 from recipes.spec.stage import Stage
 
-SEED = 20_261_124
-TIMES = 3
-"""Tokens of a stage's store, in budgets of the stage: no row is read twice."""
-KINDS = {
-    "retrieval": "synthetic:retrieval,form=code,keys=4,queries=4",
-    "copy": "synthetic:copy,passage={passage}",
-}
+SEED = 20_261_125
+TIMES = 2
+"""Tokens of each synthetic source, in those that the largest share takes: most are read once."""
+TEXT = "text"
+HELDOUT = 0.01
+"""Held out from the mixed store, which only training reads."""
 LENGTHS = [stage.seq_length for stage in TINY_LADDER.stages]
 BOUNDS = (LENGTHS[0] // 2, *LENGTHS)
 """Ends of the ranges of positions, and lengths of the passkey prompts."""
 
 
-def names() -> list[str]:
-    """Return the recipes of the tiny ladder's stages."""
-    return [f"tiny_{f'{n // 1024}k' if n >= 1024 else n}" for n in LENGTHS]
-
-
 def text_store(work: Path) -> Manifest:
     """Return the store of the standard library, with the tokenizer of all others."""
-    place = work / "text"
+    place = work / TEXT
     if not place.exists():
         prepare(None, place, vocab_size=TINY.vocab)
     return Manifest.load(place)
@@ -71,49 +65,56 @@ def training_texts() -> Iterator[str]:
     yield from (text for place, text in sorted(found) if place >= HELDOUT_FRACTION)
 
 
-def mixed_store(
-    stage: Stage, share: float, kinds: Sequence[str], work: Path, tokenizer: DocumentTokenizer
-) -> Path:
-    """Return the store of a stage: text, and synthetic documents with a share of the tokens."""
-    place = work / f"mix_{stage.seq_length}"
+def mixed_store(texts: Iterator[str], share: float, stages: Sequence[Stage], work: Path) -> Path:
+    """Return the store of the text and of one synthetic source a stage, enough for the share."""
+    place = work / "mixed"
     if place.exists():
         return place
-    filler = work.parent / "filler.jsonl"
-    if not filler.exists():
-        filler.write_text("".join(json.dumps({"text": text}) + "\n" for text in training_texts()))
-    budget = TIMES * stage.tokens
-    texts = (text for text, _ in documents(str(filler)))
-    made = chain(
-        taken(texts, round(budget * (1 - share)), tokenizer),
-        *(
-            taken(synthetic(kind, stage, filler, tokenizer), round(budget * part), tokenizer)
-            for kind in kinds
-            for part in [share / len(kinds)]
-        ),
-    )
-    source = work / f"mix_{stage.seq_length}.jsonl"
-    with source.open("w") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in made)
-    prepare(str(source), place, tokenizer=str(work.parent / "text" / "tokenizer"))
+    text = work / "training.jsonl"
+    text.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
+    sources = {TEXT: str(text)}
+    for stage in stages:
+        length = stage.seq_length
+        count = math.ceil(TIMES * share * stage.tokens / (3 * length // 4))
+        sources[synthetic(stage)] = (
+            f"synthetic:retrieval,form=code,keys=4,queries=4,length={length // 2}-{length},"
+            f"documents={count},seed={SEED},filler={text}"
+        )
+    prepare(
+        sources, place, tokenizer=str(work / TEXT / "tokenizer"), heldout_fraction=HELDOUT
+    )  # fmt: skip
     return place
 
 
-def synthetic(kind: str, stage: Stage, filler: Path, tokenizer: DocumentTokenizer) -> Iterator[str]:
-    """Yield synthetic documents of at most half a row."""
-    longest = stage.seq_length // 2
-    name = KINDS[kind].format(passage=longest // 8)
-    name += f",length={max(160, longest // 8)}-{longest},documents=1000000,seed={SEED}"
-    source = numbered(f"{name},filler={filler}", tokenizer.count)
-    return (source.document(number, Counter()).text for number in range(len(source)))
+def synthetic(stage: Stage) -> str:
+    """Return the name of a stage's source of retrieval documents."""
+    return f"retrieval-{stage.seq_length}"
 
 
-def taken(texts: Iterator[str], tokens: int, tokenizer: DocumentTokenizer) -> Iterator[str]:
-    """Yield texts until they have so many tokens."""
-    for text in texts:
-        if tokens <= 0:
-            return
-        tokens -= tokenizer.count(text) + 1
-        yield text
+def mixed_ladder(share: float, work: Path) -> Path:
+    """Write the tiny ladder with best-fit rows and a share of retrieval; return its file."""
+    stages: list[dict[str, Any]] = []
+    for stage in TINY_LADDER.stages:
+        assert not isinstance(stage.rope, str)
+        shares = [{"source": TEXT, "weight": 1 - share}]
+        if share:
+            shares.append({"source": synthetic(stage), "weight": share})
+        stages.append(
+            {
+                "seq_length": stage.seq_length,
+                "rope": stage.rope.to_dict(),
+                "tokens": stage.tokens,
+                "tokens_per_batch": stage.tokens_per_batch,
+                "lr": {"peak": stage.lr.peak},
+                "start": stage.start,
+                "documents": "within",
+                "mix": {"shares": shares},
+            }
+        )
+    path = work / f"rows_{share:g}.yaml"
+    name = f"rows{round(100 * share)}"
+    path.write_text(yaml.safe_dump({"name": name, "cards": [TINY.name], "stages": stages}))
+    return path
 
 
 def longhaul(*words: str | Path) -> None:
@@ -122,35 +123,33 @@ def longhaul(*words: str | Path) -> None:
     subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
-def trained(share: float, kinds: Sequence[str], work: Path, stages: int) -> Path:
-    """Train the first stages of the ladder on a mix unless they have been; return the run."""
-    text = text_store(work)
-    folder = work / f"share_{share:g}_{'_'.join(kinds)}"
-    folder.mkdir(exist_ok=True)
-    tokenizer = load(str(text.tokenizer_path))
-    for name, stage in list(zip(names(), TINY_LADDER.stages, strict=True))[:stages]:
-        checkpoints = folder / "run" / "stages" / name / "checkpoints"
-        if is_finished(checkpoints, stage.tokens // stage.tokens_per_batch):
+def trained(ladder: str | Path, store: Path, run: Path, stages: int) -> Path:
+    """Train the first stages of a ladder unless they have been; return the run."""
+    for stage in TINY_LADDER.stages[:stages]:
+        name = stage_of(run, stage.seq_length)
+        if name is not None and is_finished(
+            stage_folder(run, name) / "checkpoints", stage.tokens // stage.tokens_per_batch
+        ):
             continue
-        store = mixed_store(stage, share, kinds, folder, tokenizer) if share else text.root
-        longhaul("pretrain", "--factory", name, "--store", store, "--out", folder / "run")
-    return folder / "run"
+        longhaul(
+            "pretrain", "--card", TINY.name, "--ladder", ladder, "--stage", str(stage.seq_length),
+            "--store", store, "--out", run,
+        )  # fmt: skip
+    return run
+
+
+def stage_of(run: Path, length: int) -> str | None:
+    """Return the name of a run's stage of that length."""
+    return next((path.name for path in run.glob(f"stages/*_{length_word(length)}")), None)
 
 
 def evaluated(run: Path, text: Path, stages: int, documents: int, trials: int) -> None:
     """Evaluate each stage of a run at its length, on held-out documents of the standard library."""
-    for name, length in list(zip(names(), LENGTHS, strict=True))[:stages]:
-        bounds = tuple(bound for bound in BOUNDS if bound <= length)
-        found = read_evaluation(run, name)
-        grid = None if found is None else found.passkey
-        if found is not None and grid is not None:
-            asked = found.documents, grid.lengths, grid.trials, found.eval_length
-            if asked == (documents, bounds, trials, length):
-                continue
+    for length in LENGTHS[:stages]:
+        bounds = ",".join(str(bound) for bound in BOUNDS if bound <= length)
         longhaul(
-            "evaluate", "--run", run, "--store", text, "--stage", name,
-            "--lengths", ",".join(map(str, bounds)), "--documents", str(documents),
-            "--trials", str(trials),
+            "evaluate", "--run", run, "--store", text, "--stage", str(length), "--missing",
+            "--lengths", bounds, "--documents", str(documents), "--trials", str(trials),
         )  # fmt: skip
 
 
@@ -189,19 +188,26 @@ def passkey_row(found: Evaluation, wide: int) -> list[str]:
     return [*cells, f"{grid.chance_nats:.2f}"]
 
 
+def evaluation(run: Path, length: int) -> Evaluation | None:
+    """Return the evaluation of a run's stage of that length."""
+    name = stage_of(run, length)
+    return None if name is None else read_evaluation(run, name)
+
+
 def sections(runs: dict[str, Path], stages: int) -> list[str]:
     """Return the page's tables from the evaluations of the runs, the present mix first."""
     bounds = [bound for bound in BOUNDS if bound <= LENGTHS[stages - 1]]
     losses, passkeys = [], []
     present = next(iter(runs.values()))
-    for name in names()[:stages]:
+    for length in LENGTHS[:stages]:
+        before = evaluation(present, length)
         for label, run in runs.items():
-            found = read_evaluation(run, name)
+            found = evaluation(run, length)
             if found is None:
                 continue
             wide = len(bounds)
-            losses.append([name, label, *loss_row(found, read_evaluation(present, name), wide)])
-            passkeys.append([name, label, *passkey_row(found, wide)])
+            losses.append([f"{length:,}", label, *loss_row(found, before, wide)])
+            passkeys.append([f"{length:,}", label, *passkey_row(found, wide)])
     lengths = [f"{bound:,}" for bound in bounds]
     ranges = [f"to {length}" for length in lengths]
     return [
@@ -218,27 +224,28 @@ def main() -> None:
     """Train and evaluate what is missing, print the page, and write it where asked to."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tiny_retrieval",
-        description="The tiny ladder with shares of synthetic retrieval, at the same budget.",
+        description="The tiny ladder with best-fit rows and shares of synthetic retrieval.",
     )
     parser.add_argument("--work", type=Path, required=True, help="folder for stores and runs")
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.3])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["retrieval"])
-    parser.add_argument("--present", type=Path, help="run of the ladder on the present mix")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.3])
     parser.add_argument("--stages", type=int, choices=(1, 2, 3), default=3)
     parser.add_argument("--documents", type=int, default=16)
     parser.add_argument("--trials", type=int, default=12, help="prompts for each length and depth")
     parser.add_argument("--out", type=Path, help="file to write the page to")
     given = parser.parse_args()
-    given.work.mkdir(parents=True, exist_ok=True)
-    text = text_store(given.work).root
-    runs = {"present": given.present or trained(0, [], given.work, given.stages)}
+    work: Path = given.work.absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    text = text_store(work).root
+    mixed = mixed_store(training_texts(), max(given.shares), TINY_LADDER.stages, work)
+    runs = {"present": trained("tiny", text, work / "present", given.stages)}
     for share in given.shares:
-        label = f"{share:.0%} {' and '.join(given.kinds)}"
-        runs[label] = trained(share, given.kinds, given.work, given.stages)
+        label = f"best fit, {share:.0%} retrieval" if share else "best fit"
+        ladder = mixed_ladder(share, work)
+        runs[label] = trained(ladder, mixed, work / ladder.stem, given.stages)
     for run in runs.values():
         evaluated(run, text, given.stages, given.documents, given.trials)
     written = page(
-        "The tiny ladder with synthetic retrieval in its mix",
+        "The tiny ladder with best-fit rows and synthetic retrieval",
         facts(["nemo_toolkit", "megatron-core"]),
         sections(runs, given.stages),
     )
