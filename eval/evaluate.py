@@ -23,7 +23,7 @@ from eval import load_model
 from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks
 from eval.loss_by_position import loss_by_position, mean_over
-from eval.passkey import DIGITS, prompts, score
+from eval.passkey import DIGITS, PROMPT_VERSION, prompts, score
 from eval.report.evaluations import (
     Settings,
     base_record,
@@ -92,6 +92,7 @@ def evaluate(
         settings = Settings(
             longest, len(texts), trials, store,
             asked.lengths if trials else (), asked.depths if trials else (),
+            PROMPT_VERSION if trials else 0,
         )  # fmt: skip
         for subject in subjects(folder, stages, base=base):
             asked_for = (subject.name, settings, subject.step, sorted(lengths))
@@ -254,4 +255,5 @@ def passkey_grid(
         hits=tuple(tuple(row) for row in (scores[..., 0] / trials).tolist()),
         nats=tuple(tuple(row) for row in (scores[..., 1] / scores[..., 2]).tolist()),
         chance_nats=DIGITS * float(np.log(10)) / float(answers),
+        prompt_version=PROMPT_VERSION,
     )

@@ -4,6 +4,9 @@ r"""Passkey retrieval: a number planted in long text, asked for at its end.
     <text> \nPASSKEY = 48213\n <text> \nassert PASSKEY == 48213
            ^ at `depth` of the length                     ^^^^^ the answer that is scored
 
+The number has the same tokens in both places (`eval.answer_tokens`), so that copying them answers.
+The documents of `data.long_range` in the form `code` ask in the same words.
+
 The answer is scored by one forward pass over prompt and answer: greedy decoding would produce it
 exactly if and only if each of its tokens is the argmax given the ones before, so `hit` needs no
 generation. `nats` is the mean loss per answer token, a finer measure for small models. The text is
@@ -24,10 +27,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from custom_modules.gpt.model import LongContextGPT
+from eval.answer_tokens import inside, question_and_answer
 
 DIGITS = 5
 NEEDLE = "\nPASSKEY = {number}\n"
 QUESTION = "\nassert PASSKEY == "
+PROMPT_VERSION = 2
+"""Results of other versions cannot be compared. 1: question and answer were encoded apart."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,8 @@ def prompts(
     made = []
     for _ in range(trials):
         number = "".join(numbers.choices("0123456789", k=DIGITS))
-        needle = list(encode(NEEDLE.format(number=number)))
-        question, answer = list(encode(QUESTION)), list(encode(number))
+        needle = inside(encode, NEEDLE.format(number=number))
+        question, answer = question_and_answer(encode, QUESTION, number, after="\n")
         room = length - len(needle) - len(question) - len(answer)
         if room < 0:
             raise ValueError(

@@ -145,6 +145,8 @@ class Passkey:
         hits: Share of the prompts whose greedy answer is exactly right.
         nats: Mean loss per answer token.
         chance_nats: Loss per answer token of a uniform guess of its digits.
+        prompt_version: `eval.passkey.PROMPT_VERSION` when the prompts were made; 1 in files that do
+            not state it.
     """
 
     lengths: tuple[int, ...]
@@ -154,6 +156,7 @@ class Passkey:
     hits: tuple[tuple[Number, ...], ...]
     nats: tuple[tuple[Number, ...], ...]
     chance_nats: Number
+    prompt_version: int = 1
 
     def __post_init__(self) -> None:
         """Raise ValueError for grids of another shape than lengths by depths."""

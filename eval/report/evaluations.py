@@ -45,6 +45,8 @@ class Settings:
     prompt_lengths: tuple[int, ...] = ()
     """Lengths and depths of the passkey prompts; empty for none."""
     depths: tuple[float, ...] = ()
+    prompt_version: int = 0
+    """Version of the passkey prompts; 0 for none."""
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Settings":
@@ -57,6 +59,7 @@ class Settings:
             evaluation.store,
             () if grid is None else grid.lengths,
             () if grid is None else grid.depths,
+            0 if grid is None else grid.prompt_version,
         )
 
     def same_as(self, other: "Settings") -> bool:
@@ -65,8 +68,8 @@ class Settings:
             return False
         return replace(self, store="") == replace(other, store="")
 
-    def described(self, *, with_store: bool) -> str:
-        """Return the settings as text, on request with the store."""
+    def described(self, *, with_store: bool, with_version: bool = False) -> str:
+        """Return the settings as text, on request with the store and the version of prompts."""
         documents = f"{self.documents:,} document{'s' * (self.documents != 1)}"
         trials = (
             f"{self.trials:,} trial{'s' * (self.trials != 1)}" if self.trials else "no passkeys"
@@ -75,13 +78,16 @@ class Settings:
         if self.trials and self.prompt_lengths[-1] != self.eval_length:
             lengths = ", ".join(f"{length:,}" for length in self.prompt_lengths)
             trials = f"{trials} of {lengths} tokens"
+        if self.trials and with_version:
+            trials = f"{trials}, prompts of version {self.prompt_version}"
         return f"{documents}{of_store} to {self.eval_length:,} tokens, {trials}"
 
     @property
     def file_name(self) -> str:
         """File name, unique to these settings."""
         store = f"_{sha256(self.store.encode()).hexdigest()[:8]}" if self.store else ""
-        cells = sha256(f"{self.prompt_lengths} {self.depths}".encode()).hexdigest()[:8]
+        later = f" {self.prompt_version}" if self.prompt_version > 1 else ""
+        cells = sha256(f"{self.prompt_lengths} {self.depths}{later}".encode()).hexdigest()[:8]
         return (
             f"{self.eval_length}_tokens_{self.documents}_documents_{self.trials}_trials"
             f"{f'_{cells}' if self.trials else ''}{store}.json"
@@ -230,9 +236,15 @@ def same_settings(evaluations: Sequence[Evaluation]) -> bool:
 
 
 def in_words(evaluation: Evaluation, among: Iterable[Evaluation] = ()) -> str:
-    """Return the settings of an evaluation as text, with its store if others have another."""
-    stores = {each.store for each in (evaluation, *among)}
-    return Settings.of(evaluation).described(with_store=len(stores - {""}) > 1)
+    """Return the settings of an evaluation as text.
+
+    With its store, and the version of its prompts, if others have another.
+    """
+    every = [Settings.of(each) for each in (evaluation, *among)]
+    return Settings.of(evaluation).described(
+        with_store=len({each.store for each in every} - {""}) > 1,
+        with_version=len({each.prompt_version for each in every} - {0}) > 1,
+    )
 
 
 class RangeRow(NamedTuple):

@@ -3,14 +3,14 @@
 
     <instruction> \n\nThe magic number of amber is 4182650.\n\n <held-out document> ...
     \n\nThe magic number of amber, as the text above says, is 4182650
-                                                             ^^^^^^^^ scored
+                                                              ^^^^^^^ scored
 
 Needle-driven perplexity (arXiv 2502.20082, 3.2) is that of the answers only: most tokens of a
 document are predicted from those just before them, and their loss depends little on the rotation at
 long distances. The paper hides one number of 7 digits at the very start of each text. Here a text
 hides several, each with a key, so that one forward pass scores several answers; `depths` sets where
-they are. `texts_past` scores the end of plain documents, as the first LongRoPE did
-(arXiv 2402.13753).
+they are. A number has the same tokens in needle and answer (`eval.answer_tokens`). `texts_past`
+scores the end of plain documents, as the first LongRoPE did (arXiv 2402.13753).
 """
 
 import math
@@ -21,10 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from eval.answer_tokens import inside, question_and_answer
+
 DIGITS = 7
 INSTRUCTION = "Some magic numbers are hidden in this text. Remember them, they are asked for later."
 NEEDLE = "\n\nThe magic number of {key} is {number}.\n\n"
-QUESTION = "\n\nThe magic number of {key}, as the text above says, is"
+QUESTION = "\n\nThe magic number of {key}, as the text above says, is "
 KEYS = (
     "amber", "birch", "cedar", "delta", "ember", "flint", "garnet", "hazel",
     "indigo", "jasper", "kelp", "larch", "maple", "nectar", "onyx", "pearl",
@@ -99,9 +101,11 @@ def _needle_text(
     keys = draws.sample(KEYS, len(depths))
     numbers = ["".join(draws.choices("0123456789", k=DIGITS)) for _ in keys]
     asked = list(zip(keys, numbers, strict=True))
-    needles = [list(encode(NEEDLE.format(key=key, number=number))) for key, number in asked]
-    questions = [(list(encode(QUESTION.format(key=key))), list(encode(f" {number}")))
-                 for key, number in asked]  # fmt: skip
+    needles = [inside(encode, NEEDLE.format(key=key, number=number)) for key, number in asked]
+    questions = [
+        question_and_answer(encode, QUESTION.format(key=key), number, after=".")
+        for key, number in asked
+    ]
     parts: list[tuple[Sequence[int] | NDArray[np.int64], bool]] = []
     opening = list(encode(INSTRUCTION))
     taken = len(opening) + sum(map(len, needles)) + sum(len(q) + len(a) for q, a in questions)

@@ -13,6 +13,7 @@ from eval.report.evaluations import (
     Settings,
     base_record,
     evaluated_with,
+    in_words,
     range_rows,
     write_evaluation,
     write_record,
@@ -26,6 +27,7 @@ from eval.run_folder import (
     base_evaluations,
     base_results,
     load,
+    read_evaluation,
 )
 from longhaul.commands.report import report as show_report
 from tests.eval.report.test_page import Page, built, make_run, words
@@ -162,6 +164,19 @@ def test_other_prompts_are_another_setting(run):
     write_evaluation(run, BASE)  # the first settings again: what was kept of them goes
     [left] = (run / "eval" / "other" / "base").glob("*.json")
     assert json.loads(left.read_text())["passkey"]["depths"] == [0.7]
+
+
+def test_prompts_of_another_version_are_not_compared_and_their_version_is_shown(run):
+    now = replace(BASE, passkey=replace(GRID, prompt_version=2))
+    assert not Settings.of(now).same_as(Settings.of(BASE))
+    assert Settings.of(now).file_name != Settings.of(BASE).file_name
+    assert in_words(now, among=(BASE,)).endswith("prompts of version 2")
+    assert in_words(BASE, among=(now,)).endswith("prompts of version 1")
+    assert "version" not in in_words(now, among=(now, replace(BASE, passkey=None)))
+    content = json.loads((run / "eval" / "base.json").read_text())
+    del content["passkey"]["prompt_version"]  # as earlier versions wrote it
+    (run / "eval" / "base.json").write_text(json.dumps(content))
+    assert read_evaluation(run, "base").passkey == GRID
 
 
 def test_an_evaluation_is_there_only_with_the_same_settings_ranges_and_step(run):
