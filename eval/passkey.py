@@ -125,21 +125,32 @@ def score(model: LongContextGPT, prompt: Prompt) -> tuple[float, float, float]:
 def logits_only_of(model: LongContextGPT, asked: Tensor) -> Iterator[None]:
     """Return the logits of the positions that `asked`, a mask [s] of this rank's, selects.
 
-    The logits of a whole prompt are gigabytes. With sequence parallelism a rank has part of the
-    hidden states, so all logits are formed and then selected.
+    Only their hidden states pass through the output layer: the logits of a prompt of 1M tokens and
+    a vocabulary of 128K would be 256 GiB.
     """
     layer = model.output_layer
-    gathers = layer.sequence_parallel
+    scattered = layer.sequence_parallel
 
     def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return inputs if gathers else (inputs[0][asked], *inputs[1:])
+        hidden, *others = inputs
+        return (gathered_rows(hidden, asked) if scattered else hidden[asked], *others)
 
-    def after(_: nn.Module, inputs: object, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (output[0][asked], *output[1:]) if gathers else output
-
-    handles = (layer.register_forward_pre_hook(before), layer.register_forward_hook(after))
+    handle = layer.register_forward_pre_hook(before)
+    layer.sequence_parallel = False  # every tensor rank has all rows that the layer sees
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        layer.sequence_parallel = scattered
+        handle.remove()
+
+
+def gathered_rows(hidden: Tensor, asked: Tensor) -> Tensor:
+    """Return the rows of `asked` [s] from hidden states [s / tp, b, h] of sequence parallelism."""
+    size = parallel_state.get_tensor_model_parallel_world_size()
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    own = asked.chunk(size)[rank]
+    first = int(asked[: rank * len(own)].sum())
+    rows = hidden.new_zeros(int(asked.sum()), *hidden.shape[1:])
+    rows[first : first + int(own.sum())] = hidden[own]
+    dist.all_reduce(rows, group=parallel_state.get_tensor_model_parallel_group())
+    return rows
