@@ -123,7 +123,7 @@ def plan(
                 "--plot": plot, "--sweep": sweep, "--calibrate": calibrate,
             },
         )  # fmt: skip
-        whole_ladder(card, ladder, cluster, ranks, precision, lengths, as_text=as_text)
+        whole_ladder(card, ladder, cluster, ranks, precision, store, as_text=as_text)
         return
     if not card:
         raise ValueError(
@@ -178,12 +178,14 @@ def plan(
     found = trained_as_stage(
         question, layout_found, cluster,
         batch=question.tokens_per_batch if tokens_per_batch else None,
-        budget=budget if tokens else None,
+        budget=budget if tokens else None, store=store,
     )  # fmt: skip
     extends = question.seq_length >= model.native_context
-    own = None if found or not extends else own_ladder(question, layout_found, cluster, budget)
+    own = None
+    if found is None and extends:
+        own = own_ladder(question, layout_found, cluster, budget, store)
     chosen = found or own
-    first = list(not_here_yet(model, chosen.ladder)) if chosen else []
+    first = list(not_here_yet(model, chosen.ladder, store=store)) if chosen else []
     if as_text:
         before = [*first, own.new] if own else first
         command = chosen and on_one_line(chosen.command)
@@ -296,12 +298,16 @@ def whole_ladder(
     cluster: str,
     gpus: int,
     fp8: Fp8,
-    documents: DocumentLengths | None = None,
+    store: Path | None = None,
     *,
     as_text: bool,
 ) -> None:
-    """Plan each stage of a ladder on the same GPUs and print the bill."""
+    """Plan each stage of a ladder on the same GPUs and print the bill.
+
+    With a `store`, attention is counted within documents of its lengths, and commands name it.
+    """
     machine = clusters.load(cluster)
+    documents = None if store is None else lengths_of(store)
     of_cards = (card,) if card else cards_of(name)
     if len(of_cards) != 1:
         which = "several cards" if of_cards else "no card in particular"
@@ -322,10 +328,10 @@ def whole_ladder(
         if question.documents is not None:
             as_run &= automatic(replace(question, documents=None)).workload.layout == layout
         alone.append(
-            stage_command(question, layout, cluster, climbed, stage)
+            stage_command(question, layout, cluster, climbed, stage, store)
             or f"# no command trains {recipe_name(model, climbed, stage)} as it is planned"
         )
-    whole, explained = trains_all(model, climbed, cluster, gpus, fp8) if as_run else ("", "")
+    whole, explained = trains_all(model, climbed, cluster, gpus, fp8, store) if as_run else ("", "")
     if whole:
         bill(model, climbed, machine, plans, as_text=as_text, command=whole)
     else:
@@ -337,7 +343,7 @@ def whole_ladder(
         note(f"note: {said}")
     if as_text:
         return
-    _print_first(list(not_here_yet(model, climbed)))
+    _print_first(list(not_here_yet(model, climbed, store=store)))
     if whole:
         typer.echo(f"train it:\n  {after_comments(whole, explained)}")
         return

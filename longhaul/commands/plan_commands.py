@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from longhaul.doctor.case import Case, Recipe, after_comments
-from longhaul.terminal.next_commands import OnCluster, new_ladder, sized
+from longhaul.terminal.next_commands import OnCluster, new_ladder, of_store, sized
 from recipes.ladders import LADDERS
 from recipes.planner.feasibility import violations
 from recipes.planner.plan import plan as plan_of
@@ -37,6 +37,7 @@ def trained_as_stage(
     *,
     batch: int | None = None,
     budget: int | None = None,
+    store: Path | None = None,
 ) -> TrainedAsStage | None:
     """Return how to train a layout as a stage that a ladder has for the card.
 
@@ -55,7 +56,7 @@ def trained_as_stage(
     for of_others, ladder, stage in sorted(stages, key=lambda one: one[0]):
         if of_others and rotation_refusal(card, stage) is not None:
             continue
-        command = stage_command(question, layout, cluster, ladder, stage)
+        command = stage_command(question, layout, cluster, ladder, stage, store)
         if command is not None:
             other = of_other_cards(ladder, card) if of_others else ""
             said = after_comments(
@@ -66,7 +67,7 @@ def trained_as_stage(
 
 
 def own_ladder(
-    question: SearchRequest, layout: Layout, cluster: str, budget: int
+    question: SearchRequest, layout: Layout, cluster: str, budget: int, store: Path | None = None
 ) -> TrainedAsStage:
     """Return how to train a layout as the only stage of a ladder that is written for it."""
     from recipes.notation import ladder_file  # here: it imports pydantic
@@ -78,7 +79,9 @@ def own_ladder(
         Path(file), card, seq_length=question.seq_length, tokens=budget, tokens_per_batch=batch
     )
     ladder = replace(ladder_file.from_text(text, Path(file), card), path=file)
-    recipe = Recipe(card=card, ladder=ladder, stage=ladder.stages[0], cluster=cluster)
+    recipe = Recipe(
+        card=card, ladder=ladder, stage=ladder.stages[0], cluster=cluster, store=store
+    )  # fmt: skip
     workload = recipe.workload(layout, question.cluster)
     case = Case(recipe=recipe, plan=plan_of(workload, question.cluster))
     said = after_comments(case.command(workload), _across(question, ladder.stages[0]))
@@ -111,13 +114,20 @@ def _across(question: SearchRequest, stage: Stage) -> str:
 
 
 def stage_command(
-    question: SearchRequest, layout: Layout, cluster: str, ladder: Ladder, stage: Stage
+    question: SearchRequest,
+    layout: Layout,
+    cluster: str,
+    ladder: Ladder,
+    stage: Stage,
+    store: Path | None = None,
 ) -> str | None:
     """Return the command that trains a layout as a stage of a ladder; None if there is none."""
     card = question.card
     row = None if card.path else shipped_row(card, ladder, stage)  # that of the card's name
     shipped = row.layout if row is not None and row.cluster == cluster else None
-    recipe = Recipe(card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped)
+    recipe = Recipe(
+        card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped, store=store
+    )
     workload = recipe.workload(layout, question.cluster)
     if next(violations(workload, question.cluster), None) is not None:
         return None
@@ -125,7 +135,12 @@ def stage_command(
 
 
 def trains_all(
-    card: ModelCard, ladder: Ladder, cluster: str, gpus: int, fp8: Fp8
+    card: ModelCard,
+    ladder: Ladder,
+    cluster: str,
+    gpus: int,
+    fp8: Fp8,
+    store: Path | None = None,
 ) -> tuple[str, str]:
     """Return the command that trains all stages as planned, and what explains it; empty if none.
 
@@ -138,6 +153,7 @@ def trains_all(
         return "", ""
     if gpus <= clusters.load(cluster).gpus_per_node:
         here = f"longhaul run --ladder {ladder.word} --card {card.word}"
-        return f"{here} --cluster {shlex.quote(cluster)} {sized(gpus, cluster)}", ""
-    submitted = OnCluster(card=card, ladder=ladder, cluster=cluster, gpus=gpus)
+        words = [here, f"--cluster {shlex.quote(cluster)}", sized(gpus, cluster), *of_store(store)]
+        return " ".join(words), ""
+    submitted = OnCluster(card=card, ladder=ladder, cluster=cluster, gpus=gpus, store=store)
     return submitted.command, submitted.explained

@@ -4,12 +4,13 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from longhaul.defaults import planned_cluster
-from longhaul.terminal.next_commands import OnCluster, sized
+from longhaul.terminal.next_commands import OnCluster, of_store, sized
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.feasibility import violations
 from recipes.planner.plan import Plan, plan, untried
@@ -62,6 +63,8 @@ class Recipe:
     """The name or the path of its cluster file."""
     shipped: Layout | None = None
     """The layout of a shipped recipe; the planner chooses one for others when it is needed."""
+    store: Path | None = None
+    """The token store to train on; None for that of the card."""
 
     @property
     def name(self) -> str:
@@ -94,14 +97,14 @@ class Recipe:
 
         An explanation precedes it, as a comment on a line of its own.
         """
-        stated = [f"--layout '{layout}'"] if layout else []
+        stated = [*([f"--layout '{layout}'"] if layout else []), *of_store(self.store)]
         if gpus <= clusters.load(self.cluster).gpus_per_node:
             shipped = self.shipped is not None and not words
             command = folded([f"longhaul pretrain {self.asked(gpus)}", *stated, *words])
             return after_comments(command, "the recipe as shipped" if shipped else "")
         submitted = OnCluster(
             card=self.card, ladder=self.ladder, stage=self.stage, cluster=self.cluster,
-            gpus=gpus if self.shipped is None else None, layout=layout,
+            gpus=gpus if self.shipped is None else None, layout=layout, store=self.store,
         )  # fmt: skip
         return after_comments(folded([*submitted.words, *words]), submitted.explained)
 

@@ -38,6 +38,8 @@ class OnCluster:
     """GPUs for the planner to lay it out on; None for the shipped layouts."""
     layout: str = ""
     """The layout in words, instead of the planner's."""
+    store: Path | None = None
+    """The token store; None for that of the card."""
 
     @property
     def words(self) -> list[str]:
@@ -50,7 +52,7 @@ class OnCluster:
             words.append(sized(self.gpus, self.cluster))
         if self.layout:
             words.append(f"--layout {shlex.quote(self.layout)}")
-        return words
+        return words + of_store(self.store)
 
     @property
     def command(self) -> str:
@@ -70,6 +72,11 @@ class OnCluster:
     @property
     def _file(self) -> str:
         return YOUR_CLUSTER if self.cluster in cluster.names() else self.cluster
+
+
+def of_store(store: Path | None) -> list[str]:
+    """Return the option that names a token store; none for that of the card."""
+    return [] if store is None else [f"--store {shlex.quote(str(store))}"]
 
 
 def submitted(row: Row, gpus: int, only: Stage | None) -> OnCluster:
@@ -123,11 +130,14 @@ def new_ladder(card: ModelCard, seq_length: int) -> tuple[str, str]:
     return file, f"longhaul ladders new {shlex.quote(file)} --card {card.word} --seq {length}"
 
 
-def not_here_yet(card: ModelCard, ladder: Ladder) -> Iterator[str]:
-    """Yield the commands that make the weights and the store that a ladder reads, if missing."""
+def not_here_yet(card: ModelCard, ladder: Ladder, *, store: Path | None = None) -> Iterator[str]:
+    """Yield the commands that make the weights and the store that a ladder reads, if missing.
+
+    A `store` that is named is there already.
+    """
     if ladder.stages[0].start == "card" and not (card.start or Path(MODELS, card.name).exists()):
         yield importing(card)
-    if ladder.stages[0].start != "scratch" and not store_of(card).exists():
+    if store is None and ladder.stages[0].start != "scratch" and not store_of(card).exists():
         yield preparing(card, ladder)
 
 

@@ -3,9 +3,12 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+from data.splits import LengthBucket, Part, SourceFacts, Split, StoredFile
+from data.store import Manifest, TokenizerFacts
 from longhaul.pages.plan_plot import picture
 from recipes.models import CARDS
 from recipes.planner.search.ranking import search
@@ -130,6 +133,49 @@ def test_a_ladder_is_a_bill(answer):
     ]  # fmt: skip
     assert found["gpu_hours"] == pytest.approx(sum(one["gpu_hours"] for one in found["stages"]))
     assert "llama3_8b_prolong_512k" in answer("plan", "--ladder", "prolong", "--nodes", 4).out
+
+
+def store_without_tokens(folder: Path) -> Path:
+    """Write a store whose manifest lists documents of 8K tokens, and whose files are empty."""
+    (folder / "tokenizer").mkdir(parents=True)
+    for name in ("train.bin", "train.idx", "tokenizer/tokenizer.json"):
+        (folder / name).touch()
+    files = [StoredFile(path=f"train.{end}", bytes=0, sha256="") for end in ("bin", "idx")]
+    part = Part(
+        source="documents", documents=100, tokens=900_000, longest=9_000, bin=files[0],
+        lengths=(LengthBucket(at_least=8192, documents=100, tokens=900_000),), idx=files[1],
+    )  # fmt: skip
+    Manifest(
+        root=folder, sources=(SourceFacts(name="documents", kind="documents", origin="here"),),
+        heldout_fraction=0.1, seed=0, train=Split(parts=(part,)), heldout=Split(parts=(part,)),
+        tokenizer=TokenizerFacts(name="t", fingerprint="f", vocab_size=300, eod_id=0), skipped={},
+    ).write()  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("llama3_8b", "--ladder", "prolong", "--nodes", 4),  # each stage, or jobs of all
+        ("llama3_8b", "--ladder", "prolong", "--nodes", 1),
+        ("llama3_8b", "--seq", "64K", "--nodes", 1),
+        ("llama3_8b", "--seq", "96K", "--nodes", 1),  # of a ladder of one's own
+    ],
+)
+def test_the_commands_of_a_plan_name_its_store(answer, tmp_path, words):
+    store = store_without_tokens(tmp_path / "my store")
+    asked = answer("plan", *words, "--store", store, "--json")
+    assert asked.code == 0, asked.err
+    found = json.loads(asked.out)
+    commands = [found["command"]] if found.get("command") else [
+        stage["command"] for stage in found["stages"]
+    ]  # fmt: skip
+    assert commands
+    assert all(f"--store '{store}'" in command for command in commands)
+    shown = answer("plan", *words, "--store", store).out
+    assert f"--store '{store}'" in shown
+    assert "longhaul prepare" not in shown
+    assert "--store" not in answer("plan", *words).out.replace("without --store", "")
 
 
 def test_what_a_narrow_terminal_has_no_column_for_is_below_the_bill(answer, monkeypatch):
