@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.files.appearing import replace_folder
 from data.files.whole import missing_folders, name_place, remove_empty, write_text
 from data.files.writable import require_folder
 from data.preparation.engine import Engine, run_engine
@@ -313,19 +314,8 @@ def _manifest_sha256(folder: Path) -> str:
 
 
 def _move(work: Work, place: Path) -> None:
-    """Move a complete store to its destination; the old one is removed with the work folder."""
-    if not place.exists():
-        work.store.rename(place)
-        return
-    old = work.folder / "old"
-    shutil.rmtree(old, ignore_errors=True)
-    try:
-        place.rename(old)
-        work.store.rename(place)
-    except BaseException:
-        if old.exists() and not place.exists():
-            old.rename(place)
-        raise
+    """Move a complete store to its destination; the old one is removed."""
+    replace_folder(work.store, place, work.folder / "old")
 
 
 def _remove(work: Work) -> None:

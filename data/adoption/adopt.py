@@ -15,24 +15,34 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.adoption.checks import Checked, HeldOut, WithoutEod, checked, held_out, opened
 from data.adoption.pairs import Named, Pair, pairs_of
-from data.files.appearing import appearing, require_free
+from data.files.appearing import replace_folder, require_free
 from data.files.sha256 import Hashing
 from data.files.sha256 import Part as FilePart
+from data.files.whole import folder_beside
+from data.files.writable import require_folder
 from data.progress import say
 from data.splits import LengthBucket, Part, SourceFacts, Split, StoredFile, StoreError
-from data.store import SPLITS, TOKENIZER, Manifest, TokenizerFacts
+from data.store import SPLITS, TOKENIZER, Manifest, TokenizerFacts, is_store
 from data.token_files.megatron_index import write_index
 from data.token_files.verification import write_blocks
 
 PACKAGES = {"longhaul": "longhaul-recipes", "tokenizers": "tokenizers", "numpy": "numpy"}
 INDEX_BYTES = 20
 """Bytes of an index for each document."""
+CHARACTERS = 100
+"""Of the first document of a source, for the user to see whether the tokenizer fits."""
+SHOWN = 4
+"""Sources whose first document is shown."""
+
+if TYPE_CHECKING:
+    from data.tokenization.tokenizer import DocumentTokenizer
 
 
 def adopt(
@@ -43,6 +53,7 @@ def adopt(
     heldout: HeldOut,
     without_eod: WithoutEod = "refuse",
     leave_out_empty: bool = False,
+    overwrite: bool = False,
     seed: int = 0,
 ) -> Manifest:
     """Write a store that lists the documents of token files, and return its manifest.
@@ -51,25 +62,27 @@ def adopt(
         tokenizer: folder or name of the Hugging Face tokenizer that made the files.
         heldout: how many documents of each source are held out.
         without_eod: what is done about documents that do not end with the tokenizer's eos token.
+        overwrite: replace a store at `out` once the new one is complete.
         seed: seed of the hash that chooses the held-out documents.
 
     Raises:
         ValueError: in one sentence, for files, a tokenizer or a destination that cannot be used.
-            Then nothing has been written.
+            Then nothing has been written or replaced.
     """
     place = out.absolute()
-    require_free(out, what="--out")
+    _require_place(out, overwrite)
     pairs = pairs_of(paths)
+    _require_elsewhere(pairs, place)
     indexes = [opened(pair, leave_out_empty=leave_out_empty) for pair in pairs]
     documents = sum(len(one.documents) for one in indexes)
-    require_free(out, INDEX_BYTES * documents, what="--out")
+    _require_place(out, overwrite, INDEX_BYTES * documents)
     from data.tokenization.tokenizer import load
 
     say(f"loading the tokenizer {tokenizer}")
     loaded = load(tokenizer)
     skipped: Counter[str] = Counter()
     files = [FilePart(file) for pair in pairs for file in (pair.bin, pair.idx)]
-    with appearing(place, what="--out") as folder, Hashing(files) as hashing:
+    with folder_beside(place) as folder, Hashing(files) as hashing:
         facts = TokenizerFacts(
             name=loaded.name,
             fingerprint=loaded.save(folder / TOKENIZER),
@@ -84,6 +97,12 @@ def adopt(
             documents_of_pair = checked(one, facts, without_eod)
             skipped["without_eod"] += documents_of_pair.left_out
             read.append((documents_of_pair, held_out(documents_of_pair, heldout, seed)))
+        for listed, _ in read[:SHOWN]:
+            say(f"{listed.pair.name} begins, read with {loaded.name}: {_beginning(listed, loaded)}")
+        say(
+            "check that this reads as text: files of ids do not say which tokenizer made them, "
+            f"and all of these are ids of {loaded.name}"
+        )
         say("hashing the token files")
         sums = [_required(result, part) for result, part in zip(
             hashing.results(), files, strict=True)]  # fmt: skip
@@ -110,6 +129,8 @@ def adopt(
             versions=_versions(),
         )
         manifest.write()
+        _require_place(out, overwrite)
+        replace_folder(folder, place) if overwrite else folder.replace(place)
     unended = sum(listed.unended for listed, _ in read)
     if unended:
         say(
@@ -117,6 +138,38 @@ def adopt(
             "attention stays within documents, it crosses the end of these"
         )
     return replace(manifest, root=place)
+
+
+def _require_place(out: Path, overwrite: bool, room: float = 0) -> None:
+    """Raise ValueError unless the store can be written; only a store is ever overwritten."""
+    if overwrite and not out.is_symlink() and is_store(out):
+        require_folder(out, "--out", room)
+    elif overwrite and out.exists():
+        raise StoreError(f"--out {out} is not a store, and only a store is ever overwritten; name "
+                         "another folder")  # fmt: skip
+    elif is_store(out) and not out.is_symlink():
+        raise StoreError(
+            f"--out {out} already exists; `--overwrite` replaces it once the new store is complete"
+        )
+    else:
+        require_free(out, room, what="--out")
+
+
+def _require_elsewhere(pairs: Sequence[Pair], place: Path) -> None:
+    """Raise StoreError for token files of the store that would be overwritten: it has links."""
+    for pair in pairs:
+        if place.resolve() in pair.bin.resolve().parents:
+            raise StoreError(
+                f"{pair.bin} is in {place}, and a store has links to the files that it adopts; "
+                "name another --out"
+            )
+
+
+def _beginning(listed: Checked, tokenizer: "DocumentTokenizer") -> str:
+    """Return the first characters of the first document, on one line and in quotes."""
+    count = min(int(listed.lengths[0]), 4 * CHARACTERS)
+    ids = np.fromfile(listed.pair.bin, listed.dtype, count, offset=int(listed.pointers[0]))
+    return repr(tokenizer.backend.decode(ids.tolist(), skip_special_tokens=False)[:CHARACTERS])
 
 
 def _write(

@@ -157,8 +157,8 @@ def held_out(documents: Checked, choice: HeldOut, seed: int) -> NDArray[np.bool_
     For a share, those whose hash is a number below it. For a number n, those with the n smallest
     of -ln(1 - u) / length, u the hash as a number in [0, 1): a draw without replacement with a
     probability in proportion to the length, so that long documents, which an evaluation needs, are
-    among few. Without a choice n is `MOST_HELD_OUT`, and less where these have more than
-    `LARGEST_SHARE` of the tokens.
+    among few. Without a choice n is `MOST_HELD_OUT` texts, and less where these have more than
+    `LARGEST_SHARE` of the tokens; a text that has more by itself is not drawn.
     """
     place = shares(documents.hashes, seed)
     lengths = documents.lengths.astype(np.int64)
@@ -166,13 +166,11 @@ def held_out(documents: Checked, choice: HeldOut, seed: int) -> NDArray[np.bool_
         chosen = place < choice.fraction
     else:
         order = -np.log1p(-place) / lengths
-        most = min(choice.documents or MOST_HELD_OUT, len(lengths))
-        first = np.argpartition(order, most - 1)[:most]
-        first = first[np.argsort(order[first], kind="stable")]
         if choice.documents is None:
-            within = np.cumsum(lengths[first]) <= LARGEST_SHARE * lengths.sum()
-            first = first[: max(int(within.sum()), 1)]
-        chosen = order <= order[first[-1]]
+            chosen = _few_tokens(documents, order)
+        else:
+            most = min(choice.documents, len(lengths))
+            chosen = order <= np.partition(order, most - 1)[most - 1]
     if not chosen.any() or chosen.all():
         raise AdoptionError(
             f"the {'train' if chosen.all() else 'heldout'} split of {documents.pair.name} is "
@@ -180,3 +178,25 @@ def held_out(documents: Checked, choice: HeldOut, seed: int) -> NDArray[np.bool_
             "--heldout-documents"
         )
     return chosen
+
+
+def _few_tokens(documents: Checked, order: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return the first `MOST_HELD_OUT` texts in an order that have `LARGEST_SHARE` of the tokens.
+
+    Copies are counted with their text. Raises AdoptionError if each text has a larger share.
+    """
+    _, first, text = np.unique(documents.hashes, return_index=True, return_inverse=True)
+    tokens = np.bincount(text, weights=documents.lengths)
+    most = LARGEST_SHARE * tokens.sum()
+    drawn = np.flatnonzero(tokens <= most)
+    if not len(drawn):
+        raise AdoptionError(
+            f"each document of {documents.pair.name} has more than {LARGEST_SHARE:.0%} of its "
+            f"tokens, which is the most that is held out without a choice; the shortest has "
+            f"{tokens.min() / tokens.sum():.0%}: choose --heldout-documents 1, or adopt more "
+            "documents"
+        )
+    drawn = drawn[np.argsort(order[first[drawn]], kind="stable")][:MOST_HELD_OUT]
+    chosen = np.zeros(len(first), dtype=bool)
+    chosen[drawn[np.cumsum(tokens[drawn]) <= most]] = True
+    return chosen[text]

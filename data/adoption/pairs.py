@@ -3,7 +3,8 @@
 
 A path is a folder (every pair in it, recursively, in sorted order), either file of a pair, or the
 prefix that both have, as Megatron takes it. The name is the file's, shortened to what a source may
-be called: `CC-MAIN-2024_text_document.bin` is `cc-main-2024`.
+be called: `CC-MAIN-2024_text_document.bin` is `cc-main-2024`, and `train-code.bin`, as a store of
+several sources has it, is `code`.
 """
 
 import os
@@ -19,6 +20,8 @@ ENDINGS = (".bin", ".idx")
 LONGEST_NAME = 32
 _SUFFIXES = ("_text_document", "_document", "_text")
 """Of Megatron's preprocess_data, which adds the JSON key and the level."""
+_TRAIN = re.compile(r"train[-_](?=[a-z])")
+"""Before the name of a source; what begins with a digit, as `train-00000-of-00016`, is a part."""
 
 
 class AdoptionError(ValueError):
@@ -42,6 +45,15 @@ class Named:
                 f"_, at most {LONGEST_NAME}; write it like --name web=/data/web_text_document"
             )
         return cls(path=Path(path), name=name)
+
+    @classmethod
+    def of(cls, path: Path) -> "Named":
+        """Return a path, or the path and name of `NAME=PATH` if no such path exists."""
+        name, _, rest = str(path).partition("=")
+        files = (path, *(path.with_name(path.name + ending) for ending in ENDINGS))
+        if rest and SOURCE_NAME.fullmatch(name) and not any(file.exists() for file in files):
+            return cls(path=Path(rest), name=name)
+        return cls(path=path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +113,7 @@ def source_name(file: str) -> str:
     for suffix in _SUFFIXES:
         file = file.removesuffix(suffix)
     name = re.sub(r"[^a-z0-9_-]+", "-", file.lower()).lstrip("-_")
+    name = _TRAIN.sub("", name, count=1) if _TRAIN.match(name) else name
     return name[:LONGEST_NAME].rstrip("-_") or "adopted"
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic creation of a folder; nothing that exists is touched."""
+"""Atomic creation of a folder; nothing that exists is touched, unless the caller replaces it."""
 
 import os
+import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,3 +35,24 @@ def appearing(to: Path, *, what: str = "--to") -> Iterator[Path]:
     with folder_beside(to) as part:
         yield part
         os.replace(part, to)
+
+
+def replace_folder(new: Path, place: Path, old: Path | None = None) -> None:
+    """Rename a complete folder to `place`; a folder that is there is removed after that.
+
+    It is renamed to `old` meanwhile, by default a hidden name next to it, and back if an error or
+    an interrupt comes in between.
+    """
+    if not os.path.lexists(place):
+        new.rename(place)
+        return
+    aside = old or place.with_name(f".{place.name[:50]}.old-{secrets.token_hex(4)}")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        place.rename(aside)
+        new.rename(place)
+    except BaseException:
+        if aside.exists() and not place.exists():
+            aside.rename(place)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)

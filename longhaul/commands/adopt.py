@@ -19,13 +19,14 @@ def adopt(
         list[Path] | None,
         typer.Argument(
             metavar="[PATH]...",
-            help="Megatron's files: a folder, a .bin or .idx, or the name that both have.",
+            help="Megatron's files: a folder, a .bin or .idx, or the name that both have; with "
+            "the name of its source as NAME=PATH.",
         ),
     ] = None,
     name: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=PATH", help="Adopt PATH as the source NAME; may be repeated.",
+            metavar="NAME=PATH", help="The same as NAME=PATH without --name; may be repeated.",
             show_default="the name of the file",
         ),
     ] = None,
@@ -39,7 +40,7 @@ def adopt(
         int | None,
         typer.Option(
             help="Documents of each source kept for evaluation, more of the longer ones.",
-            show_default="1,000, of at most a tenth of the tokens",
+            show_default="at most 1,000, and a tenth of the tokens",
         ),
     ] = None,
     without_eod: Annotated[
@@ -51,6 +52,9 @@ def adopt(
     ] = "refuse",
     leave_out_empty: Annotated[
         bool, typer.Option("--leave-out-empty", help="Leave empty documents out; do not stop.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the store at --out.")
     ] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -65,7 +69,7 @@ def adopt(
         raise ValueError(
             f"--without-eod is {without_eod!r}; expected one of {', '.join(get_args(WithoutEod))}"
         )
-    named = [Named(path=path) for path in paths or []]
+    named = [Named.of(path) for path in paths or []]
     named += [Named.parse(word) for word in name or []]
     if not named:
         raise ValueError(
@@ -79,6 +83,7 @@ def adopt(
         heldout=heldout,
         without_eod=without_eod,  # type: ignore[arg-type]  # one of them, by the check above
         leave_out_empty=leave_out_empty,
+        overwrite=overwrite,
     )
     if as_json:
         print_json(store_as_json(manifest))

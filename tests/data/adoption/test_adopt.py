@@ -3,6 +3,7 @@
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from data.adoption.adopt import buckets
 from data.adoption.checks import Checked, HeldOut, held_out
-from data.adoption.pairs import Named, Pair
+from data.adoption.pairs import Named, Pair, source_name
 from data.census.census import indexes
 from data.splits import StoreError, length_buckets
 from data.store import SPLITS, Manifest
@@ -98,6 +99,69 @@ def test_a_number_of_held_out_documents_is_drawn_by_their_lengths(foreign) -> No
     by_share = held_out(documents, HeldOut(), 0)
     assert lengths[by_share].sum() <= 0.1 * lengths.sum()
     assert not np.array_equal(chosen, held_out(documents, HeldOut(documents=60), 1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_a_choice_a_long_document_and_many_copies_are_not_held_out(foreign, seed) -> None:
+    lengths = np.array([10] * 15 + [1_000] + [100] * 9, dtype=np.int32)
+    hashes = np.array([5] * 15 + [*range(10, 20)], dtype=np.uint64) * np.uint64(2**59 // 7)
+    pair = Pair(name="web", prefix=foreign)
+    documents = Checked(pair, np.dtype("u2"), lengths, lengths.astype(np.int64), hashes, 0, 0)
+    chosen = held_out(documents, HeldOut(), seed)
+    assert 0 < lengths[chosen].sum() <= 0.1 * lengths.sum()
+    assert chosen[:15].all() or not chosen[:15].any()
+    few = replace(documents, lengths=lengths[15:], hashes=hashes[15:])
+    held = held_out(few, HeldOut(), seed)
+    assert held.sum() == 1
+    assert not held[0]
+    two = replace(documents, lengths=lengths[14:16], hashes=hashes[14:16])
+    alone = replace(documents, lengths=lengths[20:], hashes=hashes[20:])
+    assert held_out(two, HeldOut(), seed).tolist() == [True, False]
+    with pytest.raises(ValueError, match=r"each document of web has more than 10% .* 20%: choose"):
+        held_out(alone, HeldOut(), seed)
+
+
+def test_a_store_is_overwritten_if_asked_and_its_own_files_are_not(
+    adopted, foreign, tmp_path
+) -> None:
+    first = adopted(foreign)
+    with pytest.raises(ValueError, match=r"store already exists; `--overwrite` replaces it"):
+        adopted(foreign)
+    second = adopted(foreign, overwrite=True, heldout=HeldOut(fraction=0.3))
+    assert Manifest.load(first.root) == second != first
+    assert list(tmp_path.iterdir()) == [first.root]
+    inside = copy(foreign, first.root / "own")
+    with pytest.raises(ValueError, match="a store has links to the files that it adopts"):
+        adopted(inside, overwrite=True)
+    (first.root / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="only a store is ever overwritten"):
+        adopted(foreign, overwrite=True)
+    assert (first.root / "train.idx").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("train-code_text_document", "code"),
+        ("train_Web", "web"),
+        ("heldout-code", "heldout-code"),
+        ("train-00000-of-00016_text_document", "train-00000-of-00016"),
+        ("train", "train"),
+        ("training", "training"),
+    ],
+)
+def test_a_source_has_the_name_of_its_file_without_what_says_that_it_is_for_training(
+    file: str, name: str
+) -> None:
+    assert source_name(file) == name
+
+
+def test_a_name_may_precede_a_path_unless_a_file_is_named_so(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Named.of(Path("web=/data/a=b")) == Named(path=Path("/data/a=b"), name="web")
+    assert Named.of(Path("/data/a=b")) == Named(path=Path("/data/a=b"))
+    Path("a=b.bin").touch()
+    assert Named.of(Path("a=b")) == Named(path=Path("a=b"))
 
 
 def test_several_sources_have_names_and_files_of_their_own(
@@ -202,7 +266,7 @@ def test_empty_documents_are_refused_or_left_out(adopted, encoded, tmp_path) -> 
     prefix = write_pair(tmp_path / "d" / "web", [[encoded[0]], [[]], [encoded[1]], [encoded[2]]])
     with pytest.raises(ValueError, match="1 empty documents, the first is number 1"):
         adopted(prefix)
-    manifest = adopted(prefix, leave_out_empty=True)
+    manifest = adopted(prefix, leave_out_empty=True, heldout=HeldOut(documents=1))
     assert manifest.skipped == {"empty": 1}
     kept = documents_of(manifest, "train") + documents_of(manifest, "heldout")
     assert sorted(kept) == sorted(map(tuple, encoded[:3]))

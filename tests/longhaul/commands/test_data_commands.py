@@ -56,8 +56,11 @@ def test_an_adopted_store_is_shown_and_counted(answer, files: Path, tmp_path: Pa
 
 
 def test_adopt_prints_json_of_numbers(answer, files: Path, tmp_path: Path) -> None:
-    words = ("--name", f"mine={files / 'd' / 'web'}", "--tokenizer", files / "t")
-    found = json.loads(answer("adopt", *words, "--out", tmp_path / "s", "--json").out)
+    words = (f"mine={files / 'd' / 'web'}", "--tokenizer", files / "t")
+    adopted = answer("adopt", *words, "--out", tmp_path / "s", "--json")
+    assert f"mine begins, read with {files / 't'}: 'a a a" in adopted.err
+    assert "check that this reads as text" in adopted.err
+    found = json.loads(adopted.out)
     assert [*not_numbers(found)] == []
     assert found["sources"][0]["name"] == "mine"
     splits = found["splits"].values()
