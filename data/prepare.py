@@ -25,6 +25,7 @@ from data.files.writable import require_folder
 from data.preparation.engine import Engine, run_engine
 from data.preparation.named_sources import named_sources
 from data.preparation.plan import Plan, Settings, plan_of
+from data.preparation.room import require_room
 from data.preparation.skip_limit import SKIP_LIMIT, require_limit
 from data.preparation.work import HeldError, Work, versions
 from data.progress import say
@@ -39,8 +40,8 @@ HELDOUT_FRACTION = 0.1
 """For the standard library it holds out some 30 documents of more than 8,192 tokens."""
 
 LEAST_SHARE = 0.5
-"""Room for a store as a share of its input: 2 bytes for a token of 8, in its part and in the store.
-"""
+"""Room for a store as a share of its input, until its tokenizer is known (`data.preparation.room`):
+2 bytes for a token of 8, in its part and in the store."""
 MERGED = "merged.json"
 """Written when the store is complete, and removed last."""
 
@@ -233,6 +234,7 @@ def _plan(
         eod_id=chosen.eod_id,
     )
     chosen.write(work.folder / "encoder.json")
+    require_room(place, plan, chosen, done_bytes=work.bytes_of_parts())
     work.write_plan(plan, tokenizer_facts=asdict(of_tokenizer), **facts)
 
 

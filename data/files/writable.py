@@ -41,23 +41,24 @@ def require_file(path: Path, what: str, suffixes: Sequence[str] = ()) -> None:
     _try(link_target(path).absolute().parent, said)
 
 
-def require_folder(path: Path, what: str, room: float = 0) -> None:
+def require_folder(path: Path, what: str, room: float = 0, why: str = "") -> None:
     """Raise ValueError unless a folder can be created at `path`, or written to if it exists.
 
     Args:
         what: as for `require_file`.
         room: bytes that the file system must have free; 0: unknown.
+        why: what needs so many bytes.
     """
     said = f"{what} {path}"
     mode = _mode(path, said)
     if mode is not None and not stat.S_ISDIR(mode):
         raise ValueError(f"{said} is a file; expected a folder")
     _try(path.absolute(), said)
-    if room:
+    if room > 0:
         free = shutil.disk_usage(existing(path)).free
         if free < room:
             raise ValueError(
-                f"{said} needs about {_size(room)} and its file system has {_size(free)} free; "
+                f"{said} needs about {_size(room)}{f' ({why})' if why else ''} and its file system has {_size(free)} free; "
                 "free some, or name a path on another file system"
             )
 

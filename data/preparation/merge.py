@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from data.files.sha256 import Hashing
 from data.files.sha256 import Part as FilePart
+from data.files.writable import require_folder
 from data.formats.records import SourceError
 from data.preparation.plan import PlannedSource
 from data.preparation.skip_limit import require_few_broken
@@ -43,6 +44,8 @@ INDEX_MARK = b"MMIDIDX\x00\x00"
 INDEX_VERSION = 1
 TYPE_CODES = {np.dtype(np.uint16): 8, np.dtype(np.int32): 4}
 """Megatron's codes of the types of tokens."""
+INDEX_BYTES = 4 + 8 + 8
+"""Bytes of an index for each document."""
 HELD = 2**20
 """Documents whose lengths are in memory at a time."""
 VERIFIED = 256
@@ -98,6 +101,7 @@ def merge(work: Work) -> Manifest:
     require_few_broken(work.facts, receipts)
     _require_undamaged(work, receipts)
     shutil.rmtree(work.store, ignore_errors=True)
+    _require_room(work, receipts)
     work.store.mkdir()
     shutil.copytree(work.tokenizer, work.store / TOKENIZER)
     splits = {split: Split(parts=tuple(_parts(work, receipts, split))) for split in SPLITS}
@@ -187,6 +191,13 @@ def _require_undamaged(work: Work, receipts: Sequence[Receipt]) -> None:
         raise UnfinishedError(work, numbers)
 
 
+def _require_room(work: Work, receipts: Iterable[Receipt]) -> None:
+    """Raise ValueError if the store, of which the parts are a copy, has no room next to them."""
+    splits = [facts for receipt in receipts for facts in receipt.splits.values()]
+    room = sum(facts.bin_bytes + INDEX_BYTES * facts.documents for facts in splits)
+    require_folder(work.folder, "the store in", room, "its parts are removed once it is complete")
+
+
 def _parts(work: Work, receipts: Sequence[Receipt], split: SplitName) -> Iterator[Part]:
     """Yield the parts of a split; a source without documents in it has none."""
     only = [source.name for source in work.plan.sources] == [ONLY_SOURCE]
@@ -262,7 +273,7 @@ def _write_index(paths: Sequence[Path], documents: int, tokens: Any, to: Path) -
         file.write(np.array([TYPE_CODES[tokens]], "<u1").tobytes())
         file.write(np.array([documents, documents + 1], "<u8").tobytes())
         at = file.tell()
-        file.truncate(at + documents * (4 + 8 + 8) + 8)
+        file.truncate(at + documents * INDEX_BYTES + 8)
     lengths = np.memmap(to, LENGTH_TYPE, "r+", at, (documents,))
     pointers = np.memmap(to, "<i8", "r+", at + 4 * documents, (documents,))
     ends = np.memmap(to, "<i8", "r+", at + 12 * documents, (documents + 1,))

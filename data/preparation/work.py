@@ -246,6 +246,10 @@ class Work:
         """Whether any task has finished."""
         return any((self.folder / "parts").glob("*/*.json"))
 
+    def bytes_of_parts(self) -> int:
+        """Return the bytes of the files that tasks have written."""
+        return sum(path.stat().st_size for path in (self.folder / "parts").glob("*/*"))
+
     def require_same_versions(self) -> None:
         """Raise StoreError if another release of tokenizers made the plan."""
         planned, here = self.facts["versions"]["tokenizers"], versions()["tokenizers"]

@@ -5,6 +5,7 @@ import json
 import re
 import resource
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from data.files.whole import chain
-from data.preparation import plan, task, token_files
+from data.preparation import plan, room, task, token_files
 from data.preparation.engine import Engine
 from data.preparation.named_sources import parsed_sources
 from data.preparation.plan import Settings, plan_of
@@ -21,6 +22,12 @@ from data.readers import SourceError
 from data.store import StoreError
 from data.tokenization.encoder import Encoder
 from tests.data.preparation.conftest import contents
+
+
+class Disk(NamedTuple):
+    """What `shutil.disk_usage` returns."""
+
+    free: int
 
 
 @pytest.fixture
@@ -137,6 +144,32 @@ def test_a_disk_that_fills_is_named_and_the_same_command_continues(
     continued = made(path, tmp_path, tokenizer_folder)
     again = prepare(str(path), tmp_path / "b", tokenizer=tokenizer_folder, heldout_fraction=0.3)
     assert contents(continued.root) == contents(again.root)
+
+
+@pytest.mark.parametrize("sample_bytes", [2**17, 300])  # 300 cut a line
+def test_room_for_parts_and_store_is_measured_before_the_work(
+    tmp_path, texts, tokenizer_folder, monkeypatch, sample_bytes
+):
+    path = tmp_path / "in" / "a.jsonl"
+    path.parent.mkdir()
+    lines = [json.dumps({"id": "not text " * 8, "text": f"\u4e2d\U0001f600 {t}"}) for t in texts]
+    path.write_text("\n".join(lines) + "\n")
+    (path.parent / "b.txt").write_text("\n".join(texts))
+    (path.parent / "c.txt").write_bytes(b"\xff" * 50)
+    store = made(path.parent, tmp_path, tokenizer_folder)
+    splits = (store.train, store.heldout)
+    written = 2 * sum(part.bin.bytes for split in splits for part in split.parts)
+    monkeypatch.setattr(room, "SAMPLE_BYTES", sample_bytes)
+    monkeypatch.setattr("data.prepare.LEAST_SHARE", 0.0)
+    free = {"at least": written // 2, "enough": 2 * written}
+    for words, bytes_free in free.items():
+        monkeypatch.setattr(room.shutil, "disk_usage", lambda _, free=bytes_free: Disk(free))
+        if words == "enough":
+            assert made(path.parent, tmp_path, tokenizer_folder, overwrite=True) == store
+            continue
+        with pytest.raises(ValueError, match=r"the store .* of 2 bytes, .* are written twice"):
+            made(path.parent, tmp_path, tokenizer_folder, overwrite=True)
+        assert [one.name for one in (tmp_path / "out").iterdir()] == ["store"]
 
 
 def test_a_worker_s_error_is_raised_as_it_was_in_it(broken, tmp_path, tokenizer_folder):
