@@ -82,7 +82,7 @@ def written(folder: Path, _: int) -> dict[str, float]:
     draws = np.random.default_rng(1)
     hashes = draws.integers(0, 2**63, len(index.lengths)).astype(np.uint64)
     pair = Pair(name="made-up", prefix=folder / "made_up")
-    listed = Checked(pair, TYPE, index.lengths, index.pointers, hashes, 0, 0)
+    listed = Checked(pair.name, TYPE, index.lengths, index.pointers, hashes, 0, 0)
     chosen = held_out(listed, HeldOut(), 0)
     store = folder / "store"
     (store / TOKENIZER).mkdir(parents=True)
@@ -98,8 +98,10 @@ def written(folder: Path, _: int) -> dict[str, float]:
             tokens=int(lengths.sum(dtype=np.int64)),
             longest=int(lengths.max()),
             lengths=buckets(lengths),
-            bin=StoredFile(
-                path=f"{split}.bin", bytes=pair.bin.stat().st_size, sha256="not computed"
+            bins=(
+                StoredFile(
+                    path=f"{split}.bin", bytes=pair.bin.stat().st_size, sha256="not computed"
+                ),
             ),
             idx=StoredFile.of(store, f"{split}.idx"),
         )

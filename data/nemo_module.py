@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.datasets.gpt_dataset import GPTDataset
-from megatron.core.datasets.indexed_dataset import IndexedDataset
 from nemo.collections.common.tokenizers import AutoTokenizer
 from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
 
@@ -32,6 +31,7 @@ from data.mixture.dataset import MixedDataset
 from data.mixture.groups import MixError
 from data.mixture.stage_rows import SEED, StageRows, mix_of
 from data.store import Manifest, StoreError
+from data.token_files.stored_documents import StoredDocuments, require_whole
 from data.train_short.samples import PositionsOf, ScaleOf, TrainShort
 from data.train_short.sentences import SentenceSelection
 
@@ -60,6 +60,11 @@ class NumberedDataset(GPTDataset):
         """Take what Megatron's dataset takes."""
         super().__init__(*args, **kwargs)
         self._pad_token_id = NO_TOKEN
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str, config: Any) -> StoredDocuments:
+        """Open the documents of a prefix, whose tokens may be in several files."""
+        return StoredDocuments(dataset_path, multimodal=False, mmap=config.mmap_bin_files)
 
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
         """Return tokens, labels, loss_mask, position_ids [S] and the sample's number.
@@ -206,12 +211,10 @@ class StoreDataModule(PreTrainingDataModule):
 
     def _mixed(self, mix: Mix, steps: int) -> MixedDataset:
         """Return the training samples of a mix; rank 0 packs them, the others wait."""
-        from data.token_files.held_out import require_whole
-
         files = []
         for prefix in self.manifest.prefixes("train"):
             require_whole(prefix)
-            files.append(IndexedDataset(str(prefix)))
+            files.append(StoredDocuments(str(prefix)))
         rows = on_first_rank(
             lambda: StageRows.of(
                 self.manifest,

@@ -98,18 +98,26 @@ class Part:
     longest: int
     """Tokens of the longest document."""
     lengths: tuple[LengthBucket, ...]
-    bin: StoredFile
+    bins: tuple[StoredFile, ...]
+    """The token file, or those in a folder of its name: the index counts bytes through all."""
     idx: StoredFile
 
     def __post_init__(self) -> None:
-        """Refuse two files that differ in name, since Megatron needs the same name."""
-        if self.bin.path.removesuffix(".bin") != self.idx.path.removesuffix(".idx"):
-            raise StoreError(f"{self.bin.path} and {self.idx.path} are not the files of one split")
+        """Refuse files whose names are not that of the index, or not in the order of reading."""
+        paths = [file.path for file in self.bins]
+        whole = f"{self.prefix}.bin"
+        in_folder = bool(paths) and all(
+            path.endswith(".bin") and path.rpartition("/")[0] == whole for path in paths
+        )
+        if paths != [whole] and not (in_folder and paths == sorted(set(paths))):
+            raise StoreError(
+                f"{', '.join(paths[:3])} and {self.idx.path} are not the files of one split"
+            )
 
     @property
     def prefix(self) -> str:
-        """The name of the two files without their endings, relative to the store."""
-        return self.bin.path.removesuffix(".bin")
+        """The name of the files without their endings, relative to the store."""
+        return self.idx.path.removesuffix(".idx")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +155,7 @@ class Split:
     @property
     def sha256(self) -> str:
         """Identity of the tokens: the hash of the token file, or of all in order."""
-        sums = [part.bin.sha256 for part in self.parts]
+        sums = [file.sha256 for part in self.parts for file in part.bins]
         return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 

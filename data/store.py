@@ -9,7 +9,8 @@
 
 A store of several sources has a pair of files for each, such as train-web.bin and train-web.idx. An
 index may leave documents of its token file out, and the token file may be a link: that is how a
-store adopts files that other tools wrote.
+store adopts files that other tools wrote. If they wrote several for a source, train-web.bin is a
+folder of links, and the index counts bytes through all of their files (`data.token_files.tokens`).
 
 A folder without a manifest is an unfinished store. Loading a manifest checks the size of every
 file; `data.token_files.verification` checks the content.
@@ -29,9 +30,9 @@ from data.splits import LengthBucket, Part, SourceFacts, Split, StoredFile
 from data.splits import StoreError as StoreError  # most callers have to do with the manifest alone
 
 FORMAT = "longhaul-token-store"
-VERSION = 2
-READ_VERSIONS = (1, 2)
-"""Version 1 has one source, which had no name."""
+VERSION = 3
+READ_VERSIONS = (1, 2, 3)
+"""Version 1 has one source, which had no name; 1 and 2 have one token file for each index."""
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 TOKENIZER_FILE = "tokenizer.json"
@@ -179,7 +180,7 @@ class Manifest:
 
     def _files(self) -> Iterable[StoredFile]:
         parts = [part for name in SPLITS for part in self.split(name).parts]
-        files = [file for part in parts for file in (part.bin, part.idx)]
+        files = [file for part in parts for file in (*part.bins, part.idx)]
         return files if self.blocks is None else [*files, self.blocks]
 
     def _require_files(self) -> None:
@@ -192,6 +193,13 @@ class Manifest:
                 raise StoreError(
                     f"{path} has {size:,} bytes where {file.bytes:,} were written; it is truncated"
                     " or was changed"
+                )
+        for part in (part for name in SPLITS for part in self.split(name).parts):
+            folder = self.root / f"{part.prefix}.bin"
+            if folder.is_dir() and (found := len(list(folder.glob("*.bin")))) != len(part.bins):
+                raise StoreError(
+                    f"{folder} has {found:,} token files and the manifest lists {len(part.bins):,};"
+                    " remove those that are not of the store, or make the store again"
                 )
         if not (self.tokenizer_path / TOKENIZER_FILE).is_file():
             raise StoreError(
@@ -250,12 +258,13 @@ def _split(content: dict[str, Any]) -> Split:
 
 
 def _part(content: dict[str, Any]) -> Part:
+    bins = content["bins"] if "bins" in content else [content["bin"]]
     return Part(
         source=content["source"],
         documents=content["documents"],
         tokens=content["tokens"],
         longest=content["longest"],
         lengths=tuple(LengthBucket(**bucket) for bucket in content["lengths"]),
-        bin=StoredFile(**content["bin"]),
+        bins=tuple(StoredFile(**file) for file in bins),
         idx=StoredFile(**content["idx"]),
     )

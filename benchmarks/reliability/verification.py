@@ -93,7 +93,7 @@ def store(folder: Path, megabytes: int) -> Manifest:
                     tokens=1,
                     longest=1,
                     lengths=(LengthBucket(at_least=1, documents=1, tokens=1),),
-                    bin=StoredFile.of(folder, f"{name}.bin"),
+                    bins=(StoredFile.of(folder, f"{name}.bin"),),
                     idx=StoredFile.of(folder, f"{name}.idx"),
                 ),
             )

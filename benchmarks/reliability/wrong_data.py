@@ -112,7 +112,7 @@ FILES: tuple[tuple[str, str, Files], ...] = (
     (_ADOPT, "1 empty documents", pair([1, 0], [], [2, 0])),
     (f"{_ADOPT} --leave-out-empty", "all of them empty", pair([], [])),
     (_ADOPT, "--out s already exists", {**GOOD, "s": None}),
-    ("adopt a b/a --tokenizer t --out s", "--name NAME=b/a",
+    ("adopt a b/a --tokenizer t --out s", "NAME=b/a",
      {**pair([1, 0], [2, 0], name="a"), **pair([1, 0], [2, 0], name="b/a")}),
     (_ADOPT, "t is not a folder here", {**GOOD}),
     ("adopt web --tokenizer web.bin --out s", "web.bin is a file", {**GOOD}),

@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make a store of Megatron's token files from anywhere, without a copy of their tokens.
 
-    STORE/train-NAME.bin, heldout-NAME.bin    links to the foreign token file
+    STORE/train-NAME.bin, heldout-NAME.bin    links to the foreign token file of a source, or
+                                              folders of links if it has several
     STORE/train-NAME.idx, heldout-NAME.idx    indexes of its documents for training and held out
 
-A store of one source has no -NAME. The token files stay where they are and must not change: the
-manifest has their SHA-256, and that of each block, so that a changed file is noticed.
+A store of one source has no -NAME. The documents of a source are in the order of its pairs. The
+token files stay where they are and must not change: the manifest has their SHA-256, and that of
+each block, so that a changed file is noticed.
+
+Pairs are opened one at a time, so that their number is not bounded by that of open files; lengths,
+places and hashes of all documents, 20 bytes each, are in memory.
 """
 
 import hashlib
 import json
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +26,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from data.adoption.checks import Checked, HeldOut, WithoutEod, checked, held_out, opened
+from data.adoption.checks import (
+    Checked,
+    HeldOut,
+    WithoutEod,
+    checked,
+    held_out,
+    opened,
+    require_one_type,
+)
 from data.adoption.pairs import Named, Pair, pairs_of
 from data.files.appearing import replace_folder, require_free
 from data.files.sha256 import Hashing
@@ -71,17 +85,21 @@ def adopt(
     """
     place = out.absolute()
     _require_place(out, overwrite)
-    pairs = pairs_of(paths)
-    _require_elsewhere(pairs, place)
-    indexes = [opened(pair, leave_out_empty=leave_out_empty) for pair in pairs]
-    documents = sum(len(one.documents) for one in indexes)
+    sources = pairs_of(paths)
+    _require_elsewhere([pair for pairs in sources.values() for pair in pairs], place)
+    documents = _require_usable(sources, leave_out_empty)
     _require_place(out, overwrite, INDEX_BYTES * documents)
     from data.tokenization.tokenizer import load
 
     say(f"loading the tokenizer {tokenizer}")
     loaded = load(tokenizer)
     skipped: Counter[str] = Counter()
-    files = [FilePart(file) for pair in pairs for file in (pair.bin, pair.idx)]
+    files = [
+        FilePart(file)
+        for pairs in sources.values()
+        for pair in pairs
+        for file in (pair.bin, pair.idx)
+    ]
     with folder_beside(place) as folder, Hashing(files) as hashing:
         facts = TokenizerFacts(
             name=loaded.name,
@@ -90,35 +108,39 @@ def adopt(
             eod_id=loaded.eod_id,
         )
         parts: dict[str, list[Part]] = {split: [] for split in SPLITS}
-        sources, chosen_documents = [], 0
+        chosen_documents = 0
         read = []
-        for one in indexes:
-            skipped["empty"] += len(one.index.lengths) - len(one.documents)
-            documents_of_pair = checked(one, facts, without_eod)
-            skipped["without_eod"] += documents_of_pair.left_out
-            read.append((documents_of_pair, held_out(documents_of_pair, heldout, seed)))
-        for listed, _ in read[:SHOWN]:
-            say(f"{listed.pair.name} begins, read with {loaded.name}: {_beginning(listed, loaded)}")
+        for pairs in sources.values():
+            of_pairs = []
+            for pair in pairs:
+                one = opened(pair, leave_out_empty=leave_out_empty)
+                skipped["empty"] += len(one.index.lengths) - len(one.documents)
+                of_pairs.append(checked(one, facts, without_eod))
+            if len(read) < SHOWN:
+                _show_beginning(pairs, of_pairs, loaded)
+            listed = Checked.joined(of_pairs, [pair.bin.stat().st_size for pair in pairs])
+            skipped["without_eod"] += listed.left_out
+            read.append((pairs, listed, held_out(listed, heldout, seed)))
         say(
             "check that this reads as text: files of ids do not say which tokenizer made them, "
             f"and all of these are ids of {loaded.name}"
         )
         say("hashing the token files")
-        sums = [_required(result, part) for result, part in zip(
-            hashing.results(), files, strict=True)]  # fmt: skip
-        for number, (listed, chosen) in enumerate(read):
+        sums = {
+            part.path: _required(result, part)
+            for result, part in zip(hashing.results(), files, strict=True)
+        }
+        for pairs, listed, chosen in read:
             chosen_documents += int(chosen.sum())
-            of_bin, of_idx = sums[2 * number : 2 * number + 2]
-            sources.append(_source(listed.pair, of_bin, of_idx))
-            suffix = "" if len(read) == 1 else f"-{listed.pair.name}"
+            suffix = "" if len(read) == 1 else f"-{listed.source}"
             for split, documents_of_split in zip(SPLITS, (~chosen, chosen), strict=True):
                 parts[split].append(
-                    _write(folder, f"{split}{suffix}", listed, documents_of_split, of_bin)
+                    _write(folder, f"{split}{suffix}", pairs, listed, documents_of_split, sums)
                 )
-        names = [part.bin.path for split in SPLITS for part in parts[split]]
+        names = [file.path for split in SPLITS for part in parts[split] for file in part.bins]
         manifest = Manifest(
             root=folder,
-            sources=tuple(sources),
+            sources=tuple(_source(pairs, sums) for pairs in sources.values()),
             heldout_fraction=heldout.fraction or chosen_documents / documents,
             seed=seed,
             tokenizer=facts,
@@ -131,7 +153,7 @@ def adopt(
         manifest.write()
         _require_place(out, overwrite)
         replace_folder(folder, place) if overwrite else folder.replace(place)
-    unended = sum(listed.unended for listed, _ in read)
+    unended = sum(listed.unended for _, listed, _ in read)
     if unended:
         say(
             f"note: {unended:,} documents do not end with the token that ends a document; where "
@@ -165,31 +187,62 @@ def _require_elsewhere(pairs: Sequence[Pair], place: Path) -> None:
             )
 
 
-def _beginning(listed: Checked, tokenizer: "DocumentTokenizer") -> str:
-    """Return the first characters of the first document, on one line and in quotes."""
-    count = min(int(listed.lengths[0]), 4 * CHARACTERS)
-    ids = np.fromfile(listed.pair.bin, listed.dtype, count, offset=int(listed.pointers[0]))
-    return repr(tokenizer.backend.decode(ids.tolist(), skip_special_tokens=False)[:CHARACTERS])
+def _show_beginning(
+    pairs: Sequence[Pair], of_pairs: Sequence[Checked], tokenizer: "DocumentTokenizer"
+) -> None:
+    """Print the first characters of a source's first document, on one line and in quotes."""
+    for pair, listed in zip(pairs, of_pairs, strict=True):
+        if len(listed.lengths):
+            count = min(int(listed.lengths[0]), 4 * CHARACTERS)
+            ids = np.fromfile(pair.bin, listed.dtype, count, offset=int(listed.pointers[0]))
+            text = tokenizer.backend.decode(ids.tolist(), skip_special_tokens=False)[:CHARACTERS]
+            say(f"{listed.source} begins, read with {tokenizer.name}: {text!r}")
+            return
+
+
+def _require_usable(sources: Mapping[str, Sequence[Pair]], leave_out_empty: bool) -> int:
+    """Raise ValueError for a pair that cannot be used; return the documents of all."""
+    documents = 0
+    for pairs in sources.values():
+        types = []
+        for pair in pairs:
+            one = opened(pair, leave_out_empty=leave_out_empty)
+            types.append(one.index.dtype)
+            documents += len(one.documents)
+        require_one_type(pairs, types)
+    return documents
 
 
 def _write(
-    folder: Path, name: str, listed: Checked, chosen: NDArray[np.bool_], sha256: str
+    folder: Path,
+    name: str,
+    pairs: Sequence[Pair],
+    listed: Checked,
+    chosen: NDArray[np.bool_],
+    sums: Mapping[Path, str],
 ) -> Part:
-    """Link the token file of a pair and write the index of chosen documents; return the part."""
-    (folder / f"{name}.bin").symlink_to(listed.pair.bin.resolve())
+    """Link the token files of a source and write the index of chosen documents; return the part."""
+    links = [f"{name}.bin"]
+    if len(pairs) > 1:
+        (folder / f"{name}.bin").mkdir()
+        digits = max(5, len(str(len(pairs))))
+        links = [f"{name}.bin/{number:0{digits}d}.bin" for number in range(len(pairs))]
+    for pair, link in zip(pairs, links, strict=True):
+        (folder / link).symlink_to(pair.bin.resolve())
     lengths = listed.lengths[chosen]
     write_index(folder / f"{name}.idx", listed.dtype, lengths, listed.pointers[chosen])
     return Part(
-        source=listed.pair.name,
+        source=listed.source,
         documents=len(lengths),
         tokens=int(lengths.sum(dtype=np.int64)),
         longest=int(lengths.max()),
         lengths=buckets(lengths),
-        bin=StoredFile(
-            path=f"{name}.bin", bytes=listed.pair.bin.stat().st_size, sha256=sha256
+        bins=tuple(
+            StoredFile(path=link, bytes=pair.bin.stat().st_size, sha256=sums[pair.bin])
+            for pair, link in zip(pairs, links, strict=True)
         ),
         idx=StoredFile.of(folder, f"{name}.idx"),
-    )  # fmt: skip
+    )
 
 
 def buckets(lengths: NDArray[np.int32]) -> tuple[LengthBucket, ...]:
@@ -203,15 +256,18 @@ def buckets(lengths: NDArray[np.int32]) -> tuple[LengthBucket, ...]:
     )
 
 
-def _source(pair: Pair, of_bin: str, of_idx: str) -> SourceFacts:
+def _source(pairs: Sequence[Pair], sums: Mapping[Path, str]) -> SourceFacts:
+    """Return what the manifest says of a source; of several pairs the folder that has them all."""
+    top = os.path.commonpath([pair.prefix.absolute().parent for pair in pairs])
     files = [
-        (file.name, file.stat().st_size, sha256)
-        for file, sha256 in ((pair.bin, of_bin), (pair.idx, of_idx))
+        (os.path.relpath(file.absolute(), top), file.stat().st_size, sums[file])
+        for pair in pairs
+        for file in (pair.bin, pair.idx)
     ]
     return SourceFacts(
-        name=pair.name,
+        name=pairs[0].name,
         kind="adopted",
-        origin=str(pair.prefix.absolute()),
+        origin=str(pairs[0].prefix.absolute()) if len(pairs) == 1 else top,
         sha256=hashlib.sha256(json.dumps(sorted(files)).encode()).hexdigest(),
     )
 

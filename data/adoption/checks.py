@@ -6,7 +6,9 @@ then, by reading every token, ids outside of the vocabulary and documents that d
 end-of-document token.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -16,7 +18,8 @@ from data.adoption.pairs import AdoptionError, Pair
 from data.progress import progress
 from data.store import TokenizerFacts
 from data.token_files.document_scan import scan, shares
-from data.token_files.megatron_index import MegatronIndex, TokenType, read_index
+from data.token_files.megatron_index import MegatronIndex, read_index
+from data.token_files.tokens import TokenType
 
 WithoutEod = Literal["refuse", "keep", "leave-out"]
 """What is done about documents that do not end with the end-of-document token."""
@@ -43,17 +46,36 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A pair whose tokens were read: the documents that a store may list."""
+    """Documents whose tokens were read, of a pair or of a source, that a store may list."""
 
-    pair: Pair
+    source: str
     dtype: TokenType
     lengths: NDArray[np.int32]
     pointers: NDArray[np.int64]
+    """The byte at which each starts, through all token files of a source."""
     hashes: NDArray[np.uint64]
     left_out: int
     """Documents without the end-of-document token that were left out."""
     unended: int
     """Documents without the end-of-document token that are listed."""
+
+    @classmethod
+    def joined(cls, pairs: "Sequence[Checked]", sizes: Sequence[int]) -> "Checked":
+        """Return the documents of the pairs of a source, whose token files have these bytes."""
+        if len(pairs) == 1:
+            return pairs[0]
+        starts = accumulate(sizes[:-1], initial=0)
+        return cls(
+            pairs[0].source,
+            pairs[0].dtype,
+            np.concatenate([pair.lengths for pair in pairs]),
+            np.concatenate(
+                [pair.pointers + start for pair, start in zip(pairs, starts, strict=True)]
+            ),
+            np.concatenate([pair.hashes for pair in pairs]),
+            left_out=sum(pair.left_out for pair in pairs),
+            unended=sum(pair.unended for pair in pairs),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +126,17 @@ def opened(pair: Pair, *, leave_out_empty: bool) -> Opened:
     return Opened(pair, index, documents)
 
 
+def require_one_type(pairs: Sequence[Pair], types: Sequence[TokenType]) -> None:
+    """Raise AdoptionError for a pair of a source whose tokens have another type than the first."""
+    for pair, dtype in zip(pairs, types, strict=True):
+        if dtype != types[0]:
+            raise AdoptionError(
+                f"{pair.bin} has tokens of type {dtype.name} and {pairs[0].bin} of "
+                f"{types[0].name}; the pairs of the source {pair.name} have one type: adopt this "
+                f"pair as another source, NAME={pair.prefix}"
+            )
+
+
 def checked(pair: Opened, tokenizer: TokenizerFacts, without_eod: WithoutEod) -> Checked:
     """Read every token of a pair; raise AdoptionError for ids or ends that do not fit."""
     lengths, pointers = pair.lengths, pair.pointers
@@ -141,7 +174,7 @@ def checked(pair: Opened, tokenizer: TokenizerFacts, without_eod: WithoutEod) ->
             "--without-eod keep"
         )
     return Checked(
-        pair.pair,
+        pair.pair.name,
         pair.index.dtype,
         lengths[listed],
         pointers[listed],
@@ -173,7 +206,7 @@ def held_out(documents: Checked, choice: HeldOut, seed: int) -> NDArray[np.bool_
             chosen = order <= np.partition(order, most - 1)[most - 1]
     if not chosen.any() or chosen.all():
         raise AdoptionError(
-            f"the {'train' if chosen.all() else 'heldout'} split of {documents.pair.name} is "
+            f"the {'train' if chosen.all() else 'heldout'} split of {documents.source} is "
             f"empty: it has {len(lengths):,} documents; choose another --heldout-fraction or "
             "--heldout-documents"
         )
@@ -191,7 +224,7 @@ def _few_tokens(documents: Checked, order: NDArray[np.float64]) -> NDArray[np.bo
     drawn = np.flatnonzero(tokens <= most)
     if not len(drawn):
         raise AdoptionError(
-            f"each document of {documents.pair.name} has more than {LARGEST_SHARE:.0%} of its "
+            f"each document of {documents.source} has more than {LARGEST_SHARE:.0%} of its "
             f"tokens, which is the most that is held out without a choice; the shortest has "
             f"{tokens.min() / tokens.sum():.0%}: choose --heldout-documents 1, or adopt more "
             "documents"

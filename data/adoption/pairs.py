@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the pairs of token file and index that paths mean, and give each a source's name.
+"""Find the pairs of token file and index that paths mean, and the sources that they make.
 
-A path is a folder (every pair in it, recursively, in sorted order), either file of a pair, or the
-prefix that both have, as Megatron takes it. The name is the file's, shortened to what a source may
-be called: `CC-MAIN-2024_text_document.bin` is `cc-main-2024`, and `train-code.bin`, as a store of
-several sources has it, is `code`.
+A path is a folder (every pair in it, recursively, sorted by path), either file of a pair, or the
+prefix that both have, as Megatron takes it. All pairs of the paths with one name, `web=PATH`, are
+one source, in the order of the paths. A pair without a name is a source of its own, named after its
+file as far as a source may be called so: `CC-MAIN-2024_text_document.bin` is `cc-main-2024`,
+and `train-code.bin`, as a store of several sources has it, is `code`.
 """
 
 import os
@@ -36,6 +37,15 @@ class Named:
     name: str | None = None
 
     @classmethod
+    def of_word(cls, word: str) -> "Named":
+        """Return what `PATH` or `NAME=PATH` says; a path that exists is never split."""
+        name, equals, path = word.partition("=")
+        is_name = bool(equals and path) and SOURCE_NAME.fullmatch(name) is not None
+        if is_name and not any(Path(f"{word}{end}").exists() for end in ("", *ENDINGS)):
+            return cls(path=Path(path), name=name)
+        return cls(path=Path(word))
+
+    @classmethod
     def parse(cls, word: str) -> "Named":
         """Return the path and name of `NAME=PATH`."""
         name, equals, path = word.partition("=")
@@ -46,19 +56,10 @@ class Named:
             )
         return cls(path=Path(path), name=name)
 
-    @classmethod
-    def of(cls, path: Path) -> "Named":
-        """Return a path, or the path and name of `NAME=PATH` if no such path exists."""
-        name, _, rest = str(path).partition("=")
-        files = (path, *(path.with_name(path.name + ending) for ending in ENDINGS))
-        if rest and SOURCE_NAME.fullmatch(name) and not any(file.exists() for file in files):
-            return cls(path=Path(rest), name=name)
-        return cls(path=path)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """A token file with its index, and the name of the source that it will be."""
+    """A token file with its index, and the name of its source."""
 
     name: str
     prefix: Path
@@ -75,37 +76,46 @@ class Pair:
         return self.prefix.with_name(self.prefix.name + ".idx")
 
 
-def pairs_of(paths: Sequence[Named]) -> list[Pair]:
-    """Return the pairs that paths mean, in order, each once.
+def pairs_of(paths: Sequence[Named]) -> dict[str, list[Pair]]:
+    """Return the pairs of each source that paths mean, in order, each once.
 
     Raises:
-        AdoptionError: for a path without a pair, half a pair, and two pairs of one name.
+        AdoptionError: for a path without a pair, half a pair, a pair with two names, and two pairs
+            of one name that is not given for both.
     """
-    found: list[Pair] = []
-    taken: dict[str, Path] = {}
-    names = {os.path.realpath(prefix): given for given in paths if given.name
-             for prefix in _prefixes(given.path)}  # fmt: skip
+    listed = [(given.name, prefix) for given in paths for prefix in _prefixes(given.path)]
+    names = _given_names(listed)
+    found: dict[str, list[Pair]] = {}
     seen: set[str] = set()
-    for given in paths:
-        prefixes = _prefixes(given.path)
-        for number, prefix in enumerate(prefixes):
-            real = os.path.realpath(prefix)
-            if real in seen:
-                continue
-            seen.add(real)
-            name = names[real].name if real in names else None
-            if name is None:
-                name = source_name(prefix.name)
-            elif len(prefixes) > 1:
-                name = f"{name[: LONGEST_NAME - 6]}-{number:05d}"
-            if name in taken:
-                raise AdoptionError(
-                    f"{taken[name]} and {prefix} would both be the source {name}; name one of them "
-                    f"with --name NAME={prefix}"
-                )
-            taken[name] = prefix
-            found.append(Pair(name=name, prefix=prefix))
+    unnamed: set[str] = set()
+    for _, prefix in listed:
+        real = os.path.realpath(prefix)
+        if real in seen:
+            continue
+        seen.add(real)
+        name = names.get(real) or source_name(prefix.name)
+        if name in found and (name in unnamed or real not in names):
+            raise AdoptionError(
+                f"{found[name][0].prefix} and {prefix} would both be the source {name}; name one "
+                f"of them with NAME={prefix}, or both if they are one source"
+            )
+        if real not in names:
+            unnamed.add(name)
+        found.setdefault(name, []).append(Pair(name=name, prefix=prefix))
     return found
+
+
+def _given_names(listed: Sequence[tuple[str | None, Path]]) -> dict[str, str]:
+    """Return the name that the user gave to each pair, by its real path."""
+    names: dict[str, str] = {}
+    for name, prefix in listed:
+        if name is not None and names.setdefault(os.path.realpath(prefix), name) != name:
+            other = names[os.path.realpath(prefix)]
+            raise AdoptionError(
+                f"{prefix} would be in the sources {other} and {name}; a pair is in one, so leave "
+                "it out of the other"
+            )
+    return names
 
 
 def source_name(file: str) -> str:
@@ -124,7 +134,8 @@ def _prefixes(path: Path) -> list[Path]:
                 file.with_suffix("")
                 for ending in ENDINGS
                 for file in path.rglob(f"*{ending}")
-                if not any(part.startswith(".") for part in file.relative_to(path).parts)
+                if file.is_file()
+                and not any(part.startswith(".") for part in file.relative_to(path).parts)
             }
         )
         if not prefixes:
@@ -140,6 +151,11 @@ def _prefixes(path: Path) -> list[Path]:
 
 def _require_pair(prefix: Path) -> None:
     files = [prefix.with_name(prefix.name + ending) for ending in ENDINGS]
+    if files[0].is_dir():
+        raise AdoptionError(
+            f"{files[0]} is a folder: {prefix} is a source of several pairs of a store; name the "
+            "files that this store was adopted from"
+        )
     there = [file.is_file() for file in files]
     if not any(there):
         raise AdoptionError(

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from data.progress import progress
 from data.token_files.document_scan import scan
-from data.token_files.megatron_index import MegatronIndex, Tokens
+from data.token_files.megatron_index import MegatronIndex
+from data.token_files.tokens import Tokens
 
 LONG = 8 * 1024
 """Tokens from which a document is long: more than Olmo 3's context before its extension."""

@@ -25,7 +25,7 @@ from data.mixture.stage_rows import PADDING, PackedSequence, RowRef, StageRows
 from data.packing.balance import balanced, imbalance
 
 if TYPE_CHECKING:
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from data.token_files.stored_documents import StoredDocuments
 
 
 class MixedDataset(Dataset[dict[str, Tensor]]):
@@ -34,7 +34,7 @@ class MixedDataset(Dataset[dict[str, Tensor]]):
     def __init__(
         self,
         rows: StageRows,
-        files: Sequence["IndexedDataset"],
+        files: Sequence["StoredDocuments"],
         *,
         within: bool,
         data_ranks: int,
@@ -46,7 +46,7 @@ class MixedDataset(Dataset[dict[str, Tensor]]):
         """Take the rows of the stage and its files.
 
         Args:
-            files: Megatron's token files, one for each part of the train split.
+            files: the documents of each part of the train split.
             within: whether tokens attend within their document only.
             context: this context rank and the number of them.
             separator_id: token that ends each document in place of `eod_id`.

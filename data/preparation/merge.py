@@ -105,7 +105,7 @@ def merge(work: Work) -> Manifest:
     work.store.mkdir()
     shutil.copytree(work.tokenizer, work.store / TOKENIZER)
     splits = {split: Split(parts=tuple(_parts(work, receipts, split))) for split in SPLITS}
-    names = [part.bin.path for split in SPLITS for part in splits[split].parts]
+    names = [file.path for split in SPLITS for part in splits[split].parts for file in part.bins]
     manifest = Manifest(
         root=work.store,
         sources=tuple(_source(work, receipts, source) for source in work.plan.sources),
@@ -223,7 +223,7 @@ def _parts(work: Work, receipts: Sequence[Receipt], split: SplitName) -> Iterato
             tokens=sum(fact.tokens for fact in facts),
             longest=lengths.longest,
             lengths=lengths.buckets(),
-            bin=StoredFile.of(work.store, f"{name}.bin"),
+            bins=(StoredFile.of(work.store, f"{name}.bin"),),
             idx=StoredFile.of(work.store, f"{name}.idx"),
         )
 

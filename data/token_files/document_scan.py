@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data.token_files.megatron_index import Tokens
+from data.token_files.tokens import TokenArray, Tokens
 
 CHUNK = 2**18
 """Tokens read at once: 2 MiB of 64-bit numbers, which stay in a core's cache."""
@@ -45,7 +45,7 @@ class DocumentScan:
 
 
 def scan(
-    tokens: Tokens,
+    tokens: TokenArray,
     starts: NDArray[np.int64],
     lengths: NDArray[np.int32],
     eod_id: int,
@@ -54,7 +54,7 @@ def scan(
     """Read documents of at least one token each.
 
     Args:
-        tokens: a token file, mapped into memory.
+        tokens: the token files, mapped into memory.
         starts: the place of each document's first token.
     """
     count = len(lengths)
@@ -121,7 +121,7 @@ def _in_threads(
                 future.cancel()
 
 
-def _values(tokens: Tokens, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tokens:
+def _values(tokens: TokenArray, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tokens:
     """Return the tokens of documents one after another; one slice where they lie so in the file."""
     ends = starts + lengths
     gaps = np.flatnonzero(starts[1:] != ends[:-1])

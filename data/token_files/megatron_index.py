@@ -15,14 +15,11 @@ leave some out. Arrays are mapped into memory, not read. Neither torch nor Megat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Tokens = NDArray[np.integer[Any]]
-"""Token ids, of any type of whole number."""
-TokenType = np.dtype[np.integer[Any]]
+from data.token_files.tokens import TokenArray, TokenType, mapped
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -52,7 +49,7 @@ class MegatronIndex:
 
     @property
     def bin_path(self) -> Path:
-        """The token file of this index."""
+        """The token file of this index, or the folder of its token files."""
         return self.path.with_name(self.path.name.removesuffix(".idx") + ".bin")
 
     @property
@@ -60,9 +57,9 @@ class MegatronIndex:
         """Tokens of all."""
         return int(self.lengths.sum(dtype=np.int64))
 
-    def mapped(self) -> Tokens:
-        """Return the token file as an array that is mapped into memory."""
-        return np.memmap(self.bin_path, dtype=self.dtype, mode="r")
+    def mapped(self) -> TokenArray:
+        """Return its tokens as an array that is mapped into memory."""
+        return mapped(self.bin_path, self.dtype)
 
 
 def read_index(path: Path, *, fills_bin: bool = False) -> MegatronIndex:

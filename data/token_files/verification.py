@@ -31,7 +31,7 @@ BLOCKS = "blocks.json"
 BLOCK = 64 * 2**20
 """Bytes of a block."""
 DRAWN = 4
-"""Blocks of a token file that a sample reads, in addition to the first and the last."""
+"""Blocks that a sample reads of the token files of an index, with the first and the last."""
 
 
 def write_blocks(folder: Path, names: Sequence[str]) -> StoredFile:
@@ -63,10 +63,10 @@ def verify(manifest: Manifest, *, whole: bool = False, splits: Sequence[SplitNam
     expected: list[tuple[Part, int, str]] = []
     blocks = _blocks(manifest)
     for pair in [part for name in splits for part in manifest.split(name).parts]:
-        for file in (pair.bin, pair.idx):
+        for file in (*pair.bins, pair.idx):
             _require_size(manifest.root / file.path, file.bytes)
         expected.append((Part(manifest.root / pair.idx.path), pair.idx.bytes, pair.idx.sha256))
-        expected += _of_tokens(manifest.root, pair.bin, blocks, whole)
+        expected += _of_tokens(manifest.root, pair.bins, blocks, whole)
     with Hashing([part for part, _, _ in expected]) as hashing:
         for (part, _, sha256), result in zip(expected, hashing.results(), strict=True):
             if result != sha256:
@@ -77,7 +77,9 @@ def verify(manifest: Manifest, *, whole: bool = False, splits: Sequence[SplitNam
 def is_sampled(manifest: Manifest, *, splits: Sequence[SplitName] = SPLITS) -> bool:
     """Whether `verify` of these splits reads something of every token file without `whole`."""
     return manifest.blocks is not None or all(
-        part.bin.bytes <= _sample_bytes() for name in splits for part in manifest.split(name).parts
+        _bytes(part.bins) <= _sample_bytes()
+        for name in splits
+        for part in manifest.split(name).parts
     )
 
 
@@ -100,21 +102,23 @@ def _blocks(manifest: Manifest) -> dict[str, list[str]]:
 
 
 def _of_tokens(
-    root: Path, file: StoredFile, blocks: dict[str, list[str]], whole: bool
+    root: Path, files: Sequence[StoredFile], blocks: dict[str, list[str]], whole: bool
 ) -> Iterator[tuple[Part, int, str]]:
-    """Yield the parts of a token file to read, each with its bytes and its sum."""
-    path = root / file.path
-    if file.path not in blocks:
-        if whole or file.bytes <= _sample_bytes():
-            yield Part(path), file.bytes, file.sha256
+    """Yield what to read of the token files of an index, each with its bytes and its sum."""
+    if any(file.path not in blocks for file in files):
+        if whole or _bytes(files) <= _sample_bytes():
+            for file in files:
+                yield Part(root / file.path), file.bytes, file.sha256
         return
-    parts, sums = _parts(path, file.bytes), blocks[file.path]
-    if len(parts) != len(sums):
-        raise StoreError(
-            f"{root / BLOCKS} has the sums of {len(sums):,} blocks of {file.path}, which has "
-            f"{len(parts):,}; prepare the store again"
-        )
-    listed = list(zip(parts, sums, strict=True))
+    listed: list[tuple[Part, str]] = []
+    for file in files:
+        parts, sums = _parts(root / file.path, file.bytes), blocks[file.path]
+        if len(parts) != len(sums):
+            raise StoreError(
+                f"{root / BLOCKS} has the sums of {len(sums):,} blocks of {file.path}, which has "
+                f"{len(parts):,}; prepare the store again"
+            )
+        listed += zip(parts, sums, strict=True)
     if not whole and len(listed) > DRAWN + 2:
         drawn = random.SystemRandom().sample(range(1, len(listed) - 1), DRAWN)
         listed = [listed[at] for at in (0, *sorted(drawn), len(listed) - 1)]
@@ -125,6 +129,10 @@ def _of_tokens(
 
 def _sample_bytes() -> int:
     return (DRAWN + 2) * BLOCK
+
+
+def _bytes(files: Sequence[StoredFile]) -> int:
+    return sum(file.bytes for file in files)
 
 
 def _parts(path: Path, size: int) -> list[Part]:

@@ -16,11 +16,11 @@ def adopt(
     ],
     out: Annotated[Path, typer.Option(help="Folder of the store to write.")],
     paths: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
-            metavar="[PATH]...",
-            help="Megatron's files: a folder, a .bin or .idx, or the name that both have; with "
-            "the name of its source as NAME=PATH.",
+            metavar="[[NAME=]PATH]...",
+            help="Megatron's files: a folder, a .bin or .idx, or the name that both have. With "
+            "NAME, all of them are one source.",
         ),
     ] = None,
     name: Annotated[
@@ -69,7 +69,7 @@ def adopt(
         raise ValueError(
             f"--without-eod is {without_eod!r}; expected one of {', '.join(get_args(WithoutEod))}"
         )
-    named = [Named.of(path) for path in paths or []]
+    named = [Named.of_word(word) for word in paths or []]
     named += [Named.parse(word) for word in name or []]
     if not named:
         raise ValueError(

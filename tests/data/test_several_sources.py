@@ -11,8 +11,10 @@ from data.adoption.checks import HeldOut
 from data.adoption.pairs import Named
 from data.mixture.config import Mix
 from data.mixture.dataset import MixedDataset
-from data.nemo_module import StoreDataModule, _validation, on_first_rank
+from data.nemo_module import NumberedDataset, StoreDataModule, _validation, on_first_rank
 from data.store import Manifest, StoreError
+from data.token_files.held_out import long_documents
+from tests.data.adoption.conftest import write_pair
 from tests.ranks import run_ranks
 
 LENGTH = 64
@@ -43,6 +45,34 @@ def test_a_store_of_several_sources_has_samples_to_train_and_to_validate_on(
     assert len(module._validation_ds) >= 11 * 3 * 4  # repeated, as one source would be
     assert module._validation_ds[0]["tokens"].shape == (LENGTH,)
     assert module.step_facts(3)["work_max_over_mean"] == 1
+
+
+def test_a_source_of_three_pairs_has_the_samples_of_one_pair_in_megatron_s_order(
+    shared_store: Manifest, megatron_rank: None, tmp_path: Path
+) -> None:
+    documents = [
+        [ids.tolist()] for ids in long_documents(shared_store, min_tokens=1, split="train")
+    ]
+    write_pair(tmp_path / "one" / "a", documents)
+    for name, some in zip("abc", (documents[:1], documents[1:50], documents[50:]), strict=True):
+        write_pair(tmp_path / "three" / name, some)
+    samples = []
+    for pairs in ("one", "three"):
+        manifest = adopt(
+            [Named(path=tmp_path / pairs, name="web")], tmp_path / f"store of {pairs}",
+            tokenizer=str(shared_store.tokenizer_path), heldout=HeldOut(documents=9),
+        )  # fmt: skip
+        module = StoreDataModule(str(manifest.root), LENGTH, 1, 4)
+        module.build(
+            trainer_max_steps=5, trainer_val_check_interval=5, trainer_limit_val_batches=1,
+            trainer_limit_test_batches=0,
+        )  # fmt: skip
+        assert isinstance(module._train_ds, NumberedDataset)
+        samples.append(
+            [of_split[at]["tokens"].tolist() for of_split, many in
+             ((module._train_ds, 20), (module._validation_ds, 4)) for at in range(many)]
+        )  # fmt: skip
+    assert samples[0] == samples[1]
 
 
 def test_a_source_with_less_than_a_sequence_held_out_is_not_validated_on(

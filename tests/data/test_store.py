@@ -39,6 +39,7 @@ def test_a_manifest_of_version_1_is_read_as_a_store_of_one_source(store: Path) -
         content.update(version=1, source=content.pop("sources")[0]["origin"])
         for name, split in content["splits"].items():
             (part,) = split["parts"]
+            (part["bin"],) = part.pop("bins")
             content["splits"][name] = {key: part[key] for key in part if key != "source"}
 
     written = Manifest.load(store)
@@ -48,13 +49,25 @@ def test_a_manifest_of_version_1_is_read_as_a_store_of_one_source(store: Path) -
     assert Manifest.load(store) == replace(written, sources=(replace(source, sha256=None),))
 
 
+def test_a_manifest_of_version_2_has_one_token_file_for_each_index(store: Path) -> None:
+    def to_version_2(content: dict) -> None:
+        content.update(version=2)
+        for split in content["splits"].values():
+            for part in split["parts"]:
+                (part["bin"],) = part.pop("bins")
+
+    written = Manifest.load(store)
+    change_manifest(store, to_version_2)
+    assert Manifest.load(store) == written
+
+
 def test_a_split_of_two_sources_adds_up_to_both(shared_store: Manifest) -> None:
     (train,), (heldout,) = shared_store.train.parts, shared_store.heldout.parts
     both = Split(parts=(train, replace(heldout, source="other")))
     assert both.documents == train.documents + heldout.documents
     assert both.tokens == sum(bucket.tokens for bucket in both.lengths)
     assert both.longest == max(train.longest, heldout.longest)
-    assert both.sha256 not in (train.bin.sha256, heldout.bin.sha256)
+    assert both.sha256 not in (train.bins[0].sha256, heldout.bins[0].sha256)
     with pytest.raises(StoreError, match="of the source 'other'; the manifest lists documents"):
         replace(shared_store, train=both)
     with pytest.raises(StoreError, match="one of each"):
@@ -99,7 +112,7 @@ def test_a_lost_file_is_refused(store: Path, name: str) -> None:
             lambda c: c["tokenizer"].update(more=1), "is damaged .*more", id="unknown key"
         ),
         pytest.param(
-            lambda c: part_of(c).update(bin={**part_of(c)["bin"], "bytes": "9"}),
+            lambda c: part_of(c)["bins"][0].update(bytes="9"),
             "is damaged",
             id="type",
         ),
@@ -114,7 +127,7 @@ def test_a_lost_file_is_refused(store: Path, name: str) -> None:
             id="lengths in words",
         ),
         pytest.param(
-            lambda c: part_of(c)["bin"].update(path="../train.bin"),
+            lambda c: part_of(c)["bins"][0].update(path="../train.bin"),
             "outside the store",
             id="parent",
         ),

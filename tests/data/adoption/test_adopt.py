@@ -12,7 +12,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from data.adoption.adopt import buckets
 from data.adoption.checks import Checked, HeldOut, held_out
-from data.adoption.pairs import Named, Pair, source_name
+from data.adoption.pairs import Named, source_name
 from data.census.census import indexes
 from data.splits import StoreError, length_buckets
 from data.store import SPLITS, Manifest
@@ -87,12 +87,11 @@ def test_copies_of_a_document_are_in_one_split_whatever_the_type_of_the_ids(
     assert again.heldout_fraction == 0.3
 
 
-def test_a_number_of_held_out_documents_is_drawn_by_their_lengths(foreign) -> None:
+def test_a_number_of_held_out_documents_is_drawn_by_their_lengths() -> None:
     random = np.random.default_rng(0)
     lengths = np.where(np.arange(5_000) % 100 == 0, 10_000, 100).astype(np.int32)
     hashes = random.integers(0, 2**63, 5_000).astype(np.uint64)
-    pair = Pair(name="web", prefix=foreign)
-    documents = Checked(pair, np.dtype("u2"), lengths, lengths.astype(np.int64), hashes, 0, 0)
+    documents = Checked("web", np.dtype("u2"), lengths, lengths.astype(np.int64), hashes, 0, 0)
     chosen = held_out(documents, HeldOut(documents=60), 0)
     assert chosen.sum() == 60
     assert 18 < (lengths[chosen] == 10_000).sum() < 42  # half of the tokens are in the 50 long ones
@@ -102,11 +101,10 @@ def test_a_number_of_held_out_documents_is_drawn_by_their_lengths(foreign) -> No
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_without_a_choice_a_long_document_and_many_copies_are_not_held_out(foreign, seed) -> None:
+def test_without_a_choice_a_long_document_and_many_copies_are_not_held_out(seed) -> None:
     lengths = np.array([10] * 15 + [1_000] + [100] * 9, dtype=np.int32)
     hashes = np.array([5] * 15 + [*range(10, 20)], dtype=np.uint64) * np.uint64(2**59 // 7)
-    pair = Pair(name="web", prefix=foreign)
-    documents = Checked(pair, np.dtype("u2"), lengths, lengths.astype(np.int64), hashes, 0, 0)
+    documents = Checked("web", np.dtype("u2"), lengths, lengths.astype(np.int64), hashes, 0, 0)
     chosen = held_out(documents, HeldOut(), seed)
     assert 0 < lengths[chosen].sum() <= 0.1 * lengths.sum()
     assert chosen[:15].all() or not chosen[:15].any()
@@ -158,10 +156,10 @@ def test_a_source_has_the_name_of_its_file_without_what_says_that_it_is_for_trai
 
 def test_a_name_may_precede_a_path_unless_a_file_is_named_so(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Named.of(Path("web=/data/a=b")) == Named(path=Path("/data/a=b"), name="web")
-    assert Named.of(Path("/data/a=b")) == Named(path=Path("/data/a=b"))
+    assert Named.of_word("web=/data/a=b") == Named(path=Path("/data/a=b"), name="web")
+    assert Named.of_word("/data/a=b") == Named(path=Path("/data/a=b"))
     Path("a=b.bin").touch()
-    assert Named.of(Path("a=b")) == Named(path=Path("a=b"))
+    assert Named.of_word("a=b") == Named(path=Path("a=b"))
 
 
 def test_several_sources_have_names_and_files_of_their_own(
@@ -282,7 +280,7 @@ def test_paths_without_pairs_and_names_that_collide_are_refused(adopted, foreign
         ((tmp_path / "none",), "has no token files"),
         ((tmp_path / "nowhere",), "there are no token files at"),
         ((half,), r"half\.idx is missing"),
-        ((foreign, other), "would both be the source web; name one of them with --name"),
+        ((foreign, other), "would both be the source web; name one of them with NAME="),
     ]:
         with pytest.raises(ValueError, match=said):
             adopted(*paths)

@@ -38,7 +38,7 @@ def part(root: Path, source: str, split: str, count: int, seed: int) -> Part:
         tokens=sum(lengths),
         longest=max(lengths),
         lengths=length_buckets(lengths),
-        bin=StoredFile.of(root, f"{name}.bin"),
+        bins=(StoredFile.of(root, f"{name}.bin"),),
         idx=StoredFile.of(root, f"{name}.idx"),
     )
 

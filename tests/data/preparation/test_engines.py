@@ -44,7 +44,10 @@ def test_several_sources_have_files_of_their_own_that_megatron_reads(reference, 
     assert all(source.sha256 for source in reference.sources)
     for name in ("train", "heldout"):
         split = reference.split(name)
-        assert [part.bin.path for part in split.parts] == [f"{name}-web.bin", f"{name}-code.bin"]
+        assert [part.bins[0].path for part in split.parts] == [
+            f"{name}-web.bin",
+            f"{name}-code.bin",
+        ]
         for part, prefix in zip(split.parts, reference.prefixes(name), strict=True):
             stored = IndexedDataset(str(prefix))
             assert part.documents == len(stored) == len(stored.document_indices) - 1

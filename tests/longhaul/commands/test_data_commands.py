@@ -67,6 +67,14 @@ def test_adopt_prints_json_of_numbers(answer, files: Path, tmp_path: Path) -> No
     assert sum(split["documents"] for split in splits) == len(DOCUMENTS)
 
 
+def test_all_pairs_of_a_named_folder_are_one_source(answer, files: Path, tmp_path: Path) -> None:
+    words = (f"mine={files / 'd'}", "--tokenizer", files / "t", "--out", tmp_path / "s")
+    found = json.loads(answer("adopt", *words, "--json").out)
+    assert [source["name"] for source in found["sources"]] == ["mine"]
+    (part,) = found["splits"]["train"]["parts"]
+    assert [file["path"] for file in part["bins"]] == ["train.bin/00000.bin", "train.bin/00001.bin"]
+
+
 def test_tokenizers_are_compared_in_a_table_and_as_json(answer, files: Path) -> None:
     (files / "a.txt").write_text("a b a")
     words = ("tokenizers", files / "t", "--data", files / "a.txt")
