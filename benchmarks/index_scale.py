@@ -34,7 +34,6 @@ from pathlib import Path
 
 import numpy as np
 
-from data.adoption.adopt import buckets
 from data.adoption.checks import Checked, HeldOut, held_out
 from data.adoption.pairs import Pair
 from data.census.census import indexes
@@ -42,6 +41,7 @@ from data.census.lengths import LengthTable, curve_lengths
 from data.splits import Part, SourceFacts, Split, StoredFile
 from data.store import SPLITS, TOKENIZER, TOKENIZER_FILE, Manifest, TokenizerFacts
 from data.token_files.document_scan import scan
+from data.token_files.length_counts import counts_of
 from data.token_files.megatron_index import read_index, write_index
 
 MEDIAN, SIGMA, LONGEST = 600, 1.4, 2_000_000
@@ -97,7 +97,7 @@ def written(folder: Path, _: int) -> dict[str, float]:
             documents=len(lengths),
             tokens=int(lengths.sum(dtype=np.int64)),
             longest=int(lengths.max()),
-            lengths=buckets(lengths),
+            lengths=counts_of(lengths).buckets(),
             bins=(
                 StoredFile(
                     path=f"{split}.bin", bytes=pair.bin.stat().st_size, sha256="not computed"

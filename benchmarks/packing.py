@@ -32,7 +32,7 @@ from data.mixture.schedule import Schedule
 from data.mixture.stage_rows import StageRows
 from data.packing.balance import balanced, imbalance
 from data.packing.rows import Request, Rows, packed
-from data.splits import length_buckets
+from data.token_files.length_counts import counts_of
 from recipes.models import CARDS
 from recipes.planner.documents import DocumentLengths
 from recipes.planner.plan import Plan
@@ -118,7 +118,7 @@ def balance(stage: StageRows) -> tuple[float, float]:
 
 def planned(row_length: int, lengths: NDArray[np.int32]) -> Plan:
     """Return the planner's choice for such documents on 64 H100."""
-    buckets = length_buckets(lengths.tolist()[:200_000])
+    buckets = counts_of(lengths[:200_000]).buckets()
     counts = tuple((round(one.tokens / one.documents), one.documents) for one in buckets)
     return search(
         SearchRequest(

@@ -27,10 +27,18 @@ from data.preparation.named_sources import named_sources
 from data.preparation.plan import Plan, Settings, plan_of
 from data.preparation.room import require_room
 from data.preparation.skip_limit import SKIP_LIMIT, require_limit
-from data.preparation.work import HeldError, Work, versions
+from data.preparation.work import HeldError, Work
 from data.progress import say
 from data.readers import SourceError
-from data.store import MANIFEST, TOKENIZER_FILE, Manifest, StoreError, TokenizerFacts, is_store
+from data.store import (
+    MANIFEST,
+    TOKENIZER_FILE,
+    Manifest,
+    StoreError,
+    TokenizerFacts,
+    is_store,
+    versions,
+)
 
 if TYPE_CHECKING:
     from data.tokenization.tokenizer import DocumentTokenizer

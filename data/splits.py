@@ -159,20 +159,6 @@ class Split:
         return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
-def length_buckets(lengths: Iterable[int]) -> tuple[LengthBucket, ...]:
-    """Count documents and tokens by power of two, from the shortest to the longest document."""
-    documents: dict[int, int] = {}
-    tokens: dict[int, int] = {}
-    for length in lengths:
-        at_least = 1 << (length.bit_length() - 1)
-        documents[at_least] = documents.get(at_least, 0) + 1
-        tokens[at_least] = tokens.get(at_least, 0) + length
-    return tuple(
-        LengthBucket(at_least=bound, documents=documents[bound], tokens=tokens[bound])
-        for bound in sorted(documents)
-    )
-
-
 def merge_buckets(parts: Iterable[Iterable[LengthBucket]]) -> tuple[LengthBucket, ...]:
     """Return the buckets of several groups of documents as those of all of them."""
     documents: dict[int, int] = defaultdict(int)

@@ -207,6 +207,19 @@ class Manifest:
             )
 
 
+def versions() -> dict[str, str]:
+    """Return the releases of the packages that make a store, as a manifest has them."""
+    from importlib.metadata import PackageNotFoundError, version  # takes time to import
+
+    found = {}
+    for name in ("longhaul-recipes", "tokenizers", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
 def is_store(folder: Path) -> bool:
     """Whether a folder has the manifest of a store, of any version and in any state."""
     try:

@@ -19,7 +19,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,12 +41,12 @@ from data.files.sha256 import Part as FilePart
 from data.files.whole import folder_beside
 from data.files.writable import require_folder
 from data.progress import say
-from data.splits import LengthBucket, Part, SourceFacts, Split, StoredFile, StoreError
-from data.store import SPLITS, TOKENIZER, Manifest, TokenizerFacts, is_store
+from data.splits import Part, SourceFacts, Split, StoredFile, StoreError
+from data.store import SPLITS, TOKENIZER, Manifest, TokenizerFacts, is_store, versions
+from data.token_files.length_counts import counts_of
 from data.token_files.megatron_index import write_index
 from data.token_files.verification import write_blocks
 
-PACKAGES = {"longhaul": "longhaul-recipes", "tokenizers": "tokenizers", "numpy": "numpy"}
 INDEX_BYTES = 20
 """Bytes of an index for each document."""
 CHARACTERS = 100
@@ -148,7 +147,7 @@ def adopt(
             heldout=Split(parts=tuple(parts["heldout"])),
             skipped={why: count for why, count in skipped.items() if count},
             blocks=write_blocks(folder, names),
-            versions=_versions(),
+            versions=versions(),
         )
         manifest.write()
         _require_place(out, overwrite)
@@ -230,29 +229,19 @@ def _write(
     for pair, link in zip(pairs, links, strict=True):
         (folder / link).symlink_to(pair.bin.resolve())
     lengths = listed.lengths[chosen]
+    counts = counts_of(lengths)
     write_index(folder / f"{name}.idx", listed.dtype, lengths, listed.pointers[chosen])
     return Part(
         source=listed.source,
-        documents=len(lengths),
-        tokens=int(lengths.sum(dtype=np.int64)),
-        longest=int(lengths.max()),
-        lengths=buckets(lengths),
+        documents=counts.documents,
+        tokens=counts.tokens,
+        longest=counts.longest,
+        lengths=counts.buckets(),
         bins=tuple(
             StoredFile(path=link, bytes=pair.bin.stat().st_size, sha256=sums[pair.bin])
             for pair, link in zip(pairs, links, strict=True)
         ),
         idx=StoredFile.of(folder, f"{name}.idx"),
-    )
-
-
-def buckets(lengths: NDArray[np.int32]) -> tuple[LengthBucket, ...]:
-    """Count documents and tokens by power of two, as `data.splits.length_buckets` does."""
-    exponents = np.frexp(lengths.astype(np.float64))[1] - 1
-    documents = np.bincount(exponents)
-    tokens = [int(lengths[exponents == one].sum(dtype=np.int64)) for one in range(len(documents))]
-    return tuple(
-        LengthBucket(at_least=1 << one, documents=int(documents[one]), tokens=tokens[one])
-        for one in np.flatnonzero(documents).tolist()
     )
 
 
@@ -276,13 +265,3 @@ def _required(result: str | OSError, part: FilePart) -> str:
     if isinstance(result, OSError):
         raise StoreError(f"{part.path} cannot be read ({result.strerror})") from result
     return result
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name, package in PACKAGES.items():
-        try:
-            found[name] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.packing.best_fit import best_fit
+from data.token_files.length_counts import LengthCounts
 
 K = 1024
 ABOVE = (4 * K, 16 * K, 64 * K, 128 * K, 1024 * K)
@@ -154,16 +155,14 @@ class LengthTable:
 
     def buckets(self) -> tuple[Bucket, ...]:
         """Return the documents by power of two."""
-        exponents = np.frexp(self.lengths.astype(np.float64))[1] - 1
-        found = []
-        for exponent in np.unique(exponents).tolist():
-            within = exponents == exponent
-            counts = self.counts[within]
-            tokens = int((self.lengths[within] * counts).sum())
-            found.append(
-                Bucket(at_least_tokens=1 << exponent, documents=int(counts.sum()), tokens=tokens)
+        counts = LengthCounts()
+        counts.add(self.lengths, self.counts)
+        return tuple(
+            Bucket(
+                at_least_tokens=bucket.at_least, documents=bucket.documents, tokens=bucket.tokens
             )
-        return tuple(found)
+            for bucket in counts.buckets()
+        )
 
     def kept(self, seq_length: int, cap: int | None = None) -> Kept:
         """Return what rows of a length keep whole; `cap` is the documents a row at most."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The token files of all shards, in the order of the plan, to the files of the store.
 
-Token files are copied by the kernel (`copy_file_range`), lengths pass through an array of a fixed
-size, and the index is written through a memory map: nothing is held for each document.
+Token files are copied by the kernel (`copy_file_range`), and lengths pass to the index through an
+array of a fixed size: nothing is held for each document.
 """
 
 import hashlib
@@ -12,7 +12,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from data.preparation.skip_limit import require_few_broken
 from data.preparation.token_files import COPIED, LENGTH_TYPE
 from data.preparation.work import Receipt, Work
 from data.readers import without_documents
-from data.splits import LengthBucket, Part, SourceFacts, Split, StoredFile
+from data.splits import Part, SourceFacts, Split, StoredFile
 from data.store import (
     ONLY_SOURCE,
     SPLITS,
@@ -38,12 +37,10 @@ from data.store import (
     StoreError,
     TokenizerFacts,
 )
+from data.token_files.length_counts import LengthCounts
+from data.token_files.megatron_index import IndexWriter
 from data.token_files.verification import write_blocks
 
-INDEX_MARK = b"MMIDIDX\x00\x00"
-INDEX_VERSION = 1
-TYPE_CODES = {np.dtype(np.uint16): 8, np.dtype(np.int32): 4}
-"""Megatron's codes of the types of tokens."""
 INDEX_BYTES = 4 + 8 + 8
 """Bytes of an index for each document."""
 HELD = 2**20
@@ -62,32 +59,6 @@ class UnfinishedError(StoreError):
             f"({listed}); do one with longhaul prepare --plan {work.folder} --task {numbers[0]}"
         )
         self.numbers = list(numbers)
-
-
-@dataclass(slots=True)
-class _Lengths:
-    """Documents and tokens by power of two, and the longest document."""
-
-    documents: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    longest: int = 0
-
-    @classmethod
-    def none(cls) -> "_Lengths":
-        return cls(np.zeros(32, np.int64), np.zeros(32, np.int64))
-
-    def add(self, lengths: NDArray[np.int32]) -> None:
-        exponents = np.frexp(lengths.astype(np.float64))[1] - 1
-        self.documents += np.bincount(exponents, minlength=32)
-        self.tokens += np.bincount(exponents, lengths, minlength=32).astype(np.int64)
-        self.longest = max(self.longest, int(lengths.max(initial=0)))
-
-    def buckets(self) -> tuple[LengthBucket, ...]:
-        return tuple(
-            LengthBucket(at_least=1 << at, documents=int(n), tokens=int(self.tokens[at]))
-            for at, n in enumerate(self.documents)
-            if n
-        )
 
 
 def merge(work: Work) -> Manifest:
@@ -265,33 +236,16 @@ def _append(source: Any, target: Any, left: int) -> None:
         left -= len(block)
 
 
-def _write_index(paths: Sequence[Path], documents: int, tokens: Any, to: Path) -> _Lengths:
+def _write_index(paths: Sequence[Path], documents: int, tokens: Any, to: Path) -> LengthCounts:
     """Write Megatron's index of documents in order; return their lengths by power of two."""
-    with to.open("wb") as file:
-        file.write(INDEX_MARK)
-        file.write(np.array([INDEX_VERSION], "<u8").tobytes())
-        file.write(np.array([TYPE_CODES[tokens]], "<u1").tobytes())
-        file.write(np.array([documents, documents + 1], "<u8").tobytes())
-        at = file.tell()
-        file.truncate(at + documents * INDEX_BYTES + 8)
-    lengths = np.memmap(to, LENGTH_TYPE, "r+", at, (documents,))
-    pointers = np.memmap(to, "<i8", "r+", at + 4 * documents, (documents,))
-    ends = np.memmap(to, "<i8", "r+", at + 12 * documents, (documents + 1,))
-    counted, done, byte = _Lengths.none(), 0, 0
-    for chunk in _lengths(paths):
-        stop = done + chunk.size
-        sizes = np.cumsum(chunk, dtype=np.int64) * tokens.itemsize
-        lengths[done:stop] = chunk
-        pointers[done] = byte
-        pointers[done + 1 : stop] = byte + sizes[:-1]
-        ends[done:stop] = np.arange(done, stop)
-        byte += int(sizes[-1])
-        done = stop
-        counted.add(chunk)
-    ends[documents] = documents
-    for array in (lengths, pointers, ends):
-        array.flush()
-    return counted
+    counts, byte = LengthCounts(), 0
+    with IndexWriter(to, tokens, documents) as index:
+        for chunk in _lengths(paths):
+            ends = byte + np.cumsum(chunk, dtype=np.int64) * tokens.itemsize
+            index.add(chunk, np.append(byte, ends[:-1]))
+            counts.add(chunk)
+            byte = int(ends[-1])
+    return counts
 
 
 def _lengths(paths: Sequence[Path]) -> Iterator[NDArray[np.int32]]:

@@ -18,14 +18,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from data.files.whole import write_text
 from data.preparation.plan import Plan, Settings, Shard
 from data.preparation.token_files import TokenFacts
-from data.store import SPLITS, SplitName, StoreError
+from data.store import SPLITS, SplitName, StoreError, versions
 from data.tokenization.encoder import Encoder
 
 LONGEST_NAME = 200
@@ -278,14 +277,3 @@ class Work:
             yield
         finally:
             os.close(file)
-
-
-def versions() -> dict[str, str]:
-    """Return the releases of the packages that make a store."""
-    found = {}
-    for name in ("longhaul-recipes", "tokenizers", "transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
-    return found

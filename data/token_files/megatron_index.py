@@ -15,6 +15,7 @@ leave some out. Arrays are mapped into memory, not read. Neither torch nor Megat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,16 +103,53 @@ def write_index(
     pointers: NDArray[np.int64],
 ) -> None:
     """Write an index with one sequence for each document."""
-    code = next(code for code, name in DTYPES.items() if np.dtype(name) == dtype)
-    count = len(lengths)
-    with path.open("wb") as file:
-        file.write(_HEADER.pack(MAGIC, VERSION, code, count, count + 1))
-        for array, kind in ((lengths, "<i4"), (pointers, "<i8")):
-            for start in range(0, count, DOCUMENTS_AT_ONCE):
-                file.write(array[start : start + DOCUMENTS_AT_ONCE].astype(kind).tobytes())
-        for start in range(0, count + 1, DOCUMENTS_AT_ONCE):
-            stop = min(start + DOCUMENTS_AT_ONCE, count + 1)
-            file.write(np.arange(start, stop, dtype="<i8").tobytes())
+    with IndexWriter(path, dtype, len(lengths)) as index:
+        index.add(lengths, pointers)
+
+
+class IndexWriter:
+    """Write an index of documents that arrive in order, without holding them.
+
+    The three arrays are filled side by side by writing at places of the file, not through memory: a
+    full disk is an OSError then, where a mapped page ends the process.
+    """
+
+    def __init__(self, path: Path, dtype: TokenType, documents: int) -> None:
+        """Begin an index of a number of documents."""
+        code = next(code for code, name in DTYPES.items() if np.dtype(name) == dtype)
+        self._documents, self._done = documents, 0
+        self._file: BinaryIO = path.open("wb")
+        self._file.write(_HEADER.pack(MAGIC, VERSION, code, documents, documents + 1))
+
+    def __enter__(self) -> "IndexWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._file.close()
+
+    def add(self, lengths: NDArray[np.int32], pointers: NDArray[np.int64]) -> None:
+        """Write the next documents."""
+        for start in range(0, len(lengths), DOCUMENTS_AT_ONCE):
+            some = slice(start, start + DOCUMENTS_AT_ONCE)
+            stop = self._done + len(lengths[some])
+            self._write(0, lengths[some], "<i4")
+            self._write(4 * self._documents, pointers[some], "<i8")
+            self._write(12 * self._documents, np.arange(self._done, stop), "<i8")
+            self._done = stop
+
+    def _write(self, array: int, values: NDArray[np.integer[Any]], kind: str) -> None:
+        """Write values of the array that begins `array` bytes after the header."""
+        self._file.seek(_HEADER.size + array + self._done * np.dtype(kind).itemsize)
+        self._file.write(np.ascontiguousarray(values, kind).data)
+
+    def _finish(self) -> None:
+        if self._done != self._documents:
+            raise ValueError(f"{self._done:,} documents of {self._documents:,} were written")
+        self._write(12 * self._documents, np.array([self._documents]), "<i8")
 
 
 def _header(path: Path) -> tuple[TokenType, int, int]:

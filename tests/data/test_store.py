@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from data.splits import LengthBucket, Split, length_buckets
+from data.splits import Split
 from data.store import Manifest, StoreError, require_tokenizer, tokenizer_fingerprint
 from data.token_files.held_out import long_documents
 
@@ -165,15 +165,6 @@ def test_another_tokenizer_is_refused_naming_both(shared_store: Manifest) -> Non
         require_tokenizer(shared_store, "f" * 64)
     assert own in str(error.value)
     assert "f" * 64 in str(error.value)
-
-
-def test_a_document_is_counted_in_the_bucket_of_its_power_of_two() -> None:
-    assert length_buckets([1, 8191, 8192, 8193, 16383, 16384]) == (
-        LengthBucket(at_least=1, documents=1, tokens=1),
-        LengthBucket(at_least=4096, documents=1, tokens=8191),
-        LengthBucket(at_least=8192, documents=3, tokens=8192 + 8193 + 16383),
-        LengthBucket(at_least=16384, documents=1, tokens=16384),
-    )
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from data.adoption.adopt import buckets
 from data.adoption.checks import Checked, HeldOut, held_out
 from data.adoption.pairs import Named, source_name
 from data.census.census import indexes
-from data.splits import StoreError, length_buckets
+from data.splits import StoreError
 from data.store import SPLITS, Manifest
 from data.token_files.held_out import long_documents
 from data.token_files.verification import verify
@@ -52,7 +51,9 @@ def test_an_adopted_store_has_every_document_once_and_copies_no_token(
     assert (source.name, source.kind, source.origin) == ("web", "adopted", str(foreign))
     for split in SPLITS:
         lengths = [len(ids) for ids in documents_of(manifest, split)]
-        assert manifest.split(split).lengths == length_buckets(lengths)
+        for bucket in manifest.split(split).lengths:
+            within = [size for size in lengths if size // bucket.at_least == 1]
+            assert (bucket.documents, bucket.tokens) == (len(within), sum(within))
         assert manifest.split(split).tokens == sum(lengths)
     assert verify(manifest, whole=True) > 0
     longest = max(len(ids) for ids in heldout)
@@ -305,8 +306,3 @@ def test_a_place_that_is_taken_is_left_alone(adopted, foreign, tmp_path) -> None
     (tmp_path / "store").mkdir()
     with pytest.raises(ValueError, match=r"--out .*store already exists"):
         adopted(foreign)
-
-
-def test_buckets_are_those_of_the_manifest() -> None:
-    lengths = np.array([1, 2, 3, 4, 7, 8, 1023, 1024, 2**31 - 1], dtype=np.int32)
-    assert buckets(lengths) == length_buckets(lengths.tolist())

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from data.splits import Part, SourceFacts, Split, StoredFile, length_buckets
+from data.splits import Part, SourceFacts, Split, StoredFile
 from data.store import Manifest
+from data.token_files.length_counts import counts_of
 
 EOD = 0
 LENGTHS = {"web": (8, 40), "books": (60, 300)}
@@ -37,7 +38,7 @@ def part(root: Path, source: str, split: str, count: int, seed: int) -> Part:
         documents=count,
         tokens=sum(lengths),
         longest=max(lengths),
-        lengths=length_buckets(lengths),
+        lengths=counts_of(np.array(lengths)).buckets(),
         bins=(StoredFile.of(root, f"{name}.bin"),),
         idx=StoredFile.of(root, f"{name}.idx"),
     )
