@@ -41,8 +41,6 @@ from data.token_files.length_counts import LengthCounts
 from data.token_files.megatron_index import IndexWriter
 from data.token_files.verification import write_blocks
 
-INDEX_BYTES = 4 + 8 + 8
-"""Bytes of an index for each document."""
 HELD = 2**20
 """Documents whose lengths are in memory at a time."""
 VERIFIED = 256
