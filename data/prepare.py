@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from data.files.appearing import replace_folder
 from data.files.whole import missing_folders, name_place, remove_empty, write_text
 from data.files.writable import require_folder
-from data.preparation.engine import Engine, run_engine
+from data.preparation.engine import Engine, connected, run_engine
 from data.preparation.named_sources import named_sources
 from data.preparation.plan import Plan, Settings, plan_of
 from data.preparation.room import require_room
@@ -37,6 +37,7 @@ from data.store import (
     StoreError,
     TokenizerFacts,
     is_store,
+    tokenizer_named,
     versions,
 )
 
@@ -87,7 +88,8 @@ def prepare(
     """
     _require_options(heldout_fraction, skip_limit)
     place = Path(out).absolute()
-    with _preparing(place, overwrite) as work:
+    engine = engine or Engine()
+    with _preparing(place, overwrite) as work, connected(engine):
         _plan(
             work, place, source, Settings(text_key, heldout_fraction, seed), tokenizer, vocab_size,
             skip_broken=skip_broken, skip_limit=skip_limit,
@@ -96,12 +98,12 @@ def prepare(
             return manifest
         from data.preparation.merge import UnfinishedError
 
-        run_engine(work, work.missing(), engine or Engine())
+        run_engine(work, work.by_size(), engine)
         try:
             return _merge(work, place, overwrite)
         except UnfinishedError as error:
             say(f"{len(error.numbers):,} parts are damaged and are prepared again")
-        run_engine(work, work.missing(), engine or Engine())
+        run_engine(work, work.by_size(), engine)
         return _merge(work, place, overwrite)
 
 
@@ -141,9 +143,9 @@ def run_tasks(folder: Path, first: int, step: int | None, engine: Engine | None 
             f"{work.count:,} parts"
         )
     numbers = [first] if step is None else work.by_size()[first::step]
-    left = [number for number in numbers if work.receipt(number) is None]
-    run_engine(work, left, engine or Engine())
-    return len(left)
+    engine = engine or Engine()
+    with connected(engine):
+        return run_engine(work, numbers, engine)
 
 
 def merge_plan(folder: Path, *, overwrite: bool = False) -> Manifest:
@@ -254,7 +256,7 @@ def _tokenizer_facts(name: str | None, vocab_size: int) -> dict[str, Any]:
     """Return what a plan says of its tokenizer: a folder whose files change is another one."""
     if name is None:
         return {"train": vocab_size}
-    file = Path(name) / TOKENIZER_FILE
+    file = Path(tokenizer_named(name)) / TOKENIZER_FILE
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
     return {"load": name, "sha256": sha256}
 

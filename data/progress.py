@@ -33,7 +33,7 @@ def progress(title: str, total_bytes: int | None) -> Iterator[Advance]:
     """Yield a function that shows the progress; `total_bytes` is None if unknown."""
     console = Console(stderr=True, quiet=_is_quiet())
     if not console.is_terminal:
-        yield _lines(title)
+        yield _lines(title, total_bytes)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -45,7 +45,8 @@ def progress(title: str, total_bytes: int | None) -> Iterator[Advance]:
         task = bar.add_task(title, total=total_bytes, state="")
 
         def advance(done_bytes: int, documents: int, tokens: int) -> None:
-            bar.update(task, completed=done_bytes, state=_state(done_bytes, documents, tokens))
+            state = _state(done_bytes, total_bytes, documents, tokens)
+            bar.update(task, completed=done_bytes, state=state)
 
         yield advance
 
@@ -55,20 +56,23 @@ def _is_quiet() -> bool:
     return logging.getLogger("longhaul").level > logging.INFO
 
 
-def _lines(title: str) -> Advance:
+def _lines(title: str, total_bytes: int | None) -> Advance:
     last = time.monotonic()
 
     def advance(done_bytes: int, documents: int, tokens: int) -> None:
         nonlocal last
         if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            say(f"{title}: {_state(done_bytes, documents, tokens)}")
+            say(f"{title}: {_state(done_bytes, total_bytes, documents, tokens)}")
 
     return advance
 
 
-def _state(done_bytes: int, documents: int, tokens: int) -> str:
-    return f"{done_bytes / 2**20:,.1f} MiB, {documents:,} documents, {tokens:,} tokens"
+def _state(done_bytes: int, total_bytes: int | None, documents: int, tokens: int) -> str:
+    size = f"{done_bytes / 2**20:,.1f} MiB"
+    if total_bytes:
+        size += f" of {total_bytes / 2**20:,.1f} ({min(done_bytes / total_bytes, 1):.0%})"
+    return f"{size}, {documents:,} documents, {tokens:,} tokens"
 
 
 @contextmanager

@@ -26,9 +26,11 @@ them.
 
 import os
 import platform
+import shlex
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -62,6 +64,8 @@ JSONL_ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 PARQUET_ENDING = ".parquet"
 HUB_PREFIX = "hf:"
 
+LOOKED_AT = 100
+"""Records that are looked at for the field of the text after a first one without it."""
 MAX_DOCUMENT_BYTES = 256 * 2**20
 """Cap on a document that `documents` yields as a whole."""
 
@@ -96,21 +100,33 @@ def documents(
     """
     counts = Counter[str]() if skipped is None else skipped
     found = 0
-    for origin, content in records(source, text_key):
+    rest = records(source, text_key)
+    for origin, content in rest:
         judged = judge(_whole(content))
         if isinstance(judged, str):
             found += 1
             yield Document(judged, str(origin))
             continue
         if judged.reason == "broken" and not skip_broken:
-            raise broken(origin, judged)
+            raise broken(origin, judged, () if found else rest)
         counts[judged.reason] += 1
     if not found:
         raise without_documents(source, counts)
 
 
-def broken(origin: object, found: Unusable) -> SourceError:
-    """Return the error of a broken record."""
+def broken(origin: object, found: Unusable, following: Iterable[Record] = ()) -> SourceError:
+    """Return the error of a broken record.
+
+    `following` are the records after it, if none before it could be used: where they lack the field
+    of the text as well, the field has another name.
+    """
+    if found.texts and following:
+        contents = [content for _, content in islice(following, LOOKED_AT)]
+        if all(isinstance(each, Unusable) and each.texts is not None for each in contents):
+            return SourceError(
+                f"{origin}: {found.problem}; name the field of the text, such as --text-key "
+                f"{shlex.quote(found.texts[0])}"
+            )
     return SourceError(
         f"{origin}: {found.problem}; fix it, or skip such records with --skip-broken"
     )

@@ -229,6 +229,11 @@ def is_store(folder: Path) -> bool:
     return isinstance(content, dict) and content.get("format") == FORMAT
 
 
+def tokenizer_named(name: str) -> str:
+    """Return the tokenizer's folder for the folder of a store; any other name as it is."""
+    return str(Path(name, TOKENIZER)) if is_store(Path(name)) else name
+
+
 def require_tokenizer(manifest: Manifest, fingerprint: str, of: str = "its files now have") -> None:
     """Raise StoreError unless the store was made with the tokenizer of this fingerprint.
 

@@ -22,7 +22,10 @@ def hub_rows(source: str, prefix: str, text_key: str) -> Iterator[Record]:
         for record in rows:
             row += 1
             if text_key not in record:
-                raise SourceError(f"{source}: no field {text_key!r}; it has {', '.join(record)}")
+                raise SourceError(
+                    f"{source}: no field {text_key!r}; it has {', '.join(record)}; name the one of "
+                    "the text with --text-key"
+                )
             yield Record(f"{source} row {row}", text_of_field(record[text_key], text_key))
     except SourceError:
         raise

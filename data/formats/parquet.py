@@ -59,7 +59,10 @@ def parquet_file(
 def _row_groups(path: Path, file: Any, text_key: str) -> RowGroups:
     columns = file.schema_arrow.names
     if text_key not in columns:
-        raise SourceError(f"{path}: no column {text_key!r}; the file has {', '.join(columns)}")
+        raise SourceError(
+            f"{path}: no column {text_key!r}; the file has {', '.join(columns)}; name the one of "
+            "the text with --text-key"
+        )
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     return RowGroups([group.num_rows for group in groups], [_bytes(g, text_key) for g in groups])
 

@@ -2,7 +2,7 @@
 """A record of a source: a text, a long text to be read in chunks, or a problem."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 LONG_BYTES = 8 * 2**20
@@ -32,6 +32,8 @@ class Unusable:
 
     reason: SkipReason
     problem: str
+    texts: tuple[str, ...] | None = field(default=None, compare=False)
+    """Other fields of the record that are strings, the longest first, if it lacks the text's."""
 
 
 class UnusableError(Exception):
@@ -89,5 +91,7 @@ def text_of_object(record: object, text_key: str) -> str | Unusable:
         return Unusable("broken", f"not a JSON object but {json_type(record)}")
     if text_key not in record:
         keys = ", ".join(repr(key) for key in list(record)[:8]) or "no field at all"
-        return Unusable("broken", f"no field {text_key!r}; the line has {keys}")
+        sizes = {str(key): len(value) for key, value in record.items() if isinstance(value, str)}
+        texts = tuple(sorted(sizes, key=sizes.__getitem__, reverse=True))
+        return Unusable("broken", f"no field {text_key!r}; the line has {keys}", texts)
     return text_of_field(record[text_key], text_key)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose and run an engine, with its progress on stderr."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from data.preparation.skip_limit import require_below_count
 from data.preparation.work import Receipt, Work
-from data.progress import progress
+from data.progress import progress, say
 
 SMALL_BYTES = 2**26
 """Work of fewer bytes is done in this process: others would take longer to start."""
@@ -21,7 +22,7 @@ class Engine:
     workers: int | None = None
     """Processes of the pool; None: one a processor, or none for a small source."""
     address: str | None = None
-    """Of the Ray cluster; None: the one that this machine is part of."""
+    """Of the Ray cluster; None: that of RAY_ADDRESS, or the one that this machine is part of."""
 
     def __post_init__(self) -> None:
         """Refuse an unknown engine, and options of another."""
@@ -35,12 +36,37 @@ class Engine:
             raise ValueError("--workers is for the pool of this machine; leave out --engine ray")
 
 
-def run_engine(work: Work, numbers: Sequence[int], engine: Engine) -> None:
-    """Do tasks in the order given; raise the error of the first that fails."""
+@contextmanager
+def connected(engine: Engine) -> Iterator[None]:
+    """Hold the connection to the engine's cluster; raise SourceError if no cluster answers."""
+    if engine.kind != "ray":
+        yield
+        return
+    from data.preparation.engines.ray_cluster import connected as to_cluster
+
+    with to_cluster(engine.address):
+        yield
+
+
+def run_engine(work: Work, numbers: Sequence[int], engine: Engine) -> int:
+    """Do the tasks that are not done yet, in the order given; return how many these were.
+
+    Raises the error of the first that fails.
+    """
     work.require_same_versions()
     cost = {number: work.shard(number).cost for number in numbers}
-    total = sum(cost.values())
+    total, left = sum(cost.values()), []
     done_bytes = documents = tokens = broken = 0
+    for number in numbers:
+        receipt = work.receipt(number)
+        if receipt is None:
+            left.append(number)
+            continue
+        done_bytes += cost[number]
+        documents += receipt.documents
+        tokens += receipt.tokens
+    if 0 < len(left) < len(numbers):
+        say(f"continuing: {len(numbers) - len(left):,} of {len(numbers):,} parts are there already")
     with progress("tokenizing", total) as advance:
 
         def done(number: int, receipt: Receipt) -> None:
@@ -52,17 +78,18 @@ def run_engine(work: Work, numbers: Sequence[int], engine: Engine) -> None:
             advance(done_bytes, documents, tokens)
             require_below_count(work.facts, broken, receipt.examples)
 
-        if not numbers:
-            return
+        if not left:
+            return 0
         if engine.kind == "ray":
             from data.preparation.engines.ray_cluster import run_on_ray
 
-            run_on_ray(work, numbers, done, engine.address)
-        elif engine.workers is None and total < SMALL_BYTES:
+            run_on_ray(work, left, done, engine.address)
+        elif engine.workers is None and sum(cost[number] for number in left) < SMALL_BYTES:
             from data.preparation.engines.in_process import run_here
 
-            run_here(work, numbers, done)
+            run_here(work, left, done)
         else:
             from data.preparation.engines.pool import cores, run_in_pool
 
-            run_in_pool(work, numbers, done, engine.workers or cores())
+            run_in_pool(work, left, done, engine.workers or cores())
+    return len(left)

@@ -79,17 +79,20 @@ def _documents(
     plan: Plan, shards: Sequence[Shard], skipped: Counter[str], skip_broken: bool
 ) -> Iterator[tuple[float, str]]:
     """Yield the hash and the text of every document; of a long one, its beginning."""
+    is_first = True
     for shard in shards:
-        for origin, content in shard_records(shard, plan.settings.text_key, None, skipped):
+        rest = shard_records(shard, plan.settings.text_key, None, skipped)
+        for origin, content in rest:
             digest = ContentHash(plan.settings.seed)
             text = content if isinstance(content, str | Unusable) else _beginning(content, digest)
             judged = judge(text)
             if isinstance(judged, str):
                 if isinstance(content, str):
                     digest.update(judged.encode())
+                is_first = False
                 yield digest.place(), judged
             elif judged.reason == "broken" and not skip_broken:
-                raise broken(origin, judged)
+                raise broken(origin, judged, rest if is_first else ())
             else:
                 skipped[judged.reason] += 1
 

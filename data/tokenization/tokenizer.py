@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from data.hub import TOKENIZER_FILES, HubError, local_folder
 from data.progress import quiet_imports
-from data.store import tokenizer_fingerprint
+from data.store import tokenizer_fingerprint, tokenizer_named
 from data.tokenization.encoder import Encoder, plain
 
 if TYPE_CHECKING:
@@ -96,7 +96,11 @@ def train(texts: Iterable[str], vocab_size: int) -> DocumentTokenizer:
 
 
 def load(name_or_path: str) -> DocumentTokenizer:
-    """Return a Hugging Face tokenizer, from a local folder or by its name on the hub."""
+    """Return a Hugging Face tokenizer, from a local folder or by its name on the hub.
+
+    The folder of a store stands for the tokenizer in it.
+    """
+    name_or_path = tokenizer_named(name_or_path)
     try:
         folder = local_folder(name_or_path, ("config.json", *TOKENIZER_FILES))
     except HubError as error:

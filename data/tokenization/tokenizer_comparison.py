@@ -84,12 +84,13 @@ def compare(
     source: str | None,
     *,
     text_key: str = "text",
+    skip_broken: bool = False,
     sample_bytes: int = SAMPLE_BYTES,
 ) -> Comparison:
     """Tokenize the first documents of a source with each tokenizer.
 
     Args:
-        names: folders, or names on the hub.
+        names: folders, names on the hub, or stores for their tokenizers.
         source: see `data.sources`; not synthetic documents.
         sample_bytes: text to read; the document that reaches it is the last, and is whole.
 
@@ -102,7 +103,7 @@ def compare(
             "name documents or repositories:PATH"
         )
     texts, size = [], 0
-    for text, _ in documents(source, text_key=text_key):
+    for text, _ in documents(source, text_key=text_key, skip_broken=skip_broken):
         texts.append(text)
         size += len(text.encode())
         if size >= sample_bytes:

@@ -62,7 +62,11 @@ def prepare(
         str, typer.Option(help="pool: processes of this machine; ray: a Ray cluster.")
     ] = "pool",
     address: Annotated[
-        str | None, typer.Option(help="Address of the Ray cluster.", show_default="this machine's")
+        str | None,
+        typer.Option(
+            help="Address of the Ray cluster, HOST:PORT or ray://HOST:PORT.",
+            show_default="RAY_ADDRESS, or the cluster that runs on this machine",
+        ),
     ] = None,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Write the plan and the tokenizer, then stop.")

@@ -14,7 +14,7 @@ SEQ = "64K"
 
 def tokenizers(
     names: Annotated[
-        list[str], typer.Argument(help="Folders or names of Hugging Face tokenizers.")
+        list[str], typer.Argument(help="Folders or names of Hugging Face tokenizers, or stores.")
     ],
     data: Annotated[
         str | None,
@@ -24,6 +24,9 @@ def tokenizers(
         ),
     ] = None,
     text_key: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Leave broken records out instead of stopping.")
+    ] = False,
     sample_mib: Annotated[
         int, typer.Option(min=1, help="MiB of text to compare on, from the first document on.")
     ] = 16,
@@ -55,7 +58,9 @@ def tokenizers(
             layers=model.layers,
             attention_width=model.heads * model.head_dim,
         )
-    compared = compare(names, data, text_key=text_key, sample_bytes=sample_mib * 2**20)
+    compared = compare(
+        names, data, text_key=text_key, skip_broken=skip_broken, sample_bytes=sample_mib * 2**20
+    )
     rows = as_rows(compared, shape, length)
     if as_json:
         print_json(
@@ -76,6 +81,8 @@ def tokenizers(
     words = ["longhaul", "prepare", "--tokenizer", name, "--out", "STORE"]
     if data:
         words = ["longhaul", "prepare", "--source", data, "--tokenizer", name, "--out", "STORE"]
+    words += ["--text-key", text_key] if text_key != "text" else []
+    words += ["--skip-broken"] if skip_broken else []
     next_command(
         words,
         "prepare a store with the one that needs the fewest tokens; STORE is a folder to write",

@@ -127,6 +127,17 @@ def test_a_folder_is_read_in_sorted_order_and_what_is_left_out_is_counted(tmp_pa
     assert skipped == {"undecodable": 2, "empty": 1, "other_ending": 1}
 
 
+def test_a_field_that_no_record_has_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
+    lines = [{"id": "a", "body text": "long text", "n": 3}, {"id": "b"}, {"id": "c", "n": 2}]
+    path = write_jsonl(tmp_path / "a.jsonl", *lines)
+    with pytest.raises(SourceError, match=r"a\.jsonl:1: no field 'text'; .*'n'") as error:
+        read(path)
+    assert str(error.value).endswith("name the field of the text, such as --text-key 'body text'")
+    write_jsonl(path, *lines, {"text": "one record has it"})
+    with pytest.raises(SourceError, match=r"a\.jsonl:1: no field 'text'; .* with --skip-broken"):
+        read(path)
+
+
 def test_the_text_key_chooses_field_and_column(tmp_path: Path) -> None:
     lines = write_jsonl(tmp_path / "a.jsonl", {"body": "b", "text": "t"})
     rows = tmp_path / "a.parquet"

@@ -5,7 +5,9 @@ Ray runs a task again on another node when its own is lost. Ray is imported when
 """
 
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,34 +21,46 @@ from data.store import StoreError
 TREE = Path(__file__).resolve().parents[3]
 MOST_LOST = 100
 """How often Ray runs a task again whose node or process was lost."""
+ANSWER_SECONDS = 5.0
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
-def run_on_ray(work: Work, numbers: Sequence[int], done: Done, address: str | None) -> None:
-    """Do tasks on the cluster at an address; None or `auto`: the one that this machine is part of.
+@contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Connect to the cluster at an address, or stay connected to the one that is in use.
 
-    Raises SourceError if there is no such cluster, and the errors of tasks.
+    None or `auto` is the address of RAY_ADDRESS, or of the cluster that this machine is part of.
+    Raises SourceError within seconds if nothing answers there; Ray itself tries for minutes.
     """
+    tried = _address(address)
+    _require_answer(tried)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
-    from ray import exceptions
 
     own = not ray.is_initialized()
     if own:
         try:
             ray.init(
-                address=address or "auto",
+                address=tried or "auto",
                 runtime_env={"env_vars": {"PYTHONPATH": str(TREE), **_ONE_THREAD}},
                 log_to_driver=False,
                 logging_level="ERROR",
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise SourceError(
-                f"no Ray cluster answers at {address or 'auto'} ({reason}); start one with `ray "
-                "start --head`, name it with --address, or leave --engine out"
-            ) from error
+            raise _without_cluster(tried, " ".join(str(error).split())[:200]) from error
     try:
+        yield
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def run_on_ray(work: Work, numbers: Sequence[int], done: Done, address: str | None) -> None:
+    """Do tasks on the cluster at an address (`connected`); raise the errors of tasks."""
+    with connected(address):
+        import ray
+        from ray import exceptions
+
         task = ray.remote(num_cpus=1, max_retries=MOST_LOST)(_answer)
         running = {task.remote(str(work.folder), number): number for number in numbers}
         while running:
@@ -60,9 +74,38 @@ def run_on_ray(work: Work, numbers: Sequence[int], done: Done, address: str | No
                     where = described(work, number)
                     raise SourceError(f"Ray cannot prepare {where}: {reason}") from error
                 done(number, receipt_of(answer, work))
-    finally:
-        if own:
-            ray.shutdown()
+
+
+def _address(given: str | None) -> str | None:
+    """Return the address that Ray would try, None if it has to look for a cluster here."""
+    if given not in (None, "", "auto"):
+        return given
+    stated = os.environ.get("RAY_ADDRESS")
+    if stated not in (None, "", "auto"):
+        return stated
+    with suppress(OSError):
+        folder = os.environ.get("RAY_TMPDIR") or "/tmp"
+        return Path(folder, "ray", "ray_current_cluster").read_text(encoding="utf-8").strip()
+    return None
+
+
+def _require_answer(tried: str | None) -> None:
+    """Raise SourceError if nothing listens at an address of a host and a port."""
+    host, _, port = (tried or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _without_cluster(tried, reason.lower()) from error
+
+
+def _without_cluster(tried: str | None, reason: str) -> SourceError:
+    return SourceError(
+        f"no Ray cluster answers at {tried or 'this machine'} ({reason}); start one with `ray start "
+        "--head`, name it with --address HOST:PORT, or leave --engine out"
+    )
 
 
 def _answer(folder: str, number: int) -> dict[str, Any]:

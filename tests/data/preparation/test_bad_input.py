@@ -59,6 +59,12 @@ def test_a_broken_line_is_named_by_its_number_in_the_whole_file(
     assert re.search(r"skipped .*a\.jsonl:101: invalid JSON", capsys.readouterr().err)
 
 
+def test_a_text_key_that_no_record_has_is_answered_before_a_tokenizer_is_loaded(broken, tmp_path):
+    for tokenizer in (str(tmp_path / "gone"), None):
+        with pytest.raises(SourceError, match=r"a\.jsonl:1: no field 'body'; .* --text-key text$"):
+            prepare(str(broken.parent), tmp_path / "s", tokenizer=tokenizer, text_key="body")
+
+
 def test_after_a_file_is_corrected_only_its_shards_are_done_again(
     broken, tmp_path, tokenizer_folder, monkeypatch
 ):

@@ -4,8 +4,10 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -273,6 +275,47 @@ def test_a_ray_cluster_gives_the_same_store(make, reference):
         ray.shutdown()
         cluster.shutdown()
     assert contents(manifest.root) == contents(reference.root)
+
+
+@pytest.mark.parametrize("named", ["by --address", "by RAY_ADDRESS", "by a cluster that ended"])
+def test_a_cluster_that_does_not_answer_is_told_before_a_tokenizer_is_loaded(
+    corpus, tmp_path, monkeypatch, named
+):
+    with socket.socket() as one:  # a port that nothing listens on once it is closed
+        one.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{one.getsockname()[1]}"
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp" / "ray").mkdir(parents=True)
+    if named == "by RAY_ADDRESS":
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    if named == "by a cluster that ended":
+        (tmp_path / "tmp" / "ray" / "ray_current_cluster").write_text(f"{address}\n")
+    given = f"ray://{address}" if named == "by --address" else None
+    out = tmp_path / "out" / "store"
+    with pytest.raises(SourceError, match=rf"no Ray cluster answers at (ray://)?{address} \(") as it:
+        prepare(
+            str(corpus), out, tokenizer="none such",
+            engine=Engine(kind="ray", address=given),
+        )  # fmt: skip
+    assert "--address HOST:PORT" in str(it.value)
+    assert not out.parent.exists()
+
+
+def test_a_run_that_continues_says_what_is_there_and_its_progress_is_of_all(
+    mixed, tokenizer_folder, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("data.progress.SECONDS_BETWEEN_LINES", 0.0)
+    work = write_plan(mixed, tmp_path / "store", tokenizer=tokenizer_folder, heldout_fraction=0.3)
+    run_tasks(work.folder, 0, 2)
+    half = work.count - work.count // 2
+    capsys.readouterr()
+    prepare(mixed, tmp_path / "store", tokenizer=tokenizer_folder, heldout_fraction=0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert f"continuing: {half} of {work.count} parts are there already" in lines
+    shares = [int(share) for line in lines for share in re.findall(r"MiB of .* \((\d+)%\),", line)]
+    assert len(shares) == work.count - half
+    assert 50 < shares[0] < shares[-1] == 100
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,10 @@ def test_an_adopted_store_is_shown_and_counted(answer, files: Path, tmp_path: Pa
     command = said.splitlines()[-1].strip()
     assert command == f"longhaul census {shlex.quote(str(store))}"
 
+    (files / "a.txt").write_text("a b a")
+    compared = answer("tokenizers", store, "--data", files / "a.txt", "--json")
+    assert json.loads(compared.out)["tokenizers"][0]["name"] == str(store / "tokenizer")
+
     code, shown, said = answer(*shlex.split(command)[1:], "--png", tmp_path / "c.png")
     assert code == 0, said
     for words in ("Documents by length", "Kept whole in rows", "Compressibility", "| code "):
@@ -83,6 +87,11 @@ def test_tokenizers_are_compared_in_a_table_and_as_json(answer, files: Path) -> 
     assert "x 1.00 |" in shown
     assert "FLOPs of attention" in shown
     assert shlex.split(said.splitlines()[-1])[:3] == ["longhaul", "prepare", "--source"]
+    (files / "b.jsonl").write_text('{"id": "a", "body": "a b a b"}\n' * 2)
+    other = ("tokenizers", files / "t", "--data", files / "b.jsonl")
+    assert answer(*other).error().endswith("name the field of the text, such as --text-key body")
+    said = answer(*other, "--text-key", "body", "--skip-broken").err.splitlines()[-1]
+    assert said.endswith("--text-key body --skip-broken")
     found = json.loads(answer(*words, "--json", "--hidden", 64).out)
     assert [*not_numbers(found)] == []
     (row,) = found["tokenizers"]
