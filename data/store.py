@@ -101,10 +101,16 @@ class Manifest:
                 f"{root} has no {MANIFEST}: it is not a store, or was never finished; "
                 "`longhaul prepare` makes one"
             ) from None
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
             raise StoreError(
-                f"{root / MANIFEST} cannot be read ({error}); restore it, or prepare the store "
-                "again"
+                f"{root / MANIFEST} cannot be read: {reason}; give this user the right to read it, "
+                "or restore it from a copy"
+            ) from error
+        except ValueError as error:
+            raise StoreError(
+                f"{root / MANIFEST} is not JSON ({error}): it is damaged; restore it from a copy, or "
+                "prepare the store again"
             ) from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise StoreError(f"{root / MANIFEST} is not the manifest of a token store")

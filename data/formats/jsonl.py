@@ -16,6 +16,7 @@ from data.formats.records import (
     Record,
     SourceError,
     Unusable,
+    json_problem,
     text_of_object,
 )
 
@@ -73,7 +74,7 @@ def text_of_line(line: bytes, text_key: str) -> str | Unusable:
     except UnicodeDecodeError as error:
         return Unusable("broken", f"invalid UTF-8 at byte {error.start} of the line")
     except json.JSONDecodeError as error:
-        return Unusable("broken", f"invalid JSON ({error.msg} at column {error.colno})")
+        return Unusable("broken", f"invalid JSON ({json_problem(error)} at column {error.colno})")
     except (ValueError, RecursionError) as error:
         return Unusable("broken", f"unusable JSON ({error})")
     return text_of_object(record, text_key)

@@ -14,7 +14,14 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 
-from data.formats.records import BLOCK_BYTES, SourceError, Unusable, UnusableError, text_of_object
+from data.formats.records import (
+    BLOCK_BYTES,
+    SourceError,
+    Unusable,
+    UnusableError,
+    json_problem,
+    text_of_object,
+)
 
 MOST_OTHER_CHARS = 2**26
 """Characters of the other fields of a long line."""
@@ -123,7 +130,7 @@ class LongLine:
         try:
             record = json.loads(rest)
         except json.JSONDecodeError as error:
-            return Unusable("broken", f"invalid JSON ({error.msg} outside the text)")
+            return Unusable("broken", f"invalid JSON ({json_problem(error)} outside the text)")
         except (ValueError, RecursionError) as error:
             return Unusable("broken", f"unusable JSON ({error})")
         if self._texts > 1:
@@ -213,4 +220,6 @@ def _unescaped(part: str) -> str:
     try:
         return str(json.loads(f'"{part}"'))
     except json.JSONDecodeError as error:
-        raise UnusableError("broken", f"invalid JSON ({error.msg} in a string)") from error
+        raise UnusableError(
+            "broken", f"invalid JSON ({json_problem(error)} in a string)"
+        ) from error

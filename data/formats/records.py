@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A record of a source: a text, a long text to be read in chunks, or a problem."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
@@ -68,6 +69,11 @@ class WholeText:
         """Yield the text in chunks."""
         for start in range(0, len(self.text), BLOCK_BYTES):
             yield self.text[start : start + BLOCK_BYTES]
+
+
+def json_problem(error: json.JSONDecodeError) -> str:
+    """Return the words of an error of JSON, to be followed by its place."""
+    return error.msg.removesuffix(" at")
 
 
 def json_type(value: object) -> str:

@@ -13,6 +13,9 @@ PackingKind = Literal["best_fit", "cut"]
 MANY_REPEATS = 4.0
 """Repetitions of a document above which a warning is due: beyond four epochs repeated tokens are
 worth clearly less than new ones (Muennighoff et al., arXiv 2305.16264)."""
+USELESS_REPEATS = 40.0
+"""Repetitions above which a mix is refused unless it states `most_repeats`: by the same paper, more
+than some forty epochs add nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,8 @@ class Mix:
     long_share: float = 0.5
     """Share of long documents in the tokens of every source, if `long_from` is given."""
     most_repeats: Optional[float] = None  # noqa: UP045
-    """Times that a document may be seen in the stage; a mix that needs more is refused."""
+    """Times that a document may be seen in the stage; a mix that needs more is refused. None:
+    `USELESS_REPEATS`, where sources or lengths have shares of their own."""
     other_lengths: Sequence[OtherLength] = ()
     """Steps of other lengths, with the same tokens a step."""
     packing: PackingKind = "best_fit"

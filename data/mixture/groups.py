@@ -6,11 +6,12 @@ Whether its documents suffice is read from the manifest's length buckets, withou
 file: a mix that cannot be had is refused before anything is packed.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from data.mixture.config import MANY_REPEATS, Mix, Share
+from data.mixture.config import MANY_REPEATS, USELESS_REPEATS, Mix, Share
 from data.splits import LengthBucket
 from data.store import ONLY_SOURCE, Manifest
 
@@ -144,7 +145,8 @@ def _between(mix: Mix) -> list[tuple[float, float]]:
 def needs(mix: Mix, found: tuple[Group, ...], tokens: int) -> list[Need]:
     """Return what a stage of a number of tokens takes of each group's documents.
 
-    Raises MixError where a document would be seen more often than the mix allows.
+    Raises MixError where a document would be seen more often than the mix allows. A mix without
+    shares takes all documents equally often, as a stage without a mix does: that is never refused.
     """
     moving = (1 - mix.ramp_from) / 2  # of the way to the end weights, on average over the stage
     rows: dict[str, Need] = {}
@@ -153,22 +155,35 @@ def needs(mix: Mix, found: tuple[Group, ...], tokens: int) -> list[Need]:
             continue  # steps of every length take the same documents
         share = group.weight + (group.end_weight - group.weight) * moving
         rows[group.words] = Need(group.words, share, round(share * tokens), group.tokens)
-    if mix.most_repeats is not None:
-        short = [need for need in rows.values() if need.repeats > mix.most_repeats]
-        if short:
-            need = max(short, key=lambda need: need.repeats)
-            missing = need.tokens - round(need.held * mix.most_repeats)
-            raise MixError(
-                f"{need.words} has {need.held:,} tokens, and a share of {need.share:.1%} takes "
-                f"{need.tokens:,}: {missing:,} are missing at most_repeats {mix.most_repeats:g}; "
-                "lower its weight, add documents, or allow more repeats"
-            )
+    need = max(rows.values(), key=lambda need: need.repeats)
+    taken = (
+        f"{need.words} has {need.held:,} tokens, and a share of {need.share:.1%} takes "
+        f"{need.tokens:,}: "
+    )
+    if mix.most_repeats is not None and need.repeats > mix.most_repeats:
+        missing = need.tokens - round(need.held * mix.most_repeats)
+        raise MixError(
+            f"{taken}{missing:,} are missing at most_repeats {mix.most_repeats:g}; lower its "
+            "weight, add documents, or allow more repeats"
+        )
+    has_shares = bool(mix.shares) or mix.long_from is not None
+    if mix.most_repeats is None and has_shares and need.repeats > USELESS_REPEATS:
+        raise MixError(
+            f"{taken}each would be seen {need.repeats:,.0f} times, and repeats beyond "
+            f"{USELESS_REPEATS:g} teach nothing; lower its weight, add documents, or allow it with "
+            f"most_repeats: {math.ceil(need.repeats)} in the mix"
+        )
     return list(rows.values())
 
 
-def often_repeated(rows: list[Need]) -> list[Need]:
-    """Return what is seen more than four times in a stage."""
-    return [need for need in rows if need.repeats > MANY_REPEATS]
+def often_repeated(rows: list[Need]) -> list[str]:
+    """Return a sentence for each group that is seen more than four times in a stage."""
+    return [
+        f"{need.words} has {need.held:,} tokens and is seen {need.repeats:,.1f} times; beyond "
+        f"{MANY_REPEATS:g} times repeated tokens teach less than new ones"
+        for need in rows
+        if need.repeats > MANY_REPEATS
+    ]
 
 
 def _by_length(share: Share, mix: Mix, buckets: tuple[LengthBucket, ...]) -> list[Share]:

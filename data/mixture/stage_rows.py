@@ -119,18 +119,25 @@ class StageRows:
         return [float(work) for work in found]
 
     def sequence(self, ref: RowRef) -> PackedSequence:
-        """Return the pieces of a row, in order."""
+        """Return the pieces of a row, in order; one of another length joins packed rows."""
+        rows = self.packed_rows(ref)
+        columns = zip(*((row.documents, row.offsets, row.lengths) for row in rows), strict=True)
+        return PackedSequence(self.parts[ref.group], *map(np.concatenate, columns))
+
+    def packed_rows(self, ref: RowRef) -> list[PackedSequence]:
+        """Return the packed rows that a row is made of, each with its padding."""
         rows = self.packed[ref.group]
-        length = rows.request.row_length
-        columns: list[list[NDArray[np.int64]]] = [[], [], []]
+        found = []
         for place in self._places(ref.group, np.array([ref.number])).tolist():
             pieces = rows.row(place)
-            rest = length - int(pieces.lengths.sum())
+            rest = rows.request.row_length - int(pieces.lengths.sum())
             padding = ([PADDING], [0], [rest]) if rest else ([], [], [])
-            for column, values, more in zip(columns, pieces, padding, strict=True):
-                column += [values, np.array(more, np.int64)]
-        joined = [np.concatenate(column) for column in columns]
-        return PackedSequence(self.parts[ref.group], *joined)
+            columns = [
+                np.concatenate([values, np.array(more, np.int64)])
+                for values, more in zip(pieces, padding, strict=True)
+            ]
+            found.append(PackedSequence(self.parts[ref.group], *columns))
+        return found
 
     @property
     def most_pieces(self) -> int:

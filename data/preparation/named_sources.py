@@ -38,7 +38,10 @@ def parsed_sources(words: Sequence[str]) -> str | dict[str, str] | None:
                 f"--source {source} is one of several and has no name; write --source NAME={source}"
             )
         if name in found:
-            raise SourceError(f"--source {name}= is there twice; give each source its own name")
+            raise SourceError(
+                f"two sources have the name {name}: --source {name}={found[name]} and --source "
+                f"{name}={source}; give each its own, or one folder that holds both"
+            )
         found[name] = source
     return found
 
@@ -53,6 +56,8 @@ def _parsed(word: str) -> tuple[str | None, str]:
     if not equals or Path(word).exists():
         return None, word
     if SOURCE_NAME.fullmatch(name) is not None:
+        if not source:
+            raise SourceError(f"--source {word} names no documents; write --source {name}=PATH")
         return name, source
     if ":" not in name and Path(source).exists():
         _require_name(name, word)

@@ -13,7 +13,7 @@ from longhaul.terminal.messages import next_command, note
 
 if TYPE_CHECKING:
     from data.mixture.config import Mix
-    from data.mixture.stage_rows import StageRows
+    from data.mixture.stage_rows import PackedSequence, StageRows
     from data.store import Manifest
 
 
@@ -42,7 +42,10 @@ def mix(
     ] = None,
     stage: Annotated[
         str,
-        typer.Option(help="Length of the ladder's stage, such as 64K, or name of the run's stage."),
+        typer.Option(
+            help="Length of the ladder's stage, such as 64K, or name of the run's stage.",
+            show_default="the only one, or the only one with a mix",
+        ),
     ] = "",
     run: Annotated[
         Path | None, typer.Option(help="Run folder, in place of --ladder: the stage as it ran.")
@@ -109,9 +112,15 @@ def _of_ladder(ladder: str, card: str | None, stage: str, seed: int | None) -> _
     from data.mixture.stage_rows import SEED
     from longhaul.jobs.ladder_run import choose
     from recipes.shipped.select import stage_of
+    from recipes.spec.naming import length_shown
 
     chosen, _ = choose(ladder, card, stage)
-    of = stage_of(chosen, stage)
+    mixed = [each for each in chosen.stages if each.mix is not None]
+    if not stage and len(mixed) == 1 and len(chosen.stages) > 1:
+        of = mixed[0]
+        note(f"note: {length_shown(of.seq_length)} is the only stage of {chosen.name} with a mix")
+    else:
+        of = stage_of(chosen, stage)
     return _Stage(
         mix=of.mix,
         seq_length=of.seq_length,
@@ -208,9 +217,10 @@ def _of_stage(rows: "StageRows", mix: "Mix", of: _Stage) -> dict[str, Any]:
         "steps": of.steps,
         "sequences_a_step": of.sequences,
         "packing": mix.packing,
+        "mix": mix.words,
         "sources": [{**need._asdict(), "repeats": need.repeats} for need in needed],
         "groups": groups,
-        "often_repeated": [need.words for need in often_repeated(needed)],
+        "often_repeated": often_repeated(needed),
     }
 
 
@@ -227,26 +237,29 @@ def _of_step(
     sequences = []
     for rank, numbers in enumerate(shares):
         for number in numbers:
-            pieces = rows.sequence(refs[number])
-            listed = zip(
-                *(column.tolist() for column in (pieces.documents, pieces.offsets, pieces.lengths)),
-                strict=True,
-            )
-            sequences.append(
-                {
-                    "data_rank": rank,
-                    "group": rows.groups[refs[number].group].words,
-                    "source": manifest.train.parts[pieces.part].source,
-                    "pieces": [
-                        {"document": document, "first_token": offset, "tokens": length}
-                        for document, offset, length in listed
-                        if document >= 0
-                    ],
-                }
-            )
+            for sequence in rows.packed_rows(refs[number]):
+                sequences.append(
+                    {
+                        "data_rank": rank,
+                        "group": rows.groups[refs[number].group].words,
+                        "source": manifest.train.parts[sequence.part].source,
+                        "pieces": _pieces(sequence),
+                    }
+                )
     return {
         "step": step,
         "seq_length_tokens": rows.groups[refs[0].group].seq_length,
+        "joined_to_tokens": of.seq_length,
         "work_max_over_mean": imbalance(work, shares),
         "sequences": sequences,
     }
+
+
+def _pieces(sequence: "PackedSequence") -> list[dict[str, int]]:
+    """Return the pieces of documents of a sequence, without its padding."""
+    columns = (sequence.documents, sequence.offsets, sequence.lengths)
+    return [
+        {"document": document, "first_token": offset, "tokens": length}
+        for document, offset, length in zip(*(each.tolist() for each in columns), strict=True)
+        if document >= 0
+    ]

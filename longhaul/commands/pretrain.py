@@ -183,7 +183,7 @@ def pretrain(
     stage_checks.require_device(resolved)
     manifest = stage_checks.require_inputs(resolved)
     for words in stage_checks.mix_notes(resolved, manifest):
-        note(f"note: {words}")
+        note(words)
     stage_checks.pack(resolved, manifest)
     stage_checks.require_start(resolved)
     stage_checks.require_same(resolved)

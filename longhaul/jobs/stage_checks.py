@@ -110,7 +110,7 @@ def require_inputs(stage: ResolvedStage) -> Manifest:
 
 
 def mix_notes(stage: ResolvedStage, manifest: Manifest) -> Iterator[str]:
-    """Yield what the user should know of a stage's mix on a store.
+    """Yield what the user should know of a stage's mix on a store, as a note or a warning.
 
     Raises MixError, a ValueError, for a mix that the store cannot have.
     """
@@ -119,15 +119,12 @@ def mix_notes(stage: ResolvedStage, manifest: Manifest) -> Iterator[str]:
     if mix is None:
         return
     if not applies(mix, manifest):
-        yield without_shares(manifest)
+        yield f"note: {without_shares(manifest)}"
     taken = for_store(mix, manifest)
     found = groups(taken, manifest, data.seq_length)
     tokens = stage.recipe.trainer.max_steps * data.global_batch_size * data.seq_length
-    for need in often_repeated(needs(taken, found, tokens)):
-        yield (
-            f"{need.words} has {need.held:,} tokens and is seen {need.repeats:.1f} times; beyond "
-            "four times repeated tokens teach less than new ones"
-        )
+    for words in often_repeated(needs(taken, found, tokens)):
+        yield f"warning: {words}"
 
 
 def _mix(stage: ResolvedStage, manifest: Manifest) -> Mix | None:

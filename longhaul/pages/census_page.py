@@ -85,8 +85,9 @@ def _kept(row: SourceCensus, packed: Sequence[Packed]) -> Table:
 def _sentences(counted: Census) -> Iterator[str]:
     together = counted.together
     yield (
-        f"half of the tokens are in documents of more than {together.median_by_tokens:,} tokens, "
-        f"half of the documents have more than {together.median_tokens:,}"
+        f"half of the tokens are in documents of at least {together.median_by_tokens:,} tokens, "
+        f"half of the documents have at least {together.median_tokens:,}, and the longest has "
+        f"{together.longest_tokens:,}"
     )
     packed = counted.packed[0].documents
     if packed < together.documents:

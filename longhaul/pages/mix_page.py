@@ -34,9 +34,10 @@ def show_stage(content: dict[str, Any]) -> None:
             f"{group['most_documents_in_a_row']:,}",
         )  # fmt: skip
     show(lambda _: sources)
+    typer.echo(f"mix: {content['mix']}")
     show(lambda _: groups)
     for words in content["often_repeated"]:
-        typer.echo(f"warning: {words} is seen more than four times; repeated tokens teach less")
+        typer.echo(f"warning: {words}")
 
 
 def show_step(content: dict[str, Any]) -> None:
@@ -52,7 +53,9 @@ def show_step(content: dict[str, Any]) -> None:
                 f"{piece['first_token']:,}", f"{piece['tokens']:,}", sequence["source"],
             )  # fmt: skip
     show(lambda _: table)
+    each = content["joined_to_tokens"] // content["seq_length_tokens"]
+    joined = f", {each} of them end to end in each row of the batch" if each > 1 else ""
     typer.echo(
-        f"sequences of {content['seq_length_tokens']:,} tokens; the data rank with most attention "
+        f"sequences of {content['seq_length_tokens']:,} tokens{joined}; the data rank with most attention "
         f"has {content['work_max_over_mean']:.3f} times the average"
     )

@@ -23,8 +23,13 @@ LENGTHS = ("at_least", "below", "long_from", "seq_length", "overlap")
 def read(stated: Mapping[str, Any]) -> Mix:
     """Return the mix of a mapping; lengths may be written as 32K.
 
-    Raises ValueError with the place of what a mix cannot have.
+    Raises ValueError with the place of what a mix cannot have, and for what has no effect in it.
     """
+    if isinstance(stated, Mapping) and "long_share" in stated and stated.get("long_from") is None:
+        raise ValueError(
+            f"mix.long_share is {stated['long_share']} and no document is long without long_from; "
+            "add it, such as long_from: 64K"
+        )
     return decode(Mix, _with_lengths(stated), "mix")
 
 

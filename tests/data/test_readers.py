@@ -63,6 +63,7 @@ def test_a_truncated_compressed_file_is_refused_even_when_broken_lines_are_skipp
     ("line", "problem"),
     [
         pytest.param('{"text": "open', "invalid JSON", id="bad JSON"),
+        pytest.param('{"text": "open', "(Invalid control character at column 15)", id="place"),
         pytest.param('["text"]', "not a JSON object but an array", id="array"),
         pytest.param('{"txt": "a"}', "no field 'text'; the line has 'txt'", id="no field"),
         pytest.param('{"text": 3}', "not a string but a number", id="number"),

@@ -78,6 +78,10 @@ def test_a_missing_folder_and_a_missing_manifest_are_refused(store: Path, tmp_pa
     with pytest.raises(StoreError, match="no store at"):
         Manifest.load(tmp_path / "elsewhere")
     (store / "manifest.json").unlink()
+    (store / "manifest.json").mkdir()
+    with pytest.raises(StoreError, match=r"manifest\.json cannot be read: is a directory; give"):
+        Manifest.load(store)
+    (store / "manifest.json").rmdir()
     with pytest.raises(StoreError, match="never finished"):
         Manifest.load(store)
 

@@ -58,7 +58,8 @@ def test_repeats_are_counted_and_capped_with_the_tokens_that_are_missing(
     books = two_sources.train.parts[1].tokens
     rows = needs(mix, groups(mix, two_sources, 64), 20 * books)
     assert [need.repeats for need in rows if need.words == "books"] == [pytest.approx(5, abs=0.01)]
-    assert "books" in [need.words for need in often_repeated(rows)]
+    (said,) = (words for words in often_repeated(rows) if words.startswith("books"))
+    assert said.startswith(f"books has {books:,} tokens and is seen 5.0 times; beyond 4 times")
     capped = Mix(shares=(BOTH[1],), most_repeats=2)
     with pytest.raises(MixError, match=rf"{8 * books:,} are missing at most_repeats 2"):
         needs(capped, groups(capped, two_sources, 64), 10 * books)
@@ -68,3 +69,17 @@ def test_a_ramp_counts_with_the_weights_on_its_way(two_sources: Manifest) -> Non
     mix = Mix(shares=[BOTH[0], Share(source="books", weight=0, end_weight=3.0)], ramp_from=0)
     rows = {need.words: need.share for need in needs(mix, groups(mix, two_sources, 64), 1000)}
     assert rows == {"web": pytest.approx(0.75), "books": pytest.approx(0.25)}
+
+
+def test_more_than_forty_repeats_are_refused_unless_the_mix_allows_them(
+    two_sources: Manifest,
+) -> None:
+    tokens = 41 * two_sources.train.parts[1].tokens
+    mix = Mix(shares=(BOTH[1],))
+    with pytest.raises(MixError, match=r"books .* seen 41 times, .* most_repeats: 41 in the mix"):
+        needs(mix, groups(mix, two_sources, 64), tokens)
+    for allowed in (
+        Mix(shares=(BOTH[1],), most_repeats=41),
+        Mix(),
+    ):  # and one that takes all equally
+        assert needs(allowed, groups(allowed, two_sources, 64), tokens)

@@ -218,7 +218,8 @@ def test_another_release_of_tokenizers_is_refused(tmp_path, corpus, tokenizer_fo
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["a=x", "a=y"], "a= is there twice"),
+        (["a=x", "a=y"], "two sources have the name a: --source a=x and --source a=y; give each"),
+        (["a="], "--source a= names no documents; write --source a=PATH"),
         (["a=x", "y"], "--source y is one of several and has no name"),
         (["Web=."], "'Web' cannot name a source"),
     ],

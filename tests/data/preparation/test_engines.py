@@ -293,7 +293,9 @@ def test_a_cluster_that_does_not_answer_is_told_before_a_tokenizer_is_loaded(
         (tmp_path / "tmp" / "ray" / "ray_current_cluster").write_text(f"{address}\n")
     given = f"ray://{address}" if named == "by --address" else None
     out = tmp_path / "out" / "store"
-    with pytest.raises(SourceError, match=rf"no Ray cluster answers at (ray://)?{address} \(") as it:
+    with pytest.raises(
+        SourceError, match=rf"no Ray cluster answers at (ray://)?{address} \("
+    ) as it:
         prepare(
             str(corpus), out, tokenizer="none such",
             engine=Engine(kind="ray", address=given),

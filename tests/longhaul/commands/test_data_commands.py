@@ -53,6 +53,7 @@ def test_an_adopted_store_is_shown_and_counted(answer, files: Path, tmp_path: Pa
     assert [*not_numbers(found)] == []
     assert [source["name"] for source in found["sources"]] == ["code", "web"]
     assert found["together"]["documents"] == 53
+    assert f"and the longest has {found['together']['longest_tokens']:,}" in shown
     assert found["copies"]["documents"] >= 15  # most of the shorter source is in the other too
     quick = answer("census", store, "--lengths-only", "-q")
     assert "--lengths-only reads no tokens" in quick.out

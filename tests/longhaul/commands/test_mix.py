@@ -91,6 +91,35 @@ def test_the_documents_of_a_step_fill_its_sequences(answer, stores, ladder) -> N
         assert f"{sequence['pieces'][0]['tokens']:,}" in page
 
 
+def test_sequences_of_another_length_are_listed_by_themselves(answer, stores, ladder) -> None:
+    asked = ["mix", "--ladder", ladder, "--card", "tiny", "--store", stores / "both"]
+    steps = (json.loads(answer(*asked, "--step", n, "--json").out) for n in range(1, 21))
+    content = next(step for step in steps if step["seq_length_tokens"] == 128)
+    assert content["joined_to_tokens"] == 512
+    assert len(content["sequences"]) == 8 * 4
+    for sequence in content["sequences"]:
+        assert 0 < sum(piece["tokens"] for piece in sequence["pieces"]) <= 128
+    page = answer(*asked, "--step", content["step"]).out
+    assert "sequences of 128 tokens, 4 of them end to end in each row of the batch" in page
+
+
+def test_the_only_stage_with_a_mix_needs_no_name(answer, stores, tmp_path) -> None:
+    path = tmp_path / "two.yaml"
+    first, mix = LADDER.partition("    mix:")[0], LADDER.partition("    mix:")[2]
+    second = first.partition("stages:\n")[2].replace("seq_length: 512", "seq_length: 1K")
+    second = second.replace("start: scratch", "start: previous")
+    path.write_text(f"{first}{second}    mix:{mix}")
+    asked = ["mix", "--ladder", path, "--card", "tiny", "--store", stores / "both"]
+    said = answer(*asked)
+    assert said.code == 0, said.err
+    assert "note: 1K is the only stage of mine with a mix" in said.err
+    assert "mix: 75% to 50% code, 25% to 50% text; whole documents by best fit" in said.out
+    path.write_text(f"{first}    mix:{mix}{second}    mix:{mix}")
+    assert (
+        "--stage is missing; name one of ladder mine, which has 512, 1K" in answer(*asked).error()
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

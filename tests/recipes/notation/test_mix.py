@@ -62,6 +62,7 @@ def test_words_say_how_weights_move_and_what_is_long():
         ({"shars": []}, "mix has no field 'shars'; did you mean shares?"),
         ({"shares": [{"place": "web", "weight": 1}]}, "no field 'place'"),
         ({"shares": {"web": 1}}, "shares is {'web': 1}; expected a list"),
+        ({"long_share": 0.7}, "mix.long_share is 0.7 and no document is long without long_from"),
         ({"other_lengths": [{"seq_length": "4X", "steps": 0.1}]}, "4X"),
     ],
 )
