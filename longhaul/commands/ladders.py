@@ -20,6 +20,11 @@ app = typer.Typer(
 )
 
 
+FEWEST_STEPS = 100
+"""Steps of a new stage for whose batch no number is given: fewer would be one rate after another."""
+SHOWN_BATCH = f"about 4M, or less for {FEWEST_STEPS} steps"
+
+
 @app.callback(invoke_without_command=True)
 def ladders(context: typer.Context, as_json: Json = False) -> None:
     """List the shipped ladders, or write and check one of your own."""
@@ -56,7 +61,7 @@ def new(
     ] = "",
     tokens_per_batch: Annotated[
         str,
-        typer.Option(help=f"With --seq: tokens of a step ({K_IS}).", show_default="about 4M"),
+        typer.Option(help=f"With --seq: tokens of a step ({K_IS}).", show_default=SHOWN_BATCH),
     ] = "",
 ) -> None:
     """Write a commented ladder to edit: of two stages, or of one for a card and a length."""
@@ -93,7 +98,7 @@ def _of_one_stage(file: Path, card: str, seq: str, tokens: str, tokens_per_batch
     if tokens_per_batch:
         batch = length_of("--tokens-per-batch", tokens_per_batch)
     else:
-        batch = even_batch(min(4 * M, budget), length, gpus=1)
+        batch = even_batch(min(4 * M, budget // FEWEST_STEPS), length, gpus=1)
     return of_one_stage(file, model, seq_length=length, tokens=budget, tokens_per_batch=batch)
 
 

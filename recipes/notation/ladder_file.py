@@ -261,6 +261,11 @@ def _rope(stated: str | dict[str, Any], folder: Path, card: ModelCard | None) ->
     """Return a rotation by word, by file (relative to the ladder's folder) or by its fields."""
     if isinstance(stated, str) and (stated.endswith(".json") or "/" in stated):
         return rope_file.read(folder / stated)
+    if isinstance(stated, dict) and stated.get("method") == "native":
+        raise ValueError(
+            "rope has the method native, which is no method: the card's own rotation is written as "
+            "rope: native"
+        )
     of_card = {} if card is None else of_native(card)
     try:
         if isinstance(stated, str):
@@ -296,11 +301,12 @@ def of_one_stage(
 ) -> str:
     """Return a commented file of one stage for a card, stretched by YaRN beyond its context.
 
-    Raises ValueError if the batch is not a multiple of the length.
+    A card without weights of its own is trained from scratch, with its rotation as it is. Raises ValueError if the batch is not a multiple of the length.
     """
     native = card.native_rope
     trained = native.original_length or card.native_context
-    stretched = seq_length > card.native_context
+    from_scratch = card.hf_id is None and not card.path
+    stretched = seq_length > card.native_context and not from_scratch
     rope = f"{{method: yarn, factor: {_factor(trained, seq_length)!r}}}" if stretched else "native"
     text = (resources.files("recipes.ladders") / "one_stage.yaml").read_text("utf-8")
     values = {
@@ -309,6 +315,8 @@ def of_one_stage(
         "ROPE": rope,
         "TOKENS_PER_BATCH": length_word(tokens_per_batch).upper(),
         "BUDGET": budget_word(tokens),
+        "START": "scratch" if from_scratch else "card",
+        "PEAK": "1.0e-3" if from_scratch else "1.0e-5",
         **_names(path),
     }
     text = _filled(text, values)

@@ -91,6 +91,21 @@ def test_a_folder_with_words_of_the_template_is_quoted_whole(tmp_path):
     assert "--card 'my models/EUROPE x'" in text
 
 
+@pytest.mark.parametrize(
+    ("card", "length", "start", "rope"),
+    [("tiny", 2 * K, "scratch", "native"), ("llama3_8b", 160 * K, "card", "yarn")],
+)
+def test_a_card_without_weights_is_trained_from_scratch_with_its_rotation_as_it_is(
+    tmp_path, card, length, start, rope
+):
+    sizes = {"seq_length": length, "tokens": 10 * length, "tokens_per_batch": length}
+    path = tmp_path / "l.yaml"
+    text = ladder_file.of_one_stage(path, CARDS[card], **sizes)
+    (stage,) = ladder_file.from_text(text, path, CARDS[card]).stages
+    assert stage.start == start
+    assert (stage.rope if stage.rope == "native" else stage.rope.method) == rope
+
+
 def test_the_template_is_a_ladder(tmp_path):
     path = tmp_path / "My ladder-2.yaml"
     path.write_text(ladder_file.template(path))
@@ -116,6 +131,7 @@ def test_the_template_is_a_ladder(tmp_path):
         ({"rope": {"method": "yarnn", "factor": 2}}, "RoPE method 'yarnn' is unknown"),
         ({"rope": {"method": "yarn"}}, "rotation yarn has no factor"),
         ({"rope": {"factor": 8}}, "rope has no method; state it"),
+        ({"rope": {"method": "native"}}, "the card's own rotation is written as rope: native"),
         ({"rope": "yarn:8"}, "'8' of 'yarn:8' is not KEY=VALUE"),
         ({"rope": "none.json"}, "none.json cannot be read"),
         ({"documents": "apart"}, "documents is 'apart'; it should be 'across' or 'within'"),
