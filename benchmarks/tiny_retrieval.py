@@ -32,8 +32,8 @@ from benchmarks.harness.page import page, table, write
 from data.prepare import HELDOUT_FRACTION, content_hash, prepare
 from data.readers import documents
 from data.store import Manifest
-from eval.report.gains import standard_error
 from eval.run_folder import Evaluation, read_evaluation
+from eval.uncertainty import standard_error
 from recipes.checkpoints.marker import is_finished
 from recipes.ladders.tiny import TINY_LADDER
 from recipes.models import TINY

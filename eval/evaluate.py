@@ -22,7 +22,8 @@ from data.token_files.held_out import long_documents
 from eval import load_model
 from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks
-from eval.loss_by_position import loss_by_position, mean_over
+from eval.loss_by_position import loss_by_position, mean_over, position_bands
+from eval.measurements import BaseRecord, ByPosition, Passkey, RangeMean
 from eval.passkey import DIGITS, PROMPT_VERSION, prompts, score
 from eval.report.evaluations import (
     Settings,
@@ -31,16 +32,12 @@ from eval.report.evaluations import (
     write_evaluation,
     write_record,
 )
-from eval.report.gains import standard_error
 from eval.run_folder import (
     BUCKET,
-    BaseRecord,
-    ByPosition,
     Evaluation,
-    Passkey,
-    RangeMean,
     read_stage,
 )
+from eval.uncertainty import standard_error
 from recipes.checkpoints.marker import steps_taken
 from recipes.spec.naming import stage_folder
 
@@ -183,6 +180,7 @@ def evaluation(
             edges=tuple(range(0, longest + 1, BUCKET)),
             loss=tuple(means),
             tokens=(documents * BUCKET,) * len(means),
+            bands=position_bands(losses, (subject.context, *lengths)),
         ),
         ranges=tuple(
             range_mean(losses, start, stop) for start, stop in pairwise([0, *sorted(lengths)])

@@ -2,82 +2,170 @@
 """Judge an evaluated stage by its gate, and store the judgement next to the evaluation.
 
 RUN/eval/<stage>.gate.json        open or not, and a sentence for each judgement
+
+A measured value decides whether the gate opens. Its 95% interval, over documents or prompts, says
+how sure that is: `met` or `not met` if the threshold is outside of the interval, and otherwise too
+few documents (or prompts) to tell, with the number that would do.
 """
 
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from eval.evaluate import evaluate
 from eval.run_folder import Evaluation, evaluation_path, read_evaluation, write_json
+from eval.uncertainty import (
+    documents_to_tell,
+    interval_width,
+    prompts_to_tell,
+    share_interval,
+    standard_error,
+)
 from recipes.spec.gate import Gate, GateShutError
+
+MET, NOT_MET = "met", "not met"
+FEW_DOCUMENTS, FEW_PROMPTS = "too few documents to tell", "too few prompts to tell"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One threshold, and the measured value."""
+    """One threshold, and the measured value.
+
+    Args:
+        passed: Whether the measured value is within the threshold.
+        state: `met`, `not met`, or too few documents or prompts to tell.
+        standard_error: Of a difference of losses, over documents; NaN if it is not known.
+        counted: Documents or prompts that were measured.
+        would_do: How many would tell, if too few were measured and that can be estimated.
+    """
 
     name: str
     measured: float
     allowed: float
     passed: bool
     said: str
+    state: str = NOT_MET
+    standard_error: float = math.nan
+    counted: int = 0
+    would_do: int | None = None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the threshold is within the interval of the measured value."""
+        return self.state in (FEW_DOCUMENTS, FEW_PROMPTS)
+
+
+class Loss(NamedTuple):
+    """Mean loss over a range of positions, and of each document; none in older evaluations."""
+
+    mean: float
+    by_document: list[float]
 
 
 def judge(gate: Gate, stage: Evaluation, before: Evaluation | None) -> Iterator[Judgement]:
     """Yield the judgements of a gate on a stage, compared with the stage before if needed."""
     length = stage.seq_length
     if gate.rise is not None:
-        late, early = _mean(stage, 3 * length // 4, length), _mean(stage, length // 4, length // 2)
+        late, early = _loss(stage, 3 * length // 4, length), _loss(stage, length // 4, length // 2)
         yield _at_most(
-            "rise", late - early, gate.rise,
-            f"loss {late:.3f} over the last quarter of {length:,} tokens, {early:.3f} over the "
-            "second",
+            "rise", late, early, gate.rise,
+            f"loss {late.mean:.3f} over the last quarter of {length:,} tokens, {early.mean:.3f} "
+            "over the second",
         )  # fmt: skip
     if gate.forgotten is not None and before is not None:
         reach = min(before.seq_length, length)
-        now, then = _mean(stage, 0, reach), _mean(before, 0, reach)
+        now, then = _loss(stage, 0, reach), _loss(before, 0, reach)
+        if not _same_documents(stage, before):
+            now, then = now._replace(by_document=[]), then._replace(by_document=[])
         yield _at_most(
-            "forgotten", now - then, gate.forgotten,
-            f"loss {now:.3f} over the first {reach:,} tokens, {then:.3f} after {before.stage}",
+            "forgotten", now, then, gate.forgotten,
+            f"loss {now.mean:.3f} over the first {reach:,} tokens, {then.mean:.3f} after "
+            f"{before.stage}",
         )  # fmt: skip
     if gate.passkey is not None:
         yield _passkeys(gate.passkey, stage)
 
 
 def _passkeys(least: float, stage: Evaluation) -> Judgement:
-    if stage.passkey is None:
+    grid = stage.passkey
+    if grid is None:
         said = "the evaluation has no passkey prompts; raise its trials"
         return Judgement("passkey", math.nan, least, False, said)
-    rows = stage.passkey.hits
-    found = sum(map(sum, rows)) / sum(map(len, rows))
+    found, tried = grid.found, grid.tried
+    share = found / tried
+    low, high = share_interval(found, tried)
+    would_do = None
+    if low >= least or found == tried:  # no number of prompts shows more than that all are found
+        state = MET
+    elif high < least:
+        state = NOT_MET
+    else:
+        state, would_do = FEW_PROMPTS, prompts_to_tell(share, least)
+    said = (
+        f"{share:.0%} of the passkeys found, at least {least:.0%} required: "
+        f"{_verdict(state, tried, would_do)}; {found} of {tried:,} is a share of {low:.0%} to "
+        f"{high:.0%}"
+    )
     return Judgement(
-        "passkey", found, least, found >= least,
-        f"{found:.0%} of the passkeys found, at least {least:.0%} required",
-    )  # fmt: skip
+        "passkey", share, least, share >= least, said, state, counted=tried, would_do=would_do
+    )
 
 
-def _at_most(name: str, measured: float, allowed: float, said: str) -> Judgement:
-    sentence = f"{said}: {measured:+.3f} nats, {allowed:g} allowed"
-    return Judgement(name, measured, allowed, measured <= allowed, sentence)
+def _at_most(name: str, first: Loss, second: Loss, allowed: float, said: str) -> Judgement:
+    """Judge how much higher the first loss is than the second, document by document."""
+    measured, count = first.mean - second.mean, len(first.by_document)
+    of_documents = zip(first.by_document, second.by_document, strict=True)
+    error = standard_error([a - b for a, b in of_documents])
+    beyond = measured - allowed
+    passed, would_do = beyond <= 0, None
+    if math.isfinite(measured) and not abs(beyond) >= interval_width(count) * error:
+        state, would_do = FEW_DOCUMENTS, documents_to_tell(beyond, error, count)
+    else:
+        state = MET if passed else NOT_MET
+    spread = f" +- {error:.3f}" if math.isfinite(error) else ""
+    sentence = (
+        f"{said}: {measured:+.3f}{spread} nats, {allowed:g} allowed: "
+        f"{_verdict(state, count, would_do)}"
+    )
+    return Judgement(name, measured, allowed, passed, sentence, state, error, count, would_do)
 
 
-def _mean(stage: Evaluation, start: int, stop: int) -> float:
-    """Return the mean loss of the bins that begin in a range of positions; NaN if none does."""
+def _verdict(state: str, count: int, would_do: int | None) -> str:
+    if state in (MET, NOT_MET):
+        return state
+    if not count:
+        return f"{state}, since the evaluation does not state the loss of each on the same ones"
+    enough = "" if would_do is None else f", about {would_do:,} would do"
+    return f"{state} ({count:,} measured{enough})"
+
+
+def _same_documents(stage: Evaluation, other: Evaluation) -> bool:
+    def key(each: Evaluation) -> tuple[str, int, int]:
+        return each.store, each.documents, each.eval_length
+
+    return key(stage) == key(other)
+
+
+def _loss(stage: Evaluation, start: int, stop: int) -> Loss:
+    """Return the loss of the bins that begin in a range of positions; NaN if none does."""
     bins = stage.by_position
     if bins is None:
-        return math.nan
+        return Loss(math.nan, [])
     inside = [
         (loss, tokens)
         for edge, loss, tokens in zip(bins.edges, bins.loss, bins.tokens, strict=False)
         if start <= edge < stop
     ]
     counted = sum(tokens for _, tokens in inside)
-    return sum(loss * tokens for loss, tokens in inside) / counted if counted else math.nan
+    mean = sum(loss * tokens for loss, tokens in inside) / counted if counted else math.nan
+    return Loss(mean, [] if bins.bands is None else bins.bands.of_documents(start, stop))
 
 
 def gate_path(run: Path, stage: str) -> Path:
@@ -102,6 +190,9 @@ def pass_gate(run: Path, stage: str, before: str | None, gate: Gate) -> None:
     write_json(
         gate_path(run, stage), {"stage": stage, "open": not failed, "judgements": judgements}
     )
+    for each in judgements:
+        if each.undecided and each.passed:
+            log.warning("the gate after %s opens, but %s: %s", stage, each.name, each.said)
     if failed:
         said = "; ".join(f"{one.name}: {one.said}" for one in failed)
         raise GateShutError(f"the gate after {stage} is shut: {said}")

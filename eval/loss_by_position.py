@@ -11,6 +11,7 @@ losses and counts of each document are added up over data ranks and context rank
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from custom_modules.gpt.model import LongContextGPT
+from eval.position_bands import Bands, band_edges, bands_of
 from eval.run_folder import BUCKET
 
 
@@ -71,6 +73,16 @@ def loss_by_position(
     torch.distributed.all_reduce(sums, group=group)
     means: NDArray[np.float64] = (sums[:, 0] / sums[:, 1]).cpu().numpy()
     return means
+
+
+def position_bands(losses: NDArray[np.float64], lengths: Iterable[int]) -> Bands:
+    """Return the means of documents in bands, from rows of buckets as `loss_by_position` has them.
+
+    The quarters of each of `lengths` are edges of bands.
+    """
+    edges = band_edges(losses.shape[1] * BUCKET, BUCKET, lengths)
+    rows = losses.tolist()
+    return bands_of(edges, [[mean_over(row, a, b) for a, b in pairwise(edges)] for row in rows])
 
 
 def mean_over(losses: Sequence[float], start: int, stop: int) -> float:

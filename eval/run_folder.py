@@ -15,7 +15,6 @@ the stage.json of a stage that `longhaul pretrain` trained is required. The reco
 was not trained or evaluated yet is None.
 """
 
-import itertools
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from typing import Any, TypeVar
 
 from data.files.nearest import near_path
 from data.files.whole import write_text
+from eval.measurements import BaseRecord, ByPosition, Passkey, RangeMean
 from recipes.checkpoints.marker import RECIPE
 from recipes.spec.naming import stage_folder
 from recipes.spec.schema import NotJsonError, Number, decode, decode_json
@@ -99,96 +99,6 @@ class Step:
     """Of tensors, on the fullest rank; in older logs of the first rank."""
     device_memory_bytes: Number = math.nan
     """Of the process, on the fullest rank."""
-
-
-@dataclass(frozen=True)
-class ByPosition:
-    """Mean loss of each bin of positions `edges[i]` to `edges[i + 1]`."""
-
-    edges: tuple[int, ...]
-    loss: tuple[Number, ...]
-    tokens: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for bins that do not fit their edges."""
-        if not len(self.edges) - 1 == len(self.loss) == len(self.tokens):
-            raise ValueError(
-                f"{len(self.edges)} edges need {len(self.edges) - 1} bins, "
-                f"found {len(self.loss)} of loss and {len(self.tokens)} of tokens"
-            )
-        if any(a >= b for a, b in itertools.pairwise(self.edges)):
-            raise ValueError("edges must rise")
-
-
-@dataclass(frozen=True)
-class RangeMean:
-    """Mean loss over positions `start` to `stop`.
-
-    Args:
-        standard_error: Of the mean, over documents; NaN for a single document.
-        by_document: Mean loss of each document, in the order of the store.
-    """
-
-    start: int
-    stop: int
-    loss: Number
-    tokens: int = 0
-    standard_error: Number = math.nan
-    by_document: tuple[Number, ...] = ()
-
-
-@dataclass(frozen=True)
-class Passkey:
-    """The passkey grid: one row per prompt length, one column per depth.
-
-    Args:
-        hits: Share of the prompts whose greedy answer is exactly right.
-        nats: Mean loss per answer token.
-        chance_nats: Loss per answer token of a uniform guess of its digits.
-        prompt_version: `eval.passkey.PROMPT_VERSION` when the prompts were made; 1 in files that do
-            not state it.
-    """
-
-    lengths: tuple[int, ...]
-    depths: tuple[Number, ...]
-    trials: int
-    digits: int
-    hits: tuple[tuple[Number, ...], ...]
-    nats: tuple[tuple[Number, ...], ...]
-    chance_nats: Number
-    prompt_version: int = 1
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for grids of another shape than lengths by depths."""
-        for name, grid in (("hits", self.hits), ("nats", self.nats)):
-            if [len(row) for row in grid] != [len(self.depths)] * len(self.lengths):
-                raise ValueError(
-                    f"{name} must have {len(self.lengths)} rows of {len(self.depths)} numbers"
-                )
-
-
-@dataclass(frozen=True)
-class BaseRecord:
-    """Weights that training started from, and how their positions were rotated.
-
-    Args:
-        stages: Stages that have this rotation, which they are compared with; empty for the weights'
-            own, which every stage is compared with.
-    """
-
-    checkpoint: str
-    rope: dict[str, Any]
-    stages: tuple[str, ...] = ()
-
-    def same_weights(self, other: "BaseRecord | None") -> bool:
-        """Return whether another record is of the same weights under the same rotation."""
-        return other is not None and (self.checkpoint, self.rope) == (other.checkpoint, other.rope)
-
-    def with_stages_of(self, other: "BaseRecord | None") -> "BaseRecord":
-        """Return the record with the stages of an earlier one of the same weights too."""
-        if other is None or not self.stages or not self.same_weights(other):
-            return self
-        return replace(self, stages=tuple(dict.fromkeys((*other.stages, *self.stages))))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from eval.measurements import Passkey, RangeMean
 from eval.report.plots import (
     PALETTE,
     WIDTH_INCHES,
@@ -18,7 +19,10 @@ from eval.report.plots import (
     new_figure,
     spread,
 )
-from eval.run_folder import Evaluation, Passkey, RangeMean, StageResults
+from eval.run_folder import (
+    Evaluation,
+    StageResults,
+)
 from recipes.spec.naming import length_shown
 
 GAP = 0.05

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from custom_modules.checkpoints.index import CheckpointError
+from eval.measurements import BaseRecord
 from eval.run_folder import (
-    BaseRecord,
     BrokenResultError,
     Evaluation,
     StageResults,

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage gained over the base model: paired differences of the loss, with standard errors."""
+"""Differences of the loss between stages on the same documents, with standard errors."""
 
 import math
 from collections.abc import Iterator, Sequence
-from statistics import stdev
+from itertools import pairwise
 from typing import NamedTuple
 
-from eval.report.evaluations import Settings
-from eval.run_folder import BaseRecord, Evaluation
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Return the standard error of a mean; NaN for a single value."""
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+from eval.measurements import BaseRecord
+from eval.report.evaluations import Settings, range_bounds
+from eval.run_folder import (
+    Evaluation,
+)
+from eval.uncertainty import standard_error
 
 
 class Gain(NamedTuple):
@@ -44,6 +43,37 @@ def gains(before: Evaluation, after: Evaluation) -> list[Gain]:
     return found
 
 
+class DifferenceRow(NamedTuple):
+    """Differences of two evaluations on the same documents, one for each of the `range_bounds`."""
+
+    name: str
+    gains: list[Gain | None]
+
+
+def difference_rows(evaluations: Sequence[Evaluation]) -> list[DifferenceRow]:
+    """Return how each stage differs from the one before it, and from the base models.
+
+    Empty if no two have the losses of the same documents.
+    """
+    stages = [each for each in evaluations if each.base is None]
+    bounds = range_bounds(evaluations)
+    rows = []
+    for before, after in (*pairs(evaluations), *pairwise(stages)):
+        measured = {(gain.start, gain.stop): gain for gain in gains(before, after)}
+        if measured:
+            name = f"{after.stage} minus {before.stage}"
+            rows.append(DifferenceRow(name, [measured.get(bound) for bound in bounds]))
+    return rows
+
+
+def difference_text(gain: Gain | None, sign: str = "+-") -> str:
+    """Return a difference as text, with its standard error if it has one."""
+    if gain is None or not math.isfinite(gain.difference):
+        return "-"
+    spread = f" {sign} {gain.standard_error:.3f}" if math.isfinite(gain.standard_error) else ""
+    return f"{gain.difference:+.3f}{spread}"
+
+
 def gain_sentences(evaluations: Sequence[Evaluation]) -> Iterator[str]:
     """Yield what each stage gained over the base model at the longest positions."""
     for base, stage in pairs(evaluations):
@@ -58,6 +88,15 @@ def pairs(evaluations: Sequence[Evaluation]) -> Iterator[tuple[Evaluation, Evalu
         for base in evaluations if stage.base is None else ():
             if base.base is not None and stage.stage in (base.base.stages or (stage.stage,)):
                 yield base, stage
+
+
+def last_sentence(stages: Sequence[Evaluation]) -> str | None:
+    """Return the difference of the last stage from the first at the longest positions.
+
+    None if they do not have the losses of the same documents.
+    """
+    found = gains(stages[0], stages[-1])
+    return gain_sentence(stages[0], stages[-1], found[-1]) if found else None
 
 
 def gain_sentence(base: Evaluation, stage: Evaluation, gain: Gain) -> str:

@@ -7,17 +7,15 @@ context that does not help is reported as such. A missing part is replaced by a 
 
 import importlib.resources
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import jinja2
 
 from data.files.whole import write_bytes
 from eval.report import plots
 from eval.report.base_plot import against_base
+from eval.report.cells import MISSING, PLUS_MINUS, Cell, Row, number
 from eval.report.evaluations import (
     RangeRow,
     comparable,
@@ -26,48 +24,23 @@ from eval.report.evaluations import (
     range_rows,
     same_settings,
 )
-from eval.report.gains import base_sentence, gain_sentences
+from eval.report.gains import (
+    base_sentence,
+    difference_rows,
+    difference_text,
+    gain_sentences,
+    last_sentence,
+)
+from eval.report.passkey_tables import grid_tables
+from eval.report.stage_tables import costs, facts
 from eval.run_folder import (
     Evaluation,
-    Passkey,
-    StageRecord,
     StageResults,
     base_results,
     load,
 )
 
 SAME_NATS = 0.005  # losses are shown with two decimals; closer ones read the same
-MISSING = "-"
-MFU = "causal MFU"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A table cell: its text, whether to mark it, and its shade (0 to 1)."""
-
-    text: str
-    marked: bool = False
-    shade: float = 0.0
-
-
-@dataclass(frozen=True)
-class Row:
-    """A table row, named by a stage or a prompt length."""
-
-    name: str
-    cells: list[Cell]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The passkey grid of one stage as two tables of the same shape."""
-
-    stage: str
-    sentence: str
-    depths: list[str]
-    hits: list[Row]
-    nats: list[Row]
 
 
 def build(run: Path, out: Path | None = None) -> Path:
@@ -83,7 +56,7 @@ def build(run: Path, out: Path | None = None) -> Path:
     position = plots.by_position(compared)
     base = against_base(compared)
     training = plots.training(stages)
-    cost_heads, costs = _costs(stages)
+    cost_heads, cost_rows = costs(stages)
     page = _template().render(
         record=record,
         stages=stages,
@@ -99,13 +72,21 @@ def build(run: Path, out: Path | None = None) -> Path:
         held_out=_held_out(evaluations, others),
         bounds=[span(*bound) for bound in range_bounds(evaluations)],
         means=_means(evaluations, compared),
+        position_bands=any(
+            each.by_position is not None and each.by_position.bands is not None
+            for each in evaluations
+        ),
+        differences=[
+            Row(row.name, [Cell(difference_text(gain, PLUS_MINUS)) for gain in row.gains])
+            for row in difference_rows(evaluations)
+        ],
         others=[other_settings(each, among=(*evaluations, *others)) for each in others],
         unevaluated=[stage.name for stage in stages if stage.evaluation is None],
-        grids=[_grid(each, each.passkey) for each in evaluations if each.passkey is not None],
+        grids=[grid_tables(each, each.passkey) for each in evaluations if each.passkey is not None],
         without_grid=[each.stage for each in evaluations if each.passkey is None],
-        facts_of_stages=_facts(stages),
+        facts_of_stages=facts(stages),
         cost_heads=cost_heads,
-        costs=costs,
+        costs=cost_rows,
         untrained=[stage.name for stage in stages if not stage.steps],
         colors=plots.SERIES,
     )
@@ -155,6 +136,8 @@ def verdict(evaluations: Sequence[Evaluation]) -> str:
             f"{rows[0].stage} and {rows[-1].stage} were measured with different settings ({ways}), "
             "so they are not compared."
         )
+    if (paired := last_sentence(evaluations)) is not None:
+        return paired
     first, last = rows[0], rows[-1]
     for bound, before, after in reversed(list(zip(bounds, first.means, last.means, strict=True))):
         if math.isfinite(before) and math.isfinite(after):
@@ -180,7 +163,7 @@ def other_settings(evaluation: Evaluation, among: Iterable[Evaluation] = ()) -> 
     """Return one line with the results of an evaluation with other settings or another step."""
     where = "" if evaluation.step is None else f" at step {evaluation.step:,}"
     means = ", ".join(
-        f"{_number(mean.loss, '{:.2f}')} at {span(mean.start, mean.stop)}"
+        f"{number(mean.loss, '{:.2f}')} at {span(mean.start, mean.stop)}"
         for mean in evaluation.ranges
     )
     settings = in_words(evaluation, among)
@@ -204,26 +187,6 @@ def trends(evaluations: Sequence[Evaluation]) -> list[str]:
             f"to {span(far.start, far.stop)}."
         )
     return sentences
-
-
-def passkey_sentence(passkey: Passkey) -> str:
-    """Return a sentence with the result of a passkey grid."""
-    prompts = passkey.trials * len(passkey.lengths) * len(passkey.depths)
-    hits = sum(round(share * passkey.trials) for row in passkey.hits for share in row)
-    nats = [value for row in passkey.nats for value in row if math.isfinite(value)]
-    if not prompts:
-        return "No prompt was tried."
-    if hits:
-        said = f"{hits} of {prompts:,} prompts are answered exactly"
-    else:
-        said = f"Nothing is retrieved: none of {prompts:,} prompts is answered exactly"
-    if not nats:
-        return f"{said}."
-    mean = sum(nats) / len(nats)
-    return (
-        f"{said}; an answer token costs {mean:.2f} nats, a guess of its digits "
-        f"{passkey.chance_nats:.2f}."
-    )
 
 
 def _template() -> jinja2.Template:
@@ -264,7 +227,7 @@ def _means(evaluations: Sequence[Evaluation], stages: Sequence[StageResults]) ->
     table = {
         row.stage: [
             Cell(
-                _number(mean, "{:.2f}") + _number(error, " \N{PLUS-MINUS SIGN} {:.2f}", ""),
+                number(mean, "{:.2f}") + number(error, f" {PLUS_MINUS} {{:.2f}}", ""),
                 marked=same and round(mean, 2) == round(least, 2),
             )
             if math.isfinite(mean)
@@ -278,122 +241,3 @@ def _means(evaluations: Sequence[Evaluation], stages: Sequence[StageResults]) ->
         for stage in stages
         if stage.name in table
     ]
-
-
-def _grid(evaluation: Evaluation, passkey: Passkey) -> Grid:
-    def rows(values: Sequence[Sequence[float]], cell: Callable[[float], Cell]) -> list[Row]:
-        return [
-            Row(
-                f"{length:,}",
-                [cell(value) if math.isfinite(value) else Cell(MISSING) for value in row],
-                note="beyond its length" if length > evaluation.seq_length else "",
-            )
-            for length, row in zip(passkey.lengths, values, strict=True)
-        ]
-
-    def hit(share: float) -> Cell:
-        return Cell(f"{round(share * passkey.trials)}/{passkey.trials}", shade=_share(share))
-
-    def nat(value: float) -> Cell:
-        chance = passkey.chance_nats
-        return Cell(f"{value:.2f}", shade=_share(1 - value / chance) if chance > 0 else 0.0)
-
-    return Grid(
-        stage=evaluation.stage,
-        sentence=passkey_sentence(passkey),
-        depths=[f"{depth:.0%}" for depth in passkey.depths],
-        hits=rows(passkey.hits, hit),
-        nats=rows(passkey.nats, nat),
-    )
-
-
-def _facts(stages: Sequence[StageResults]) -> list[Row]:
-    """Return rows of facts of the stages; cells that differ from the stage before are marked."""
-    rows: list[Row] = []
-    before: list[str] | None = None
-    for stage in stages:
-        if stage.record is None:
-            rows.append(Row(stage.name, [], note="has not been started"))
-            continue
-        texts = _fact_texts(stage.record)
-        cells = [
-            Cell(text, marked=before is not None and text != before[i])
-            for i, text in enumerate(texts)
-        ]
-        rows.append(Row(stage.name, cells))
-        before = texts
-    return rows
-
-
-def _fact_texts(record: StageRecord) -> list[str]:
-    rope = dict(record.rope)
-    method = str(rope.pop("method", MISSING))
-    base, factor = rope.pop("base", math.nan), rope.pop("factor", math.nan)
-    more = ", ".join(f"{key} {_value(value)}" for key, value in rope.items() if value is not None)
-    layout = " ".join(f"{key.upper()} {_value(value)}" for key, value in record.layout.items())
-    return [
-        f"{record.seq_length:,}",
-        method,
-        _value(base),
-        _value(factor),
-        more or MISSING,
-        layout or MISSING,
-        _number(record.tokens, "{:,.0f}"),
-        _number(record.tokens_per_batch, "{:,.0f}"),
-        record.start or MISSING,
-    ]
-
-
-def _costs(stages: Sequence[StageResults]) -> tuple[list[str], list[Row]]:
-    """Return the column heads and the rows of the cost of each stage."""
-    heads = ["steps", "tokens", "time", "tokens/s per rank", MFU, "peak memory", "last loss"]
-    rows = [Row(stage.name, _cost_cells(stage)) for stage in stages if stage.steps]
-    mfu = heads.index(MFU)
-    if all(row.cells[mfu].text == MISSING for row in rows):
-        del heads[mfu]
-        for row in rows:
-            del row.cells[mfu]
-    return heads, rows
-
-
-def _cost_cells(stage: StageResults) -> list[Cell]:
-    steps = stage.steps
-    settled = steps[1:] or steps  # the first step of a stage includes start-up costs
-    seconds = [step.seconds for step in steps if math.isfinite(step.seconds)]
-    peaks = [step.peak_memory_bytes for step in steps if math.isfinite(step.peak_memory_bytes)]
-    return [
-        Cell(f"{len(steps):,}"),
-        Cell(_number(sum(stage.step_tokens()), "{:,.0f}")),
-        Cell(_duration(sum(seconds)) if seconds else MISSING),
-        Cell(_number(_median([step.tokens_per_second_per_rank for step in settled]), "{:,.0f}")),
-        Cell(_number(_median([step.mfu for step in settled]), "{:.1%}")),
-        Cell(f"{max(peaks) / 2**30:.2f} GiB" if peaks else MISSING),
-        Cell(_number(steps[-1].loss, "{:.2f}")),
-    ]
-
-
-def _median(values: Sequence[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    return median(finite) if finite else math.nan
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    minutes = f"{rest // 60} min {rest % 60:02} s"
-    return f"{hours} h {minutes}" if hours else minutes
-
-
-def _number(value: float, form: str, otherwise: str = MISSING) -> str:
-    return form.format(value) if math.isfinite(value) else otherwise
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.10g}" if math.isfinite(value) else MISSING
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value)
-
-
-def _share(value: float) -> float:
-    return round(min(max(value, 0.0), 1.0), 3)

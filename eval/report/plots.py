@@ -68,6 +68,8 @@ def by_position(stages: Sequence[StageResults]) -> Figure | None:
         axes.plot(x, y, color=color(index), linewidth=0.7, alpha=0.3)
     for index, _, x, y in drawn:
         axes.plot(x, y, color=color(index), linewidth=2.0, solid_capstyle="round")
+    for index, _, found in curves:
+        _standard_errors(axes, found, color(index))
     first = min(float(x[0]) for _, _, x, _ in drawn)
     last = max(found.eval_length for _, _, found in curves)
     axes.set_xscale("log", base=2)
@@ -244,11 +246,26 @@ def _pad_losses(axes: Axes, curves: Sequence[Floats]) -> None:
         axes.set_ylim(low - margin, high + margin)
 
 
+def _standard_errors(axes: Axes, evaluation: Evaluation, hue: str) -> None:
+    """Shade one standard error over documents on each side of the mean, where it is known."""
+    found = evaluation.by_position
+    if found is None or found.bands is None:
+        return
+    middle = (np.array(found.bands.edges[:-1]) + np.array(found.bands.edges[1:])) / 2
+    mean, error = np.array(found.bands.loss), np.array(found.bands.standard_error)
+    if np.isfinite(error).any():
+        axes.fill_between(middle, mean - error, mean + error, color=hue, alpha=0.16, linewidth=0)
+
+
 def _bins(evaluation: Evaluation, *, coarse: bool) -> tuple[Floats, Floats]:
-    """Return middle and mean loss of each bin; coarse bins have equal width on a log axis."""
+    """Return middle and mean loss of each bin; coarse bins are bands, or equal on a log axis."""
     found = evaluation.by_position
     if found is None:
         return np.empty(0), np.empty(0)
+    if coarse and found.bands is not None:
+        edges, mean = np.array(found.bands.edges, dtype=float), np.array(found.bands.loss)
+        measured = np.isfinite(mean)
+        return ((edges[:-1] + edges[1:]) / 2)[measured], mean[measured]
     x, y = [], []
     start, weight, total = 0, 0.0, 0.0
     growth = 2.0 ** (1.0 / BINS_PER_OCTAVE)

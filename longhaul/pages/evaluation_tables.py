@@ -9,8 +9,15 @@ import typer
 from rich.table import Table
 
 from eval.report.evaluations import in_words, range_bounds, range_rows, same_settings
-from eval.report.gains import error_sentence, gain_sentences
-from eval.report.page import other_settings, passkey_sentence
+from eval.report.gains import (
+    DifferenceRow,
+    difference_rows,
+    difference_text,
+    error_sentence,
+    gain_sentences,
+)
+from eval.report.page import other_settings
+from eval.report.passkey_tables import of_length, passkey_sentence
 from eval.run_folder import Evaluation
 from longhaul.terminal.console import show
 from longhaul.terminal.messages import note
@@ -46,6 +53,8 @@ def show_evaluations(
             typer.echo(f"{each.stage}: {settings}")
     for sentence in (*error_sentence(evaluations), *gain_sentences(evaluations)):
         typer.echo(sentence)
+    if differences := difference_rows(evaluations):
+        show(lambda _: _differences(evaluations, differences))
     show_passkeys(evaluations)
     for other in others:
         said = other_settings(other, among=every)
@@ -65,6 +74,7 @@ def show_passkeys(evaluations: Sequence[Evaluation]) -> None:
     table.add_column("length", justify="right", no_wrap=True)
     for depth in depths:
         table.add_column(f"{depth:.0%}", justify="right", no_wrap=True)
+    table.add_column("all, 95% interval", justify="right", no_wrap=True)
     for each in asked:
         grid = each.passkey
         assert grid is not None
@@ -79,6 +89,7 @@ def show_passkeys(evaluations: Sequence[Evaluation]) -> None:
                     else "-"
                     for depth in depths
                 ),
+                of_length(grid, length),
             )
     show(lambda _: table)
     for each in asked:
@@ -92,12 +103,26 @@ def _means(evaluations: Sequence[Evaluation], settings: Sequence[str]) -> Table:
     if settings:
         table.add_column(SETTINGS, no_wrap=True)
     for start, stop in range_bounds(evaluations):
-        shown = f"{length_shown(start) if start else 0}-{length_shown(stop)}"
-        table.add_column(shown, justify="right", no_wrap=True)
+        table.add_column(_range_shown(start, stop), justify="right", no_wrap=True)
     for at, row in enumerate(range_rows(evaluations)):
         means = (f"{mean:.2f}" if math.isfinite(mean) else "-" for mean in row.means)
         table.add_row(row.stage, *settings[at : at + 1], *means)
     return table
+
+
+def _differences(evaluations: Sequence[Evaluation], rows: Sequence[DifferenceRow]) -> Table:
+    """Return the differences between stages, with standard errors over the same documents."""
+    table = Table(title="Differences of the same documents, nats per token")
+    table.add_column("stages", no_wrap=True)
+    for start, stop in range_bounds(evaluations):
+        table.add_column(_range_shown(start, stop), justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row.name, *(difference_text(gain) for gain in row.gains))
+    return table
+
+
+def _range_shown(start: int, stop: int) -> str:
+    return f"{length_shown(start) if start else 0}-{length_shown(stop)}"
 
 
 def next_after(run: Path) -> list[object]:

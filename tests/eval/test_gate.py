@@ -2,12 +2,21 @@
 """The gate between stages: each threshold judges what it says, and the judgement is kept."""
 
 import json
+import logging
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from eval.gate import gate_path, judge, pass_gate
-from eval.run_folder import ByPosition, Evaluation, Passkey, evaluation_path, write_json
+from eval.loss_by_position import position_bands
+from eval.measurements import ByPosition, Passkey
+from eval.run_folder import (
+    Evaluation,
+    evaluation_path,
+    write_json,
+)
 from recipes.spec.gate import Gate, GateShutError, gate_from
 
 EDGES = tuple(range(0, 1025, 64))
@@ -23,6 +32,24 @@ def evaluation(name="long", length=1024, losses=None, hits=None) -> Evaluation:
         stage=name, seq_length=length, eval_length=1024, documents=2, tokens=2048,
         by_position=ByPosition(edges=EDGES, loss=tuple(bins), tokens=(128,) * 16), passkey=passkey,
     )  # fmt: skip
+
+
+def measured(losses: list[list[float]], name="long", length=1024) -> Evaluation:
+    """Return the evaluation of documents with these losses in their 16 buckets, a row each."""
+    rows = np.array(losses)
+    found = evaluation(name, length, losses=rows.mean(0).tolist())
+    return replace(
+        found, documents=len(rows),
+        by_position=replace(found.by_position, bands=position_bands(rows, [512, 1024])),
+    )  # fmt: skip
+
+
+def documents(rise: float, spread: float, count: int) -> list[list[float]]:
+    """Return losses that rise by so much towards the end, and by half `spread` more or less."""
+    return [
+        [level] * 8 + [level + rise + (-spread if at % 2 else spread) / 2] * 8
+        for at, level in enumerate(np.linspace(2, 4, count).tolist())
+    ]
 
 
 def judged(gate: Gate, stage: Evaluation, before: Evaluation | None = None):
@@ -58,6 +85,74 @@ def test_passkeys_are_counted_over_the_whole_grid():
     assert judged(Gate(passkey=0.75), stage)["passkey"].passed
     assert not judged(Gate(passkey=0.8), stage)["passkey"].passed
     assert not judged(Gate(passkey=0.1), evaluation())["passkey"].passed
+
+
+@pytest.mark.parametrize(
+    ("rise", "spread", "state", "passed"),
+    [
+        (0.05, 0.1, "met", True),
+        (0.4, 0.1, "not met", False),
+        (0.19, 0.4, "too few documents to tell", True),
+        (0.21, 0.4, "too few documents to tell", False),
+    ],
+)
+def test_a_threshold_is_judged_with_the_error_over_documents(rise, spread, state, passed):
+    found = judged(Gate(rise=0.2, forgotten=None), measured(documents(rise, spread, 8)))["rise"]
+    assert found.measured == pytest.approx(rise)
+    assert found.standard_error == pytest.approx(spread / 2 / 7**0.5)  # levels cancel
+    assert (found.state, found.passed, found.counted) == (state, passed, 8)
+    assert f"{rise:+.3f} +- {found.standard_error:.3f} nats, 0.2 allowed: {state}" in found.said
+    assert found.undecided is (found.would_do is not None)
+    if found.undecided:
+        assert found.would_do > 1000
+        assert f"(8 measured, about {found.would_do:,} would do)" in found.said
+
+
+def test_what_was_forgotten_is_judged_by_the_same_documents_before_and_after():
+    losses = documents(0.0, 0.0, 6)
+    worse = [[loss + 0.3 + 0.01 * at for loss in row] for at, row in enumerate(losses)]
+    before = measured(losses, "short", 512)
+    found = judged(Gate(), measured(worse), before)["forgotten"]
+    assert found.state == "not met"
+    assert found.standard_error < 0.01  # the documents themselves differ by 2 nats
+    others = judged(Gate(), measured(worse), replace(before, store="another"))["forgotten"]
+    assert (others.state, others.counted) == ("too few documents to tell", 0)
+    assert "does not state the loss of each on the same ones" in others.said
+
+
+def test_a_single_document_tells_nothing_but_the_measured_value_decides():
+    found = judged(Gate(), measured(documents(0.5, 0.0, 1)))["rise"]
+    assert (found.state, found.passed) == ("too few documents to tell", False)
+    assert "(1 measured)" in found.said
+
+
+@pytest.mark.parametrize(
+    ("least", "missed", "trials", "state", "passed"),
+    [
+        (0.9, 0, 50, "met", True),
+        (0.9, 40, 50, "not met", False),
+        (0.9, 1, 10, "too few prompts to tell", True),
+        (0.9, 6, 10, "too few prompts to tell", False),
+        (1.0, 0, 1, "met", True),
+        (1.0, 1, 10, "not met", False),
+    ],
+)
+def test_a_share_of_passkeys_is_judged_with_its_interval(least, missed, trials, state, passed):
+    stage = evaluation(hits=((1.0, 1.0), (1.0, 1 - missed / trials)))
+    stage = replace(stage, passkey=replace(stage.passkey, trials=trials))
+    found = judged(Gate(passkey=least), stage)["passkey"]
+    assert (found.state, found.passed, found.counted) == (state, passed, 4 * trials)
+    assert state in found.said
+    assert found.undecided is (found.would_do is not None)
+
+
+def test_a_gate_that_opens_without_being_sure_logs_why(tmp_path, caplog):
+    write_json(evaluation_path(tmp_path, "long"), measured(documents(0.19, 0.4, 8)))
+    with caplog.at_level(logging.WARNING):
+        pass_gate(tmp_path, "long", None, Gate())
+    assert "the gate after long opens, but rise: " in caplog.text
+    kept = json.loads(gate_path(tmp_path, "long").read_text())
+    assert kept["judgements"][0]["state"] == "too few documents to tell"
 
 
 def test_a_loss_that_is_no_number_does_not_pass():

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from eval import run_folder
+from eval.measurements import Passkey
 from eval.report import evaluations
 
 
@@ -142,7 +143,7 @@ def test_bins_that_do_not_fit_are_refused(tmp_path, by_position, said):
 
 def test_passkey_grid_of_another_shape_is_refused():
     with pytest.raises(ValueError, match="nats must have 1 rows of 2 numbers"):
-        run_folder.Passkey(
+        Passkey(
             lengths=(8,),
             depths=(0.0, 1.0),
             trials=1,

@@ -5,10 +5,14 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from eval.report import page
+from eval.measurements import BaseRecord, ByPosition, Passkey, RangeMean
+from eval.position_bands import bands_of
+from eval.report import page, plots
 from eval.report.base_plot import against_base
+from eval.report.cells import PLUS_MINUS
 from eval.report.evaluations import (
     Settings,
     base_record,
@@ -18,18 +22,25 @@ from eval.report.evaluations import (
     write_evaluation,
     write_record,
 )
-from eval.report.gains import gain_sentences, gains, pairs, standard_error
+from eval.report.gains import (
+    difference_rows,
+    difference_text,
+    gain_sentences,
+    gains,
+    pairs,
+)
+from eval.report.passkey_tables import passkey_sentence
 from eval.run_folder import (
-    BaseRecord,
     Evaluation,
-    Passkey,
-    RangeMean,
+    StageResults,
     base_evaluations,
     base_results,
     load,
     read_evaluation,
 )
+from eval.uncertainty import standard_error
 from longhaul.commands.report import report as show_report
+from longhaul.pages.evaluation_tables import show_evaluations
 from tests.eval.report.test_page import Page, built, make_run, words
 
 OWN = {"method": "default", "base": 10_000.0}
@@ -164,6 +175,47 @@ def test_other_prompts_are_another_setting(run):
     write_evaluation(run, BASE)  # the first settings again: what was kept of them goes
     [left] = (run / "eval" / "other" / "base").glob("*.json")
     assert json.loads(left.read_text())["passkey"]["depths"] == [0.7]
+
+
+def test_differences_of_the_same_documents_are_in_the_report_and_in_the_table(run, capsys):
+    rows = difference_rows([BASE, STRETCHED, TRAINED])
+    assert [row.name for row in rows] == ["tiny_2k minus base", "tiny_2k minus base_with_yarn_x4"]
+    last = rows[1].gains[1]
+    assert last.difference == pytest.approx((2.9 + 1.8 + 3.9 - 9) / 3)
+    assert last.standard_error == pytest.approx(np.std([0.1, 0.2, 0.1], ddof=1) / 3**0.5)
+    assert difference_text(last) == "-0.133 +- 0.033"
+    assert difference_text(last, PLUS_MINUS) in words(built(run))
+    show_evaluations([BASE, TRAINED, replace(TRAINED, stage="tiny_8k", ranges=BASE.ranges)])
+    shown = capsys.readouterr().out
+    assert "Differences of the same documents" in shown
+    assert "tiny_8k minus tiny_2k" in shown
+    assert "+2.133 +- 0.033" in shown
+    assert difference_rows([TRAINED, replace(TRAINED, stage="tiny_8k", store="two")]) == []
+
+
+def test_the_last_stage_is_compared_with_the_first_document_by_document():
+    later = replace(TRAINED, stage="tiny_8k", ranges=means((3.1, 2.1, 4.1), (2.8, 1.8, 4.0)))
+    said = page.verdict([TRAINED, later])
+    assert said.endswith(
+        "document by document: within two standard errors, so no difference is shown."
+    )
+    assert "0.000 +- 0.058 nats" in said
+
+
+def test_standard_errors_over_documents_are_shaded_where_they_are_known():
+    bins = ByPosition((0, 512, 1024), (3.0, 2.5), (1024, 1024))
+    shaded = replace(bins, bands=bands_of(bins.edges, [(3.1, 2.6), (2.9, 2.4)]))
+    for by_position, count in ((bins, 0), (shaded, 1)):
+        stage = StageResults("a", None, (), None, replace(TRAINED, by_position=by_position))
+        [axes] = plots.by_position([stage]).axes
+        assert len(axes.collections) == count
+
+
+def test_shares_of_passkeys_have_their_interval(capsys):
+    text = passkey_sentence(GRID)
+    assert text.startswith("1 of 2 prompts are answered exactly (a share of 9% to 91%, with 95%")
+    show_evaluations([BASE])
+    assert "100% (21%-100%)" in capsys.readouterr().out
 
 
 def test_prompts_of_another_version_are_not_compared_and_their_version_is_shown(run):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from eval.measurements import RangeMean
 from eval.report import page
 from eval.report.evaluations import (
     Settings,
@@ -16,7 +17,6 @@ from eval.report.evaluations import (
 )
 from eval.run_folder import (
     Evaluation,
-    RangeMean,
     evaluation_path,
     load,
     read_evaluation,

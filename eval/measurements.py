@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an evaluation measures, as its file states it (`eval.run_folder` has the whole file)."""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from eval.position_bands import Bands
+from recipes.spec.schema import Number
+
+
+@dataclass(frozen=True)
+class ByPosition:
+    """Mean loss of each bin of positions `edges[i]` to `edges[i + 1]`."""
+
+    edges: tuple[int, ...]
+    loss: tuple[Number, ...]
+    tokens: tuple[int, ...]
+    bands: Bands | None = None
+    """Wider bins with their standard errors; None in files of earlier versions."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for bins that do not fit their edges."""
+        if not len(self.edges) - 1 == len(self.loss) == len(self.tokens):
+            raise ValueError(
+                f"{len(self.edges)} edges need {len(self.edges) - 1} bins, "
+                f"found {len(self.loss)} of loss and {len(self.tokens)} of tokens"
+            )
+        if any(a >= b for a, b in itertools.pairwise(self.edges)):
+            raise ValueError("edges must rise")
+
+
+@dataclass(frozen=True)
+class RangeMean:
+    """Mean loss over positions `start` to `stop`.
+
+    Args:
+        standard_error: Of the mean, over documents; NaN for a single document.
+        by_document: Mean loss of each document, in the order of the store.
+    """
+
+    start: int
+    stop: int
+    loss: Number
+    tokens: int = 0
+    standard_error: Number = math.nan
+    by_document: tuple[Number, ...] = ()
+
+
+@dataclass(frozen=True)
+class Passkey:
+    """The passkey grid: one row per prompt length, one column per depth.
+
+    Args:
+        hits: Share of the prompts whose greedy answer is exactly right.
+        nats: Mean loss per answer token.
+        chance_nats: Loss per answer token of a uniform guess of its digits.
+        prompt_version: `eval.passkey.PROMPT_VERSION` when the prompts were made; 1 in files that do
+            not state it.
+    """
+
+    lengths: tuple[int, ...]
+    depths: tuple[Number, ...]
+    trials: int
+    digits: int
+    hits: tuple[tuple[Number, ...], ...]
+    nats: tuple[tuple[Number, ...], ...]
+    chance_nats: Number
+    prompt_version: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for grids of another shape than lengths by depths."""
+        for name, grid in (("hits", self.hits), ("nats", self.nats)):
+            if [len(row) for row in grid] != [len(self.depths)] * len(self.lengths):
+                raise ValueError(
+                    f"{name} must have {len(self.lengths)} rows of {len(self.depths)} numbers"
+                )
+
+    @property
+    def tried(self) -> int:
+        """Prompts of the whole grid."""
+        return self.trials * len(self.lengths) * len(self.depths)
+
+    @property
+    def found(self) -> int:
+        """Prompts of the whole grid that were answered exactly."""
+        shares = (share for row in self.hits for share in row if math.isfinite(share))
+        return sum(round(share * self.trials) for share in shares)
+
+
+@dataclass(frozen=True)
+class BaseRecord:
+    """Weights that training started from, and how their positions were rotated.
+
+    Args:
+        stages: Stages that have this rotation, which they are compared with; empty for the weights'
+            own, which every stage is compared with.
+    """
+
+    checkpoint: str
+    rope: dict[str, Any]
+    stages: tuple[str, ...] = ()
+
+    def same_weights(self, other: "BaseRecord | None") -> bool:
+        """Return whether another record is of the same weights under the same rotation."""
+        return other is not None and (self.checkpoint, self.rope) == (other.checkpoint, other.rope)
+
+    def with_stages_of(self, other: "BaseRecord | None") -> "BaseRecord":
+        """Return the record with the stages of an earlier one of the same weights too."""
+        if other is None or not self.stages or not self.same_weights(other):
+            return self
+        return replace(self, stages=tuple(dict.fromkeys((*other.stages, *self.stages))))
