@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longhaul.commands.suites import SuiteOptions, evaluate_suites
 from longhaul.options import (
     K_IS,
     ContextParallel,
@@ -73,6 +74,29 @@ def evaluate(
     missing: Annotated[
         bool, typer.Option("--missing", help="Only what has no evaluation with these settings.")
     ] = False,
+    suite: Annotated[
+        str,
+        typer.Option(
+            help="Tasks or groups of lm-evaluation-harness instead, such as niah_single_1."
+        ),
+    ] = "",
+    suite_lengths: Annotated[
+        str,
+        typer.Option(
+            help=f"With --suite: lengths of the prompts that tasks make ({K_IS}).",
+            show_default="the stages' contexts",
+        ),
+    ] = "",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="With --suite: samples of each task, at most.")
+    ] = None,
+    include_path: Annotated[
+        Path | None, typer.Option(help="With --suite: folder of task YAML files of your own.")
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="With --suite: a Hugging Face folder to evaluate, not the stages."),
+    ] = None,
     ranks: Ranks = 2,
     tensor_parallel: TensorParallel = 1,
     context_parallel: ContextParallel = 1,
@@ -80,7 +104,49 @@ def evaluate(
     as_json: Json = False,
     verify: Verify = None,
 ) -> None:
-    """Evaluate loss by position and passkey retrieval of a run's stages."""
+    """Evaluate loss by position and passkey retrieval of a run's stages, or tasks with --suite."""
+    require_device(device)
+    if suite:
+        _require_defaults(
+            "--suite",
+            documents=documents != 24,
+            trials=trials != 2,
+            lengths=lengths,
+            passkeys=passkeys,
+            depths=depths,
+            missing=missing,
+        )
+        if export is not None:
+            _require_defaults("--export", stage=stage, base=base, tp=tensor_parallel != 1,
+                              cp=context_parallel != 1, store=store)  # fmt: skip
+        evaluate_suites(
+            run,
+            SuiteOptions(
+                suite=suite,
+                lengths=lengths_of("--suite-lengths", suite_lengths),
+                limit=limit,
+                include=include_path,
+                export=export,
+                stages=stage or [],
+                store=store,
+                base=base,
+                ranks=ranks,
+                tp=tensor_parallel,
+                cp=context_parallel,
+                device=device,
+                verify=verify is not False,
+                as_json=as_json,
+            ),
+        )
+        return
+    for option, value in (
+        ("--suite-lengths", suite_lengths),
+        ("--limit", limit),
+        ("--include-path", include_path),
+        ("--export", export),
+    ):
+        if value:
+            raise ValueError(f"{option} has an effect only with --suite NAME; add it")
     from data.files.writable import require_folder
     from data.store import Manifest
     from eval.report.evaluations import other_evaluations
@@ -96,7 +162,6 @@ def evaluate(
     names = stage_names(run)
     named = [stage_named(run, word, names) for word in stage or names]
     chosen = [name for name in names if name in named]
-    require_device(device)
     require_folder(run / "eval", "the results' folder")
     require_unused(run / "eval")
     records = [read_stage(run, name) for name in names]
@@ -174,6 +239,13 @@ def evaluate(
     show_evaluations(found, others)
     typer.echo(run / "eval")
     next_command(["longhaul", "report", "--run", run], "show all results on one page")
+
+
+def _require_defaults(option: str, **given: object) -> None:
+    """Raise ValueError for options that have no effect with another one."""
+    named = [f"--{name}" for name, value in given.items() if value]
+    if named:
+        raise ValueError(f"{' and '.join(named)} cannot go with {option}; leave one of them out")
 
 
 def with_context_of(base: "BaseModel", bounds: list[int]) -> list[int]:

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks of lm-evaluation-harness: names to configurations, their data, and what is refused.
+
+The harness's index of 14,000 tasks takes seconds to build, so it is built only for a name that the
+user's own folder (`--include-path`) does not have. Data files that a task names by a relative path
+lie next to its YAML file.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.harness.results import Group
+from recipes.spec.suggest import did_you_mean
+
+LENGTHS = "max_seq_lengths"
+"""Metadata by which a task that makes its prompts is told their lengths."""
+PREFIX_ROOM = 256
+"""Tokens that a prompt may exceed its length by: RULER does not count the beginning of the answer,
+which it adds to the prompt, nor the spaces that the tokenizer sees there."""
+SEED, NUMPY_SEED = 0, 1234  # the harness's own
+INSTALL = "pip install 'longhaul-recipes[eval]'"
+
+
+@dataclass(frozen=True)
+class SuiteTask:
+    """A task of the harness with its configuration, which has no other tasks in it."""
+
+    name: str
+    config: dict[str, Any]
+    digest: str
+    makes_prompts: bool
+    """Whether it makes prompts of a length that it is told."""
+
+
+def require_harness() -> None:
+    """Raise ValueError with the command that installs it if the harness is missing."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError(f"--suite needs lm-evaluation-harness, which is not installed: {INSTALL}")
+
+
+def harness_version() -> str:
+    """Return the installed version of the harness."""
+    return importlib.metadata.version("lm_eval")
+
+
+def find(names: Sequence[str], include: Path | None) -> tuple[list[SuiteTask], list[Group], Any]:
+    """Return the tasks of names, the groups among them, and the harness's manager of both.
+
+    Raises ValueError for an unknown name, and for tasks that this command does not run.
+    """
+    from lm_eval.tasks import TaskManager
+
+    if include is not None and not include.is_dir():
+        raise ValueError(f"--include-path: there is no folder {include}")
+    folder = None if include is None else str(include.resolve())
+    manager = TaskManager(include_path=folder, include_defaults=False)
+    if include is not None and not manager.all_tasks:
+        raise ValueError(f"--include-path: {include} has no YAML file of a task")
+    if not all(name in manager.task_index for name in names):
+        manager = TaskManager(include_path=folder)
+    configs: dict[str, dict[str, Any]] = {}
+    groups = []
+    for name in names:
+        if name not in manager.task_index:
+            close = did_you_mean(name, manager.all_tasks, "task of the harness")
+            raise ValueError(f"no task or group of the harness is called {name!r}; {close}")
+        found = list(_members(manager.task_index, name, {}, name))
+        configs |= {str(config["task"]): config for config in found}
+        if (group := _group(manager.task_index[name], found)) is not None:
+            groups.append(group)
+    return [_task(config) for config in configs.values()], groups, manager
+
+
+def _members(
+    index: Any, item: str | dict[str, Any], overrides: dict[str, Any], of: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the configuration of a task, or those of a group's tasks, as the harness merges."""
+    from lm_eval.tasks._factory import GROUP_FIELD_NAMES
+    from lm_eval.tasks._index import Kind
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    if isinstance(item, dict):
+        own = {key: value for key, value in item.items() if key not in ("task", "group")}
+        name = str(item.get("group", item.get("task")))
+        if name in index:
+            yield from _members(index, name, overrides | own, of)
+        elif "group" in item:
+            for child in item["task"]:
+                yield from _members(index, child, overrides, of)
+        else:
+            yield overrides | own | {"task": f"{of}::{name}"}
+        return
+    if item not in index:
+        raise ValueError(f"the group {of} lists a task {item!r} that the harness does not have")
+    entry = index[item]
+    if entry.kind == Kind.TAG:
+        for name in sorted(entry.tags):
+            yield from _members(index, name, overrides, of)
+    elif entry.kind == Kind.GROUP:
+        content = load_yaml(entry.yaml_path)
+        own = {key: value for key, value in content.items() if key not in GROUP_FIELD_NAMES}
+        for child in content["task"] if isinstance(content["task"], list) else []:
+            yield from _members(index, child, own | overrides, item)
+    else:
+        found = load_yaml(entry.yaml_path) | overrides | {"task": item}
+        yield _with_local_files(found, Path(entry.yaml_path).parent)
+
+
+def _with_local_files(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a configuration whose relative data files lie next to its YAML file."""
+    kwargs = config.get("dataset_kwargs") or {}
+    if "data_files" not in kwargs:
+        return config
+
+    def absolute(files: Any) -> Any:
+        if isinstance(files, dict):
+            return {key: absolute(value) for key, value in files.items()}
+        if isinstance(files, list):
+            return [absolute(value) for value in files]
+        if "://" in files or "*" in files:
+            return files
+        path = folder / files
+        if not path.is_file():
+            raise ValueError(
+                f"task {config['task']} reads {files}, which is not in {folder}, the folder of its "
+                "YAML file"
+            )
+        return str(path.resolve())
+
+    files = absolute(kwargs["data_files"])
+    return config | {"dataset_kwargs": {**kwargs, "data_files": files}}
+
+
+def _task(config: dict[str, Any]) -> SuiteTask:
+    name = str(config["task"])
+    if (config.get("dataset_kwargs") or {}).get("trust_remote_code"):
+        raise ValueError(
+            f"task {name} asks for trust_remote_code, which runs code of its data set on this "
+            "machine; this command never does"
+        )
+    if config.get("unsafe_code"):
+        raise ValueError(f"task {name} runs code that the model writes; this command never does")
+    if config.get("doc_to_image") is not None or config.get("doc_to_audio") is not None:
+        raise ValueError(f"task {name} has images or audio; models here read text alone")
+    return SuiteTask(name, config, _digest(config), _makes_prompts(config))
+
+
+def _makes_prompts(config: dict[str, Any]) -> bool:
+    made = config.get("custom_dataset")
+    module = inspect.getmodule(made) if callable(made) else None
+    return module is not None and LENGTHS in inspect.getsource(module)
+
+
+def _digest(config: dict[str, Any]) -> str:
+    """Return the sha256 of a configuration, with the source of its functions and its local data."""
+
+    def text(value: Any) -> str:
+        return inspect.getsource(value) if inspect.isfunction(value) else repr(value)
+
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=text).encode())
+    for file in _files((config.get("dataset_kwargs") or {}).get("data_files")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _files(value: Any) -> Iterator[Path]:
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from _files(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _files(each)
+    elif isinstance(value, str) and Path(value).is_file():
+        yield Path(value)
+
+
+def _group(entry: Any, members: Sequence[dict[str, Any]]) -> Group | None:
+    wanted = (entry.cfg or {}).get("aggregate_metric_list") or []
+    wanted = wanted if isinstance(wanted, list) else [wanted]
+    metrics = tuple(str(each["metric"]) for each in wanted)
+    tasks = tuple(str(config["task"]) for config in members)
+    by_size = all(each.get("weight_by_size", True) for each in wanted)
+    return Group(entry.name, tasks, metrics, by_size) if metrics else None
+
+
+def built(
+    task: SuiteTask, manager: Any, *, tokenizer: Path, length: int | None, limit: int | None
+) -> Any:
+    """Return the harness's object of a task with its data loaded; it has at least one sample.
+
+    Tasks that draw their prompts begin with the same seed on every rank and in every run. Raises
+    ValueError in one sentence if the data are missing.
+    """
+    config = dict(task.config)
+    metadata = config.get("metadata") or {}
+    config["metadata"] = {**metadata, "tokenizer": str(tokenizer)}
+    if length is not None:
+        config["metadata"][LENGTHS] = [length]
+    random.seed(SEED)
+    np.random.seed(NUMPY_SEED)
+    where = config.get("dataset_path") or "its own function"
+    try:
+        with _without_code_of_others(), _no_more_samples_than(config, limit):
+            (loaded,) = manager.load([config])["tasks"].values()
+            count = len(loaded.eval_docs)
+    except (IndexError, StopIteration):  # the harness and `datasets` take the first one
+        count = 0
+    except Exception as error:  # a task is code of others
+        raise ValueError(_missing(task.name, str(where), error)) from error
+    if count == 0:
+        raise ValueError(f"task {task.name} has no samples, so it cannot be scored")
+    return loaded
+
+
+def _missing(name: str, where: str, error: Exception) -> str:
+    from datasets import config
+
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if "trust_remote_code" in reason or "scripts are no longer supported" in reason:
+        return (
+            f"task {name} needs code of its data set {where}, which this command never runs "
+            f"({reason})"
+        )
+    return (
+        f"the data of task {name} ({where}) cannot be loaded: {reason}; ranks do not download: run "
+        "the command once with network access to fill the cache, copy a filled cache to "
+        f"{config.HF_DATASETS_CACHE}, or write a task over local files for --include-path"
+    )
+
+
+@contextmanager
+def _without_code_of_others() -> Iterator[None]:
+    """Load tokenizers and data sets without code of theirs; RULER's tasks ask for it always."""
+    import datasets
+    from transformers import AutoTokenizer
+
+    original = AutoTokenizer.from_pretrained
+    load = datasets.load_dataset
+
+    def tokenizer(*words: Any, **given: Any) -> Any:
+        return original(*words, **{**given, "trust_remote_code": False})
+
+    @wraps(load)
+    def data_set(*words: Any, **given: Any) -> Any:
+        if given.pop("trust_remote_code", False):
+            raise ValueError("it asks for trust_remote_code")
+        return load(*words, **given)
+
+    AutoTokenizer.from_pretrained = tokenizer
+    datasets.load_dataset = data_set
+    try:
+        yield
+    finally:
+        AutoTokenizer.from_pretrained = original
+        datasets.load_dataset = load
+
+
+@contextmanager
+def _no_more_samples_than(config: dict[str, Any], limit: int | None) -> Iterator[None]:
+    """Let a task that makes its samples make no more than will be evaluated.
+
+    RULER's tasks make 500 of each length, which takes a quarter of an hour at 128K. The functions
+    that make them take `num_samples` and are called by name from the module of the task.
+    """
+    made = config.get("custom_dataset")
+    module = sys.modules.get(getattr(made, "__module__", ""), None)
+    scope = getattr(made, "__globals__", vars(module) if module else {})
+    takers = {
+        name: value
+        for name, value in scope.items()
+        if limit is not None
+        and inspect.isfunction(value)
+        and "num_samples" in inspect.signature(value).parameters
+    }
+
+    def fewer(function: Any) -> Any:
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def call(*words: Any, **given: Any) -> Any:
+            bound = signature.bind(*words, **given)
+            bound.apply_defaults()
+            bound.arguments["num_samples"] = min(bound.arguments["num_samples"], limit)
+            return function(*bound.args, **bound.kwargs)
+
+        return call
+
+    scope.update({name: fewer(value) for name, value in takers.items()})
+    try:
+        yield
+    finally:
+        scope.update(takers)

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks of lm-evaluation-harness by name: what is found, made, refused and averaged."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm-evaluation-harness, the extra eval, is not installed")
+
+from eval.harness.results import (
+    Group,
+    Metric,
+    SuiteResult,
+    SuiteSettings,
+    group_metrics,
+    read_result,
+    result_path,
+    write_result,
+)
+from eval.harness.tasks import LENGTHS, built, find
+from eval.run_folder import BrokenResultError
+
+TASKS = Path(__file__).parent / "tasks"
+CHOICE = """
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files: {{test: rows.jsonl}}
+{more}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{word}}}}"
+doc_to_choice: ["a", "b"]
+doc_to_target: 0
+"""
+MADE = """
+task: made
+custom_dataset: !function made.rows
+test_split: test
+output_type: generate_until
+doc_to_text: "{{text}}"
+doc_to_target: "x"
+generation_kwargs: {max_gen_toks: 2}
+"""
+ROWS = """
+import random
+
+import datasets
+
+CALLS = []
+
+
+def samples(length, num_samples=500):
+    CALLS.append(num_samples)
+    return [{"text": "x" * length, "draw": random.random()} for _ in range(num_samples)]
+
+
+def rows(**given):
+    made = [row for length in given["max_seq_lengths"] for row in samples(length)]
+    return {"test": datasets.Dataset.from_list(made)}
+"""
+SETTINGS = SuiteSettings(
+    task="one", task_sha256="t", length=None, limit=None, longest=512, weights_sha256="w",
+    tokenizer_sha256="k", backend="megatron", precision="fp32", harness="0.4.13",
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """Return a folder of tasks with one row of data."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    to = tmp_path / "tasks"
+    to.mkdir()
+    (to / "rows.jsonl").write_text('{"word": "w"}\n')
+    return to
+
+
+def write(folder: Path, name: str, more: str = "") -> None:
+    (folder / f"{name}.yaml").write_text(CHOICE.format(name=name, more=more))
+
+
+def load(folder: Path, name: str, **given):
+    (task,), _, manager = find([name], folder)
+    defaults = {"tokenizer": folder, "length": None, "limit": None}
+    return built(task, manager, **{**defaults, **given})
+
+
+def result(task: str, samples: int, length: int | None, *metrics: Metric) -> SuiteResult:
+    settings = replace(SETTINGS, task=task, length=length)
+    return SuiteResult("m", "w", 1, settings, "1.0", 0, samples, samples, 10, metrics)
+
+
+def test_a_task_reads_the_data_next_to_its_file(folder):
+    write(folder, "one")
+    assert [dict(row) for row in load(folder, "one").eval_docs] == [{"word": "w"}]
+
+
+def test_the_digest_of_a_task_changes_with_its_data(folder):
+    write(folder, "one")
+    first = find(["one"], folder)[0][0].digest
+    assert find(["one"], folder)[0][0].digest == first
+    (folder / "rows.jsonl").write_text('{"word": "v"}\n')
+    assert find(["one"], folder)[0][0].digest != first
+
+
+def test_a_group_has_its_tasks_with_its_overrides(folder):
+    for name in ("one", "two"):
+        write(folder, name)
+    (folder / "both.yaml").write_text(
+        "group: both\ntask:\n  - one\n  - {task: two, num_fewshot: 3}\n"
+        "aggregate_metric_list: [{metric: acc, weight_by_size: false}]\n"
+    )
+    tasks, groups, _ = find(["both"], folder)
+    assert [(task.name, task.config.get("num_fewshot")) for task in tasks] == [
+        ("one", None),
+        ("two", 3),
+    ]
+    assert groups == [Group("both", ("one", "two"), ("acc",), by_size=False)]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("unsafe_code: true", "runs code that the model writes"),
+        ("doc_to_image: word", "images or audio"),
+    ],
+)
+def test_a_task_that_this_command_does_not_run_is_refused_by_name(folder, more, words):
+    write(folder, "other", more)
+    with pytest.raises(ValueError, match=f"task other .*{words}"):
+        find(["other"], folder)
+
+
+def test_a_task_that_asks_for_remote_code_is_refused_by_name(folder):
+    write(folder, "remote")
+    file = folder / "remote.yaml"
+    file.write_text(
+        file.read_text().replace(
+            "test: rows.jsonl}", "test: rows.jsonl}\n  trust_remote_code: true"
+        )
+    )
+    with pytest.raises(ValueError, match="task remote asks for trust_remote_code"):
+        find(["remote"], folder)
+
+
+def test_missing_and_empty_data_are_told_in_one_sentence(folder):
+    write(folder, "one")
+    (folder / "rows.jsonl").write_text("")
+    with pytest.raises(ValueError, match="task one has no samples"):
+        load(folder, "one")
+    (folder / "made.py").write_text(ROWS.replace("num_samples=500", "num_samples=0"))
+    (folder / "made.yaml").write_text(MADE)
+    with pytest.raises(ValueError, match="task made has no samples"):
+        load(folder, "made", length=16)
+    (folder / "rows.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"task one reads rows.jsonl, which is not in"):
+        find(["one"], folder)
+
+
+def test_data_that_are_not_in_the_cache_are_told_with_the_place_of_the_cache(folder, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    write(folder, "hub")
+    file = folder / "hub.yaml"
+    text = file.read_text().replace("dataset_path: json", "dataset_path: nobody/nothing")
+    file.write_text(text.replace("dataset_kwargs:\n  data_files: {test: rows.jsonl}\n", ""))
+    with pytest.raises(ValueError, match=r"data of task hub \(nobody/nothing\).*copy a filled"):
+        load(folder, "hub")
+
+
+def test_a_limited_task_makes_no_more_prompts_and_is_the_same_in_each_run(folder):
+    (folder / "made.py").write_text(ROWS)
+    (folder / "made.yaml").write_text(MADE)
+    (task,), _, _ = find(["made"], folder)
+    assert task.makes_prompts
+    module = task.config["custom_dataset"].__globals__
+    first = load(folder, "made", length=16, limit=3)
+    assert module["CALLS"] == [3]
+    assert first.config.metadata[LENGTHS] == [16]
+    assert [row["text"] for row in first.eval_docs] == ["x" * 16] * 3
+    again = load(folder, "made", length=16, limit=3)
+    assert list(again.eval_docs) == list(first.eval_docs)
+    load(folder, "made", length=16)
+    assert module["CALLS"] == [3, 3, 500]  # the task's own function is back
+
+
+def test_a_request_that_is_too_long_is_refused_with_its_document(monkeypatch):
+    from lm_eval.api.instance import Instance
+
+    from eval.harness.model import OverlongError, RefusesOverlong
+
+    class Bytes(RefusesOverlong):
+        longest = 10
+        eot_token_id = 0
+
+        def tok_encode(self, string, add_special_tokens=None, **_):
+            return list(string.encode())
+
+        def _loglikelihood_tokens(self, requests, **_):
+            return [(float(len(before) + len(after)), True) for _, before, after in requests]
+
+        def loglikelihood_rolling(self, requests, disable_tqdm=False):
+            return []
+
+        def _generated(self, requests):
+            return ["" for _ in requests]
+
+    def request(kind, *arguments):
+        return Instance(kind, {}, arguments, 0, metadata=("some_task", 7, 1))
+
+    lm = Bytes()
+    assert lm.loglikelihood([request("loglikelihood", "12345678", "90")]) == [(10.0, True)]
+    assert lm.generate_until([request("generate_until", "123", {"max_gen_toks": 7})]) == [""]
+    assert lm.most == 10
+    with pytest.raises(OverlongError, match="some_task, document 7: 11 tokens do not fit in 10"):
+        lm.loglikelihood([request("loglikelihood", "12345678", "901")])
+    with pytest.raises(OverlongError, match="4 tokens and 7 to generate do not fit in 10"):
+        lm.generate_until([request("generate_until", "1234", {"max_gen_toks": 7})])
+    with pytest.raises(ValueError, match="some_task samples or searches"):
+        lm.generate_until([request("generate_until", "1", {"do_sample": True, "max_gen_toks": 1})])
+
+
+def test_a_group_is_averaged_at_every_length():
+    group = Group("ruler", ("a", "b"), ("4096",), by_size=False)
+    results = [
+        result("a", 10, 8192, Metric("8192", "none", 0.5, 0.3)),
+        result("b", 30, 8192, Metric("8192", "none", 1.0, 0.4)),
+        result("a", 10, 262_144, Metric("262144", "none", 0.25, math.nan)),
+    ]
+    at_8k, at_256k = group_metrics([group], results)
+    assert (at_8k.length, at_8k.value, at_8k.samples, at_8k.missing) == (8192, 0.75, 40, ())
+    assert at_8k.standard_error == pytest.approx(0.25)
+    assert (at_256k.length, at_256k.value, at_256k.missing) == (262_144, 0.25, ("b",))
+
+
+def test_the_error_of_a_group_by_size_is_that_of_the_harness():
+    from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr
+
+    group = Group("g", ("a", "b"), ("acc",), by_size=True)
+    results = [
+        result("a", 10, None, Metric("acc", "none", 0.5, 0.3)),
+        result("b", 30, None, Metric("acc", "none", 1.0, 0.4)),
+    ]
+    (found,) = group_metrics([group], results)
+    assert found.value == pytest.approx(aggregate_subtask_metrics([0.5, 1.0], [10, 30]))
+    assert found.standard_error == pytest.approx(pooled_sample_stderr([0.3, 0.4], [10, 30]))
+
+
+def test_a_result_is_read_for_the_same_settings_only(tmp_path):
+    made = result("g::a b", 10, 8192, Metric("acc", "none", 0.5))
+    write_result(tmp_path, made)
+    path = result_path(tmp_path, "m", "g::a b", 8192, None)
+    assert path.name == "g_a_b_at_8192.json"
+    found = read_result(tmp_path, "m", made.settings)
+    assert found is not None
+    assert math.isnan(found.metrics[0].standard_error)
+    assert read_result(tmp_path, "m", replace(made.settings, weights_sha256="other")) is None
+    assert read_result(tmp_path, "m", replace(made.settings, limit=10)) is None
+    path.write_text("{")
+    with pytest.raises(BrokenResultError, match="is not JSON"):
+        read_result(tmp_path, "m", made.settings)
