@@ -47,6 +47,8 @@ TEXT = "text"
 HELDOUT = 0.01
 """Held out from the mixed store, which only training reads."""
 LENGTHS = [stage.seq_length for stage in TINY_LADDER.stages]
+LAYOUTS = ("dp2", "ulysses2", "ulysses2")
+"""Of the stages, on two CPU ranks."""
 BOUNDS = (LENGTHS[0] // 2, *LENGTHS)
 """Ends of the ranges of positions, and lengths of the passkey prompts."""
 
@@ -125,7 +127,7 @@ def longhaul(*words: str | Path) -> None:
 
 def trained(ladder: str | Path, store: Path, run: Path, stages: int) -> Path:
     """Train the first stages of a ladder unless they have been; return the run."""
-    for stage in TINY_LADDER.stages[:stages]:
+    for stage, layout in zip(TINY_LADDER.stages[:stages], LAYOUTS, strict=False):
         name = stage_of(run, stage.seq_length)
         if name is not None and is_finished(
             stage_folder(run, name) / "checkpoints", stage.tokens // stage.tokens_per_batch
@@ -133,7 +135,7 @@ def trained(ladder: str | Path, store: Path, run: Path, stages: int) -> Path:
             continue
         longhaul(
             "pretrain", "--card", TINY.name, "--ladder", ladder, "--stage", str(stage.seq_length),
-            "--store", store, "--out", run,
+            "--store", store, "--out", run, "--device", "cpu", "--layout", layout,
         )  # fmt: skip
     return run
 
