@@ -37,6 +37,8 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 TOKENIZER_FILE = "tokenizer.json"
 
+TRAINED = "byte-level-bpe"
+"""Name of a tokenizer that was trained on the documents of the store."""
 ONLY_SOURCE = "documents"
 """Name of a source that the user gave no name."""
 SplitName = Literal["train", "heldout"]
@@ -109,8 +111,8 @@ class Manifest:
             ) from error
         except ValueError as error:
             raise StoreError(
-                f"{root / MANIFEST} is not JSON ({error}): it is damaged; restore it from a copy, or "
-                "prepare the store again"
+                f"{root / MANIFEST} is not JSON ({error}): it is damaged; restore it from a copy, "
+                "or prepare the store again"
             ) from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise StoreError(f"{root / MANIFEST} is not the manifest of a token store")

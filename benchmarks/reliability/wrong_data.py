@@ -95,6 +95,7 @@ FILES: tuple[tuple[str, str, Files], ...] = (
     ("adopt d --tokenizer t --out s", "the folder d has no token files", {"d/a.txt": b"x"}),
     (_ADOPT, "web.idx is missing", {"web.bin": _BIN}),
     ("adopt web.idx --tokenizer t --out s", "web.bin is missing", {"web.idx": _IDX}),
+    ("adopt d --tokenizer t --out d --overwrite", "only a store is ever overwritten", {"d": None}),
     (_ADOPT, "web.idx is not an index", {**GOOD, "web.idx": b"PK" + _IDX[2:]}),
     (_ADOPT, "web.idx is not an index", {**GOOD, "web.idx": b""}),
     (_ADOPT, "web.idx has 20 bytes", {**GOOD, "web.idx": _IDX[:20]}),

@@ -56,10 +56,11 @@ def require_folder(path: Path, what: str, room: float = 0, why: str = "") -> Non
     _try(path.absolute(), said)
     if room > 0:
         free = shutil.disk_usage(existing(path)).free
+        reasons = f" ({why})" if why else ""
         if free < room:
             raise ValueError(
-                f"{said} needs about {_size(room)}{f' ({why})' if why else ''} and its file system has {_size(free)} free; "
-                "free some, or name a path on another file system"
+                f"{said} needs about {_size(room)}{reasons} and its file system has {_size(free)} "
+                "free; free some, or name a path on another file system"
             )
 
 

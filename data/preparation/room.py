@@ -18,7 +18,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -84,7 +83,8 @@ def _tokens_a_byte(piece: Piece, text_key: str, encoder: Encoder) -> float:
 def _lines(piece: Piece, text_key: str) -> Iterator[tuple[int, str]]:
     """Yield the bytes and the text of lines; of a broken line, no text."""
     left = SAMPLE_BYTES
-    with _opened(piece) as file:
+    with Path(piece.path).open("rb") as file:
+        file.seek(piece.start)
         while left > 0 and (line := file.readline(left)):
             left -= len(line)
             is_cut = not left and not line.endswith(b"\n")
@@ -106,15 +106,9 @@ def _of_cut_line(line: bytes, text_key: str) -> str:
 
 def _beginning(piece: Piece) -> tuple[int, str]:
     """Return bytes and text of the beginning of a text file; no text if it is not UTF-8."""
-    with _opened(piece) as file:
+    with Path(piece.path).open("rb") as file:
         block = file.read(SAMPLE_BYTES)
     try:
         return len(block), codecs.getincrementaldecoder("utf-8-sig")().decode(block)
     except UnicodeDecodeError:
         return len(block), ""
-
-
-def _opened(piece: Piece) -> Any:
-    file = Path(piece.path).open("rb")
-    file.seek(piece.start)
-    return file

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from data.hub import TOKENIZER_FILES, HubError, local_folder
 from data.progress import quiet_imports
-from data.store import tokenizer_fingerprint, tokenizer_named
+from data.store import TRAINED, tokenizer_fingerprint, tokenizer_named
 from data.tokenization.encoder import Encoder, plain
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def train(texts: Iterable[str], vocab_size: int) -> DocumentTokenizer:
         # Without this, it also returns token_type_ids, which generate() of a Llama refuses.
         model_input_names=["input_ids", "attention_mask"],
     )  # fmt: skip
-    return _for_documents("byte-level-bpe", wrapped)
+    return _for_documents(TRAINED, wrapped)
 
 
 def load(name_or_path: str) -> DocumentTokenizer:

@@ -21,7 +21,7 @@ app = typer.Typer(
 
 
 FEWEST_STEPS = 100
-"""Steps of a new stage for whose batch no number is given: fewer would be one rate after another."""
+"""Steps that a new stage has at least where no batch is given."""
 SHOWN_BATCH = f"about 4M, or less for {FEWEST_STEPS} steps"
 
 

@@ -90,6 +90,7 @@ def prepare(
     from data.preparation.named_sources import parsed_sources
     from data.prepare import prepare as write_store
     from data.prepare import write_plan
+    from recipes.models import TINY
 
     where = Engine(kind=engine, workers=workers, address=address)  # type: ignore[arg-type]
     if plan is not None:
@@ -107,6 +108,8 @@ def prepare(
         raise ValueError("--vocab-size is for a tokenizer that is trained; leave out --tokenizer")
     if skip_limit != SKIP_LIMIT and not skip_broken:
         raise ValueError("--skip-limit limits what --skip-broken skips; add --skip-broken")
+    if tokenizer is None:
+        _require_vocabulary(out, vocab_size)
     sources = parsed_sources(source or [])
     if plan_only:
         work = write_plan(
@@ -126,6 +129,11 @@ def prepare(
         overwrite=overwrite, engine=where,
     )  # fmt: skip
     show_store(manifest)
+    if tokenizer is None and manifest.tokenizer.vocab_size > TINY.vocab:
+        note(
+            f"note: the card {TINY.name}, which is trained from scratch, has a vocabulary of "
+            f"{TINY.vocab:,} tokens; --vocab-size {TINY.vocab} makes a store for it"
+        )
     model = None if tokenizer is None else _model_of(Path(tokenizer))
     if model is None:
         next_command(
@@ -138,6 +146,20 @@ def prepare(
             "train on it; LADDER is your file or a name that `longhaul ladders` lists; without "
             "GPUs add --device cpu",
         )
+
+
+def _require_vocabulary(out: Path, vocab_size: int) -> None:
+    """Raise ValueError if the store of a card would have more tokens than the card."""
+    from recipes.models import CARDS
+    from recipes.spec.naming import store_folder
+
+    card = CARDS.get(out.name)
+    if card is None or out.absolute() != store_folder(card).absolute() or vocab_size <= card.vocab:
+        return
+    raise ValueError(
+        f"--vocab-size is {vocab_size:,}, and --out {out} is the store of the card {card.name}, "
+        f"which has {card.vocab:,} tokens; add --vocab-size {card.vocab}, or name another folder"
+    )
 
 
 def _work_on(plan: Path, task: str | None, merge: bool, overwrite: bool, where: "Engine") -> None:

@@ -56,6 +56,6 @@ def show_step(content: dict[str, Any]) -> None:
     each = content["joined_to_tokens"] // content["seq_length_tokens"]
     joined = f", {each} of them end to end in each row of the batch" if each > 1 else ""
     typer.echo(
-        f"sequences of {content['seq_length_tokens']:,} tokens{joined}; the data rank with most attention "
-        f"has {content['work_max_over_mean']:.3f} times the average"
+        f"sequences of {content['seq_length_tokens']:,} tokens{joined}; the data rank with most "
+        f"attention has {content['work_max_over_mean']:.3f} times the average"
     )

@@ -301,7 +301,8 @@ def of_one_stage(
 ) -> str:
     """Return a commented file of one stage for a card, stretched by YaRN beyond its context.
 
-    A card without weights of its own is trained from scratch, with its rotation as it is. Raises ValueError if the batch is not a multiple of the length.
+    A card without weights of its own is trained from scratch, with its rotation as it is. Raises
+    ValueError if the batch is not a multiple of the length.
     """
     native = card.native_rope
     trained = native.original_length or card.native_context

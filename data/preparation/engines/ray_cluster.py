@@ -103,8 +103,8 @@ def _require_answer(tried: str | None) -> None:
 
 def _without_cluster(tried: str | None, reason: str) -> SourceError:
     return SourceError(
-        f"no Ray cluster answers at {tried or 'this machine'} ({reason}); start one with `ray start "
-        "--head`, name it with --address HOST:PORT, or leave --engine out"
+        f"no Ray cluster answers at {tried or 'this machine'} ({reason}); start one with `ray "
+        "start --head`, name it with --address HOST:PORT, or leave --engine out"
     )
 
 

@@ -99,6 +99,15 @@ def test_tokenizers_are_compared_in_a_table_and_as_json(answer, files: Path) -> 
     assert (row["tokens"], row["embedding_and_head_bytes"]) == (4, 2 * 2 * 3 * 64)
 
 
+def test_a_store_of_more_tokens_than_its_card_is_refused_with_the_number_that_fits(
+    answer, tmp_path: Path
+) -> None:
+    said = answer("prepare", "--out", "stores/tiny").error()
+    assert "--vocab-size is 2,048, and --out stores/tiny is the store of the card tiny" in said
+    assert "add --vocab-size 512, or name another folder" in said
+    assert not (tmp_path / "stores").exists()
+
+
 def test_sources_are_listed_and_one_is_explained(answer) -> None:
     listed = answer("sources")
     assert listed.code == 0
