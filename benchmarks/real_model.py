@@ -213,8 +213,8 @@ def loss_section(evaluations: Sequence[Evaluation]) -> str:
         )
     head = ["weights", "rotation", *(span(*bound) for bound in bounds)]
     return (
-        "## Loss by position, nats per token\n\nMean over documents and its standard error.\n\n"
-        + table(head, rows)
+        "## Loss by position in the window, nats per token\n\nMean over documents and its standard "
+        "error. Windows begin at random tokens of documents.\n\n" + table(head, rows)
     )
 
 

@@ -6,7 +6,7 @@ Runs on every rank of a torchrun job; `longhaul evaluate` and `longhaul run` lau
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -22,9 +22,11 @@ from data.token_files.held_out import long_documents
 from eval import load_model
 from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks
-from eval.loss_by_position import loss_by_position, mean_over, position_bands
+from eval.loss_by_position import WINDOW_SEED, loss_by_position, mean_over, position_bands
 from eval.measurements import BaseRecord, ByPosition, Passkey, RangeMean
-from eval.passkey import DIGITS, PROMPT_VERSION, prompts, score
+from eval.model_facts import parameters_of, tokens_seen
+from eval.passkey import DIGITS, PASSKEY_SEED, PROMPT_VERSION, prompts, score
+from eval.provenance import SHORT, Provenance, now
 from eval.report.evaluations import (
     Settings,
     base_record,
@@ -68,6 +70,8 @@ def evaluate(
     depths: Sequence[float] = DEPTHS,
     base: bool = False,
     missing: bool = False,
+    command: str = "",
+    commit: str = "",
 ) -> None:
     """Write `RUN/eval/<stage>.json` for each stage, at the longest of `lengths`.
 
@@ -77,7 +81,7 @@ def evaluate(
     `trials` 0 there are no prompts. With `base` the base model of the stages comes first. With
     `missing` a checkpoint that has an evaluation with these settings is not evaluated again. The
     remaining ranks are data parallel. Checksums of checkpoints are verified unless `verify` is
-    False.
+    False. The files state the `command` that was typed and the `commit` of its code.
     """
     folder = Path(run)
     asked = Prompts(tuple(sorted(passkey_lengths or lengths)), tuple(depths), trials)
@@ -110,7 +114,16 @@ def evaluate(
             grid = passkey_grid(model, manifest, hay, asked) if trials else None
             if dist.get_rank() == 0:
                 found = evaluation(subject, record, losses, sorted(lengths), grid, store)
-                write_evaluation(folder, found)
+                about = Provenance(
+                    date=now(),
+                    commit=commit,
+                    command=command,
+                    seeds={"windows": WINDOW_SEED} | ({"passkeys": PASSKEY_SEED} if trials else {}),
+                    tokenizer=f"{manifest.tokenizer.name} {manifest.tokenizer.fingerprint[:SHORT]}",
+                    parameters=parameters_of(model),
+                    tokens_seen=0 if subject.base else tokens_seen(folder, subject.name),
+                )
+                write_evaluation(folder, replace(found, provenance=about))
 
 
 def held_out(manifest: Manifest, least: int, documents: int) -> list[NDArray[np.int64]]:

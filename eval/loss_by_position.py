@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mean loss at each position of long documents: the basic test of a usable context.
+"""Mean loss at each position of windows of long documents: the basic test of a usable context.
 
 A model that uses its context predicts better the more it has read, so its loss falls (or stays
 equal) with position. Beyond the usable context the loss rises.
 
 Each document contributes one window of `length` predictions, so every position averages over the
 same documents. The window begins at a random token, drawn from a seed: the opening of a document
-(licence, imports) differs from its middle, which would look like an effect of position. Sums of
+(licence, imports) differs from its middle, which would look like an effect of position. A position
+is therefore one in the window, and says how much the model has read, not where in the document it
+is. Sums of
 losses and counts of each document are added up over data ranks and context ranks.
 """
 
@@ -23,6 +25,8 @@ from torch import Tensor
 from custom_modules.gpt.model import LongContextGPT
 from eval.position_bands import Bands, band_edges, bands_of
 from eval.run_folder import BUCKET
+
+WINDOW_SEED = 0
 
 
 @torch.no_grad()
@@ -43,7 +47,7 @@ def token_losses(model: LongContextGPT, tokens: Tensor) -> tuple[Tensor, Tensor]
 
 def windows(documents: Iterable[NDArray[np.int64]], length: int) -> Iterator[NDArray[np.int64]]:
     """Yield `length + 1` tokens of each document, from a random one on."""
-    starts = np.random.default_rng(0)
+    starts = np.random.default_rng(WINDOW_SEED)
     for document in documents:
         start = starts.integers(0, len(document) - length)
         yield document[start : start + length + 1]

@@ -32,6 +32,7 @@ from eval.answer_tokens import inside, question_and_answer
 DIGITS = 5
 NEEDLE = "\nPASSKEY = {number}\n"
 QUESTION = "\nassert PASSKEY == "
+PASSKEY_SEED = 0
 PROMPT_VERSION = 2
 """Results of other versions cannot be compared. 1: question and answer were encoded apart."""
 
@@ -52,7 +53,7 @@ def prompts(
     length: int,
     depth: float,
     trials: int,
-    seed: int = 0,
+    seed: int = PASSKEY_SEED,
 ) -> list[Prompt]:
     """Return prompts of exactly `length` tokens with the needle at `depth` (0 first, 1 last).
 

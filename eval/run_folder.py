@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from data.files.nearest import near_path
 from data.files.whole import write_text
 from eval.measurements import BaseRecord, ByPosition, Passkey, RangeMean
+from eval.provenance import Provenance
 from recipes.checkpoints.marker import RECIPE
 from recipes.spec.naming import stage_folder
 from recipes.spec.schema import NotJsonError, Number, decode, decode_json
@@ -119,6 +120,8 @@ class Evaluation:
     """Step of the evaluated checkpoint; None in files that do not state it."""
     base: BaseRecord | None = None
     """What was evaluated in place of a stage; None for a stage."""
+    provenance: Provenance | None = field(default=None, compare=False)
+    """How it came about; None in files of earlier versions."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def _losses(axes: Axes, curves: Sequence[Curve], *, named: bool) -> None:
             ha="center",
             color=PALETTE["muted"],
         )
-    axes.set_xlabel("position in the document, tokens")
+    axes.set_xlabel("position in the window, tokens")
     framed(axes, "loss, nats per token")
     if not named:
         return

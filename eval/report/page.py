@@ -31,6 +31,7 @@ from eval.report.gains import (
     gain_sentences,
     last_sentence,
 )
+from eval.report.how_measured import HEADS, provenance_rows
 from eval.report.passkey_tables import grid_tables
 from eval.report.stage_tables import costs, facts
 from eval.run_folder import (
@@ -72,6 +73,8 @@ def build(run: Path, out: Path | None = None) -> Path:
         held_out=_held_out(evaluations, others),
         bounds=[span(*bound) for bound in range_bounds(evaluations)],
         means=_means(evaluations, compared),
+        measured_heads=HEADS,
+        measured=provenance_rows(evaluations),
         position_bands=any(
             each.by_position is not None and each.by_position.bands is not None
             for each in evaluations

@@ -91,7 +91,7 @@ def by_position(stages: Sequence[StageResults]) -> Figure | None:
             annotation_clip=False,
             parse_math=False,
         )
-    axes.set_xlabel("position in the document, tokens (log scale)")
+    axes.set_xlabel("position in the window, tokens (log scale)")
     framed(axes, "loss, nats per token")
     return figure
 

@@ -14,6 +14,7 @@ from data.store import Manifest, require_tokenizer
 from eval.evaluate import evaluate
 from eval.rope_search.evolution import Settings
 from eval.rope_search.run import find_factors
+from longhaul.jobs.origin import origin
 from recipes.checkpoints.files import require_whole
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint
 from recipes.constraints import shapes
@@ -56,6 +57,7 @@ def evaluation_job(
         context_parallel=context_parallel,
         device=device,
         verify=verify,
+        **origin(),
         **choices,
     )
     return Job("evaluate", task, local_executor(ranks))

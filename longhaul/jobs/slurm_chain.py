@@ -16,6 +16,7 @@ from eval.gate import evaluate_and_judge, has_passed
 from longhaul.jobs import evaluation, local_chain, node_requirements
 from longhaul.jobs.job_times import save_seconds
 from longhaul.jobs.ladder_run import LadderRun
+from longhaul.jobs.origin import origin
 from longhaul.jobs.store_source import Documents, plan_for, prepare_for, share_of
 from recipes.checkpoints.marker import RECIPE
 from recipes.hugging_face.export import export_stage
@@ -65,6 +66,7 @@ def jobs(
             documents=evaluation_documents,
             trials=trials,
             verify=plan.verify is not False,
+            **origin(),
             **_parallel(stage),
         )
         found.append(_evaluate(plan, file, task, stage))

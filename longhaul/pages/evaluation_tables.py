@@ -98,7 +98,7 @@ def show_passkeys(evaluations: Sequence[Evaluation]) -> None:
 
 
 def _means(evaluations: Sequence[Evaluation], settings: Sequence[str]) -> Table:
-    table = Table(title="Mean loss by position, nats per token")
+    table = Table(title="Mean loss by position in the window, nats per token")
     table.add_column("stage", no_wrap=True)
     if settings:
         table.add_column(SETTINGS, no_wrap=True)

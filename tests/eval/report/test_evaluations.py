@@ -117,7 +117,7 @@ def test_the_store_is_named_wherever_stores_differ(tmp_path, capsys):
     run = make_run(tmp_path / "run")
     for name in NAMES:
         write_evaluation(run, replace(read_evaluation(run, name), store="stores/one"))
-    assert "stores/one" not in words(built(run))
+    assert "documents of stores/one" not in words(built(run))
     write_evaluation(run, replace(read_evaluation(run, "tiny_8k"), store="stores/two"))
     text = words(built(run))
     assert "tiny_8k, 24 documents of stores/two to 8,192 tokens, 4 trials: " in text

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Table of how each evaluation came about, and on which model and text."""
+
+from collections.abc import Sequence
+
+from eval.provenance import Provenance
+from eval.report.cells import MISSING, Cell, Row
+from eval.run_folder import Evaluation
+
+HEADS = (
+    "evaluation", "date", "step", "parameters", "tokens seen", "tokenizer", "store", "seeds",
+    "commit", "command",
+)  # fmt: skip
+"""Columns of `provenance_rows`, the first its name."""
+
+
+def provenance_rows(evaluations: Sequence[Evaluation]) -> list[Row]:
+    """Return a row for each evaluation; files of earlier versions state little of it."""
+    return [Row(each.stage, [Cell(text) for text in _texts(each)]) for each in evaluations]
+
+
+def _texts(evaluation: Evaluation) -> list[str]:
+    about = evaluation.provenance or Provenance()
+    return [
+        about.date or MISSING,
+        _count(evaluation.step),
+        _count(about.parameters),
+        _count(about.tokens_seen),
+        about.tokenizer or MISSING,
+        evaluation.store or MISSING,
+        ", ".join(f"{name} {seed}" for name, seed in about.seeds.items()) or MISSING,
+        about.short_commit or MISSING,
+        about.command or MISSING,
+    ]
+
+
+def _count(number: int | None) -> str:
+    return MISSING if number is None else f"{number:,}"
