@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from custom_modules.gpt.model import LongContextGPT
 from data.store import Manifest
 from data.token_files.held_out import long_documents
+from eval import context_gain as context_gains
 from eval import load_model
 from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks
@@ -70,6 +71,7 @@ def evaluate(
     depths: Sequence[float] = DEPTHS,
     base: bool = False,
     missing: bool = False,
+    context_gain: bool = False,
     command: str = "",
     commit: str = "",
 ) -> None:
@@ -81,7 +83,8 @@ def evaluate(
     `trials` 0 there are no prompts. With `base` the base model of the stages comes first. With
     `missing` a checkpoint that has an evaluation with these settings is not evaluated again. The
     remaining ranks are data parallel. Checksums of checkpoints are verified unless `verify` is
-    False. The files state the `command` that was typed and the `commit` of its code.
+    False. With `context_gain` also the loss of the last tokens by the tokens that are read
+    (`eval.context_gain`). Files state the `command` that was typed and the `commit` of its code.
     """
     folder = Path(run)
     asked = Prompts(tuple(sorted(passkey_lengths or lengths)), tuple(depths), trials)
@@ -98,7 +101,7 @@ def evaluate(
         for subject in subjects(folder, stages, base=base):
             asked_for = (subject.name, settings, subject.step, sorted(lengths))
             record = subject.record(folder)
-            if missing and evaluated_with(folder, *asked_for, record):
+            if missing and evaluated_with(folder, *asked_for, record, context_gain=context_gain):
                 if dist.get_rank() == 0 and record is not None:
                     write_record(folder, subject.name, record)
                 continue
@@ -111,6 +114,7 @@ def evaluate(
                 rope=None if subject.base is None else subject.base.rope,
             )
             losses = loss_by_position(model, texts, longest)
+            gained = context_gains.context_gain(model, texts, longest) if context_gain else None
             grid = passkey_grid(model, manifest, hay, asked) if trials else None
             if dist.get_rank() == 0:
                 found = evaluation(subject, record, losses, sorted(lengths), grid, store)
@@ -123,7 +127,7 @@ def evaluate(
                     parameters=parameters_of(model),
                     tokens_seen=0 if subject.base else tokens_seen(folder, subject.name),
                 )
-                write_evaluation(folder, replace(found, provenance=about))
+                write_evaluation(folder, replace(found, context_gain=gained, provenance=about))
 
 
 def held_out(manifest: Manifest, least: int, documents: int) -> list[NDArray[np.int64]]:

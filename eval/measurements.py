@@ -3,7 +3,7 @@
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eval.position_bands import Bands
@@ -111,3 +111,27 @@ class BaseRecord:
         if other is None or not self.stages or not self.same_weights(other):
             return self
         return replace(self, stages=tuple(dict.fromkeys((*other.stages, *self.stages))))
+
+
+@dataclass(frozen=True)
+class ContextGain:
+    """Mean loss of the last `scored` tokens of windows, by how many of the last tokens are read.
+
+    Args:
+        contexts: Tokens that are read, the scored ones among them; the last is the whole window.
+        loss: Mean over documents, for each of `contexts`.
+        standard_error: Of that mean; NaN for a single document.
+        by_document: Mean loss of each document, a row, in the order of the store.
+    """
+
+    scored: int
+    contexts: tuple[int, ...]
+    loss: tuple[Number, ...]
+    standard_error: tuple[Number, ...]
+    by_document: tuple[tuple[Number, ...], ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for numbers that do not fit the contexts."""
+        for row in (self.loss, self.standard_error, *self.by_document):
+            if len(row) != len(self.contexts):
+                raise ValueError(f"{len(self.contexts)} contexts have {len(row)} numbers")

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from data.files.nearest import near_path
 from data.files.whole import write_text
-from eval.measurements import BaseRecord, ByPosition, Passkey, RangeMean
+from eval.measurements import BaseRecord, ByPosition, ContextGain, Passkey, RangeMean
 from eval.provenance import Provenance
 from recipes.checkpoints.marker import RECIPE
 from recipes.spec.naming import stage_folder
@@ -122,6 +122,8 @@ class Evaluation:
     """What was evaluated in place of a stage; None for a stage."""
     provenance: Provenance | None = field(default=None, compare=False)
     """How it came about; None in files of earlier versions."""
+    context_gain: ContextGain | None = None
+    """None if it was not asked for."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,13 @@ from data.files.whole import write_bytes
 from eval.report import plots
 from eval.report.base_plot import against_base
 from eval.report.cells import MISSING, PLUS_MINUS, Cell, Row, number
+from eval.report.context_tables import (
+    context_figure,
+    context_heads,
+    context_rows,
+    context_sentences,
+    measured,
+)
 from eval.report.evaluations import (
     RangeRow,
     comparable,
@@ -56,6 +63,7 @@ def build(run: Path, out: Path | None = None) -> Path:
     evaluations = [each.evaluation for each in compared if each.evaluation is not None]
     position = plots.by_position(compared)
     base = against_base(compared)
+    context = context_figure(compared)
     training = plots.training(stages)
     cost_heads, cost_rows = costs(stages)
     page = _template().render(
@@ -73,6 +81,11 @@ def build(run: Path, out: Path | None = None) -> Path:
         held_out=_held_out(evaluations, others),
         bounds=[span(*bound) for bound in range_bounds(evaluations)],
         means=_means(evaluations, compared),
+        context_svg=context and plots.inline_svg(context, "Gain from context"),
+        contexts=[f"{context:,}" for context in context_heads(evaluations)],
+        context_rows=context_rows(evaluations),
+        context_sentences=context_sentences(evaluations),
+        scored=sorted({each.gain.scored for each in measured(evaluations)}),
         measured_heads=HEADS,
         measured=provenance_rows(evaluations),
         position_bands=any(

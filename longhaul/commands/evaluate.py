@@ -74,6 +74,14 @@ def evaluate(
     missing: Annotated[
         bool, typer.Option("--missing", help="Only what has no evaluation with these settings.")
     ] = False,
+    context_gain: Annotated[
+        bool,
+        typer.Option(
+            "--context-gain",
+            help="Also the loss of the last tokens of each document's window, given more and more "
+            "of the window.",
+        ),
+    ] = False,
     suite: Annotated[
         str,
         typer.Option(
@@ -216,6 +224,7 @@ def evaluate(
             passkey_lengths=prompts,
             base=base,
             missing=missing,
+            context_gain=context_gain,
             **choices,
         )
     for words in notes:

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
+from eval.report.context_tables import context_sentences
 from eval.report.evaluations import in_words, range_bounds, range_rows, same_settings
 from eval.report.gains import (
     DifferenceRow,
@@ -55,6 +56,8 @@ def show_evaluations(
         typer.echo(sentence)
     if differences := difference_rows(evaluations):
         show(lambda _: _differences(evaluations, differences))
+    for sentence in context_sentences(evaluations):
+        typer.echo(sentence)
     show_passkeys(evaluations)
     for other in others:
         said = other_settings(other, among=every)

@@ -12,6 +12,9 @@ from torch import Tensor
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.gpt.model import LongContextGPT
 from custom_modules.rope.config import RopeScaling
+from eval.context_gain import context_gain
+from eval.loss_by_position import windows
+from eval.measurements import ContextGain
 from eval.passkey import Prompt, score
 from eval.rope_search.scored_loss import mean_loss
 from eval.rope_search.scored_text import ScoredText
@@ -21,6 +24,7 @@ from tests.ranks import run_ranks
 PLAIN = RopeScaling.base_change(10_000)
 YARN = RopeScaling.yarn(base=10_000, factor=4.0, original_length=8)
 LENGTH, ANSWER = 32, 5
+WINDOW, SCORED, CONTEXTS = 128, 32, (64, 128)
 
 
 def told_by_transformers(rope: RopeScaling, tokens: Tensor) -> Tensor:
@@ -53,6 +57,12 @@ def passkey_prompts() -> list[Prompt]:
     return [Prompt(each.numpy(), ANSWER) for each in (tokens, other)]
 
 
+def documents() -> list[np.ndarray]:
+    """Return three documents that are longer than a window."""
+    draws = np.random.default_rng(9)
+    return [draws.integers(0, llamas.VOCAB, WINDOW + more) for more in (1, 5, 40)]
+
+
 class Scores(NamedTuple):
     """What a rank computed in a layout."""
 
@@ -61,6 +71,7 @@ class Scores(NamedTuple):
     passkeys: list[tuple[float, float, float]]
     head_rows: list[int]
     """How many positions the output layer saw at each prompt on this rank."""
+    gain: ContextGain
 
 
 def score_on_this_rank(prompts: list[Prompt], **sizes: int) -> Scores:
@@ -73,8 +84,9 @@ def score_on_this_rank(prompts: list[Prompt], **sizes: int) -> Scores:
         assert model.rotation is own
         assert model.loss_tile is None
         passkeys, head_rows = passkeys_of(model, prompts)
+        gain = context_gain(model, documents(), WINDOW)
         parallel_state.destroy_model_parallel()
-    return Scores(losses, passkeys, head_rows)
+    return Scores(losses, passkeys, head_rows, gain)
 
 
 def passkeys_of(
@@ -137,3 +149,23 @@ def test_answers_to_passkeys_are_judged_as_by_the_logits_of_transformers(layouts
 def test_only_the_rows_of_the_answer_pass_through_the_output_layer(layouts, layout, rows):
     # of two context ranks, the first has the last quarter of the positions
     assert [of_rank[layout].head_rows for of_rank in layouts] == [[count] * 2 for count in rows]
+
+
+@pytest.mark.parametrize("layout", ["DP=2", "CP=2", "TP=2"])
+def test_the_last_tokens_have_the_loss_of_transformers_given_each_context(layouts, layout):
+    expected = []
+    for window in windows(documents(), WINDOW):
+        row = []
+        for context in CONTEXTS:
+            tokens = torch.from_numpy(window[-context:])
+            told = told_by_transformers(PLAIN, tokens)
+            last = torch.arange(context - SCORED, context)
+            row.append(-float(told[last - 1, tokens[last]].mean()))
+        expected.append(row)
+    for of_rank in layouts:
+        gain = of_rank[layout].gain
+        assert (gain.scored, gain.contexts) == (SCORED, CONTEXTS)
+        assert np.array(gain.by_document) == pytest.approx(np.array(expected), rel=1e-5)
+        assert gain.loss == pytest.approx(np.mean(expected, 0), rel=1e-5)
+        error = np.std(expected, 0, ddof=1) / 3**0.5
+        assert gain.standard_error == pytest.approx(error, rel=1e-4)

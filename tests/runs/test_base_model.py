@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from custom_modules.rope.config import RopeScaling
-from eval.run_folder import base_evaluations, read_evaluation
+from eval.run_folder import base_evaluations, read_evaluation, read_stage
 from tests.ranks import Ranks
 from tests.runs.conftest import NEMO, TIMEOUT_SECONDS, TrainingRun
 from tests.runs.train import evaluate_on_forked_rank
@@ -48,7 +48,8 @@ def evaluate(run: TrainingRun, **choices: object) -> None:
     options = {
         "run": str(run.folder), "stages": [STAGE], "store": run.options["store"],
         "lengths": [128, 512], "documents": 3, "trials": 1, "base": True,
-        "passkey_lengths": [256], "depths": [0.3], **choices,
+        "passkey_lengths": [256], "depths": [0.3], "context_gain": True, "command": "typed",
+        **choices,
     }  # fmt: skip
     with Ranks(
         evaluate_on_forked_rank, 2, options, str(run.folder / "output.log"), server=NEMO
@@ -83,6 +84,25 @@ def test_a_mean_is_that_of_its_documents_and_of_its_buckets(evaluated):
             assert np.mean(inside) == pytest.approx(mean.loss)
             error = np.std(mean.by_document, ddof=1) / 3**0.5
             assert mean.standard_error == pytest.approx(error)
+
+
+def test_the_whole_window_gives_its_last_tokens_the_loss_of_their_positions(evaluated):
+    for each in evaluated[1]:
+        gain, bands = each.context_gain, each.by_position.bands
+        assert (gain.scored, gain.contexts) == (128, (256, 512))
+        last = np.array(bands.of_documents(384, 512))  # of windows with one token more before them
+        assert np.array(gain.by_document)[:, 1] == pytest.approx(last, abs=0.02)
+        assert np.array(gain.by_document)[:, 1] != pytest.approx(last, abs=1e-9)
+
+
+def test_evaluations_say_how_they_came_about(evaluated):
+    run, (base, _, stage) = evaluated
+    assert base.provenance.tokens_seen == 0
+    assert stage.provenance.tokens_seen == 2 * read_stage(run.folder, STAGE).tokens_per_batch
+    assert stage.provenance.parameters > 100_000
+    assert stage.provenance.command == "typed"
+    assert stage.provenance.seeds == {"windows": 0, "passkeys": 0}
+    assert stage.passkey.prompt_version == 2
 
 
 def test_only_what_is_missing_is_evaluated(evaluated):

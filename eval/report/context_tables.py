@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gain from context: a table, a figure and a sentence for each evaluation."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from eval.measurements import ContextGain
+from eval.report.cells import MISSING, PLUS_MINUS, Cell, Row
+from eval.report.plots import (
+    clipped,
+    color,
+    framed,
+    length_label,
+    new_figure,
+    spread,
+)
+from eval.run_folder import Evaluation, StageResults
+from eval.uncertainty import standard_error
+
+
+class Measured(NamedTuple):
+    """An evaluation's name and its gain from context."""
+
+    name: str
+    gain: ContextGain
+
+
+def measured(evaluations: Sequence[Evaluation]) -> list[Measured]:
+    """Return those that measured the gain from context."""
+    return [
+        Measured(each.stage, each.context_gain)
+        for each in evaluations
+        if each.context_gain is not None
+    ]
+
+
+def context_heads(evaluations: Sequence[Evaluation]) -> list[int]:
+    """Return the contexts that any evaluation measured, in rising order."""
+    return sorted({context for each in measured(evaluations) for context in each.gain.contexts})
+
+
+def context_rows(evaluations: Sequence[Evaluation]) -> list[Row]:
+    """Return a row for each evaluation: the loss at each of `context_heads`."""
+    heads = context_heads(evaluations)
+    return [
+        Row(name, [Cell(texts.get(head, MISSING)) for head in heads])
+        for name, texts in ((each.name, _texts(each.gain)) for each in measured(evaluations))
+    ]
+
+
+def _texts(gain: ContextGain) -> dict[int, str]:
+    return {
+        context: f"{loss:.3f}" + (f" {PLUS_MINUS} {error:.3f}" if math.isfinite(error) else "")
+        for context, loss, error in zip(gain.contexts, gain.loss, gain.standard_error, strict=True)
+    }
+
+
+def context_sentences(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return what the longer half of each window adds, with its error over documents."""
+    return [
+        _sentence(each.name, each.gain)
+        for each in measured(evaluations)
+        if len(each.gain.contexts) > 1
+    ]
+
+
+def _sentence(name: str, gain: ContextGain) -> str:
+    shorter, whole = gain.contexts[-2:]
+    changes = [row[-1] - row[-2] for row in gain.by_document]
+    change, error = sum(changes) / len(changes), standard_error(changes)
+    how = "lowers" if change < 0 else "raises"
+    sentence = (
+        f"{name}: reading {whole:,} tokens instead of {shorter:,} {how} the loss of the last "
+        f"{gain.scored:,} by {abs(change):.3f}"
+    )
+    if math.isnan(error):
+        return f"{sentence} nats, on one document."
+    within = abs(change) <= 2 * error
+    tail = "within two standard errors, so no difference is shown" if within else ""
+    return f"{sentence} +- {error:.3f} nats{f': {tail}' if tail else ''}."
+
+
+def context_figure(stages: Sequence[StageResults]) -> Figure | None:
+    """Draw the curves with one standard error; None if no stage has one."""
+    curves = [
+        (index, stage.name, stage.evaluation.context_gain)
+        for index, stage in enumerate(stages)
+        if stage.evaluation is not None and stage.evaluation.context_gain is not None
+    ]
+    if not curves:
+        return None
+    figure = new_figure(3.8)
+    longest_name = max(len(clipped(name)) for _, name, _ in curves)
+    axes = figure.add_axes((0.055, 0.14, 0.925 - 0.0095 * longest_name, 0.76))
+    for index, _, gain in curves:
+        x, mean = np.array(gain.contexts), np.array(gain.loss)
+        error = np.nan_to_num(np.array(gain.standard_error))
+        axes.plot(x, mean, color=color(index), linewidth=2.0, marker="o", markersize=4.0)
+        axes.fill_between(
+            x, mean - error, mean + error, color=color(index), alpha=0.16, linewidth=0
+        )
+    ticks = sorted({context for _, _, gain in curves for context in gain.contexts})
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(ticks[:: math.ceil(len(ticks) / 10)]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: length_label(value)))
+    ends = spread([gain.loss[-1] for _, _, gain in curves], axes.get_ylim())
+    for (index, name, gain), height in zip(curves, ends, strict=True):
+        axes.annotate(
+            clipped(name),
+            (gain.contexts[-1], height),
+            xytext=(12, 0),
+            textcoords="offset points",
+            va="center",
+            color=color(index),
+            weight="bold",
+            annotation_clip=False,
+            parse_math=False,
+        )
+    axes.set_xlabel("tokens that are read, the scored ones among them (log scale)")
+    framed(axes, "loss of the last tokens, nats per token")
+    return figure
