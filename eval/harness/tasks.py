@@ -31,7 +31,7 @@ PREFIX_ROOM = 256
 """Tokens that a prompt may exceed its length by: RULER does not count the beginning of the answer,
 which it adds to the prompt, nor the spaces that the tokenizer sees there."""
 SEED, NUMPY_SEED = 0, 1234  # the harness's own
-INSTALL = "pip install 'longhaul-recipes[eval]'"
+INSTALL = "pip install -e '.[eval]'"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,10 @@ class SuiteTask:
 def require_harness() -> None:
     """Raise ValueError with the command that installs it if the harness is missing."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError(f"--suite needs lm-evaluation-harness, which is not installed: {INSTALL}")
+        raise ValueError(
+            "--suite needs lm-evaluation-harness, which is not installed; in the clone of Longhaul: "
+            f"{INSTALL}"
+        )
 
 
 def harness_version() -> str:
@@ -90,7 +93,6 @@ def _members(
     """Yield the configuration of a task, or those of a group's tasks, as the harness merges."""
     from lm_eval.tasks._factory import GROUP_FIELD_NAMES
     from lm_eval.tasks._index import Kind
-    from lm_eval.tasks._yaml_loader import load_yaml
 
     if isinstance(item, dict):
         own = {key: value for key, value in item.items() if key not in ("task", "group")}
@@ -110,13 +112,27 @@ def _members(
         for name in sorted(entry.tags):
             yield from _members(index, name, overrides, of)
     elif entry.kind == Kind.GROUP:
-        content = load_yaml(entry.yaml_path)
+        content = _read(entry.yaml_path, item)
         own = {key: value for key, value in content.items() if key not in GROUP_FIELD_NAMES}
         for child in content["task"] if isinstance(content["task"], list) else []:
             yield from _members(index, child, own | overrides, item)
     else:
-        found = load_yaml(entry.yaml_path) | overrides | {"task": item}
+        found = _read(entry.yaml_path, item) | overrides | {"task": item}
         yield _with_local_files(found, Path(entry.yaml_path).parent)
+
+
+def _read(file: Path, name: str) -> dict[str, Any]:
+    """Return the configuration in a YAML file, with the functions that it names."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    try:
+        return dict(load_yaml(file))
+    except ImportError as error:
+        package = f"pip install {error.name}" if error.name else "install what it imports"
+        raise ValueError(f"task {name} cannot be imported ({error}); {package}") from error
+    except Exception as error:  # a task is code of others
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"task {name} cannot be read from {file} ({reason})") from error
 
 
 def _with_local_files(config: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -123,6 +123,7 @@ def evaluate(
             passkeys=passkeys,
             depths=depths,
             missing=missing,
+            context_gain=context_gain,
         )
         if export is not None:
             _require_defaults("--export", stage=stage, base=base, tp=tensor_parallel != 1,
