@@ -96,6 +96,10 @@ COMMANDS = {
         "longhaul.commands.evaluate:evaluate",
         "Evaluate loss by position and passkey retrieval of a run's stages.",
     ),
+    "ruler": SubCommand(
+        "longhaul.commands.ruler:app",
+        "Make RULER's samples at any length for a tokenizer, and score predictions of them.",
+    ),
     "report": SubCommand(
         "longhaul.commands.report:report",
         "Build report.html from a run folder, and print the mean loss by range of positions.",

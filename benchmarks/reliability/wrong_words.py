@@ -237,6 +237,23 @@ EVALUATE_AND_REPORT = (
     ("status nowhere --json", "nowhere"),
     ("status /dev/null", "/dev/null"),
 )
+_RULER = "ruler make --tokenizer t --out o"
+RULER = (
+    ("ruler bogus", "bogus"),
+    ("ruler make --out o", "--tokenizer"),
+    ("ruler make --tokenizer t", "--out"),
+    (f"{_RULER} --tasks niah_singel_1", "niah_singel_1"),
+    (f"{_RULER} --tasks ''", "--tasks"),
+    (f"{_RULER} --samples 0", "--samples is 0"),
+    (f"{_RULER} --samples x", "'x'"),
+    (f"{_RULER} --lengths 4X", "not 4X"),
+    (f"{_RULER} --lengths 64", "--lengths has 64 tokens"),
+    (f"{_RULER} --ruler-data nowhere", "nowhere"),
+    ("ruler make --tokenizer t --out /proc/x", "--out /proc/x"),
+    ("ruler score --predictions p", "files"),
+    ("ruler score nowhere", "--predictions"),
+    ("ruler score nowhere --predictions p", "--predictions p"),
+)
 IMPORT_AND_EXPORT = (
     ("import --from nowhere/there/x", "nowhere"),
     ("import --from ''", "--from"),
@@ -349,6 +366,6 @@ ROPE_AND_PROBE = (
 )
 TABLES = (
     OF_EVERY_COMMAND, RECIPES, SHOW, CALIBRATE, BATCH, PLAN, PREPARE, PRETRAIN, RUN, REHEARSE,
-    EVALUATE_AND_REPORT, IMPORT_AND_EXPORT, CLUSTERS_AND_PREFLIGHT, DOCTOR,
+    EVALUATE_AND_REPORT, RULER, IMPORT_AND_EXPORT, CLUSTERS_AND_PREFLIGHT, DOCTOR,
     ROPE_AND_PROBE, wrong_data.WORDS,
 )  # fmt: skip

@@ -253,7 +253,7 @@ def evaluate(
 
 def _require_defaults(option: str, **given: object) -> None:
     """Raise ValueError for options that have no effect with another one."""
-    named = [f"--{name}" for name, value in given.items() if value]
+    named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if named:
         raise ValueError(f"{' and '.join(named)} cannot go with {option}; leave one of them out")
 

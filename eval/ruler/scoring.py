@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of predictions by the paper's metrics, with standard errors, and the effective length.
+
+    all    share of the answers that occur in the prediction, upper and lower case not told apart
+    part   1 if any of the answers occurs in it, else 0
+
+    score = 100 * mean over samples        (NVIDIA/RULER, `scripts/eval/synthetic/constants.py`)
+
+Where every sample is 0 or 1 the error is that of a binomial, with Wilson's interval of 95%; else it
+is the standard deviation divided by the root of the samples. The average of a length is over tasks;
+its error is that of independent tasks.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval.ruler.forms import Metric
+from eval.ruler.length import RulerError
+from eval.ruler.samples import Sample, read_lines, read_samples
+from eval.ruler.tasks import TASKS
+
+THRESHOLD = 85.6
+"""Llama-2-7B (chat) at 4K: what the paper holds a length to that counts as effective."""
+Z = 1.959964
+"""Normal quantile of a two-sided interval of 95%."""
+CONTROL = re.compile(r"[\x00-\x1f]")
+TEXT_KEYS = ("prediction", "pred")
+"""Field of a prediction's line; RULER's own scripts write `pred`."""
+SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """The score of one task at one length, in percent."""
+
+    task: str
+    length: int
+    samples: int
+    score: float
+    standard_error: float | None
+    """None for one sample of a task that is not 0 or 1."""
+    low: float
+    high: float
+    """Ends of an interval of 95%."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Average:
+    """The average over the tasks of a length, in percent."""
+
+    length: int
+    tasks: int
+    score: float
+    standard_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """All scores of a suite."""
+
+    suite: str
+    scores: list[Score]
+    averages: list[Average]
+    effective_length: int | None
+    """Largest length up to which every average exceeds the threshold; 0: none does."""
+    not_stated_because: str
+    """Why none is stated; empty if one is."""
+
+
+def sample_score(metric: Metric, prediction: str, outputs: Sequence[str]) -> float:
+    """Return the score of one prediction, 0 to 1."""
+    text = CONTROL.sub("\n", prediction.strip()).strip().lower()
+    found = [output.lower() in text for output in outputs]
+    return float(any(found)) if metric == "part" else sum(found) / len(found)
+
+
+def task_score(task: str, length: int, scores: Sequence[float]) -> Score:
+    """Return the score of a task at a length from those of its samples."""
+    count, mean = len(scores), sum(scores) / len(scores)
+    error: float | None = None
+    if all(score in (0.0, 1.0) for score in scores):
+        error = math.sqrt(mean * (1 - mean) / count)
+        low, high = wilson(mean, count)
+    else:
+        if count > 1:
+            variance = sum((score - mean) ** 2 for score in scores) / (count - 1)
+            error = math.sqrt(variance / count)
+        reach = 1.0 if error is None else Z * error
+        low, high = max(mean - reach, 0.0), min(mean + reach, 1.0)
+    return Score(
+        task=task,
+        length=length,
+        samples=count,
+        score=100 * mean,
+        standard_error=None if error is None else 100 * error,
+        low=100 * low,
+        high=100 * high,
+    )
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Return Wilson's interval of 95% for a share of 0 or 1 outcomes."""
+    square = Z * Z / count
+    middle = (share + square / 2) / (1 + square)
+    reach = Z * math.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
+    return max(middle - reach, 0.0), min(middle + reach, 1.0)
+
+
+def average(length: int, scores: Sequence[Score]) -> Average:
+    """Return the average over the tasks of a length."""
+    errors = [score.standard_error for score in scores if score.standard_error is not None]
+    whole = len(errors) == len(scores)
+    return Average(
+        length=length,
+        tasks=len(scores),
+        score=sum(score.score for score in scores) / len(scores),
+        standard_error=math.sqrt(sum(each**2 for each in errors)) / len(scores) if whole else None,
+    )
+
+
+def effective_length(averages: Sequence[Average]) -> int:
+    """Return the largest length up to which every average exceeds the threshold; 0 if none does."""
+    effective = 0
+    for one in sorted(averages, key=lambda each: each.length):
+        if one.score <= THRESHOLD:
+            break
+        effective = one.length
+    return effective
+
+
+def score(files: Sequence[Path], predictions: Sequence[Path]) -> tuple[Scores, int]:
+    """Return the scores of sample files, and how many predictions are of no sample.
+
+    Raises:
+        RulerError: if a sample has no prediction, or the files are of several suites or have a
+            sample twice.
+    """
+    texts = read_predictions(predictions)
+    suites: set[str] = set()
+    of_file: dict[tuple[str, int], dict[str, float]] = {}
+    missing: list[str] = []
+    for sample in _samples(files):
+        suites.add(sample.suite)
+        scores = of_file.setdefault((sample.task, sample.max_length), {})
+        if sample.id in scores:
+            raise RulerError(
+                f"sample {sample.id} is in two of the files; name files of one tokenizer"
+            )
+        if sample.id not in texts:
+            missing.append(sample.id)
+            continue
+        metric = TASKS[sample.task].form.metric
+        scores[sample.id] = sample_score(metric, texts[sample.id], sample.outputs)
+    if len(suites) > 1:
+        raise RulerError(f"the files are of {' and '.join(sorted(suites))}; score one suite alone")
+    if missing:
+        listed = ", ".join(missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
+        raise RulerError(
+            f"{len(missing):,} samples have no prediction ({listed}); predict them, or name fewer "
+            "sample files"
+        )
+    unknown = len(texts) - sum(len(scores) for scores in of_file.values())
+    rows = [task_score(*key, list(scores.values())) for key, scores in of_file.items()]
+    return _scores(suites.pop(), rows), unknown
+
+
+def _scores(suite: str, rows: Sequence[Score]) -> Scores:
+    order = list(TASKS)
+    rows = sorted(rows, key=lambda row: (row.length, order.index(row.task)))
+    lengths = sorted({row.length for row in rows})
+    averages = [average(at, [row for row in rows if row.length == at]) for at in lengths]
+    short = [one for one in averages if one.tasks < len(TASKS)]
+    why = ""
+    if short:
+        why = f"{short[0].length:,} tokens has {short[0].tasks} of the {len(TASKS)} tasks"
+    return Scores(
+        suite=suite,
+        scores=rows,
+        averages=averages,
+        effective_length=None if why else effective_length(averages),
+        not_stated_because=why,
+    )
+
+
+def _samples(files: Iterable[Path]) -> Iterable[Sample]:
+    for path in files:
+        for sample in read_samples(path):
+            if sample.task not in TASKS or not sample.outputs:
+                raise RulerError(f"{path} has a sample of no known task: {sample.task!r}")
+            yield sample
+
+
+def read_predictions(paths: Sequence[Path]) -> Mapping[str, str]:
+    """Return the predicted text of each sample by its id.
+
+    Raises:
+        RulerError: for a line without an id and a text, and for an id that has two texts.
+    """
+    found: dict[str, str] = {}
+    for path in paths:
+        for number, content in read_lines(path):
+            text = None
+            if isinstance(content, dict):
+                text = next((content[key] for key in TEXT_KEYS if key in content), None)
+            if not isinstance(text, str) or not isinstance(content.get("id"), str):
+                raise RulerError(
+                    f"{path}: line {number} is not a prediction; expected "
+                    '{"id": "...", "prediction": "..."}'
+                )
+            if found.setdefault(content["id"], text) != text:
+                raise RulerError(
+                    f"{path}: line {number} is a second, different prediction of {content['id']}"
+                )
+    return found

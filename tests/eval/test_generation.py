@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Greedy generation is transformers', under context and tensor parallelism, and one forward."""
+
+import random
+from typing import NamedTuple
+
+import pytest
+import torch
+from megatron.core import parallel_state
+
+from custom_modules.cpu.backend import cpu_backend
+from custom_modules.rope.config import RopeScaling
+from eval.generation import greedy_tokens, padded_length, recomputing, would_generate
+from tests.custom_modules.support import llamas
+from tests.ranks import run_ranks
+
+ROPE = RopeScaling.base_change(1000)
+PROMPTS, NEW_TOKENS = 24, 5
+LAYOUTS = {"one rank": (1, 1), "two context ranks": (1, 2), "two tensor ranks": (2, 1)}
+
+
+class Answers(NamedTuple):
+    """What one rank found, by prompt."""
+
+    generated: list[list[int]]
+    exact: list[bool]
+    """Whether one forward confirms what was generated."""
+    first_guessed: list[bool]
+    """The same of a drawn first token."""
+    spoiled: list[bool]
+    """The same of what was generated, its last token replaced."""
+    ended: list[list[int]]
+    """Generated, with the second token as the end."""
+    padded: int
+
+
+def prompts() -> list[list[int]]:
+    """Return prompts of 3 to 26 tokens, so that every remainder is padded."""
+    draw = random.Random(3)
+    return [draw.choices(range(llamas.VOCAB), k=3 + at) for at in range(PROMPTS)]
+
+
+def guesses() -> list[int]:
+    return random.Random(4).choices(range(llamas.VOCAB), k=PROMPTS)
+
+
+def answers(tp: int, cp: int) -> Answers:
+    with cpu_backend(force=True):
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tp, context_parallel_size=cp
+        )
+        weights = llamas.megatron_weights(llamas.made_up_weights())
+        model = llamas.ours(ROPE, weights, torch.float64, sequence_parallel=tp > 1).eval()
+        generate = recomputing(model)
+        made = [generate(prompt, NEW_TOKENS) for prompt in prompts()]
+        pairs = list(zip(prompts(), made, strict=True))
+        found = Answers(
+            made,
+            [would_generate(model, prompt, answer) for prompt, answer in pairs],
+            [
+                would_generate(model, prompt, [guess])
+                for prompt, guess in zip(prompts(), guesses(), strict=True)
+            ],
+            [
+                would_generate(model, prompt, [*answer[:-1], (answer[-1] + 1) % llamas.VOCAB])
+                for prompt, answer in pairs
+            ],
+            [recomputing(model, eod=answer[1])(prompt, NEW_TOKENS) for prompt, answer in pairs[:4]],
+            padded_length(5),
+        )
+        parallel_state.destroy_model_parallel()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[Answers]]:
+    return {name: run_ranks(answers, tp * cp, tp, cp) for name, (tp, cp) in LAYOUTS.items()}
+
+
+@pytest.fixture(scope="module")
+def of_transformers() -> list[list[int]]:
+    model = llamas.hugging_face(ROPE, llamas.made_up_weights(), torch.float64)
+    made = []
+    for prompt in prompts():
+        ids = list(prompt)
+        for _ in range(NEW_TOKENS):
+            logits = model(torch.tensor([ids])).logits[0, -1]
+            ids.append(int(logits.float().argmax()))
+        made.append(ids[len(prompt) :])
+    return made
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_rank_generates_what_transformers_does(found, of_transformers, layout):
+    assert len({tuple(each) for each in of_transformers}) > PROMPTS // 2
+    for rank in found[layout]:
+        assert rank.generated == of_transformers
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_forward_tells_whether_the_answer_would_be_generated(found, layout):
+    for rank in found[layout]:
+        assert all(rank.exact)
+        assert not any(rank.spoiled)
+        firsts = [answer[0] for answer in rank.generated]
+        assert rank.first_guessed == [
+            first == guess for first, guess in zip(firsts, guesses(), strict=True)
+        ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_generation_ends_before_the_end_token(found, layout):
+    for rank in found[layout]:
+        for whole, ended in zip(rank.generated, rank.ended, strict=False):
+            assert ended == whole[: whole.index(whole[1])]
+
+
+def test_a_sequence_is_padded_to_what_ranks_divide(found):
+    padded = {layout: ranks[0].padded for layout, ranks in found.items()}
+    assert padded == {"one rank": 5, "two context ranks": 8, "two tensor ranks": 6}
+
+
+def test_a_prompt_without_a_token_is_refused(megatron_rank):
+    with pytest.raises(ValueError, match="prompt that is not empty"):
+        greedy_tokens(None, [], [-1])

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul ruler` from samples to scores, and what it says of mistakes."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.eval.ruler import support
+from tests.longhaul.json_units import not_numbers
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("a tokenizer")
+    support.byte_level().save(folder)
+    return folder
+
+
+def make(answer, tokenizer: Path, *words: str):
+    return answer("ruler", "make", "--tokenizer", tokenizer, "--out", "my samples", *words)
+
+
+def test_samples_are_made_found_and_scored(answer, tokenizer, tmp_path):
+    words = ("--lengths", "2K,3K", "--tasks", "vt,qa_2", "--samples", "2", "--seed", "5")
+    code, shown, said = make(answer, tokenizer, *words)
+    assert code == 0, said
+    assert "| qa_2 |     3K |       2 |" in shown
+    assert "do not report its scores as RULER's" in said
+    folder = Path(shown.splitlines()[-1])
+    assert folder.name.startswith("ruler-offline-")
+    found = json.loads(make(answer, tokenizer, *words, "--json").out)
+    assert [*not_numbers(found)] == []
+    assert [row["samples"] for row in found["files"]] == [2, 2, 2, 2]
+    assert "checked" in make(answer, tokenizer, *words).out
+
+    samples = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.open()]
+    assert len(samples) == 8
+    with (tmp_path / "predictions.jsonl").open("w") as file:
+        for sample in samples:
+            wrong = sample["task"] == "vt" and sample["max_length"] == 3072
+            text = "none" if wrong else sample["expected"]
+            file.write(json.dumps({"id": sample["id"], "prediction": text}) + "\n")
+    command = said.splitlines()[-1].strip().replace("PREDICTIONS", "predictions.jsonl")
+    code, shown, said = answer(*shlex.split(command)[1:])
+    assert code == 0, said
+    assert "| vt      | 100.0 +- 0.0 |   0.0 +- 0.0 |" in shown
+    assert "| average | 100.0 +- 0.0 |  50.0 +- 0.0 |" in shown
+    assert "effective length: not stated, since 2,048 tokens has 2 of the 13 tasks" in shown
+    found = json.loads(answer(*shlex.split(command)[1:], "--json").out)
+    assert [*not_numbers(found)] == []
+    assert found["effective_length"] is None
+    assert found["scores"][0]["low"] < 60
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--tasks", "niah_singel_1"), "'niah_singel_1'; did you mean niah_single_1"),
+        (("--tasks", ""), "--tasks"),
+        (("--samples", "0"), "--samples is 0; ask for at least 1"),
+        (("--samples", "-1"), "--samples is -1"),
+        (("--lengths", "4X"), "not 4X"),
+        (("--lengths", "100"), "--lengths has 100 tokens, and the answer of niah_single_1"),
+        (("--lengths", "300", "--tasks", "qa_2", "--samples", "1"), "qa_2 cannot be made at 300"),
+        (("--ruler-data", "nowhere"), "nowhere is not a folder"),
+        (("--ruler-data", "."), "lacks PaulGrahamEssays.json, squad.json, hotpotqa.json; put"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_is_named_and_nothing_is_written(answer, tokenizer, tmp_path, words, said):
+    assert said in make(answer, tokenizer, *words).error()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_and_files_that_are_not_there_are_named(answer, tmp_path):
+    assert "nowhere" in make(answer, Path("nowhere"), "--samples", "1").error()
+    (tmp_path / "p.jsonl").write_text("")
+    score = ("ruler", "score", "nowhere", "--predictions")
+    assert "nowhere does not exist" in answer(*score, "p.jsonl").error()
+    assert "q.jsonl is not a file" in answer(*score, "q.jsonl").error()
+    (tmp_path / "nowhere").mkdir()
+    assert "nowhere has no sample files" in answer(*score, "p.jsonl").error()
