@@ -44,11 +44,9 @@ from data.progress import say
 from data.splits import Part, SourceFacts, Split, StoredFile, StoreError
 from data.store import SPLITS, TOKENIZER, Manifest, TokenizerFacts, is_store, versions
 from data.token_files.length_counts import counts_of
-from data.token_files.megatron_index import write_index
+from data.token_files.megatron_index import INDEX_BYTES, write_index
 from data.token_files.verification import write_blocks
 
-INDEX_BYTES = 20
-"""Bytes of an index for each document."""
 CHARACTERS = 100
 """Of the first document of a source, for the user to see whether the tokenizer fits."""
 SHOWN = 4

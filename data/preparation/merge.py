@@ -38,7 +38,7 @@ from data.store import (
     TokenizerFacts,
 )
 from data.token_files.length_counts import LengthCounts
-from data.token_files.megatron_index import IndexWriter
+from data.token_files.megatron_index import INDEX_BYTES, IndexWriter
 from data.token_files.verification import write_blocks
 
 HELD = 2**20

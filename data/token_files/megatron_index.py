@@ -25,6 +25,8 @@ from data.token_files.tokens import TokenArray, TokenType, mapped
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
+INDEX_BYTES = 4 + 8 + 8
+"""Bytes of an index for each document: length, pointer and document."""
 DTYPES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 6: "f8", 7: "f4", 8: "u2"}
 """Megatron's codes of the types of tokens."""
 AGAIN = "restore it from a copy, or write the data set again"
