@@ -132,7 +132,7 @@ def adopt(
             suffix = "" if len(read) == 1 else f"-{listed.source}"
             for split, documents_of_split in zip(SPLITS, (~chosen, chosen), strict=True):
                 parts[split].append(
-                    _write(folder, f"{split}{suffix}", pairs, listed, documents_of_split, sums)
+                    write_part(folder, f"{split}{suffix}", pairs, listed, documents_of_split, sums)
                 )
         names = [file.path for split in SPLITS for part in parts[split] for file in part.bins]
         manifest = Manifest(
@@ -210,7 +210,7 @@ def _require_usable(sources: Mapping[str, Sequence[Pair]], leave_out_empty: bool
     return documents
 
 
-def _write(
+def write_part(
     folder: Path,
     name: str,
     pairs: Sequence[Pair],

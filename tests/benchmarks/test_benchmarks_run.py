@@ -377,7 +377,7 @@ def _empty(path):
 
 def test_a_store_s_indexes_are_measured_step_by_step(tmp_path):
     text = page_of(
-        "index_scale", "--documents", "100", "1000", "--scanned-tokens", "10000",
+        "index_scale", "--documents", "100", "--pairs", "1", "3", "--scanned-tokens", "10000",
         out=tmp_path / "page.md",
     )  # fmt: skip
     rows = rows_of(text, ["step"])
