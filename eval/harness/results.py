@@ -69,7 +69,7 @@ class SuiteResult:
         step: Of the checkpoint; None for an export.
         version: Of the task, as its author states it.
         samples: Evaluated samples.
-        available: Samples that the task has.
+        available: Samples that the task has, or made: no more than `limit` if it makes its prompts.
         most_tokens: Tokens of the longest request, generation included.
     """
 

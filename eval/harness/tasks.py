@@ -49,8 +49,8 @@ def require_harness() -> None:
     """Raise ValueError with the command that installs it if the harness is missing."""
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError(
-            "--suite needs lm-evaluation-harness, which is not installed; in the clone of "
-            f"Longhaul: {INSTALL}"
+            "--suite needs lm-evaluation-harness, which is not installed; in the clone of Longhaul "
+            f"run {INSTALL}"
         )
 
 
