@@ -34,7 +34,7 @@ from data.adoption.checks import (
     opened,
     require_one_type,
 )
-from data.adoption.pairs import Named, Pair, pairs_of
+from data.adoption.pairs import AdoptionError, Named, Pair, pairs_of
 from data.files.appearing import replace_folder, require_free
 from data.files.sha256 import Hashing
 from data.files.sha256 import Part as FilePart
@@ -117,6 +117,12 @@ def adopt(
                 _show_beginning(pairs, of_pairs, loaded)
             listed = Checked.joined(of_pairs, [pair.bin.stat().st_size for pair in pairs])
             skipped["without_eod"] += listed.left_out
+            if not len(listed.lengths):
+                raise AdoptionError(
+                    f"no document of {listed.source} ends with the token {facts.eod_id} that ends "
+                    f"a document for {loaded.name}, so --without-eod leave-out would leave out "
+                    "all; use --without-eod keep"
+                )
             read.append((pairs, listed, held_out(listed, heldout, seed)))
         say(
             "check that this reads as text: files of ids do not say which tokenizer made them, "
@@ -163,6 +169,8 @@ def _require_place(out: Path, overwrite: bool, room: float = 0) -> None:
     """Raise ValueError unless the store can be written; only a store is ever overwritten."""
     if overwrite and not out.is_symlink() and is_store(out):
         require_folder(out, "--out", room)
+    elif overwrite and out.is_symlink():
+        raise StoreError(f"--out {out} is a link, which is not overwritten; name its target")
     elif overwrite and out.exists():
         raise StoreError(f"--out {out} is not a store, and only a store is ever overwritten; name "
                          "another folder")  # fmt: skip
@@ -200,13 +208,18 @@ def _show_beginning(
 def _require_usable(sources: Mapping[str, Sequence[Pair]], leave_out_empty: bool) -> int:
     """Raise ValueError for a pair that cannot be used; return the documents of all."""
     documents = 0
-    for pairs in sources.values():
-        types = []
+    for name, pairs in sources.items():
+        types, before = [], documents
         for pair in pairs:
             one = opened(pair, leave_out_empty=leave_out_empty)
             types.append(one.index.dtype)
             documents += len(one.documents)
         require_one_type(pairs, types)
+        if documents == before:
+            raise AdoptionError(
+                f"{pairs[0].idx if len(pairs) == 1 else f'each index of {name}'} has no document "
+                "that is not empty; name a data set that has tokens"
+            )
     return documents
 
 

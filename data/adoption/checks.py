@@ -109,7 +109,7 @@ LARGEST_SHARE = 0.1
 
 
 def opened(pair: Pair, *, leave_out_empty: bool) -> Opened:
-    """Check the index of a pair; raise ValueError for one that is damaged or lists no tokens."""
+    """Check the index of a pair; raise ValueError for a damaged one, or for empty documents."""
     index = read_index(pair.idx, fills_bin=True)
     empty = index.lengths == 0
     if empty.any() and not leave_out_empty:
@@ -117,13 +117,7 @@ def opened(pair: Pair, *, leave_out_empty: bool) -> Opened:
             f"{pair.idx} has {int(empty.sum()):,} empty documents, the first is number "
             f"{int(np.argmax(empty)):,}; add --leave-out-empty to leave them out"
         )
-    documents = np.flatnonzero(~empty)
-    if not len(documents):
-        raise AdoptionError(
-            f"{pair.idx} has {len(index.lengths):,} documents, all of them empty; name a data set "
-            "that has tokens"
-        )
-    return Opened(pair, index, documents)
+    return Opened(pair, index, np.flatnonzero(~empty))
 
 
 def require_one_type(pairs: Sequence[Pair], types: Sequence[TokenType]) -> None:
@@ -140,6 +134,9 @@ def require_one_type(pairs: Sequence[Pair], types: Sequence[TokenType]) -> None:
 def checked(pair: Opened, tokenizer: TokenizerFacts, without_eod: WithoutEod) -> Checked:
     """Read every token of a pair; raise AdoptionError for ids or ends that do not fit."""
     lengths, pointers = pair.lengths, pair.pointers
+    if not len(lengths):  # the others of its source may have documents
+        hashes = np.empty(0, np.uint64)
+        return Checked(pair.pair.name, pair.index.dtype, lengths, pointers, hashes, 0, 0)
     width = pair.index.dtype.itemsize
     with progress(f"checking {pair.pair.bin.name}", pair.index.tokens * width) as advance:
         facts = scan(
@@ -167,12 +164,6 @@ def checked(pair: Opened, tokenizer: TokenizerFacts, without_eod: WithoutEod) ->
             "--append-eod), or use --without-eod leave-out or --without-eod keep"
         )
     listed = facts.ended if without_eod == "leave-out" else np.ones(len(lengths), dtype=bool)
-    if not listed.any():
-        raise AdoptionError(
-            f"no document of {path} ends with the token {tokenizer.eod_id} that ends a document "
-            f"for {tokenizer.name}, so --without-eod leave-out would leave out all; use "
-            "--without-eod keep"
-        )
     return Checked(
         pair.pair.name,
         pair.index.dtype,

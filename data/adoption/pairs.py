@@ -43,6 +43,11 @@ class Named:
         is_name = bool(equals and path) and SOURCE_NAME.fullmatch(name) is not None
         if is_name and not any(Path(f"{word}{end}").exists() for end in ("", *ENDINGS)):
             return cls(path=Path(path), name=name)
+        if equals and not is_name and "/" not in name and Path(path).exists():
+            raise AdoptionError(
+                f"{word}: {name!r} cannot name a source; use up to {LONGEST_NAME} lower-case "
+                "letters, digits, - and _"
+            )
         return cls(path=Path(word))
 
     @classmethod

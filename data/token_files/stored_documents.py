@@ -40,9 +40,12 @@ class _JoinedReader(_BinReader):
         self._width = dtype.itemsize
 
     def read(self, dtype: Any, count: int, offset: int) -> Tokens:
-        """Return `count` tokens from the byte `offset` on, in the type of the index."""
+        """Return a copy of `count` tokens from the byte `offset` on, in the type of the index.
+
+        Megatron-Core holds the documents of a sample at a time; each would keep its file open.
+        """
         first = int(offset) // self._width
-        return self._tokens[first : first + int(count)]
+        return self._tokens[first : first + int(count)].copy()
 
 
 def require_whole(prefix: Path) -> None:

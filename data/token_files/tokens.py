@@ -53,16 +53,21 @@ class JoinedTokens:
         """Return tokens; of one file without a copy."""
         first, stop = int(place.start or 0), len(self) if place.stop is None else int(place.stop)
         stop = min(stop, len(self))
-        pieces = []
+        if stop <= first:
+            return np.empty(0, self._dtype)
         number = bisect_right(self._ends, first)
-        while first < stop:
+        begin = self._ends[number] - self._files[number].tokens
+        if stop <= self._ends[number]:
+            return _mapped(self._files[number])[first - begin : stop - begin]
+        joined = np.empty(stop - first, self._dtype)  # pieces would keep all their files open
+        done = first
+        while done < stop:
             begin = self._ends[number] - self._files[number].tokens
             until = min(stop, self._ends[number])
-            pieces.append(_mapped(self._files[number])[first - begin : until - begin])
-            first, number = until, number + 1
-        if not pieces:
-            return np.empty(0, self._dtype)
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+            piece = _mapped(self._files[number])[done - begin : until - begin]
+            joined[done - first : until - first] = piece
+            done, number = until, number + 1
+        return joined
 
 
 TokenArray = Tokens | JoinedTokens

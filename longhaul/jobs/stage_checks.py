@@ -40,6 +40,8 @@ from recipes.spec import cluster
 from recipes.spec.units import GiB
 
 SHOWN, LONGEST = 3, 120
+WITHOUT_EFFECT = frozenset({"model.config.deallocate_pipeline_outputs"})
+"""Settings that a resumed stage may have otherwise: its numbers are the same."""
 """Changed settings that a message names, and characters of a value that it shows."""
 SMALLER = 0.97
 """Share of a planned GPU's memory below which a machine's GPU is another one."""
@@ -220,7 +222,8 @@ def _differing(before: nemo_run.Partial, now: nemo_run.Partial) -> Iterator[str]
         of_old, of_new = as_dict_flattened(old), as_dict_flattened(new)
         keys = [key for key in {**of_old, **of_new} if of_old.get(key) != of_new.get(key)]
         for key in keys:
-            yield _changed(f"{part}.{key}", of_old.get(key), of_new.get(key))
+            if f"{part}.{key}" not in WITHOUT_EFFECT:
+                yield _changed(f"{part}.{key}", of_old.get(key), of_new.get(key))
         if not keys:
             yield part
     steps = before.trainer.max_steps, now.trainer.max_steps

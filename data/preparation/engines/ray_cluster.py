@@ -7,7 +7,7 @@ Ray runs a task again on another node when its own is lost. Ray is imported when
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,15 @@ def connected(address: str | None) -> Iterator[None]:
     """Connect to the cluster at an address, or stay connected to the one that is in use.
 
     None or `auto` is the address of RAY_ADDRESS, or of the cluster that this machine is part of.
-    Raises SourceError within seconds if nothing answers there; Ray itself tries for minutes.
+    Raises SourceError within seconds if nothing answers at an address; Ray tries for minutes.
     """
     tried = _address(address)
-    _require_answer(tried)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     own = not ray.is_initialized()
     if own:
+        _require_answer(tried)
         try:
             ray.init(
                 address=tried or "auto",
@@ -77,15 +77,10 @@ def run_on_ray(work: Work, numbers: Sequence[int], done: Done, address: str | No
 
 
 def _address(given: str | None) -> str | None:
-    """Return the address that Ray would try, None if it has to look for a cluster here."""
-    if given not in (None, "", "auto"):
-        return given
-    stated = os.environ.get("RAY_ADDRESS")
-    if stated not in (None, "", "auto"):
-        return stated
-    with suppress(OSError):
-        folder = os.environ.get("RAY_TMPDIR") or "/tmp"
-        return Path(folder, "ray", "ray_current_cluster").read_text(encoding="utf-8").strip()
+    """Return the address that is stated, None if Ray has to look for a cluster on this machine."""
+    for stated in (given, os.environ.get("RAY_ADDRESS")):
+        if stated not in (None, "", "auto"):
+            return stated
     return None
 
 

@@ -183,5 +183,21 @@ def test_slices_are_those_of_the_files_end_to_end_with_few_of_them_open(tmp_path
     assert len(joined) == len(values)
     for first, stop in draw.integers(0, len(values) + 3, size=(2_000, 2)):
         assert np.array_equal(joined[first:stop], values[first:stop])
-    assert np.array_equal(joined[:], values)
+    held = joined[:]
+    assert np.array_equal(held, values)
     assert len(os.listdir("/proc/self/fd")) - before <= MAPPED
+
+
+def test_a_pair_without_a_document_of_its_own_is_part_of_a_source(adopted, encoded, tmp_path):
+    folder = tmp_path / "d"
+    write_pair(folder / "0", [[ids] for ids in encoded])
+    write_pair(folder / "1", [[[]], [[]]])
+    write_pair(folder / "2", [[[5, 6, 7]]])
+    source = Named(path=folder, name="web")
+    whole = adopted(
+        source, leave_out_empty=True, without_eod="leave-out", heldout=HeldOut(documents=1)
+    )
+    assert whole.skipped == {"empty": 2, "without_eod": 1}
+    assert whole.train.documents + whole.heldout.documents == len(encoded)
+    with pytest.raises(ValueError, match=r"1\.idx has no document that is not empty"):
+        adopted(folder / "1", leave_out_empty=True)

@@ -164,7 +164,7 @@ def test_room_for_parts_and_store_is_measured_before_the_work(
     (path.parent / "c.txt").write_bytes(b"\xff" * 50)
     store = made(path.parent, tmp_path, tokenizer_folder)
     splits = (store.train, store.heldout)
-    written = 2 * sum(part.bin.bytes for split in splits for part in split.parts)
+    written = 2 * sum(file.bytes for split in splits for part in split.parts for file in part.bins)
     monkeypatch.setattr(room, "SAMPLE_BYTES", sample_bytes)
     monkeypatch.setattr("data.prepare.LEAST_SHARE", 0.0)
     free = {"at least": written // 2, "enough": 2 * written}
