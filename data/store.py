@@ -242,6 +242,18 @@ def tokenizer_named(name: str) -> str:
     return str(Path(name, TOKENIZER)) if is_store(Path(name)) else name
 
 
+def require_rows(manifest: Manifest, rows: int) -> None:
+    """Raise StoreError unless a model's embedding has a row for each token of the store."""
+    facts = manifest.tokenizer
+    if facts.vocab_size > rows:
+        trained = facts.name == TRAINED
+        again = f"--vocab-size {rows}" if trained else "the model's tokenizer, by --tokenizer"
+        raise StoreError(
+            f"the tokenizer of {manifest.root} has {facts.vocab_size:,} tokens and the model "
+            f"{rows:,} rows; prepare the store with {again}"
+        )
+
+
 def require_tokenizer(manifest: Manifest, fingerprint: str, of: str = "its files now have") -> None:
     """Raise StoreError unless the store was made with the tokenizer of this fingerprint.
 

@@ -19,7 +19,7 @@ from custom_modules.rope.config import RopeScaling
 from data.mixture.config import Mix
 from data.mixture.groups import applies, groups, needs, often_repeated, without_shares
 from data.mixture.stage_rows import StageRows, for_store, mix_of
-from data.store import ONLY_SOURCE, TRAINED, Manifest, require_tokenizer
+from data.store import ONLY_SOURCE, Manifest, require_rows, require_tokenizer
 from data.token_files.megatron_index import read_index
 from eval.run_folder import BrokenResultError, read_stage
 from longhaul.jobs.ladder_run import require_gpus
@@ -94,13 +94,7 @@ def require_inputs(stage: ResolvedStage) -> Manifest:
     recipe = stage.recipe
     manifest = Manifest.load(recipe.data.store)
     rows = recipe.model.config.vocab_size
-    if manifest.tokenizer.vocab_size > rows:
-        trained = manifest.tokenizer.name == TRAINED
-        again = f"--vocab-size {rows}" if trained else "the model's tokenizer, by --tokenizer"
-        raise ValueError(
-            f"the tokenizer of {recipe.data.store} has {manifest.tokenizer.vocab_size:,} tokens "
-            f"and the model {rows:,} rows; prepare the store with {again}"
-        )
+    require_rows(manifest, rows)
     for folder in (stage.checkpoints, recipe.resume.start):
         found = None if folder is None else newest_checkpoint(Path(folder))
         facts = None if found is None else checkpoint_facts(found)

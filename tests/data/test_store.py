@@ -9,7 +9,13 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from data.splits import Split
-from data.store import Manifest, StoreError, require_tokenizer, tokenizer_fingerprint
+from data.store import (
+    Manifest,
+    StoreError,
+    require_rows,
+    require_tokenizer,
+    tokenizer_fingerprint,
+)
 from data.token_files.held_out import long_documents
 
 
@@ -72,6 +78,17 @@ def test_a_split_of_two_sources_adds_up_to_both(shared_store: Manifest) -> None:
         replace(shared_store, train=both)
     with pytest.raises(StoreError, match="one of each"):
         Split(parts=(train, train))
+
+
+def test_a_vocabulary_that_does_not_fit_a_model_is_answered_with_what_does(
+    shared_store: Manifest,
+) -> None:
+    require_rows(shared_store, 400)
+    with pytest.raises(StoreError, match=r"has 400 tokens .* 300 rows; .* with --vocab-size 300$"):
+        require_rows(shared_store, 300)
+    other = replace(shared_store, tokenizer=replace(shared_store.tokenizer, name="owner/model"))
+    with pytest.raises(StoreError, match=r"with the model's tokenizer, by --tokenizer$"):
+        require_rows(other, 300)
 
 
 def test_a_missing_folder_and_a_missing_manifest_are_refused(store: Path, tmp_path: Path) -> None:
