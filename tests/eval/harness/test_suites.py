@@ -145,3 +145,13 @@ def test_two_ranks_answer_as_one_rank_and_as_transformers_do(models, megatron_ra
         assert ours[0] == pytest.approx(other[0], abs=2e-3)
         assert ours[1] == other[1]
     assert first[1] == pytest.approx(theirs[1], rel=1e-4)
+
+
+def test_a_folder_that_is_no_export_is_refused(tmp_path):
+    from eval.harness.run import of_export
+
+    with pytest.raises(ValueError, match="nowhere is not a Hugging Face folder"):
+        of_export(tmp_path / "nowhere", "cpu")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="max_position_embeddings"):
+        of_export(tmp_path, "cpu")

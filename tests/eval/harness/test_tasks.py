@@ -221,16 +221,6 @@ def test_a_request_that_is_too_long_is_refused_with_its_document(monkeypatch):
         lm.generate_until([request("generate_until", "1", {"do_sample": True, "max_gen_toks": 1})])
 
 
-def test_a_folder_that_is_no_export_is_refused(tmp_path):
-    from eval.harness.run import of_export
-
-    with pytest.raises(ValueError, match="nowhere is not a Hugging Face folder"):
-        of_export(tmp_path / "nowhere", "cpu")
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="max_position_embeddings"):
-        of_export(tmp_path, "cpu")
-
-
 def test_a_group_is_averaged_at_every_length():
     group = Group("ruler", ("a", "b"), ("4096",), by_size=False)
     results = [
