@@ -6,8 +6,9 @@ Ray runs a task again on another node when its own is lost. Ray is imported when
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ def connected(address: str | None) -> Iterator[None]:
     import ray
 
     own = not ray.is_initialized()
+    if own and (tried or not _runs_here()):
+        _require_answer(tried or _last_here())
     if own:
-        _require_answer(tried)
         try:
             ray.init(
                 address=tried or "auto",
@@ -81,6 +83,21 @@ def _address(given: str | None) -> str | None:
     for stated in (given, os.environ.get("RAY_ADDRESS")):
         if stated not in (None, "", "auto"):
             return stated
+    return None
+
+
+def _runs_here() -> bool:
+    """Return whether Ray finds the head of a cluster among the processes of this machine."""
+    from ray._private import services
+
+    return bool(services.find_gcs_addresses())
+
+
+def _last_here() -> str | None:
+    """Return the address of the last cluster on this machine, by Ray's own file."""
+    folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    with suppress(OSError):
+        return Path(folder, "ray", "ray_current_cluster").read_text(encoding="utf-8").strip()
     return None
 
 
