@@ -94,7 +94,7 @@ COMMANDS = {
     ),
     "evaluate": SubCommand(
         "longhaul.commands.evaluate:evaluate",
-        "Evaluate loss by position and passkey retrieval of a run's stages.",
+        "Evaluate loss by position and passkey retrieval of a run's stages, or tasks with --suite.",
     ),
     "ruler": SubCommand(
         "longhaul.commands.ruler:app",

@@ -121,7 +121,7 @@ FILES: tuple[tuple[str, str, Files], ...] = (
     (_ADOPT, "50.0% of the documents", {**TOKENIZER, **pair([1, 0], [2, 1])}),
     (f"{_ADOPT} --without-eod leave-out", "would leave out all",
      {**TOKENIZER, **pair([1, 2], [2, 1])}),
-    (_ADOPT, "split of web is empty", {**TOKENIZER, **pair([1, 2, 0])}),
+    (_ADOPT, "each document of web has more than 10%", {**TOKENIZER, **pair([1, 2, 0])}),
     (f"{_ADOPT} --heldout-documents 3", "split of web is empty", {**TOKENIZER, **GOOD}),
     ("census s", "s has no manifest.json", {"s": None}),
     ("census s", "manifest.json", {"s/manifest.json": b"{"}),

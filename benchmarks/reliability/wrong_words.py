@@ -224,7 +224,7 @@ EVALUATE_AND_REPORT = (
     ("evaluate --run nowhere --suite x --limit 0", "'--limit': 0"),
     ("evaluate --run nowhere --suite x --documents 3", "--documents"),
     ("evaluate --run nowhere --suite x --export y --cp 2", "--cp"),
-    ("evaluate --run nowhere --suite x --suite-lengths 4Q", "4Q"),
+    ("evaluate --run nowhere --suite x --suite-lengths 4Quarks", "4Quarks"),
     ("evaluate --run nowhere --cp x", "'x'"),
     ("report --run nowhere", "nowhere"),
     ("report --run ''", "--run"),

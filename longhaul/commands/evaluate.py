@@ -68,7 +68,8 @@ def evaluate(
     depths: Annotated[
         str,
         typer.Option(
-            help="Depths of the passkey, 0 (first) to 1 (last).", show_default="0,0.25,0.5,0.75,1"
+            help="Depths of the passkey, 0 (first) to 1 (last).",
+            show_default="0, 0.25, 0.5, 0.75, 1",
         ),
     ] = "",
     missing: Annotated[

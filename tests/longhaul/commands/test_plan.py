@@ -142,7 +142,7 @@ def store_without_tokens(folder: Path) -> Path:
         (folder / name).touch()
     files = [StoredFile(path=f"train.{end}", bytes=0, sha256="") for end in ("bin", "idx")]
     part = Part(
-        source="documents", documents=100, tokens=900_000, longest=9_000, bin=files[0],
+        source="documents", documents=100, tokens=900_000, longest=9_000, bins=(files[0],),
         lengths=(LengthBucket(at_least=8192, documents=100, tokens=900_000),), idx=files[1],
     )  # fmt: skip
     Manifest(

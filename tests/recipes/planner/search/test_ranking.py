@@ -177,7 +177,7 @@ def test_ranks_are_numbered_tp_first_and_the_fast_link_is_known():
 def test_an_interleaved_pipeline_is_offered_where_it_is_faster_and_never_taken_unasked():
     asked = question(
         card=CARDS["llama31_405b"], seq_length=8 * K, tokens_per_batch=M,
-        cluster=cluster.load("dgx_h200"), gpus=256,
+        cluster=cluster.load("dgx_h200"), gpus=512,
     )  # fmt: skip
     answer = search(asked)
     chosen = answer.plans[0]
