@@ -95,7 +95,7 @@ def judge(gate: Gate, stage: Evaluation, before: Evaluation | None) -> Iterator[
 
 def _passkeys(least: float, stage: Evaluation) -> Judgement:
     grid = stage.passkey
-    if grid is None:
+    if grid is None or not grid.tried:
         said = "the evaluation has no passkey prompts; raise its trials"
         return Judgement("passkey", math.nan, least, False, said)
     found, tried = grid.found, grid.tried
@@ -120,9 +120,11 @@ def _passkeys(least: float, stage: Evaluation) -> Judgement:
 
 def _at_most(name: str, first: Loss, second: Loss, allowed: float, said: str) -> Judgement:
     """Judge how much higher the first loss is than the second, document by document."""
-    measured, count = first.mean - second.mean, len(first.by_document)
-    of_documents = zip(first.by_document, second.by_document, strict=True)
-    error = standard_error([a - b for a, b in of_documents])
+    measured = first.mean - second.mean
+    apart = [a - b for a, b in zip(first.by_document, second.by_document, strict=False)]
+    if len(first.by_document) != len(second.by_document):  # one of them is not stated
+        apart = []
+    count, error = len(apart), standard_error(apart)
     beyond = measured - allowed
     passed, would_do = beyond <= 0, None
     if math.isfinite(measured) and not abs(beyond) >= interval_width(count) * error:
@@ -142,7 +144,7 @@ def _verdict(state: str, count: int, would_do: int | None) -> str:
         return state
     if not count:
         return f"{state}, since the evaluation does not state the loss of each on the same ones"
-    enough = "" if would_do is None else f", about {would_do:,} would do"
+    enough = "" if would_do is None else f", about {would_do:,} are needed"
     return f"{state} ({count:,} measured{enough})"
 
 

@@ -16,6 +16,8 @@ NORMAL = 1.96
 """Standard errors on each side of a 95% interval, of many documents."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The same for the means of 2 to 10 documents: Student's t with 1 to 9 degrees of freedom."""
+MOST = 1_000_000_000
+"""Documents from which on a mean counts as equal to the threshold."""
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -42,6 +44,8 @@ def documents_to_tell(difference: float, error: float, count: int) -> int | None
     if not (math.isfinite(difference) and math.isfinite(error)) or difference == 0:
         return None
     spread = error * math.sqrt(count)
+    if spread > math.sqrt(MOST) / NORMAL * abs(difference):
+        return None
     documents = max(2, math.ceil((NORMAL * spread / difference) ** 2))
     while interval_width(documents) * spread / math.sqrt(documents) > abs(difference):
         documents += 1

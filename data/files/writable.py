@@ -60,7 +60,7 @@ def require_folder(path: Path, what: str, room: float = 0, why: str = "") -> Non
         if free < room:
             raise ValueError(
                 f"{said} needs about {_size(room)}{reasons} and its file system has {_size(free)} "
-                "free; free some, or name a path on another file system"
+                "free; make room, or name a path on another file system"
             )
 
 

@@ -6,6 +6,7 @@ user's own folder (`--include-path`) does not have. Data files that a task names
 lie next to its YAML file.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -45,6 +46,10 @@ class SuiteTask:
     """Whether it makes prompts of a length that it is told."""
 
 
+class UnknownTaskError(ValueError):
+    """A group lists a task that the harness does not know."""
+
+
 def require_harness() -> None:
     """Raise ValueError with the command that installs it if the harness is missing."""
     if importlib.util.find_spec("lm_eval") is None:
@@ -74,6 +79,15 @@ def find(names: Sequence[str], include: Path | None) -> tuple[list[SuiteTask], l
         raise ValueError(f"--include-path: {include} has no YAML file of a task")
     if not all(name in manager.task_index for name in names):
         manager = TaskManager(include_path=folder)
+        return *_found(names, manager), manager
+    try:
+        return *_found(names, manager), manager
+    except UnknownTaskError:  # a group of the folder may list tasks of the harness
+        manager = TaskManager(include_path=folder)
+        return *_found(names, manager), manager
+
+
+def _found(names: Sequence[str], manager: Any) -> tuple[list[SuiteTask], list[Group]]:
     configs: dict[str, dict[str, Any]] = {}
     groups = []
     for name in names:
@@ -84,7 +98,7 @@ def find(names: Sequence[str], include: Path | None) -> tuple[list[SuiteTask], l
         configs |= {str(config["task"]): config for config in found}
         if (group := _group(manager.task_index[name], found)) is not None:
             groups.append(group)
-    return [_task(config) for config in configs.values()], groups, manager
+    return [_task(config) for config in configs.values()], groups
 
 
 def _members(
@@ -106,7 +120,9 @@ def _members(
             yield overrides | own | {"task": f"{of}::{name}"}
         return
     if item not in index:
-        raise ValueError(f"the group {of} lists a task {item!r} that the harness does not have")
+        raise UnknownTaskError(
+            f"the group {of} lists a task {item!r} that the harness does not have"
+        )
     entry = index[item]
     if entry.kind == Kind.TAG:
         for name in sorted(entry.tags):
@@ -181,10 +197,16 @@ def _makes_prompts(config: dict[str, Any]) -> bool:
 
 
 def _digest(config: dict[str, Any]) -> str:
-    """Return the sha256 of a configuration, with the source of its functions and its local data."""
+    """Return the sha256 of a configuration, with the files of its functions and its local data."""
 
     def text(value: Any) -> str:
-        return inspect.getsource(value) if inspect.isfunction(value) else repr(value)
+        if isinstance(value, functools.partial):
+            return f"{text(value.func)} {value.args!r} {value.keywords!r}"
+        if not inspect.isfunction(value):
+            return repr(value)
+        file = inspect.getsourcefile(value)
+        source = inspect.getsource(value) if file is None else Path(file).read_text("utf-8")
+        return f"{value.__qualname__} {source}"
 
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=text).encode())
     for file in _files((config.get("dataset_kwargs") or {}).get("data_files")):

@@ -128,7 +128,8 @@ def evaluate(
         )
         if export is not None:
             _require_defaults("--export", stage=stage, base=base, tp=tensor_parallel != 1,
-                              cp=context_parallel != 1, store=store)  # fmt: skip
+                              cp=context_parallel != 1, store=store, ranks=ranks != 2,
+                              verify=verify is not None)  # fmt: skip
         evaluate_suites(
             run,
             SuiteOptions(

@@ -118,7 +118,9 @@ def _of_ladder(ladder: str, card: str | None, stage: str, seed: int | None) -> _
     mixed = [each for each in chosen.stages if each.mix is not None]
     if not stage and len(mixed) == 1 and len(chosen.stages) > 1:
         of = mixed[0]
-        note(f"note: {length_shown(of.seq_length)} is the only stage of {chosen.name} with a mix")
+        note(
+            f"note: {length_shown(of.seq_length)} is the only stage of {chosen.name} with a mix; it is shown"
+        )
     else:
         of = stage_of(chosen, stage)
     return _Stage(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul evaluate --suite`: tasks of lm-evaluation-harness on checkpoints and exports."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,7 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
             job, models, tokenizer, lengths = _export(run, names, given, suites, tasks, lengths)
         for task in tasks:
             first = lengths[0] if task.makes_prompts else None
-            built(task, manager, tokenizer=tokenizer, length=first, limit=given.limit and 1)
+            built(task, manager, tokenizer=tokenizer, length=first, limit=1)
     paths = {
         f"{model} {task.name}" + (f" at {length:,}" if length else ""): result_path(
             run, model, task.name, length, given.limit
@@ -82,6 +82,8 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
         for task in tasks
         for length in (lengths if task.makes_prompts else (None,))
     }
+    if given.export is not None:
+        _require_its_own(paths.values(), given.export)
     said = f"evaluating {', '.join(models)} on {', '.join(suites)}"
     with (
         in_use(run / "eval"),
@@ -97,6 +99,19 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
         return
     show_suites(results, of_groups)
     typer.echo(run / "eval" / "suites")
+
+
+def _require_its_own(paths: Iterable[Path], export: Path) -> None:
+    """Raise ValueError if results there are of another folder with the same name."""
+    from eval.harness.results import result_at
+
+    for path in paths:
+        found = result_at(path)
+        if found is not None and Path(found.weights) != export.resolve():
+            raise ValueError(
+                f"{path} has the result of {found.weights}, a folder with the same name as "
+                f"--export {export}; rename one of the two, or remove the result"
+            )
 
 
 def _asked(

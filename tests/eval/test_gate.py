@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.gate import gate_path, judge, pass_gate
+from eval.gate import Loss, _at_most, gate_path, judge, pass_gate
 from eval.loss_by_position import position_bands
 from eval.measurements import ByPosition, Passkey
 from eval.run_folder import (
@@ -105,7 +105,7 @@ def test_a_threshold_is_judged_with_the_error_over_documents(rise, spread, state
     assert found.undecided is (found.would_do is not None)
     if found.undecided:
         assert found.would_do > 1000
-        assert f"(8 measured, about {found.would_do:,} would do)" in found.said
+        assert f"(8 measured, about {found.would_do:,} are needed)" in found.said
 
 
 def test_what_was_forgotten_is_judged_by_the_same_documents_before_and_after():
@@ -192,3 +192,18 @@ def test_thresholds_may_be_said_in_words():
         gate_from("pasky=1", Gate())
     with pytest.raises(ValueError, match="gate rise is 'x'; it must be a number, or none"):
         gate_from("rise=x", Gate())
+
+
+def test_documents_that_only_one_evaluation_states_give_no_error_of_the_difference():
+    early, late = Loss(2.0, [1.9, 2.1]), Loss(2.3, [])
+    found = _at_most("rise", late, early, 0.2, "said")
+    assert not found.passed
+    assert math.isnan(found.standard_error)
+    assert "does not state the loss of each" in found.said
+
+
+def test_a_grid_without_prompts_shuts_the_gate_with_a_sentence():
+    grid = Passkey(lengths=(), depths=(), trials=0, digits=5, hits=(), nats=(), chance_nats=2.3)
+    (found,) = judge(Gate(passkey=0.5), replace(evaluation(), passkey=grid), None)
+    assert not found.passed
+    assert "no passkey prompts" in found.said

@@ -88,3 +88,8 @@ def test_bands_have_the_mean_of_each_document_and_the_error_over_documents():
 def test_bands_with_other_numbers_than_edges_are_refused():
     with pytest.raises(ValueError, match="2 bands of positions have 1 numbers"):
         Bands(edges=(0, 64, 128), loss=(1.0,), standard_error=(0.1, 0.1), by_document=())
+
+
+@pytest.mark.parametrize("difference", [9e-17, 1e-300])
+def test_a_mean_at_its_threshold_is_told_by_no_number_of_documents(difference):
+    assert documents_to_tell(difference, 0.02, 24) is None

@@ -105,6 +105,24 @@ def test_the_digest_of_a_task_changes_with_its_data(folder):
     assert find(["one"], folder)[0][0].digest != first
 
 
+def test_the_digest_of_a_task_changes_with_what_its_functions_use(folder):
+    write(folder, "one", "process_results: !function scores.scored")
+    code = "WORD = {word!r}\n\n\ndef scored(doc, results):\n    return {{WORD: 1.0}}\n"
+    (folder / "scores.py").write_text(code.format(word="a"))
+    first = find(["one"], folder)[0][0].digest
+    (folder / "scores.py").write_text(code.format(word="b"))
+    assert find(["one"], folder)[0][0].digest != first
+
+
+def test_a_group_may_list_a_task_of_the_harness(folder):
+    write(folder, "one")
+    (folder / "both.yaml").write_text("group: both\ntask: [one, copa]\n")
+    assert [task.name for task in find(["both"], folder)[0]] == ["one", "copa"]
+    (folder / "none.yaml").write_text("group: none\ntask: [one, no_such_task]\n")
+    with pytest.raises(ValueError, match="lists a task 'no_such_task' that the harness"):
+        find(["none"], folder)
+
+
 def test_a_group_has_its_tasks_with_its_overrides(folder):
     for name in ("one", "two"):
         write(folder, name)
