@@ -119,7 +119,8 @@ def _of_ladder(ladder: str, card: str | None, stage: str, seed: int | None) -> _
     if not stage and len(mixed) == 1 and len(chosen.stages) > 1:
         of = mixed[0]
         note(
-            f"note: {length_shown(of.seq_length)} is the only stage of {chosen.name} with a mix; it is shown"
+            f"note: {length_shown(of.seq_length)} is the only stage of {chosen.name} with a mix; "
+            "it is shown"
         )
     else:
         of = stage_of(chosen, stage)
