@@ -111,7 +111,7 @@ FILES: tuple[tuple[str, str, Files], ...] = (
      {**GOOD, "web.idx": _IDX[:54] + struct.pack("<q", 2**40) + _IDX[62:]}),
     (_ADOPT, "boundaries", {**GOOD, "web.idx": index([3, 2, 4], boundaries=(0, 2, 1, 3))}),
     (_ADOPT, "1 empty documents", pair([1, 0], [], [2, 0])),
-    (f"{_ADOPT} --leave-out-empty", "all of them empty", pair([], [])),
+    (f"{_ADOPT} --leave-out-empty", "no document that is not empty", pair([], [])),
     (_ADOPT, "--out s already exists", {**GOOD, "s": None}),
     ("adopt a b/a --tokenizer t --out s", "NAME=b/a",
      {**pair([1, 0], [2, 0], name="a"), **pair([1, 0], [2, 0], name="b/a")}),

@@ -85,9 +85,7 @@ def evaluate(
     ] = False,
     suite: Annotated[
         str,
-        typer.Option(
-            help="Tasks or groups of lm-evaluation-harness instead, such as niah_single_1."
-        ),
+        typer.Option(help="Tasks or groups of lm-eval instead, such as niah_single_1."),
     ] = "",
     suite_lengths: Annotated[
         str,

@@ -200,4 +200,4 @@ def test_a_pair_without_a_document_of_its_own_is_part_of_a_source(adopted, encod
     assert whole.skipped == {"empty": 2, "without_eod": 1}
     assert whole.train.documents + whole.heldout.documents == len(encoded)
     with pytest.raises(ValueError, match=r"1\.idx has no document that is not empty"):
-        adopted(folder / "1", leave_out_empty=True)
+        adopted(folder / "1", leave_out_empty=True, overwrite=True)
