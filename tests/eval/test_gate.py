@@ -204,6 +204,8 @@ def test_documents_that_only_one_evaluation_states_give_no_error_of_the_differen
 
 def test_a_grid_without_prompts_shuts_the_gate_with_a_sentence():
     grid = Passkey(lengths=(), depths=(), trials=0, digits=5, hits=(), nats=(), chance_nats=2.3)
-    (found,) = judge(Gate(passkey=0.5), replace(evaluation(), passkey=grid), None)
+    (found,) = judge(
+        Gate(rise=None, forgotten=None, passkey=0.5), replace(evaluation(), passkey=grid), None
+    )
     assert not found.passed
     assert "no passkey prompts" in found.said
