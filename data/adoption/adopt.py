@@ -106,7 +106,7 @@ def adopt(
         )
         parts: dict[str, list[Part]] = {split: [] for split in SPLITS}
         chosen_documents = 0
-        read = []
+        read: list[tuple[list[Pair], Checked, NDArray[np.bool_]]] = []
         for pairs in sources.values():
             of_pairs = []
             for pair in pairs:
