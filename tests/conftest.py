@@ -90,6 +90,13 @@ def small_store(tmp_path_factory) -> Path:
     return store
 
 
+@pytest.fixture(autouse=True)
+def normal_verbosity() -> Iterator[None]:
+    """Let no command that a test runs or parses, such as one with `-q`, silence later tests."""
+    yield
+    set_verbosity("normal")
+
+
 class Answered(NamedTuple):
     """What the command line left: its exit code and what it wrote."""
 
@@ -121,7 +128,6 @@ def answer(monkeypatch, capfd, tmp_path) -> Callable[..., Answered]:
             patch.setattr(logging.root, "handlers", ours)
             with pytest.raises(SystemExit) as ended:
                 cli.main()
-        set_verbosity("normal")  # a quiet command would silence the tests that follow
         return Answered(ended.value.code, *capfd.readouterr())
 
     return run
