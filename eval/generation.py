@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Greedy answers of a checkpoint's model: generated, or told from one forward.
+"""What a checkpoint's model says next, and its greedy answers: generated, or told from one forward.
 
     tokens_0 = prompt,  tokens_{i+1} = tokens_i + argmax(logits of the last position)
 
@@ -9,26 +9,40 @@ the answer, `would_generate` tells from a single forward over prompt and answer 
 decoding gives it: it does if and only if each token is the argmax given those before.
 
 Every rank calls these functions with the same ids and gets the same result. The vocabulary is
-sharded over tensor ranks, so the maximum is taken over them (of equal logits the lowest id wins);
-a position is on one context rank, which tells the others. Sequences are padded on the right to what
-the ranks divide; attention is causal, so the padding changes nothing before it.
+sharded over tensor ranks, so maximum and log-sum-exp are taken over them (of equal logits the
+lowest id wins); a position is on one context rank, which tells the others. Sequences are padded on
+the right to what the ranks divide; attention is causal, so the padding changes nothing before it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.utils import get_batch_on_this_cp_rank
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from custom_modules.gpt.model import LongContextGPT
-from eval.passkey import logits_only_of
 
+Ids = Sequence[int] | NDArray[np.integer[Any]]
+"""Token ids of one sequence."""
 Generate = Callable[[Sequence[int], int], list[int]]
 """Returns the ids that follow a prompt's, at most as many as the second argument."""
-PADDING = 0
-"""Any token: no position that is read attends to it."""
+
+
+class NextTokens(NamedTuple):
+    """What a model says after n tokens of a sequence; each [n], on the CPU."""
+
+    nats: Tensor
+    """Loss of the token that follows, float64; after the last token of the sequence meaningless."""
+    beaten: Tensor
+    """Whether some token has a higher logit than the one that follows, bool."""
+    likeliest: Tensor
+    """The most likely next token, int64."""
 
 
 def recomputing(model: LongContextGPT, *, eod: int | None = None) -> Generate:
@@ -37,7 +51,7 @@ def recomputing(model: LongContextGPT, *, eod: int | None = None) -> Generate:
     def generate(prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
         ids = list(prompt_ids)
         for _ in range(max_new_tokens):
-            [token] = greedy_tokens(model, ids, [len(ids) - 1])
+            token = int(next_tokens(model, ids, len(ids) - 1, len(ids)).likeliest)
             if token == eod:
                 break
             ids.append(token)
@@ -51,45 +65,44 @@ def would_generate(
 ) -> bool:
     """Return whether greedy decoding of the prompt begins with exactly this answer."""
     ids = [*prompt_ids, *answer_ids]
-    asked = range(len(prompt_ids) - 1, len(ids) - 1)
-    return greedy_tokens(model, ids, asked) == list(answer_ids)
+    told = next_tokens(model, ids, len(prompt_ids) - 1, len(ids) - 1)
+    return told.likeliest.tolist() == list(answer_ids)
 
 
 @torch.no_grad()
-def greedy_tokens(model: LongContextGPT, ids: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """Return the most likely next token after each of the positions, ascending.
+def next_tokens(model: LongContextGPT, tokens: Ids, start: int, stop: int) -> NextTokens:
+    """Return what the model says after each of `tokens[start:stop]`, by one forward over all.
 
     Raises:
-        ValueError: if a position is not one of the sequence.
+        ValueError: if these are not tokens of the sequence.
     """
-    if not positions:
-        return []
-    if min(positions) < 0 or max(positions) >= len(ids):
+    if not 0 <= start <= stop <= len(tokens):
         raise ValueError(
-            f"the sequence has {len(ids):,} tokens; give it a prompt that is not empty"
+            f"the sequence has {len(tokens):,} tokens; give it a prompt that is not empty"
         )
     device = torch.device("cuda", torch.cuda.current_device())
-    length = padded_length(len(ids))
-    tokens = torch.full((1, length), PADDING, dtype=torch.int64)
-    tokens[0, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
-    wanted = torch.zeros(1, length, dtype=torch.bool)
-    wanted[0, list(positions)] = True
+    length = padded_length(len(tokens))
+    sequence = torch.zeros(1, length, dtype=torch.int64)
+    sequence[0, : len(tokens)] = torch.as_tensor(tokens)
+    sequence = sequence.to(device)
     shard = get_batch_on_this_cp_rank(
         {
-            "tokens": tokens.to(device),
+            "tokens": sequence,
+            "next": sequence.roll(-1, dims=1),
             "positions": torch.arange(length, device=device)[None].contiguous(),
-            "wanted": wanted.to(device),
         }
     )
-    here = shard["wanted"][0]
-    with logits_only_of(model, here):
-        logits = model(shard["tokens"], shard["positions"], None)[0].float()  # [wanted, V / tp]
-    # Of every position of the sequence, -1 where it is another context rank's.
-    best = torch.full((length,), -1, dtype=torch.int64, device=device)
-    best[shard["positions"][0][here]] = _argmax(logits)
-    dist.all_reduce(best, dist.ReduceOp.MAX, group=parallel_state.get_context_parallel_group())
-    found: list[int] = best[torch.tensor(list(positions), device=device)].tolist()
-    return found
+    asked = (shard["positions"] >= start) & (shard["positions"] < stop)
+    with logits_only_of(model, asked[0]):
+        logits = model(shard["tokens"], shard["positions"], None)[0].float()  # [asked, V / tp]
+    of_rank = _over_vocabulary(logits, shard["next"][asked])
+    places = shard["positions"][asked] - start
+    found = [torch.zeros(stop - start, dtype=each.dtype, device=device) for each in of_rank]
+    for whole, own in zip(found, of_rank, strict=True):
+        whole[places] = own
+        dist.all_reduce(whole, group=parallel_state.get_context_parallel_group())
+    nats, beaten, likeliest = (each.cpu() for each in found)
+    return NextTokens(nats, beaten.bool(), likeliest)
 
 
 def padded_length(tokens: int) -> int:
@@ -104,15 +117,56 @@ def padded_length(tokens: int) -> int:
     return -(-tokens // unit) * unit
 
 
-def _argmax(logits: Tensor) -> Tensor:
-    """Return the id of the largest logit over tensor ranks, [n] of logits [n, V / tp]."""
-    group = parallel_state.get_tensor_model_parallel_group()
+def _over_vocabulary(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the content of `NextTokens` for targets [n] and logits [n, V / tp]."""
+    tp = parallel_state.get_tensor_model_parallel_group()
     rows = logits.shape[1]
-    value, own = logits.max(dim=1)
-    best = value.clone()
-    dist.all_reduce(best, dist.ReduceOp.MAX, group=group)
-    ids = own + rows * parallel_state.get_tensor_model_parallel_rank()
-    # max() may return any of equal logits of a rank; the lowest is taken on every number of ranks.
-    ids = torch.where(value == best, ids, torch.iinfo(torch.int64).max)
-    dist.all_reduce(ids, dist.ReduceOp.MIN, group=group)
-    return ids
+    first = rows * parallel_state.get_tensor_model_parallel_rank()
+    own = targets - first
+    here = (own >= 0) & (own < rows)
+    value = logits.gather(1, own.clamp(0, rows - 1)[:, None])[:, 0]
+    value = value.masked_fill(~here, -torch.inf)
+    highest, at = logits.max(dim=1)
+    best = highest.clone()
+    for reduced in (value, best):
+        dist.all_reduce(reduced, dist.ReduceOp.MAX, group=tp)
+    total = (logits - best[:, None]).exp().sum(1)
+    dist.all_reduce(total, group=tp)
+    likeliest = (at + first).masked_fill(highest < best, torch.iinfo(torch.int64).max)
+    dist.all_reduce(likeliest, dist.ReduceOp.MIN, group=tp)
+    return (best + total.log() - value).double(), (value < best).long(), likeliest
+
+
+@contextmanager
+def logits_only_of(model: LongContextGPT, asked: Tensor) -> Iterator[None]:
+    """Return the logits of the positions that `asked`, a mask [s] of this rank's, selects.
+
+    Only their hidden states pass through the output layer: the logits of a prompt of 1M tokens and
+    a vocabulary of 128K would be 256 GiB.
+    """
+    layer = model.output_layer
+    scattered = layer.sequence_parallel
+
+    def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *others = inputs
+        return (gathered_rows(hidden, asked) if scattered else hidden[asked], *others)
+
+    handle = layer.register_forward_pre_hook(before)
+    layer.sequence_parallel = False  # every tensor rank has all rows that the layer sees
+    try:
+        yield
+    finally:
+        layer.sequence_parallel = scattered
+        handle.remove()
+
+
+def gathered_rows(hidden: Tensor, asked: Tensor) -> Tensor:
+    """Return the rows of `asked` [s] from hidden states [s / tp, b, h] of sequence parallelism."""
+    size = parallel_state.get_tensor_model_parallel_world_size()
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    own = asked.chunk(size)[rank]
+    first = int(asked[: rank * len(own)].sum())
+    rows = hidden.new_zeros(int(asked.sum()), *hidden.shape[1:])
+    rows[first : first + int(own.sum())] = hidden[own]
+    dist.all_reduce(rows, group=parallel_state.get_tensor_model_parallel_group())
+    return rows

@@ -14,20 +14,15 @@ held-out documents; the digits are drawn from a seed, the same for every checkpo
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-import torch.distributed as dist
-from megatron.core import parallel_state
-from megatron.core.utils import get_batch_on_this_cp_rank
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from custom_modules.gpt.model import LongContextGPT
 from eval.answer_tokens import inside, question_and_answer
+from eval.generation import next_tokens
 
 DIGITS = 5
 NEEDLE = "\nPASSKEY = {number}\n"
@@ -80,78 +75,11 @@ def prompts(
     return made
 
 
-@torch.no_grad()
 def score(model: LongContextGPT, prompt: Prompt) -> tuple[float, float, float]:
     """Return hit (0 or 1), summed nats and number of tokens of the answer.
 
-    Each rank holds the logits of its positions for its part of the vocabulary: maximum and
-    log-sum-exp are taken over tensor ranks, sums over context ranks. A token is a hit if no
-    logit is above its own.
+    A token is a hit if no logit is above its own.
     """
-    device = torch.device("cuda", torch.cuda.current_device())
-    tokens = torch.from_numpy(prompt.tokens[None]).to(device)
-    length = tokens.shape[1]
-    shard = get_batch_on_this_cp_rank(
-        {
-            "tokens": tokens,
-            "next": tokens.roll(-1, dims=1),
-            "positions": torch.arange(length, device=device)[None].contiguous(),
-        }
-    )
-    asked = (shard["positions"] >= length - 1 - prompt.answer) & (shard["positions"] < length - 1)
-    with logits_only_of(model, asked[0]):
-        logits = model(shard["tokens"], shard["positions"], None)[0].float()  # [asked, V / tp]
-    targets = shard["next"][asked]
-
-    tp = parallel_state.get_tensor_model_parallel_group()
-    rows = logits.shape[1]
-    own = targets - rows * parallel_state.get_tensor_model_parallel_rank()
-    here = (own >= 0) & (own < rows)
-    value = logits.gather(1, own.clamp(0, rows - 1)[:, None])[:, 0]
-    value = value.masked_fill(~here, -torch.inf)
-    best = logits.max(dim=1).values
-    for reduced in (value, best):
-        dist.all_reduce(reduced, dist.ReduceOp.MAX, group=tp)
-    total = (logits - best[:, None]).exp().sum(1)
-    dist.all_reduce(total, group=tp)
-
-    nats = (best + total.log() - value).double().sum()
-    sums = torch.stack((nats, (value < best).double().sum(), nats.new_tensor(len(targets))))
-    dist.all_reduce(sums, group=parallel_state.get_context_parallel_group())
-    summed_nats, wrong, count = sums.tolist()
-    return float(wrong == 0), summed_nats, count
-
-
-@contextmanager
-def logits_only_of(model: LongContextGPT, asked: Tensor) -> Iterator[None]:
-    """Return the logits of the positions that `asked`, a mask [s] of this rank's, selects.
-
-    Only their hidden states pass through the output layer: the logits of a prompt of 1M tokens and
-    a vocabulary of 128K would be 256 GiB.
-    """
-    layer = model.output_layer
-    scattered = layer.sequence_parallel
-
-    def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden, *others = inputs
-        return (gathered_rows(hidden, asked) if scattered else hidden[asked], *others)
-
-    handle = layer.register_forward_pre_hook(before)
-    layer.sequence_parallel = False  # every tensor rank has all rows that the layer sees
-    try:
-        yield
-    finally:
-        layer.sequence_parallel = scattered
-        handle.remove()
-
-
-def gathered_rows(hidden: Tensor, asked: Tensor) -> Tensor:
-    """Return the rows of `asked` [s] from hidden states [s / tp, b, h] of sequence parallelism."""
-    size = parallel_state.get_tensor_model_parallel_world_size()
-    rank = parallel_state.get_tensor_model_parallel_rank()
-    own = asked.chunk(size)[rank]
-    first = int(asked[: rank * len(own)].sum())
-    rows = hidden.new_zeros(int(asked.sum()), *hidden.shape[1:])
-    rows[first : first + int(own.sum())] = hidden[own]
-    dist.all_reduce(rows, group=parallel_state.get_tensor_model_parallel_group())
-    return rows
+    last = len(prompt.tokens) - 1
+    told = next_tokens(model, prompt.tokens, last - prompt.answer, last)
+    return float(not told.beaten.any()), float(told.nats.sum()), float(prompt.answer)

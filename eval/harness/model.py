@@ -28,7 +28,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from megatron.core import parallel_state
 
 from custom_modules.gpt.model import LongContextGPT
-from eval.harness.next_tokens import next_tokens
+from eval.generation import next_tokens
 
 GENERATED = 256
 """Tokens that are generated, at most, for a task that states no number; the harness's default."""
@@ -146,8 +146,9 @@ class Megatron(RefusesOverlong):
         before, after = request
         if not after:
             return 0.0, True
-        found, likeliest = next_tokens(self.model, [*before, *after], len(before) - 1)
-        return float(found.sum()), likeliest[:-1].tolist() == after
+        tokens = [*before, *after]
+        told = next_tokens(self.model, tokens, len(before) - 1, len(tokens) - 1)
+        return -float(told.nats.sum()), told.likeliest.tolist() == after
 
     def _rolling(self, text: str) -> tuple[float, int]:
         windows = get_rolling_token_windows(
@@ -169,8 +170,8 @@ class Megatron(RefusesOverlong):
         given = len(tokens)
         text = ""
         while len(tokens) < given + settings["max_gen_toks"]:
-            _, likeliest = next_tokens(self.model, tokens, len(tokens) - 1)
-            tokens.append(int(likeliest[-1]))
+            told = next_tokens(self.model, tokens, len(tokens) - 1, len(tokens))
+            tokens.append(int(told.likeliest))
             text = self.tokenizer.decode(tokens[given:], skip_special_tokens=True)
             if tokens[-1] == self.eot_token_id or any(stop and stop in text for stop in stops):
                 break

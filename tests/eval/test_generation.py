@@ -10,7 +10,7 @@ from megatron.core import parallel_state
 
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.rope.config import RopeScaling
-from eval.generation import greedy_tokens, padded_length, recomputing, would_generate
+from eval.generation import next_tokens, padded_length, recomputing, would_generate
 from tests.custom_modules.support import llamas
 from tests.ranks import run_ranks
 
@@ -122,4 +122,4 @@ def test_a_sequence_is_padded_to_what_ranks_divide(found):
 
 def test_a_prompt_without_a_token_is_refused(megatron_rank):
     with pytest.raises(ValueError, match="prompt that is not empty"):
-        greedy_tokens(None, [], [-1])
+        next_tokens(None, [], -1, 0)

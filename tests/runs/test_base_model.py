@@ -117,7 +117,7 @@ def test_only_what_is_missing_is_evaluated(evaluated):
 
 def test_the_logits_of_a_few_positions_are_those_of_the_whole_prompt(run, megatron_rank):
     from eval import load_model
-    from eval.passkey import logits_only_of
+    from eval.generation import logits_only_of
 
     model = load_model.load(run.folder / "stages" / STAGE, seq_length=256)
     tokens = torch.randint(0, 500, (1, 256), generator=torch.Generator().manual_seed(0))
