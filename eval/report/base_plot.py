@@ -16,6 +16,7 @@ from eval.report.plots import (
     clipped,
     color,
     framed,
+    name_curve,
     new_figure,
     spread,
 )
@@ -94,17 +95,8 @@ def _losses(axes: Axes, curves: Sequence[Curve], *, named: bool) -> None:
     for (index, evaluation, means), height in zip(curves, ends, strict=True):
         right = (last - (means[-1].start + means[-1].stop) / 2) / last
         points = right * axes.get_position().width * WIDTH_INCHES * 72
-        axes.annotate(
-            clipped(evaluation.stage),
-            ((means[-1].start + means[-1].stop) / 2, height),
-            xytext=(points + 8, 0),
-            textcoords="offset points",
-            va="center",
-            color=color(index),
-            weight="bold",
-            annotation_clip=False,
-            parse_math=False,
-        )
+        end = (means[-1].start + means[-1].stop) / 2
+        name_curve(axes, evaluation.stage, (end, height), index, points + 8)
 
 
 def _passkeys(axes: Axes, grids: Sequence[tuple[int, Evaluation, Passkey]]) -> None:

@@ -16,6 +16,7 @@ from eval.report.plots import (
     color,
     framed,
     length_label,
+    name_curve,
     new_figure,
     spread,
 )
@@ -111,17 +112,7 @@ def context_figure(stages: Sequence[StageResults]) -> Figure | None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: length_label(value)))
     ends = spread([gain.loss[-1] for _, _, gain in curves], axes.get_ylim())
     for (index, name, gain), height in zip(curves, ends, strict=True):
-        axes.annotate(
-            clipped(name),
-            (gain.contexts[-1], height),
-            xytext=(12, 0),
-            textcoords="offset points",
-            va="center",
-            color=color(index),
-            weight="bold",
-            annotation_clip=False,
-            parse_math=False,
-        )
+        name_curve(axes, name, (gain.contexts[-1], height), index, right=12)
     axes.set_xlabel("tokens that are read, the scored ones among them (log scale)")
     framed(axes, "loss of the last tokens, nats per token")
     return figure

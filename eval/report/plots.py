@@ -80,17 +80,8 @@ def by_position(stages: Sequence[StageResults]) -> Figure | None:
         _length_line(axes, found.seq_length, index)
     ends = spread([float(y[-1]) for _, _, _, y in drawn], axes.get_ylim())
     for (index, name, x, _), height in zip(drawn, ends, strict=True):
-        axes.annotate(
-            clipped(name),
-            (float(x[-1]), height),
-            xytext=(max(8.0, _points_to_edge(axes, float(x[-1])) + 7.0), 0),
-            textcoords="offset points",
-            va="center",
-            color=color(index),
-            weight="bold",
-            annotation_clip=False,
-            parse_math=False,
-        )
+        right = max(8.0, _points_to_edge(axes, float(x[-1])) + 7.0)
+        name_curve(axes, name, (float(x[-1]), height), index, right)
     axes.set_xlabel("position in the window, tokens (log scale)")
     framed(axes, "loss, nats per token")
     return figure
@@ -309,6 +300,21 @@ def spread(heights: Sequence[float], limits: tuple[float, float]) -> list[float]
         placed[above] = max(placed[above], placed[below] + gap)
     moved = sum(placed) - sum(heights)
     return [height - moved / len(placed) for height in placed]
+
+
+def name_curve(axes: Axes, name: str, end: tuple[float, float], index: int, right: float) -> None:
+    """Write the name of a curve in its color, `right` points to the right of its end."""
+    axes.annotate(
+        clipped(name),
+        end,
+        xytext=(right, 0),
+        textcoords="offset points",
+        va="center",
+        color=color(index),
+        weight="bold",
+        annotation_clip=False,
+        parse_math=False,
+    )
 
 
 def _points_to_edge(axes: Axes, x: float) -> float:
