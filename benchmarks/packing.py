@@ -172,7 +172,7 @@ def whole_page(documents: int) -> str:
             f"{len(LENGTHS)} lengths. Peak memory of the process: {peak / 2**30:.2f} GiB, with the "
             "lengths themselves and the libraries.",
             table(HEAD, rows),
-            "`least` is the padding of the fewest rows that hold so many tokens. `broken` are "
+            "`least` is the padding of the fewest rows that can hold all tokens. `broken` are "
             "documents cut although they fit a row: by best fit, and by concatenate and cut. "
             "`opened` is from the finished index to the documents of the first step.",
             table(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an evaluation measures, as its file states it (`eval.run_folder` has the whole file)."""
+"""Measurements in an evaluation's file; `eval.run_folder` has the rest of the file."""
 
 import itertools
 import math

@@ -47,7 +47,7 @@ def require_folder(path: Path, what: str, room: float = 0, why: str = "") -> Non
     Args:
         what: as for `require_file`.
         room: bytes that the file system must have free; 0: unknown.
-        why: what needs so many bytes.
+        why: what the bytes are for.
     """
     said = f"{what} {path}"
     mode = _mode(path, said)

@@ -72,7 +72,7 @@ def find(names: Sequence[str], include: Path | None) -> tuple[list[SuiteTask], l
     from lm_eval.tasks import TaskManager
 
     if include is not None and not include.is_dir():
-        raise ValueError(f"--include-path: there is no folder {include}")
+        raise ValueError(f"--include-path {include} is not a folder")
     folder = None if include is None else str(include.resolve())
     manager = TaskManager(include_path=folder, include_defaults=False)
     if include is not None and not manager.all_tasks:
