@@ -13,7 +13,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +102,7 @@ def _passkeys(least: float, stage: Evaluation) -> Judgement:
     share = found / tried
     low, high = share_interval(found, tried)
     would_do = None
-    if low >= least or found == tried:  # no number of prompts shows more than that all are found
+    if low >= least or (least == 1 and found == tried):  # no number of prompts shows more
         state = MET
     elif high < least:
         state = NOT_MET
@@ -175,10 +175,16 @@ def gate_path(run: Path, stage: str) -> Path:
     return evaluation_path(run, stage).with_suffix(".gate.json")
 
 
-def has_passed(run: Path, stage: str) -> bool:
-    """Return whether a stage was judged and its gate is open."""
+def has_passed(run: Path, stage: str, gate: Gate) -> bool:
+    """Return whether a stage was judged by this gate and it is open.
+
+    Files of earlier versions do not state their gate; they count as judged by it.
+    """
     path = gate_path(run, stage)
-    return path.is_file() and bool(json.loads(path.read_text())["open"])
+    if not path.is_file():
+        return False
+    judged = json.loads(path.read_text())
+    return bool(judged["open"]) and judged.get("gate", asdict(gate)) == asdict(gate)
 
 
 def pass_gate(run: Path, stage: str, before: str | None, gate: Gate) -> None:
@@ -187,10 +193,13 @@ def pass_gate(run: Path, stage: str, before: str | None, gate: Gate) -> None:
     if found is None:
         raise ValueError(f"{stage} of {run} has not been evaluated; there is nothing to judge")
     earlier = None if before is None else read_evaluation(run, before)
+    if before is not None and earlier is None:
+        raise ValueError(f"{before} of {run} has not been evaluated, so {stage} cannot be compared")
     judgements = list(judge(gate, found, earlier))
     failed = [one for one in judgements if not one.passed]
     write_json(
-        gate_path(run, stage), {"stage": stage, "open": not failed, "judgements": judgements}
+        gate_path(run, stage),
+        {"stage": stage, "open": not failed, "gate": asdict(gate), "judgements": judgements},
     )
     for each in judgements:
         if each.undecided and each.passed:

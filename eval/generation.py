@@ -39,8 +39,6 @@ class NextTokens(NamedTuple):
 
     nats: Tensor
     """Loss of the token that follows, float64; after the last token of the sequence meaningless."""
-    beaten: Tensor
-    """Whether some token has a higher logit than the one that follows, bool."""
     likeliest: Tensor
     """The most likely next token, int64."""
 
@@ -74,7 +72,7 @@ def next_tokens(model: LongContextGPT, tokens: Ids, start: int, stop: int) -> Ne
     """Return what the model says after each of `tokens[start:stop]`, by one forward over all.
 
     Raises:
-        ValueError: if these are not tokens of the sequence.
+        ValueError: if these are not tokens of the sequence, or the model's logits are not finite.
     """
     if not 0 <= start <= stop <= len(tokens):
         raise ValueError(
@@ -101,8 +99,13 @@ def next_tokens(model: LongContextGPT, tokens: Ids, start: int, stop: int) -> Ne
     for whole, own in zip(found, of_rank, strict=True):
         whole[places] = own
         dist.all_reduce(whole, group=parallel_state.get_context_parallel_group())
-    nats, beaten, likeliest = (each.cpu() for each in found)
-    return NextTokens(nats, beaten.bool(), likeliest)
+    nats, likeliest = (each.cpu() for each in found)
+    if not nats.isfinite().all():  # every comparison with NaN is false, which would read as a score
+        raise ValueError(
+            "the model's logits are not finite, so nothing can be scored; its weights, or this "
+            "length, are beyond what it computes"
+        )
+    return NextTokens(nats, likeliest)
 
 
 def padded_length(tokens: int) -> int:
@@ -117,7 +120,7 @@ def padded_length(tokens: int) -> int:
     return -(-tokens // unit) * unit
 
 
-def _over_vocabulary(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _over_vocabulary(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the content of `NextTokens` for targets [n] and logits [n, V / tp]."""
     tp = parallel_state.get_tensor_model_parallel_group()
     rows = logits.shape[1]
@@ -134,7 +137,7 @@ def _over_vocabulary(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, T
     dist.all_reduce(total, group=tp)
     likeliest = (at + first).masked_fill(highest < best, torch.iinfo(torch.int64).max)
     dist.all_reduce(likeliest, dist.ReduceOp.MIN, group=tp)
-    return (best + total.log() - value).double(), (value < best).long(), likeliest
+    return (best + total.log() - value).double(), likeliest
 
 
 @contextmanager

@@ -78,8 +78,9 @@ def prompts(
 def score(model: LongContextGPT, prompt: Prompt) -> tuple[float, float, float]:
     """Return hit (0 or 1), summed nats and number of tokens of the answer.
 
-    A token is a hit if no logit is above its own.
+    It is a hit if each token is the likeliest one; of equal logits the lowest id wins.
     """
     last = len(prompt.tokens) - 1
     told = next_tokens(model, prompt.tokens, last - prompt.answer, last)
-    return float(not told.beaten.any()), float(told.nats.sum()), float(prompt.answer)
+    hit = told.likeliest.tolist() == prompt.tokens[-prompt.answer :].tolist()
+    return float(hit), float(told.nats.sum()), float(prompt.answer)

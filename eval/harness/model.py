@@ -198,12 +198,15 @@ class Export(RefusesOverlong, HFLM):
 
     def __init__(self, folder: Path, *, longest: int, device: str) -> None:
         """Load in fp32 on cpu and in bf16 on cuda, as checkpoints are."""
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
         alone = {"trust_remote_code": False, "local_files_only": True}
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.bfloat16 if device == "cuda" else torch.float32, **alone
         )
+        # Without penalties and other settings of the folder: a checkpoint is asked greedily too.
+        ends = model.generation_config.eos_token_id
+        model.generation_config = GenerationConfig(eos_token_id=ends)
         HFLM.__init__(
             self,
             pretrained=model.to(device).eval(),

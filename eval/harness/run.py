@@ -248,7 +248,7 @@ def of_export(folder: Path, device: str) -> Evaluated:
             "such a folder"
         ) from None
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
         facts = file.stat()
         digest.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}".encode())
     return Evaluated(

@@ -7,6 +7,7 @@ lie next to its YAML file.
 """
 
 import functools
+import glob
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -14,7 +15,7 @@ import inspect
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -95,7 +96,14 @@ def _found(names: Sequence[str], manager: Any) -> tuple[list[SuiteTask], list[Gr
             close = did_you_mean(name, manager.all_tasks, "task of the harness")
             raise ValueError(f"no task or group of the harness is called {name!r}; {close}")
         found = list(_members(manager.task_index, name, {}, name))
-        configs |= {str(config["task"]): config for config in found}
+        for config in found:
+            task = str(config["task"])
+            if task in configs and _digest(configs[task]) != _digest(config):
+                raise ValueError(
+                    f"--suite has the task {task} with two configurations, one of them of {name}; "
+                    "evaluate them by two commands"
+                )
+            configs[task] = config
         if (group := _group(manager.task_index[name], found)) is not None:
             groups.append(group)
     return [_task(config) for config in configs.values()], groups
@@ -130,7 +138,10 @@ def _members(
     elif entry.kind == Kind.GROUP:
         content = _read(entry.yaml_path, item)
         own = {key: value for key, value in content.items() if key not in GROUP_FIELD_NAMES}
-        for child in content["task"] if isinstance(content["task"], list) else []:
+        children = content["task"] if isinstance(content["task"], list) else []
+        if not children:
+            raise ValueError(f"the group {item} lists no tasks in {entry.yaml_path}")
+        for child in children:
             yield from _members(index, child, own | overrides, item)
     else:
         found = _read(entry.yaml_path, item) | overrides | {"task": item}
@@ -183,11 +194,16 @@ def _task(config: dict[str, Any]) -> SuiteTask:
             f"task {name} asks for trust_remote_code, which runs code of its data set on this "
             "machine; this command never does"
         )
+    _require_text(name, config)
+    return SuiteTask(name, config, _digest(config), _makes_prompts(config))
+
+
+def _require_text(name: str, config: Mapping[str, Any]) -> None:
+    """Raise ValueError for a task that runs a model's code, or is not of text."""
     if config.get("unsafe_code"):
         raise ValueError(f"task {name} runs code that the model writes; this command never does")
     if config.get("doc_to_image") is not None or config.get("doc_to_audio") is not None:
         raise ValueError(f"task {name} has images or audio; models here read text alone")
-    return SuiteTask(name, config, _digest(config), _makes_prompts(config))
 
 
 def _makes_prompts(config: dict[str, Any]) -> bool:
@@ -202,14 +218,17 @@ def _digest(config: dict[str, Any]) -> str:
     def text(value: Any) -> str:
         if isinstance(value, functools.partial):
             return f"{text(value.func)} {value.args!r} {value.keywords!r}"
-        if not inspect.isfunction(value):
+        if not inspect.isfunction(value) and not inspect.isclass(value):
             return repr(value)
         file = inspect.getsourcefile(value)
         source = inspect.getsource(value) if file is None else Path(file).read_text("utf-8")
         return f"{value.__qualname__} {source}"
 
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=text).encode())
-    for file in _files((config.get("dataset_kwargs") or {}).get("data_files")):
+    kwargs = config.get("dataset_kwargs") or {}
+    for file in _files([kwargs.get("data_files"), kwargs.get("data_dir")]):
+        digest.update(file.read_bytes())
+    for file in _files(config.get("dataset_path")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -221,8 +240,10 @@ def _files(value: Any) -> Iterator[Path]:
     elif isinstance(value, list):
         for each in value:
             yield from _files(each)
-    elif isinstance(value, str) and Path(value).is_file():
-        yield Path(value)
+    elif isinstance(value, str) and Path(value).is_dir():
+        yield from sorted(path for path in Path(value).rglob("*") if path.is_file())
+    elif isinstance(value, str) and "://" not in value:
+        yield from (Path(path) for path in sorted(glob.glob(value, recursive=True)))
 
 
 def _group(entry: Any, members: Sequence[dict[str, Any]]) -> Group | None:
@@ -260,6 +281,7 @@ def built(
         raise ValueError(_missing(task.name, str(where), error)) from error
     if count == 0:
         raise ValueError(f"task {task.name} has no samples, so it cannot be scored")
+    _require_text(task.name, vars(loaded.config))
     return loaded
 
 

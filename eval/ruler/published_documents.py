@@ -64,11 +64,11 @@ def squad(path: Path) -> PublishedLibrary:
                         near,
                     )
                     for one in part["qas"]
-                    if not one["is_impossible"]
+                    if not one["is_impossible"] and one["answers"]
                 ]
     except BROKEN as error:
         raise _other_form(path, "SQuAD 2.0's dev-v2.0.json", error) from None
-    return PublishedLibrary(texts, questions, str(path))
+    return _library(texts, questions, path)
 
 
 def hotpot(path: Path) -> PublishedLibrary:
@@ -85,7 +85,7 @@ def hotpot(path: Path) -> PublishedLibrary:
         ]
     except BROKEN as error:
         raise _other_form(path, "HotpotQA's hotpot_dev_distractor_v1.json", error) from None
-    return PublishedLibrary(texts, questions, str(path))
+    return _library(texts, questions, path)
 
 
 def essays(path: Path) -> str:
@@ -105,6 +105,12 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise RulerError(f"{path} is not JSON ({str(error)[:100]}); download it again") from None
+
+
+def _library(texts: list[str], questions: list[Question], path: Path) -> PublishedLibrary:
+    if not texts or not questions:
+        raise RulerError(f"{path} has no documents with questions; write it again")
+    return PublishedLibrary(texts, questions, str(path))
 
 
 def _numbered(texts: Iterable[str]) -> tuple[list[str], dict[str, int]]:

@@ -43,7 +43,7 @@ class QuestionDraft:
         first = [*question.needed, *draw.sample(question.near, len(question.near))]
         others = draw.sample(range(there), min(wanted, there))
         self._documents = [library.document(at) for at in dict.fromkeys([*first, *others])]
-        self._keys = [draw.random() for _ in self._documents]
+        self._order = draw.getrandbits(64)
         self._query = question.query
         self.outputs = question.outputs
         self.answer = " " + self.outputs[0]
@@ -61,7 +61,9 @@ class QuestionDraft:
     def prompt(self, units: int) -> Prompt:
         """Return the prompt with this many documents."""
         there = len(self._documents)
-        order = sorted(range(units), key=lambda at: (self._keys[at % there], at))
+        keys = random.Random(self._order)
+        drawn = [keys.random() for _ in range(units)]
+        order = sorted(range(units), key=drawn.__getitem__)
         texts = (
             DOCUMENT.format(number=number, text=self._documents[at % there])
             for number, at in enumerate(order, 1)

@@ -6,9 +6,11 @@
 
 A line has the fields of RULER's own files (`index`, `input`, `answer_prefix`, `outputs`, `length`),
 and an `id`, the exact tokens of the prompt and the tokens that may be generated. Sample `n` depends
-on the seed, the task, the length and `n` alone. The manifest has the SHA-256 of every file.
+on the seed, the task, the length and `n` alone. The manifest has the SHA-256 of every file. An
+`id` ends in digits of the SHA-256 of its prompt, so that answers to other texts are not scored.
 """
 
+import hashlib
 import json
 import random
 import time
@@ -21,12 +23,12 @@ from typing import Any
 
 from data.files.sha256 import sha256_of
 from data.files.whole import replacing, write_text
-from eval.ruler.length import Fitted, RulerError, ShortLengthError, fit
+from eval.ruler.length import Fitted, Prompt, RulerError, ShortLengthError, fit
 from eval.ruler.sources import Setting, Sources
 from eval.ruler.tasks import Task
 from eval.ruler.tokens import Tokens
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the same seed gives other samples; files of another format are made again."""
 MANIFEST = "manifest.json"
 TOKENS_AT_ONCE = 2**21
@@ -161,7 +163,7 @@ def drawn(task: Task, setting: Setting, samples: int) -> Iterator[Sample]:
             needed = error.tokens + task.form.new_tokens
             raise RulerError(
                 f"{too_short} {task.form.new_tokens} and the shortest prompt {error.tokens:,}; "
-                f"give a length of at least {needed:,}"
+                f"give at least {needed:,}, or more where another sample is longer"
             ) from None
         for number, draft, one in zip(numbers, drafts, fitted, strict=True):
             yield _sample(task, setting, number, one, draft.outputs, draft.answer)
@@ -171,7 +173,7 @@ def _sample(
     task: Task, setting: Setting, number: int, fitted: Fitted, outputs: tuple[str, ...], answer: str
 ) -> Sample:
     return Sample(
-        id=f"{task.name}-{setting.length}-seed{setting.seed}-{number}",
+        id=f"{task.name}-{setting.length}-seed{setting.seed}-{number}-{_digest(fitted.prompt)}",
         suite=setting.sources.suite,
         task=task.name,
         index=number,
@@ -186,6 +188,11 @@ def _sample(
     )
 
 
+def _digest(prompt: Prompt) -> str:
+    """Return eight digits of a prompt's SHA-256: other texts have other predictions."""
+    return hashlib.sha256(prompt.text.encode()).hexdigest()[:8]
+
+
 def read_samples(path: Path) -> Iterator[Sample]:
     """Yield the samples of a file.
 
@@ -194,7 +201,10 @@ def read_samples(path: Path) -> Iterator[Sample]:
     """
     for number, content in read_lines(path):
         try:
-            yield Sample(**{**content, "outputs": tuple(content["outputs"])})
+            outputs = content["outputs"]
+            if not isinstance(outputs, list) or not all(isinstance(one, str) for one in outputs):
+                raise TypeError(outputs)
+            yield Sample(**{**content, "outputs": tuple(outputs)})
         except (KeyError, TypeError):
             raise RulerError(
                 f"{path} is not a file of samples (line {number}); name what `longhaul ruler make` "
@@ -204,11 +214,11 @@ def read_samples(path: Path) -> Iterator[Sample]:
 
 def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the number and the content of each line of a JSONL file; empty ones are left out."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    yield number, json.loads(line)
+                    yield number, json.loads(line.decode())
                 except ValueError:
                     raise RulerError(f"{path} is not JSONL: line {number} is not JSON") from None
 

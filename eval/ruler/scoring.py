@@ -6,20 +6,28 @@
 
     score = 100 * mean over samples        (NVIDIA/RULER, `scripts/eval/synthetic/constants.py`)
 
-Where every sample is 0 or 1 the error is that of a binomial, with Wilson's interval of 95%; else it
-is the standard deviation divided by the root of the samples. The average of a length is over tasks;
-its error is that of independent tasks.
+Where every sample is 0 or 1 the interval of 95% is Wilson's, and the error that of a binomial; if
+all are 0, or all 1, it is taken from the interval, since a few equal samples do not make it 0. Else
+the error is the standard deviation divided by the root of the samples. The average of a length is
+over tasks; its error is that of independent tasks.
 """
 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eval.ruler.forms import Metric
 from eval.ruler.length import RulerError
-from eval.ruler.samples import Sample, read_lines, read_samples
+from eval.ruler.samples import (
+    Sample,
+    SampleFile,
+    read_lines,
+    read_manifest,
+    read_samples,
+    require_unchanged,
+)
 from eval.ruler.tasks import TASKS
 
 THRESHOLD = 85.6
@@ -68,6 +76,8 @@ class Scores:
     """Largest length up to which every average exceeds the threshold; 0: none does."""
     not_stated_because: str
     """Why none is stated; empty if one is."""
+    own_words: bool = False
+    """Whether keys or word lists are of our own words, as a manifest says."""
 
 
 def sample_score(metric: Metric, prediction: str, outputs: Sequence[str]) -> float:
@@ -82,8 +92,8 @@ def task_score(task: str, length: int, scores: Sequence[float]) -> Score:
     count, mean = len(scores), sum(scores) / len(scores)
     error: float | None = None
     if all(score in (0.0, 1.0) for score in scores):
-        error = math.sqrt(mean * (1 - mean) / count)
         low, high = wilson(mean, count)
+        error = math.sqrt(mean * (1 - mean) / count) or (high - low) / (2 * Z)
     else:
         if count > 1:
             variance = sum((score - mean) ** 2 for score in scores) / (count - 1)
@@ -164,7 +174,8 @@ def score(files: Sequence[Path], predictions: Sequence[Path]) -> tuple[Scores, i
         )
     unknown = len(texts) - sum(len(scores) for scores in of_file.values())
     rows = [task_score(*key, list(scores.values())) for key, scores in of_file.items()]
-    return _scores(suites.pop(), rows), unknown
+    own_words = any(row.own_words for row in map(_row_of, files) if row is not None)
+    return replace(_scores(suites.pop(), rows), own_words=own_words), unknown
 
 
 def _scores(suite: str, rows: Sequence[Score]) -> Scores:
@@ -187,10 +198,17 @@ def _scores(suite: str, rows: Sequence[Score]) -> Scores:
 
 def _samples(files: Iterable[Path]) -> Iterable[Sample]:
     for path in files:
+        if (row := _row_of(path)) is not None:
+            require_unchanged(path.parent, row)
         for sample in read_samples(path):
             if sample.task not in TASKS or not sample.outputs:
                 raise RulerError(f"{path} has a sample of no known task: {sample.task!r}")
             yield sample
+
+
+def _row_of(path: Path) -> SampleFile | None:
+    """Return what the manifest beside a file says of it, if there is one."""
+    return read_manifest(path.parent).get(path.name)
 
 
 def read_predictions(paths: Sequence[Path]) -> Mapping[str, str]:

@@ -99,7 +99,9 @@ class FrequentWordsDraft:
         self._bare = setting.tokens.of_part(self._filled("").text)
         self.outputs = tuple(self._words[1 : ASKED + 1])
         self.answer = " " + " ".join(self.outputs)
-        self.least = next(units for units in range(1, 10**4) if self._distinguishes(units))
+        apart = math.ceil(1 / (self._shares[ASKED] - self._shares[ASKED + 1]))
+        ties = (units for units in range(apart, 0, -1) if not self._distinguishes(units))
+        self.least = next(ties, 0) + 1
 
     def estimate(self, units: int) -> float:
         """Return the estimated tokens of a text of this many drawn words."""

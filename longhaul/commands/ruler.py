@@ -59,7 +59,7 @@ def make(
     if short:
         raise ValueError(
             f"--lengths has {tokens_of[0]:,} tokens, and the answer of {short[0]} alone may take "
-            f"{max(task.form.new_tokens for task in chosen)}; give 1K or more"
+            f"{named([short[0]])[0].form.new_tokens}; give 1K or more"
         )
     sources = Sources(ruler_data)
     require_folder(out, "--out")

@@ -50,7 +50,7 @@ def jobs(
     for (name, of_ladder), stage in zip(plan.chosen, stages, strict=True):
         if not stage.is_done:
             found.append(_train(plan, file, stage))
-        elif has_passed(plan.run, stage.name):
+        elif has_passed(plan.run, stage.name, of_ladder.gate):
             continue
         if not evaluated:
             continue

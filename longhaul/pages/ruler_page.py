@@ -82,6 +82,8 @@ def effective_line(scores: Scores) -> str:
     of = f"an average above {THRESHOLD}, Llama-2-7B's at 4K"
     if scores.suite == OFFLINE:
         of += " on RULER's own text; this suite has other text, so it is only an indication"
+    elif scores.own_words:
+        of += "; keys or word lists are of our own words, so it is only an indication"
     if not scores.effective_length:
         return f"effective length: below {length_shown(scores.averages[0].length)} ({of})"
     return f"effective length: {length_shown(scores.effective_length)} ({of})"

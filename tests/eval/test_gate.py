@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.gate import Loss, _at_most, gate_path, judge, pass_gate
+from eval.gate import Loss, _at_most, gate_path, has_passed, judge, pass_gate
 from eval.loss_by_position import position_bands
 from eval.measurements import ByPosition, Passkey
 from eval.run_folder import (
@@ -130,6 +130,7 @@ def test_a_single_document_tells_nothing_but_the_measured_value_decides():
     ("least", "missed", "trials", "state", "passed"),
     [
         (0.9, 0, 50, "met", True),
+        (0.9, 0, 1, "too few prompts to tell", True),
         (0.9, 40, 50, "not met", False),
         (0.9, 1, 10, "too few prompts to tell", True),
         (0.9, 6, 10, "too few prompts to tell", False),
@@ -172,6 +173,20 @@ def test_the_judgement_is_kept_and_a_shut_gate_says_why(tmp_path):
     kept = json.loads(gate_path(tmp_path, "long").read_text())
     assert kept["open"] is False
     assert kept["judgements"][0]["measured"] == pytest.approx(1.0)
+
+
+def test_a_gate_with_other_thresholds_has_not_been_passed(tmp_path):
+    write_json(evaluation_path(tmp_path, "long"), evaluation())
+    assert not has_passed(tmp_path, "long", Gate())
+    pass_gate(tmp_path, "long", None, Gate())
+    assert has_passed(tmp_path, "long", Gate())
+    assert not has_passed(tmp_path, "long", Gate(passkey=0.9))
+
+
+def test_a_stage_is_not_judged_without_the_evaluation_of_the_one_before(tmp_path):
+    write_json(evaluation_path(tmp_path, "long"), evaluation())
+    with pytest.raises(ValueError, match=r"short of .* has not been evaluated"):
+        pass_gate(tmp_path, "long", "short", Gate())
 
 
 def test_a_stage_without_an_evaluation_is_not_judged(tmp_path):

@@ -123,3 +123,11 @@ def test_a_sequence_is_padded_to_what_ranks_divide(found):
 def test_a_prompt_without_a_token_is_refused(megatron_rank):
     with pytest.raises(ValueError, match="prompt that is not empty"):
         next_tokens(None, [], -1, 0)
+
+
+def test_logits_that_are_not_finite_give_no_score(megatron_rank):
+    weights = llamas.megatron_weights(llamas.made_up_weights())
+    model = llamas.ours(ROPE, weights, torch.float64).eval()
+    torch.nn.init.constant_(model.output_layer.weight, torch.nan)
+    with pytest.raises(ValueError, match="logits are not finite, so nothing can be scored"):
+        next_tokens(model, [1, 2, 3], 0, 2)

@@ -105,6 +105,26 @@ def test_the_digest_of_a_task_changes_with_its_data(folder):
     assert find(["one"], folder)[0][0].digest != first
 
 
+def test_the_digest_of_a_task_changes_with_files_of_a_pattern_and_a_folder(folder):
+    for more in (f"data_files: {folder}/*.jsonl", f"data_dir: {folder}"):
+        (folder / "many.yaml").write_text(
+            f"task: many\ndataset_path: json\ndataset_kwargs: {{{more}}}\n"
+        )
+        first = find(["many"], folder)[0][0].digest
+        (folder / "rows.jsonl").write_text(f'{{"word": "{len(more)}"}}\n')
+        assert find(["many"], folder)[0][0].digest != first
+
+
+def test_a_task_with_two_configurations_and_a_group_of_none_are_refused(folder):
+    write(folder, "one")
+    (folder / "both.yaml").write_text("group: both\ntask: [{task: one, num_fewshot: 3}]\n")
+    with pytest.raises(ValueError, match="has the task one with two configurations"):
+        find(["one", "both"], folder)
+    (folder / "empty.yaml").write_text("group: empty\ntask: []\n")
+    with pytest.raises(ValueError, match="the group empty lists no tasks"):
+        find(["empty"], folder)
+
+
 def test_the_digest_of_a_task_changes_with_what_its_functions_use(folder):
     write(folder, "one", "process_results: !function scores.scored")
     code = "WORD = {word!r}\n\n\ndef scored(doc, results):\n    return {{WORD: 1.0}}\n"

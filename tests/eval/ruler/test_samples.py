@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples have their length, their answer is in the text, and files are made once."""
 
+import hashlib
+import itertools
 import json
 import re
 
@@ -111,7 +113,11 @@ def test_a_file_is_found_checked_and_made_again(byte_level, offline, tmp_path):
     assert not found
     file = tmp_path / "s" / row.file
     assert read_manifest(tmp_path / "s") == {row.file: row}
-    assert [sample.id for sample in read_samples(file)] == ["vt-1500-seed0-0", "vt-1500-seed0-1"]
+    texts = [sample.prompt for sample in read_samples(file)]
+    assert [sample.id for sample in read_samples(file)] == [
+        f"vt-1500-seed0-{at}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        for at, text in enumerate(texts)
+    ]
     assert made() == (row, True)
     content = file.read_text()
     file.write_text(content.replace("VAR", "WAR", 1))
@@ -191,7 +197,10 @@ def test_with_rulers_files_the_suite_is_ruler(byte_level, published):
     assert second.outputs[0] == "a2"  # question 1 is not answerable
     assert second.input.count("Paragraph 2 of article a ") >= 1
     texts = re.findall(r"^Paragraph \d of article \w", first.input, re.MULTILINE)
-    assert len(texts) > len(set(texts)) == 27  # repeated when there are no more
+    assert len(texts) > len(set(texts)) == 27  # repeated when there are no more,
+    assert any(a != b for a, b in itertools.pairwise(texts) if texts.count(a) > 1)
+    runs = [len([*same]) for _, same in itertools.groupby(texts)]
+    assert max(runs) < max(texts.count(text) for text in texts)  # and not in blocks of copies
     [sample] = drawn(TASKS["qa_2"], setting("qa_2", byte_level, sources), 1)
     assert {f"Title 0.{part}" for part in range(10)} <= set(
         re.findall(r"Title 0\.\d", sample.input)

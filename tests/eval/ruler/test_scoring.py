@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eval.ruler.length import RulerError
-from eval.ruler.samples import Sample
+from eval.ruler.samples import Sample, make, read_samples
 from eval.ruler.scoring import (
     Average,
     average,
@@ -18,7 +18,10 @@ from eval.ruler.scoring import (
     task_score,
     wilson,
 )
+from eval.ruler.sources import Sources
 from eval.ruler.tasks import TASKS
+from eval.ruler.tokens import Tokens
+from tests.eval.ruler import support
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,29 @@ def test_scores_of_0_and_1_have_a_binomial_error_and_wilsons_interval():
     assert wilson(0.0, 10) == pytest.approx((0, 0.2775), abs=1e-4)
     assert wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     assert (row.low / 100, row.high / 100) == wilson(0.75, 4)
+
+
+def test_a_few_equal_samples_do_not_make_the_error_zero():
+    of_one, of_nine = (task_score("vt", 4096, [1.0] * count) for count in (1, 9))
+    assert of_one.standard_error > of_nine.standard_error > 3
+
+
+def test_a_file_that_is_not_what_its_manifest_says_is_not_scored(tmp_path):
+    folder, tokens = tmp_path / "s", Tokens(support.byte_level())
+    row, _ = make(
+        folder, TASKS["vt"], length=1500, samples=2, seed=0, tokens=tokens, sources=Sources()
+    )
+    file = folder / row.file
+    texts = {sample.id: sample.expected for sample in read_samples(file)}
+    found, _ = score([file], [predictions(tmp_path, texts)])
+    assert (found.scores[0].score, found.own_words) == (100, row.own_words)
+    file.write_text(file.read_text().splitlines()[0] + "\n")
+    with pytest.raises(RulerError, match="has changed since it was made"):
+        score([file], [predictions(tmp_path, texts)])
+    file.write_text('{"outputs": "yes"}\n')
+    (folder / "manifest.json").unlink()
+    with pytest.raises(RulerError, match="is not a file of samples"):
+        score([file], [predictions(tmp_path, texts)])
 
 
 def test_other_scores_have_the_error_of_their_mean():

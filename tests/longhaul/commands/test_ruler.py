@@ -45,8 +45,8 @@ def test_samples_are_made_found_and_scored(answer, tokenizer, tmp_path):
     command = said.splitlines()[-1].strip().replace("PREDICTIONS", "predictions.jsonl")
     code, shown, said = answer(*shlex.split(command)[1:])
     assert code == 0, said
-    assert "| vt      | 100.0 +- 0.0 |   0.0 +- 0.0 |" in shown
-    assert "| average | 100.0 +- 0.0 |  50.0 +- 0.0 |" in shown
+    assert "| vt      | 100.0 +- 16.8 |   0.0 +- 16.8 |" in shown
+    assert "| average | 100.0 +- 11.9 |  50.0 +- 11.9 |" in shown
     assert "effective length: not stated, since 2,048 tokens has 2 of the 13 tasks" in shown
     found = json.loads(answer(*shlex.split(command)[1:], "--json").out)
     assert [*not_numbers(found)] == []
