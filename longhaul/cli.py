@@ -98,7 +98,7 @@ COMMANDS = {
     ),
     "ruler": SubCommand(
         "longhaul.commands.ruler:app",
-        "Make RULER's samples at any length for a tokenizer, and score predictions of them.",
+        "Make RULER's samples at any length for a tokenizer, answer and score them.",
     ),
     "report": SubCommand(
         "longhaul.commands.report:report",

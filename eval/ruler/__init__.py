@@ -4,5 +4,6 @@
     task + tokenizer + length + seed  ->  a JSONL file of samples  ->  predictions  ->  scores
 
 With text of our own the suite is named `ruler-offline`: its scores are not RULER's. With the three
-files that RULER downloads it is named `ruler`. Nothing here imports torch.
+files that RULER downloads it is named `ruler`. Nothing here imports torch; the
+module that answers samples with a checkpoint is `eval.ruler_answers`.
 """

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from eval.ruler.forms import Metric
@@ -141,8 +142,12 @@ def effective_length(averages: Sequence[Average]) -> int:
     return effective
 
 
-def score(files: Sequence[Path], predictions: Sequence[Path]) -> tuple[Scores, int]:
+def score(
+    files: Sequence[Path], predictions: Sequence[Path], limit: int | None = None
+) -> tuple[Scores, int]:
     """Return the scores of sample files, and how many predictions are of no sample.
+
+    With `limit` only the first samples of each file are scored, at most so many.
 
     Raises:
         RulerError: if a sample has no prediction, or the files are of several suites or have a
@@ -152,7 +157,7 @@ def score(files: Sequence[Path], predictions: Sequence[Path]) -> tuple[Scores, i
     suites: set[str] = set()
     of_file: dict[tuple[str, int], dict[str, float]] = {}
     missing: list[str] = []
-    for sample in _samples(files):
+    for sample in _samples(files, limit):
         suites.add(sample.suite)
         scores = of_file.setdefault((sample.task, sample.max_length), {})
         if sample.id in scores:
@@ -196,11 +201,11 @@ def _scores(suite: str, rows: Sequence[Score]) -> Scores:
     )
 
 
-def _samples(files: Iterable[Path]) -> Iterable[Sample]:
+def _samples(files: Iterable[Path], limit: int | None) -> Iterable[Sample]:
     for path in files:
         if (row := _row_of(path)) is not None:
             require_unchanged(path.parent, row)
-        for sample in read_samples(path):
+        for sample in islice(read_samples(path), limit):
             if sample.task not in TASKS or not sample.outputs:
                 raise RulerError(f"{path} has a sample of no known task: {sample.task!r}")
             yield sample

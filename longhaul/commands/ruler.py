@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul ruler`: make RULER's samples for a tokenizer, and score predictions of them."""
+"""`longhaul ruler`: make RULER's samples, answer them with a checkpoint, and score the answers."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longhaul.commands.ruler_predict import predict
 from longhaul.options import K_IS, Json, length_of, print_json
 from longhaul.terminal.messages import next_command, note
 
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
     from eval.ruler.tasks import Task
 
 app = typer.Typer(
-    help="Make RULER's samples at any length for a tokenizer, and score predictions of them.",
+    help="Make RULER's samples at any length for a tokenizer, answer and score them.",
     no_args_is_help=True,
 )
+app.command()(predict)
 SAMPLES = 500
 LENGTHS = "4K,8K,16K,32K,64K,128K"
 
@@ -81,7 +83,8 @@ def make(
         )
     next_command(
         ["longhaul", "ruler", "score", folder, "--predictions", "PREDICTIONS"],
-        "score a model's answers; PREDICTIONS is a .jsonl file with lines of id and prediction",
+        "score a model's answers; PREDICTIONS is a .jsonl file with lines of id and prediction, as "
+        "`longhaul ruler predict` writes it",
     )
 
 
@@ -128,6 +131,9 @@ def score(
             help='File of lines {"id": ..., "prediction": ...} with generated texts; repeatable.'
         ),
     ],
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Score the first samples of each file only.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Score predictions by the paper's metrics, with standard errors and the effective length."""
@@ -140,7 +146,7 @@ def score(
             f"--predictions {missing[0]} is not a file; name a .jsonl file with lines of id and "
             "prediction"
         )
-    scores, unknown = score_files(files_of(files), predictions)
+    scores, unknown = score_files(files_of(files), predictions, limit)
     if unknown:
         note(f"note: {unknown:,} predictions are of samples that are not in the files")
     if as_json:

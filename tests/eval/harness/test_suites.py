@@ -2,24 +2,19 @@
 """A stage and its export get the same scores from lm-evaluation-harness, on one rank and on two."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from custom_modules.rope.config import RopeScaling
-from eval.run_folder import StageRecord, write_json
+from tests.eval.stage_and_export import Models
 from tests.ranks import Ranks
-from tests.recipes.hugging_face.support.models import CONTEXT, folder
-from tests.recipes.hugging_face.support.stages import LENGTH, untrained
-from tests.recipes.hugging_face.test_parity import imported
+from tests.recipes.hugging_face.support.stages import LENGTH
 from tests.runs.conftest import NEMO
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness, the extra eval, is not installed")
 pytestmark = pytest.mark.slow
 
 TASKS = Path(__file__).parent / "tasks"
-YARN = RopeScaling.yarn(base=5_000, factor=8.0, original_length=CONTEXT)
 PAIRS = [("The opposite of hot is", " cold"), ("", "the the the"), ("a b c d e f g", " h i")]
 TEXT = "bytes and merges " * 40
 """More than the longest request, so that it is read in windows."""
@@ -67,24 +62,6 @@ def request(kind: str, arguments: tuple):
     from lm_eval.api.instance import Instance
 
     return Instance(kind, {}, arguments, 0, metadata=("pairs", 7, 1))
-
-
-class Models:
-    """A stage in a run folder, its tokenizer and its export."""
-
-    def __init__(self, to: Path, store: Path) -> None:
-        from recipes.hugging_face.export import export
-        from recipes.hugging_face.source_checkpoint import trained
-
-        source = folder(to / "published", num_attention_heads=8, num_key_value_heads=4)
-        shutil.copytree(store / "tokenizer", source, dirs_exist_ok=True)
-        card = imported(source, to / "imported")
-        self.run = to / "run"
-        self.stage = untrained(to / "imported", card, YARN, self.run)
-        write_json(self.stage / "stage.json", StageRecord(self.stage.name, LENGTH))
-        self.export = to / "exported"
-        export(trained(self.stage), self.export)
-        self.store = store
 
 
 @pytest.fixture(scope="module")

@@ -82,3 +82,29 @@ def test_a_tokenizer_and_files_that_are_not_there_are_named(answer, tmp_path):
     assert "q.jsonl is not a file" in answer(*score, "q.jsonl").error()
     (tmp_path / "nowhere").mkdir()
     assert "nowhere has no sample files" in answer(*score, "p.jsonl").error()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "name what answers: --run with --stage, or --export"),
+        (("--run", "r", "--export", "e"), "name what answers"),
+        (("--run", "r"), "--run needs --stage"),
+        (("--export", "e", "--tp", "2", "--stage", "4K"), "--stage and --tp cannot go with"),
+        (("--export", "e", "--device", "gpu"), "--device is 'gpu'; expected cpu or cuda"),
+        (("--export", "e"), "nowhere does not exist; name a file of samples"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_in_predicting_is_named_before_a_library_is_loaded(answer, tmp_path, words, said):
+    assert said in answer("ruler", "predict", "nowhere", "--out", "p.jsonl", *words).error()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_predictions_go_to_a_jsonl_file(answer, tokenizer, tmp_path):
+    words = ("--lengths", "2K", "--tasks", "vt", "--samples", "1")
+    folder = make(answer, tokenizer, *words).out.splitlines()[-1]
+    predict = ("ruler", "predict", folder, "--export", "e", "--out")
+    assert "p.json is not a .jsonl file" in answer(*predict, "p.json").error()
+    (tmp_path / "d.jsonl").mkdir()
+    assert "d.jsonl is a folder" in answer(*predict, "d.jsonl").error()

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answer RULER's samples with a stage or an export, on every rank of a torchrun job.
+
+`longhaul ruler predict` launches it. Data-parallel ranks share out the samples by length; the first
+rank of those that share a model appends an answer to the file as soon as it is complete. Nothing is
+communicated between data-parallel ranks after the start: a long answer of one is not a timeout of
+another.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from custom_modules.gpt.model import LongContextGPT
+from data.tokenization.tokenizer import load
+from eval import load_model
+from eval.distributed import parallel_ranks
+from eval.evaluate import shared_out
+from eval.generation import Generate, recomputing, would_generate
+from eval.ruler.length import RulerError
+from eval.ruler.predictions import answered, append, first_samples
+from eval.ruler.samples import Sample
+from eval.ruler.scoring import sample_score
+from eval.ruler.tasks import TASKS
+from eval.ruler.tokens import Tokens
+
+Answer = Callable[[Sample], str]
+"""Returns the text that a model generates greedily for a sample."""
+
+
+def answer_by_stage(
+    stage: str,
+    checkpoint: str,
+    tokenizer: str,
+    files: Sequence[str],
+    out: str,
+    seq_length: int,
+    limit: int | None = None,
+    tensor_parallel: int = 1,
+    context_parallel: int = 1,
+    device: str = "cpu",
+    verify: bool = True,
+) -> None:
+    """Append the answers of a stage's checkpoint to `out`; `seq_length` is that of the longest."""
+    with parallel_ranks(tensor_parallel, context_parallel, device):
+        own = own_samples([Path(file) for file in files], Path(out), limit)
+        model = load_model.load(
+            Path(stage),
+            seq_length=seq_length,
+            bf16=device == "cuda",
+            verify=verify,
+            start=Path(checkpoint),
+        )
+        write_answers(own, by_stage(model, Tokens(load(tokenizer))), Path(out))
+
+
+def answer_by_export(
+    export: str,
+    files: Sequence[str],
+    out: str,
+    limit: int | None = None,
+    device: str = "cpu",
+) -> None:
+    """Append the answers of a Hugging Face folder to `out`; each rank has the whole model."""
+    with parallel_ranks(1, 1, device):
+        own = own_samples([Path(file) for file in files], Path(out), limit)
+        write_answers(own, by_export(Path(export), device), Path(out))
+
+
+def own_samples(files: Sequence[Path], out: Path, limit: int | None) -> Iterator[Sample]:
+    """Return the samples that this rank answers; those that the file has are left out.
+
+    The first rank reads the file and tells the others, since each writes to it later.
+    """
+    told = [answered(out) if dist.get_rank() == 0 else set()]
+    dist.broadcast_object_list(told)
+    there: set[str] = told[0]
+    left = [
+        (sample.id, sample.length)
+        for path in files
+        for sample in first_samples(path, limit)
+        if sample.id not in there
+    ]
+    size = parallel_state.get_data_parallel_world_size()
+    rank = parallel_state.get_data_parallel_rank()
+    of_sample = shared_out([length for _, length in left], size)
+    own = {name for (name, _), of in zip(left, of_sample, strict=True) if of == rank}
+    return (sample for path in files for sample in first_samples(path, limit) if sample.id in own)
+
+
+def write_answers(samples: Iterator[Sample], answer: Answer, out: Path) -> None:
+    """Append the answer to each sample, on the first rank of those that share a model."""
+    first = not (
+        parallel_state.get_tensor_model_parallel_rank()
+        or parallel_state.get_context_parallel_rank()
+    )
+    for sample in samples:
+        prediction = answer(sample)
+        if first:
+            append(out, sample.id, prediction)
+
+
+def by_stage(model: LongContextGPT, tokens: Tokens) -> Answer:
+    """Return the answers of a Megatron model.
+
+    One forward tells whether the model begins with the field `expected` of a sample. If so, and if
+    it scores 1, it is the answer: what follows cannot lower the score. Otherwise the answer is
+    generated.
+    """
+    generate = recomputing(model, eod=tokens.tokenizer.eod_id)
+
+    def answer(sample: Sample) -> str:
+        prompt = prompt_ids(tokens, sample)
+        expected = tokens.continuation(sample.prompt, sample.expected)
+        text = text_of(tokens, expected)
+        full = sample_score(TASKS[sample.task].form.metric, text, sample.outputs) == 1
+        fits = len(expected) <= sample.max_new_tokens
+        if full and fits and would_generate(model, prompt, expected):
+            return text
+        return text_of(tokens, generate(prompt, sample.max_new_tokens))
+
+    return answer
+
+
+def by_export(folder: Path, device: str) -> Answer:
+    """Return the answers of a Hugging Face folder, in fp32 on cpu and in bf16 on cuda.
+
+    No code of the folder runs, and only its safetensors are read.
+    """
+    tokens = Tokens(load(str(folder)))
+    generate = cached(folder, tokens.tokenizer.eod_id, device)
+
+    def answer(sample: Sample) -> str:
+        return text_of(tokens, generate(prompt_ids(tokens, sample), sample.max_new_tokens))
+
+    return answer
+
+
+def cached(folder: Path, eod: int, device: str) -> Generate:
+    """Return greedy generation by transformers, which keeps keys and values in its cache.
+
+    It ends before the token `eod`. Settings of the folder's generation_config.json do not count.
+    """
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.bfloat16 if device == "cuda" else torch.float32,
+        trust_remote_code=False,
+        local_files_only=True,
+        use_safetensors=True,
+    )
+    model = model.to(device).eval()
+    model.generation_config = GenerationConfig()
+
+    def generate(prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+        ids = torch.tensor([list(prompt)], device=device)
+        settings = GenerationConfig(
+            do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=eod, pad_token_id=eod
+        )
+        with torch.no_grad():
+            made = model.generate(
+                ids, attention_mask=torch.ones_like(ids), generation_config=settings
+            )
+        new = [int(token) for token in made[0, len(prompt) :]]
+        return new[: new.index(eod)] if eod in new else new
+
+    return generate
+
+
+def prompt_ids(tokens: Tokens, sample: Sample) -> list[int]:
+    """Return the ids of a sample's prompt; raise RulerError if they are not as many as it says."""
+    ids = tokens.prompt(sample.prompt)
+    if len(ids) != sample.prompt_tokens:
+        raise RulerError(
+            f"the prompt of sample {sample.id} has {len(ids):,} tokens here and "
+            f"{sample.prompt_tokens:,} in its file; make the samples again with this version of "
+            "tokenizers"
+        )
+    return ids
+
+
+def text_of(tokens: Tokens, ids: Sequence[int]) -> str:
+    """Return the text of generated ids, without special tokens."""
+    return str(
+        tokens.tokenizer.hugging_face.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+    )

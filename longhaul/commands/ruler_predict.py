@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul ruler predict`: answer RULER's samples with a checkpoint of a run, or an export."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longhaul.options import ContextParallel, Ranks, TensorParallel, require_device
+from longhaul.run_folder.lock import in_use, require_unused
+from longhaul.run_folder.stage_named import stage_named
+from longhaul.terminal.console import busy, loading, output_to
+from longhaul.terminal.messages import next_command, note
+
+if TYPE_CHECKING:
+    from eval.ruler.predictions import Questions
+
+
+def predict(
+    files: Annotated[
+        list[Path], typer.Argument(help="Sample files, or folders of `longhaul ruler make`.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(help="File of predictions, .jsonl; answers that it has are not made again."),
+    ],
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder, as written by `longhaul run`; with --stage.")
+    ] = None,
+    stage: Annotated[
+        str, typer.Option(help="Stage that answers, its name or length: its newest checkpoint.")
+    ] = "",
+    export: Annotated[
+        Path | None, typer.Option(help="A Hugging Face folder that answers, not a stage.")
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="Token store whose tokenizer is read; without it the one the run trained on."
+        ),
+    ] = None,
+    ranks: Ranks = 2,
+    tensor_parallel: TensorParallel = 1,
+    context_parallel: ContextParallel = 1,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="cpu or cuda; without it the device the run trained on, and of an export cuda "
+            "where there is one."
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Answer the first samples of each file only.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Verify the checkpoint's SHA-256.")
+    ] = True,
+) -> None:
+    """Answer samples greedily with a stage of a run, on local ranks, or with an export."""
+    require_device(device)
+    if (export is None) == (run is None):
+        raise ValueError("name what answers: --run with --stage, or --export")
+    of_run = {"--stage": stage, "--store": store, "--tp": tensor_parallel > 1,
+              "--cp": context_parallel > 1, "--no-verify": not verify}  # fmt: skip
+    given = [name for name, value in of_run.items() if value]
+    if export is not None and given:
+        raise ValueError(f"{' and '.join(given)} cannot go with --export; leave one of them out")
+    if run is not None and not stage:
+        raise ValueError("--run needs --stage, the stage that answers, by its name or length")
+    from data.files.writable import require_file
+    from eval.ruler.predictions import begin, job_folder, questions, require_same
+
+    asked = questions(files, limit)
+    require_file(out, "--out", (".jsonl",))
+    folder = job_folder(out)
+    require_unused(folder)
+    sizes = Sizes(ranks, tensor_parallel, context_parallel)
+    with loading("NeMo and Megatron-Core"):
+        if run is not None:
+            answering = _stage(run, stage, store, asked, sizes, device, verify)
+        else:
+            assert export is not None
+            answering = _export(export, asked, ranks, device)
+        require_same(out, answering.facts)
+        from longhaul.jobs import ruler_answers
+        from slurm.experiment import run_in_order
+
+        make = ruler_answers.stage_job if run is not None else ruler_answers.export_job
+        job = make(
+            answering.folder, ranks=ranks, files=asked.files, out=out, limit=limit,
+            **answering.choices,
+        )  # fmt: skip
+    for words in answering.notes:
+        note(f"note: {words}")
+    with in_use(folder):
+        left = asked.lengths.keys() - begin(out, answering.facts)
+        said = (
+            f"{answering.name} answers {len(left):,} of {len(asked.lengths):,} samples on {ranks} "
+            "ranks"
+        )
+        if left:
+            with _resumable(), output_to(folder / "output.log") as console, busy(console, said):
+                run_in_order(ruler_answers.NAME, [job], folder / "launch")
+    typer.echo(out)
+    limited = [] if limit is None else ["--limit", limit]
+    next_command(
+        ["longhaul", "ruler", "score", *files, "--predictions", out, *limited],
+        "score the answers",
+    )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Ranks, and how many of them share a layer and a sequence."""
+
+    ranks: int
+    tp: int
+    cp: int
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A model that answers: what a file of predictions records of it, and its job's choices."""
+
+    name: str
+    folder: Path
+    facts: dict[str, Any]
+    choices: dict[str, Any]
+    notes: Sequence[str] = ()
+
+
+def _stage(
+    run: Path,
+    word: str,
+    store: Path | None,
+    asked: "Questions",
+    sizes: Sizes,
+    device: str | None,
+    verify: bool,
+) -> Answering:
+    from data.store import Manifest
+    from data.tokenization.tokenizer import load
+    from eval.ruler.predictions import require_room, require_tokenizer
+    from eval.run_folder import read_stage, stage_names
+    from longhaul.jobs.evaluation import recipe_of, require_layout, require_trained
+    from recipes.checkpoints.files import note as unverified
+    from recipes.checkpoints.marker import MARKER, newest_checkpoint
+    from recipes.resolved.read import device_of
+    from recipes.spec.naming import stage_folder
+
+    name = stage_named(run, word, stage_names(run))
+    record = read_stage(run, name)
+    if record is None:
+        raise ValueError(f"{name} of {run} has not been trained yet: it has no stage.json")
+    recipe = recipe_of(run, name)
+    manifest = Manifest.load(store or Path(recipe.data.store))
+    require_trained(run, [name], manifest)
+    require_tokenizer(asked, load(str(manifest.tokenizer_path)), f"stage {name}")
+    require_room(asked, record.context, f"stage {name}")
+    device = device or device_of(recipe)
+    unit = 2 * sizes.cp * sizes.tp
+    longest = -(-asked.lengths[asked.longest] // unit) * unit
+    require_layout(
+        run, [name], ranks=sizes.ranks, tp=sizes.tp, cp=sizes.cp, length=longest, device=device
+    )
+    folder = stage_folder(run, name)
+    checkpoint = newest_checkpoint(folder / "checkpoints")
+    assert checkpoint is not None  # require_trained found it
+    words = unverified(checkpoint, verify)
+    return Answering(
+        name,
+        folder,
+        facts=_facts(checkpoint, (checkpoint / MARKER).read_bytes(), device, asked),
+        choices={
+            "checkpoint": str(checkpoint.resolve()),
+            "tokenizer": str(manifest.tokenizer_path.resolve()),
+            "seq_length": longest,
+            "tensor_parallel": sizes.tp,
+            "context_parallel": sizes.cp,
+            "device": device,
+            "verify": verify,
+        },
+        notes=[] if words is None else [words],
+    )
+
+
+def _export(folder: Path, asked: "Questions", ranks: int, device: str | None) -> Answering:
+    import torch
+
+    from data.tokenization.tokenizer import load
+    from eval.ruler.predictions import require_room, require_tokenizer
+
+    try:
+        config = (folder / "config.json").read_bytes()
+        context = int(json.loads(config)["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder} is not a Hugging Face folder: it has no config.json with "
+            f"max_position_embeddings ({type(error).__name__}: {error}); `longhaul export` writes "
+            "such a folder"
+        ) from None
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise ValueError(f"{folder} has no .safetensors file; other weights are not read")
+    require_tokenizer(asked, load(str(folder)), f"{folder}")
+    require_room(asked, context, f"{folder} (max_position_embeddings)")
+    gpus = torch.cuda.device_count()
+    device = device or ("cuda" if gpus else "cpu")
+    if device == "cuda" and gpus < ranks:
+        raise ValueError(f"{ranks} ranks on cuda need as many GPUs; this machine has {gpus}")
+    identity = config
+    for file in weights:
+        facts = file.stat()
+        identity += f"{file.name} {facts.st_size} {facts.st_mtime_ns}".encode()
+    return Answering(
+        folder.resolve().name,
+        folder,
+        facts=_facts(folder, identity, device, asked),
+        choices={"device": device},
+    )
+
+
+def _facts(weights: Path, identity: bytes, device: str, asked: "Questions") -> dict[str, Any]:
+    """Return what a file of predictions records; `identity` changes with the weights."""
+    return {
+        "weights": str(weights.resolve()),
+        "weights_sha256": sha256(identity).hexdigest(),
+        "precision": "bf16" if device == "cuda" else "fp32",
+        **asked.facts(),
+    }
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Say how to resume if the job is stopped or fails."""
+    try:
+        yield
+    except (KeyboardInterrupt, RuntimeError):
+        note("the same command continues with the samples that have no answer yet")
+        raise

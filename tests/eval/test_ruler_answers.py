@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stage and its export answer RULER's samples the same way, on one rank and on two."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.eval.stage_and_export import Models
+from tests.ranks import one_rank
+from tests.recipes.hugging_face.support.stages import LENGTH
+
+pytestmark = pytest.mark.slow
+
+SAMPLES = 2
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, small_store) -> Models:
+    return Models(tmp_path_factory.mktemp("models"), small_store)
+
+
+@pytest.fixture(scope="module")
+def samples(models, tmp_path_factory) -> Path:
+    """Return a folder of samples whose answers fit in the context of the stage."""
+    from data.tokenization.tokenizer import load
+    from eval.ruler.samples import make, suite_folder
+    from eval.ruler.sources import Sources
+    from eval.ruler.tasks import TASKS
+    from eval.ruler.tokens import Tokens
+
+    sources, tokens = Sources(None), Tokens(load(str(models.store / "tokenizer")))
+    folder = suite_folder(tmp_path_factory.mktemp("ruler"), sources, tokens)
+    make(folder, TASKS["niah_single_1"], length=LENGTH, samples=SAMPLES, seed=0, tokens=tokens,
+         sources=sources)  # fmt: skip
+    return folder
+
+
+def lines(path: Path) -> dict[str, str]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({row["id"] for row in rows}) == len(rows)
+    return {row["id"]: row["prediction"] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def of_one_rank(models, samples) -> dict[str, str]:
+    """Return the answers of the stage on one rank."""
+    from megatron.core import parallel_state
+
+    from custom_modules.cpu.backend import cpu_backend
+
+    with one_rank(), cpu_backend(force=True):
+        parallel_state.initialize_model_parallel()
+        answer = by_stage(models)
+        found = {sample.id: answer(sample) for sample in asked(samples)}
+        parallel_state.destroy_model_parallel()
+    assert all(found.values())
+    assert len(set(found.values())) == SAMPLES
+    return found
+
+
+def by_stage(models: Models):
+    from data.tokenization.tokenizer import load
+    from eval import ruler_answers
+    from eval.load_model import load as load_stage
+    from eval.ruler.tokens import Tokens
+
+    model = load_stage(models.stage, seq_length=LENGTH)
+    return ruler_answers.by_stage(model, Tokens(load(str(models.store / "tokenizer"))))
+
+
+def asked(samples: Path) -> list:
+    from eval.ruler.samples import read_samples
+
+    return list(read_samples(next(samples.glob("*.jsonl"))))
+
+
+def predict(answer, samples: Path, *words: object):
+    return answer("ruler", "predict", samples, "--out", "p.jsonl", *words)
+
+
+def test_two_context_ranks_answer_as_one_rank(models, samples, of_one_rank, answer, tmp_path):
+    words = ("--run", models.run, "--store", models.store, "--stage", LENGTH, "--device", "cpu")
+    done = predict(answer, samples, *words, "--cp", "2")
+    assert done.code == 0, done.err
+    assert f"{models.stage.name} answers 2 of 2 samples on 2 ranks" in done.err
+    assert lines(tmp_path / "p.jsonl") == of_one_rank
+    of_export = predict(answer, samples, "--export", models.export, "--device", "cpu")
+    assert "another model or of other samples (weights " in of_export.error()
+    assert lines(tmp_path / "p.jsonl") == of_one_rank
+
+
+def test_an_interrupted_export_resumes_and_answers_as_its_stage(
+    models, samples, of_one_rank, answer, tmp_path
+):
+    out, first = tmp_path / "p.jsonl", next(iter(of_one_rank))
+    words = ("--export", models.export, "--device", "cpu")
+    done = predict(answer, samples, *words, "--limit", 1, "--ranks", 1)
+    assert done.code == 0, done.err
+    assert lines(out) == {first: of_one_rank[first]}
+    score = shlex.split(done.err.splitlines()[-1])
+    assert answer(*score[1:]).code == 0
+    assert "1 samples have no prediction" in answer(*score[1:-2]).error()
+
+    with out.open("a") as file:
+        file.write('{"id": "cut')
+    done = predict(answer, samples, *words)
+    assert done.code == 0, done.err
+    assert "answers 1 of 2 samples on 2 ranks" in done.err
+    assert lines(out) == of_one_rank
+    before = out.stat().st_mtime_ns
+    assert predict(answer, samples, *words).code == 0  # nothing is left, so no rank starts
+    assert out.stat().st_mtime_ns == before
+
+
+def test_an_expected_answer_takes_one_forward(
+    models, samples, of_one_rank, megatron_rank, monkeypatch
+):
+    from eval import generation
+
+    ours = by_stage(models)
+    sample = asked(samples)[0]
+    whole = of_one_rank[sample.id]
+    lengths = []
+    forward = generation.next_tokens
+
+    def counted(model, tokens, start, stop):
+        lengths.append(len(tokens))
+        return forward(model, tokens, start, stop)
+
+    monkeypatch.setattr(generation, "next_tokens", counted)
+    right = replace(sample, expected=whole[:3], outputs=(whole[:3].strip(),))
+    assert ours(right) == whole[:3]
+    assert len(lengths) == 1
+    assert ours(replace(right, outputs=("not in it",))) == whole
+    assert len(lengths) == 1 + sample.max_new_tokens
+
+
+def test_a_model_that_cannot_answer_the_samples_is_refused(
+    models, samples, answer, tmp_path, tmp_path_factory
+):
+    from data.tokenization.tokenizer import load
+    from eval.ruler.samples import make, suite_folder
+    from eval.ruler.sources import Sources
+    from eval.ruler.tasks import TASKS
+    from eval.ruler.tokens import Tokens
+    from tests.eval.ruler.support import byte_level
+
+    stage = ("--run", models.run, "--store", models.store, "--stage", models.stage.name)
+    sources = Sources(None)
+    folders = []
+    for tokenizer in (load(str(models.store / "tokenizer")), byte_level()):
+        tokens = Tokens(tokenizer)
+        folders.append(suite_folder(tmp_path_factory.mktemp("ruler"), sources, tokens))
+        make(folders[-1], TASKS["niah_single_1"], length=2 * LENGTH, samples=1, seed=0,
+             tokens=tokens, sources=sources)  # fmt: skip
+    longer, of_another = folders
+    for words in (stage, ("--export", models.export)):
+        assert "was made with another tokenizer than" in predict(answer, of_another, *words).error()
+        assert "and the context of" in predict(answer, longer, *words).error()
+    assert "has no stage" in predict(answer, samples, *stage[:-1], "unknown").error()
+    assert "3" in predict(answer, samples, *stage, "--tp", 3, "--ranks", 3).error()
+    assert list(tmp_path.iterdir()) == []
