@@ -23,9 +23,9 @@ from benchmarks.harness.page import page, table, write
 from eval.base_model import BASE, BaseModel
 from eval.distributed import parallel_ranks
 from eval.evaluate import Subject
-from eval.harness.results import SuiteResult, result_at
 from eval.harness.run import Evaluated, Suite, evaluate_models, of_checkpoint, of_export
 from eval.harness.tasks import built, find
+from eval.suite_results import SuiteResult, result_at
 from examples.real_model import convert
 from recipes.hugging_face.config import card_of, read_config, require_weights
 from recipes.hugging_face.import_ import write_checkpoint

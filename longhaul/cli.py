@@ -102,7 +102,7 @@ COMMANDS = {
     ),
     "report": SubCommand(
         "longhaul.commands.report:report",
-        "Build report.html from a run folder, and print the mean loss by range of positions.",
+        "Build the page of one run, or of several side by side, and print their mean losses.",
     ),
     "import": SubCommand(
         "longhaul.commands.import_model:import_model",

@@ -2,7 +2,7 @@
 """Evaluate models on tasks of lm-evaluation-harness, on every rank of a torchrun job.
 
 `longhaul evaluate --suite` launches it. Each task, and each length of a task that makes its
-prompts, is one call of the harness and one result file (`eval.harness.results`).
+prompts, is one call of the harness and one result file (`eval.suite_results`).
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from eval import load_model
 from eval.distributed import parallel_ranks
 from eval.evaluate import Subject, subjects
 from eval.harness.model import Export, Megatron, RefusesOverlong
-from eval.harness.results import (
+from eval.harness.tasks import PREFIX_ROOM, SuiteTask, built, find, harness_version
+from eval.suite_results import (
     Metric,
     SuiteResult,
     SuiteSettings,
     read_result,
     write_result,
 )
-from eval.harness.tasks import PREFIX_ROOM, SuiteTask, built, find, harness_version
 from recipes.checkpoints.marker import MARKER, newest_checkpoint
 
 NOT_SCORES = ("alias", "name", "sample_len", "sample_count")

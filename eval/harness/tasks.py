@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.harness.results import Group
+from eval.suite_results import Group
 from recipes.spec.suggest import did_you_mean
 
 LENGTHS = "max_seq_lengths"

@@ -9,8 +9,10 @@ import importlib.resources
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
+from matplotlib.figure import Figure
 
 from data.files.whole import write_bytes
 from eval.report import plots
@@ -32,6 +34,7 @@ from eval.report.evaluations import (
     same_settings,
 )
 from eval.report.gains import (
+    DifferenceRow,
     base_sentence,
     difference_rows,
     difference_text,
@@ -41,6 +44,7 @@ from eval.report.gains import (
 from eval.report.how_measured import HEADS, provenance_rows
 from eval.report.passkey_tables import grid_tables
 from eval.report.stage_tables import costs, facts
+from eval.report.suite_scores import read_suites, suite_table
 from eval.run_folder import (
     Evaluation,
     StageResults,
@@ -61,59 +65,92 @@ def build(run: Path, out: Path | None = None) -> Path:
     target = target_of(run, out)
     compared, others, outdated = comparable(run, [*base_results(run), *stages])
     evaluations = [each.evaluation for each in compared if each.evaluation is not None]
-    position = plots.by_position(compared)
     base = against_base(compared)
-    context = context_figure(compared)
     training = plots.training(stages)
-    cost_heads, cost_rows = costs(stages)
-    page = _template().render(
-        record=record,
-        stages=stages,
-        verdict=verdict(evaluations),
-        outdated=outdated,
-        names=[each.name for each in compared],
-        bases=[base_sentence(each, each.base) for each in evaluations if each.base is not None],
-        base_svg=base and plots.inline_svg(base, "Stages next to the base model"),
-        gains=list(gain_sentences(evaluations)),
-        trends=trends(evaluations),
-        position_svg=position and plots.inline_svg(position, "Loss by position"),
-        training_svg=training and plots.inline_svg(training, "Loss by tokens seen"),
-        held_out=_held_out(evaluations, others),
-        bounds=[span(*bound) for bound in range_bounds(evaluations)],
-        means=_means(evaluations, compared),
-        context_svg=context and plots.inline_svg(context, "Gain from context"),
-        contexts=[f"{context:,}" for context in context_heads(evaluations)],
-        context_rows=context_rows(evaluations),
-        context_sentences=context_sentences(evaluations),
-        scored=sorted({each.gain.scored for each in measured(evaluations)}),
-        measured_heads=HEADS,
-        measured=provenance_rows(evaluations),
-        position_bands=any(
-            each.by_position is not None and each.by_position.bands is not None
-            for each in evaluations
-        ),
-        differences=[
-            Row(row.name, [Cell(difference_text(gain, PLUS_MINUS)) for gain in row.gains])
-            for row in difference_rows(evaluations)
-        ],
-        others=[other_settings(each, among=(*evaluations, *others)) for each in others],
-        unevaluated=[stage.name for stage in stages if stage.evaluation is None],
-        grids=[grid_tables(each, each.passkey) for each in evaluations if each.passkey is not None],
-        without_grid=[each.stage for each in evaluations if each.passkey is None],
-        facts_of_stages=facts(stages),
-        cost_heads=cost_heads,
-        costs=cost_rows,
-        untrained=[stage.name for stage in stages if not stage.steps],
-        colors=plots.SERIES,
-    )
-    write_bytes(target, page.encode())
-    if position is not None:
-        write_bytes(target.parent / "by_position.svg", plots.standalone(position, "svg"))
-        write_bytes(target.parent / "by_position.png", plots.standalone(position, "png"))
+    parts = page_parts(compared, stages, others, outdated) | {
+        "record": record,
+        "runs": [("", str(run), record)],
+        "verdict": verdict(evaluations),
+        "base_svg": base and plots.inline_svg(base, "Stages next to the base model"),
+        "gains": list(gain_sentences(evaluations)),
+        "trainings": [("", plots.inline_svg(training, "Loss by tokens seen"))] if training else [],
+        "differences": difference_table(difference_rows(evaluations)),
+        "suites": suite_table(read_suites(run)),
+    }
+    write_page(target, render(parts), plots.by_position(compared))
     if base is not None:
         write_bytes(target.parent / "against_base.svg", plots.standalone(base, "svg"))
         write_bytes(target.parent / "against_base.png", plots.standalone(base, "png"))
     return target
+
+
+def page_parts(
+    compared: Sequence[StageResults],
+    stages: Sequence[StageResults],
+    others: Sequence[Evaluation],
+    outdated: Sequence[str],
+) -> dict[str, Any]:
+    """Return the parts of a page that are the same for one run and for several."""
+    evaluations = [each.evaluation for each in compared if each.evaluation is not None]
+    position = plots.by_position(compared)
+    context = context_figure(compared)
+    cost_heads, cost_rows = costs(stages)
+    return {
+        "stages": stages,
+        "outdated": outdated,
+        "names": [each.name for each in compared],
+        "bases": [base_sentence(each, each.base) for each in evaluations if each.base is not None],
+        "base_svg": None,
+        "gains": [],
+        "trends": trends(evaluations),
+        "position_svg": position and plots.inline_svg(position, "Loss by position"),
+        "held_out": _held_out(evaluations, others),
+        "bounds": [span(*bound) for bound in range_bounds(evaluations)],
+        "means": _means(evaluations, compared),
+        "context_svg": context and plots.inline_svg(context, "Gain from context"),
+        "contexts": [f"{context:,}" for context in context_heads(evaluations)],
+        "context_rows": context_rows(evaluations),
+        "context_sentences": context_sentences(evaluations),
+        "scored": sorted({each.gain.scored for each in measured(evaluations)}),
+        "measured_heads": HEADS,
+        "measured": provenance_rows(evaluations),
+        "position_bands": any(
+            each.by_position is not None and each.by_position.bands is not None
+            for each in evaluations
+        ),
+        "others": [other_settings(each, among=(*evaluations, *others)) for each in others],
+        "unevaluated": [stage.name for stage in stages if stage.evaluation is None],
+        "grids": [
+            grid_tables(each, each.passkey) for each in evaluations if each.passkey is not None
+        ],
+        "without_grid": [each.stage for each in evaluations if each.passkey is None],
+        "facts_of_stages": facts(stages),
+        "cost_heads": cost_heads,
+        "costs": cost_rows,
+        "untrained": [stage.name for stage in stages if not stage.steps],
+        "colors": plots.SERIES,
+    }
+
+
+def difference_table(differences: Sequence[DifferenceRow]) -> list[Row]:
+    """Return differences between evaluations as rows of the page."""
+    return [
+        Row(row.name, [Cell(difference_text(gain, PLUS_MINUS)) for gain in row.gains])
+        for row in differences
+    ]
+
+
+def render(parts: dict[str, Any]) -> bytes:
+    """Return the page with these parts."""
+    return _template().render(**parts).encode()
+
+
+def write_page(target: Path, page: bytes, position: Figure | None) -> None:
+    """Write a page, and beside it the picture of the loss by position if there is one."""
+    write_bytes(target, page)
+    if position is not None:
+        write_bytes(target.parent / "by_position.svg", plots.standalone(position, "svg"))
+        write_bytes(target.parent / "by_position.png", plots.standalone(position, "png"))
 
 
 def target_of(run: Path, out: Path | None) -> Path:
@@ -206,12 +243,16 @@ def trends(evaluations: Sequence[Evaluation]) -> list[str]:
 
 
 def _template() -> jinja2.Template:
-    text = importlib.resources.files("eval.report").joinpath("report.html.jinja").read_text("utf-8")
+    folder = importlib.resources.files("eval.report")
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["dash"] = lambda text: text.replace("-", "\N{EN DASH}")
-    return environment.from_string(text)
+    return environment.get_template("report.html.jinja")
 
 
 def _held_out(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -> list[str]:

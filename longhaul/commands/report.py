@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul report`: build the page of a run's results."""
+"""`longhaul report`: build the page of the results of one run, or of several side by side."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,27 +10,50 @@ from longhaul.options import Json, print_json
 
 
 def report(
-    run: Annotated[Path, typer.Option(help="Run folder, as written by `longhaul run`.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN...", help="Run folders, as written by `longhaul run`."),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="A run folder, in place of the arguments.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="File or folder to write to.", show_default="report.html in the run folder"
+            help="File or folder to write to.",
+            show_default="report.html in the run folder, or in the folder that holds all the runs",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Build report.html from a run folder, and print the mean loss by range of positions."""
+    """Build report.html from run folders, and print the mean loss by range of positions.
+
+    Several runs are put side by side: rows and curves are named RUN: STAGE.
+    """
+    given = [*(runs or []), *([] if run is None else [run])]
+    if not given:
+        raise ValueError("no run is given; name one or more run folders: longhaul report runs/tiny")
+    if len(given) == 1:
+        _one(given[0], out, as_json=as_json)
+    else:
+        _several(given, out, as_json=as_json)
+
+
+def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
     from data.files.writable import require_file
     from eval.report.evaluations import comparable
     from eval.report.page import build, target_of
+    from eval.report.suite_scores import read_suites
     from eval.run_folder import base_results, load
     from longhaul.pages.evaluation_tables import next_after, show_evaluations
+    from longhaul.pages.suite_tables import show_suites
     from longhaul.terminal.messages import next_command
 
     require_file(target_of(run, out), "--out")
     path = build(run, out)
     stages, others, outdated = comparable(run, [*base_results(run), *load(run)[1]])
     evaluations = [stage.evaluation for stage in stages if stage.evaluation is not None]
+    suites = read_suites(run)
     if as_json:
         print_json(
             {
@@ -38,13 +61,69 @@ def report(
                 "evaluations": evaluations,
                 "other_settings": others,
                 "outdated": outdated,
+                "suites": suites,
             }
         )
         return
     show_evaluations(evaluations, others, outdated)
+    if suites:
+        show_suites(suites, [])
     typer.echo(path)
     words = next_after(run)
     if words and not evaluations:
         next_command(["longhaul", "evaluate", "--run", run], "evaluate its stages")
     elif words:
         next_command(words, "export its last stage as a Hugging Face folder")
+
+
+def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
+    from data.files.writable import require_file
+    from eval.report.several_runs import (
+        all_differences,
+        build_several,
+        read_runs,
+        side_by_side,
+        target_of_several,
+    )
+    from longhaul.pages.evaluation_tables import show_evaluations
+    from longhaul.pages.suite_tables import show_suites
+
+    runs = read_runs(given)
+    target = target_of_several(given, out)
+    require_file(target, "--out")
+    path = build_several(runs, target)
+    beside = side_by_side(runs)
+    if as_json:
+        print_json(
+            {
+                "report": path,
+                "runs": [
+                    {
+                        "run": run.label,
+                        "path": run.path,
+                        "evaluations": run.evaluations,
+                        "other_settings": run.others,
+                        "outdated": run.outdated,
+                        "suites": run.suites,
+                    }
+                    for run in runs
+                ],
+                "differences": [
+                    {"name": row.name, "ranges": [gain._asdict() for gain in row.gains if gain]}
+                    for row in all_differences(runs)
+                ],
+                "last_stages": beside.sentences,
+            }
+        )
+        return
+    show_evaluations(
+        [each for run in runs for each in run.evaluations],
+        [each for run in runs for each in run.others],
+        [sentence for run in runs for sentence in run.outdated],
+        all_differences(runs),
+    )
+    if suites := [each for run in runs for each in run.suites]:
+        show_suites(suites, [])
+    for sentence in beside.sentences:
+        typer.echo(sentence)
+    typer.echo(path)

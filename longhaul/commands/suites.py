@@ -45,9 +45,9 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
     download. A result with the same settings is not made again.
     """
     from data.files.writable import require_folder
-    from eval.harness.results import group_metrics, result_at, result_path
     from eval.harness.tasks import require_harness
     from eval.run_folder import read_stage, stage_names
+    from eval.suite_results import group_metrics, result_at, result_path
     from longhaul.pages.suite_tables import show_suites
 
     names = stage_names(run)
@@ -103,7 +103,7 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
 
 def _require_its_own(paths: Iterable[Path], export: Path) -> None:
     """Raise ValueError if results there are of another folder with the same name."""
-    from eval.harness.results import result_at
+    from eval.suite_results import result_at
 
     for path in paths:
         found = result_at(path)

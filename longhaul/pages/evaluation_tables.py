@@ -31,10 +31,12 @@ def show_evaluations(
     evaluations: Sequence[Evaluation],
     others: Sequence[Evaluation] = (),
     outdated: Sequence[str] = (),
+    differences: Sequence[DifferenceRow] | None = None,
 ) -> None:
     """Print the tables of some stages, and a line for each evaluation with other settings.
 
-    The `outdated` sentences go to stderr.
+    The `outdated` sentences go to stderr. Without `differences`, the stages are of one run and are
+    compared in their order.
     """
     if not evaluations:
         typer.echo("No stage of this run has been evaluated yet.")
@@ -54,8 +56,9 @@ def show_evaluations(
             typer.echo(f"{each.stage}: {settings}")
     for sentence in (*error_sentence(evaluations), *gain_sentences(evaluations)):
         typer.echo(sentence)
-    if differences := difference_rows(evaluations):
-        show(lambda _: _differences(evaluations, differences))
+    rows = difference_rows(evaluations) if differences is None else differences
+    if rows:
+        show(lambda _: _differences(evaluations, rows))
     for sentence in context_sentences(evaluations):
         typer.echo(sentence)
     show_passkeys(evaluations)

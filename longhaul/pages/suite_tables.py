@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from eval.harness.results import GroupMetric, SuiteResult
+from eval.suite_results import GroupMetric, SuiteResult
 from longhaul.terminal.console import show
 from longhaul.terminal.messages import note
 from recipes.spec.naming import length_shown

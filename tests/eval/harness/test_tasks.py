@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness, the extra eval, is not installed")
 
-from eval.harness.results import (
+from eval.harness.tasks import LENGTHS, built, find
+from eval.run_folder import BrokenResultError
+from eval.suite_results import (
     Group,
     Metric,
     SuiteResult,
@@ -19,8 +21,6 @@ from eval.harness.results import (
     result_path,
     write_result,
 )
-from eval.harness.tasks import LENGTHS, built, find
-from eval.run_folder import BrokenResultError
 
 TASKS = Path(__file__).parent / "tasks"
 CHOICE = """

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build one page of several runs side by side; its rows and curves are named `RUN: stage`.
+
+The last stages of two runs are compared document by document only if both were measured on the
+same documents with the same settings; otherwise a sentence says what differs.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+from eval.provenance import Provenance
+from eval.report import plots
+from eval.report.evaluations import Settings, in_words, range_bounds
+from eval.report.gains import DifferenceRow, difference_rows, gain_sentence, gains
+from eval.report.page import difference_table, page_parts, render, target_of, write_page
+from eval.report.run_labels import LabelledRun, common_folder, labelled, labels
+from eval.report.stage_tables import facts
+from eval.report.suite_scores import suite_table
+from eval.run_folder import Evaluation, RunRecord
+
+
+class SideBySide(NamedTuple):
+    """Differences of the last stages of each two runs, and a sentence for each two runs."""
+
+    rows: list[DifferenceRow]
+    sentences: list[str]
+
+
+def read_runs(runs: Sequence[Path]) -> list[LabelledRun]:
+    """Read several run folders under short, distinct labels."""
+    return [labelled(run, label) for run, label in zip(runs, labels(runs), strict=True)]
+
+
+def target_of_several(runs: Sequence[Path], out: Path | None) -> Path:
+    """Return the file that `build_several` writes: `report.html` beside the runs by default."""
+    return target_of(common_folder(runs) if out is None else out, out)
+
+
+def build_several(runs: Sequence[LabelledRun], target: Path) -> Path:
+    """Write the page of several runs and its picture next to it, and return the page's path."""
+    compared = [stage for run in runs for stage in run.compared]
+    trained = [stage for run in runs for stage in run.trained]
+    others = [each for run in runs for each in run.others]
+    beside = side_by_side(runs)
+    trainings = [(run.label, plots.training(run.trained)) for run in runs]
+    parts = page_parts(compared, trained, others, [words for run in runs for words in run.outdated])
+    parts |= {
+        "record": RunRecord(ladder="", card="", stages=()),
+        "runs": [(run.label, str(run.path), run.record) for run in runs],
+        "verdict": " ".join(beside.sentences),
+        "differences": difference_table(all_differences(runs)),
+        "trainings": [
+            (label, plots.inline_svg(figure, f"Loss of {label} by tokens seen"))
+            for label, figure in trainings
+            if figure is not None
+        ],
+        "facts_of_stages": [row for run in runs for row in facts(run.trained)],
+        "suites": suite_table([each for run in runs for each in run.suites]),
+    }
+    write_page(target, render(parts), plots.by_position(compared))
+    return target
+
+
+def all_differences(runs: Sequence[LabelledRun]) -> list[DifferenceRow]:
+    """Return the differences between the last stages of runs, then those within each run."""
+    bounds = range_bounds([each for run in runs for each in run.evaluations])
+    rows = list(side_by_side(runs).rows)
+    for run in runs:
+        for row in difference_rows(run.evaluations):
+            measured = {(gain.start, gain.stop): gain for gain in row.gains if gain is not None}
+            rows.append(DifferenceRow(row.name, [measured.get(bound) for bound in bounds]))
+    return rows
+
+
+def side_by_side(runs: Sequence[LabelledRun]) -> SideBySide:
+    """Compare the last stages of each two runs."""
+    bounds = range_bounds([each for run in runs for each in run.evaluations])
+    rows, sentences = [], []
+    for before, after in combinations(runs, 2):
+        if before.last is None or after.last is None:
+            none = before.label if before.last is None else after.label
+            other = after.label if none == before.label else before.label
+            sentences.append(f"{none} is not compared with {other}: no stage has been evaluated.")
+            continue
+        why = why_not(before.last, after.last)
+        found = [] if why else gains(before.last, after.last)
+        if found:
+            measured = {(gain.start, gain.stop): gain for gain in found}
+            name = f"{after.last.stage} minus {before.last.stage}"
+            rows.append(DifferenceRow(name, [measured.get(bound) for bound in bounds]))
+            sentences.append(gain_sentence(before.last, after.last, found[-1]))
+        else:
+            why = why or "the files have no losses of single documents in a common range"
+            sentences.append(f"{after.last.stage} is not compared with {before.last.stage}: {why}.")
+    return SideBySide(rows, sentences)
+
+
+def why_not(before: Evaluation, after: Evaluation) -> str:
+    """Return why two evaluations are not of the same documents; empty if they are."""
+    pair = (before, after)
+    if not Settings.of(before).same_as(Settings.of(after)):
+        ways = "; ".join(in_words(each, among=pair) for each in pair)
+        return f"they were measured with different settings ({ways})"
+    if not before.store or not after.store:
+        silent = before if not before.store else after
+        return f"the file of {silent.stage} does not state the store of its documents"
+    about = [each.provenance or Provenance() for each in pair]
+    tokenizers = [each.tokenizer for each in about]
+    if all(tokenizers) and len(set(tokenizers)) > 1:
+        return f"their tokenizers differ ({'; '.join(tokenizers)}), and losses are per token"
+    drawn = [each.seeds.get("windows") for each in about]
+    if None not in drawn and len(set(drawn)) > 1:
+        return f"their windows were drawn with different seeds ({drawn[0]} and {drawn[1]})"
+    return ""
