@@ -12,6 +12,7 @@ from eval.ruler.length import RulerError
 from eval.ruler.predictions import (
     append,
     begin,
+    first_samples,
     job_folder,
     questions,
     require_room,
@@ -49,9 +50,10 @@ def file(folder) -> Path:
 def test_samples_are_listed_with_what_they_were_made_with(folder, file):
     asked = questions([folder])
     assert asked.files == (file,)
-    assert list(asked.lengths) == ["vt-2048-seed0-0", "vt-2048-seed0-1"]
+    names = [sample.id for sample in first_samples(file, None)]
+    assert list(asked.lengths) == names
     assert asked.suite == "ruler-offline"
-    assert list(questions([file], limit=1).lengths) == ["vt-2048-seed0-0"]
+    assert list(questions([file], limit=1).lengths) == names[:1]
     require_tokenizer(asked, support.byte_level(), "the stage")
     require_room(asked, 2048, "the stage")
 
