@@ -17,6 +17,7 @@ from eval.report.plots import (
     color,
     framed,
     name_curve,
+    narrow_figure,
     new_figure,
     spread,
 )
@@ -32,8 +33,11 @@ GAP = 0.05
 Curve = tuple[int, Evaluation, list[RangeMean]]
 
 
-def against_base(stages: Sequence[StageResults]) -> Figure | None:
-    """Draw the base model and the stages; None without an evaluation of the base model."""
+def against_base(stages: Sequence[StageResults], *, narrow: bool = False) -> Figure | None:
+    """Draw the base model and the stages; None without an evaluation of the base model.
+
+    A narrow figure has the losses alone.
+    """
     every = [
         (index, stage.evaluation, [mean for mean in stage.evaluation.ranges if _finite(mean)])
         for index, stage in enumerate(stages)
@@ -42,6 +46,11 @@ def against_base(stages: Sequence[StageResults]) -> Figure | None:
     curves = [curve for curve in every if curve[2]]
     if not any(evaluation.base is not None for _, evaluation, _ in curves):
         return None
+    if narrow:
+        names = [(index, evaluation.stage) for index, evaluation, _ in curves]
+        figure, (axes,) = narrow_figure(names, [2.4])
+        _losses(axes, curves, named=False)
+        return figure
     grids = [
         (index, evaluation, evaluation.passkey)
         for index, evaluation, _ in curves

@@ -17,6 +17,7 @@ from eval.report.plots import (
     framed,
     length_label,
     name_curve,
+    narrow_figure,
     new_figure,
     spread,
 )
@@ -86,7 +87,7 @@ def _sentence(name: str, gain: ContextGain) -> str:
     return f"{sentence} +- {error:.3f} nats{f': {tail}' if tail else ''}."
 
 
-def context_figure(stages: Sequence[StageResults]) -> Figure | None:
+def context_figure(stages: Sequence[StageResults], *, narrow: bool = False) -> Figure | None:
     """Draw the curves with one standard error; None if no stage has one."""
     curves = [
         (index, stage.name, stage.evaluation.context_gain)
@@ -95,9 +96,12 @@ def context_figure(stages: Sequence[StageResults]) -> Figure | None:
     ]
     if not curves:
         return None
-    figure = new_figure(3.8)
     longest_name = max(len(clipped(name)) for _, name, _ in curves)
-    axes = figure.add_axes((0.055, 0.14, 0.925 - 0.0095 * longest_name, 0.76))
+    if narrow:
+        figure, (axes,) = narrow_figure([(index, name) for index, name, _ in curves], [2.2])
+    else:
+        figure = new_figure(3.8)
+        axes = figure.add_axes((0.055, 0.14, 0.925 - 0.0095 * longest_name, 0.76))
     for index, _, gain in curves:
         x, mean = np.array(gain.contexts), np.array(gain.loss)
         error = np.nan_to_num(np.array(gain.standard_error))
@@ -107,12 +111,18 @@ def context_figure(stages: Sequence[StageResults]) -> Figure | None:
         )
     ticks = sorted({context for _, _, gain in curves for context in gain.contexts})
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(ticks[:: math.ceil(len(ticks) / 10)]))
+    axes.xaxis.set_major_locator(
+        FixedLocator(ticks[:: math.ceil(len(ticks) / (5 if narrow else 10))])
+    )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: length_label(value)))
     ends = spread([gain.loss[-1] for _, _, gain in curves], axes.get_ylim())
-    for (index, name, gain), height in zip(curves, ends, strict=True):
+    for (index, name, gain), height in zip(() if narrow else curves, ends, strict=not narrow):
         name_curve(axes, name, (gain.contexts[-1], height), index, right=12)
-    axes.set_xlabel("tokens that are read, the scored ones among them (log scale)")
+    axes.set_xlabel(
+        "tokens that are read (log scale)"
+        if narrow
+        else "tokens that are read, the scored ones among them (log scale)"
+    )
     framed(axes, "loss of the last tokens, nats per token")
     return figure

@@ -66,14 +66,18 @@ def build(run: Path, out: Path | None = None) -> Path:
     compared, others, outdated = comparable(run, [*base_results(run), *stages])
     evaluations = [each.evaluation for each in compared if each.evaluation is not None]
     base = against_base(compared)
-    training = plots.training(stages)
+    training = plots.inline_pair(
+        lambda narrow: plots.training(stages, narrow=narrow), "Loss by tokens seen"
+    )
     parts = page_parts(compared, stages, others, outdated) | {
         "record": record,
         "runs": [("", str(run), record)],
         "verdict": verdict(evaluations),
-        "base_svg": base and plots.inline_svg(base, "Stages next to the base model"),
+        "base_svg": plots.inline_pair(
+            lambda narrow: against_base(compared, narrow=narrow), "Stages next to the base model"
+        ),
         "gains": list(gain_sentences(evaluations)),
-        "trainings": [("", plots.inline_svg(training, "Loss by tokens seen"))] if training else [],
+        "trainings": [("", training)] if training else [],
         "differences": difference_table(difference_rows(evaluations)),
         "suites": suite_table(read_suites(run)),
     }
@@ -92,8 +96,6 @@ def page_parts(
 ) -> dict[str, Any]:
     """Return the parts of a page that are the same for one run and for several."""
     evaluations = [each.evaluation for each in compared if each.evaluation is not None]
-    position = plots.by_position(compared)
-    context = context_figure(compared)
     cost_heads, cost_rows = costs(stages)
     return {
         "stages": stages,
@@ -103,11 +105,15 @@ def page_parts(
         "base_svg": None,
         "gains": [],
         "trends": trends(evaluations),
-        "position_svg": position and plots.inline_svg(position, "Loss by position"),
+        "position_svg": plots.inline_pair(
+            lambda narrow: plots.by_position(compared, narrow=narrow), "Loss by position"
+        ),
         "held_out": _held_out(evaluations, others),
         "bounds": [span(*bound) for bound in range_bounds(evaluations)],
         "means": _means(evaluations, compared),
-        "context_svg": context and plots.inline_svg(context, "Gain from context"),
+        "context_svg": plots.inline_pair(
+            lambda narrow: context_figure(compared, narrow=narrow), "Gain from context"
+        ),
         "contexts": [f"{context:,}" for context in context_heads(evaluations)],
         "context_rows": context_rows(evaluations),
         "context_sentences": context_sentences(evaluations),

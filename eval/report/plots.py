@@ -3,6 +3,7 @@
 
 A figure is drawn once, in the light palette. `inline_svg` keeps text as text and turns each colour
 of `PALETTE` into a CSS variable of the same name, which the page redefines for dark mode.
+A page has each figure twice, once drawn for a narrow screen, with the names of curves below it.
 `standalone` keeps the colours and turns text into outlines, for use outside of the page.
 """
 
@@ -10,7 +11,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import matplotlib
@@ -36,6 +37,9 @@ PALETTE = {
 SERIES = [name for name in PALETTE if name.startswith("series-")]
 
 WIDTH_INCHES = 10.4
+NARROW_INCHES = 3.75
+"""Width for a screen of 390 px, where text keeps its size."""
+NAME_INCHES = 0.19
 BINS_PER_OCTAVE = 6
 POINTS_PER_CURVE = 600
 MEDIAN_SHARE = 20  # a running median spans 1/20 of its stage
@@ -49,7 +53,7 @@ def color(stage: int) -> str:
     return PALETTE[SERIES[stage % len(SERIES)]]
 
 
-def by_position(stages: Sequence[StageResults]) -> Figure | None:
+def by_position(stages: Sequence[StageResults], *, narrow: bool = False) -> Figure | None:
     """Draw the loss by position of every evaluated stage, or return None if there is none."""
     curves = [
         (index, stage, stage.evaluation)
@@ -60,9 +64,12 @@ def by_position(stages: Sequence[StageResults]) -> Figure | None:
     drawn = [curve for curve in drawn if curve[2].size]
     if not drawn:
         return None
-    figure = new_figure(4.6)
     longest_name = max(len(clipped(name)) for _, name, _, _ in drawn)
-    axes = figure.add_axes((0.055, 0.115, 0.925 - 0.0095 * longest_name, 0.80))
+    if narrow:
+        figure, (axes,) = narrow_figure([(index, name) for index, name, _, _ in drawn], [2.4])
+    else:
+        figure = new_figure(4.6)
+        axes = figure.add_axes((0.055, 0.115, 0.925 - 0.0095 * longest_name, 0.80))
     for index, _, found in curves:
         x, y = _bins(found, coarse=False)
         axes.plot(x, y, color=color(index), linewidth=0.7, alpha=0.3)
@@ -74,12 +81,12 @@ def by_position(stages: Sequence[StageResults]) -> Figure | None:
     last = max(found.eval_length for _, _, found in curves)
     axes.set_xscale("log", base=2)
     axes.set_xlim(first, last)
-    _position_ticks(axes, first, last)
+    _position_ticks(axes, first, last, 5 if narrow else 10)
     _pad_losses(axes, [y for _, _, _, y in drawn])
     for index, _, found in curves:
-        _length_line(axes, found.seq_length, index)
+        _length_line(axes, found.seq_length, index, narrow=narrow)
     ends = spread([float(y[-1]) for _, _, _, y in drawn], axes.get_ylim())
-    for (index, name, x, _), height in zip(drawn, ends, strict=True):
+    for (index, name, x, _), height in zip(() if narrow else drawn, ends, strict=not narrow):
         right = max(8.0, _points_to_edge(axes, float(x[-1])) + 7.0)
         name_curve(axes, name, (float(x[-1]), height), index, right)
     axes.set_xlabel("position in the window, tokens (log scale)")
@@ -87,15 +94,20 @@ def by_position(stages: Sequence[StageResults]) -> Figure | None:
     return figure
 
 
-def training(stages: Sequence[StageResults]) -> Figure | None:
+def training(stages: Sequence[StageResults], *, narrow: bool = False) -> Figure | None:
     """Draw loss and learning rate by tokens seen over all stages, or return None if untrained."""
     curves = [(index, stage, _tokens_seen(stage)) for index, stage in enumerate(stages)]
     curves = [(index, stage, seen) for index, stage, seen in curves if seen.size]
     if not curves:
         return None
-    figure = new_figure(4.9)
-    losses = figure.add_axes((0.055, 0.40, 0.925, 0.53))
-    rates = figure.add_axes((0.055, 0.10, 0.925, 0.19), sharex=losses)
+    if narrow:
+        names = [(index, stage.name) for index, stage, _ in curves]
+        figure, (losses, rates) = narrow_figure(names, [2.1, 0.7])
+        rates.sharex(losses)
+    else:
+        figure = new_figure(4.9)
+        losses = figure.add_axes((0.055, 0.40, 0.925, 0.53))
+        rates = figure.add_axes((0.055, 0.10, 0.925, 0.19), sharex=losses)
     total = float(sum(seen[-1] for _, _, seen in curves))
     start = 0.0
     smooths: list[Floats] = []
@@ -112,10 +124,13 @@ def training(stages: Sequence[StageResults]) -> Figure | None:
         if order:
             for axes in (losses, rates):
                 axes.axvline(start, color=PALETTE["muted"], linewidth=0.8, linestyle=(0, (2, 3)))
-        crowded = len(clipped(stage.name)) * 0.011 > (stop - start) / total
+        start, begin = stop, start
+        if narrow:
+            continue
+        crowded = len(clipped(stage.name)) * 0.011 > (stop - begin) / total
         losses.annotate(
             clipped(stage.name),
-            ((start + stop) / 2, 1.0),
+            ((begin + stop) / 2, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, 4 + (12 if crowded and order % 2 else 0)),
             textcoords="offset points",
@@ -124,18 +139,36 @@ def training(stages: Sequence[StageResults]) -> Figure | None:
             weight="bold",
             parse_math=False,
         )
-        start = stop
     losses.set_xlim(0, start)
     _pad_losses(losses, smooths)
     losses.tick_params(labelbottom=False)
     rates.set_ylim(bottom=0)
     rates.yaxis.set_major_locator(MaxNLocator(3))
+    if narrow:
+        rates.xaxis.set_major_locator(MaxNLocator(4))
     rates.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _count(value)))
     rates.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     rates.set_xlabel("tokens seen")
     framed(losses, "loss, nats per token")
     framed(rates, "learning rate")
     return figure
+
+
+def inline_pair(draw: Callable[[bool], Figure | None], title: str) -> str | None:
+    """Return a figure for a page, drawn broad and narrow; the page's style shows one of the two.
+
+    Args:
+        draw: Draws it, narrow if its argument is true; None if there is nothing to draw.
+    """
+    figures = (draw(False), draw(True))
+    return (
+        "".join(
+            f'<div class="{name}">{inline_svg(figure, title)}</div>'
+            for name, figure in zip(("broad", "narrow"), figures, strict=True)
+            if figure is not None
+        )
+        or None
+    )
 
 
 def inline_svg(figure: Figure, title: str) -> str:
@@ -176,6 +209,25 @@ def new_figure(height: float) -> Figure:
     return Figure(figsize=(WIDTH_INCHES, height), facecolor="white")
 
 
+def narrow_figure(
+    names: Sequence[tuple[int, str]], heights: Sequence[float]
+) -> tuple[Figure, list[Axes]]:
+    """Return a narrow figure with axes of these heights in inches, and names of curves below."""
+    gap, foot = 0.42, 0.5 + NAME_INCHES * len(names)
+    whole = foot + sum(heights) + gap * len(heights)
+    figure = Figure(figsize=(NARROW_INCHES, whole), facecolor="white")
+    found, top = [], whole
+    for height in heights:
+        top -= gap + height
+        found.append(figure.add_axes((0.125, top / whole, 0.845, height / whole)))
+    for row, (index, name) in enumerate(names):
+        place = (foot - 0.5 - NAME_INCHES * (row + 0.5)) / whole
+        figure.text(
+            0.02, place, name, color=color(index), weight="bold", va="center", parse_math=False
+        )
+    return figure, found
+
+
 def framed(axes: Axes, text: str, *, grid: bool = True) -> None:
     """Write the name of the y axis horizontally above it, and simplify the frame."""
     axes.annotate(
@@ -200,7 +252,7 @@ def framed(axes: Axes, text: str, *, grid: bool = True) -> None:
     axes.tick_params(labelsize=9)
 
 
-def _length_line(axes: Axes, length: int, stage: int) -> None:
+def _length_line(axes: Axes, length: int, stage: int, *, narrow: bool) -> None:
     left, right = axes.get_xlim()
     if not left < length <= right:
         return
@@ -208,7 +260,7 @@ def _length_line(axes: Axes, length: int, stage: int) -> None:
         length, color=color(stage), linewidth=1.1, linestyle=(0, (2, 3)), clip_on=False, zorder=1
     )
     axes.annotate(
-        f"trained at {length_label(length)}",
+        length_label(length) if narrow else f"trained at {length_label(length)}",
         (length, 1.0),
         xycoords=("data", "axes fraction"),
         xytext=(0, 5),
@@ -218,9 +270,9 @@ def _length_line(axes: Axes, length: int, stage: int) -> None:
     )
 
 
-def _position_ticks(axes: Axes, first: float, last: float) -> None:
+def _position_ticks(axes: Axes, first: float, last: float, most: int) -> None:
     octaves = range(math.ceil(math.log2(first)), math.floor(math.log2(last)) + 1)
-    stride = math.ceil(len(octaves) / 10)
+    stride = math.ceil(len(octaves) / most)
     ticks = [2.0**octave for octave in list(octaves)[::-1][::stride]]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -44,23 +44,24 @@ def build_several(runs: Sequence[LabelledRun], target: Path) -> Path:
     trained = [stage for run in runs for stage in run.trained]
     others = [each for run in runs for each in run.others]
     beside = side_by_side(runs)
-    trainings = [(run.label, plots.training(run.trained)) for run in runs]
     parts = page_parts(compared, trained, others, [words for run in runs for words in run.outdated])
     parts |= {
         "record": RunRecord(ladder="", card="", stages=()),
         "runs": [(run.label, str(run.path), run.record) for run in runs],
         "verdict": " ".join(beside.sentences),
         "differences": difference_table(all_differences(runs)),
-        "trainings": [
-            (label, plots.inline_svg(figure, f"Loss of {label} by tokens seen"))
-            for label, figure in trainings
-            if figure is not None
-        ],
+        "trainings": [(run.label, drawn) for run in runs if (drawn := _training(run))],
         "facts_of_stages": [row for run in runs for row in facts(run.trained)],
         "suites": suite_table([each for run in runs for each in run.suites]),
     }
     write_page(target, render(parts), plots.by_position(compared))
     return target
+
+
+def _training(run: LabelledRun) -> str | None:
+    return plots.inline_pair(
+        lambda narrow: plots.training(run.trained, narrow=narrow), f"Loss of {run.label}"
+    )
 
 
 def all_differences(runs: Sequence[LabelledRun]) -> list[DifferenceRow]:

@@ -153,7 +153,7 @@ def test_the_figure_has_a_curve_and_a_row_of_cells_for_each(run):
 
 
 def test_report_prints_the_base_model_and_the_gains(run, capsys):
-    show_report(run)
+    show_report(run=run)
     out = capsys.readouterr().out
     assert "base_with_yarn_x4" in out
     assert "+- 0.033 nats below that of base_with_yarn_x4" in out

@@ -109,7 +109,7 @@ def test_an_evaluation_of_an_earlier_checkpoint_than_the_newest_is_said_to_be(tm
         "again"
     )
     assert f"{said}." in words(built(run))
-    show_report(run)
+    show_report(run=run)
     assert f"note: {said}\n" in capsys.readouterr().err
 
 
@@ -122,7 +122,7 @@ def test_the_store_is_named_wherever_stores_differ(tmp_path, capsys):
     text = words(built(run))
     assert "tiny_8k, 24 documents of stores/two to 8,192 tokens, 4 trials: " in text
     assert "24 held-out documents of stores/one, " in text
-    show_report(run)
+    show_report(run=run)
     shown = capsys.readouterr().out
     assert "24 documents of stores/one to 8,192 tokens, 4 trials\n" in shown
     assert "tiny_8k, 24 documents of stores/two to " in shown
@@ -133,7 +133,7 @@ def test_the_store_is_named_wherever_stores_differ(tmp_path, capsys):
         "(24 documents of stores/one to 8,192 tokens, 4 trials; 24 documents of stores/two" in text
     )
     assert "tiny_8k (24 documents of stores/two to" in text
-    show_report(run)
+    show_report(run=run)
     assert "documents of stores/two to" in capsys.readouterr().out
 
 

@@ -185,9 +185,17 @@ def test_report_stands_alone_and_is_well_formed(tmp_path):
     assert page.open == []
     assert page.loads == []
     assert not re.search(r"url\((?!#)|@import", text)
-    assert page.tags.count("svg") == 2
+    assert page.tags.count("svg") == 4  # two figures, each broad and narrow
     assert "script" not in page.tags
     assert len(text.encode()) < 1_500_000
+
+
+def test_every_figure_has_a_narrow_drawing_and_every_table_says_that_it_scrolls(tmp_path):
+    text = built(make_run(tmp_path))
+    assert text.count('<div class="narrow"><svg') == text.count('<div class="broad"><svg') == 2
+    tables = re.findall(r'<div class="wide" tabindex="0">\s*(<p class="scrolls">)?', text)
+    assert len(tables) == text.count("<table")
+    assert all(tables)
 
 
 def test_pictures_lie_beside_the_report(tmp_path):
