@@ -67,7 +67,8 @@ def build(run: Path, out: Path | None = None) -> Path:
     evaluations = [each.evaluation for each in compared if each.evaluation is not None]
     base = against_base(compared)
     training = plots.inline_pair(
-        lambda narrow: plots.training(stages, narrow=narrow), "Loss by tokens seen"
+        lambda narrow: plots.training(stages, len(compared) - len(stages), narrow=narrow),
+        "Loss by tokens seen",
     )
     parts = page_parts(compared, stages, others, outdated) | {
         "record": record,

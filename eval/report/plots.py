@@ -94,9 +94,11 @@ def by_position(stages: Sequence[StageResults], *, narrow: bool = False) -> Figu
     return figure
 
 
-def training(stages: Sequence[StageResults], *, narrow: bool = False) -> Figure | None:
-    """Draw loss and learning rate by tokens seen over all stages, or return None if untrained."""
-    curves = [(index, stage, _tokens_seen(stage)) for index, stage in enumerate(stages)]
+def training(
+    stages: Sequence[StageResults], first: int = 0, *, narrow: bool = False
+) -> Figure | None:
+    """Draw loss and learning rate by tokens seen; colours from `first` on. None if untrained."""
+    curves = [(index, stage, _tokens_seen(stage)) for index, stage in enumerate(stages, first)]
     curves = [(index, stage, seen) for index, stage, seen in curves if seen.size]
     if not curves:
         return None

@@ -18,7 +18,7 @@ from eval.report.page import difference_table, page_parts, render, target_of, wr
 from eval.report.run_labels import LabelledRun, common_folder, labelled, labels
 from eval.report.stage_tables import facts
 from eval.report.suite_scores import suite_table
-from eval.run_folder import Evaluation, RunRecord
+from eval.run_folder import Evaluation, RunRecord, StageResults
 
 
 class SideBySide(NamedTuple):
@@ -50,7 +50,7 @@ def build_several(runs: Sequence[LabelledRun], target: Path) -> Path:
         "runs": [(run.label, str(run.path), run.record) for run in runs],
         "verdict": " ".join(beside.sentences),
         "differences": difference_table(all_differences(runs)),
-        "trainings": [(run.label, drawn) for run in runs if (drawn := _training(run))],
+        "trainings": [(run.label, drawn) for run in runs if (drawn := _training(run, compared))],
         "facts_of_stages": [row for run in runs for row in facts(run.trained)],
         "suites": suite_table([each for run in runs for each in run.suites]),
     }
@@ -58,9 +58,12 @@ def build_several(runs: Sequence[LabelledRun], target: Path) -> Path:
     return target
 
 
-def _training(run: LabelledRun) -> str | None:
+def _training(run: LabelledRun, compared: Sequence[StageResults]) -> str | None:
+    """Draw the training of a run in the colours that its stages have on the page."""
+    names = [stage.name for stage in compared]
+    first = names.index(run.trained[0].name) if run.trained else 0
     return plots.inline_pair(
-        lambda narrow: plots.training(run.trained, narrow=narrow), f"Loss of {run.label}"
+        lambda narrow: plots.training(run.trained, first, narrow=narrow), f"Loss of {run.label}"
     )
 
 
