@@ -87,10 +87,16 @@ def run(task: Callable[[], Any], expected: Expected | None = None, seconds: floa
         write_outcome("finished", "")
 
 
-def train(config: str, expected: Expected | None = None, seconds: float = SECONDS) -> None:
+def train(
+    config: str,
+    expected: Expected | None = None,
+    seconds: float = SECONDS,
+    change: Callable[[Any], None] | None = None,
+) -> None:
     """Train the stage of a recipe file to its end, or until it is told to stop.
 
-    The machines are checked first, links for up to `seconds`. Raises SystemExit with preflight's
+    The machines are checked first, links for up to `seconds`. `change` is called with the recipe
+    before it is built. Raises SystemExit with preflight's
     exit code, the same on all ranks; nodes that failed by themselves are blamed.
     """
     join(blocked=True)
@@ -104,6 +110,8 @@ def train(config: str, expected: Expected | None = None, seconds: float = SECOND
     from recipes.resolved.read import device_of
 
     recipe = yaml_file.read(Path(config))
+    if change is not None:
+        change(recipe)
     folder, steps = Path(recipe.resume.resume_from_directory), int(recipe.trainer.max_steps)
     try:
         before = steps_taken(folder)

@@ -133,6 +133,7 @@ class StepLog(Callback):
         loss = trainer.callback_metrics["reduced_train_loss"].item()  # waits for the device
         seconds = time.perf_counter() - self.started
         tensors, device = _fullest(trainer.strategy.root_device)
+        measured = _of_callbacks(trainer, pl_module, step, seconds)
         if not trainer.is_global_zero:
             return
         norm = trainer.callback_metrics.get("grad_norm")
@@ -151,6 +152,7 @@ class StepLog(Callback):
             **_of_data(trainer, step - 1),
             "peak_memory_bytes": tensors,
             "device_memory_bytes": device,
+            **measured,
         }
         spread = getattr(pl_module.training_loss_reduction, "spread", None)
         if spread is not None:
@@ -191,6 +193,18 @@ def _of_data(trainer: Trainer, step: int) -> dict[str, Any]:
     """Return what the data module says of a step, counted from 0."""
     facts = getattr(trainer.datamodule, "step_facts", None)
     return {} if facts is None else dict(facts(step))
+
+
+def _of_callbacks(
+    trainer: Trainer, pl_module: LightningModule, step: int, seconds: float
+) -> dict[str, Any]:
+    """Return what other callbacks measure at a step, on every rank; it is not in its seconds."""
+    measured: dict[str, Any] = {}
+    for callback in getattr(trainer, "callbacks", ()):
+        measure = getattr(callback, "measured_at_step", None)
+        if measure is not None:
+            measured |= measure(trainer, pl_module, step, seconds)
+    return measured
 
 
 def _is_free(file: IO[str]) -> bool:
