@@ -70,6 +70,20 @@ def recipe(options: dict[str, Any]):
     made.trainer.max_steps = options.get("steps", STEPS)
     made.trainer.val_check_interval = 5
     made.resume.start = options.get("start")
+    if "evaluate_every" in options:
+        import nemo_run
+
+        from eval.while_training import WhileTraining
+
+        made.trainer.callbacks.append(
+            nemo_run.Config(
+                WhileTraining,
+                store=options["store"],
+                seq_length=SEQ_LENGTH,
+                tokens_per_batch=BATCH,
+                every=options["evaluate_every"],
+            )
+        )
     return made
 
 

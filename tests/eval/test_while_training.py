@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements while training are spaced so that they take at most 1% of the time."""
+
+import pytest
+
+from eval.while_training import SHARE, WhileTraining, following, steps_between
+
+
+@pytest.mark.parametrize(("cost", "step_seconds"), [(0.5, 2.0), (30.0, 20.0), (0.001, 10.0)])
+def test_measurements_take_at_most_their_share_of_the_steps(cost, step_seconds):
+    trained = spent = 0.0
+    measured, due = 0, steps_between(cost, spent, trained, step_seconds)
+    for step in range(1, 5001):
+        trained += step_seconds
+        if step == due:
+            spent += cost
+            measured += 1
+            assert spent <= SHARE * trained * (1 + 1e-9)
+            due = step + steps_between(cost, spent, trained, step_seconds)
+    assert measured >= min(4999, SHARE * trained / cost * 0.9)
+
+
+def test_a_fixed_interval_measures_at_its_multiples_also_after_a_resume():
+    assert following(0, 50, fixed=True) == 50
+    assert following(130, 50, fixed=True) == 150
+    assert following(130, 67, fixed=False) == 197
+
+
+def test_a_negative_interval_is_refused():
+    with pytest.raises(ValueError, match="every is -1; expected 0 or more steps"):
+        WhileTraining(store="", seq_length=512, tokens_per_batch=2048, every=-1)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model that is evaluated while it trains has the training losses of one that is not."""
+
+import math
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+MEASURED = ("heldout_loss", "heldout_by_quarter", "passkey_nats", "evaluation_seconds")
+
+
+@pytest.mark.parametrize("layout", [{"cp": 2}, {"tp": 2}, {"dp": 2}], ids=lambda each: [*each][0])
+def test_an_evaluation_changes_no_step_and_is_in_the_step_log(training_run, layout):
+    shared = {"ranks": 2, "layout": layout, "steps": 4}
+    plain = training_run("plain", **shared).finish()
+    evaluated = training_run("evaluated", **shared, evaluate_every=2).finish()
+    assert [step["loss"] for step in evaluated] == [step["loss"] for step in plain]
+    assert [step["grad_norm"] for step in evaluated] == [step["grad_norm"] for step in plain]
+    of_steps = [step["step"] for step in evaluated if set(MEASURED) <= set(step)]
+    assert of_steps == [2, 4]
+    assert not any(set(MEASURED) & set(step) for step in plain)
+    last = evaluated[-1]
+    assert last["heldout_loss"] == pytest.approx(sum(last["heldout_by_quarter"]) / 4)
+    assert last["heldout_loss"] < math.log(512)
+    assert 0 < last["passkey_nats"] < 2 * math.log(512)
