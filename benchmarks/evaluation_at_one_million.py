@@ -12,9 +12,9 @@ those of a model that has learned nothing. Text and prompts are bytes, drawn fro
 number of ranks sees the same ones and must report the same scores.
 
 Each of the 1 + depths forwards attends to half of length^2 pairs of tokens in every head of every
-layer, which takes nearly all of the time: about 2 ns for each pair and core, so two cores take
-hours for one forward of the whole length. `--length` runs it shorter, and the page then states what
-1,048,576 tokens would take: time by the square of the length, memory in proportion to it.
+layer, which takes nearly all of the time: two cores take hours for one forward of the whole length.
+`--length` runs it shorter, and the page then estimates the time of 1,048,576 tokens by the square
+of the length; not their memory, since short runs add little to what the libraries hold.
 """
 
 import argparse
@@ -217,12 +217,10 @@ def sections(ranks: Sequence[Found], run: Run, most_gib: float) -> list[str]:
     if run.length != LENGTH:
         times = LENGTH / run.length
         hours = [seconds * times**2 / 3600 for seconds in slowest]
-        gib = (before + (resident - before) * times) / GIB
         made.append(
-            f"Not measured, but estimated from these {run.length:,} tokens for {LENGTH:,}: "
-            f"{hours[0]:.1f} hours for the loss and {hours[1]:.1f} for the passkeys, by the square "
-            f"of the length; {gib:.1f} GiB resident in sum, by what the forwards add in proportion "
-            "to it."
+            f"Not measured, but estimated from these {run.length:,} tokens for {LENGTH:,}, by the "
+            f"square of the length: {hours[0]:.1f} hours for the loss and {hours[1]:.1f} for the "
+            "passkeys."
         )
     return made
 
