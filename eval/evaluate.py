@@ -40,6 +40,7 @@ from eval.run_folder import (
     Evaluation,
     read_stage,
 )
+from eval.short_loss import short_documents, short_loss
 from eval.uncertainty import standard_error
 from recipes.checkpoints.marker import steps_taken
 from recipes.spec.naming import stage_folder
@@ -93,6 +94,8 @@ def evaluate(
         longest = max(lengths)
         texts = held_out(manifest, longest + 1, documents)
         hay = held_out(manifest, max(asked.lengths), len(asked.depths)) if trials else []
+        shortest = min(lengths)
+        brief = short_documents(manifest, shortest)
         settings = Settings(
             longest, len(texts), trials, store,
             asked.lengths if trials else (), asked.depths if trials else (),
@@ -115,6 +118,7 @@ def evaluate(
             )
             losses = loss_by_position(model, texts, longest)
             gained = context_gains.context_gain(model, texts, longest) if context_gain else None
+            short = short_loss(model, brief, shortest)
             grid = passkey_grid(model, manifest, hay, asked) if trials else None
             if dist.get_rank() == 0:
                 found = evaluation(subject, record, losses, sorted(lengths), grid, store)
@@ -127,7 +131,9 @@ def evaluate(
                     parameters=parameters_of(model),
                     tokens_seen=0 if subject.base else tokens_seen(folder, subject.name),
                 )
-                write_evaluation(folder, replace(found, context_gain=gained, provenance=about))
+                write_evaluation(
+                    folder, replace(found, context_gain=gained, provenance=about, short=short)
+                )
 
 
 def held_out(manifest: Manifest, least: int, documents: int) -> list[NDArray[np.int64]]:

@@ -135,3 +135,23 @@ class ContextGain:
         for row in (self.loss, self.standard_error, *self.by_document):
             if len(row) != len(self.contexts):
                 raise ValueError(f"{len(self.contexts)} contexts have {len(row)} numbers")
+
+
+@dataclass(frozen=True)
+class ShortLoss:
+    """Loss of documents that fit whole within `length` tokens, each read alone.
+
+    Args:
+        loss: Mean over documents of their mean losses.
+        standard_error: Of `loss`, over documents; NaN for a single document.
+        token_loss: Mean over all tokens, so that longer documents count more.
+        by_document: Mean loss of each document, in the order of the store.
+        tokens: Predicted tokens of each document.
+    """
+
+    length: int
+    loss: Number
+    standard_error: Number
+    token_loss: Number
+    by_document: tuple[Number, ...]
+    tokens: tuple[int, ...]

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from data.files.nearest import near_path
 from data.files.whole import write_text
-from eval.measurements import BaseRecord, ByPosition, ContextGain, Passkey, RangeMean
+from eval.measurements import BaseRecord, ByPosition, ContextGain, Passkey, RangeMean, ShortLoss
 from eval.provenance import Provenance
 from recipes.checkpoints.marker import RECIPE
 from recipes.spec.naming import stage_folder
@@ -124,6 +124,8 @@ class Evaluation:
     """How it came about; None in files of earlier versions."""
     context_gain: ContextGain | None = None
     """None if it was not asked for."""
+    short: ShortLoss | None = None
+    """None if the store has no such held-out documents, and in files of earlier versions."""
 
 
 @dataclass(frozen=True)

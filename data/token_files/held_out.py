@@ -11,9 +11,15 @@ from data.store import Manifest, SplitName
 
 
 def long_documents(
-    store: Manifest | Path | str, *, min_tokens: int, split: SplitName = "heldout"
+    store: Manifest | Path | str,
+    *,
+    min_tokens: int,
+    max_tokens: int | None = None,
+    split: SplitName = "heldout",
 ) -> Iterator[NDArray[np.int64]]:
     """Yield the documents of a split that have at least `min_tokens` tokens, eod included.
+
+    With `max_tokens` only those that have no more than so many.
 
     Raises StoreError for a split that the store does not have, and for a file that is not one of
     Megatron's indexes or has documents of several sequences.
@@ -24,5 +30,7 @@ def long_documents(
     for prefix in manifest.prefixes(split):
         require_whole(prefix)
         documents = StoredDocuments(str(prefix))
-        for number in np.flatnonzero(documents.sequence_lengths >= min_tokens):
+        lengths = documents.sequence_lengths
+        most = lengths.max(initial=0) if max_tokens is None else max_tokens
+        for number in np.flatnonzero((lengths >= min_tokens) & (lengths <= most)):
             yield documents[int(number)].astype(np.int64)

@@ -197,6 +197,8 @@ def test_long_documents_are_those_megatron_reads_of_at_least_that_length(
     found = [list(tokens) for tokens in long_documents(shared_store, min_tokens=bound, split=split)]
     assert found == [tokens for tokens in stored if len(tokens) >= bound]
     assert 0 < len(found) < len(stored)
+    short = long_documents(shared_store, min_tokens=1, max_tokens=bound, split=split)
+    assert [list(tokens) for tokens in short] == [each for each in stored if len(each) <= bound]
     assert not list(long_documents(shared_store.root, min_tokens=10**6, split=split))
 
 

@@ -14,10 +14,11 @@ from custom_modules.gpt.model import LongContextGPT
 from custom_modules.rope.config import RopeScaling
 from eval.context_gain import context_gain
 from eval.loss_by_position import windows
-from eval.measurements import ContextGain
+from eval.measurements import ContextGain, ShortLoss
 from eval.passkey import Prompt, score
 from eval.rope_search.scored_loss import mean_loss
 from eval.rope_search.scored_text import ScoredText
+from eval.short_loss import short_loss
 from tests.custom_modules.support import llamas
 from tests.ranks import run_ranks
 
@@ -63,6 +64,12 @@ def documents() -> list[np.ndarray]:
     return [draws.integers(0, llamas.VOCAB, WINDOW + more) for more in (1, 5, 40)]
 
 
+def brief_documents() -> list[np.ndarray]:
+    """Return documents of uneven lengths, most of which ranks have to pad."""
+    draws = np.random.default_rng(11)
+    return [draws.integers(0, llamas.VOCAB, tokens) for tokens in (18, 33, 64)]
+
+
 class Scores(NamedTuple):
     """What a rank computed in a layout."""
 
@@ -72,6 +79,7 @@ class Scores(NamedTuple):
     head_rows: list[int]
     """How many positions the output layer saw at each prompt on this rank."""
     gain: ContextGain
+    short: ShortLoss | None
 
 
 def score_on_this_rank(prompts: list[Prompt], **sizes: int) -> Scores:
@@ -85,8 +93,10 @@ def score_on_this_rank(prompts: list[Prompt], **sizes: int) -> Scores:
         assert model.loss_tile is None
         passkeys, head_rows = passkeys_of(model, prompts)
         gain = context_gain(model, documents(), WINDOW)
+        short = short_loss(model, brief_documents(), WINDOW)
+        assert short_loss(model, [], WINDOW) is None
         parallel_state.destroy_model_parallel()
-    return Scores(losses, passkeys, head_rows, gain)
+    return Scores(losses, passkeys, head_rows, gain, short)
 
 
 def passkeys_of(
@@ -169,3 +179,19 @@ def test_the_last_tokens_have_the_loss_of_transformers_given_each_context(layout
         assert gain.loss == pytest.approx(np.mean(expected, 0), rel=1e-5)
         error = np.std(expected, 0, ddof=1) / 3**0.5
         assert gain.standard_error == pytest.approx(error, rel=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["DP=2", "CP=2", "TP=2"])
+def test_whole_short_documents_have_the_loss_of_transformers_without_their_padding(layouts, layout):
+    means, tokens = [], []
+    for document in map(torch.from_numpy, brief_documents()):
+        told = told_by_transformers(PLAIN, document)
+        places = torch.arange(1, len(document))
+        means.append(-float(told[places - 1, document[places]].mean()))
+        tokens.append(len(places))
+    for of_rank in layouts:
+        short = of_rank[layout].short
+        assert (short.length, short.tokens) == (WINDOW, tuple(tokens))
+        assert short.by_document == pytest.approx(means, rel=1e-5)
+        assert short.loss == pytest.approx(np.mean(means), rel=1e-5)
+        assert short.token_loss == pytest.approx(np.average(means, weights=tokens), rel=1e-5)
