@@ -89,8 +89,28 @@ def judge(gate: Gate, stage: Evaluation, before: Evaluation | None) -> Iterator[
             f"loss {now.mean:.3f} over the first {reach:,} tokens, {then.mean:.3f} after "
             f"{before.stage}",
         )  # fmt: skip
+    if gate.short is not None and before is not None:
+        yield _short(gate.short, stage, before)
     if gate.passkey is not None:
         yield _passkeys(gate.passkey, stage)
+
+
+def _short(allowed: float, stage: Evaluation, before: Evaluation) -> Judgement:
+    now, then = stage.short, before.short
+    if now is None or then is None:
+        lacking = stage if now is None else before
+        said = (
+            f"the evaluation of {lacking.stage} has no short documents, or is of an earlier version"
+        )
+        return Judgement("short", math.nan, allowed, False, said)
+    same = _same_documents(stage, before) and now.tokens == then.tokens
+    return _at_most(
+        "short",
+        Loss(now.loss, list(now.by_document) if same else []),
+        Loss(then.loss, list(then.by_document) if same else []),
+        allowed,
+        f"loss {now.loss:.3f} of short documents, {then.loss:.3f} after {before.stage}",
+    )
 
 
 def _passkeys(least: float, stage: Evaluation) -> Judgement:

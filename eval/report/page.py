@@ -43,6 +43,7 @@ from eval.report.gains import (
 )
 from eval.report.how_measured import HEADS, provenance_rows
 from eval.report.passkey_tables import grid_tables
+from eval.report.short_tables import SHORT_HEADS, short_rows, short_sentences
 from eval.report.stage_tables import costs, facts
 from eval.report.suite_scores import read_suites, suite_table
 from eval.run_folder import (
@@ -119,6 +120,9 @@ def page_parts(
         "context_rows": context_rows(evaluations),
         "context_sentences": context_sentences(evaluations),
         "scored": sorted({each.gain.scored for each in measured(evaluations)}),
+        "short_heads": SHORT_HEADS,
+        "short_rows": short_rows(evaluations),
+        "short_sentences": short_sentences(evaluations),
         "measured_heads": HEADS,
         "measured": provenance_rows(evaluations),
         "position_bands": any(

@@ -19,6 +19,7 @@ from eval.report.gains import (
 )
 from eval.report.page import other_settings
 from eval.report.passkey_tables import of_length, passkey_sentence
+from eval.report.short_tables import short_sentences
 from eval.run_folder import Evaluation
 from longhaul.terminal.console import show
 from longhaul.terminal.messages import note
@@ -59,7 +60,7 @@ def show_evaluations(
     rows = difference_rows(evaluations) if differences is None else differences
     if rows:
         show(lambda _: _differences(evaluations, rows))
-    for sentence in context_sentences(evaluations):
+    for sentence in (*context_sentences(evaluations), *short_sentences(evaluations)):
         typer.echo(sentence)
     show_passkeys(evaluations)
     for other in others:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thresholds that the evaluation of a stage must meet before the next stage may start.
 
-Three criteria; `None` disables one:
+Four criteria; `None` disables one:
 
 * `rise`: loss by position. A model that uses its context predicts better the more it has read, so
   its mean loss over the last quarter of the context may exceed that over the second by at most
   this many nats.
 * `forgotten`: the positions that the previous stage already reached. Their mean loss may exceed
   that after the previous stage by at most this many nats.
+* `short`: short documents, read whole and alone. Their mean loss may exceed that after the previous
+  stage by at most this many nats.
 * `passkey`: the minimum share of passkeys found over the whole grid.
 """
 
@@ -27,11 +29,12 @@ class Gate:
 
     rise: float | None = 0.2
     forgotten: float | None = 0.2
+    short: float | None = None
     passkey: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for thresholds out of range."""
-        for name in ("rise", "forgotten"):
+        for name in ("rise", "forgotten", "short"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"gate {name} is {value:g} nats; it must be at least 0, or None")

@@ -11,7 +11,7 @@ import pytest
 
 from eval.gate import Loss, _at_most, gate_path, has_passed, judge, pass_gate
 from eval.loss_by_position import position_bands
-from eval.measurements import ByPosition, Passkey
+from eval.measurements import ByPosition, Passkey, ShortLoss
 from eval.run_folder import (
     Evaluation,
     evaluation_path,
@@ -124,6 +124,28 @@ def test_a_single_document_tells_nothing_but_the_measured_value_decides():
     found = judged(Gate(), measured(documents(0.5, 0.0, 1)))["rise"]
     assert (found.state, found.passed) == ("too few documents to tell", False)
     assert "(1 measured)" in found.said
+
+
+def whole(losses: list[float], tokens: int = 40) -> ShortLoss:
+    mean = sum(losses) / len(losses)
+    return ShortLoss(256, mean, 0.1, mean, tuple(losses), (tokens,) * len(losses))
+
+
+def test_short_documents_are_compared_with_those_after_the_stage_before():
+    before = replace(evaluation("first", 512), short=whole([2.0, 3.0, 4.0]))
+    stage = replace(evaluation(), short=whole([2.1, 3.12, 4.08]))
+    assert "short" not in judged(Gate(), stage, before)
+    assert "short" not in judged(Gate(short=0.2), stage)
+    found = judged(Gate(short=0.2), stage, before)["short"]
+    assert (found.state, found.passed, found.counted) == ("met", True, 3)
+    assert found.measured == pytest.approx(0.1)
+    assert "loss 3.100 of short documents, 3.000 after first: +0.100 +- 0.012" in found.said
+    assert judged(Gate(short=0.01), stage, before)["short"].state == "not met"
+    others = replace(stage, short=whole([2.1, 3.12, 4.08], tokens=41))
+    assert judged(Gate(short=0.2), others, before)["short"].undecided
+    found = judged(Gate(short=0.2), stage, evaluation("first", 512))["short"]
+    assert not found.passed
+    assert "the evaluation of first has no short documents" in found.said
 
 
 @pytest.mark.parametrize(

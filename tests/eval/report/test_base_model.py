@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.measurements import BaseRecord, ByPosition, Passkey, RangeMean
+from eval.measurements import BaseRecord, ByPosition, Passkey, RangeMean, ShortLoss
 from eval.position_bands import bands_of
 from eval.report import page, plots
 from eval.report.base_plot import against_base
@@ -35,8 +35,10 @@ from eval.run_folder import (
     StageResults,
     base_evaluations,
     base_results,
+    evaluation_path,
     load,
     read_evaluation,
+    write_json,
 )
 from eval.uncertainty import standard_error
 from longhaul.commands.report import report as show_report
@@ -261,3 +263,25 @@ def test_a_base_model_is_compared_with_the_stages_of_earlier_evaluations_too(run
 def test_settings_name_the_lengths_of_prompts_that_are_not_those_of_the_documents():
     assert page.in_words(replace(BASE, eval_length=2048)).endswith("1 trial of 512, 1,024 tokens")
     assert page.in_words(BASE) == "3 documents to 1,024 tokens, 1 trial"
+
+
+def test_the_price_at_short_length_is_told_document_by_document(run, capsys):
+    def whole(*losses: float) -> ShortLoss:
+        mean = sum(losses) / len(losses)
+        return ShortLoss(256, mean, standard_error(losses), mean, losses, (40, 200, 90))
+
+    for each, losses in ((BASE, (2.0, 3.0, 4.0)), (TRAINED, (2.2, 3.25, 4.15))):
+        write_json(evaluation_path(run, each.stage), replace(each, short=whole(*losses)))
+    text = page.build(run).read_text()
+    assert "Price at short length" in text
+    assert f"<td>3.200 {PLUS_MINUS} 0.563</td>" in text
+    said = (
+        f"{TRAINED.stage}: the loss of short documents is +0.200 +- 0.029 nats from base, "
+        "document by document."
+    )
+    assert said in text
+    show_report(run=run)
+    assert said in capsys.readouterr().out
+    unlike = replace(whole(2.0, 3.0, 4.0), tokens=(40, 200, 91))
+    write_json(evaluation_path(run, "base"), replace(BASE, short=unlike))
+    assert "the loss of short documents is" not in page.build(run).read_text()
