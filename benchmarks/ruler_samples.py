@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from benchmarks.harness.machine import facts
 from benchmarks.harness.page import page, table, write
 from data.tokenization.tokenizer import load
-from eval.ruler.forms import NEEDLE, NEEDLES, NOISE, ONE_NEEDLE
+from eval.ruler.forms import NEEDLES, ONE_NEEDLE
 from eval.ruler.haystack import Prose
 from eval.ruler.needles import Needles
 from eval.ruler.samples import make
@@ -85,11 +85,12 @@ def theirs(task: str, tokenizer: str, length: int, samples: int) -> Measured:
 
     needles = PEER_TASKS[task]
     hugging_face = load(tokenizer).hugging_face
-    haystack: Any = {"noise": NOISE, "needles": NEEDLE}.get(needles.haystack)
-    if haystack is None:
-        words = min(PEER_PROSE_WORDS, 2 * length)
-        haystack = " ".join(Prose().parts(words)).split(" ")
     names = {"noise": "repeat", "essay": "essay", "needles": "needle"}
+    if needles.haystack == "essay":
+        words = min(PEER_PROSE_WORDS, 2 * length)
+        haystack: Any = " ".join(Prose().parts(words)).split(" ")
+    else:
+        haystack = prepare_niah.get_haystack(type_haystack=names[needles.haystack])
     form = ONE_NEEDLE if needles.queries == 1 else NEEDLES
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
