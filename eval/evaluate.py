@@ -104,7 +104,9 @@ def evaluate(
         for subject in subjects(folder, stages, base=base):
             asked_for = (subject.name, settings, subject.step, sorted(lengths))
             record = subject.record(folder)
-            if missing and evaluated_with(folder, *asked_for, record, context_gain=context_gain):
+            if missing and evaluated_with(
+                folder, *asked_for, record, context_gain=context_gain, short=bool(brief)
+            ):
                 if dist.get_rank() == 0 and record is not None:
                     write_record(folder, subject.name, record)
                 continue

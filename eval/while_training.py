@@ -6,8 +6,9 @@ ranks, in evaluation mode and without gradients, and the random state is restore
 the losses that it has without. Windows and prompt are the same at every measurement.
 
 Measurements are spaced by their own time: one is made at the first step at which all measurements
-together, this one with the time of the last, take at most `SHARE` of the time of the steps. Before
-the first, the time is counted in forward passes: a forward and backward is three of them.
+together, this one with the time of the last, take at most `SHARE` of the time of the steps. The
+time of the first is estimated in forward passes: a forward and backward is three of them. A step
+whose loss or gradient is not finite is not measured: its weights are about to be rewound.
 
 Experts exchange tokens between data ranks, so every data rank makes the same number of forwards:
 a rank with fewer windows reads another one again, which is not counted.
@@ -55,7 +56,9 @@ class WhileTraining(Callback):
         self.windows: list[NDArray[np.int64]] = []
         self.prompt: Prompt | None = None
         self.next_step: int | None = None
-        self.trained = self.spent = 0.0
+        self.trained = self.spent = self.cost = 0.0
+        self.steps = 0
+        self.of_step = 1.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read windows and prompt, unless this layout or store cannot be measured."""
@@ -72,8 +75,8 @@ class WhileTraining(Callback):
         self.spent = time.perf_counter() - began
         ranks = parallel_state.get_data_parallel_world_size()
         forwards = math.ceil(WINDOWS / ranks) + 1
-        of_step = FORWARDS_OF_A_SEQUENCE * max(1, self.sequences // ranks)
-        wait = self.every or math.ceil(forwards / (SHARE * of_step))
+        self.of_step = forwards / (FORWARDS_OF_A_SEQUENCE * max(1, self.sequences // ranks))
+        wait = self.every or math.ceil(self.of_step / SHARE)
         self.next_step = following(trainer.global_step, wait, fixed=bool(self.every))
 
     def measured_at_step(
@@ -84,7 +87,11 @@ class WhileTraining(Callback):
         Every rank calls it.
         """
         self.trained += seconds
-        if self.next_step is None or step < self.next_step:
+        self.steps += 1
+        if self.next_step is None or step < self.next_step or not finite(trainer):
+            return {}
+        if not self.every and (wait := self._agreed(self._too_early())):
+            self.next_step = step + wait
             return {}
         began = time.perf_counter()
         with undisturbed(trainer.strategy.megatron_parallel):
@@ -93,16 +100,27 @@ class WhileTraining(Callback):
             _, nats, tokens = score(megatron_model(pl_module), self.prompt)
         cost = time.perf_counter() - began
         self.spent += cost
-        wait = self.every or steps_between(cost, self.spent, self.trained, seconds)
-        agreed = torch.tensor(wait, device=torch.cuda.current_device())
-        dist.broadcast(agreed, 0)
-        self.next_step = following(step, int(agreed), fixed=bool(self.every))
+        self.cost = cost
+        wait = self.every or self._agreed(max(1, self._too_early()))
+        self.next_step = following(step, wait, fixed=bool(self.every))
         return {
             "heldout_loss": sum(quarters) / len(quarters),
             "heldout_by_quarter": quarters,
             "passkey_nats": nats / tokens,
             "evaluation_seconds": cost,
         }
+
+    def _too_early(self) -> int:
+        """Return after how many steps a measurement keeps all of them within `SHARE`."""
+        of_step = self.trained / self.steps
+        return steps_between(self.cost or self.of_step * of_step, self.spent, self.trained, of_step)
+
+    @staticmethod
+    def _agreed(steps: int) -> int:
+        """Return the number of the first rank, whose clock decides for all."""
+        agreed = torch.tensor(steps, device=torch.cuda.current_device())
+        dist.broadcast(agreed, 0)
+        return int(agreed)
 
     def _read(self) -> None:
         from transformers import AutoTokenizer
@@ -157,9 +175,16 @@ def unsupported(pl_module: LightningModule) -> str:
 def steps_between(cost: float, spent: float, trained: float, step_seconds: float) -> int:
     """Return after how many steps another measurement keeps all of them within `SHARE`.
 
-    `cost` is the time of the last measurement, `spent` of all, `trained` of all steps, in seconds.
+    `cost` is the time of the last measurement, `spent` of all, `trained` of all steps, and
+    `step_seconds` their mean, in seconds. It is 0 if one made now does.
     """
-    return max(1, math.ceil(((spent + cost) / SHARE - trained) / step_seconds))
+    return max(0, math.ceil(((spent + cost) / SHARE - trained) / step_seconds))
+
+
+def finite(trainer: Trainer) -> bool:
+    """Return whether the step's loss and gradient norm are finite; all ranks have the same."""
+    measured = (trainer.callback_metrics.get(name) for name in ("reduced_train_loss", "grad_norm"))
+    return all(math.isfinite(float(value)) for value in measured if value is not None)
 
 
 def following(step: int, wait: int, *, fixed: bool) -> int:

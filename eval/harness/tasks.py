@@ -243,7 +243,8 @@ def _files(value: Any) -> Iterator[Path]:
     elif isinstance(value, str) and Path(value).is_dir():
         yield from sorted(path for path in Path(value).rglob("*") if path.is_file())
     elif isinstance(value, str) and "://" not in value:
-        yield from (Path(path) for path in sorted(glob.glob(value, recursive=True)))
+        found = (Path(path) for path in sorted(glob.glob(value, recursive=True)))
+        yield from (path for path in found if path.is_file())
 
 
 def _group(entry: Any, members: Sequence[dict[str, Any]]) -> Group | None:

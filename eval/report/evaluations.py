@@ -119,11 +119,12 @@ def evaluated_with(
     base: BaseRecord | None = None,
     *,
     context_gain: bool = False,
+    short: bool = False,
 ) -> bool:
     """Return whether the latest evaluation of a stage is of this step and was asked for the same.
 
     The same are the settings and the `ends` of the ranges of positions; of a `base` model also its
-    weights and its rotation. With `context_gain` it must have that too.
+    weights and its rotation. With `context_gain`, or `short`, it must have that too.
     """
     try:
         latest = read_evaluation(run, stage)
@@ -136,6 +137,7 @@ def evaluated_with(
         and [mean.stop for mean in latest.ranges] == list(ends)
         and (base is None or base.same_weights(latest.base))
         and (latest.context_gain is not None or not context_gain)
+        and (latest.short is not None or not short)
     )
 
 

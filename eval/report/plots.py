@@ -7,6 +7,7 @@ A page has each figure twice, once drawn for a narrow screen, with the names of 
 `standalone` keeps the colours and turns text into outlines, for use outside of the page.
 """
 
+import html
 import io
 import itertools
 import math
@@ -184,7 +185,7 @@ def inline_svg(figure: Figure, title: str) -> str:
     svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
     for name, value in PALETTE.items():
         svg = svg.replace(value, f"var(--{name})")
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1)
 
 
 def standalone(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
@@ -378,8 +379,10 @@ def _points_to_edge(axes: Axes, x: float) -> float:
 
 
 def clipped(name: str) -> str:
-    """Return a name short enough for a label."""
-    return name if len(name) <= NAME_CHARACTERS else name[: NAME_CHARACTERS - 3] + "..."
+    """Return a name short enough for a label: its ends, which tell runs and stages apart."""
+    end = NAME_CHARACTERS // 2
+    cut = f"{name[: NAME_CHARACTERS - 3 - end]}...{name[-end:]}"
+    return name if len(name) <= NAME_CHARACTERS else cut
 
 
 def length_label(value: float) -> str:

@@ -16,6 +16,7 @@ from eval.report.evaluations import Settings, in_words, range_bounds
 from eval.report.gains import DifferenceRow, difference_rows, gain_sentence, gains
 from eval.report.page import difference_table, page_parts, render, target_of, write_page
 from eval.report.run_labels import LabelledRun, common_folder, labelled, labels
+from eval.report.short_tables import short_sentence, short_sentences
 from eval.report.stage_tables import facts
 from eval.report.suite_scores import suite_table
 from eval.run_folder import Evaluation, RunRecord, StageResults
@@ -52,6 +53,7 @@ def build_several(runs: Sequence[LabelledRun], target: Path) -> Path:
         "differences": difference_table(all_differences(runs)),
         "trainings": [(run.label, drawn) for run in runs if (drawn := _training(run, compared))],
         "facts_of_stages": [row for run in runs for row in facts(run.trained)],
+        "short_sentences": short_of_runs(runs),
         "suites": suite_table([each for run in runs for each in run.suites]),
     }
     write_page(target, render(parts), plots.by_position(compared))
@@ -65,6 +67,18 @@ def _training(run: LabelledRun, compared: Sequence[StageResults]) -> str | None:
     return plots.inline_pair(
         lambda narrow: plots.training(run.trained, first, narrow=narrow), f"Loss of {run.label}"
     )
+
+
+def short_of_runs(runs: Sequence[LabelledRun]) -> list[str]:
+    """Return the changes of short documents between last stages of runs, then within each run."""
+    lasts = [run.last for run in runs if run.last is not None]
+    found = [
+        sentence
+        for before, after in combinations(lasts, 2)
+        if not why_not(before, after)
+        for sentence in short_sentence(before, after)
+    ]
+    return [*found, *(said for run in runs for said in short_sentences(run.evaluations))]
 
 
 def all_differences(runs: Sequence[LabelledRun]) -> list[DifferenceRow]:

@@ -39,7 +39,7 @@ def short_changes(evaluations: Sequence[Evaluation]) -> list[Change]:
 def short_difference(before: Evaluation, after: Evaluation) -> list[float]:
     """Return the change of each document's loss; empty if they did not read the same documents."""
     first, second = before.short, after.short
-    if first is None or second is None or before.store != after.store:
+    if first is None or second is None or not before.store or before.store != after.store:
         return []
     if (first.length, first.tokens) != (second.length, second.tokens):
         return []
@@ -62,6 +62,15 @@ def _texts(short: ShortLoss) -> tuple[str, ...]:
         f"{short.loss:.3f}" + number(short.standard_error, f" {PLUS_MINUS} {{:.3f}}", ""),
         f"{short.token_loss:.3f}",
     )
+
+
+def short_sentence(before: Evaluation, after: Evaluation) -> list[str]:
+    """Return the change between two evaluations as a sentence; none for other documents."""
+    apart = short_difference(before, after)
+    if not apart:
+        return []
+    change = sum(apart) / len(apart)
+    return [_sentence(Change(after.stage, before.stage, change, standard_error(apart)))]
 
 
 def short_sentences(evaluations: Sequence[Evaluation]) -> list[str]:

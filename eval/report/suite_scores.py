@@ -55,7 +55,9 @@ def _model(result: SuiteResult) -> str:
 def _same(result: SuiteResult) -> tuple[object, ...]:
     """Return what two results must share for their scores to be compared."""
     of = result.settings
-    return (of.task, of.length, of.limit, result.few_shot, of.task_sha256, of.harness)
+    prompts_of = "" if of.length is None else of.tokenizer_sha256  # whose tokens fill the length
+    of_task = (of.task, of.length, of.limit, result.few_shot, of.task_sha256, of.harness)
+    return (*of_task, prompts_of)
 
 
 def _name(result: SuiteResult, metric: Metric) -> str:
@@ -72,12 +74,18 @@ def _text(_: SuiteResult, metric: Metric) -> str:
     return number(metric.value, FORM) + error
 
 
+def _tokens(tokenizer: object) -> str:
+    return f", tokenizer {str(tokenizer)[:8]}" if tokenizer else ""
+
+
 def _told_apart(rows: Sequence[Row], keys: Sequence[tuple[object, ...]]) -> list[Row]:
     """Add the version of the harness and the task's hash to rows that would have one name."""
     names = [row.name for row in rows]
     return [
         row
         if names.count(row.name) == 1
-        else replace(row, name=f"{row.name}, harness {key[5]}, task {str(key[4])[:8]}")
+        else replace(
+            row, name=f"{row.name}, harness {key[5]}, task {str(key[4])[:8]}{_tokens(key[6])}"
+        )
         for row, key in zip(rows, keys, strict=True)
     ]

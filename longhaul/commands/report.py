@@ -82,6 +82,7 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
         all_differences,
         build_several,
         read_runs,
+        short_of_runs,
         side_by_side,
         target_of_several,
     )
@@ -121,6 +122,7 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
         [each for run in runs for each in run.others],
         [sentence for run in runs for sentence in run.outdated],
         all_differences(runs),
+        short_of_runs(runs),
     )
     if suites := [each for run in runs for each in run.suites]:
         show_suites(suites, [])

@@ -147,7 +147,7 @@ def score(
             "prediction"
         )
     scores, unknown = score_files(files_of(files), predictions, limit)
-    if unknown:
+    if unknown and limit is None:
         note(f"note: {unknown:,} predictions are of samples that are not in the files")
     if as_json:
         print_json(scores)

@@ -212,7 +212,10 @@ def _export(folder: Path, asked: "Questions", ranks: int, device: str | None) ->
     gpus = torch.cuda.device_count()
     device = device or ("cuda" if gpus else "cpu")
     if device == "cuda" and gpus < ranks:
-        raise ValueError(f"{ranks} ranks on cuda need as many GPUs; this machine has {gpus}")
+        instead = f"--ranks {gpus}" if gpus else "--device cpu"
+        raise ValueError(
+            f"{ranks} ranks on cuda need as many GPUs; this machine has {gpus}: give {instead}"
+        )
     identity = config
     for file in weights:
         facts = file.stat()

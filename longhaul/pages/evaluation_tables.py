@@ -33,11 +33,12 @@ def show_evaluations(
     others: Sequence[Evaluation] = (),
     outdated: Sequence[str] = (),
     differences: Sequence[DifferenceRow] | None = None,
+    short: Sequence[str] | None = None,
 ) -> None:
     """Print the tables of some stages, and a line for each evaluation with other settings.
 
-    The `outdated` sentences go to stderr. Without `differences`, the stages are of one run and are
-    compared in their order.
+    The `outdated` sentences go to stderr. Without `differences` and `short`, the stages are of one
+    run and are compared in their order.
     """
     if not evaluations:
         typer.echo("No stage of this run has been evaluated yet.")
@@ -60,7 +61,8 @@ def show_evaluations(
     rows = difference_rows(evaluations) if differences is None else differences
     if rows:
         show(lambda _: _differences(evaluations, rows))
-    for sentence in (*context_sentences(evaluations), *short_sentences(evaluations)):
+    of_short = short_sentences(evaluations) if short is None else short
+    for sentence in (*context_sentences(evaluations), *of_short):
         typer.echo(sentence)
     show_passkeys(evaluations)
     for other in others:

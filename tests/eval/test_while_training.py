@@ -16,7 +16,7 @@ def test_measurements_take_at_most_their_share_of_the_steps(cost, step_seconds):
             spent += cost
             measured += 1
             assert spent <= SHARE * trained * (1 + 1e-9)
-            due = step + steps_between(cost, spent, trained, step_seconds)
+            due = step + max(1, steps_between(cost, spent, trained, step_seconds))
     assert measured >= min(4999, SHARE * trained / cost * 0.9)
 
 
@@ -29,3 +29,8 @@ def test_a_fixed_interval_measures_at_its_multiples_also_after_a_resume():
 def test_a_negative_interval_is_refused():
     with pytest.raises(ValueError, match="every is -1; expected 0 or more steps"):
         WhileTraining(store="", seq_length=512, tokens_per_batch=2048, every=-1)
+
+
+def test_after_a_stall_no_measurement_is_due_before_the_steps_pay_for_it():
+    assert steps_between(cost=5.0, spent=5.0, trained=560.0, step_seconds=1.0) == 440
+    assert steps_between(cost=5.0, spent=5.0, trained=1000.0, step_seconds=1.0) == 0

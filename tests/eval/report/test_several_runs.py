@@ -2,15 +2,23 @@
 import importlib
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from eval.measurements import ShortLoss
 from eval.report import page as report
 from eval.report.run_labels import RunsError, common_folder, labels
-from eval.report.several_runs import all_differences, build_several, read_runs, side_by_side
+from eval.report.several_runs import (
+    all_differences,
+    build_several,
+    read_runs,
+    short_of_runs,
+    side_by_side,
+)
 from eval.report.suite_scores import read_suites, suite_table
 from eval.run_folder import Evaluation, evaluation_path, read_evaluation, write_json
 from eval.suite_results import Metric, SuiteResult, SuiteSettings, write_result
@@ -107,6 +115,36 @@ def test_other_documents_are_not_compared_and_the_page_says_why(tmp_path, store,
     (sentence,) = beside.sentences
     assert sentence.startswith("two: tiny_8k is not compared with one: tiny_8k: ")
     assert why in sentence
+
+
+def test_short_documents_are_compared_within_runs_and_between_their_last_stages(tmp_path):
+    runs = [make_run(tmp_path / name) for name in ("one", "two")]
+    for at, run in enumerate(runs):
+        for stage in NAMES:
+            measured(run, stage, [5.0, 4.0])
+            found = read_evaluation(run, stage)
+            losses = (2.0 + at, 3.1 + at)
+            short = ShortLoss(256, 2.5 + at, 0.5, 2.5 + at, losses, (40, 60))
+            write_json(evaluation_path(run, stage), replace(found, short=short))
+    said = short_of_runs(read_runs(runs))
+    last = NAMES[-1]
+    assert said[0] == (
+        f"two: {last}: the loss of short documents is +1.000 +- 0.000 nats from one: {last}, "
+        "document by document."
+    )
+    assert said[1:] == [
+        f"{name}: {after}: the loss of short documents is +0.000 +- 0.000 nats from "
+        f"{name}: {before}, document by document: within two standard errors, so no change is shown."
+        for name in ("one", "two")
+        for before, after in pairwise(NAMES)
+    ]
+
+
+def test_the_name_of_a_folder_is_text_on_the_page(two, tmp_path):
+    odd = make_run(tmp_path / 'a"b<i>')
+    page = build_several(read_runs([odd, two[0]]), tmp_path / "page.html").read_text()
+    assert "<i>" not in page
+    assert "a&quot;b&lt;i&gt;" in page
 
 
 def test_models_share_a_row_only_for_the_same_task(two):
