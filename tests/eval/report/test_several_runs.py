@@ -134,7 +134,8 @@ def test_short_documents_are_compared_within_runs_and_between_their_last_stages(
     )
     assert said[1:] == [
         f"{name}: {after}: the loss of short documents is +0.000 +- 0.000 nats from "
-        f"{name}: {before}, document by document: within two standard errors, so no change is shown."
+        f"{name}: {before}, document by document: within two standard errors, so no change is "
+        "shown."
         for name in ("one", "two")
         for before, after in pairwise(NAMES)
     ]
