@@ -78,10 +78,11 @@ def pretrain(
     device: Annotated[
         str | None, typer.Option(help="cpu: run on CPU ranks, overriding the recipe.")
     ] = None,
-    evaluate_every: Annotated[
+    eval_every: Annotated[
         int | None,
         typer.Option(
             min=0,
+            metavar="N",
             help="Log held-out loss and a passkey every N steps; 0: as often as takes 1% of the "
             "time.",
             show_default="never",
@@ -104,9 +105,9 @@ def pretrain(
         require_file(to_yaml, "--to-yaml")
         if executor == "slurm":
             raise ValueError("--to-yaml writes and --executor slurm submits; take one of them")
-    if evaluate_every is not None and (executor == "slurm" or to_yaml is not None):
+    if eval_every is not None and (executor == "slurm" or to_yaml is not None):
         raise ValueError(
-            "--evaluate-every is not part of a recipe and works on this machine only; leave it out "
+            "--eval-every is not part of a recipe and works on this machine only; leave it out "
             "with --executor slurm and --to-yaml"
         )
     submits = executor == "slurm"
@@ -185,7 +186,7 @@ def pretrain(
         if several:
             typer.echo(f"# {several}")
             return
-        job = training.training_job(resolved, evaluate_every)
+        job = training.training_job(resolved, eval_every)
         with held_back():
             lines = commands(recipe.log.name, [job], folder / "launch")
         for line in (WRITTEN_WHEN_STARTED, *lines):
@@ -193,7 +194,7 @@ def pretrain(
         return
     if several:
         raise ValueError(several)
-    job = training.training_job(resolved, evaluate_every)
+    job = training.training_job(resolved, eval_every)
     stage_checks.require_device(resolved)
     manifest = stage_checks.require_inputs(resolved)
     for words in stage_checks.mix_notes(resolved, manifest):

@@ -26,13 +26,13 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Build report.html from run folders, and print the mean loss by range of positions.
+    """Build the page of one run, or of several side by side, and print their mean losses.
 
     Several runs are put side by side: rows and curves are named RUN: STAGE.
     """
     given = [*(runs or []), *([] if run is None else [run])]
     if not given:
-        raise ValueError("no run is given; name one or more run folders: longhaul report runs/tiny")
+        raise ValueError("--run is missing; name one or more run folders: longhaul report runs/tiny")
     if len(given) == 1:
         _one(given[0], out, as_json=as_json)
     else:
