@@ -32,7 +32,9 @@ def report(
     """
     given = [*(runs or []), *([] if run is None else [run])]
     if not given:
-        raise ValueError("--run is missing; name one or more run folders: longhaul report runs/tiny")
+        raise ValueError(
+            "--run is missing; name one or more run folders: longhaul report runs/tiny"
+        )
     if len(given) == 1:
         _one(given[0], out, as_json=as_json)
     else:
