@@ -59,7 +59,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What a rank saw; the scores are of the whole sequence, alike on all."""
+    """What a rank measured; the scores are those of the whole sequence, the same on all ranks."""
 
     losses: tuple[float, ...]
     """Mean loss of each quarter of the positions."""

@@ -19,7 +19,7 @@ def long_documents(
 ) -> Iterator[NDArray[np.int64]]:
     """Yield the documents of a split that have at least `min_tokens` tokens, eod included.
 
-    With `max_tokens` only those that have no more than so many.
+    With `max_tokens`, longer documents are left out.
 
     Raises StoreError for a split that the store does not have, and for a file that is not one of
     Megatron's indexes or has documents of several sequences.

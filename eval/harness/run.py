@@ -28,6 +28,7 @@ from eval.suite_results import (
     write_result,
 )
 from recipes.checkpoints.marker import MARKER, newest_checkpoint
+from recipes.hugging_face.folder_facts import folder_facts
 
 NOT_SCORES = ("alias", "name", "sample_len", "sample_count")
 
@@ -239,24 +240,13 @@ def of_checkpoint(subject: Subject, tokenizer: Path, device: str, verify: bool) 
 
 def of_export(folder: Path, device: str) -> Evaluated:
     """Return an export, or another Hugging Face folder, as a model to evaluate."""
-    try:
-        context = json.loads((folder / "config.json").read_bytes())["max_position_embeddings"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder} is not a Hugging Face folder: it has no config.json with "
-            f"max_position_embeddings ({type(error).__name__}: {error}); `longhaul export` writes "
-            "such a folder"
-        ) from None
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
-        facts = file.stat()
-        digest.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}".encode())
+    facts = folder_facts(folder)
     return Evaluated(
         name=folder.resolve().name,
         weights=folder.resolve(),
         step=None,
-        context=int(context),
-        digest=digest.hexdigest(),
+        context=facts.context,
+        digest=facts.digest,
         tokenizer=folder,
         backend="hf",
         precision="bf16" if device == "cuda" else "fp32",

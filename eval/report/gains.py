@@ -59,11 +59,17 @@ def difference_rows(evaluations: Sequence[Evaluation]) -> list[DifferenceRow]:
     bounds = range_bounds(evaluations)
     rows = []
     for before, after in (*pairs(evaluations), *pairwise(stages)):
-        measured = {(gain.start, gain.stop): gain for gain in gains(before, after)}
-        if measured:
-            name = f"{after.stage} minus {before.stage}"
-            rows.append(DifferenceRow(name, [measured.get(bound) for bound in bounds]))
+        if found := gains(before, after):
+            rows.append(difference_row(f"{after.stage} minus {before.stage}", found, bounds))
     return rows
+
+
+def difference_row(
+    name: str, found: Sequence[Gain], bounds: Sequence[tuple[int, int]]
+) -> DifferenceRow:
+    """Return a row with each difference in the column of its range of positions."""
+    measured = {(gain.start, gain.stop): gain for gain in found}
+    return DifferenceRow(name, [measured.get(bound) for bound in bounds])
 
 
 def difference_text(gain: Gain | None, sign: str = "+-") -> str:

@@ -157,7 +157,7 @@ def render(parts: dict[str, Any]) -> bytes:
 
 
 def write_page(target: Path, page: bytes, position: Figure | None) -> None:
-    """Write a page, and beside it the picture of the loss by position if there is one."""
+    """Write a page, and the figure of the loss by position into the same folder if there is one."""
     write_bytes(target, page)
     if position is not None:
         write_bytes(target.parent / "by_position.svg", plots.standalone(position, "svg"))

@@ -13,7 +13,13 @@ from typing import NamedTuple
 from eval.provenance import Provenance
 from eval.report import plots
 from eval.report.evaluations import Settings, in_words, range_bounds
-from eval.report.gains import DifferenceRow, difference_rows, gain_sentence, gains
+from eval.report.gains import (
+    DifferenceRow,
+    difference_row,
+    difference_rows,
+    gain_sentence,
+    gains,
+)
 from eval.report.page import difference_table, page_parts, render, target_of, write_page
 from eval.report.run_labels import LabelledRun, common_folder, labelled, labels
 from eval.report.short_tables import short_sentence, short_sentences
@@ -35,7 +41,7 @@ def read_runs(runs: Sequence[Path]) -> list[LabelledRun]:
 
 
 def target_of_several(runs: Sequence[Path], out: Path | None) -> Path:
-    """Return the file that `build_several` writes: `report.html` beside the runs by default."""
+    """Return the file that `build_several` writes, by default in the folder of the runs."""
     return target_of(common_folder(runs) if out is None else out, out)
 
 
@@ -44,12 +50,12 @@ def build_several(runs: Sequence[LabelledRun], target: Path) -> Path:
     compared = [stage for run in runs for stage in run.compared]
     trained = [stage for run in runs for stage in run.trained]
     others = [each for run in runs for each in run.others]
-    beside = side_by_side(runs)
+    comparison = side_by_side(runs)
     parts = page_parts(compared, trained, others, [words for run in runs for words in run.outdated])
     parts |= {
         "record": RunRecord(ladder="", card="", stages=()),
         "runs": [(run.label, str(run.path), run.record) for run in runs],
-        "verdict": " ".join(beside.sentences),
+        "verdict": " ".join(comparison.sentences),
         "differences": difference_table(all_differences(runs)),
         "trainings": [(run.label, drawn) for run in runs if (drawn := _training(run, compared))],
         "facts_of_stages": [row for run in runs for row in facts(run.trained)],
@@ -87,8 +93,8 @@ def all_differences(runs: Sequence[LabelledRun]) -> list[DifferenceRow]:
     rows = list(side_by_side(runs).rows)
     for run in runs:
         for row in difference_rows(run.evaluations):
-            measured = {(gain.start, gain.stop): gain for gain in row.gains if gain is not None}
-            rows.append(DifferenceRow(row.name, [measured.get(bound) for bound in bounds]))
+            measured = [gain for gain in row.gains if gain is not None]
+            rows.append(difference_row(row.name, measured, bounds))
     return rows
 
 
@@ -105,9 +111,8 @@ def side_by_side(runs: Sequence[LabelledRun]) -> SideBySide:
         why = why_not(before.last, after.last)
         found = [] if why else gains(before.last, after.last)
         if found:
-            measured = {(gain.start, gain.stop): gain for gain in found}
             name = f"{after.last.stage} minus {before.last.stage}"
-            rows.append(DifferenceRow(name, [measured.get(bound) for bound in bounds]))
+            rows.append(difference_row(name, found, bounds))
             sentences.append(gain_sentence(before.last, after.last, found[-1]))
         else:
             why = why or "the files have no losses of single documents in a common range"

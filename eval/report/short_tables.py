@@ -4,7 +4,6 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from eval.measurements import ShortLoss
 from eval.report.cells import PLUS_MINUS, Cell, Row, number
@@ -13,27 +12,6 @@ from eval.run_folder import Evaluation
 from eval.uncertainty import standard_error
 
 SHORT_HEADS = ("documents", "tokens at most", "nats per token", "of all tokens")
-
-
-class Change(NamedTuple):
-    """By how much the loss of the same short documents is higher after than before."""
-
-    after: str
-    before: str
-    difference: float
-    standard_error: float
-
-
-def short_changes(evaluations: Sequence[Evaluation]) -> list[Change]:
-    """Return how each stage differs from its base models and from the stage before it."""
-    stages = [each for each in evaluations if each.base is None]
-    found = []
-    for before, after in (*pairs(evaluations), *pairwise(stages)):
-        apart = short_difference(before, after)
-        if apart:
-            change = sum(apart) / len(apart)
-            found.append(Change(after.stage, before.stage, change, standard_error(apart)))
-    return found
 
 
 def short_difference(before: Evaluation, after: Evaluation) -> list[float]:
@@ -64,24 +42,25 @@ def _texts(short: ShortLoss) -> tuple[str, ...]:
     )
 
 
+def short_sentences(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return how each stage differs from its base models and from the stage before it."""
+    stages = [each for each in evaluations if each.base is None]
+    compared = (*pairs(evaluations), *pairwise(stages))
+    return [said for before, after in compared for said in short_sentence(before, after)]
+
+
 def short_sentence(before: Evaluation, after: Evaluation) -> list[str]:
-    """Return the change between two evaluations as a sentence; none for other documents."""
+    """Return the change between two evaluations as a sentence; none for other documents.
+
+    A change within two standard errors is called none.
+    """
     apart = short_difference(before, after)
     if not apart:
         return []
-    change = sum(apart) / len(apart)
-    return [_sentence(Change(after.stage, before.stage, change, standard_error(apart)))]
-
-
-def short_sentences(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return a sentence for each of `short_changes`; within two standard errors it is no change."""
-    return [_sentence(each) for each in short_changes(evaluations)]
-
-
-def _sentence(change: Change) -> str:
-    said = f"{change.after}: the loss of short documents is {change.difference:+.3f}"
-    if math.isnan(change.standard_error):
-        return f"{said} nats from {change.before}, on one document."
-    said = f"{said} +- {change.standard_error:.3f} nats from {change.before}, document by document"
-    within = abs(change.difference) <= 2 * change.standard_error
-    return f"{said}{': within two standard errors, so no change is shown' if within else ''}."
+    change, error = sum(apart) / len(apart), standard_error(apart)
+    said = f"{after.stage}: the loss of short documents is {change:+.3f}"
+    if math.isnan(error):
+        return [f"{said} nats from {before.stage}, on one document."]
+    said = f"{said} +- {error:.3f} nats from {before.stage}, document by document"
+    within = abs(change) <= 2 * error
+    return [f"{said}{': within two standard errors, so no change is shown' if within else ''}."]

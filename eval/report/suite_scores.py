@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of lm-evaluation-harness in a run folder as one table: a row per score, models beside it.
+"""Scores of lm-evaluation-harness in a run folder as one table, with a column for each model.
 
 Only results that depend on the same task, samples and harness share a row.
 """

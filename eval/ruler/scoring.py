@@ -147,7 +147,7 @@ def score(
 ) -> tuple[Scores, int]:
     """Return the scores of sample files, and how many predictions are of no sample.
 
-    With `limit` only the first samples of each file are scored, at most so many.
+    `limit` is the number of samples of each file that are scored; None for all.
 
     Raises:
         RulerError: if a sample has no prediction, or the files are of several suites or have a
@@ -212,7 +212,7 @@ def _samples(files: Iterable[Path], limit: int | None) -> Iterable[Sample]:
 
 
 def _row_of(path: Path) -> SampleFile | None:
-    """Return what the manifest beside a file says of it, if there is one."""
+    """Return the row of a file in its folder's manifest; None if it has none."""
     return read_manifest(path.parent).get(path.name)
 
 

@@ -95,7 +95,7 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
     target = target_of_several(given, out)
     require_file(target, "--out")
     path = build_several(runs, target)
-    beside = side_by_side(runs)
+    comparison = side_by_side(runs)
     if as_json:
         print_json(
             {
@@ -115,7 +115,7 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
                     {"name": row.name, "ranges": [gain._asdict() for gain in row.gains if gain]}
                     for row in all_differences(runs)
                 ],
-                "last_stages": beside.sentences,
+                "last_stages": comparison.sentences,
             }
         )
         return
@@ -128,6 +128,6 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
     )
     if suites := [each for run in runs for each in run.suites]:
         show_suites(suites, [])
-    for sentence in beside.sentences:
+    for sentence in comparison.sentences:
         typer.echo(sentence)
     typer.echo(path)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul ruler predict`: answer RULER's samples with a checkpoint of a run, or an export."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -143,6 +141,7 @@ def _stage(
     device: str | None,
     verify: bool,
 ) -> Answering:
+    from data.files.sha256 import sha256_of
     from data.store import Manifest
     from data.tokenization.tokenizer import load
     from eval.ruler.predictions import require_room, require_tokenizer
@@ -175,7 +174,7 @@ def _stage(
     return Answering(
         name,
         folder,
-        facts=_facts(checkpoint, (checkpoint / MARKER).read_bytes(), device, asked),
+        facts=_facts(checkpoint, sha256_of([checkpoint / MARKER])[0], device, asked),
         choices={
             "checkpoint": str(checkpoint.resolve()),
             "tokenizer": str(manifest.tokenizer_path.resolve()),
@@ -194,21 +193,13 @@ def _export(folder: Path, asked: "Questions", ranks: int, device: str | None) ->
 
     from data.tokenization.tokenizer import load
     from eval.ruler.predictions import require_room, require_tokenizer
+    from recipes.hugging_face.folder_facts import folder_facts
 
-    try:
-        config = (folder / "config.json").read_bytes()
-        context = int(json.loads(config)["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder} is not a Hugging Face folder: it has no config.json with "
-            f"max_position_embeddings ({type(error).__name__}: {error}); `longhaul export` writes "
-            "such a folder"
-        ) from None
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
+    found = folder_facts(folder)
+    if not any(folder.glob("*.safetensors")):
         raise ValueError(f"{folder} has no .safetensors file; other weights are not read")
     require_tokenizer(asked, load(str(folder)), f"{folder}")
-    require_room(asked, context, f"{folder} (max_position_embeddings)")
+    require_room(asked, found.context, f"{folder} (max_position_embeddings)")
     gpus = torch.cuda.device_count()
     device = device or ("cuda" if gpus else "cpu")
     if device == "cuda" and gpus < ranks:
@@ -216,23 +207,19 @@ def _export(folder: Path, asked: "Questions", ranks: int, device: str | None) ->
         raise ValueError(
             f"{ranks} ranks on cuda need as many GPUs; this machine has {gpus}: give {instead}"
         )
-    identity = config
-    for file in weights:
-        facts = file.stat()
-        identity += f"{file.name} {facts.st_size} {facts.st_mtime_ns}".encode()
     return Answering(
         folder.resolve().name,
         folder,
-        facts=_facts(folder, identity, device, asked),
+        facts=_facts(folder, found.digest, device, asked),
         choices={"device": device},
     )
 
 
-def _facts(weights: Path, identity: bytes, device: str, asked: "Questions") -> dict[str, Any]:
-    """Return what a file of predictions records; `identity` changes with the weights."""
+def _facts(weights: Path, digest: str, device: str, asked: "Questions") -> dict[str, Any]:
+    """Return what a file of predictions records; `digest` changes with the weights."""
     return {
         "weights": str(weights.resolve()),
-        "weights_sha256": sha256(identity).hexdigest(),
+        "weights_sha256": digest,
         "precision": "bf16" if device == "cuda" else "fp32",
         **asked.facts(),
     }
