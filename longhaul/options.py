@@ -96,6 +96,15 @@ Verify = Annotated[
         show_default="a sample of the store, the whole checkpoint",
     ),
 ]
+EvalEvery = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Log held-out loss and a passkey every N steps; 0: as often as takes 1% of the time.",
+        show_default="never",
+    ),
+]
 NoVerify = Annotated[
     bool, typer.Option("--no-verify", help="Do not verify the checkpoint's SHA-256.")
 ]

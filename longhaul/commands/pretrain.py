@@ -17,6 +17,7 @@ from longhaul.options import (
     WRITTEN_WHEN_STARTED,
     Account,
     Cluster,
+    EvalEvery,
     Executor,
     Gpus,
     MachineLayout,
@@ -78,16 +79,7 @@ def pretrain(
     device: Annotated[
         str | None, typer.Option(help="cpu: run on CPU ranks, overriding the recipe.")
     ] = None,
-    eval_every: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Log held-out loss and a passkey every N steps; 0: as often as takes 1% of the "
-            "time.",
-            show_default="never",
-        ),
-    ] = None,
+    eval_every: EvalEvery = None,
     verify: Verify = None,
 ) -> None:
     """Train one stage. Overrides follow as KEY=VALUE, for example trainer.max_steps=20."""
@@ -105,10 +97,10 @@ def pretrain(
         require_file(to_yaml, "--to-yaml")
         if executor == "slurm":
             raise ValueError("--to-yaml writes and --executor slurm submits; take one of them")
-    if eval_every is not None and (executor == "slurm" or to_yaml is not None):
+    if eval_every is not None and to_yaml is not None:
         raise ValueError(
-            "--eval-every is not part of a recipe and works on this machine only; leave it out "
-            "with --executor slurm and --to-yaml"
+            "--eval-every is not part of a recipe; leave it out with --to-yaml, and give it to "
+            "the command that trains the file"
         )
     submits = executor == "slurm"
     asked = Machines(
@@ -141,13 +133,14 @@ def pretrain(
             note(f"note: {words}")
         _submit(
             row, context.args, asked, rope=rope, account=account, partition=partition, out=out,
-            store=store, verify=verify, dryrun=dryrun,
+            store=store, verify=verify, evaluate_every=eval_every, dryrun=dryrun,
         )  # fmt: skip
         return
     if row is not None and to_yaml is None and not dryrun:
         ladder_run.require_gpus_of([row], device, context.args)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import records, stage_checks, training
+        from longhaul.jobs.evaluated_training import describe
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_undamaged
         from recipes.resolved import overrides, read, yaml_file
@@ -182,7 +175,8 @@ def pretrain(
     several = _several_nodes(recipe, row)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
-        typer.echo(f"# {stage_checks.summary(resolved)}")
+        for words in (stage_checks.summary(resolved), *describe([resolved], eval_every)):
+            typer.echo(f"# {words}")
         if several:
             typer.echo(f"# {several}")
             return
@@ -199,6 +193,8 @@ def pretrain(
     manifest = stage_checks.require_inputs(resolved)
     for words in stage_checks.mix_notes(resolved, manifest):
         note(words)
+    for words in describe([resolved], eval_every):
+        note(f"note: {words}")
     stage_checks.pack(resolved, manifest)
     stage_checks.require_start(resolved)
     stage_checks.require_same(resolved)
@@ -249,6 +245,7 @@ def _submit(
     out: Path | None,
     store: Path | None,
     verify: bool | None,
+    evaluate_every: int | None,
     dryrun: bool,
 ) -> None:
     """Submit the stage of a row as a job on the cluster, or print its script."""
@@ -267,7 +264,7 @@ def _submit(
     with nullcontext() if dryrun else in_use(plan.run):
         run_on_cluster(
             plan, words, asked, account=account, partition=partition, dryrun=dryrun, row=row,
-            change=change if rope else None, evaluated=False,
+            change=change if rope else None, evaluated=False, evaluate_every=evaluate_every,
         )  # fmt: skip
 
 

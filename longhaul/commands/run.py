@@ -17,6 +17,7 @@ from longhaul.options import (
     WRITTEN_WHEN_STARTED,
     Account,
     Cluster,
+    EvalEvery,
     Executor,
     Gpus,
     MachineLayout,
@@ -82,6 +83,7 @@ def run(
     device: Annotated[
         str | None, typer.Option(help="cpu: run on CPU ranks, overriding the recipes.")
     ] = None,
+    eval_every: EvalEvery = None,
     verify: Verify = None,
     dryrun: Annotated[
         bool, typer.Option("--dryrun", help="Print what would run; start nothing.")
@@ -118,7 +120,7 @@ def run(
             run_on_cluster(
                 plan, context.args, asked, account=account, partition=partition,
                 source=source or (), prepare_jobs=prepare_jobs, tokenizer=tokenizer, export=export,
-                gate=gate, dryrun=dryrun,
+                gate=gate, evaluate_every=eval_every, dryrun=dryrun,
             )  # fmt: skip
         return
     require_folder(plan.run, "--out")
@@ -128,7 +130,7 @@ def run(
         for said in short(row):
             note(f"note: {said}")
     with nullcontext() if dryrun else in_use(plan.run):
-        _run_here(plan, rows, context.args, device, dryrun=dryrun)
+        _run_here(plan, rows, context.args, device, evaluate_every=eval_every, dryrun=dryrun)
 
 
 def _run_here(
@@ -137,6 +139,7 @@ def _run_here(
     words: Sequence[str],
     device: str | None,
     *,
+    evaluate_every: int | None,
     dryrun: bool,
 ) -> None:
     """Run what is left of the ladder on this machine, or print it."""
@@ -149,6 +152,7 @@ def _run_here(
             show_store(made)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import local_chain, stage_checks
+        from longhaul.jobs.evaluated_training import describe
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_undamaged
         from slurm.experiment import commands, run_in_order
@@ -164,7 +168,7 @@ def _run_here(
             require_room(stages, plan.card)
         notes = [] if dryrun else require_undamaged(stages, plan.verify)
         notes = [*stage_checks.smaller_gpu(stages[0], rows[0]), *notes]
-        standing = local_chain.standing(stages)
+        standing = [*local_chain.standing(stages), *describe(stages, evaluate_every)]
     for said in notes if dryrun else (*notes, *standing):
         note(f"note: {said}")
     ladder_table.describe(plan, stages)
@@ -174,7 +178,7 @@ def _run_here(
         if several:
             typer.echo(f"# {several}")
             return
-        jobs = local_chain.jobs(plan, stages, record=False)
+        jobs = local_chain.jobs(plan, stages, record=False, evaluate_every=evaluate_every)
         with held_back():
             lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
         if lines:
@@ -186,7 +190,7 @@ def _run_here(
         # The evaluation at the end writes where `longhaul evaluate` does.
         for folder in (*(stage.folder for stage in stages), plan.run / "eval"):
             held.enter_context(in_use(folder))
-        jobs = local_chain.jobs(plan, stages, record=True)
+        jobs = local_chain.jobs(plan, stages, record=True, evaluate_every=evaluate_every)
         watched = [
             Watched(stage.name, stage.steps, stage.metrics, stage.tokens_per_batch)
             for stage in stages

@@ -46,6 +46,7 @@ def run_on_cluster(
     export: Path | None = None,
     gate: str = "",
     evaluated: bool = True,
+    evaluate_every: int | None = None,
 ) -> None:
     """Submit the chain and print its jobs; with `dryrun` print the scripts and submit nothing.
 
@@ -62,6 +63,7 @@ def run_on_cluster(
     notes = uncommitted()
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import local_chain, slurm_chain, stage_checks, submission_checks
+        from longhaul.jobs.evaluated_training import describe
         from longhaul.jobs.job_times import require_time
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_checkpoints
@@ -86,7 +88,7 @@ def run_on_cluster(
         require_time(stages, file)
         for stage in stages:
             stage_checks.require_same(stage)
-        standing = local_chain.standing(stages)
+        standing = [*local_chain.standing(stages), *describe(stages, evaluate_every)]
         if not dryrun:
             for stage in stages:
                 require_places(stage.recipe)
@@ -98,8 +100,9 @@ def run_on_cluster(
             local_chain.write_records(plan, stages)
             submission_checks.require_shared(plan, file)
         jobs = slurm_chain.jobs(
-            plan, stages, file, documents=documents, export=export, evaluated=evaluated
-        )
+            plan, stages, file, documents=documents, export=export, evaluated=evaluated,
+            evaluate_every=evaluate_every,
+        )  # fmt: skip
     for words_ in notes if dryrun else (*notes, *standing):
         note(f"note: {words_}")
     ladder_table.describe(plan, stages)

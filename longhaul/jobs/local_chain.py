@@ -118,18 +118,20 @@ def jobs(
     stages: Sequence[ResolvedStage],
     *,
     record: bool,
+    evaluate_every: int | None = None,
     documents: int = EVALUATION_DOCUMENTS,
     trials: int = EVALUATION_TRIALS,
 ) -> list[Job]:
     """Return what is left to do: unfinished stages in order, then the evaluation.
 
-    With `record` the run folder receives the facts of the run and the resolved recipes.
+    With `record` the run folder receives the facts of the run and the resolved recipes. With
+    `evaluate_every` the model is also evaluated while it trains, as in `training_job`.
     """
     unfinished = [stage for stage in stages if not stage.is_done]
     if record:
         write_records(plan, stages)
     names = [stage.name for stage in stages]
-    left = [training.training_job(stage) for stage in unfinished]
+    left = [training.training_job(stage, evaluate_every) for stage in unfinished]
     evaluated = all(evaluation_path(plan.run, name).is_file() for name in names)
     if left or not evaluated:
         left.append(

@@ -18,12 +18,12 @@ from longhaul.jobs.job_times import save_seconds
 from longhaul.jobs.ladder_run import LadderRun
 from longhaul.jobs.origin import origin
 from longhaul.jobs.store_source import Documents, plan_for, prepare_for, share_of
-from recipes.checkpoints.marker import RECIPE
+from longhaul.jobs.training import training_task
 from recipes.hugging_face.export import export_stage
 from recipes.nemo2.settings import as_config_node
 from recipes.resolved.stage import ResolvedStage
 from slurm.cluster_file import ClusterFile
-from slurm.entrypoint import run, train
+from slurm.entrypoint import run
 from slurm.executors import executor
 from slurm.experiment import Job
 
@@ -36,12 +36,14 @@ def jobs(
     documents: Documents | None,
     export: Path | None,
     evaluated: bool = True,
+    evaluate_every: int | None = None,
     evaluation_documents: int = local_chain.EVALUATION_DOCUMENTS,
     trials: int = local_chain.EVALUATION_TRIALS,
 ) -> list[Job]:
     """Return the jobs that are left to do, in order; a stage that is finished is not run again.
 
-    Without `evaluated` the stages are trained, and neither evaluated nor judged.
+    Without `evaluated` the stages are trained, and neither evaluated nor judged. With
+    `evaluate_every` the model is also evaluated while it trains, as in `training_job`.
     """
     found: list[Job] = []
     if documents is not None:
@@ -49,7 +51,7 @@ def jobs(
     lengths = sorted({stage.trained_length for stage in stages})
     for (name, of_ladder), stage in zip(plan.chosen, stages, strict=True):
         if not stage.is_done:
-            found.append(_train(plan, file, stage))
+            found.append(_train(plan, file, stage, evaluate_every))
         elif has_passed(plan.run, stage.name, of_ladder.gate):
             continue
         if not evaluated:
@@ -111,10 +113,12 @@ def _prepare(
     yield _on_ranks(plan, file, "prepare", task, expected, after_failure=after_parts)
 
 
-def _train(plan: LadderRun, file: ClusterFile, stage: ResolvedStage) -> Job:
-    task = nemo_run.Partial(
-        train,
-        config=str(stage.folder / RECIPE),
+def _train(
+    plan: LadderRun, file: ClusterFile, stage: ResolvedStage, evaluate_every: int | None
+) -> Job:
+    task = training_task(
+        stage,
+        evaluate_every,
         expected=node_requirements.of_training(plan, file, stage),
         seconds=file.preflight_seconds,
     )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job that trains a stage on this machine."""
+"""The task that trains a stage, and the job that does so on this machine."""
+
+from typing import Any
 
 import nemo_run
 
@@ -16,8 +18,15 @@ def training_job(stage: ResolvedStage, evaluate_every: int | None = None) -> Job
 
     With `evaluate_every` it evaluates the model every so many steps (0: by its own time).
     """
-    config = str(stage.folder / RECIPE)
-    task = nemo_run.Partial(train, config=config)
-    if evaluate_every is not None:
-        task = nemo_run.Partial(train_and_evaluate, config=config, every=evaluate_every)
+    task = training_task(stage, evaluate_every)
     return Job(stage.name, task, local_executor(stage.layout.world_size))
+
+
+def training_task(
+    stage: ResolvedStage, evaluate_every: int | None, **checks: Any
+) -> nemo_run.Partial:
+    """Return what a rank of the stage runs; `checks` are those of `slurm.entrypoint.train`."""
+    config = str(stage.folder / RECIPE)
+    if evaluate_every is None:
+        return nemo_run.Partial(train, config=config, **checks)
+    return nemo_run.Partial(train_and_evaluate, config=config, every=evaluate_every, **checks)

@@ -38,8 +38,9 @@ def site(folder, **sections):
 
 
 def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree):
-    code, shown, said = answer(*RUN, "--cluster", site(tree), "--dryrun")
+    code, shown, said = answer(*RUN, "--cluster", site(tree), "--eval-every", 0, "--dryrun")
     assert code == 0, said
+    assert "# tiny_2k is evaluated as often as takes 1% of the time while it trains" in shown
     names = [line.removeprefix("# ---- ") for line in shown.splitlines() if "# ---- " in line]
     assert names == [
         "prepare", "tiny_512", "evaluate_tiny_512", "tiny_2k", "evaluate_tiny_2k", "tiny_8k",

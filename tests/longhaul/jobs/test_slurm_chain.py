@@ -10,6 +10,7 @@ from fiddle import Buildable, daglish
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from longhaul.jobs import ladder_run, local_chain, slurm_chain
+from longhaul.jobs.evaluated_training import describe, train_and_evaluate
 from longhaul.jobs.job_times import require_time, save_seconds
 from longhaul.jobs.store_source import Documents
 from recipes.ladders import LADDERS
@@ -25,6 +26,7 @@ from recipes.shipped.table import ROWS
 from recipes.spec.layout import Fp8
 from slurm import cluster_file
 from slurm.cluster_file import ClusterFile, Slurm
+from slurm.entrypoint import train
 
 NODES = 4
 H100 = cluster_file.load("dgx_h100")
@@ -99,6 +101,27 @@ def test_a_stage_is_warned_early_enough_for_its_step(plan, made):
     assert save_seconds(site(save_seconds=33), replace(made[0], plan=None)) == 33
     train = jobs(plan, made, site(save_seconds=10))[made[0].name]
     assert train.executor.signal == f"USR1@{early}"
+
+
+def test_a_stage_is_evaluated_while_it_trains_under_the_checks_of_its_training(plan, made):
+    chain = {"documents": None, "export": None}
+    plain, evaluated = (
+        slurm_chain.jobs(plan, made, site(), evaluate_every=every, **chain)[0]
+        for every in (None, 50)
+    )
+    assert fdl.get_callable(plain.task) is train
+    assert fdl.get_callable(evaluated.task) is train_and_evaluate
+    arguments = fdl.ordered_arguments(evaluated.task)
+    assert arguments.pop("every") == 50
+    assert arguments == fdl.ordered_arguments(plain.task)
+    assert {"config", "expected", "seconds"} == set(arguments)
+    assert describe(made, 50) == [f"{made[0].name} is evaluated every 50 steps while it trains"]
+
+
+def test_a_stage_in_fp8_is_said_not_to_be_evaluated_while_it_trains(made):
+    layout = replace(made[0].layout, fp8=Fp8(recipe="blockwise"))
+    told = describe([replace(made[0], layout=layout)], 0)
+    assert told == [f"{made[0].name} is not evaluated while it trains: it trains in FP8"]
 
 
 def test_jobs_that_end_by_themselves_are_warned_of_no_limit(plan, made):
