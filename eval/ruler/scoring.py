@@ -8,8 +8,8 @@
 
 Where every sample is 0 or 1 the interval of 95% is Wilson's, and the error that of a binomial; if
 all are 0, or all 1, it is taken from the interval, since a few equal samples do not make it 0. Else
-the error is the standard deviation divided by the root of the samples. The average of a length is
-over tasks; its error is that of independent tasks.
+error and interval are those of a mean (`eval.uncertainty`). The average of a length is over tasks;
+its error is that of independent tasks.
 """
 
 import math
@@ -30,11 +30,10 @@ from eval.ruler.samples import (
     require_unchanged,
 )
 from eval.ruler.tasks import TASKS
+from eval.uncertainty import NORMAL, interval_width, share_interval, standard_error
 
 THRESHOLD = 85.6
 """Llama-2-7B (chat) at 4K: what the paper holds a length to that counts as effective."""
-Z = 1.959964
-"""Normal quantile of a two-sided interval of 95%."""
 CONTROL = re.compile(r"[\x00-\x1f]")
 TEXT_KEYS = ("prediction", "pred")
 """Field of a prediction's line; RULER's own scripts write `pred`."""
@@ -91,33 +90,22 @@ def sample_score(metric: Metric, prediction: str, outputs: Sequence[str]) -> flo
 def task_score(task: str, length: int, scores: Sequence[float]) -> Score:
     """Return the score of a task at a length from those of its samples."""
     count, mean = len(scores), sum(scores) / len(scores)
-    error: float | None = None
     if all(score in (0.0, 1.0) for score in scores):
-        low, high = wilson(mean, count)
-        error = math.sqrt(mean * (1 - mean) / count) or (high - low) / (2 * Z)
+        low, high = share_interval(round(sum(scores)), count)
+        error = math.sqrt(mean * (1 - mean) / count) or (high - low) / (2 * NORMAL)
     else:
-        if count > 1:
-            variance = sum((score - mean) ** 2 for score in scores) / (count - 1)
-            error = math.sqrt(variance / count)
-        reach = 1.0 if error is None else Z * error
+        error = standard_error(scores)
+        reach = 1.0 if count == 1 else interval_width(count) * error
         low, high = max(mean - reach, 0.0), min(mean + reach, 1.0)
     return Score(
         task=task,
         length=length,
         samples=count,
         score=100 * mean,
-        standard_error=None if error is None else 100 * error,
+        standard_error=None if math.isnan(error) else 100 * error,
         low=100 * low,
         high=100 * high,
     )
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Return Wilson's interval of 95% for a share of 0 or 1 outcomes."""
-    square = Z * Z / count
-    middle = (share + square / 2) / (1 + square)
-    reach = Z * math.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
-    return max(middle - reach, 0.0), min(middle + reach, 1.0)
 
 
 def average(length: int, scores: Sequence[Score]) -> Average:

@@ -16,7 +16,6 @@ from eval.ruler.scoring import (
     sample_score,
     score,
     task_score,
-    wilson,
 )
 from eval.ruler.sources import Sources
 from eval.ruler.tasks import TASKS
@@ -44,10 +43,8 @@ def test_scores_of_0_and_1_have_a_binomial_error_and_wilsons_interval():
     row = task_score("vt", 4096, [1, 1, 1, 0])
     assert row.score == 75
     assert row.standard_error == pytest.approx(100 * (0.75 * 0.25 / 4) ** 0.5)
-    # Values of Wilson's interval as tables print them.
-    assert wilson(0.0, 10) == pytest.approx((0, 0.2775), abs=1e-4)
-    assert wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert (row.low / 100, row.high / 100) == wilson(0.75, 4)
+    # Wilson's interval of 3 of 4 as tables print it.
+    assert (row.low, row.high) == pytest.approx((30.06, 95.44), abs=0.01)
 
 
 def test_a_few_equal_samples_do_not_make_the_error_zero():
@@ -77,6 +74,8 @@ def test_other_scores_have_the_error_of_their_mean():
     row = task_score("vt", 4096, [0.2, 0.4, 0.6])
     assert row.score == pytest.approx(40)
     assert row.standard_error == pytest.approx(100 * 0.2 / 3**0.5)
+    # Student's t of 3 values is 4.303, and the interval is cut at 0.
+    assert (row.low, row.high) == pytest.approx((0, 40 + 4.303 * row.standard_error), rel=1e-3)
     assert task_score("vt", 4096, [0.2]).standard_error is None
 
 
