@@ -4,8 +4,7 @@
 RUN/eval/<stage>.gate.json        open or not, and a sentence for each judgement
 
 A measured value decides whether the gate opens. Its 95% interval, over documents or prompts, says
-how sure that is: `met` or `not met` if the threshold is outside of the interval, and otherwise too
-few documents (or prompts) to tell, with the number that would do.
+how sure that is (`eval.judgement`).
 """
 
 import json
@@ -13,53 +12,27 @@ import logging
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval.evaluate import evaluate
-from eval.run_folder import Evaluation, evaluation_path, read_evaluation, write_json
-from eval.uncertainty import (
-    documents_to_tell,
-    interval_width,
-    prompts_to_tell,
-    share_interval,
-    standard_error,
+from eval.judgement import (
+    FEW_DOCUMENTS,
+    FEW_PROMPTS,
+    MET,
+    NOT_MET,
+    Judgement,
+    Measure,
+    unmeasured,
+    verdict,
 )
+from eval.run_folder import Evaluation, evaluation_path, plain, read_evaluation, write_json
+from eval.uncertainty import prompts_to_tell, share_interval, standard_error
 from recipes.spec.gate import Gate, GateShutError
-
-MET, NOT_MET = "met", "not met"
-FEW_DOCUMENTS, FEW_PROMPTS = "too few documents to tell", "too few prompts to tell"
+from recipes.spec.schema import decode
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """One threshold, and the measured value.
-
-    Args:
-        passed: Whether the measured value is within the threshold.
-        state: `met`, `not met`, or too few documents or prompts to tell.
-        standard_error: Of a difference of losses, over documents; NaN if it is not known.
-        counted: Documents or prompts that were measured.
-        would_do: How many would tell, if too few were measured and that can be estimated.
-    """
-
-    name: str
-    measured: float
-    allowed: float
-    passed: bool
-    said: str
-    state: str = NOT_MET
-    standard_error: float = math.nan
-    counted: int = 0
-    would_do: int | None = None
-
-    @property
-    def undecided(self) -> bool:
-        """Whether the threshold is within the interval of the measured value."""
-        return self.state in (FEW_DOCUMENTS, FEW_PROMPTS)
 
 
 class Loss(NamedTuple):
@@ -93,6 +66,8 @@ def judge(gate: Gate, stage: Evaluation, before: Evaluation | None) -> Iterator[
         yield _short(gate.short, stage, before)
     if gate.passkey is not None:
         yield _passkeys(gate.passkey, stage)
+    if gate.context_gain is not None:
+        yield _gain(gate.context_gain, stage)
 
 
 def _short(allowed: float, stage: Evaluation, before: Evaluation) -> Judgement:
@@ -102,7 +77,7 @@ def _short(allowed: float, stage: Evaluation, before: Evaluation) -> Judgement:
         said = (
             f"the evaluation of {lacking.stage} has no short documents, or is of an earlier version"
         )
-        return Judgement("short", math.nan, allowed, False, said)
+        return unmeasured("short", allowed, said)
     same = _same_documents(stage, before) and now.tokens == then.tokens
     return _at_most(
         "short",
@@ -117,7 +92,7 @@ def _passkeys(least: float, stage: Evaluation) -> Judgement:
     grid = stage.passkey
     if grid is None or not grid.tried:
         said = "the evaluation has no passkey prompts; raise its trials"
-        return Judgement("passkey", math.nan, least, False, said)
+        return unmeasured("passkey", least, said)
     found, tried = grid.found, grid.tried
     share = found / tried
     low, high = share_interval(found, tried)
@@ -130,7 +105,7 @@ def _passkeys(least: float, stage: Evaluation) -> Judgement:
         state, would_do = FEW_PROMPTS, prompts_to_tell(share, least)
     said = (
         f"{share:.0%} of the passkeys found, at least {least:.0%} required: "
-        f"{_verdict(state, tried, would_do)}; {found} of {tried:,} is a share of {low:.0%} to "
+        f"{verdict(state, tried, would_do)}; {found} of {tried:,} is a share of {low:.0%} to "
         f"{high:.0%}"
     )
     return Judgement(
@@ -138,34 +113,48 @@ def _passkeys(least: float, stage: Evaluation) -> Judgement:
     )
 
 
+def _gain(least: float, stage: Evaluation) -> Judgement:
+    """Judge how much lower the loss of the same tokens is, given the whole window before them."""
+    gain = stage.context_gain
+    if gain is None or len(gain.contexts) < 2:
+        said = (
+            f"the evaluation of {stage.stage} has no gain from context; evaluate with "
+            "--context-gain"
+            if gain is None
+            else f"the evaluation of {stage.stage} has one context only; evaluate at a greater "
+            "length"
+        )
+        return unmeasured("context_gain", least, said)
+    few, whole = gain.contexts[0], gain.contexts[-1]
+    measure = _difference(
+        Loss(gain.loss[0], [row[0] for row in gain.by_document]),
+        Loss(gain.loss[-1], [row[-1] for row in gain.by_document]),
+    )
+    said = (
+        f"loss {gain.loss[-1]:.3f} of the last {gain.scored:,} tokens of {whole:,}, "
+        f"{gain.loss[0]:.3f} with only the last {few:,} read: a gain of {measure.value:+.3f}"
+        f"{measure.spread} nats, at least {least:g} required"
+    )
+    return measure.judged("context_gain", least, said, least=True)
+
+
 def _at_most(name: str, first: Loss, second: Loss, allowed: float, said: str) -> Judgement:
     """Judge how much higher the first loss is than the second, document by document."""
-    measured = first.mean - second.mean
+    measure = _difference(first, second)
+    sentence = f"{said}: {measure.value:+.3f}{measure.spread} nats, {allowed:g} allowed"
+    return measure.judged(name, allowed, sentence)
+
+
+def _difference(first: Loss, second: Loss) -> Measure:
     apart = [a - b for a, b in zip(first.by_document, second.by_document, strict=False)]
     if len(first.by_document) != len(second.by_document):  # one of them is not stated
         apart = []
-    count, error = len(apart), standard_error(apart)
-    beyond = measured - allowed
-    passed, would_do = beyond <= 0, None
-    if math.isfinite(measured) and not abs(beyond) >= interval_width(count) * error:
-        state, would_do = FEW_DOCUMENTS, documents_to_tell(beyond, error, count)
-    else:
-        state = MET if passed else NOT_MET
-    spread = f" +- {error:.3f}" if math.isfinite(error) else ""
-    sentence = (
-        f"{said}: {measured:+.3f}{spread} nats, {allowed:g} allowed: "
-        f"{_verdict(state, count, would_do)}"
+    return Measure(
+        value=first.mean - second.mean,
+        error=standard_error(apart),
+        counted=len(apart),
+        few=FEW_DOCUMENTS,
     )
-    return Judgement(name, measured, allowed, passed, sentence, state, error, count, would_do)
-
-
-def _verdict(state: str, count: int, would_do: int | None) -> str:
-    if state in (MET, NOT_MET):
-        return state
-    if not count:
-        return f"{state}, since the evaluation does not state the loss of each on the same ones"
-    enough = "" if would_do is None else f", about {would_do:,} are needed"
-    return f"{state} ({count:,} measured{enough})"
 
 
 def _same_documents(stage: Evaluation, other: Evaluation) -> bool:
@@ -198,13 +187,19 @@ def gate_path(run: Path, stage: str) -> Path:
 def has_passed(run: Path, stage: str, gate: Gate) -> bool:
     """Return whether a stage was judged by this gate and it is open.
 
-    Files of earlier versions do not state their gate; they count as judged by it.
+    Files of earlier versions state fewer thresholds, or none of their gate; those that state none
+    count as judged by it.
     """
     path = gate_path(run, stage)
     if not path.is_file():
         return False
     judged = json.loads(path.read_text())
-    return bool(judged["open"]) and judged.get("gate", asdict(gate)) == asdict(gate)
+    if not judged["open"]:
+        return False
+    try:
+        return decode(Gate, judged.get("gate", plain(gate)), str(path), unknown="ignore") == gate
+    except ValueError:
+        return False
 
 
 def pass_gate(run: Path, stage: str, before: str | None, gate: Gate) -> None:
@@ -230,9 +225,18 @@ def pass_gate(run: Path, stage: str, before: str | None, gate: Gate) -> None:
 
 
 def evaluate_and_judge(
-    run: str, stage: str, before: str | None, gate: Gate, **evaluation: Any
+    run: str,
+    stage: str,
+    before: str | None,
+    gate: Gate,
+    **evaluation: Any,
 ) -> None:
     """Evaluate a stage on all ranks of this job and judge it on the first."""
-    evaluate(run=run, stages=[stage] if before is None else [before, stage], **evaluation)
+    evaluate(
+        run=run,
+        stages=[stage] if before is None else [before, stage],
+        context_gain=gate.context_gain is not None,
+        **evaluation,
+    )
     if os.environ.get("RANK", "0") == "0":
         pass_gate(Path(run), stage, before, gate)

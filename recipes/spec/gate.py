@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thresholds that the evaluation of a stage must meet before the next stage may start.
 
-Four criteria; `None` disables one:
+Five criteria; `None` disables one:
 
 * `rise`: loss by position. A model that uses its context predicts better the more it has read, so
   its mean loss over the last quarter of the context may exceed that over the second by at most
@@ -11,6 +11,8 @@ Four criteria; `None` disables one:
 * `short`: short documents, read whole and alone. Their mean loss may exceed that after the previous
   stage by at most this many nats.
 * `passkey`: the minimum share of passkeys found over the whole grid.
+* `context_gain`: the last tokens of each window, read with the whole window and with the fewest
+  tokens before them. The loss must fall by at least this many nats.
 """
 
 import math
@@ -31,10 +33,11 @@ class Gate:
     forgotten: float | None = 0.2
     short: float | None = None
     passkey: float | None = None
+    context_gain: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for thresholds out of range."""
-        for name in ("rise", "forgotten", "short"):
+        for name in ("rise", "forgotten", "short", "context_gain"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"gate {name} is {value:g} nats; it must be at least 0, or None")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from eval.context_gain import gain_of
 from eval.gate import Loss, _at_most, gate_path, has_passed, judge, pass_gate
 from eval.loss_by_position import position_bands
 from eval.measurements import ByPosition, Passkey, ShortLoss
@@ -246,3 +247,30 @@ def test_a_grid_without_prompts_shuts_the_gate_with_a_sentence():
     )
     assert not found.passed
     assert "no passkey prompts" in found.said
+
+
+@pytest.mark.parametrize(
+    ("rows", "state", "passed"),
+    [
+        ([[3.0, 2.9, 2.8], [2.0, 1.9, 1.81], [2.5, 2.4, 2.3]], "met", True),
+        ([[3.0, 2.9, 2.99], [2.0, 1.9, 1.99], [2.5, 2.4, 2.49]], "not met", False),
+        ([[3.0, 2.9, 2.5], [2.0, 1.9, 2.1]], "too few documents to tell", True),
+    ],
+)
+def test_the_gain_from_context_is_judged_document_by_document(rows, state, passed):
+    stage = replace(evaluation(), context_gain=gain_of(256, [512, 768, 1024], rows))
+    found = judged(Gate(context_gain=0.1), stage)["context_gain"]
+    assert (found.state, found.passed) == (state, passed), found.said
+    found = judged(Gate(context_gain=0.1), evaluation())["context_gain"]
+    assert not found.passed
+    assert "has no gain from context" in found.said
+
+
+def test_a_gate_file_of_fewer_thresholds_counts_if_the_others_are_not_asked_for(tmp_path):
+    write_json(evaluation_path(tmp_path, "long"), evaluation())
+    pass_gate(tmp_path, "long", None, Gate(rise=2.0))
+    content = json.loads(gate_path(tmp_path, "long").read_text())
+    del content["gate"]["context_gain"]
+    write_json(gate_path(tmp_path, "long"), content)
+    assert has_passed(tmp_path, "long", Gate(rise=2.0))
+    assert not has_passed(tmp_path, "long", Gate(rise=2.0, context_gain=0.0))
