@@ -81,6 +81,8 @@ def run_on_cluster(
             notes = [*notes, f"{cluster} states no hardware; layouts are planned for {CLUSTER}"]
         if documents is None and plan.store.exists():
             local_chain.require_store(stages, evaluated=evaluated, packed=not dryrun)
+            if evaluated:
+                _require_short(plan, min(stage.trained_length for stage in stages))
         if documents is not None:
             named = documents.source if isinstance(documents.source, dict) else {ONLY_SOURCE}
             for stage in stages:
@@ -125,6 +127,22 @@ def run_on_cluster(
     for name, number in numbers.items():
         typer.echo(f"{number}  {name}")
     next_command(["longhaul", "status", plan.run], "show its progress")
+
+
+def _require_short(plan: ladder_run.LadderRun, length: int) -> None:
+    """Raise ValueError if a gate bounds the loss of short documents and the store has none."""
+    from data.store import Manifest
+    from eval.short_loss import FEWEST_TOKENS, short_documents
+
+    bounded = [
+        name for name, stage in plan.chosen if stage.gate.short is not None and plan.before(name)
+    ]
+    if bounded and not short_documents(Manifest.load(plan.store), length):
+        raise ValueError(
+            f"the gate of {bounded[0]} bounds the loss of short documents, and {plan.store} has no "
+            f"held-out document of {FEWEST_TOKENS} to {length:,} tokens; leave out short, or "
+            "prepare a store that has them"
+        )
 
 
 def _with_gates(plan: ladder_run.LadderRun, words: str) -> ladder_run.LadderRun:
