@@ -16,6 +16,7 @@ from eval.report.plots import (
     clipped,
     color,
     framed,
+    line,
     name_curve,
     narrow_figure,
     new_figure,
@@ -33,14 +34,16 @@ GAP = 0.05
 Curve = tuple[int, Evaluation, list[RangeMean]]
 
 
-def against_base(stages: Sequence[StageResults], *, narrow: bool = False) -> Figure | None:
+def against_base(
+    stages: Sequence[StageResults], first: int = 0, *, narrow: bool = False
+) -> Figure | None:
     """Draw the base model and the stages; None without an evaluation of the base model.
 
-    A narrow figure has the losses alone.
+    Colours are those from `first` on. A narrow figure has the losses alone.
     """
     every = [
         (index, stage.evaluation, [mean for mean in stage.evaluation.ranges if _finite(mean)])
-        for index, stage in enumerate(stages)
+        for index, stage in enumerate(stages, first)
         if stage.evaluation is not None
     ]
     curves = [curve for curve in every if curve[2]]
@@ -74,6 +77,7 @@ def _losses(axes: Axes, curves: Sequence[Curve], *, named: bool) -> None:
             yerr=[mean.standard_error for mean in means],
             color=color(index),
             linewidth=2.0,
+            linestyle=line(index),
             elinewidth=1.0,
             capsize=3.0,
             marker="o",

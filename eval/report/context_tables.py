@@ -16,6 +16,7 @@ from eval.report.plots import (
     color,
     framed,
     length_label,
+    line,
     name_curve,
     narrow_figure,
     new_figure,
@@ -105,7 +106,15 @@ def context_figure(stages: Sequence[StageResults], *, narrow: bool = False) -> F
     for index, _, gain in curves:
         x, mean = np.array(gain.contexts), np.array(gain.loss)
         error = np.nan_to_num(np.array(gain.standard_error))
-        axes.plot(x, mean, color=color(index), linewidth=2.0, marker="o", markersize=4.0)
+        axes.plot(
+            x,
+            mean,
+            color=color(index),
+            linewidth=2.0,
+            linestyle=line(index),
+            marker="o",
+            markersize=4.0,
+        )
         axes.fill_between(
             x, mean - error, mean + error, color=color(index), alpha=0.16, linewidth=0
         )

@@ -66,7 +66,6 @@ def build(run: Path, out: Path | None = None) -> Path:
     target = target_of(run, out)
     compared, others, outdated = comparable(run, [*base_results(run), *stages])
     evaluations = [each.evaluation for each in compared if each.evaluation is not None]
-    base = against_base(compared)
     training = plots.inline_pair(
         lambda narrow: plots.training(stages, len(compared) - len(stages), narrow=narrow),
         "Loss by tokens seen",
@@ -75,19 +74,23 @@ def build(run: Path, out: Path | None = None) -> Path:
         "record": record,
         "runs": [("", str(run), record)],
         "verdict": verdict(evaluations),
-        "base_svg": plots.inline_pair(
-            lambda narrow: against_base(compared, narrow=narrow), "Stages next to the base model"
-        ),
+        "base_figures": [("", figure)] if (figure := base_figure(compared)) else [],
         "gains": list(gain_sentences(evaluations)),
         "trainings": [("", training)] if training else [],
         "differences": difference_table(difference_rows(evaluations)),
         "suites": suite_table(read_suites(run)),
     }
     write_page(target, render(parts), plots.by_position(compared))
-    if base is not None:
-        write_bytes(target.parent / "against_base.svg", plots.standalone(base, "svg"))
-        write_bytes(target.parent / "against_base.png", plots.standalone(base, "png"))
+    write_figure(target.parent, "against_base", against_base(compared))
     return target
+
+
+def base_figure(compared: Sequence[StageResults], first: int = 0, label: str = "") -> str | None:
+    """Return the stages of a run next to its base model, for a page, in colours from `first` on."""
+    return plots.inline_pair(
+        lambda narrow: against_base(compared, first, narrow=narrow),
+        f"Stages{f' of {label}' if label else ''} next to the base model",
+    )
 
 
 def page_parts(
@@ -104,7 +107,7 @@ def page_parts(
         "outdated": outdated,
         "names": [each.name for each in compared],
         "bases": [base_sentence(each, each.base) for each in evaluations if each.base is not None],
-        "base_svg": None,
+        "base_figures": [],
         "gains": [],
         "trends": trends(evaluations),
         "position_svg": plots.inline_pair(
@@ -140,6 +143,7 @@ def page_parts(
         "costs": cost_rows,
         "untrained": [stage.name for stage in stages if not stage.steps],
         "colors": plots.SERIES,
+        "rounds": len(plots.LINES),
     }
 
 
@@ -159,9 +163,14 @@ def render(parts: dict[str, Any]) -> bytes:
 def write_page(target: Path, page: bytes, position: Figure | None) -> None:
     """Write a page, and the figure of the loss by position into the same folder if there is one."""
     write_bytes(target, page)
-    if position is not None:
-        write_bytes(target.parent / "by_position.svg", plots.standalone(position, "svg"))
-        write_bytes(target.parent / "by_position.png", plots.standalone(position, "png"))
+    write_figure(target.parent, "by_position", position)
+
+
+def write_figure(folder: Path, name: str, figure: Figure | None) -> None:
+    """Write a figure as SVG and PNG, if there is one."""
+    if figure is not None:
+        write_bytes(folder / f"{name}.svg", plots.standalone(figure, "svg"))
+        write_bytes(folder / f"{name}.png", plots.standalone(figure, "png"))
 
 
 def target_of(run: Path, out: Path | None) -> Path:

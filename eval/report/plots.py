@@ -36,6 +36,8 @@ PALETTE = {
     "series-5": "#5d7016",
 }
 SERIES = [name for name in PALETTE if name.startswith("series-")]
+LINES: tuple[str | tuple[float, tuple[float, ...]], ...] = ("solid", (0, (4, 1.2)), (0, (1, 0.8)))
+"""Styles of the curves with the first, the second and the third round of the colours."""
 
 WIDTH_INCHES = 10.4
 NARROW_INCHES = 3.75
@@ -52,6 +54,11 @@ Floats = NDArray[np.float64]
 def color(stage: int) -> str:
     """Return the colour of the stage at this index of the ladder."""
     return PALETTE[SERIES[stage % len(SERIES)]]
+
+
+def line(stage: int) -> str | tuple[float, tuple[float, ...]]:
+    """Return the line style of the stage at this index: curves of one colour differ in it."""
+    return LINES[stage // len(SERIES) % len(LINES)]
 
 
 def by_position(stages: Sequence[StageResults], *, narrow: bool = False) -> Figure | None:
@@ -75,7 +82,9 @@ def by_position(stages: Sequence[StageResults], *, narrow: bool = False) -> Figu
         x, y = _bins(found, coarse=False)
         axes.plot(x, y, color=color(index), linewidth=0.7, alpha=0.3)
     for index, _, x, y in drawn:
-        axes.plot(x, y, color=color(index), linewidth=2.0, solid_capstyle="round")
+        axes.plot(
+            x, y, color=color(index), linewidth=2.0, linestyle=line(index), solid_capstyle="round"
+        )
     for index, _, found in curves:
         _standard_errors(axes, found, color(index))
     first = min(float(x[0]) for _, _, x, _ in drawn)
@@ -121,8 +130,8 @@ def training(
         rate = np.array([step.lr for step in stage.steps])
         smooths.append(_running_median(loss, shown))
         losses.plot(x, loss[shown], color=color(index), linewidth=0.7, alpha=0.35)
-        losses.plot(x, smooths[-1], color=color(index), linewidth=1.8)
-        rates.plot(x, rate[shown], color=color(index), linewidth=1.5)
+        losses.plot(x, smooths[-1], color=color(index), linewidth=1.8, linestyle=line(index))
+        rates.plot(x, rate[shown], color=color(index), linewidth=1.5, linestyle=line(index))
         stop = start + float(seen[-1])
         if order:
             for axes in (losses, rates):

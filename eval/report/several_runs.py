@@ -12,15 +12,25 @@ from typing import NamedTuple
 
 from eval.provenance import Provenance
 from eval.report import plots
+from eval.report.base_plot import against_base
 from eval.report.evaluations import Settings, in_words, range_bounds
 from eval.report.gains import (
     DifferenceRow,
     difference_row,
     difference_rows,
     gain_sentence,
+    gain_sentences,
     gains,
 )
-from eval.report.page import difference_table, page_parts, render, target_of, write_page
+from eval.report.page import (
+    base_figure,
+    difference_table,
+    page_parts,
+    render,
+    target_of,
+    write_figure,
+    write_page,
+)
 from eval.report.run_labels import LabelledRun, common_folder, labelled, labels
 from eval.report.short_tables import short_sentence, short_sentences
 from eval.report.stage_tables import facts
@@ -29,9 +39,10 @@ from eval.run_folder import Evaluation, RunRecord, StageResults
 
 
 class SideBySide(NamedTuple):
-    """Differences of the last stages of each two runs, and a sentence for each two runs."""
+    """Differences on the same documents, and a sentence for each two runs."""
 
     rows: list[DifferenceRow]
+    """Between the last stages of each two runs, then those within each run."""
     sentences: list[str]
 
 
@@ -45,25 +56,38 @@ def target_of_several(runs: Sequence[Path], out: Path | None) -> Path:
     return target_of(common_folder(runs) if out is None else out, out)
 
 
-def build_several(runs: Sequence[LabelledRun], target: Path) -> Path:
-    """Write the page of several runs and its picture next to it, and return the page's path."""
+def build_several(runs: Sequence[LabelledRun], comparison: SideBySide, target: Path) -> Path:
+    """Write the page of several runs and its pictures next to it, and return the page's path."""
     compared = [stage for run in runs for stage in run.compared]
     trained = [stage for run in runs for stage in run.trained]
     others = [each for run in runs for each in run.others]
-    comparison = side_by_side(runs)
     parts = page_parts(compared, trained, others, [words for run in runs for words in run.outdated])
     parts |= {
         "record": RunRecord(ladder="", card="", stages=()),
         "runs": [(run.label, str(run.path), run.record) for run in runs],
         "verdict": " ".join(comparison.sentences),
-        "differences": difference_table(all_differences(runs)),
+        "differences": difference_table(comparison.rows),
+        "base_figures": [
+            (run.label, drawn)
+            for run in runs
+            if (drawn := base_figure(run.compared, _first(run, compared), run.label))
+        ],
+        "gains": [said for run in runs for said in gain_sentences(run.evaluations)],
         "trainings": [(run.label, drawn) for run in runs if (drawn := _training(run, compared))],
         "facts_of_stages": [row for run in runs for row in facts(run.trained)],
         "short_sentences": short_of_runs(runs),
         "suites": suite_table([each for run in runs for each in run.suites]),
     }
     write_page(target, render(parts), plots.by_position(compared))
+    for number, run in enumerate(runs, 1):
+        figure = against_base(run.compared, _first(run, compared))
+        write_figure(target.parent, f"against_base_{number}", figure)
     return target
+
+
+def _first(run: LabelledRun, compared: Sequence[StageResults]) -> int:
+    """Return the index of a run's first base model or stage on the page."""
+    return [stage.name for stage in compared].index(run.compared[0].name) if run.compared else 0
 
 
 def _training(run: LabelledRun, compared: Sequence[StageResults]) -> str | None:
@@ -87,19 +111,8 @@ def short_of_runs(runs: Sequence[LabelledRun]) -> list[str]:
     return [*found, *(said for run in runs for said in short_sentences(run.evaluations))]
 
 
-def all_differences(runs: Sequence[LabelledRun]) -> list[DifferenceRow]:
-    """Return the differences between the last stages of runs, then those within each run."""
-    bounds = range_bounds([each for run in runs for each in run.evaluations])
-    rows = list(side_by_side(runs).rows)
-    for run in runs:
-        for row in difference_rows(run.evaluations):
-            measured = [gain for gain in row.gains if gain is not None]
-            rows.append(difference_row(row.name, measured, bounds))
-    return rows
-
-
 def side_by_side(runs: Sequence[LabelledRun]) -> SideBySide:
-    """Compare the last stages of each two runs."""
+    """Compare the last stages of each two runs, then the stages of each run."""
     bounds = range_bounds([each for run in runs for each in run.evaluations])
     rows, sentences = [], []
     for before, after in combinations(runs, 2):
@@ -117,6 +130,10 @@ def side_by_side(runs: Sequence[LabelledRun]) -> SideBySide:
         else:
             why = why or "the files have no losses of single documents in a common range"
             sentences.append(f"{after.last.stage} is not compared with {before.last.stage}: {why}.")
+    for run in runs:
+        for row in difference_rows(run.evaluations):
+            measured = [gain for gain in row.gains if gain is not None]
+            rows.append(difference_row(row.name, measured, bounds))
     return SideBySide(rows, sentences)
 
 

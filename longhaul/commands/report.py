@@ -81,7 +81,6 @@ def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
 def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
     from data.files.writable import require_file
     from eval.report.several_runs import (
-        all_differences,
         build_several,
         read_runs,
         short_of_runs,
@@ -94,8 +93,8 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
     runs = read_runs(given)
     target = target_of_several(given, out)
     require_file(target, "--out")
-    path = build_several(runs, target)
     comparison = side_by_side(runs)
+    path = build_several(runs, comparison, target)
     if as_json:
         print_json(
             {
@@ -113,7 +112,7 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
                 ],
                 "differences": [
                     {"name": row.name, "ranges": [gain._asdict() for gain in row.gains if gain]}
-                    for row in all_differences(runs)
+                    for row in comparison.rows
                 ],
                 "last_stages": comparison.sentences,
             }
@@ -123,7 +122,7 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
         [each for run in runs for each in run.evaluations],
         [each for run in runs for each in run.others],
         [sentence for run in runs for sentence in run.outdated],
-        all_differences(runs),
+        comparison.rows,
         short_of_runs(runs),
     )
     if suites := [each for run in runs for each in run.suites]:

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from eval.measurements import ShortLoss
 from eval.report import page as report
+from eval.report import plots
 from eval.report.run_labels import RunsError, common_folder, labels
 from eval.report.several_runs import (
-    all_differences,
     build_several,
     read_runs,
     short_of_runs,
@@ -22,6 +22,7 @@ from eval.report.several_runs import (
 from eval.report.suite_scores import read_suites, suite_table
 from eval.run_folder import Evaluation, evaluation_path, read_evaluation, write_json
 from eval.suite_results import Metric, SuiteResult, SuiteSettings, write_result
+from tests.eval.report.test_base_model import BASE, TRAINED
 from tests.eval.report.test_page import NAMES, Page, make_run, words
 
 SETTINGS = SuiteSettings(
@@ -76,7 +77,8 @@ def test_the_page_goes_beside_the_runs_but_not_into_one_of_them(tmp_path):
 
 
 def test_one_page_has_the_stages_of_both_runs(two, tmp_path):
-    path = build_several(read_runs(two), tmp_path / "page.html")
+    runs = read_runs(two)
+    path = build_several(runs, side_by_side(runs), tmp_path / "page.html")
     text = path.read_text("utf-8")
     page = Page(text)
     assert (page.open, page.loads) == ([], [])
@@ -99,7 +101,6 @@ def test_the_last_stages_are_compared_document_by_document(two):
     assert gain.difference == pytest.approx(-0.4 / 3)
     assert gain.standard_error == pytest.approx(0.1 / 3)
     assert row.gains[:-1] == [None, None]
-    assert [each.name for each in all_differences(runs)] == [row.name]
 
 
 @pytest.mark.parametrize(
@@ -141,9 +142,26 @@ def test_short_documents_are_compared_within_runs_and_between_their_last_stages(
     ]
 
 
+def test_each_run_is_compared_with_its_base_model_in_curves_that_differ(tmp_path):
+    folders = [make_run(tmp_path / name) for name in ("one", "two")]
+    for folder in folders:
+        for each in (replace(TRAINED, stage=NAMES[1]), BASE):
+            write_json(evaluation_path(folder, each.stage), each)
+    runs = read_runs(folders)
+    text = build_several(runs, side_by_side(runs), tmp_path / "page.html").read_text("utf-8")
+    for number, run in enumerate(runs, 1):
+        assert f'aria-label="Stages of {run.label} next to the base model"' in text
+        assert (tmp_path / f"against_base_{number}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"{run.label}: base: the weights of models/tiny" in words(text)
+    assert "round-1" in text  # the seventh and eighth curve have colours of the first two
+    styles = {(plots.color(index), str(plots.line(index))) for index in range(18)}
+    assert len(styles) == 18
+
+
 def test_the_name_of_a_folder_is_text_on_the_page(two, tmp_path):
     odd = make_run(tmp_path / 'a"b<i>')
-    page = build_several(read_runs([odd, two[0]]), tmp_path / "page.html").read_text()
+    runs = read_runs([odd, two[0]])
+    page = build_several(runs, side_by_side(runs), tmp_path / "page.html").read_text()
     assert "<i>" not in page
     assert "a&quot;b&lt;i&gt;" in page
 
