@@ -14,7 +14,9 @@ number of ranks sees the same ones and must report the same scores.
 Each of the 1 + depths forwards attends to half of length^2 pairs of tokens in every head of every
 layer, which takes nearly all of the time: two cores take hours for one forward of the whole length.
 `--length` runs it shorter, and the page then estimates the time of 1,048,576 tokens by the square
-of the length; not their memory, since short runs add little to what the libraries hold.
+of the length; not their memory, since short runs add little to what the libraries hold. `--layers`
+and `--heads` take less of the model: layers follow each other, so that they add time and, at
+evaluation, no memory; a head adds its part of queries, keys, values and outputs.
 """
 
 import argparse
@@ -54,6 +56,9 @@ class Run:
 
     length: int
     depths: tuple[float, ...]
+    layers: int
+    heads: int
+    kv_heads: int
     timeout_minutes: int
 
 
@@ -96,12 +101,12 @@ def _evaluate(run: Run) -> Found:
             distributed_timeout_minutes=run.timeout_minutes,
         )
         try:
-            return _scores(_tiny(run.length), run)
+            return _scores(_tiny(run), run)
         finally:
             parallel_state.destroy_model_parallel()
 
 
-def _tiny(length: int) -> "LongContextGPT":
+def _tiny(run: Run) -> "LongContextGPT":
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
     from benchmarks.harness.llama import llama_config
@@ -110,11 +115,11 @@ def _tiny(length: int) -> "LongContextGPT":
     torch.manual_seed(SEED)
     model_parallel_cuda_manual_seed(SEED)
     config = llama_config(
-        num_layers=TINY.layers,
+        num_layers=run.layers,
         hidden_size=TINY.hidden,
         ffn_hidden_size=TINY.ffn_hidden,
-        num_attention_heads=TINY.heads,
-        num_query_groups=TINY.kv_heads,
+        num_attention_heads=run.heads,
+        num_query_groups=run.kv_heads,
         kv_channels=TINY.head_dim,
         layernorm_epsilon=TINY.norm_epsilon,
         init_method_std=TINY.init_std,
@@ -126,7 +131,7 @@ def _tiny(length: int) -> "LongContextGPT":
         config,
         rope=RopeScaling.base_change(500_000_000),
         vocab_size=TINY.vocab,
-        max_sequence_length=length,
+        max_sequence_length=run.length,
         share_embeddings_and_output_weights=TINY.tied_embeddings,
         tiling=Tiling(loss=True),  # as `eval.load_model` has it
     ).eval()
@@ -173,6 +178,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens over all ranks")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--depths", type=float, nargs="+", default=DEPTHS, help="one prompt each")
+    parser.add_argument("--layers", type=int, default=TINY.layers, help="of the card's, or fewer")
+    parser.add_argument("--heads", type=int, default=TINY.heads, help="of the card's, or fewer")
     parser.add_argument("--most-gib", type=float, default=20.0, help="resident, over all ranks")
     parser.add_argument("--timeout", type=int, default=2880, help="minutes until ranks are ended")
     parser.add_argument("--out", type=Path, help="file to write the page to")
@@ -183,9 +190,22 @@ def _arguments() -> argparse.Namespace:
             f"--length {given.length:,} is not a multiple of {unit:,}: {QUARTERS} quarters of "
             f"whole buckets of {BUCKET}, shared by {given.ranks} ranks"
         )
+    if not 1 <= given.layers <= TINY.layers:
+        parser.error(f"--layers {given.layers}: the card has {TINY.layers}")
+    if not 1 <= given.heads <= TINY.heads or given.heads % _kv_heads(given.heads):
+        parser.error(f"--heads {given.heads}: the card has {TINY.heads}, in {TINY.kv_heads} groups")
     if not all(0 <= depth <= 1 for depth in given.depths):
         parser.error(f"--depths {given.depths}: a depth is between 0 (first) and 1 (last)")
     return given
+
+
+def _of(taken: int, whole: int, noun: str) -> str:
+    words = f"{taken} {noun}{'s' * (taken != 1)}"
+    return words if taken == whole else f"{words} of its {whole}"
+
+
+def _kv_heads(heads: int) -> int:
+    return max(1, heads * TINY.kv_heads // TINY.heads)
 
 
 def sections(ranks: Sequence[Found], run: Run, most_gib: float) -> list[str]:
@@ -207,9 +227,10 @@ def sections(ranks: Sequence[Found], run: Run, most_gib: float) -> list[str]:
         + [f"{size / GIB:.2f}" for size in (before, resident)]
     )
     made = [
-        f"The shape of the tiny card ({TINY.layers} layers, {TINY.heads} heads of {TINY.head_dim}, "
+        f"The shape of the tiny card ({_of(run.layers, TINY.layers, 'layer')}, "
+        f"{_of(run.heads, TINY.heads, 'head')} of {TINY.head_dim}, "
         f"vocabulary {TINY.vocab}) with its initial weights, fp32. Loss by position of one window, "
-        f"means of the quarters: {quarters}. Passkeys at {len(run.depths)} depths: {first.hits} "
+        f"means of the quarters: {quarters}. Passkeys: {first.hits} of {len(run.depths)} "
         f"found, {first.nats:.6f} nats per token of the answers. The claim is less than "
         f"{most_gib:g} GiB resident in sum.",
         table(["rank", "loss s", "passkeys s", "GiB before", "resident GiB"], rows),
@@ -229,8 +250,13 @@ def main() -> None:
     """Run it, print the page, and fail where it took more memory than claimed."""
     given = _arguments()
     run = Run(
-        length=given.length, depths=tuple(given.depths), timeout_minutes=given.timeout
-    )  # fmt: skip
+        length=given.length,
+        depths=tuple(given.depths),
+        layers=given.layers,
+        heads=given.heads,
+        kv_heads=_kv_heads(given.heads),
+        timeout_minutes=given.timeout,
+    )
     found = on_ranks(given.ranks, _evaluate, run, timeout_seconds=60 * given.timeout)
     ranks = [found[rank] for rank in range(given.ranks)]
     written = page(
