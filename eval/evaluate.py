@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
 from data.store import Manifest
-from data.token_files.held_out import long_documents
+from data.token_files.held_out import documents_in_turn
 from eval import context_gain as context_gains
 from eval import load_model
 from eval.base_model import BaseModel, base_models
@@ -92,14 +92,16 @@ def evaluate(
     with parallel_ranks(tensor_parallel, context_parallel, device):
         manifest = Manifest.load(store)
         longest = max(lengths)
-        texts = held_out(manifest, longest + 1, documents)
+        chosen = held_out_in_turn(manifest, longest + 1, documents)
+        texts = [text for _, text in chosen]
+        sources = tuple(source for source, _ in chosen) if len(manifest.sources) > 1 else ()
         hay = held_out(manifest, max(asked.lengths), len(asked.depths)) if trials else []
         shortest = min(lengths)
         brief = short_documents(manifest, shortest)
         settings = Settings(
             longest, len(texts), trials, store,
             asked.lengths if trials else (), asked.depths if trials else (),
-            PROMPT_VERSION if trials else 0,
+            PROMPT_VERSION if trials else 0, sources,
         )  # fmt: skip
         for subject in subjects(folder, stages, base=base):
             asked_for = (subject.name, settings, subject.step, sorted(lengths))
@@ -124,6 +126,7 @@ def evaluate(
             grid = passkey_grid(model, manifest, hay, asked) if trials else None
             if dist.get_rank() == 0:
                 found = evaluation(subject, record, losses, sorted(lengths), grid, store)
+                found = replace(found, sources=sources)
                 about = Provenance(
                     date=now(),
                     commit=commit,
@@ -139,8 +142,18 @@ def evaluate(
 
 
 def held_out(manifest: Manifest, least: int, documents: int) -> list[NDArray[np.int64]]:
-    """Return held-out documents of at least so many tokens; raise ValueError if there are none."""
-    texts = list(islice(long_documents(manifest, min_tokens=least), documents))
+    """Return the documents of `held_out_in_turn`."""
+    return [text for _, text in held_out_in_turn(manifest, least, documents)]
+
+
+def held_out_in_turn(
+    manifest: Manifest, least: int, documents: int
+) -> list[tuple[str, NDArray[np.int64]]]:
+    """Return held-out documents of at least `least` tokens and their sources, which take turns.
+
+    Raises ValueError if there are none.
+    """
+    texts = list(islice(documents_in_turn(manifest, min_tokens=least), documents))
     if not texts:
         raise ValueError(
             f"{manifest.root} has no held-out document of {least:,} tokens to evaluate on"

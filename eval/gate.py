@@ -158,8 +158,8 @@ def _difference(first: Loss, second: Loss) -> Measure:
 
 
 def _same_documents(stage: Evaluation, other: Evaluation) -> bool:
-    def key(each: Evaluation) -> tuple[str, int, int]:
-        return each.store, each.documents, each.eval_length
+    def key(each: Evaluation) -> tuple[str, int, int, tuple[str, ...]]:
+        return each.store, each.documents, each.eval_length, each.sources
 
     return key(stage) == key(other)
 

@@ -126,6 +126,8 @@ class Evaluation:
     """None if it was not asked for."""
     short: ShortLoss | None = None
     """None if the store has no such held-out documents, and in files of earlier versions."""
+    sources: tuple[str, ...] = ()
+    """Source of each document; empty if the store has one, and in files of earlier versions."""
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,34 @@ def long_documents(
     Raises StoreError for a split that the store does not have, and for a file that is not one of
     Megatron's indexes or has documents of several sequences.
     """
-    from data.token_files.stored_documents import StoredDocuments, require_whole  # imports torch
-
     manifest = store if isinstance(store, Manifest) else Manifest.load(store)
     for prefix in manifest.prefixes(split):
-        require_whole(prefix)
-        documents = StoredDocuments(str(prefix))
-        lengths = documents.sequence_lengths
-        most = lengths.max(initial=0) if max_tokens is None else max_tokens
-        for number in np.flatnonzero((lengths >= min_tokens) & (lengths <= most)):
-            yield documents[int(number)].astype(np.int64)
+        yield from _of_files(prefix, min_tokens, max_tokens)
+
+
+def documents_in_turn(
+    manifest: Manifest, *, min_tokens: int, split: SplitName = "heldout"
+) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Yield the documents of `long_documents`, one of each source in turn, and their sources."""
+    parts = zip(manifest.split(split).parts, manifest.prefixes(split), strict=True)
+    left = {part.source: _of_files(prefix, min_tokens) for part, prefix in parts}
+    while left:
+        for source, documents in list(left.items()):
+            document = next(documents, None)
+            if document is None:
+                del left[source]
+            else:
+                yield source, document
+
+
+def _of_files(
+    prefix: Path, min_tokens: int, max_tokens: int | None = None
+) -> Iterator[NDArray[np.int64]]:
+    from data.token_files.stored_documents import StoredDocuments, require_whole  # imports torch
+
+    require_whole(prefix)
+    documents = StoredDocuments(str(prefix))
+    lengths = documents.sequence_lengths
+    most = lengths.max(initial=0) if max_tokens is None else max_tokens
+    for number in np.flatnonzero((lengths >= min_tokens) & (lengths <= most)):
+        yield documents[int(number)].astype(np.int64)

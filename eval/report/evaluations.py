@@ -47,6 +47,8 @@ class Settings:
     depths: tuple[float, ...] = ()
     prompt_version: int = 0
     """Version of the passkey prompts; 0 for none."""
+    sources: tuple[str, ...] = ()
+    """Source of each document, if the store has several."""
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Settings":
@@ -60,6 +62,7 @@ class Settings:
             () if grid is None else grid.lengths,
             () if grid is None else grid.depths,
             0 if grid is None else grid.prompt_version,
+            evaluation.sources,
         )
 
     def same_as(self, other: "Settings") -> bool:
@@ -74,6 +77,8 @@ class Settings:
         trials = (
             f"{self.trials:,} trial{'s' * (self.trials != 1)}" if self.trials else "no passkeys"
         )
+        if self.sources:
+            documents = f"{documents} (of {len(set(self.sources)):,} sources in turn)"
         of_store = f" of {self.store or 'a store that is not stated'}" if with_store else ""
         if self.trials and self.prompt_lengths[-1] != self.eval_length:
             lengths = ", ".join(f"{length:,}" for length in self.prompt_lengths)
@@ -86,11 +91,13 @@ class Settings:
     def file_name(self) -> str:
         """File name, unique to these settings."""
         store = f"_{sha256(self.store.encode()).hexdigest()[:8]}" if self.store else ""
+        order = sha256("\n".join(self.sources).encode()).hexdigest()[:8]
+        sources = f"_sources_{order}" if self.sources else ""
         later = f" {self.prompt_version}" if self.prompt_version > 1 else ""
         cells = sha256(f"{self.prompt_lengths} {self.depths}{later}".encode()).hexdigest()[:8]
         return (
             f"{self.eval_length}_tokens_{self.documents}_documents_{self.trials}_trials"
-            f"{f'_{cells}' if self.trials else ''}{store}.json"
+            f"{f'_{cells}' if self.trials else ''}{sources}{store}.json"
         )
 
 

@@ -11,6 +11,7 @@ from eval.report import page
 from eval.report.evaluations import (
     Settings,
     comparable,
+    in_words,
     other_evaluations,
     same_settings,
     write_evaluation,
@@ -152,3 +153,13 @@ def test_what_cannot_be_compared_is_not_compared(reevaluated):
     assert "not here, where settings differ" in text
     assert page.verdict([]) != text
     assert all(name in text for name in NAMES)
+
+
+def test_documents_of_other_sources_are_another_setting(tmp_path):
+    in_turn = replace(LONG, sources=("books", "code") * 12)
+    assert not Settings.of(in_turn).same_as(Settings.of(LONG))
+    assert "24 documents (of 2 sources in turn) to " in in_words(in_turn)
+    write_evaluation(tmp_path, in_turn)
+    assert read_evaluation(tmp_path, "tiny_8k").sources == in_turn.sources
+    write_evaluation(tmp_path, LONG)
+    assert other_evaluations(tmp_path, "tiny_8k") == [in_turn]
