@@ -10,8 +10,10 @@ pytestmark = pytest.mark.slow
 MEASURED = ("heldout_loss", "heldout_by_quarter", "passkey_nats", "evaluation_seconds")
 
 
-def test_an_evaluation_changes_no_step_and_is_in_the_step_log(training_run):
-    shared = {"ranks": 2, "layout": {"cp": 2}, "steps": 4}
+@pytest.mark.parametrize(("kind", "overlap"), [("cp", False), ("dp", True)], ids=["cp", "dp"])
+def test_an_evaluation_changes_no_step_and_is_in_the_step_log(training_run, kind, overlap):
+    """With DP the optimizer is sharded, and every step requires that gathers overlap."""
+    shared = {"ranks": 2, "layout": {kind: 2}, "steps": 4, "overlap": overlap}
     plain = training_run("plain", **shared).finish()
     evaluated = training_run("evaluated", **shared, evaluate_every=2).finish()
     assert [step["loss"] for step in evaluated] == [step["loss"] for step in plain]

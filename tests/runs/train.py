@@ -24,7 +24,8 @@ def recipe(options: dict[str, Any]):
     """Return the recipe: 20 steps of 4 sequences of 512 tokens, checkpoints every 5.
 
     `card` of the options holds in what the model differs from the tiny one, `positions` how those
-    of the training samples are drawn, `mix` which documents they are of.
+    of the training samples are drawn, `mix` which documents they are of. With `overlap` gradients
+    are reduced and parameters gathered while the model computes, as on GPUs.
     """
     from custom_modules.memory.config import Offload, Recompute, Tiling
     from custom_modules.rope.config import RopeScaling
@@ -70,6 +71,14 @@ def recipe(options: dict[str, Any]):
     made.trainer.max_steps = options.get("steps", STEPS)
     made.trainer.val_check_interval = 5
     made.resume.start = options.get("start")
+    if options.get("overlap"):
+        import nemo_run
+
+        from tests.runs.param_gather import RequireParamGather
+
+        made.trainer.strategy.ddp.overlap_grad_reduce = True
+        made.trainer.strategy.ddp.overlap_param_gather = True
+        made.trainer.callbacks.append(nemo_run.Config(RequireParamGather))
     if "evaluate_every" in options:
         import nemo_run
 
