@@ -20,11 +20,11 @@ from eval import load_model
 from eval.distributed import parallel_ranks
 from eval.evaluate import shared_out
 from eval.generation import Generate, recomputing, would_generate
+from eval.given_suites.metrics import METRICS
 from eval.ruler.length import RulerError
 from eval.ruler.predictions import answered, append, first_samples
 from eval.ruler.samples import Sample
-from eval.ruler.scoring import sample_score
-from eval.ruler.tasks import TASKS
+from eval.ruler.scoring import score_of
 from eval.ruler.tokens import Tokens
 
 Answer = Callable[[Sample], str]
@@ -107,18 +107,20 @@ def by_stage(model: LongContextGPT, tokens: Tokens) -> Answer:
     """Return the answers of a Megatron model.
 
     One forward tells whether the model begins with the field `expected` of a sample. If so, and if
-    it scores 1, it is the answer: what follows cannot lower the score. Otherwise the answer is
-    generated.
+    it scores 1, it is the answer: what follows cannot lower the score. In a given suite it can, so
+    there the model has to end after it. Otherwise the answer is generated.
     """
-    generate = recomputing(model, eod=tokens.tokenizer.eod_id)
+    eod = tokens.tokenizer.eod_id
+    generate = recomputing(model, eod=eod)
 
     def answer(sample: Sample) -> str:
         prompt = prompt_ids(tokens, sample)
         expected = tokens.continuation(sample.prompt, sample.expected)
         text = text_of(tokens, expected)
-        full = sample_score(TASKS[sample.task].form.metric, text, sample.outputs) == 1
-        fits = len(expected) <= sample.max_new_tokens
-        if full and fits and would_generate(model, prompt, expected):
+        full = score_of(sample, text) == 1
+        told = [*expected, eod] if sample.suite in METRICS else expected
+        fits = len(told) <= sample.max_new_tokens
+        if full and fits and would_generate(model, prompt, told):
             return text
         return text_of(tokens, generate(prompt, sample.max_new_tokens))
 
@@ -173,7 +175,7 @@ def cached(folder: Path, eod: int, device: str) -> Generate:
 
 def prompt_ids(tokens: Tokens, sample: Sample) -> list[int]:
     """Return the ids of a sample's prompt; raise RulerError if they are not as many as it says."""
-    ids = tokens.prompt(sample.prompt)
+    ids = tokens.prompt(sample.prompt, by_template=sample.by_template)
     if len(ids) != sample.prompt_tokens:
         raise RulerError(
             f"the prompt of sample {sample.id} has {len(ids):,} tokens here and "

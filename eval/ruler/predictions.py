@@ -27,8 +27,7 @@ from eval.ruler.samples import (
     read_samples,
     require_unchanged,
 )
-from eval.ruler.scoring import read_predictions
-from eval.ruler.tasks import TASKS
+from eval.ruler.scoring import is_known, read_predictions
 
 SUFFIX = ".job"
 MODEL = "model.json"
@@ -75,7 +74,7 @@ def questions(places: Sequence[Path], limit: int | None = None) -> Questions:
     for path in files:
         suites = set()
         for sample in first_samples(path, limit):
-            if sample.task not in TASKS:
+            if not is_known(sample):
                 raise RulerError(f"{path} has a sample of no known task: {sample.task!r}")
             if sample.id in lengths:
                 raise RulerError(

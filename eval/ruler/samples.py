@@ -23,7 +23,7 @@ from typing import Any
 
 from data.files.sha256 import sha256_of
 from data.files.whole import replacing, write_text
-from eval.ruler.length import Fitted, Prompt, RulerError, ShortLengthError, fit
+from eval.ruler.length import Fitted, RulerError, ShortLengthError, fit
 from eval.ruler.sources import Setting, Sources
 from eval.ruler.tasks import Task
 from eval.ruler.tokens import Tokens
@@ -55,6 +55,8 @@ class Sample:
     outputs: tuple[str, ...]
     expected: str
     """The whole answer as a continuation; to produce it exactly is to answer in full."""
+    by_template: bool = False
+    """Whether a chat template wrote the prompt, so that its special tokens are read as such."""
 
     @property
     def prompt(self) -> str:
@@ -87,8 +89,13 @@ class SampleFile:
 
 
 def suite_folder(out: Path, sources: Sources, tokens: Tokens) -> Path:
+    """Return the folder of RULER's files for a tokenizer."""
+    return folder_of(out, sources.suite, tokens)
+
+
+def folder_of(out: Path, suite: str, tokens: Tokens) -> Path:
     """Return the folder of a suite's files for a tokenizer."""
-    return out / f"{sources.suite}-{tokens.tokenizer.sha256[:12]}"
+    return out / f"{suite}-{tokens.tokenizer.sha256[:12]}"
 
 
 def make(
@@ -136,7 +143,7 @@ def make(
         seconds=round(time.monotonic() - began, 2), own_words=sources.own_words,
         sources=sources.sha256, format=FORMAT,
     )  # fmt: skip
-    _write_manifest(folder, {**read_manifest(folder), name: row}, tokens, sources)
+    write_manifest(folder, {**read_manifest(folder), name: row}, tokens, sources.suite)
     return row, False
 
 
@@ -173,7 +180,7 @@ def _sample(
     task: Task, setting: Setting, number: int, fitted: Fitted, outputs: tuple[str, ...], answer: str
 ) -> Sample:
     return Sample(
-        id=f"{task.name}-{setting.length}-seed{setting.seed}-{number}-{_digest(fitted.prompt)}",
+        id=f"{task.name}-{setting.length}-seed{setting.seed}-{number}-{prompt_digest(fitted.prompt.text)}",
         suite=setting.sources.suite,
         task=task.name,
         index=number,
@@ -188,9 +195,9 @@ def _sample(
     )
 
 
-def _digest(prompt: Prompt) -> str:
+def prompt_digest(prompt: str) -> str:
     """Return eight digits of a prompt's SHA-256: other texts have other predictions."""
-    return hashlib.sha256(prompt.text.encode()).hexdigest()[:8]
+    return hashlib.sha256(prompt.encode()).hexdigest()[:8]
 
 
 def read_samples(path: Path) -> Iterator[Sample]:
@@ -252,11 +259,10 @@ def _same(row: SampleFile, samples: int, sources: Sources) -> bool:
     return (row.format, row.samples, row.sources) == (FORMAT, samples, sources.sha256)
 
 
-def _write_manifest(
-    folder: Path, rows: dict[str, SampleFile], tokens: Tokens, sources: Sources
-) -> None:
+def write_manifest(folder: Path, rows: dict[str, SampleFile], tokens: Tokens, suite: str) -> None:
+    """Write the manifest of a folder, with the rows of its files by name."""
     content = {
-        "suite": sources.suite,
+        "suite": suite,
         "tokenizer": {"name": tokens.tokenizer.name, "sha256": tokens.tokenizer.sha256},
         "tokenizers": version("tokenizers"),
         "files": [asdict(rows[name]) for name in sorted(rows)],

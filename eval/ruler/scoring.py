@@ -6,6 +6,8 @@
 
     score = 100 * mean over samples        (NVIDIA/RULER, `scripts/eval/synthetic/constants.py`)
 
+Samples of a given suite are scored by its own metric (`eval.given_suites.metrics`).
+
 Where every sample is 0 or 1 the interval of 95% is Wilson's, and the error that of a binomial; if
 all are 0, or all 1, it is taken from the interval, since a few equal samples do not make it 0. Else
 error and interval are those of a mean (`eval.uncertainty`). The average of a length is over tasks;
@@ -19,6 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from eval.given_suites.metrics import METRICS, well_formed
 from eval.ruler.forms import Metric
 from eval.ruler.length import RulerError
 from eval.ruler.samples import (
@@ -85,6 +88,20 @@ def sample_score(metric: Metric, prediction: str, outputs: Sequence[str]) -> flo
     text = CONTROL.sub("\n", prediction.strip()).strip().lower()
     found = [output.lower() in text for output in outputs]
     return float(any(found)) if metric == "part" else sum(found) / len(found)
+
+
+def is_known(sample: Sample) -> bool:
+    """Return whether a sample is of a suite and task that can be scored."""
+    if sample.suite in METRICS:
+        return well_formed(sample.suite, sample.outputs)
+    return sample.task in TASKS and bool(sample.outputs)
+
+
+def score_of(sample: Sample, prediction: str) -> float:
+    """Return the score of a prediction by the metric of the sample's suite, 0 to 1."""
+    if sample.suite in METRICS:
+        return METRICS[sample.suite](prediction, sample.outputs)
+    return sample_score(TASKS[sample.task].form.metric, prediction, sample.outputs)
 
 
 def task_score(task: str, length: int, scores: Sequence[float]) -> Score:
@@ -155,8 +172,7 @@ def score(
         if sample.id not in texts:
             missing.append(sample.id)
             continue
-        metric = TASKS[sample.task].form.metric
-        scores[sample.id] = sample_score(metric, texts[sample.id], sample.outputs)
+        scores[sample.id] = score_of(sample, texts[sample.id])
     if len(suites) > 1:
         raise RulerError(f"the files are of {' and '.join(sorted(suites))}; score one suite alone")
     if missing:
@@ -172,13 +188,15 @@ def score(
 
 
 def _scores(suite: str, rows: Sequence[Score]) -> Scores:
-    order = list(TASKS)
-    rows = sorted(rows, key=lambda row: (row.length, order.index(row.task)))
+    order = {task: number for number, task in enumerate(TASKS)}
+    rows = sorted(rows, key=lambda row: (row.length, order.get(row.task, 0), row.task))
     lengths = sorted({row.length for row in rows})
     averages = [average(at, [row for row in rows if row.length == at]) for at in lengths]
     short = [one for one in averages if one.tasks < len(TASKS)]
     why = ""
-    if short:
+    if suite in METRICS:
+        why = "it is defined for RULER's tasks"
+    elif short:
         why = f"{short[0].length:,} tokens has {short[0].tasks} of the {len(TASKS)} tasks"
     return Scores(
         suite=suite,
@@ -194,7 +212,7 @@ def _samples(files: Iterable[Path], limit: int | None) -> Iterable[Sample]:
         if (row := _row_of(path)) is not None:
             require_unchanged(path.parent, row)
         for sample in islice(read_samples(path), limit):
-            if sample.task not in TASKS or not sample.outputs:
+            if not is_known(sample):
                 raise RulerError(f"{path} has a sample of no known task: {sample.task!r}")
             yield sample
 

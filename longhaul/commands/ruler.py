@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul ruler`: make RULER's samples, answer them with a checkpoint, and score the answers."""
+"""`longhaul ruler`: make RULER's samples, answer them with a checkpoint, and score the answers.
+
+Published samples of other suites are converted to the same files (`ruler_convert`).
+"""
 
 import sys
 from pathlib import Path
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longhaul.commands.ruler_convert import convert
 from longhaul.commands.ruler_predict import predict
 from longhaul.options import K_IS, Json, length_of, print_json
 from longhaul.terminal.messages import next_command, note
@@ -20,6 +24,7 @@ app = typer.Typer(
     help="Make RULER's samples at any length for a tokenizer, answer and score them.",
     no_args_is_help=True,
 )
+app.command()(convert)
 app.command()(predict)
 SAMPLES = 500
 LENGTHS = "4K,8K,16K,32K,64K,128K"
