@@ -34,8 +34,6 @@ from eval.ruler.samples import (
 )
 from eval.ruler.tokens import Tokens
 
-EXTRA_TOKENS = 128
-"""Tokens that may be generated beyond those of the answer."""
 TOO_LONG, TOO_SHORT, SPECIAL = "too long", "too short", "special token"
 """Why a row is left out."""
 
@@ -71,13 +69,14 @@ def convert(
     *,
     tokens: Tokens,
     lengths: Sequence[int],
+    extra_tokens: int,
     samples: int | None = None,
-    extra_tokens: int = EXTRA_TOKENS,
 ) -> Converted:
     """Write a file for each task and length that has a row, and list it in the manifest.
 
     Args:
         lengths: tokens of prompt and answer together.
+        extra_tokens: tokens that may be generated beyond those of the answer.
         samples: rows of each task and length at most, the first of the files; None for all.
 
     Raises:

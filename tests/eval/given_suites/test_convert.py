@@ -64,11 +64,13 @@ def test_rows_are_in_the_bin_of_their_length_and_none_is_cut(tmp_path, tokens):
         assert sample.expected.startswith("aYooSG8CQg")
         if sample.task == "mrcr_2needle":
             assert sample.prompt_tokens == lengths[sample.prompt]
-    assert [row.samples for row in convert_all(lengths=[first], samples=1).files] == [1, 1]
+    assert [
+        row.samples for row in convert_all(lengths=[first], extra_tokens=100, samples=1).files
+    ] == [1, 1]
     with pytest.raises(
         RulerError, match=r"no row of .* is within the lengths: 6 have more than 50"
     ):
-        convert_all(lengths=[50])
+        convert_all(lengths=[50], extra_tokens=100)
 
 
 def test_a_chat_template_writes_the_prompt_with_its_special_tokens(tmp_path, with_template):
@@ -84,7 +86,7 @@ def test_a_chat_template_writes_the_prompt_with_its_special_tokens(tmp_path, wit
     assert ids.count(with_template.tokenizer.eod_id) == sample.prompt.count("<|endoftext|>") == 6
     with_template.tokenizer.hugging_face.chat_template = "{{ raise_exception('never') }}"
     with pytest.raises(RulerError, match=r"chat template refuses the messages .*\(never\)"):
-        convert(folder, tmp_path, MRCR, tokens=with_template, lengths=[1024])
+        convert(folder, tmp_path, MRCR, tokens=with_template, lengths=[1024], extra_tokens=100)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_a_chat_template_writes_the_prompt_with_its_special_tokens(tmp_path, wit
 )
 def test_answers_are_scored_by_the_metric_of_the_suite(tmp_path, tokens, suite, rows, half):
     folder = write(tmp_path / "given" / "a.parquet", rows)
-    found = convert(folder, tmp_path, suite, tokens=tokens, lengths=[1024])
+    found = convert(folder, tmp_path, suite, tokens=tokens, lengths=[1024], extra_tokens=100)
     asked = questions([found.folder])
     assert (asked.suite, len(asked.lengths)) == (suite.name, 2)
     samples = samples_of(found)
@@ -134,7 +136,7 @@ def test_files_and_rows_of_another_form_are_named(tmp_path, tokens):
     ):
         write(given / "a.parquet", [mrcr_row(300) | wrong])
         with pytest.raises(RulerError, match=message):
-            convert(given, tmp_path / "out", MRCR, tokens=tokens, lengths=[1024])
+            convert(given, tmp_path / "out", MRCR, tokens=tokens, lengths=[1024], extra_tokens=100)
     (given / "a.parquet").write_bytes(b"PAR1 no parquet")
     with pytest.raises(RulerError, match="cannot be read as parquet"):
         parquet_files(given, MRCR)
