@@ -10,13 +10,11 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from eval.measurements import Passkey, RangeMean
+from eval.report.palette import PALETTE, color, line
 from eval.report.plots import (
-    PALETTE,
     WIDTH_INCHES,
     clipped,
-    color,
     framed,
-    line,
     name_curve,
     narrow_figure,
     new_figure,
@@ -30,6 +28,7 @@ from recipes.spec.naming import length_shown
 
 GAP = 0.05
 """Around a cell of the passkey grid, whose side is 1."""
+ROW_INCHES = 0.22
 
 Curve = tuple[int, Evaluation, list[RangeMean]]
 
@@ -59,7 +58,8 @@ def against_base(
         for index, evaluation, _ in curves
         if evaluation.passkey is not None
     ]
-    figure = new_figure(4.4)
+    rows = sum(len(grid.depths) for _, _, grid in grids)
+    figure = new_figure(max(4.4, 1.0 + ROW_INCHES * rows))
     _losses(figure.add_axes((0.055, 0.13, 0.44 if grids else 0.72, 0.76)), curves, named=not grids)
     if grids:
         _passkeys(figure.add_axes((0.73, 0.13, 0.22, 0.76)), grids)
@@ -91,13 +91,14 @@ def _losses(axes: Axes, curves: Sequence[Curve], *, named: bool) -> None:
     context = next(each.seq_length for _, each, _ in curves if each.base is not None)
     if context < last:
         axes.axvline(context, color=PALETTE["muted"], linewidth=1.0, linestyle=(0, (2, 3)))
+        near_left = context < 0.6 * last  # there the name of the y axis is: write it above that
         axes.annotate(
             f"the base model's {length_shown(context)}",
             (context, 1.0),
             xycoords=("data", "axes fraction"),
-            xytext=(0, 5),
+            xytext=(0, 19 if near_left else 5),
             textcoords="offset points",
-            ha="center",
+            ha="left" if near_left else "right",
             color=PALETTE["muted"],
         )
     axes.set_xlabel("position in the window, tokens")
@@ -155,14 +156,16 @@ def _passkeys(axes: Axes, grids: Sequence[tuple[int, Evaluation, Passkey]]) -> N
 def _cell(axes: Axes, corner: tuple[float, float], share: float, trials: int, hue: str) -> None:
     """Draw the share of the prompts of a cell that were answered exactly."""
     size = 1 - 2 * GAP
-    for fill, alpha in ((PALETTE["rule"], 1.0), (hue, share)):
+    most = share > 0.5
+    strength = 0.8 + 0.2 * share if most else 0.6 * share  # the text is readable on either
+    for fill, alpha in ((PALETTE["rule"], 1.0), (hue, strength)):
         axes.add_patch(Rectangle(corner, size, size, color=fill, alpha=alpha, linewidth=0))
     axes.annotate(
         f"{round(share * trials)}/{trials}",
         (corner[0] + size / 2, corner[1] + size / 2),
         ha="center",
         va="center",
-        color="white" if share > 0.5 else PALETTE["muted"],
+        color=PALETTE["page" if most else "ink"],
     )
 
 

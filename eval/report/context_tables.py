@@ -11,15 +11,15 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from eval.measurements import ContextGain
 from eval.report.cells import MISSING, PLUS_MINUS, Cell, Row
+from eval.report.palette import SERIES, color, line
 from eval.report.plots import (
     clipped,
-    color,
     framed,
     length_label,
-    line,
     name_curve,
     narrow_figure,
     new_figure,
+    sample_width,
     spread,
 )
 from eval.run_folder import Evaluation, StageResults
@@ -40,6 +40,11 @@ def measured(evaluations: Sequence[Evaluation]) -> list[Measured]:
         for each in evaluations
         if each.context_gain is not None
     ]
+
+
+def scored_tokens(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return the numbers of tokens that were scored, in rising order."""
+    return [f"{count:,}" for count in sorted({each.gain.scored for each in measured(evaluations)})]
 
 
 def context_heads(evaluations: Sequence[Evaluation]) -> list[int]:
@@ -88,6 +93,11 @@ def _sentence(name: str, gain: ContextGain) -> str:
     return f"{sentence} +- {error:.3f} nats{f': {tail}' if tail else ''}."
 
 
+def shaded(curves: Sequence[object]) -> bool:
+    """Return whether errors are drawn: the bands of many curves would hide each other."""
+    return len(curves) <= len(SERIES)
+
+
 def context_figure(stages: Sequence[StageResults], *, narrow: bool = False) -> Figure | None:
     """Draw the curves with one standard error; None if no stage has one."""
     curves = [
@@ -101,8 +111,9 @@ def context_figure(stages: Sequence[StageResults], *, narrow: bool = False) -> F
     if narrow:
         figure, (axes,) = narrow_figure([(index, name) for index, name, _ in curves], [2.2])
     else:
-        figure = new_figure(3.8)
-        axes = figure.add_axes((0.055, 0.14, 0.925 - 0.0095 * longest_name, 0.76))
+        figure = new_figure(max(3.8, 1.0 + 0.2 * len(curves)))
+        beside = 0.0095 * longest_name + sample_width([index for index, _, _ in curves])
+        axes = figure.add_axes((0.055, 0.14, 0.925 - beside, 0.76))
     for index, _, gain in curves:
         x, mean = np.array(gain.contexts), np.array(gain.loss)
         error = np.nan_to_num(np.array(gain.standard_error))
@@ -115,9 +126,10 @@ def context_figure(stages: Sequence[StageResults], *, narrow: bool = False) -> F
             marker="o",
             markersize=4.0,
         )
-        axes.fill_between(
-            x, mean - error, mean + error, color=color(index), alpha=0.16, linewidth=0
-        )
+        if shaded(curves):
+            axes.fill_between(
+                x, mean - error, mean + error, color=color(index), alpha=0.16, linewidth=0
+            )
     ticks = sorted({context for _, _, gain in curves for context in gain.contexts})
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(

@@ -24,6 +24,8 @@ from eval.report.context_tables import (
     context_rows,
     context_sentences,
     measured,
+    scored_tokens,
+    shaded,
 )
 from eval.report.evaluations import (
     RangeRow,
@@ -42,6 +44,7 @@ from eval.report.gains import (
     last_sentence,
 )
 from eval.report.how_measured import HEADS, provenance_rows
+from eval.report.palette import DARK, LINES, PALETTE, SERIES
 from eval.report.passkey_tables import grid_tables
 from eval.report.short_tables import SHORT_HEADS, short_rows, short_sentences
 from eval.report.stage_tables import costs, facts
@@ -120,9 +123,10 @@ def page_parts(
             lambda narrow: context_figure(compared, narrow=narrow), "Gain from context"
         ),
         "contexts": [f"{context:,}" for context in context_heads(evaluations)],
+        "context_shaded": shaded(measured(evaluations)),
         "context_rows": context_rows(evaluations),
         "context_sentences": context_sentences(evaluations),
-        "scored": sorted({each.gain.scored for each in measured(evaluations)}),
+        "scored": scored_tokens(evaluations),
         "short_heads": SHORT_HEADS,
         "short_rows": short_rows(evaluations),
         "short_sentences": short_sentences(evaluations),
@@ -142,8 +146,10 @@ def page_parts(
         "cost_heads": cost_heads,
         "costs": cost_rows,
         "untrained": [stage.name for stage in stages if not stage.steps],
-        "colors": plots.SERIES,
-        "rounds": len(plots.LINES),
+        "light": PALETTE,
+        "dark": DARK,
+        "colors": SERIES,
+        "rounds": len(LINES),
     }
 
 
@@ -271,8 +277,13 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["dash"] = lambda text: text.replace("-", "\N{EN DASH}")
+    environment.filters["dash"] = lambda text: _signs(text).replace("-", "\N{EN DASH}")
+    environment.filters["signs"] = _signs
     return environment.get_template("report.html.jinja")
+
+
+def _signs(text: str) -> str:
+    return text.replace("+-", PLUS_MINUS)
 
 
 def _held_out(evaluations: Sequence[Evaluation], others: Sequence[Evaluation]) -> list[str]:

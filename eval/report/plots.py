@@ -9,7 +9,6 @@ A page has each figure twice, once drawn for a narrow screen, with the names of 
 
 import html
 import io
-import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -19,25 +18,13 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.offsetbox import AnnotationBbox, DrawingArea
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from eval.report.palette import PALETTE, color, line
 from eval.run_folder import Evaluation, StageResults
-
-PALETTE = {
-    "ink": "#1f2328",
-    "muted": "#66707a",
-    "rule": "#d5d9de",
-    "series-0": "#b4560f",
-    "series-1": "#12807a",
-    "series-2": "#2456b0",
-    "series-3": "#7d3fa3",
-    "series-4": "#b3284f",
-    "series-5": "#5d7016",
-}
-SERIES = [name for name in PALETTE if name.startswith("series-")]
-LINES: tuple[str | tuple[float, tuple[float, ...]], ...] = ("solid", (0, (4, 1.2)), (0, (1, 0.8)))
-"""Styles of the curves with the first, the second and the third round of the colours."""
 
 WIDTH_INCHES = 10.4
 NARROW_INCHES = 3.75
@@ -47,18 +34,10 @@ BINS_PER_OCTAVE = 6
 POINTS_PER_CURVE = 600
 MEDIAN_SHARE = 20  # a running median spans 1/20 of its stage
 NAME_CHARACTERS = 24
+SAMPLE_POINTS = 20
+"""Length of a sample of a line before the name of its curve."""
 
 Floats = NDArray[np.float64]
-
-
-def color(stage: int) -> str:
-    """Return the colour of the stage at this index of the ladder."""
-    return PALETTE[SERIES[stage % len(SERIES)]]
-
-
-def line(stage: int) -> str | tuple[float, tuple[float, ...]]:
-    """Return the line style of the stage at this index: curves of one colour differ in it."""
-    return LINES[stage // len(SERIES) % len(LINES)]
 
 
 def by_position(stages: Sequence[StageResults], *, narrow: bool = False) -> Figure | None:
@@ -77,7 +56,8 @@ def by_position(stages: Sequence[StageResults], *, narrow: bool = False) -> Figu
         figure, (axes,) = narrow_figure([(index, name) for index, name, _, _ in drawn], [2.4])
     else:
         figure = new_figure(4.6)
-        axes = figure.add_axes((0.055, 0.115, 0.925 - 0.0095 * longest_name, 0.80))
+        beside = 0.0095 * longest_name + sample_width([index for index, _, _ in curves])
+        axes = figure.add_axes((0.055, 0.115, 0.925 - beside, 0.80))
     for index, _, found in curves:
         x, y = _bins(found, coarse=False)
         axes.plot(x, y, color=color(index), linewidth=0.7, alpha=0.3)
@@ -234,8 +214,13 @@ def narrow_figure(
         found.append(figure.add_axes((0.125, top / whole, 0.845, height / whole)))
     for row, (index, name) in enumerate(names):
         place = (foot - 0.5 - NAME_INCHES * (row + 0.5)) / whole
+        figure.add_artist(
+            Line2D(
+                (0.02, 0.09), (place, place), color=color(index), linewidth=2, linestyle=line(index)
+            )
+        )
         figure.text(
-            0.02, place, name, color=color(index), weight="bold", va="center", parse_math=False
+            0.11, place, name, color=color(index), weight="bold", va="center", parse_math=False
         )
     return figure, found
 
@@ -271,13 +256,14 @@ def _length_line(axes: Axes, length: int, stage: int, *, narrow: bool) -> None:
     axes.axvline(
         length, color=color(stage), linewidth=1.1, linestyle=(0, (2, 3)), clip_on=False, zorder=1
     )
+    at_edge = length > right / 2  # centred, the text would reach into the names of the curves
     axes.annotate(
         length_label(length) if narrow else f"trained at {length_label(length)}",
         (length, 1.0),
         xycoords=("data", "axes fraction"),
         xytext=(0, 5),
         textcoords="offset points",
-        ha="center",
+        ha="right" if at_edge else "center",
         color=color(stage),
     )
 
@@ -356,18 +342,49 @@ def _running_median(values: Floats, at: NDArray[np.intp]) -> Floats:
 
 
 def spread(heights: Sequence[float], limits: tuple[float, float]) -> list[float]:
-    """Move heights apart until labels at them do not overlap, preserving their order."""
-    gap = 0.055 * (limits[1] - limits[0])
+    """Move heights apart until labels at them do not overlap, in order and within the limits."""
+    low, high = limits
+    gap = min(0.055, 1 / max(1, len(heights))) * (high - low)
     order = sorted(range(len(heights)), key=lambda i: heights[i])
+    # without the gaps below it, no height may be less than that of the label before: pool those
+    pools: list[list[float]] = []
+    for rank, i in enumerate(order):
+        pools.append([heights[i] - rank * gap])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    level = [float(np.mean(pool)) for pool in pools for _ in pool]
+    bottom, top = low + gap / 2, high - gap * (len(heights) - 0.5)
     placed = list(heights)
-    for below, above in itertools.pairwise(order):
-        placed[above] = max(placed[above], placed[below] + gap)
-    moved = sum(placed) - sum(heights)
-    return [height - moved / len(placed) for height in placed]
+    for rank, i in enumerate(order):
+        placed[i] = min(max(level[rank], bottom), top) + rank * gap
+    return placed
 
 
 def name_curve(axes: Axes, name: str, end: tuple[float, float], index: int, right: float) -> None:
-    """Write the name of a curve in its color, `right` points to the right of its end."""
+    """Write the name of a curve in its color, `right` points to the right of its end.
+
+    A sample of the line comes before the name of a curve that is not solid.
+    """
+    if line(index) != "solid":
+        sample = DrawingArea(SAMPLE_POINTS, 4)
+        sample.add_artist(
+            Line2D(
+                (0, SAMPLE_POINTS), (2, 2), color=color(index), linewidth=2, linestyle=line(index)
+            )
+        )
+        axes.add_artist(
+            AnnotationBbox(
+                sample,
+                end,
+                xybox=(right, 0),
+                boxcoords="offset points",
+                box_alignment=(0, 0.5),
+                frameon=False,
+                pad=0,
+                annotation_clip=False,
+            )
+        )
+        right += SAMPLE_POINTS + 5
     axes.annotate(
         clipped(name),
         end,
@@ -379,6 +396,12 @@ def name_curve(axes: Axes, name: str, end: tuple[float, float], index: int, righ
         annotation_clip=False,
         parse_math=False,
     )
+
+
+def sample_width(indices: Sequence[int]) -> float:
+    """Return the share of the width that samples of lines take before names, if there are any."""
+    sampled = any(line(index) != "solid" for index in indices)
+    return (SAMPLE_POINTS + 5) / 72 / WIDTH_INCHES if sampled else 0.0
 
 
 def _points_to_edge(axes: Axes, x: float) -> float:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from custom_modules.rope.frequency_report import FrequencyBands
 from data.files.whole import replacing
-from eval.report.plots import PALETTE, SERIES
+from eval.report.palette import PALETTE, SERIES
 
 
 def draw(

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from data.census.census import Census
 from data.files.whole import replacing
-from eval.report.plots import PALETTE, SERIES, color
+from eval.report.palette import PALETTE, SERIES, color
 from recipes.spec.naming import length_shown
 
 

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from data.files.whole import replacing
-from eval.report.plots import PALETTE
+from eval.report.palette import PALETTE
 from recipes.planner.plan import Plan
 from recipes.planner.search.ranking import search
 from recipes.planner.search.request import SearchRequest

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from data.files.whole import replacing
-from eval.report.plots import PALETTE
+from eval.report.palette import PALETTE
 from recipes.planner.search.sweep import Point, frontier
 from recipes.spec.naming import budget_word, length_shown
 

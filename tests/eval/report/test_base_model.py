@@ -139,7 +139,7 @@ def test_the_page_shows_the_base_model_and_what_training_adds_to_the_rotation(ru
     said = words(text)
     assert "base_with_yarn_x4: the weights of models/tiny, not trained further" in said
     assert "RoPE yarn factor 4, base 10,000" in said
-    assert "is 2.133 +- 0.033 nats below that of base, document by document." in said
+    assert f"is 2.133 {PLUS_MINUS} 0.033 nats below that of base, document by document." in said
     assert "5.00 \N{PLUS-MINUS SIGN} 0.58" in said
     assert (run / "against_base.svg").read_bytes().startswith(b"<?xml")
     assert "nothing to compare it with" not in said
@@ -279,7 +279,7 @@ def test_the_price_at_short_length_is_told_document_by_document(run, capsys):
         f"{TRAINED.stage}: the loss of short documents is +0.200 +- 0.029 nats from base, "
         "document by document."
     )
-    assert said in text
+    assert said.replace("+-", PLUS_MINUS) in text
     show_report(run=run)
     assert said in capsys.readouterr().out
     unlike = replace(whole(2.0, 3.0, 4.0), tokens=(40, 200, 91))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from eval.measurements import ShortLoss
 from eval.report import page as report
-from eval.report import plots
+from eval.report import palette
 from eval.report.run_labels import RunsError, common_folder, labels
 from eval.report.several_runs import (
     build_several,
@@ -154,7 +154,7 @@ def test_each_run_is_compared_with_its_base_model_in_curves_that_differ(tmp_path
         assert (tmp_path / f"against_base_{number}.png").read_bytes().startswith(b"\x89PNG")
         assert f"{run.label}: base: the weights of models/tiny" in words(text)
     assert "round-1" in text  # the seventh and eighth curve have colours of the first two
-    styles = {(plots.color(index), str(plots.line(index))) for index in range(18)}
+    styles = {(palette.color(index), str(palette.line(index))) for index in range(18)}
     assert len(styles) == 18
 
 
