@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from eval.suite_results import Group
 from recipes.spec.suggest import did_you_mean
@@ -75,6 +76,8 @@ def find(names: Sequence[str], include: Path | None) -> tuple[list[SuiteTask], l
     if include is not None and not include.is_dir():
         raise ValueError(f"--include-path {include} is not a folder")
     folder = None if include is None else str(include.resolve())
+    if include is not None:
+        _require_yaml(include)
     manager = TaskManager(include_path=folder, include_defaults=False)
     if include is not None and not manager.all_tasks:
         raise ValueError(f"--include-path: {include} has no YAML file of a task")
@@ -86,6 +89,24 @@ def find(names: Sequence[str], include: Path | None) -> tuple[list[SuiteTask], l
     except UnknownTaskError:  # a group of the folder may list tasks of the harness
         manager = TaskManager(include_path=folder)
         return *_found(names, manager), manager
+
+
+def _require_yaml(folder: Path) -> None:
+    """Raise ValueError for the first broken YAML file of a folder; the harness skips it unsaid."""
+    from lm_eval.tasks._index import TaskIndex
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    for file in TaskIndex._iter_yaml_files(folder):
+        try:
+            load_yaml(file, resolve_func=False)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            where = f"{mark.name}, line {mark.line + 1}" if mark else str(file)
+            said = " ".join(str(error.problem or error.context).split())
+            raise ValueError(f"{where}, is not valid YAML: {said}") from None
+        except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{file} cannot be read as a task ({reason})") from None
 
 
 def _found(names: Sequence[str], manager: Any) -> tuple[list[SuiteTask], list[Group]]:

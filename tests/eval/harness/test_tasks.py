@@ -134,6 +134,21 @@ def test_the_digest_of_a_task_changes_with_what_its_functions_use(folder):
     assert find(["one"], folder)[0][0].digest != first
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("task: two\ndoc_to_text: {a\nother: b\n", r"two.yaml, line 3, is not valid YAML: .*','"),
+        ("include: nowhere.yaml\ntask: two\n", r"two.yaml cannot be read as a task .*nowhere.yaml"),
+        ("- task\n", r"two.yaml cannot be read as a task .*got list"),
+    ],
+)
+def test_a_broken_file_of_a_task_is_told_with_file_and_line(folder, text, words):
+    write(folder, "one")
+    (folder / "two.yaml").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        find(["two"], folder)
+
+
 def test_a_group_may_list_a_task_of_the_harness(folder):
     write(folder, "one")
     (folder / "both.yaml").write_text("group: both\ntask: [one, copa]\n")
