@@ -33,6 +33,10 @@ LENGTHS = "max_seq_lengths"
 PREFIX_ROOM = 256
 """Tokens that a prompt may exceed its length by: RULER does not count the beginning of the answer,
 which it adds to the prompt, nor the spaces that the tokenizer sees there."""
+BABILONG_LENGTHS = tuple(1024 * 2**power for power in range(8))
+"""Lengths of the parts 1k to 128k of RMT-team/babilong-1k-samples, which qa1 to qa5 have. The other
+tasks have the part 0k alone: their facts without other text."""
+BABILONG_LONG = ("qa1", "qa2", "qa3", "qa4", "qa5")
 SEED, NUMPY_SEED = 0, 1234  # the harness's own
 INSTALL = "pip install -e '.[eval]'"
 
@@ -46,6 +50,8 @@ class SuiteTask:
     digest: str
     makes_prompts: bool
     """Whether it makes prompts of a length that it is told."""
+    stored_by_length: bool = False
+    """Whether the prompts of each length are a part of its data set, which has to be there."""
 
 
 class UnknownTaskError(ValueError):
@@ -216,7 +222,8 @@ def _task(config: dict[str, Any]) -> SuiteTask:
             "machine; this command never does"
         )
     _require_text(name, config)
-    return SuiteTask(name, config, _digest(config), _makes_prompts(config))
+    made = _makes_prompts(config)
+    return SuiteTask(name, config, _digest(config), made, made and _of_babilong(config))
 
 
 def _require_text(name: str, config: Mapping[str, Any]) -> None:
@@ -228,6 +235,8 @@ def _require_text(name: str, config: Mapping[str, Any]) -> None:
 
 
 def _makes_prompts(config: dict[str, Any]) -> bool:
+    if _of_babilong(config) and config.get("test_split") not in BABILONG_LONG:
+        return False
     made = config.get("custom_dataset")
     module = inspect.getmodule(made) if callable(made) else None
     return module is not None and LENGTHS in inspect.getsource(module)
@@ -289,7 +298,7 @@ def built(
     metadata = config.get("metadata") or {}
     config["metadata"] = {**metadata, "tokenizer": str(tokenizer)}
     if length is not None:
-        config["metadata"][LENGTHS] = [length]
+        config["metadata"][LENGTHS] = _lengths_told(config, length)
     random.seed(SEED)
     np.random.seed(NUMPY_SEED)
     where = config.get("dataset_path") or "its own function"
@@ -305,6 +314,23 @@ def built(
         raise ValueError(f"task {task.name} has no samples, so it cannot be scored")
     _require_text(task.name, vars(loaded.config))
     return loaded
+
+
+def _lengths_told(config: Mapping[str, Any], length: int) -> list[int] | str:
+    """Return a length as a task takes it: BABILong's is the name of a part of its data set."""
+    if not _of_babilong(config):
+        return [length]
+    if length not in BABILONG_LENGTHS:
+        named = ", ".join(f"{each // 1024}K" for each in BABILONG_LENGTHS)
+        raise ValueError(
+            f"task {config['task']} has prompts of {named} tokens, not of {length:,}; name those "
+            "in --suite-lengths"
+        )
+    return f"{length // 1024}k"
+
+
+def _of_babilong(config: Mapping[str, Any]) -> bool:
+    return str(config.get("dataset_path")).startswith("RMT-team/babilong")
 
 
 def _missing(name: str, where: str, error: Exception) -> str:

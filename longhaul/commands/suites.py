@@ -72,8 +72,9 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
         else:
             job, models, tokenizer, lengths = _export(run, names, given, suites, tasks, lengths)
         for task in tasks:
-            first = lengths[0] if task.makes_prompts else None
-            built(task, manager, tokenizer=tokenizer, length=first, limit=1)
+            read = lengths if task.stored_by_length else lengths[:1]
+            for length in read if task.makes_prompts else (None,):
+                built(task, manager, tokenizer=tokenizer, length=length, limit=1)
     paths = {
         f"{model} {task.name}" + (f" at {length:,}" if length else ""): result_path(
             run, model, task.name, length, given.limit

@@ -238,6 +238,36 @@ def test_a_limited_task_makes_no_more_prompts_and_is_the_same_in_each_run(folder
     assert module["CALLS"] == [3, 3, 500]  # the task's own function is back
 
 
+def test_babilong_reads_the_part_of_its_data_that_a_length_names(folder, monkeypatch):
+    import datasets
+    from lm_eval import tasks
+
+    parts = []
+
+    def load_dataset(path, name, split):
+        parts.append((path, name, split))
+        row = {"input": "Mary is in the hall. ", "question": "Where is Mary?", "target": "hall"}
+        return datasets.Dataset.from_list([row])
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    theirs = Path(tasks.__file__).parent / "babilong"
+    for name in ("babilong_qa1", "babilong_qa6"):
+        (folder / f"{name}.yaml").write_text(f"include: {theirs / name}.yaml\n")
+    assert [
+        find([name], folder)[0][0].makes_prompts for name in ("babilong_qa1", "babilong_qa6")
+    ] == [True, False]
+    for name, length in (
+        ("babilong_qa1", 4_096),
+        ("babilong_qa1", 131_072),
+        ("babilong_qa6", None),
+    ):
+        assert len(load(folder, name, length=length).eval_docs) == 1
+    of = "RMT-team/babilong-1k-samples"
+    assert list(dict.fromkeys(parts)) == [(of, "4k", "qa1"), (of, "128k", "qa1"), (of, "0k", "qa6")]
+    with pytest.raises(ValueError, match=r"has prompts of 1K, 2K, .* 128K tokens, not of 5,000"):
+        load(folder, "babilong_qa1", length=5_000)
+
+
 def test_a_request_that_is_too_long_is_refused_with_its_document(monkeypatch):
     from lm_eval.api.instance import Instance
 
