@@ -2,13 +2,16 @@
 """Evaluate the stages of a run: loss by position and the passkey grid, one JSON file per stage.
 
 On request also the model that training started from (`eval.base_model`), under the same settings.
-Runs on every rank of a torchrun job; `longhaul evaluate` and `longhaul run` launch it.
+Runs on every rank of a torchrun job; `longhaul evaluate` and `longhaul run` launch it. An
+interrupted evaluation continues with the parts that it has not finished (`eval.finished_parts`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,16 +20,17 @@ from megatron.core import parallel_state
 from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
-from data.store import Manifest
+from data.store import MANIFEST, Manifest
 from data.token_files.held_out import documents_in_turn
 from eval import context_gain as context_gains
 from eval import load_model
 from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks
+from eval.finished_parts import FinishedParts, digest
 from eval.loss_by_position import WINDOW_SEED, loss_by_position, mean_over, position_bands
-from eval.measurements import BaseRecord, ByPosition, Passkey, RangeMean
+from eval.measurements import BaseRecord, ByPosition, ContextGain, Passkey, RangeMean, ShortLoss
 from eval.model_facts import parameters_of, tokens_seen
-from eval.passkey import DIGITS, PASSKEY_SEED, PROMPT_VERSION, prompts, score
+from eval.passkey import DIGITS, PASSKEY_SEED, PROMPT_VERSION, Prompt, prompts, score
 from eval.provenance import SHORT, Provenance, now
 from eval.report.evaluations import (
     Settings,
@@ -42,8 +46,12 @@ from eval.run_folder import (
 )
 from eval.short_loss import short_documents, short_loss
 from eval.uncertainty import standard_error
-from recipes.checkpoints.marker import steps_taken
+from recipes.checkpoints.marker import MARKER, RECIPE, newest_checkpoint, steps_taken
 from recipes.spec.naming import stage_folder
+from recipes.spec.schema import Number
+
+Load = Callable[[], LongContextGPT]
+"""Loads the model at the first call: not at all if every part is there."""
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -103,6 +111,12 @@ def evaluate(
             asked.lengths if trials else (), asked.depths if trials else (),
             PROMPT_VERSION if trials else 0, sources,
         )  # fmt: skip
+        asked_of_all = {
+            "settings": settings, "lengths": sorted(lengths), "device": device, "commit": commit,
+            "store": digest(manifest.root / MANIFEST), "tokenizer": manifest.tokenizer.fingerprint,
+            "tensor_parallel": tensor_parallel, "context_parallel": context_parallel,
+        }  # fmt: skip
+        unfinished: list[FinishedParts] = []
         for subject in subjects(folder, stages, base=base):
             asked_for = (subject.name, settings, subject.step, sorted(lengths))
             record = subject.record(folder)
@@ -112,18 +126,16 @@ def evaluate(
                 if dist.get_rank() == 0 and record is not None:
                     write_record(folder, subject.name, record)
                 continue
-            model = load_model.load(
-                subject.stage,
-                seq_length=max((longest, *settings.prompt_lengths)),
-                bf16=device == "cuda",
-                verify=verify,
-                start=None if subject.base is None else subject.base.checkpoint,
-                rope=None if subject.base is None else subject.base.rope,
+            parts = FinishedParts(folder, subject.name, asked_of_all | subject.identity())
+            unfinished.append(parts)
+            model = subject.loading(
+                max((longest, *settings.prompt_lengths)), bf16=device == "cuda", verify=verify
             )
-            losses = loss_by_position(model, texts, longest)
-            gained = context_gains.context_gain(model, texts, longest) if context_gain else None
-            short = short_loss(model, brief, shortest)
-            grid = passkey_grid(model, manifest, hay, asked) if trials else None
+            parameters = size_of(parts, model)
+            losses = losses_of(parts, model, texts, longest)
+            gained = gain_of(parts, model, texts, longest) if context_gain else None
+            short = short_of(parts, model, brief, shortest) if brief else None
+            grid = passkey_grid(parts, model, manifest, hay, asked) if trials else None
             if dist.get_rank() == 0:
                 found = evaluation(subject, record, losses, sorted(lengths), grid, store)
                 found = replace(found, sources=sources)
@@ -133,12 +145,14 @@ def evaluate(
                     command=command,
                     seeds={"windows": WINDOW_SEED} | ({"passkeys": PASSKEY_SEED} if trials else {}),
                     tokenizer=f"{manifest.tokenizer.name} {manifest.tokenizer.fingerprint[:SHORT]}",
-                    parameters=parameters_of(model),
+                    parameters=parameters,
                     tokens_seen=0 if subject.base else tokens_seen(folder, subject.name),
                 )
                 write_evaluation(
                     folder, replace(found, context_gain=gained, provenance=about, short=short)
                 )
+        for parts in unfinished:
+            parts.remove()
 
 
 def held_out(manifest: Manifest, least: int, documents: int) -> list[NDArray[np.int64]]:
@@ -180,6 +194,76 @@ class Subject:
             return None
         own = BaseRecord(str(self.base.checkpoint), self.base.rope.to_dict(), self.base.stages)
         return own.with_stages_of(base_record(run, self.name))
+
+    @property
+    def checkpoint(self) -> Path:
+        """The weights that are evaluated; raise ValueError if there are none."""
+        if self.base is not None:
+            return self.base.checkpoint
+        newest = newest_checkpoint(self.stage / "checkpoints")
+        if newest is None:
+            raise ValueError(f"{self.stage} has no complete checkpoint; train the stage first")
+        return newest
+
+    def identity(self) -> dict[str, Any]:
+        """Return what tells this model from others: digests of its weights and of its recipe."""
+        return {
+            "weights": digest(self.checkpoint / MARKER),
+            "recipe": digest(self.stage / RECIPE),
+            "rope": None if self.base is None else self.base.rope.to_dict(),
+        }
+
+    def loading(self, seq_length: int, *, bf16: bool, verify: bool) -> Load:
+        """Return what loads the model once, for up to `seq_length` tokens."""
+        return cache(
+            lambda: load_model.load(
+                self.stage,
+                seq_length=seq_length,
+                bf16=bf16,
+                verify=verify,
+                start=self.checkpoint,
+                rope=None if self.base is None else self.base.rope,
+            )
+        )
+
+
+def losses_of(
+    parts: FinishedParts, model: Load, texts: list[NDArray[np.int64]], length: int
+) -> NDArray[np.float64]:
+    """Return the loss by position as `loss_by_position` does."""
+    rows = parts.part(
+        "loss by position",
+        list[list[Number]],
+        lambda: loss_by_position(model(), texts, length).tolist(),
+    )
+    return np.array(rows, dtype=np.float64)
+
+
+def gain_of(
+    parts: FinishedParts, model: Load, texts: list[NDArray[np.int64]], length: int
+) -> ContextGain:
+    """Return the gain from context as `context_gain` does."""
+    found = parts.part(
+        "gain from context",
+        ContextGain,
+        lambda: context_gains.context_gain(model(), texts, length),
+    )
+    return cast(ContextGain, found)
+
+
+def short_of(
+    parts: FinishedParts, model: Load, brief: list[NDArray[np.int64]], length: int
+) -> ShortLoss:
+    """Return the loss of short documents as `short_loss` does."""
+    found = parts.part(
+        "loss of short documents", ShortLoss, lambda: short_loss(model(), brief, length)
+    )
+    return cast(ShortLoss, found)
+
+
+def size_of(parts: FinishedParts, model: Load) -> int:
+    """Return the parameters of the model."""
+    return int(parts.part("number of parameters", int, lambda: parameters_of(model())))
 
 
 def subjects(run: Path, stages: Sequence[str], *, base: bool) -> Iterator[Subject]:
@@ -257,9 +341,13 @@ def shared_out(lengths: Sequence[int], ranks: int) -> list[int]:
 
 
 def passkey_grid(
-    model: LongContextGPT, manifest: Manifest, texts: list[NDArray[np.int64]], asked: Prompts
+    parts: FinishedParts,
+    model: Load,
+    manifest: Manifest,
+    texts: list[NDArray[np.int64]],
+    asked: Prompts,
 ) -> Passkey:
-    """Return hits and nats by length and depth; prompts are distributed over data ranks."""
+    """Return hits and nats by length and depth; each length is a part of its own."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(manifest.tokenizer_path)
@@ -267,29 +355,43 @@ def passkey_grid(
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
 
-    rank = parallel_state.get_data_parallel_rank()
-    size = parallel_state.get_data_parallel_world_size()
-    device = torch.device("cuda", torch.cuda.current_device())
-    lengths, depths, trials = asked.lengths, asked.depths, asked.trials
-    scores = torch.zeros(len(lengths), len(depths), 3, dtype=torch.float64, device=device)
-    of_rank = iter(
-        shared_out([length for length in lengths for _ in range(len(depths) * trials)], size)
-    )
-    for row, length in enumerate(lengths):
-        for column, depth in enumerate(depths):
-            text = texts[column % len(texts)]
-            for prompt in prompts(encode, text, length=length, depth=depth, trials=trials):
-                if next(of_rank) == rank:
-                    scores[row, column] += torch.tensor(score(model, prompt), device=device)
-    dist.all_reduce(scores, group=parallel_state.get_data_parallel_group())
-    answers = scores[..., 2].sum() / (scores.shape[0] * scores.shape[1] * trials)
+    def row(length: int) -> list[list[float]]:
+        cells = [
+            prompts(encode, texts[at % len(texts)], length=length, depth=depth, trials=asked.trials)
+            for at, depth in enumerate(asked.depths)
+        ]
+        return passkey_row(model(), cells)
+
+    rows = [
+        parts.part(f"passkeys of {length:,} tokens", list[list[Number]], partial(row, length))
+        for length in asked.lengths
+    ]
+    scores = np.array(rows, dtype=np.float64)
+    answers = scores[..., 2].mean() / asked.trials
     return Passkey(
-        lengths=lengths,
-        depths=depths,
-        trials=trials,
+        lengths=asked.lengths,
+        depths=asked.depths,
+        trials=asked.trials,
         digits=DIGITS,
-        hits=tuple(tuple(row) for row in (scores[..., 0] / trials).tolist()),
+        hits=tuple(tuple(row) for row in (scores[..., 0] / asked.trials).tolist()),
         nats=tuple(tuple(row) for row in (scores[..., 1] / scores[..., 2]).tolist()),
         chance_nats=DIGITS * float(np.log(10)) / float(answers),
         prompt_version=PROMPT_VERSION,
     )
+
+
+def passkey_row(model: LongContextGPT, cells: Sequence[Sequence[Prompt]]) -> list[list[float]]:
+    """Return hits, summed nats and answer tokens of each cell of prompts of one length.
+
+    The prompts are distributed over data ranks.
+    """
+    rank = parallel_state.get_data_parallel_rank()
+    size = parallel_state.get_data_parallel_world_size()
+    device = torch.device("cuda", torch.cuda.current_device())
+    scores = torch.zeros(len(cells), 3, dtype=torch.float64, device=device)
+    numbered = enumerate((at, prompt) for at, cell in enumerate(cells) for prompt in cell)
+    for number, (at, prompt) in numbered:
+        if number % size == rank:
+            scores[at] += torch.tensor(score(model, prompt), device=device)
+    dist.all_reduce(scores, group=parallel_state.get_data_parallel_group())
+    return cast(list[list[float]], scores.tolist())

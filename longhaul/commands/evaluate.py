@@ -184,6 +184,7 @@ def evaluate(
         )
     with loading("NeMo and Megatron-Core"):
         from eval.base_model import base_models
+        from eval.finished_parts import titles_of
         from longhaul.jobs.evaluation import evaluation_job, recipe_of, require_layout
         from longhaul.jobs.store_source import require_heldout
         from longhaul.run_folder.undamaged import require_evaluable
@@ -232,6 +233,12 @@ def evaluate(
         note(f"note: {words}")
     bases = [model.name for model in models]
     subjects = [*bases, *chosen]
+    for name in subjects:
+        if there := titles_of(run, name):
+            note(
+                f"note: {name} was interrupted after {', '.join(there)}; with the same settings "
+                "and weights only the rest is measured"
+            )
     said = f"evaluating {', '.join(subjects)} on {ranks} ranks"
     with (
         in_use(run / "eval"),

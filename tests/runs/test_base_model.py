@@ -3,12 +3,16 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from custom_modules.rope.config import RopeScaling
+from eval.finished_parts import partial_path, titles_of
 from eval.run_folder import base_evaluations, read_evaluation, read_stage
 from tests.ranks import Ranks
 from tests.runs.conftest import NEMO, TIMEOUT_SECONDS, TrainingRun
@@ -44,16 +48,49 @@ def run(tmp_path_factory, small_store):
     return made
 
 
-def evaluate(run: TrainingRun, **choices: object) -> None:
+def evaluate_until_the_second_row(options: dict[str, object], output: str) -> None:
+    """Evaluate on a rank that fails at the first passkey prompt of 512 tokens."""
+    from eval import evaluate as evaluation
+
+    def score(model, prompt):
+        if len(prompt.tokens) == 512:
+            raise RuntimeError("stopped at a prompt")
+        return passkey_score(model, prompt)
+
+    passkey_score = evaluation.score
+    with mock.patch.object(evaluation, "score", score):
+        evaluate_on_forked_rank(options, output)
+
+
+def evaluate_only_the_second_row(options: dict[str, object], output: str) -> None:
+    """Evaluate on a rank that fails if it measures what the first one has measured."""
+    from eval import evaluate as evaluation
+
+    def score(model, prompt):
+        assert len(prompt.tokens) == 512
+        return passkey_score(model, prompt)
+
+    passkey_score = evaluation.score
+    again = mock.Mock(side_effect=AssertionError("measured again"))
+    with (
+        mock.patch.object(evaluation, "score", score),
+        mock.patch.object(evaluation, "loss_by_position", again),
+        mock.patch.object(evaluation, "short_loss", again),
+        mock.patch.object(evaluation.context_gains, "context_gain", again),
+    ):
+        evaluate_on_forked_rank(options, output)
+
+
+def evaluate(
+    run: TrainingRun, on_rank: Callable[..., None] = evaluate_on_forked_rank, **choices: object
+) -> None:
     options = {
         "run": str(run.folder), "stages": [STAGE], "store": run.options["store"],
         "lengths": [128, 512], "documents": 3, "trials": 1, "base": True,
-        "passkey_lengths": [256], "depths": [0.3], "context_gain": True, "command": "typed",
+        "passkey_lengths": [256, 512], "depths": [0.3], "context_gain": True, "command": "typed",
         **choices,
     }  # fmt: skip
-    with Ranks(
-        evaluate_on_forked_rank, 2, options, str(run.folder / "output.log"), server=NEMO
-    ) as ranks:
+    with Ranks(on_rank, 2, options, str(run.folder / "output.log"), server=NEMO) as ranks:
         ranks.results(TIMEOUT_SECONDS)
 
 
@@ -73,7 +110,7 @@ def test_the_base_model_with_the_rotation_of_the_stage_has_the_losses_of_its_wei
     assert base.base.rope["method"] == "default"
     assert stretched.base.rope["method"] == "yarn"
     assert (base.seq_length, stage.seq_length) == (128, 512)
-    assert (stage.passkey.lengths, stage.passkey.depths) == ((256,), (0.3,))
+    assert (stage.passkey.lengths, stage.passkey.depths) == ((256, 512), (0.3,))
 
 
 def test_a_mean_is_that_of_its_documents_and_of_its_buckets(evaluated):
@@ -113,6 +150,26 @@ def test_only_what_is_missing_is_evaluated(evaluated):
     evaluate(run, missing=True)
     assert files[STAGE].stat().st_mtime_ns == before
     assert base_evaluations(run.folder)[0] == found[0]
+
+
+def test_an_interrupted_evaluation_continues_with_the_parts_that_are_left(evaluated):
+    run, (*_, whole) = evaluated
+    result = run.folder / "eval" / f"{STAGE}.json"
+    partial = partial_path(run.folder, STAGE)
+    result.unlink()
+    partial.write_text('{"identity": {"settings": "others"}, "parts": {"loss by position": [[1]]}}')
+    with pytest.raises(RuntimeError, match="stopped at a prompt"):
+        evaluate(run, evaluate_until_the_second_row, base=False)
+    assert not result.exists()
+    assert titles_of(run.folder, STAGE) == [
+        "number of parameters", "loss by position", "gain from context", "passkeys of 256 tokens",
+    ]  # fmt: skip
+    evaluate(run, evaluate_only_the_second_row, base=False)
+    found = read_evaluation(run.folder, STAGE)
+    assert replace(found, provenance=whole.provenance) == whole
+    assert not partial.exists()
+    said = (run.folder / "output.log").read_text()
+    assert said.count(f"{STAGE}: loss by position: there already") == 1
 
 
 def test_the_logits_of_a_few_positions_are_those_of_the_whole_prompt(run, megatron_rank):
