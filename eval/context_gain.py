@@ -10,10 +10,11 @@ last T tokens of each window are scored, each time given only the last n tokens,
 begin at 0. A model that uses a longer context predicts these tokens better. The last n tokens
 include the scored ones, so that each scored token has n - T to n - 1 tokens before it.
 
-All n together read about 2 L tokens of a window. Logits are formed for the scored tokens only.
+All n together read about 2 L tokens of a window. Logits are formed for the scored tokens only. The
+loss of each of them is kept, so that a source, or a kind of token, has its own (`eval.gain_parts`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -21,9 +22,10 @@ from megatron.core import parallel_state
 from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
+from eval.gain_parts import gain_parts
 from eval.loss_by_position import windows
-from eval.measurements import ContextGain
-from eval.rope_search.scored_loss import scored_losses
+from eval.measurements import ContextGain, GainPart
+from eval.rope_search.scored_loss import scored_token_losses
 from eval.rope_search.scored_text import ScoredText
 from eval.uncertainty import standard_error
 
@@ -49,11 +51,16 @@ def contexts(length: int, ranks: int = 1) -> list[int]:
 
 
 def context_gain(
-    model: LongContextGPT, documents: Iterable[NDArray[np.int64]], length: int
+    model: LongContextGPT,
+    documents: Iterable[NDArray[np.int64]],
+    length: int,
+    sources: Sequence[str] = (),
+    counts: NDArray[np.int64] | None = None,
 ) -> ContextGain:
     """Return the loss of the last tokens of each document's window, by the tokens that are read.
 
-    The windows are those of `loss_by_position`; they are distributed over data ranks.
+    The windows are those of `loss_by_position`; they are distributed over data ranks. The sources
+    of the documents and the counts of token ids are for `gain_parts`.
     """
     shared_by = 2 * parallel_state.get_context_parallel_world_size()
     shared_by *= parallel_state.get_tensor_model_parallel_world_size()
@@ -62,17 +69,25 @@ def context_gain(
     rank = parallel_state.get_data_parallel_rank()
     size = parallel_state.get_data_parallel_world_size()
     device = torch.device("cuda", torch.cuda.current_device())
-    sums = torch.zeros(len(read), len(lengths), 2, dtype=torch.float64, device=device)
+    losses = torch.zeros(len(read), len(lengths), scored, dtype=torch.float64, device=device)
     for index in range(rank, len(read), size):
         for column, context in enumerate(lengths):
             text = ScoredText(read[index][-context:], np.arange(context) >= context - scored)
-            sums[index, column] = scored_losses(model, text)
+            of_shard, places = scored_token_losses(model, text)
+            losses[index, column, places - (context - scored)] = of_shard
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    torch.distributed.all_reduce(sums, group=group)
-    return gain_of(scored, lengths, (sums[..., 0] / sums[..., 1]).tolist())
+    torch.distributed.all_reduce(losses, group=group)
+    whole = [window[-length:] for window in read]
+    parts = gain_parts(losses.cpu().numpy(), whole, lengths[0], sources, counts)
+    return gain_of(scored, lengths, losses.mean(2).tolist(), parts)
 
 
-def gain_of(scored: int, lengths: list[int], by_document: list[list[float]]) -> ContextGain:
+def gain_of(
+    scored: int,
+    lengths: list[int],
+    by_document: list[list[float]],
+    parts: tuple[GainPart, ...] = (),
+) -> ContextGain:
     """Return the curve of documents' mean losses, a row for each."""
     columns = list(zip(*by_document, strict=True))
     return ContextGain(
@@ -81,4 +96,5 @@ def gain_of(scored: int, lengths: list[int], by_document: list[list[float]]) -> 
         loss=tuple(sum(column) / len(column) for column in columns),
         standard_error=tuple(standard_error(column) for column in columns),
         by_document=tuple(tuple(row) for row in by_document),
+        parts=parts,
     )

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from custom_modules.gpt.model import LongContextGPT
 from data.store import MANIFEST, Manifest
 from data.token_files.held_out import documents_in_turn
+from data.token_files.token_counts import token_counts
 from eval import context_gain as context_gains
 from eval import load_model
 from eval.base_model import BaseModel, base_models
@@ -106,6 +107,7 @@ def evaluate(
         hay = held_out(manifest, max(asked.lengths), len(asked.depths)) if trials else []
         shortest = min(lengths)
         brief = short_documents(manifest, shortest)
+        counts = token_counts(manifest) if context_gain else None
         settings = Settings(
             longest, len(texts), trials, store,
             asked.lengths if trials else (), asked.depths if trials else (),
@@ -133,7 +135,9 @@ def evaluate(
             )
             parameters = size_of(parts, model)
             losses = losses_of(parts, model, texts, longest)
-            gained = gain_of(parts, model, texts, longest) if context_gain else None
+            gained = (
+                None if counts is None else gain_of(parts, model, texts, longest, sources, counts)
+            )
             short = short_of(parts, model, brief, shortest) if brief else None
             grid = passkey_grid(parts, model, manifest, hay, asked) if trials else None
             if dist.get_rank() == 0:
@@ -240,13 +244,18 @@ def losses_of(
 
 
 def gain_of(
-    parts: FinishedParts, model: Load, texts: list[NDArray[np.int64]], length: int
+    parts: FinishedParts,
+    model: Load,
+    texts: list[NDArray[np.int64]],
+    length: int,
+    sources: Sequence[str],
+    counts: NDArray[np.int64],
 ) -> ContextGain:
     """Return the gain from context as `context_gain` does."""
     found = parts.part(
         "gain from context",
         ContextGain,
-        lambda: context_gains.context_gain(model(), texts, length),
+        lambda: context_gains.context_gain(model(), texts, length, sources, counts),
     )
     return cast(ContextGain, found)
 

@@ -114,6 +114,33 @@ class BaseRecord:
 
 
 @dataclass(frozen=True)
+class GainPart:
+    """Mean loss of some of the scored tokens of `ContextGain`, for each of its contexts.
+
+    Args:
+        kind: "source", or "tokens" for a kind of token.
+        name: The source; or "frequent", "rare" or "copied" (`eval.gain_parts`).
+        documents: Those that have such tokens.
+        loss: Mean over tokens; empty if there are too few of them.
+        standard_error: Of that mean, over documents; NaN for a single document.
+        gain_error: That of `gain`.
+    """
+
+    kind: str
+    name: str
+    tokens: int
+    documents: int
+    loss: tuple[Number, ...] = ()
+    standard_error: tuple[Number, ...] = ()
+    gain_error: Number = math.nan
+
+    @property
+    def gain(self) -> float:
+        """Loss given the fewest tokens, less that given the whole window; NaN if unmeasured."""
+        return self.loss[0] - self.loss[-1] if self.loss else math.nan
+
+
+@dataclass(frozen=True)
 class ContextGain:
     """Mean loss of the last `scored` tokens of windows, by how many of the last tokens are read.
 
@@ -122,6 +149,7 @@ class ContextGain:
         loss: Mean over documents, for each of `contexts`.
         standard_error: Of that mean; NaN for a single document.
         by_document: Mean loss of each document, a row, in the order of the store.
+        parts: By source and kind of token; empty in files of earlier versions.
     """
 
     scored: int
@@ -129,10 +157,14 @@ class ContextGain:
     loss: tuple[Number, ...]
     standard_error: tuple[Number, ...]
     by_document: tuple[tuple[Number, ...], ...] = field(repr=False)
+    parts: tuple[GainPart, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError for numbers that do not fit the contexts."""
-        for row in (self.loss, self.standard_error, *self.by_document):
+        of_parts = [
+            row for part in self.parts if part.loss for row in (part.loss, part.standard_error)
+        ]
+        for row in (self.loss, self.standard_error, *self.by_document, *of_parts):
             if len(row) != len(self.contexts):
                 raise ValueError(f"{len(self.contexts)} contexts have {len(row)} numbers")
 

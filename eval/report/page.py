@@ -35,6 +35,7 @@ from eval.report.evaluations import (
     range_rows,
     same_settings,
 )
+from eval.report.gain_part_tables import PART_HEADS, part_rows
 from eval.report.gains import (
     DifferenceRow,
     base_sentence,
@@ -126,6 +127,8 @@ def page_parts(
         "context_shaded": shaded(measured(evaluations)),
         "context_rows": context_rows(evaluations),
         "context_sentences": context_sentences(evaluations),
+        "part_heads": PART_HEADS,
+        "part_rows": part_rows(evaluations),
         "scored": scored_tokens(evaluations),
         "short_heads": SHORT_HEADS,
         "short_rows": short_rows(evaluations),

@@ -21,9 +21,15 @@ from custom_modules.rope.rotary import Rotation
 from eval.rope_search.scored_text import ScoredText
 
 
-@torch.no_grad()
 def scored_losses(model: LongContextGPT, text: ScoredText) -> Tensor:
     """Return the summed loss and the number of scored tokens on this rank's shard, float64 [2]."""
+    losses, _ = scored_token_losses(model, text)
+    return torch.stack((losses.sum(), losses.new_tensor(len(losses))))
+
+
+@torch.no_grad()
+def scored_token_losses(model: LongContextGPT, text: ScoredText) -> tuple[Tensor, Tensor]:
+    """Return the loss, float64, and the place in the text of each scored token of this shard."""
     device = torch.device("cuda", torch.cuda.current_device())
     tokens = torch.from_numpy(text.tokens[None]).to(device)
     asked = torch.from_numpy(text.scored[None]).to(device).roll(-1, dims=1)
@@ -43,7 +49,7 @@ def scored_losses(model: LongContextGPT, text: ScoredText) -> Tensor:
         labels=shard["labels"],
         loss_mask=shard["asked"].float(),
     )
-    return torch.stack((losses[shard["asked"]].double().sum(), shard["asked"].double().sum()))
+    return losses[shard["asked"]].double(), shard["positions"][shard["asked"]] + 1
 
 
 def mean_loss(model: LongContextGPT, texts: Sequence[ScoredText], rope: RopeScaling) -> float:

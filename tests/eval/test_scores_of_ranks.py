@@ -26,6 +26,7 @@ PLAIN = RopeScaling.base_change(10_000)
 YARN = RopeScaling.yarn(base=10_000, factor=4.0, original_length=8)
 LENGTH, ANSWER = 32, 5
 WINDOW, SCORED, CONTEXTS = 128, 32, (64, 128)
+SOURCES = ("books", "code", "books")
 
 
 def told_by_transformers(rope: RopeScaling, tokens: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ def score_on_this_rank(prompts: list[Prompt], **sizes: int) -> Scores:
         assert model.rotation is own
         assert model.loss_tile is None
         passkeys, head_rows = passkeys_of(model, prompts)
-        gain = context_gain(model, documents(), WINDOW)
+        gain = context_gain(model, documents(), WINDOW, SOURCES)
         short = short_loss(model, brief_documents(), WINDOW)
         assert short_loss(model, [], WINDOW) is None
         parallel_state.destroy_model_parallel()
@@ -179,6 +180,13 @@ def test_the_last_tokens_have_the_loss_of_transformers_given_each_context(layout
         assert gain.loss == pytest.approx(np.mean(expected, 0), rel=1e-5)
         error = np.std(expected, 0, ddof=1) / 3**0.5
         assert gain.standard_error == pytest.approx(error, rel=1e-4)
+        books, code, copied = gain.parts
+        assert (books.name, books.tokens, books.documents) == ("books", 2 * SCORED, 2)
+        assert books.loss == pytest.approx(np.mean(expected[::2], 0), rel=1e-5)
+        error = np.std(expected[::2], 0, ddof=1) / 2**0.5
+        assert books.standard_error == pytest.approx(error, rel=1e-4)
+        assert (code.tokens, code.documents, code.loss) == (SCORED, 1, ())
+        assert copied.name == "copied"
 
 
 @pytest.mark.parametrize("layout", ["DP=2", "CP=2", "TP=2"])
