@@ -50,20 +50,31 @@ class Schedule:
         lengths = list(dict.fromkeys(group.seq_length for group in groups))
         of_step = np.asarray(lengths)[_lengths_of(mix, lengths, steps)]
         counts = np.zeros((steps, len(groups)), np.int32)
+        asked = weights_asked(mix, groups, steps)
         for length in lengths:
             members = [at for at, group in enumerate(groups) if group.seq_length == length]
             own = np.flatnonzero(of_step == length)
-            moved = _moved(mix, own, steps)
-            start, end = (
-                np.array([getattr(groups[at], name) for at in members])
-                for name in ("weight", "end_weight")
-            )
-            weights = (1 - moved[:, None]) * start + moved[:, None] * end
-            weights /= np.asarray(filled)[members]
+            weights = asked[own[:, None], members] / np.asarray(filled)[members]
             weights /= weights.sum(1, keepdims=True)
             counts[own[:, None], members] = _apportioned(weights, rows)
         before = np.cumsum(counts, 0, dtype=np.int64) - counts
         return cls(counts, before)
+
+
+def weights_asked(mix: Mix, groups: Sequence[Group], steps: int) -> NDArray[np.float64]:
+    """Return the share [steps, groups] of the tokens of each step that a mix asks of each group.
+
+    It is 0 for the groups of another length than the step's; a row adds up to 1.
+    """
+    lengths = list(dict.fromkeys(group.seq_length for group in groups))
+    of_step = np.asarray(lengths)[_lengths_of(mix, lengths, steps)]
+    moved = _moved(mix, np.arange(steps), steps)[:, None]
+    start, end = (
+        np.array([getattr(group, name) for group in groups]) for name in ("weight", "end_weight")
+    )
+    weights = (1 - moved) * start + moved * end
+    of_group = np.array([group.seq_length for group in groups])
+    return np.asarray(np.where(of_step[:, None] == of_group, weights, 0.0))
 
 
 def _lengths_of(mix: Mix, lengths: list[int], steps: int) -> NDArray[np.int64]:

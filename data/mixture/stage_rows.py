@@ -73,23 +73,24 @@ class StageRows:
         steps: int,
         rows: int,
         seed: int,
-        document_lengths: Iterable[NDArray[np.integer[Any]]],
+        document_lengths: Iterable[NDArray[np.integer[Any]]] | None,
     ) -> "StageRows":
         """Return the rows of a stage of `steps` steps of `rows` sequences; pack what is not yet.
 
-        `document_lengths` are the tokens [n] of the documents of each part of the train split.
-        Raises MixError for a mix that the store cannot have.
+        `document_lengths` are the tokens [n] of the documents of each part of the train split; with
+        None nothing is packed. Raises MixError for a mix that the store cannot have, and
+        NotPackedError for rows that are not packed and may not be.
         """
         mix = for_store(mix, manifest)
         found = groups(mix, manifest, seq_length)
         needs(mix, found, steps * rows * seq_length)
         parts = {part.source: number for number, part in enumerate(manifest.train.parts)}
-        lengths = list(document_lengths)
+        lengths = None if document_lengths is None else list(document_lengths)
         each = []
         for group in found:
             part = manifest.train.parts[parts[group.source]]
             request = _request(mix, group, part.idx.sha256, seq_length, seed)
-            of_part = lengths[parts[group.source]]
+            of_part = None if lengths is None else lengths[parts[group.source]]
             each.append(packed(manifest.root / "index", request, of_part))
         schedule = Schedule.of(
             mix, found, steps=steps, rows=rows, filled=[one.filled for one in each]
@@ -99,13 +100,25 @@ class StageRows:
 
     def step(self, number: int) -> list[RowRef]:
         """Return the rows of a step; beyond the last step the schedule begins again."""
+        return [
+            RowRef(group, row) for group, rows in enumerate(self._rows_of(number)) for row in rows
+        ]
+
+    def tokens(self, number: int) -> NDArray[np.int64]:
+        """Return the tokens [groups] of the documents of a step, padding left out."""
+        found = np.zeros(len(self.groups), np.int64)
+        for group, rows in enumerate(self._rows_of(number)):
+            if rows:
+                found[group] = self.packed[group].tokens_of(self._places(group, np.array(rows)))
+        return found
+
+    def _rows_of(self, number: int) -> list[range]:
+        """Return the numbers of each group's rows in a step."""
         around, at = divmod(number, self.steps)
         total = self.schedule.before[-1] + self.schedule.counts[-1]
-        refs = []
-        for group, count in enumerate(self.schedule.counts[at].tolist()):
-            first = int(self.schedule.before[at, group] + around * total[group])
-            refs += [RowRef(group, first + row) for row in range(count)]
-        return refs
+        firsts = (self.schedule.before[at] + around * total).tolist()
+        counts = self.schedule.counts[at].tolist()
+        return [range(first, first + count) for first, count in zip(firsts, counts, strict=True)]
 
     def work(self, refs: Sequence[RowRef]) -> list[float]:
         """Return the sum of squared lengths of the pieces of each row."""

@@ -69,6 +69,10 @@ class RowError(ValueError):
     """An index of rows that cannot be read; the message says what to do."""
 
 
+class NotPackedError(RowError):
+    """Rows that are not packed, where nothing may be."""
+
+
 class Rows:
     """Packed rows of one group, read from disk as they are asked for."""
 
@@ -107,6 +111,15 @@ class Rows:
         """Sum of squared lengths [rows], padding included."""
         return self._arrays["work"]
 
+    def tokens_of(self, numbers: NDArray[np.int64]) -> int:
+        """Return the tokens of rows together, without their padding."""
+        starts = self._arrays["starts"]
+        first = starts[numbers].astype(np.int64)
+        sizes = starts[numbers + 1].astype(np.int64) - first
+        before = np.cumsum(sizes) - sizes
+        pieces = np.arange(int(sizes.sum())) + np.repeat(first - before, sizes)
+        return int(self._arrays["lengths"][pieces].sum(dtype=np.int64))
+
     def row(self, number: int) -> Pieces:
         """Return the pieces of a row, in order."""
         first, end = self._arrays["starts"][number : number + 2].tolist()
@@ -118,16 +131,22 @@ class Rows:
         return Pieces(documents, none if offsets is None else offsets[first:end], lengths)
 
 
-def packed(folder: Path, request: Request, document_lengths: NDArray[np.integer[Any]]) -> Rows:
+def packed(
+    folder: Path, request: Request, document_lengths: NDArray[np.integer[Any]] | None
+) -> Rows:
     """Return the rows of a request, from below a folder, where they are packed if they are not yet.
 
     Args:
-        document_lengths: tokens [n] of all documents of the part, perhaps memory-mapped.
+        document_lengths: tokens [n] of all documents of the part, perhaps memory-mapped; None to
+            pack nothing.
 
-    Raises ValueError if no document has a length of the request.
+    Raises ValueError if no document has a length of the request, and NotPackedError without
+    `document_lengths` if the rows are not packed.
     """
     place = folder / f"rows-{request.key}"
     if not (place / INDEX).is_file():
+        if document_lengths is None:
+            raise NotPackedError(f"there are no packed rows at {place}")
         folder.mkdir(parents=True, exist_ok=True)
         with folder_beside(place) as part:
             _write(part, request, document_lengths)

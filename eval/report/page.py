@@ -27,6 +27,7 @@ from eval.report.context_tables import (
     scored_tokens,
     shaded,
 )
+from eval.report.data_mix import mix_as_read
 from eval.report.evaluations import (
     RangeRow,
     comparable,
@@ -83,6 +84,7 @@ def build(run: Path, out: Path | None = None) -> Path:
         "trainings": [("", training)] if training else [],
         "differences": difference_table(difference_rows(evaluations)),
         "suites": suite_table(read_suites(run)),
+        "mix": mix_as_read(run, stages),
     }
     write_page(target, render(parts), plots.by_position(compared))
     write_figure(target.parent, "against_base", against_base(compared))
@@ -153,6 +155,7 @@ def page_parts(
         "dark": DARK,
         "colors": SERIES,
         "rounds": len(LINES),
+        "mix": None,
     }
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul mix`: what a stage takes of a store's documents, and which of them a step sees."""
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,21 +13,7 @@ if TYPE_CHECKING:
     from data.mixture.config import Mix
     from data.mixture.stage_rows import PackedSequence, StageRows
     from data.store import Manifest
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """The numbers of a stage that its rows follow from."""
-
-    mix: "Mix | None"
-    seq_length: int
-    steps: int
-    sequences: int
-    """Of a step."""
-    within: bool
-    seed: int
-    skipped: tuple[tuple[int, int], ...] = ()
-    """Windows of samples that the run has skipped: the first and the count of each."""
+    from recipes.resolved.data_read import StageData
 
 
 def mix(
@@ -108,9 +92,10 @@ def mix(
         next_command([*words, "--step", 1], "list the documents of the first step")
 
 
-def _of_ladder(ladder: str, card: str | None, stage: str, seed: int | None) -> _Stage:
+def _of_ladder(ladder: str, card: str | None, stage: str, seed: int | None) -> "StageData":
     from data.mixture.stage_rows import SEED
     from longhaul.jobs.ladder_run import choose
+    from recipes.resolved.data_read import StageData
     from recipes.shipped.select import stage_of
     from recipes.spec.naming import length_shown
 
@@ -124,7 +109,7 @@ def _of_ladder(ladder: str, card: str | None, stage: str, seed: int | None) -> _
         )
     else:
         of = stage_of(chosen, stage)
-    return _Stage(
+    return StageData(
         mix=of.mix,
         seq_length=of.seq_length,
         steps=of.steps,
@@ -134,14 +119,11 @@ def _of_ladder(ladder: str, card: str | None, stage: str, seed: int | None) -> _
     )
 
 
-def _of_run(run: Path, stage: str) -> tuple[_Stage, Path]:
+def _of_run(run: Path, stage: str) -> "tuple[StageData, Path]":
     """Return a stage as it ran, with its overrides and what it skipped, and its store."""
     from data.files.nearest import near_path
-    from data.files.user_file import read_yaml
-    from data.mixture.config import Mix
-    from data.mixture.stage_rows import SEED
     from recipes.checkpoints.marker import RECIPE
-    from recipes.spec.schema import decode
+    from recipes.resolved.data_read import data_of
 
     if not run.is_dir():
         raise ValueError(f"there is no run folder at {run}{near_path(run)}")
@@ -150,33 +132,10 @@ def _of_run(run: Path, stage: str) -> tuple[_Stage, Path]:
         raise ValueError(
             f"--stage is {stage!r}; name a stage of {run}: {', '.join(names) or 'it has none yet'}"
         )
-    folder = run / "stages" / (stage or names[0])
-    recipe = read_yaml(folder / RECIPE)
-    data, steps = recipe["data"], recipe["trainer"]["max_steps"]
-    rewinds = folder / "rewinds.jsonl"
-    lines = rewinds.read_text().splitlines() if rewinds.is_file() else []
-    of = _Stage(
-        mix=decode(Mix, _plain(data["mix"]), "data.mix") if data.get("mix") else None,
-        seq_length=data["seq_length"],
-        steps=steps,
-        sequences=data["global_batch_size"],
-        within=data.get("documents") == "within",
-        seed=data.get("seed", SEED),
-        skipped=tuple(tuple(json.loads(line)["samples"]) for line in lines if line.strip()),
-    )
-    return of, Path(data["store"])
+    return data_of(run / "stages" / (stage or names[0]))
 
 
-def _plain(node: Any) -> Any:
-    """Return a node of a resolved recipe without the names of its classes."""
-    if isinstance(node, list):
-        return [_plain(each) for each in node]
-    if not isinstance(node, dict):
-        return node
-    return {name: _plain(value) for name, value in node.items() if name != "_target_"}
-
-
-def _rows(manifest: "Manifest", mix: "Mix", of: _Stage) -> "StageRows":
+def _rows(manifest: "Manifest", mix: "Mix", of: "StageData") -> "StageRows":
     from data.mixture.stage_rows import StageRows
     from data.progress import say
     from data.token_files.megatron_index import read_index
@@ -196,7 +155,7 @@ def _rows(manifest: "Manifest", mix: "Mix", of: _Stage) -> "StageRows":
     )
 
 
-def _of_stage(rows: "StageRows", mix: "Mix", of: _Stage) -> dict[str, Any]:
+def _of_stage(rows: "StageRows", mix: "Mix", of: "StageData") -> dict[str, Any]:
     from data.mixture.groups import needs, often_repeated
 
     needed = needs(mix, rows.groups, of.steps * of.sequences * of.seq_length)
@@ -228,7 +187,7 @@ def _of_stage(rows: "StageRows", mix: "Mix", of: _Stage) -> dict[str, Any]:
 
 
 def _of_step(
-    rows: "StageRows", manifest: "Manifest", step: int, data_ranks: int, of: _Stage
+    rows: "StageRows", manifest: "Manifest", step: int, data_ranks: int, of: "StageData"
 ) -> dict[str, Any]:
     from data.packing.balance import balanced, imbalance
 

@@ -43,6 +43,7 @@ def report(
 
 def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
     from data.files.writable import require_file
+    from eval.report.data_mix import mix_as_read
     from eval.report.evaluations import comparable
     from eval.report.page import build, target_of
     from eval.report.suite_scores import read_suites
@@ -53,7 +54,8 @@ def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
 
     require_file(target_of(run, out), "--out")
     path = build(run, out)
-    stages, others, outdated = comparable(run, [*base_results(run), *load(run)[1]])
+    trained = load(run)[1]
+    stages, others, outdated = comparable(run, [*base_results(run), *trained])
     evaluations = [stage.evaluation for stage in stages if stage.evaluation is not None]
     suites = read_suites(run)
     if as_json:
@@ -64,6 +66,7 @@ def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
                 "other_settings": others,
                 "outdated": outdated,
                 "suites": suites,
+                "data_mix": mix_as_read(run, trained).json,
             }
         )
         return

@@ -129,21 +129,6 @@ def test_two_ranks_tell_the_loss_and_gradient_norm_of_one_and_too_much_memory_fa
     assert min(figures[0]) > 0
 
 
-def test_two_ranks_tell_the_losses_and_the_passkey_of_one_at_any_part_of_the_model(tmp_path):
-    small = ["evaluation_at_one_million", "--length", "512", "--layers", "1", "--heads", "2"]
-    small += ["--depths", "0.5", "--timeout", "9"]
-    two = page_of(*small, out=tmp_path / "two.md")
-    one = page_of(
-        *small, "--ranks", "1", "--most-gib", "0.1",
-        out=tmp_path / "one.md", status=1, error=r"GiB resident, 0\.1 claimed",
-    )  # fmt: skip
-    said = r"(1 layer of its 4, 2 heads of its 4) .* quarters: ([\d., ]+)\. Passkeys: (.*) nats"
-    layers, losses, passkeys = re.search(said, two).groups()
-    assert re.search(said, one).groups() == (layers, losses, passkeys)
-    assert losses.count(",") == 3
-    assert [row[0] for row in rows_of(two, ["rank", "loss s"])] == ["0", "1", "all"]
-
-
 def test_a_rank_makes_the_tokens_of_its_two_chunks_alone():
     whole = shard(12, 0, 1)
     ids, labels, positions = shard(12, 1, 2)

@@ -2,6 +2,7 @@
 """`longhaul mix`, and stages with a mix that a store cannot have."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from data.adoption.adopt import adopt
 from data.adoption.checks import HeldOut
 from data.adoption.pairs import Named
 from data.prepare import prepare
+from data.store import Manifest
+from recipes.checkpoints.marker import write_marker
 
 LADDER = """
 name: mine
@@ -191,6 +194,61 @@ def test_a_run_is_shown_as_it_ran(answer, stores, ladder, tmp_path) -> None:
     assert after == before[1] != before[0]
     assert "name a stage of" in answer(*asked[:-1], "other").error()
     assert "either --ladder, with --store, or --run" in answer("mix").error()
+
+
+def test_the_report_has_the_mix_that_a_stage_has_read(answer, stores, tmp_path) -> None:
+    store, run = tmp_path / "store", tmp_path / "a run"
+    shutil.copytree(stores / "both", store, ignore=shutil.ignore_patterns("rows-*"))
+    folder = run / "stages" / "tiny_mine_512"
+    checkpoint = folder / "checkpoints" / "step=5"
+    checkpoint.mkdir(parents=True)
+    manifest = Manifest.load(store)
+    facts = {"step": 5, "max_steps": 7, "tokenizer": manifest.tokenizer.fingerprint}
+    write_marker(checkpoint, facts)
+    shares = [{"source": "code", "weight": 3.0}, {"source": "text", "weight": 1.0}]
+    data = {
+        "mix": {"shares": shares}, "seq_length": 512, "global_batch_size": 8,
+        "documents": "within", "store": str(store),
+    }  # fmt: skip
+    (folder / "config.yaml").write_text(json.dumps({"data": data, "trainer": {"max_steps": 7}}))
+    (folder / "rewinds.jsonl").write_text(json.dumps({"step": 3, "samples": [16, 8]}) + "\n")
+    record = {"name": folder.name, "seq_length": 512, "tokens": 7 * 4096, "tokens_per_batch": 4096}
+    (folder / "stage.json").write_text(json.dumps(record))
+
+    asked = ["report", run, "--json"]
+    before = json.loads(answer(*asked).out)["data_mix"]
+    assert before["stages"] == []
+    assert "there are no packed rows at" in before["unknown"][0]
+    assert "packs them again" in before["unknown"][0]
+
+    counted = {"code": 0, "text": 0}
+    for step in range(1, 6):
+        content = json.loads(answer("mix", "--run", run, "--step", step, "--json").out)
+        for sequence in content["sequences"]:
+            counted[sequence["source"]] += sum(piece["tokens"] for piece in sequence["pieces"])
+    (stage,) = json.loads(answer(*asked).out)["data_mix"]["stages"]
+    assert (stage["stage"], stage["step"]) == (folder.name, 5)
+    assert {each["source"]: each["tokens"] for each in stage["sources"]} == counted
+    assert [each["share_asked"] for each in stage["sources"]] == pytest.approx([0.75, 0.25])
+    page = (run / "report.html").read_text()
+    assert "<h2>Data mix as read</h2>" in page
+    assert f"<td>{counted['code']:,}</td>" in page
+
+    data |= {"mix": None, "store": str(stores / "first")}
+    (folder / "config.yaml").write_text(json.dumps({"data": data, "trainer": {"max_steps": 7}}))
+    (stage,) = json.loads(answer(*asked).out)["data_mix"]["stages"]
+    assert stage["sources"] == [
+        {"source": "documents", "share_asked": 1, "share_read": 1, "tokens": 5 * 4096}
+    ]
+
+    data["store"] = str(tmp_path / "gone")
+    (folder / "config.yaml").write_text(json.dumps({"data": data, "trainer": {"max_steps": 7}}))
+    gone = json.loads(answer(*asked).out)["data_mix"]
+    assert gone["stages"] == []
+    assert f"What {folder.name} read of each source is not known: there is no" in gone["unknown"][0]
+    page = (run / "report.html").read_text()
+    assert "is not known: there is no store at" in page
+    assert "share read" not in page
 
 
 def test_a_run_with_a_mix_makes_no_store_of_other_documents(answer, ladder, tmp_path) -> None:
