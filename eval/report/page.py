@@ -7,7 +7,7 @@ context that does not help is reported as such. A missing part is replaced by a 
 
 import importlib.resources
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,12 @@ from eval.run_folder import (
     load,
 )
 
+PAGE_NAME = "report.html"
 SAME_NATS = 0.005  # losses are shown with two decimals; closer ones read the same
 
 
 def build(run: Path, out: Path | None = None) -> Path:
-    """Write the report of a run and its picture next to it, and return the path of the report.
+    """Write the report of a run and its figures next to it, and return the path of the report.
 
     Args:
         out: The file to write, or a folder for it; `report.html` in the run folder if not given.
@@ -73,7 +74,7 @@ def build(run: Path, out: Path | None = None) -> Path:
     evaluations = [each.evaluation for each in compared if each.evaluation is not None]
     training = plots.inline_pair(
         lambda narrow: plots.training(stages, len(compared) - len(stages), narrow=narrow),
-        "Loss by tokens seen",
+        "Training: loss in nats per token, and learning rate, by tokens seen",
     )
     parts = page_parts(compared, stages, others, outdated) | {
         "record": record,
@@ -86,8 +87,13 @@ def build(run: Path, out: Path | None = None) -> Path:
         "suites": suite_table(read_suites(run)),
         "mix": mix_as_read(run, stages),
     }
-    write_page(target, render(parts), plots.by_position(compared))
-    write_figure(target.parent, "against_base", against_base(compared))
+    figures = {
+        "against_base": against_base(compared),
+        "by_position": plots.by_position(compared),
+        "context_gain": context_figure(compared),
+        "training": plots.training(stages, len(compared) - len(stages)),
+    }
+    write_page(target, render(parts), figures)
     return target
 
 
@@ -95,7 +101,8 @@ def base_figure(compared: Sequence[StageResults], first: int = 0, label: str = "
     """Return the stages of a run next to its base model, for a page, in colours from `first` on."""
     return plots.inline_pair(
         lambda narrow: against_base(compared, first, narrow=narrow),
-        f"Stages{f' of {label}' if label else ''} next to the base model",
+        f"Stages{f' of {label}' if label else ''} next to the base model: "
+        "loss in nats per token by range of positions in the window",
     )
 
 
@@ -117,13 +124,15 @@ def page_parts(
         "gains": [],
         "trends": trends(evaluations),
         "position_svg": plots.inline_pair(
-            lambda narrow: plots.by_position(compared, narrow=narrow), "Loss by position"
+            lambda narrow: plots.by_position(compared, narrow=narrow),
+            "Loss in nats per token by position in the window, a curve for each stage",
         ),
         "held_out": _held_out(evaluations, others),
         "bounds": [span(*bound) for bound in range_bounds(evaluations)],
         "means": _means(evaluations, compared),
         "context_svg": plots.inline_pair(
-            lambda narrow: context_figure(compared, narrow=narrow), "Gain from context"
+            lambda narrow: context_figure(compared, narrow=narrow),
+            "Gain from context: loss of the last tokens in nats per token, by tokens read",
         ),
         "contexts": [f"{context:,}" for context in context_heads(evaluations)],
         "context_shaded": shaded(measured(evaluations)),
@@ -172,23 +181,26 @@ def render(parts: dict[str, Any]) -> bytes:
     return _template().render(**parts).encode()
 
 
-def write_page(target: Path, page: bytes, position: Figure | None) -> None:
-    """Write a page, and the figure of the loss by position into the same folder if there is one."""
-    write_bytes(target, page)
-    write_figure(target.parent, "by_position", position)
+def write_page(target: Path, page: bytes, figures: Mapping[str, Figure | None]) -> None:
+    """Write a page, and its figures as SVG and PNG next to it, after all of them are drawn.
 
-
-def write_figure(folder: Path, name: str, figure: Figure | None) -> None:
-    """Write a figure as SVG and PNG, if there is one."""
-    if figure is not None:
-        write_bytes(folder / f"{name}.svg", plots.standalone(figure, "svg"))
-        write_bytes(folder / f"{name}.png", plots.standalone(figure, "png"))
+    The names of the figures begin with that of a page of another name than `PAGE_NAME`.
+    """
+    before = "" if target.name == PAGE_NAME else f"{target.stem}_"
+    files = {
+        target.with_name(f"{before}{name}.{kind}"): plots.standalone(figure, kind)
+        for name, figure in figures.items()
+        if figure is not None
+        for kind in plots.KINDS
+    }
+    for path, content in (files | {target: page}).items():
+        write_bytes(path, content)
 
 
 def target_of(run: Path, out: Path | None) -> Path:
     """Return the file that `build` writes for these arguments."""
-    target = run / "report.html" if out is None else out
-    return target / "report.html" if target.is_dir() else target
+    target = run / PAGE_NAME if out is None else out
+    return target / PAGE_NAME if target.is_dir() else target
 
 
 def span(start: int, stop: int) -> str:

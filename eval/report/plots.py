@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import matplotlib
 import numpy as np
@@ -38,6 +38,8 @@ SAMPLE_POINTS = 20
 """Length of a sample of a line before the name of its curve."""
 
 Floats = NDArray[np.float64]
+Kind = Literal["svg", "png"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def by_position(stages: Sequence[StageResults], *, narrow: bool = False) -> Figure | None:
@@ -177,7 +179,7 @@ def inline_svg(figure: Figure, title: str) -> str:
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1)
 
 
-def standalone(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
+def standalone(figure: Figure, kind: Kind) -> bytes:
     """Return the content of an image file of the figure, on white."""
     return _save(figure, kind, fonttype="path", transparent=False)
 

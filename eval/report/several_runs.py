@@ -13,6 +13,7 @@ from typing import NamedTuple
 from eval.provenance import Provenance
 from eval.report import plots
 from eval.report.base_plot import against_base
+from eval.report.context_tables import context_figure
 from eval.report.evaluations import Settings, in_words, range_bounds
 from eval.report.gains import (
     DifferenceRow,
@@ -28,7 +29,6 @@ from eval.report.page import (
     page_parts,
     render,
     target_of,
-    write_figure,
     write_page,
 )
 from eval.report.run_labels import LabelledRun, common_folder, labelled, labels
@@ -57,7 +57,7 @@ def target_of_several(runs: Sequence[Path], out: Path | None) -> Path:
 
 
 def build_several(runs: Sequence[LabelledRun], comparison: SideBySide, target: Path) -> Path:
-    """Write the page of several runs and its pictures next to it, and return the page's path."""
+    """Write the page of several runs and its figures next to it, and return the page's path."""
     compared = [stage for run in runs for stage in run.compared]
     trained = [stage for run in runs for stage in run.trained]
     others = [each for run in runs for each in run.others]
@@ -78,10 +78,15 @@ def build_several(runs: Sequence[LabelledRun], comparison: SideBySide, target: P
         "short_sentences": short_of_runs(runs),
         "suites": suite_table([each for run in runs for each in run.suites]),
     }
-    write_page(target, render(parts), plots.by_position(compared))
+    figures = {
+        "by_position": plots.by_position(compared),
+        "context_gain": context_figure(compared),
+    }
     for number, run in enumerate(runs, 1):
-        figure = against_base(run.compared, _first(run, compared))
-        write_figure(target.parent, f"against_base_{number}", figure)
+        first = _first(run, compared)
+        figures[f"against_base_{number}"] = against_base(run.compared, first)
+        figures[f"training_{number}"] = plots.training(run.trained, _trained_first(run, compared))
+    write_page(target, render(parts), figures)
     return target
 
 
@@ -92,11 +97,17 @@ def _first(run: LabelledRun, compared: Sequence[StageResults]) -> int:
 
 def _training(run: LabelledRun, compared: Sequence[StageResults]) -> str | None:
     """Draw the training of a run in the colours that its stages have on the page."""
-    names = [stage.name for stage in compared]
-    first = names.index(run.trained[0].name) if run.trained else 0
+    first = _trained_first(run, compared)
     return plots.inline_pair(
-        lambda narrow: plots.training(run.trained, first, narrow=narrow), f"Loss of {run.label}"
+        lambda narrow: plots.training(run.trained, first, narrow=narrow),
+        f"Training of {run.label}: loss in nats per token, and learning rate, by tokens seen",
     )
+
+
+def _trained_first(run: LabelledRun, compared: Sequence[StageResults]) -> int:
+    """Return the index of a run's first trained stage on the page."""
+    names = [stage.name for stage in compared]
+    return names.index(run.trained[0].name) if run.trained else 0
 
 
 def short_of_runs(runs: Sequence[LabelledRun]) -> list[str]:

@@ -193,6 +193,8 @@ def test_report_stands_alone_and_is_well_formed(tmp_path):
 def test_every_figure_has_a_narrow_drawing_and_every_table_says_that_it_scrolls(tmp_path):
     text = built(make_run(tmp_path))
     assert text.count('<div class="narrow"><svg') == text.count('<div class="broad"><svg') == 2
+    assert len(set(re.findall(r'aria-label="([^"]+)"', text))) == 2
+    assert len(re.findall(r"<table[^>]*>\s*<caption", text)) == text.count("<table")
     tables = re.findall(r'<div class="wide" tabindex="0">\s*(<p class="scrolls">)?', text)
     assert len(tables) == text.count("<table")
     assert all(tables)
@@ -202,12 +204,14 @@ def test_pictures_lie_beside_the_report(tmp_path):
     run = make_run(tmp_path / "run")
     path = report.build(run, tmp_path / "elsewhere" / "page.html")
     assert path == tmp_path / "elsewhere" / "page.html"
-    assert (path.parent / "by_position.png").read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in (path.parent / "by_position.svg").read_bytes()
+    assert (path.parent / "page_by_position.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (path.parent / "page_by_position.svg").read_bytes()
     assert sorted(each.name for each in path.parent.iterdir()) == [
-        "by_position.png",
-        "by_position.svg",
         "page.html",
+        "page_by_position.png",
+        "page_by_position.svg",
+        "page_training.png",
+        "page_training.svg",
     ]
 
 

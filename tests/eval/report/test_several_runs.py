@@ -87,7 +87,7 @@ def test_one_page_has_the_stages_of_both_runs(two, tmp_path):
         for name in NAMES:
             assert f"{label}: {name}" in said
     assert "hellaswag, first 100: acc" in said
-    assert (tmp_path / "by_position.png").is_file()
+    assert (tmp_path / "page_by_position.png").is_file()
     assert "script" not in page.tags
 
 
@@ -150,8 +150,8 @@ def test_each_run_is_compared_with_its_base_model_in_curves_that_differ(tmp_path
     runs = read_runs(folders)
     text = build_several(runs, side_by_side(runs), tmp_path / "page.html").read_text("utf-8")
     for number, run in enumerate(runs, 1):
-        assert f'aria-label="Stages of {run.label} next to the base model"' in text
-        assert (tmp_path / f"against_base_{number}.png").read_bytes().startswith(b"\x89PNG")
+        assert f'aria-label="Stages of {run.label} next to the base model: ' in text
+        assert (tmp_path / f"page_against_base_{number}.png").read_bytes().startswith(b"\x89PNG")
         assert f"{run.label}: base: the weights of models/tiny" in words(text)
     assert "round-1" in text  # the seventh and eighth curve have colours of the first two
     styles = {(palette.color(index), str(palette.line(index))) for index in range(18)}
