@@ -9,7 +9,7 @@ interrupted evaluation continues with the parts that it has not finished (`eval.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
 from data.store import MANIFEST, Manifest
-from data.token_files.held_out import documents_in_turn
 from data.token_files.token_counts import token_counts
 from eval import context_gain as context_gains
 from eval import load_model
 from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks
 from eval.finished_parts import FinishedParts, digest
+from eval.held_out import held_out, held_out_in_turn
 from eval.loss_by_position import WINDOW_SEED, loss_by_position, mean_over, position_bands
 from eval.measurements import BaseRecord, ByPosition, ContextGain, Passkey, RangeMean, ShortLoss
 from eval.model_facts import parameters_of, tokens_seen
@@ -157,26 +157,6 @@ def evaluate(
                 )
         for parts in unfinished:
             parts.remove()
-
-
-def held_out(manifest: Manifest, least: int, documents: int) -> list[NDArray[np.int64]]:
-    """Return the documents of `held_out_in_turn`."""
-    return [text for _, text in held_out_in_turn(manifest, least, documents)]
-
-
-def held_out_in_turn(
-    manifest: Manifest, least: int, documents: int
-) -> list[tuple[str, NDArray[np.int64]]]:
-    """Return held-out documents of at least `least` tokens and their sources, which take turns.
-
-    Raises ValueError if there are none.
-    """
-    texts = list(islice(documents_in_turn(manifest, min_tokens=least), documents))
-    if not texts:
-        raise ValueError(
-            f"{manifest.root} has no held-out document of {least:,} tokens to evaluate on"
-        )
-    return texts
 
 
 @dataclass(frozen=True)

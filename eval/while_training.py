@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
 from data.store import Manifest
-from eval.evaluate import held_out
+from eval.held_out import held_out
 from eval.loss_by_position import token_losses, windows
 from eval.passkey import Prompt, prompts, score
 

@@ -14,17 +14,15 @@ import importlib.util
 import inspect
 import json
 import random
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from eval.harness.guards import no_more_samples_than, without_code_of_others
 from eval.suite_results import Group
 from recipes.spec.suggest import did_you_mean
 
@@ -303,7 +301,7 @@ def built(
     np.random.seed(NUMPY_SEED)
     where = config.get("dataset_path") or "its own function"
     try:
-        with _without_code_of_others(), _no_more_samples_than(config, limit):
+        with without_code_of_others(), no_more_samples_than(config, limit):
             (loaded,) = manager.load([config])["tasks"].values()
             count = len(loaded.eval_docs)
     except (IndexError, StopIteration):  # the harness and `datasets` take the first one
@@ -347,67 +345,3 @@ def _missing(name: str, where: str, error: Exception) -> str:
         "the command once with network access to fill the cache, copy a filled cache to "
         f"{config.HF_DATASETS_CACHE}, or write a task over local files for --include-path"
     )
-
-
-@contextmanager
-def _without_code_of_others() -> Iterator[None]:
-    """Load tokenizers and data sets without code of theirs; RULER's tasks ask for it always."""
-    import datasets
-    from transformers import AutoTokenizer
-
-    original = AutoTokenizer.from_pretrained
-    load = datasets.load_dataset
-
-    def tokenizer(*words: Any, **given: Any) -> Any:
-        return original(*words, **{**given, "trust_remote_code": False})
-
-    @wraps(load)
-    def data_set(*words: Any, **given: Any) -> Any:
-        if given.pop("trust_remote_code", False):
-            raise ValueError("it asks for trust_remote_code")
-        return load(*words, **given)
-
-    AutoTokenizer.from_pretrained = tokenizer
-    datasets.load_dataset = data_set
-    try:
-        yield
-    finally:
-        AutoTokenizer.from_pretrained = original
-        datasets.load_dataset = load
-
-
-@contextmanager
-def _no_more_samples_than(config: dict[str, Any], limit: int | None) -> Iterator[None]:
-    """Let a task that makes its samples make no more than will be evaluated.
-
-    RULER's tasks make 500 of each length, which takes a quarter of an hour at 128K. The functions
-    that make them take `num_samples` and are called by name from the module of the task.
-    """
-    made = config.get("custom_dataset")
-    module = sys.modules.get(getattr(made, "__module__", ""), None)
-    scope = getattr(made, "__globals__", vars(module) if module else {})
-    takers = {
-        name: value
-        for name, value in scope.items()
-        if limit is not None
-        and inspect.isfunction(value)
-        and "num_samples" in inspect.signature(value).parameters
-    }
-
-    def fewer(function: Any) -> Any:
-        signature = inspect.signature(function)
-
-        @wraps(function)
-        def call(*words: Any, **given: Any) -> Any:
-            bound = signature.bind(*words, **given)
-            bound.apply_defaults()
-            bound.arguments["num_samples"] = min(bound.arguments["num_samples"], limit)
-            return function(*bound.args, **bound.kwargs)
-
-        return call
-
-    scope.update({name: fewer(value) for name, value in takers.items()})
-    try:
-        yield
-    finally:
-        scope.update(takers)

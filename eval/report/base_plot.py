@@ -10,16 +10,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from eval.measurements import Passkey, RangeMean
+from eval.report.curve_names import clipped, name_curve, spread
 from eval.report.palette import PALETTE, color, line
-from eval.report.plots import (
-    WIDTH_INCHES,
-    clipped,
-    framed,
-    name_curve,
-    narrow_figure,
-    new_figure,
-    spread,
-)
+from eval.report.plots import WIDTH_INCHES, framed, narrow_figure, new_figure
 from eval.run_folder import (
     Evaluation,
     StageResults,

@@ -11,17 +11,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from eval.measurements import ContextGain
 from eval.report.cells import MISSING, PLUS_MINUS, Cell, Row
+from eval.report.curve_names import clipped, name_curve, spread
 from eval.report.palette import SERIES, color, line
-from eval.report.plots import (
-    clipped,
-    framed,
-    length_label,
-    name_curve,
-    narrow_figure,
-    new_figure,
-    sample_width,
-    spread,
-)
+from eval.report.plots import framed, length_label, narrow_figure, new_figure, sample_width
 from eval.run_folder import Evaluation, StageResults
 from eval.uncertainty import standard_error
 

@@ -52,7 +52,7 @@ def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
     from longhaul.pages.suite_tables import show_suites
     from longhaul.terminal.messages import next_command
 
-    require_file(target_of(run, out), "--out")
+    require_file(target_of(run, out), "--out", (".html",))
     path = build(run, out)
     trained = load(run)[1]
     stages, others, outdated = comparable(run, [*base_results(run), *trained])
@@ -95,7 +95,7 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
 
     runs = read_runs(given)
     target = target_of_several(given, out)
-    require_file(target, "--out")
+    require_file(target, "--out", (".html",))
     comparison = side_by_side(runs)
     path = build_several(runs, comparison, target)
     if as_json:

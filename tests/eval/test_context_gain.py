@@ -53,7 +53,7 @@ def test_the_report_has_the_curve_with_its_errors_and_what_the_longer_context_ad
     assert "2.787 \N{PLUS-MINUS SIGN} 0.577" in cells(page)
     assert (
         "tiny_8k: reading 8,192 tokens instead of 4,096 lowers the loss of the last 1,024 by "
-        "0.113 +- 0.007 nats."
+        "0.113 \N{PLUS-MINUS SIGN} 0.007 nats."
     ) in text
     assert "tiny_2k: " in text
     assert "within two standard errors, so no difference is shown." in text

@@ -9,8 +9,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from eval.report.curve_names import spread
 from eval.report.palette import DARK, PALETTE, SERIES
-from eval.report.plots import spread
 
 SIGHT = {
     "full": np.eye(3),
