@@ -46,6 +46,8 @@ class SuiteSettings:
     precision: str
     harness: str
     """Version of lm-evaluation-harness."""
+    few_shot: int | None = None
+    """Examples before each question; None for what the task states."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,14 @@ from eval import load_model
 from eval.distributed import parallel_ranks
 from eval.evaluate import Subject, subjects
 from eval.harness.model import Export, Megatron, RefusesOverlong
-from eval.harness.tasks import PREFIX_ROOM, SuiteTask, built, find, harness_version
+from eval.harness.tasks import (
+    PREFIX_ROOM,
+    SuiteTask,
+    built,
+    find,
+    harness_version,
+    require_few_shot,
+)
 from eval.suite_results import (
     Metric,
     SuiteResult,
@@ -41,6 +48,7 @@ class Suite:
     lengths: tuple[int, ...]
     limit: int | None = None
     include: Path | None = None
+    few_shot: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,13 +79,14 @@ def evaluate_stages(
     device: str = "cpu",
     verify: bool = True,
     base: bool = False,
+    few_shot: int | None = None,
 ) -> None:
     """Write the results of stages; the remaining ranks are data parallel and share out requests.
 
     With `base` the base model of the stages comes first, as in `eval.evaluate`.
     """
     with parallel_ranks(tensor_parallel, context_parallel, device):
-        asked = _suite(suites, lengths, limit, include)
+        asked = _suite(suites, lengths, limit, include, few_shot)
         folder = Path(run)
         models = [
             of_checkpoint(subject, Path(tokenizer), device, verify)
@@ -94,16 +103,19 @@ def evaluate_export(
     limit: int | None = None,
     include: str = "",
     device: str = "cpu",
+    few_shot: int | None = None,
 ) -> None:
     """Write the results of an export, a Hugging Face folder, through the harness's type `hf`."""
     with parallel_ranks(1, 1, device):
         model = of_export(Path(export), device)
-        evaluate_models(Path(run), [model], _suite(suites, lengths, limit, include))
+        asked = _suite(suites, lengths, limit, include, few_shot)
+        evaluate_models(Path(run), [model], asked)
 
 
 def evaluate_models(run: Path, models: Sequence[Evaluated], asked: Suite) -> None:
     """Evaluate each model on each task and length that has no result with the same settings."""
     tasks, _, manager = find(asked.names, asked.include)
+    require_few_shot(tasks, asked.few_shot)
     for model in models:
         left = [
             (task, settings)
@@ -139,6 +151,7 @@ def tasks_left(
                 backend=model.backend,
                 precision=model.precision,
                 harness=version,
+                few_shot=asked.few_shot,
             )
             yield task, settings
 
@@ -160,6 +173,7 @@ def evaluated(
         lm,
         tasks=[loaded],
         limit=settings.limit,
+        num_fewshot=settings.few_shot,
         task_manager=manager,
         log_samples=False,
         batch_size=1,
@@ -254,8 +268,15 @@ def of_export(folder: Path, device: str) -> Evaluated:
     )
 
 
-def _suite(names: Sequence[str], lengths: Sequence[int], limit: int | None, include: str) -> Suite:
-    return Suite(tuple(names), tuple(lengths), limit, Path(include) if include else None)
+def _suite(
+    names: Sequence[str],
+    lengths: Sequence[int],
+    limit: int | None,
+    include: str,
+    few_shot: int | None,
+) -> Suite:
+    folder = Path(include) if include else None
+    return Suite(tuple(names), tuple(lengths), limit, folder, few_shot)
 
 
 def _evaluated_before(run: Path, model: str, settings: SuiteSettings) -> bool:

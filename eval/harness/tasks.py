@@ -113,6 +113,19 @@ def _require_yaml(folder: Path) -> None:
             raise ValueError(f"{file} cannot be read as a task ({reason})") from None
 
 
+def require_few_shot(tasks: Sequence[SuiteTask], count: int | None) -> None:
+    """Raise ValueError for a task that is always asked without examples, if some are asked for.
+
+    The harness leaves such a task as it is, without an error.
+    """
+    for task in tasks:
+        if count and task.config.get("num_fewshot") == 0:
+            raise ValueError(
+                f"--few-shot {count}: task {task.name} states num_fewshot: 0, so it is asked "
+                "without examples; evaluate it by a command without --few-shot"
+            )
+
+
 def _found(names: Sequence[str], manager: Any) -> tuple[list[SuiteTask], list[Group]]:
     configs: dict[str, dict[str, Any]] = {}
     groups = []

@@ -97,6 +97,14 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option(min=1, help="With --suite: samples of each task, at most.")
     ] = None,
+    few_shot: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="With --suite: examples before each question.",
+            show_default="as each task states",
+        ),
+    ] = None,
     include_path: Annotated[
         Path | None, typer.Option(help="With --suite: folder of task YAML files of your own.")
     ] = None,
@@ -134,6 +142,7 @@ def evaluate(
                 suite=suite,
                 lengths=lengths_of("--suite-lengths", suite_lengths),
                 limit=limit,
+                few_shot=few_shot,
                 include=include_path,
                 export=export,
                 stages=stage or [],
@@ -151,6 +160,7 @@ def evaluate(
     for option, value in (
         ("--suite-lengths", suite_lengths),
         ("--limit", limit),
+        ("--few-shot", few_shot is not None),
         ("--include-path", include_path),
         ("--export", export),
     ):

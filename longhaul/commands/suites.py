@@ -36,6 +36,7 @@ class SuiteOptions:
     device: str | None
     verify: bool
     as_json: bool
+    few_shot: int | None = None
 
 
 def evaluate_suites(run: Path, given: SuiteOptions) -> None:
@@ -62,10 +63,11 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
     records = [read_stage(run, name) for name in names]
     contexts = sorted({record.context for record in records if record is not None})
     with loading("NeMo, Megatron-Core and lm-evaluation-harness"):
-        from eval.harness.tasks import built, find
+        from eval.harness.tasks import built, find, require_few_shot
         from slurm.experiment import run_in_order
 
         tasks, groups, manager = find(suites, given.include)
+        require_few_shot(tasks, given.few_shot)
         lengths = list(given.lengths) or contexts
         if given.export is None:
             job, models, tokenizer, lengths = _stages(run, chosen, given, suites, tasks, lengths)
@@ -122,6 +124,7 @@ def _asked(
         "suites": list(suites),
         "lengths": list(lengths),
         "limit": given.limit,
+        "few_shot": given.few_shot,
         "include": "" if given.include is None else str(given.include.resolve()),
         "device": device,
     }

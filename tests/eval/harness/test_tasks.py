@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness, the extra eval, is not installed")
 
-from eval.harness.tasks import LENGTHS, built, find
+from eval.harness.tasks import LENGTHS, built, find, require_few_shot
 from eval.run_folder import BrokenResultError
 from eval.suite_results import (
     Group,
@@ -22,6 +22,7 @@ from eval.suite_results import (
     result_path,
     write_result,
 )
+from tests.ranks import one_rank
 
 TASKS = Path(__file__).parent / "tasks"
 TREE = Path(__file__).resolve().parents[3]
@@ -286,13 +287,11 @@ def named(cell: str) -> list[str]:
     return re.findall("`(.+?)`", cell)
 
 
-def test_a_request_that_is_too_long_is_refused_with_its_document(monkeypatch):
-    from lm_eval.api.instance import Instance
-
-    from eval.harness.model import OverlongError, RefusesOverlong
+def of_bytes(longest: int):
+    """Return a model whose tokens are bytes and whose scores are their numbers."""
+    from eval.harness.model import RefusesOverlong
 
     class Bytes(RefusesOverlong):
-        longest = 10
         eot_token_id = 0
 
         def tok_encode(self, string, add_special_tokens=None, **_):
@@ -307,10 +306,48 @@ def test_a_request_that_is_too_long_is_refused_with_its_document(monkeypatch):
         def _generated(self, requests):
             return ["" for _ in requests]
 
+    lm = Bytes()
+    lm.longest = longest
+    return lm
+
+
+def test_examples_are_before_each_question_and_count_as_tokens(folder):
+    from eval.harness.model import OverlongError
+    from eval.harness.run import Evaluated, evaluated
+
+    write(folder, "one")
+    (folder / "rows.jsonl").write_text("".join(f'{{"word": "w{row}"}}\n' for row in range(4)))
+    (task,), _, manager = find(["one"], folder)
+    model = Evaluated("m", folder, 1, 64, "w", folder, "megatron", "fp32", of_bytes)
+
+    def tokens(count, longest=64):
+        settings = replace(SETTINGS, few_shot=count, longest=longest)
+        with one_rank():
+            found = evaluated(of_bytes(longest), task, manager, model, settings)
+        assert found.few_shot == (count or 0)
+        return found.most_tokens
+
+    assert tokens(None) == tokens(0) == len("w0 a")
+    assert tokens(2) == len("w1 a\n\nw2 a\n\nw0 a")
+    with pytest.raises(OverlongError, match="16 tokens do not fit in 15"):
+        tokens(2, longest=15)
+    write(folder, "none", "num_fewshot: 0")
+    (alone,), _, _ = find(["none"], folder)
+    require_few_shot([task], 2)
+    require_few_shot([alone], 0)
+    with pytest.raises(ValueError, match="--few-shot 2: task none states num_fewshot: 0"):
+        require_few_shot([task, alone], 2)
+
+
+def test_a_request_that_is_too_long_is_refused_with_its_document():
+    from lm_eval.api.instance import Instance
+
+    from eval.harness.model import OverlongError
+
     def request(kind, *arguments):
         return Instance(kind, {}, arguments, 0, metadata=("some_task", 7, 1))
 
-    lm = Bytes()
+    lm = of_bytes(10)
     assert lm.loglikelihood([request("loglikelihood", "12345678", "90")]) == [(10.0, True)]
     assert lm.generate_until([request("generate_until", "123", {"max_gen_toks": 7})]) == [""]
     assert lm.most == 10
