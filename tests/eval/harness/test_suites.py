@@ -2,12 +2,16 @@
 """A stage and its export get the same scores from lm-evaluation-harness, on one rank and on two."""
 
 import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tests.eval.stage_and_export import Models
-from tests.ranks import Ranks
+from tests.ranks import Ranks, one_rank
 from tests.recipes.hugging_face.support.stages import LENGTH
 from tests.runs.conftest import NEMO
 
@@ -15,36 +19,63 @@ pytest.importorskip("lm_eval", reason="lm-evaluation-harness, the extra eval, is
 pytestmark = pytest.mark.slow
 
 TASKS = Path(__file__).parent / "tasks"
+MADE = 512
+"""Tokens of the prompts of RULER's task."""
+LONGEST = MADE + 256
 PAIRS = [("The opposite of hot is", " cold"), ("", "the the the"), ("a b c d e f g", " h i")]
 TEXT = "bytes and merges " * 40
 """More than the longest request, so that it is read in windows."""
 
 
-def answers(stage: str, tokenizer: str, tp: int, cp: int) -> list:
-    """Return log-likelihoods, a rolling one and generated texts of a stage on this rank.
+def answers(
+    stage: str, tokenizer: str, run: str, tasks: str, tp: int, cp: int
+) -> tuple[list, list[str]]:
+    """Return the answers of a stage on this rank, and its generated texts of tasks.
 
-    Pipeline parallelism is refused before.
+    The results of the tasks are in the folder `run`. Two ranks refuse pipeline parallelism before.
     """
     from megatron.core import parallel_state
     from transformers import AutoTokenizer
 
     from custom_modules.cpu.backend import cpu_backend
+    from eval.evaluate import Subject
     from eval.harness.model import Megatron
+    from eval.harness.run import of_checkpoint
     from eval.load_model import load
 
     with cpu_backend(force=True):
-        parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
-        with pytest.raises(ValueError, match="PP=2; a checkpoint loads under any layout"):
-            Megatron(None, None, longest=128)
-        parallel_state.destroy_model_parallel()
+        if dist.get_world_size() == 2:
+            parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
+            with pytest.raises(ValueError, match="PP=2; a checkpoint loads under any layout"):
+                Megatron(None, None, longest=128)
+            parallel_state.destroy_model_parallel()
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=tp, context_parallel_size=cp
         )
-        model = load(Path(stage), seq_length=LENGTH)
+        model = load(Path(stage), seq_length=LONGEST)
         lm = Megatron(model, AutoTokenizer.from_pretrained(tokenizer), longest=128)
         found = answers_of(lm)
+        subject = Subject(Path(stage).name, Path(stage), LENGTH, 5)
+        texts = evaluated(run, tasks, of_checkpoint(subject, Path(tokenizer), "cpu", True), lm)
         parallel_state.destroy_model_parallel()
-    return found
+    return found, texts
+
+
+def evaluated(run: str, tasks: str, model, lm) -> list[str]:
+    """Write the results of a model on three kinds of tasks, and return the generated texts."""
+    from eval.harness.run import Suite, evaluate_models
+
+    texts: list[str] = []
+    generated = lm._generated
+
+    def recorded(requests):
+        texts.extend(answers := generated(requests))
+        return answers
+
+    lm._generated = recorded
+    asked = Suite(("niah_single_1", "words_choice", "words_copy"), (MADE,), 2, Path(tasks))
+    evaluate_models(Path(run), [replace(model, model=lambda _: lm)], asked)
+    return texts
 
 
 def answers_of(lm) -> list:
@@ -107,21 +138,76 @@ def test_the_scores_of_a_stage_are_those_of_its_export(models, answer, monkeypat
     assert file.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize(("tp", "cp"), [(1, 2), (2, 1)], ids=["CP=2", "TP=2"])
-def test_two_ranks_answer_as_one_rank_and_as_transformers_do(models, megatron_rank, tp, cp):
-    from eval.harness.model import Export
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> Iterator[Path]:
+    """Return a folder with the tasks here and RULER's first one, whose index takes no seconds.
 
+    Nothing is downloaded: RULER looks for NLTK's sentence splitter, which this task does not use.
+    """
+    from lm_eval import tasks as of_harness
+
+    to = tmp_path_factory.mktemp("of_tasks")
+    shutil.copytree(TASKS, to / "tasks")
+    ruler = Path(of_harness.__file__).parent / "ruler" / "niah_single_1.yaml"
+    (to / "tasks" / "niah.yaml").write_text(f"include: {ruler}\n")
+    (to / "nltk" / "tokenizers" / "punkt_tab").mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NLTK_DATA", str(to / "nltk"))
+        patch.setenv("HF_DATASETS_CACHE", str(to / "cache"))
+        patch.setattr("nltk.data.path", [str(to / "nltk")])
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", to / "cache")
+        yield to / "tasks"
+
+
+@pytest.fixture(scope="module")
+def by_transformers(models, tasks, tmp_path_factory) -> tuple[list, list[str], list[dict]]:
+    """Return the export's answers, its generated texts of tasks and their scores."""
+    from eval.harness.model import Export
+    from eval.harness.run import of_export
+
+    run = tmp_path_factory.mktemp("by_transformers")
+    found = answers_of(Export(models.export, longest=128, device="cpu"))
+    with one_rank():
+        lm = Export(models.export, longest=LONGEST, device="cpu")
+        texts = evaluated(str(run), str(tasks), of_export(models.export, "cpu"), lm)
+    return found, texts, scores(run)
+
+
+def scores(run: Path) -> list[dict]:
+    files = sorted((run / "eval" / "suites").rglob("*.json"))
+    return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tp", "cp"),
+    [(1, 1, 1), (2, 1, 1), (2, 1, 2), (2, 2, 1)],
+    ids=["one rank", "DP=2", "CP=2", "TP=2"],
+)
+def test_ranks_answer_and_score_as_transformers_does(
+    models, tasks, by_transformers, tmp_path, ranks, tp, cp
+):
     tokenizer = str(models.store / "tokenizer")
-    with Ranks(answers, 2, str(models.stage), tokenizer, tp, cp, server=NEMO) as started:
-        first, second = started.results(300)
-    assert first == second
-    theirs = answers_of(Export(models.export, longest=128, device="cpu"))
-    assert first[2] == theirs[2]
-    assert any(first[2])
-    for ours, other in zip(first[0], theirs[0], strict=True):
+    words = (str(models.stage), tokenizer, str(tmp_path), str(tasks), tp, cp)
+    with Ranks(answers, ranks, *words, server=NEMO) as started:
+        first, *others = started.results(300)
+    assert all(other == first for other in others)
+    (found, texts), (theirs, their_texts, their_scores) = first, by_transformers
+    assert found[2] == theirs[2]
+    assert any(found[2])
+    for ours, other in zip(found[0], theirs[0], strict=True):
         assert ours[0] == pytest.approx(other[0], abs=2e-3)
         assert ours[1] == other[1]
-    assert first[1] == pytest.approx(theirs[1], rel=1e-4)
+    assert found[1] == pytest.approx(theirs[1], rel=1e-4)
+    assert texts == their_texts
+    assert len(texts) == 4
+    assert all(texts)
+    our_scores = scores(tmp_path)
+    names = ["niah_single_1", "words_choice", "words_copy"]
+    assert [each["settings"]["task"] for each in our_scores] == names
+    for ours, other in zip(our_scores, their_scores, strict=True):
+        same = ("metrics", "samples", "most_tokens", "version", "few_shot")
+        assert [ours[key] for key in same] == [other[key] for key in same]
+        assert ours["samples"] == 2
 
 
 def test_a_folder_that_is_no_export_is_refused(tmp_path):
