@@ -14,8 +14,7 @@ not counted. Theirs is called at `prepare_niah.generate_samples` (needles), whic
 with the haystacks `repeat` and `needle`. With prose it needs the data `punkt_tab` of `nltk`, and is
 left out without it; the prose of both is our own text. Its other tasks download data, or make a
 fixed 500 samples, and are not called. A row has the shares of the length that prompts and tokens to
-generate fill: a generator that makes short samples is faster for it. lm-eval's own generator
-has not been measured yet.
+generate fill: a generator that makes short samples is faster for it.
 """
 
 import argparse
