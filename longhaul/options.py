@@ -105,6 +105,19 @@ EvalEvery = Annotated[
         show_default="never",
     ),
 ]
+EvaluationTensorParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--eval-tp",
+        min=1,
+        help="TP of evaluations; they have as many ranks as their TP and CP take.",
+        show_default="the training's",
+    ),
+]
+EvaluationContextParallel = Annotated[
+    int | None,
+    typer.Option("--eval-cp", min=1, help="CP of evaluations.", show_default="the training's"),
+]
 NoVerify = Annotated[
     bool, typer.Option("--no-verify", help="Do not verify the checkpoint's SHA-256.")
 ]

@@ -18,6 +18,8 @@ from longhaul.options import (
     Account,
     Cluster,
     EvalEvery,
+    EvaluationContextParallel,
+    EvaluationTensorParallel,
     Executor,
     Gpus,
     MachineLayout,
@@ -84,6 +86,8 @@ def run(
         str | None, typer.Option(help="cpu: run on CPU ranks, overriding the recipes.")
     ] = None,
     eval_every: EvalEvery = None,
+    eval_tp: EvaluationTensorParallel = None,
+    eval_cp: EvaluationContextParallel = None,
     verify: Verify = None,
     dryrun: Annotated[
         bool, typer.Option("--dryrun", help="Print what would run; start nothing.")
@@ -108,7 +112,10 @@ def run(
         asked = replace(asked, cluster="")
     chosen, model = ladder_run.choose(ladder, card, stage)
     only = stage_of(chosen, stage) if stage else None
-    plan = ladder_run.plan(chosen, model, out, store, only=only, verify=verify)
+    plan = replace(
+        ladder_run.plan(chosen, model, out, store, only=only, verify=verify),
+        evaluation=ladder_run.EvaluationParallel(eval_tp, eval_cp),
+    )
     ladder_run.require_own_folder(plan)
     if submits:
         from longhaul.commands.run_on_slurm import run_on_cluster
@@ -151,7 +158,7 @@ def _run_here(
         if made is not None:
             show_store(made)
     with loading("NeMo and Megatron-Core"):
-        from longhaul.jobs import local_chain, stage_checks
+        from longhaul.jobs import evaluation, local_chain, stage_checks
         from longhaul.jobs.evaluated_training import describe
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_undamaged
@@ -164,11 +171,16 @@ def _run_here(
         for stage in stages:
             require_places(stage.recipe)
         local_chain.require(stages, started=not dryrun)
+        local_chain.require_evaluation(plan, stages, started=not dryrun)
         if not dryrun:
             require_room(stages, plan.card)
         notes = [] if dryrun else require_undamaged(stages, plan.verify)
         notes = [*stage_checks.smaller_gpu(stages[0], rows[0]), *notes]
-        standing = [*local_chain.standing(stages), *describe(stages, evaluate_every)]
+        standing = [
+            *local_chain.standing(stages),
+            *describe(stages, evaluate_every),
+            *evaluation.describe(stages[-1:], plan.evaluation),
+        ]
     for said in notes if dryrun else (*notes, *standing):
         note(f"note: {said}")
     ladder_table.describe(plan, stages)

@@ -62,7 +62,13 @@ def run_on_cluster(
     require_complete(file, folders(plan, documents, export))
     notes = uncommitted()
     with loading("NeMo and Megatron-Core"):
-        from longhaul.jobs import local_chain, slurm_chain, stage_checks, submission_checks
+        from longhaul.jobs import (
+            evaluation,
+            local_chain,
+            slurm_chain,
+            stage_checks,
+            submission_checks,
+        )
         from longhaul.jobs.evaluated_training import describe
         from longhaul.jobs.job_times import require_time
         from longhaul.run_folder.places import require_places, require_room
@@ -87,10 +93,15 @@ def run_on_cluster(
             named = documents.source if isinstance(documents.source, dict) else {ONLY_SOURCE}
             for stage in stages:
                 stage_checks.require_sources(stage, set(named))
+        slurm_chain.require_evaluations(plan, stages)
         require_time(stages, file)
         for stage in stages:
             stage_checks.require_same(stage)
-        standing = [*local_chain.standing(stages), *describe(stages, evaluate_every)]
+        standing = [
+            *local_chain.standing(stages),
+            *describe(stages, evaluate_every),
+            *evaluation.describe(stages, plan.evaluation),
+        ]
         if not dryrun:
             for stage in stages:
                 require_places(stage.recipe)

@@ -2,6 +2,7 @@
 """The job that evaluates stages of a run; imports NeMo."""
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from data.store import Manifest, require_tokenizer
 from eval.evaluate import evaluate
 from eval.rope_search.evolution import Settings
 from eval.rope_search.run import find_factors
+from longhaul.jobs.ladder_run import EvaluationParallel
 from longhaul.jobs.origin import origin
 from recipes.checkpoints.files import require_whole
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint
@@ -82,20 +84,48 @@ def require_layout(
     if device == "cuda" and found < ranks:
         raise ValueError(f"{ranks} ranks on cuda need as many GPUs; this machine has {found}")
     for name in stages:
-        step = replace(
-            training_step(recipe_of(run, name)),
-            seq_length=length,
-            tp=tp,
-            cp=cp,
-            cp_kind=ContextParallelKind(),
-            pp=1,
-            world_size=ranks,
-            ranks_per_node=ranks,
-            global_batch=ranks,
-            micro_batch=1,
-        )
-        for sentence in shapes.violations(step):
+        for sentence in _violations(recipe_of(run, name), ranks, tp, cp, length):
             raise ValueError(f"{name}: {sentence}")
+
+
+def _violations(
+    recipe: nemo_run.Partial, ranks: int, tp: int, cp: int, length: int
+) -> Iterator[str]:
+    """Yield one sentence for each constraint that an evaluation of a model would violate."""
+    step = replace(
+        training_step(recipe),
+        seq_length=length,
+        tp=tp,
+        cp=cp,
+        cp_kind=ContextParallelKind(),
+        pp=1,
+        world_size=ranks,
+        ranks_per_node=ranks,
+        global_batch=ranks,
+        micro_batch=1,
+    )
+    return shapes.violations(step)
+
+
+def require_parallel(
+    stage: ResolvedStage, asked: EvaluationParallel, length: int, gpus: int | None, of_what: str
+) -> None:
+    """Raise ValueError if a stage cannot be evaluated under the TP and CP that are asked for.
+
+    `gpus` is how many there are, None if that is not known, and `of_what` says where.
+    """
+    if not asked.asked:
+        return
+    layout = evaluation_layout(stage, asked)
+    ranks, tp, cp = layout["ranks"], layout["tensor_parallel"], layout["context_parallel"]
+    of_stage = f"{stage.name} cannot be evaluated under TP {tp} and CP {cp}"
+    for sentence in _violations(stage.recipe, ranks, tp, cp, length):
+        raise ValueError(f"{of_stage}: {sentence}; change --eval-tp or --eval-cp")
+    if layout["device"] == "cuda" and gpus is not None and ranks > gpus:
+        raise ValueError(
+            f"{of_stage}: that takes {ranks} GPUs, and {of_what} {gpus}; lower --eval-tp or "
+            "--eval-cp"
+        )
 
 
 def recipe_of(run: Path, stage: str) -> nemo_run.Partial:
@@ -103,21 +133,32 @@ def recipe_of(run: Path, stage: str) -> nemo_run.Partial:
     return yaml_file.read(stage_folder(run, stage) / RECIPE)
 
 
-def evaluation_layout(stage: ResolvedStage) -> dict[str, Any]:
+def evaluation_layout(stage: ResolvedStage, asked: EvaluationParallel) -> dict[str, Any]:
     """Return the ranks, kinds of parallelism and device to evaluate a stage with.
 
     On GPUs those that trained it, since its length needs them; on CPU two ranks that share the
-    documents, which is faster than sharing each.
+    documents, which is faster than sharing each. TP or CP that is asked for takes their place.
     """
     layout = stage.layout
     on_gpu = layout.device == "cuda"
     tp, cp = (layout.tp, layout.cp.size) if on_gpu else (1, 1)
+    tp, cp = asked.tp or tp, asked.cp or cp
     return {
-        "ranks": tp * cp if on_gpu else min(2, os.cpu_count() or 1),
+        "ranks": tp * cp if on_gpu or tp * cp > 1 else min(2, os.cpu_count() or 1),
         "tensor_parallel": tp,
         "context_parallel": cp,
         "device": layout.device,
     }
+
+
+def describe(stages: Sequence[ResolvedStage], asked: EvaluationParallel) -> list[str]:
+    """Return the layout of each stage's evaluation; nothing if none is asked for."""
+    layouts = [evaluation_layout(stage, asked) for stage in stages] if asked.asked else []
+    return [
+        f"{stage.name} is evaluated on {layout['ranks']} ranks: TP {layout['tensor_parallel']}, "
+        f"CP {layout['context_parallel']}"
+        for stage, layout in zip(stages, layouts, strict=False)
+    ]
 
 
 def search_job(

@@ -25,6 +25,19 @@ from recipes.spec.stage import Ladder, Stage
 
 
 @dataclass(frozen=True)
+class EvaluationParallel:
+    """Tensor and context ranks of a ladder's evaluations; None: those of the training."""
+
+    tp: int | None = None
+    cp: int | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether one of them is asked for."""
+        return (self.tp, self.cp) != (None, None)
+
+
+@dataclass(frozen=True)
 class LadderRun:
     """The stages to run, and the folders that they write to and read from."""
 
@@ -36,6 +49,7 @@ class LadderRun:
     """The only stage to run; None for all of them."""
     verify: bool | None = None
     """True: the whole store; False: neither store nor checkpoints; None: a sample of the store."""
+    evaluation: EvaluationParallel = EvaluationParallel()
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 import nemo_run
+import torch
 
 from eval.run_folder import evaluation_path, write_json
 from longhaul.jobs import evaluation, records, stage_checks, training
@@ -108,6 +109,17 @@ def require_store(
         require_heldout(manifest, longest(stages))
 
 
+def require_evaluation(plan: LadderRun, stages: Sequence[ResolvedStage], *, started: bool) -> None:
+    """Raise ValueError if the stages cannot be evaluated under the TP and CP that are asked for.
+
+    If nothing is `started`, the GPUs of this machine do not count.
+    """
+    most = torch.cuda.device_count() if started else None
+    evaluation.require_parallel(
+        stages[-1], plan.evaluation, longest(stages), most, "this machine has"
+    )
+
+
 def longest(stages: Sequence[ResolvedStage]) -> int:
     """Return the longest context that a stage trains for."""
     return max(stage.trained_length for stage in stages)
@@ -143,7 +155,7 @@ def jobs(
                 documents=documents,
                 trials=trials,
                 verify=plan.verify is not False,
-                **evaluation.evaluation_layout(stages[-1]),
+                **evaluation.evaluation_layout(stages[-1], plan.evaluation),
             )
         )
     return left

@@ -7,6 +7,7 @@ from typing import Any
 
 import nemo_run
 
+from custom_modules.context_parallel.config import ContextParallelKind
 from longhaul.jobs import evaluation
 from longhaul.jobs.ladder_run import LadderRun
 from recipes.nemo2.settings import MEGATRON_FSDP
@@ -42,7 +43,9 @@ def of_evaluation(
     plan: LadderRun, file: ClusterFile, stage: ResolvedStage, *, nodes: int, per_node: int
 ) -> nemo_run.Config:
     """Return the requirements of an evaluation: no room for checkpoints, no pinned memory."""
-    layout = evaluation.evaluation_layout(stage)
+    layout = evaluation.evaluation_layout(stage, plan.evaluation)
+    # The kind of training was chosen for its own ranks.
+    kind = ContextParallelKind() if plan.evaluation.asked else stage.recipe.model.config.cp
     expected = _expected(plan, nodes=nodes, per_node=per_node)
     _set(
         expected,
@@ -50,7 +53,7 @@ def of_evaluation(
         **_machine(file, stage, per_node),
         tp=layout["tensor_parallel"],
         cp=layout["context_parallel"],
-        ulysses=inner_degree(stage.recipe.model.config.cp, layout["context_parallel"]),
+        ulysses=inner_degree(kind, layout["context_parallel"]),
         store=_path(plan.store),
     )
     return expected

@@ -69,7 +69,7 @@ def jobs(
             trials=trials,
             verify=plan.verify is not False,
             **origin(),
-            **_parallel(stage),
+            **_parallel(plan, stage),
         )
         found.append(_evaluate(plan, file, task, stage))
     if export is not None:
@@ -83,6 +83,18 @@ def jobs(
         expected = node_requirements.of_one_rank(plan, with_store=True)
         found.append(_on_ranks(plan, _without_gpus(file), "export", task, expected))
     return found
+
+
+def require_evaluations(plan: LadderRun, stages: Sequence[ResolvedStage]) -> None:
+    """Raise ValueError if a stage cannot be evaluated under the TP and CP that are asked for.
+
+    An evaluation may have as many GPUs as the largest stage, which the cluster is known to have.
+    """
+    most = max(stage.layout.world_size for stage in stages)
+    for stage in stages:
+        evaluation.require_parallel(
+            stage, plan.evaluation, stage.trained_length, most, "the stages train on"
+        )
 
 
 def _prepare(
@@ -137,7 +149,7 @@ def _evaluate(
     plan: LadderRun, file: ClusterFile, task: nemo_run.Partial, stage: ResolvedStage
 ) -> Job:
     """Return the job of a stage's evaluation, on the ranks that its length needs."""
-    ranks = evaluation.evaluation_layout(stage)["ranks"]
+    ranks = evaluation.evaluation_layout(stage, plan.evaluation)["ranks"]
     nodes = -(-ranks // stage.ranks_per_node)
     while ranks % nodes:
         nodes += 1
@@ -173,8 +185,8 @@ def _on_ranks(
     return Job(name, nemo_run.Partial(run, task=task, expected=expected, seconds=0.0), made)
 
 
-def _parallel(stage: ResolvedStage) -> dict[str, Any]:
-    layout = evaluation.evaluation_layout(stage)
+def _parallel(plan: LadderRun, stage: ResolvedStage) -> dict[str, Any]:
+    layout = evaluation.evaluation_layout(stage, plan.evaluation)
     layout.pop("ranks")
     return layout
 

@@ -38,8 +38,10 @@ def site(folder, **sections):
 
 
 def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree):
-    code, shown, said = answer(*RUN, "--cluster", site(tree), "--eval-every", 0, "--dryrun")
+    words = ("--eval-every", 0, "--eval-cp", 2)
+    code, shown, said = answer(*RUN, "--cluster", site(tree), *words, "--dryrun")
     assert code == 0, said
+    assert "# tiny_2k is evaluated on 2 ranks: TP 1, CP 2" in shown
     assert "# tiny_2k is evaluated as often as takes 1% of the time while it trains" in shown
     names = [line.removeprefix("# ---- ") for line in shown.splitlines() if "# ---- " in line]
     assert names == [
@@ -81,6 +83,7 @@ def test_a_store_is_made_by_a_plan_an_array_and_a_merge_when_jobs_are_asked_for(
         ({"executor": "local"}, (), "a chain needs a scheduler with job dependencies"),
         ({"tunnel": {"kind": "ssh", "host": "127.0.0.1", "port": 1, "user": "me", "folder": "/x"}},
          (), "tunnel.host 127.0.0.1 does not answer on port 1"),
+        ({}, ("--eval-tp", "4"), "TP 4 and CP 1: 4 heads and 2 KV heads are not both divisible"),
         ({}, ("--gate", "pasky=1"), "a gate has no 'pasky'; did you mean passkey?"),
     ],
     ids=str,
