@@ -2,7 +2,7 @@
 """One threshold of a gate, the measured value, and how sure it is that the threshold is met.
 
 The measured value decides. If the threshold is outside of its 95% interval, it is met or not met;
-otherwise there are too few documents or prompts to tell.
+otherwise there are too few documents, prompts or samples to tell.
 """
 
 import math
@@ -12,6 +12,7 @@ from eval.uncertainty import documents_to_tell, interval_width
 
 MET, NOT_MET = "met", "not met"
 FEW_DOCUMENTS, FEW_PROMPTS = "too few documents to tell", "too few prompts to tell"
+FEW_SAMPLES = "too few samples to tell"
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,9 @@ class Judgement:
 
     Args:
         passed: Whether the measured value is within the threshold.
-        state: `met`, `not met`, or too few documents or prompts to tell.
-        standard_error: Of the measured value, over documents; NaN if it is not known.
-        counted: Documents or prompts that were measured.
+        state: `met`, `not met`, or too few documents, prompts or samples to tell.
+        standard_error: Of the measured value, over documents or samples; NaN if it is not known.
+        counted: Documents, prompts or samples that were measured.
         would_do: How many would tell, if too few were measured and that can be estimated.
     """
 
@@ -39,7 +40,7 @@ class Judgement:
     @property
     def undecided(self) -> bool:
         """Whether the threshold is within the interval of the measured value."""
-        return self.state in (FEW_DOCUMENTS, FEW_PROMPTS)
+        return self.state in (FEW_DOCUMENTS, FEW_PROMPTS, FEW_SAMPLES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from longhaul.terminal.messages import next_command, note
 
 if TYPE_CHECKING:
     from recipes.spec.stage import Ladder
+    from recipes.spec.suites import SuiteRun
 
 app = typer.Typer(
     cls=Checking,
@@ -145,9 +146,20 @@ def check(
             stage.start,
         )
     show(lambda _: table)
+    for suite in ladder.suites:
+        typer.echo(_suite_shown(suite))
     if card:
         words = ["longhaul", "plan", card, "--ladder", file, "--gpus", "8"]
         next_command(words, "plan its stages on GPUs")
+
+
+def _suite_shown(suite: "SuiteRun") -> str:
+    from recipes.spec.naming import length_shown
+
+    lengths = ", ".join(length_shown(length) for length in suite.lengths)
+    samples = "" if suite.limit is None else f", {suite.limit:,} samples of each task"
+    made = f", prompts of {lengths}" if lengths else ""
+    return f"suites: {', '.join(suite.tasks)}{made}{samples}"
 
 
 def _lengths(ladder: "Ladder") -> list[str]:

@@ -158,7 +158,7 @@ def _run_here(
         if made is not None:
             show_store(made)
     with loading("NeMo and Megatron-Core"):
-        from longhaul.jobs import evaluation, local_chain, stage_checks
+        from longhaul.jobs import chain_suites, evaluation, local_chain, stage_checks
         from longhaul.jobs.evaluated_training import describe
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_undamaged
@@ -174,6 +174,7 @@ def _run_here(
         local_chain.require_evaluation(plan, stages, started=not dryrun)
         if not dryrun:
             require_room(stages, plan.card)
+            chain_suites.require_suites(plan, stages)
         notes = [] if dryrun else require_undamaged(stages, plan.verify)
         notes = [*stage_checks.smaller_gpu(stages[0], rows[0]), *notes]
         standing = [
@@ -190,7 +191,10 @@ def _run_here(
         if several:
             typer.echo(f"# {several}")
             return
-        jobs = local_chain.jobs(plan, stages, record=False, evaluate_every=evaluate_every)
+        jobs = local_chain.jobs(
+            plan, stages, record=False, evaluate_every=evaluate_every,
+            suites=chain_suites.suite_jobs(plan, stages),
+        )  # fmt: skip
         with held_back():
             lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
         if lines:
@@ -202,7 +206,10 @@ def _run_here(
         # The evaluation at the end writes where `longhaul evaluate` does.
         for folder in (*(stage.folder for stage in stages), plan.run / "eval"):
             held.enter_context(in_use(folder))
-        jobs = local_chain.jobs(plan, stages, record=True, evaluate_every=evaluate_every)
+        jobs = local_chain.jobs(
+            plan, stages, record=True, evaluate_every=evaluate_every,
+            suites=chain_suites.suite_jobs(plan, stages),
+        )  # fmt: skip
         watched = [
             Watched(stage.name, stage.steps, stage.metrics, stage.tokens_per_batch)
             for stage in stages

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul run --executor slurm`: submit a ladder as a chain of jobs."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,8 @@ def run_on_cluster(
 
     The only stage may be given as a `row`; `change` is applied to the recipes before overrides.
     """
+    if evaluated:
+        _require_no_suites(plan)
     cluster = asked.cluster or CLUSTER
     file = with_names(load(cluster), default("account", account), default("partition", partition))
     plan = _with_gates(plan, gate)
@@ -138,6 +141,17 @@ def run_on_cluster(
     for name, number in numbers.items():
         typer.echo(f"{number}  {name}")
     next_command(["longhaul", "status", plan.run], "show its progress")
+
+
+def _require_no_suites(plan: ladder_run.LadderRun) -> None:
+    """Raise ValueError for a ladder that runs suites: the jobs of a chain do not run them."""
+    if plan.ladder.suites:
+        tasks = ",".join(task for suite in plan.ladder.suites for task in suite.tasks)
+        raise ValueError(
+            f"ladder {plan.ladder.name} runs suites, which a chain of Slurm jobs does not do; "
+            "remove suites from the ladder and from its gates, and evaluate the stages by hand: "
+            f"longhaul evaluate --run {shlex.quote(str(plan.run))} --suite {shlex.quote(tasks)}"
+        )
 
 
 def _require_short(plan: ladder_run.LadderRun, length: int) -> None:

@@ -133,8 +133,12 @@ def jobs(
     evaluate_every: int | None = None,
     documents: int = EVALUATION_DOCUMENTS,
     trials: int = EVALUATION_TRIALS,
+    suites: Sequence[tuple[str, Job]] = (),
 ) -> list[Job]:
     """Return what is left to do: unfinished stages in order, then the evaluation.
+
+    `suites` are jobs with the model that each runs on (`longhaul.jobs.chain_suites`): that of a
+    stage follows its training, and others come first. They find out themselves what is left.
 
     With `record` the run folder receives the facts of the run and the resolved recipes. With
     `evaluate_every` the model is also evaluated while it trains, as in `training_job`.
@@ -143,9 +147,13 @@ def jobs(
     if record:
         write_records(plan, stages)
     names = [stage.name for stage in stages]
-    left = [training.training_job(stage, evaluate_every) for stage in unfinished]
+    left = [job for model, job in suites if model not in names]
+    for stage in stages:
+        if stage in unfinished:
+            left.append(training.training_job(stage, evaluate_every))
+        left += [job for model, job in suites if model == stage.name]
     evaluated = all(evaluation_path(plan.run, name).is_file() for name in names)
-    if left or not evaluated:
+    if unfinished or not evaluated:
         left.append(
             evaluation_job(
                 plan.run,

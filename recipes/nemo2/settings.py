@@ -12,11 +12,12 @@ from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
 from data.mixture.config import Mix
-from recipes.spec.gate import Gate
+from recipes.spec.gate import Gate, SuiteThreshold
 from recipes.spec.layout import Fp8, Sharding
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import recipe_name, stage_folder, start_folder
 from recipes.spec.stage import Ladder, Stage
+from recipes.spec.suites import SuiteRun
 
 MEGATRON_FSDP: dict[Sharding, str] = {
     "gradients": "optim_grads",
@@ -26,16 +27,26 @@ MEGATRON_FSDP: dict[Sharding, str] = {
 
 
 def as_config_node(
-    noun: RopeScaling | ContextParallelKind | Recompute | Tiling | Offload | Gate,
+    noun: RopeScaling
+    | ContextParallelKind
+    | Recompute
+    | Tiling
+    | Offload
+    | Gate
+    | SuiteRun
+    | SuiteThreshold,
 ) -> run.Config:
     """Return a description as a node of the tree, so that overrides can set its fields.
 
     Tuples become lists, the only sequence of YAML and nemo-run's overrides. A rotation that
-    stretches another has that as a nested node.
+    stretches another has that as a nested node. A gate's thresholds of suites are left out: the job
+    that runs the suites has them.
     """
     fields = {name: getattr(noun, name) for name in type(noun).__dataclass_fields__}
     if isinstance(noun, RopeScaling) and noun.before is not None:
         fields["before"] = as_config_node(noun.before)
+    if isinstance(noun, Gate):
+        del fields["suites"]
     lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
     return run.Config(type(noun), **fields | lists)
 

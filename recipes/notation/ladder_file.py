@@ -27,9 +27,8 @@ from custom_modules.rope.config import RopeScaling
 from data.files.nearest import near_path
 from data.files.user_file import read_yaml
 from recipes.ladders import LADDERS
-from recipes.notation import mix, rope_file
+from recipes.notation import gate, mix, rope_file
 from recipes.notation.rope import rope_from, rope_with
-from recipes.spec.gate import Gate
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import NAME, budget_from, budget_word, length_from, length_word
 from recipes.spec.schema import decode
@@ -88,7 +87,7 @@ class _Stage:
     adam_beta2: Number = 0.95
     weight_decay: Number = 0.1
     start: Literal["scratch", "card", "previous"] | None = None
-    gate: Gate = Gate()
+    gate: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +100,7 @@ class _Ladder:
     cards: tuple[str, ...] = ()
     data: str = ""
     starts_from: str = ""
+    suites: tuple[dict[str, Any], ...] = ()
 
 
 def read(path: Path, card: ModelCard | None = None) -> Ladder:
@@ -216,6 +216,7 @@ def _of_content(content: Any, path: Path, card: ModelCard | None) -> Ladder:
             cards=stated.cards,
             data=stated.data,
             starts_from=stated.starts_from,
+            suites=gate.read_suites(stated.suites, path.parent),
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -240,7 +241,7 @@ def _stage(stated: _Stage, number: int, folder: Path, card: ModelCard | None) ->
         adam_beta2=stated.adam_beta2,
         weight_decay=stated.weight_decay,
         start=stated.start or ("previous" if number else "card"),
-        gate=stated.gate,
+        gate=gate.read(stated.gate),
     )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thresholds that the evaluation of a stage must meet before the next stage may start.
 
-Five criteria; `None` disables one:
+`None`, or no threshold, disables a criterion:
 
 * `rise`: loss by position. A model that uses its context predicts better the more it has read, so
   its mean loss over the last quarter of the context may exceed that over the second by at most
@@ -13,10 +13,13 @@ Five criteria; `None` disables one:
 * `passkey`: the minimum share of passkeys found over the whole grid.
 * `context_gain`: the last tokens of each window, read with the whole window and with the fewest
   tokens before them. The loss must fall by at least this many nats.
+* `suites`: tasks of lm-evaluation-harness that the ladder's `suites` run, each with a least score,
+  or with the most that it may lose against the model before the stage.
 """
 
 import math
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from recipes.spec.suggest import did_you_mean
 
@@ -26,17 +29,51 @@ class GateShutError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SuiteThreshold:
+    """Least score of a task or group of lm-evaluation-harness, or the most that it may lose."""
+
+    task: str
+    least: float | None = None
+    """In the task's own unit; most scores are shares of 1."""
+    drop: float | None = None
+    """Against the model before the stage; for a score that is better if lower, its rise."""
+    length: int | None = None
+    """Length of the prompts, for a task that makes them."""
+    metric: str | None = None
+    """Such as `acc_norm`, with a filter `exact_match,strict-match`; None for the task's first."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for thresholds out of range, and for none."""
+        if self.least is None and self.drop is None:
+            raise ValueError(f"{self.named} has no threshold; state least, drop or both")
+        if self.least is not None and not math.isfinite(self.least):
+            raise ValueError(f"{self.named} has least {self.least:g}; it must be a finite score")
+        if self.drop is not None and not 0 <= self.drop < math.inf:
+            raise ValueError(f"{self.named} has drop {self.drop:g}; it must be at least 0")
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"{self.named} has length {self.length}; it must be positive")
+
+    @property
+    def named(self) -> str:
+        """What it judges, in words."""
+        at = "" if self.length is None else f" at {self.length:,}"
+        of_metric = "" if self.metric is None else f" ({self.metric})"
+        return f"suites {self.task}{at}{of_metric}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """Thresholds in nats per token, and a share of passkeys."""
+    """Thresholds in nats per token, a share of passkeys, and scores of suites."""
 
     rise: float | None = 0.2
     forgotten: float | None = 0.2
     short: float | None = None
     passkey: float | None = None
     context_gain: float | None = None
+    suites: tuple[SuiteThreshold, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for thresholds out of range."""
+        """Raise ValueError for thresholds out of range; lists become tuples."""
         for name in ("rise", "forgotten", "short", "context_gain"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
@@ -45,12 +82,17 @@ class Gate:
             raise ValueError(
                 f"gate passkey is {self.passkey:g}; it must be a share, above 0 and up to 1"
             )
+        object.__setattr__(self, "suites", tuple(self.suites))
+        named = [threshold.named for threshold in self.suites]
+        for each in named:
+            if named.count(each) > 1:
+                raise ValueError(f"the gate has two thresholds of {each}; state it once")
 
 
 def gate_from(words: str, own: Gate) -> Gate:
     """Return `own` changed by, say, `passkey=0.9,rise=none`; raise ValueError for other words."""
-    known = [field.name for field in fields(Gate)]
-    said: dict[str, float | None] = {}
+    known = [field.name for field in fields(Gate) if field.name != "suites"]
+    said: dict[str, Any] = {}
     for word in words.split(",") if words else ():
         name, _, value = word.partition("=")
         if name not in known:

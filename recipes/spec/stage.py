@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from custom_modules.rope.config import RopeScaling
 from data.mixture.config import Mix
 from recipes.spec.gate import Gate
+from recipes.spec.suites import SuiteRun
 from recipes.spec.train_short import Positions
 
 DocumentPolicy = Literal["across", "within"]
@@ -169,6 +170,8 @@ class Ladder:
     """Choices made here that the source does not state, one sentence each."""
     departures: tuple[str, ...] = ()
     """Differences between the source and this ladder, and omissions, one sentence each."""
+    suites: tuple[SuiteRun, ...] = ()
+    """Public suites that are run for the base model before the first stage, and after each."""
     path: str = ""
     """File that it was read from, as a command named it; empty for a shipped ladder."""
 
@@ -208,6 +211,38 @@ class Ladder:
                 f"ladder {self.name}: the first stage has no previous one; "
                 "start it from 'scratch' or 'card'"
             )
+        tasks = [task for suite in self.suites for task in suite.tasks]
+        for task in tasks:
+            if tasks.count(task) > 1:
+                raise ValueError(f"ladder {self.name} has {task} twice in suites; name it once")
+        previous: Stage | None = None
+        for stage in self.stages:
+            self._require_scores(stage, previous)
+            previous = stage
+
+    def _require_scores(self, stage: Stage, before: Stage | None) -> None:
+        """Raise ValueError for a gate over scores that the ladder does not measure."""
+        gate = f"ladder {self.name}: the gate of the stage of {stage.seq_length:,} tokens"
+        if stage.gate.suites and not self.suites:
+            raise ValueError(
+                f"{gate} has thresholds of suites, and the ladder runs none; add suites: to the "
+                "ladder, or remove them"
+            )
+        for threshold in stage.gate.suites:
+            if threshold.drop is not None and before is None and stage.start == "scratch":
+                raise ValueError(
+                    f"{gate} has a drop of {threshold.named}, and the stage starts from random "
+                    "weights; state least instead"
+                )
+            reached = stage
+            if threshold.drop is not None and before is not None:
+                reached = before
+            if (threshold.length or 0) > reached.target_length:
+                raise ValueError(
+                    f"{gate} has a threshold of {threshold.named} tokens, and the model "
+                    f"{'before' if reached is before else 'after'} it is for "
+                    f"{reached.target_length:,}; a model is scored within its own context"
+                )
 
     @property
     def word(self) -> str:

@@ -2,6 +2,7 @@
 """A stage and its export get the same scores from lm-evaluation-harness, on one rank and on two."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from recipes.spec.gate import SuiteThreshold
+from recipes.spec.suites import SuiteRun
 from tests.eval.stage_and_export import Models
 from tests.ranks import Ranks, one_rank
 from tests.recipes.hugging_face.support.stages import LENGTH
@@ -208,6 +211,75 @@ def test_ranks_answer_and_score_as_transformers_does(
         same = ("metrics", "samples", "most_tokens", "version", "few_shot")
         assert [ours[key] for key in same] == [other[key] for key in same]
         assert ours["samples"] == 2
+
+
+def run_in_chain(run: str, store: str, stage: str, suites: list, thresholds: list) -> str:
+    """Run suites on the base model and on a stage, as the chain does; return why its gate shut."""
+    from eval.suites_of_chain import run_suites
+    from recipes.spec.gate import GateShutError
+
+    dist.destroy_process_group()  # a job of the chain joins by itself, as torchrun tells it
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
+    reason = ""
+    run_suites(run, "base", stage, store, suites)
+    try:
+        run_suites(run, stage, stage, store, suites, before="base", thresholds=thresholds)
+    except GateShutError as error:
+        reason = str(error)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return reason
+
+
+def test_a_chain_runs_suites_on_the_base_model_and_a_stage_and_judges_their_scores(
+    models, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    suites = [SuiteRun(tasks=("words_choice",), limit=3, include=str(TASKS))]
+    thresholds = [
+        SuiteThreshold(task="words_choice", drop=1),
+        SuiteThreshold(task="words_choice", metric="acc_norm", least=1.5),
+    ]
+    with Ranks(
+        run_in_chain, 1, str(models.run), str(models.store), models.stage.name, suites, thresholds,
+        server=NEMO,
+    ) as started:  # fmt: skip
+        [reason] = started.results(300)
+    folder = models.run / "eval" / "suites"
+    base, stage = (
+        json.loads((folder / name / "words_choice_limit_3.json").read_text())
+        for name in ("base", models.stage.name)
+    )
+    assert base["samples"] == stage["samples"] == 3
+    assert base["settings"]["weights_sha256"] != stage["settings"]["weights_sha256"]
+    kept = json.loads((models.run / "eval" / f"{models.stage.name}.suites.gate.json").read_text())
+    drop, least = kept["judgements"]
+    scores = [{each["name"]: each["value"] for each in of["metrics"]} for of in (base, stage)]
+    assert drop["measured"] == pytest.approx(scores[0]["acc"] - scores[1]["acc"])
+    assert (drop["passed"], least["passed"], kept["open"]) == (True, False, False)
+    assert least["measured"] == scores[1]["acc_norm"]
+    assert f"the gate after {models.stage.name} is shut: suites words_choice (acc_norm)" in reason
+
+
+def test_what_a_suite_of_a_ladder_lacks_is_said_before_training(models, tmp_path):
+    from longhaul.jobs.chain_suites import _of_suite, _refused
+
+    tokenizer = models.store / "tokenizer"
+    suite = SuiteRun(tasks=("words_choice",), include=str(TASKS), lengths=(512,))
+    found = _of_suite(suite, tokenizer)
+    assert found == {"words_choice": False}
+    known = {name: (suite, made) for name, made in found.items()} | {"made": (suite, True)}
+    for threshold, said in (
+        ({"task": "words_choice"}, ""),
+        ({"task": "mmlu"}, "is of no task that the ladder's suites run; they are words_choice"),
+        ({"task": "words_choice", "length": 512}, "does not make its prompts; leave it out"),
+        ({"task": "made", "length": 513}, "needs a length of the prompts that the suite makes: 51"),
+        ({"task": "made", "length": 512}, ""),
+    ):
+        refused = _refused(SuiteThreshold(**threshold, least=0.5), known)
+        assert (said in refused) if said else not refused
+    (tmp_path / "lost.yaml").write_text((TASKS / "words.yaml").read_text())
+    with pytest.raises(ValueError, match=r"words_choice reads words\.jsonl, which is not in"):
+        _of_suite(SuiteRun(tasks=("words_choice",), include=str(tmp_path)), tokenizer)
 
 
 def test_a_folder_that_is_no_export_is_refused(tmp_path):

@@ -93,6 +93,20 @@ def test_a_mistake_is_told_before_anything_is_submitted(answer, tree, sections, 
     assert not (tree / "runs").exists()
 
 
+def test_a_ladder_that_runs_suites_is_refused_with_the_command_to_run_by_hand(answer, tree):
+    file = tree / "own.yaml"
+    file.write_text(
+        "name: own\nsuites: [{tasks: [mmlu, gsm8k]}]\nstages:\n"
+        "  - {seq_length: 512, tokens: 8192, tokens_per_batch: 8K, lr: {peak: 1e-3}, "
+        "start: scratch}\n"
+    )
+    words = ("--card", "tiny", "--out", tree / "runs" / "own", "--cluster", site(tree))
+    said = answer("run", "--executor", "slurm", "--ladder", file, *words).error()
+    assert "ladder own runs suites, which a chain of Slurm jobs does not do" in said
+    assert f"longhaul evaluate --run {tree / 'runs' / 'own'} --suite mmlu,gsm8k" in said
+    assert not (tree / "runs").exists()
+
+
 def test_a_second_chain_into_the_same_folder_is_refused(answer, tree, monkeypatch):
     launch = tree / "runs" / "tiny" / "launch"
     launch.mkdir(parents=True)

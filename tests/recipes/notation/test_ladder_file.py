@@ -48,6 +48,38 @@ def test_all_fields_of_a_stage_are_read(tmp_path):
     assert second.gate.forgotten == first.gate.forgotten
 
 
+def test_the_suites_of_a_ladder_and_their_thresholds_are_read(tmp_path):
+    gate = {"suites": [{"task": "niah_single_1", "length": "64K", "least": 0.9}]}
+    suites = [{"tasks": ["niah_single_1"], "lengths": ["4K", 65_536], "limit": 9, "include": "own"}]
+    ladder = ladder_file.read(written(tmp_path, STAGE | {"gate": gate}, suites=suites), LLAMA)
+    [suite] = ladder.suites
+    assert (suite.tasks, suite.lengths, suite.limit) == (("niah_single_1",), (4 * K, 64 * K), 9)
+    assert suite.include == str(tmp_path / "own")
+    [threshold] = ladder.stages[0].gate.suites
+    assert (threshold.length, threshold.least, threshold.drop) == (64 * K, 0.9, None)
+
+
+@pytest.mark.parametrize(
+    ("suites", "threshold", "said"),
+    [
+        ([], {"task": "mmlu", "least": 0.5}, "thresholds of suites, and the ladder runs none"),
+        (["mmlu"], {"task": "mmlu"}, "suites mmlu has no threshold; state least, drop or both"),
+        (["mmlu"], {"task": "mmlu", "drop": -1}, "suites mmlu has drop -1; it must be at least 0"),
+        (["mmlu"], {"task": "mmlu", "most": 1}, "gate: suites[0] has no field 'most'"),
+        (["niah"], {"task": "niah", "least": 1, "length": "128K"}, "is scored within its own cont"),
+        (["mmlu", "mmlu"], None, "ladder mine has mmlu twice in suites; name it once"),
+        (["mmlu,arc"], None, "has tasks ['mmlu,arc']; write each as one of the list"),
+    ],
+    ids=str,
+)
+def test_suites_and_thresholds_that_cannot_be_are_refused(tmp_path, suites, threshold, said):
+    stage = STAGE if threshold is None else STAGE | {"gate": {"suites": [threshold]}}
+    path = written(tmp_path, stage, suites=[{"tasks": [name]} for name in suites])
+    with pytest.raises(ValueError, match=r"mine\.yaml") as told:
+        ladder_file.read(path, LLAMA)
+    assert said in str(told.value)
+
+
 def test_a_ladder_in_python_may_begin_with_a_shipped_one(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text(

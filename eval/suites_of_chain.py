@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the suites of a ladder on one of its models, and judge a stage by their scores.
+
+`longhaul run` launches it on every rank of a torchrun job: for the model before the first stage,
+and after each stage. Results that are there with the same settings are not made again.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.store import Manifest
+from eval.base_model import BASE
+from eval.distributed import parallel_ranks
+from eval.evaluate import Subject, subjects
+from eval.harness.run import Evaluated, Suite, evaluate_models, of_checkpoint, tasks_left
+from eval.harness.tasks import find
+from eval.score_judgements import pass_scores
+from eval.suite_results import Group, SuiteResult, read_result
+from recipes.spec.gate import SuiteThreshold
+from recipes.spec.suites import SuiteRun
+
+
+def run_suites(
+    run: str,
+    model: str,
+    first: str,
+    store: str,
+    suites: Sequence[SuiteRun],
+    before: str | None = None,
+    thresholds: Sequence[SuiteThreshold] = (),
+    tensor_parallel: int = 1,
+    context_parallel: int = 1,
+    device: str = "cpu",
+    verify: bool = True,
+) -> None:
+    """Write the results of a model: a stage, or `base`, what the stage `first` starts from.
+
+    Prompts have those lengths of a suite that the model was trained for. A stage is then judged by
+    `thresholds`, against the results of the model `before`; raises GateShutError if one is not met.
+    """
+    folder = Path(run)
+    with parallel_ranks(tensor_parallel, context_parallel, device):
+        tokenizer = Manifest.load(store).tokenizer_path
+        subject = _subject(folder, model, first)
+        evaluated = of_checkpoint(subject, tokenizer, device, verify)
+        asked = [suite_of(each, subject.context) for each in suites]
+        for suite in asked:
+            evaluate_models(folder, [evaluated], suite)
+    if thresholds and os.environ.get("RANK", "0") == "0":
+        results, groups = _results(folder, evaluated, asked)
+        pass_scores(folder, model, before or BASE, thresholds, results, groups)
+
+
+def suite_of(stated: SuiteRun, context: int) -> Suite:
+    """Return a suite of a ladder for a model that was trained for a context."""
+    return Suite(
+        names=tuple(stated.tasks),
+        lengths=tuple(length for length in stated.lengths if length <= context),
+        limit=stated.limit,
+        include=Path(stated.include) if stated.include else None,
+    )
+
+
+def _subject(run: Path, model: str, first: str) -> Subject:
+    base = model == BASE
+    return next(iter(subjects(run, [first if base else model], base=base)))
+
+
+def _results(
+    run: Path, model: Evaluated, asked: Sequence[Suite]
+) -> tuple[list[SuiteResult], list[Group]]:
+    """Return the results of a model with exactly the settings asked for, and the groups."""
+    results, groups = [], []
+    for suite in asked:
+        tasks, of_suite, _ = find(suite.names, suite.include)
+        groups += of_suite
+        for _, settings in tasks_left(tasks, model, suite):
+            if (found := read_result(run, model.name, settings)) is not None:
+                results.append(found)
+    return results, groups

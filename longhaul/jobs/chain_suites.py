@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suites of a ladder in a chain on this machine: checks before training, and their jobs.
+
+Imports NeMo; lm-evaluation-harness only for a ladder that runs suites.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import nemo_run
+
+from data.store import Manifest
+from eval.base_model import BASE
+from eval.harness.tasks import SuiteTask, built, find, require_harness
+from longhaul.jobs import evaluation
+from longhaul.jobs.ladder_run import LadderRun
+from recipes.checkpoints.marker import checkpoint_facts, start_checkpoint
+from recipes.nemo2.settings import as_config_node
+from recipes.resolved.stage import ResolvedStage
+from recipes.spec.gate import SuiteThreshold
+from recipes.spec.stage import Ladder
+from recipes.spec.suites import SuiteRun
+from slurm.experiment import Job
+from slurm.local_executor import local_executor
+
+
+def suites_of(ladder: Ladder) -> list[SuiteRun]:
+    """Return the suites of a ladder; those without lengths get the contexts of its stages."""
+    contexts = tuple(sorted({stage.target_length for stage in ladder.stages}))
+    return [suite if suite.lengths else replace(suite, lengths=contexts) for suite in ladder.suites]
+
+
+def require_suites(plan: LadderRun, stages: Sequence[ResolvedStage]) -> None:
+    """Raise ValueError for what would fail after training: harness, tasks, data or thresholds.
+
+    The data of tasks are loaded once, so that they are in the cache of ranks, which do not
+    download.
+    """
+    if not plan.ladder.suites:
+        return
+    require_harness()
+    context = _base_context(plan, stages[0])
+    tokenizer = Manifest.load(plan.store).tokenizer_path
+    known: dict[str, tuple[SuiteRun, bool]] = {}
+    for number, suite in enumerate(suites_of(plan.ladder)):
+        try:
+            found = _of_suite(suite, tokenizer)
+        except ValueError as error:
+            raise ValueError(f"ladder {plan.ladder.name}: suites[{number}]: {error}") from None
+        for name, makes_prompts in found.items():
+            if name in known:
+                raise ValueError(
+                    f"ladder {plan.ladder.name} runs {name} twice, by suites[{number}] and by one "
+                    "before it; name it once"
+                )
+            known[name] = suite, makes_prompts
+    for name, stage in plan.chosen:
+        for threshold in stage.gate.suites:
+            reason = _refused(threshold, known)
+            at_base = threshold.drop is not None and plan.before(name) is None
+            if not reason and at_base and (threshold.length or 0) > context:
+                reason = f"is for a drop from the base model, which reads {context:,} tokens"
+            if reason:
+                raise ValueError(f"the gate of {name}: {threshold.named} {reason}")
+
+
+def suite_jobs(plan: LadderRun, stages: Sequence[ResolvedStage]) -> list[tuple[str, Job]]:
+    """Return a job for each model in order: the one before the first stage, and each stage."""
+    if not plan.ladder.suites:
+        return []
+    require_harness()
+    first = stages[0]
+    before = plan.before(first.name)
+    if before is None and first.recipe.resume.start is not None:
+        before = BASE
+    thresholds = {name: stage.gate.suites for name, stage in plan.chosen}
+    found = [] if before is None else [(before, _job(plan, first, before, None, ()))]
+    for stage in stages:
+        found.append((stage.name, _job(plan, stage, stage.name, before, thresholds[stage.name])))
+        before = stage.name
+    return found
+
+
+def _job(
+    plan: LadderRun,
+    stage: ResolvedStage,
+    model: str,
+    before: str | None,
+    thresholds: Sequence[SuiteThreshold],
+) -> Job:
+    from eval.suites_of_chain import run_suites
+
+    layout = evaluation.evaluation_layout(stage, plan.evaluation)
+    ranks = layout.pop("ranks")
+    task = nemo_run.Partial(
+        run_suites,
+        run=str(plan.run.resolve()),
+        model=model,
+        first=stage.name,
+        store=str(plan.store.resolve()),
+        suites=[as_config_node(suite) for suite in suites_of(plan.ladder)],
+        before=before,
+        thresholds=[as_config_node(threshold) for threshold in thresholds],
+        verify=plan.verify is not False,
+        **layout,
+    )
+    return Job(f"suites_{model}", task, local_executor(ranks))
+
+
+def _of_suite(suite: SuiteRun, tokenizer: Path) -> dict[str, bool]:
+    """Return the names of tasks and groups, and whether they make prompts of a length."""
+    tasks, groups, manager = find(suite.tasks, Path(suite.include) if suite.include else None)
+    for task in tasks:
+        length = suite.lengths[0] if task.makes_prompts else None
+        built(task, manager, tokenizer=tokenizer, length=length, limit=1)
+    made: dict[str, SuiteTask] = {task.name: task for task in tasks}
+    of_groups = {
+        group.name: any(made[name].makes_prompts for name in group.tasks) for group in groups
+    }
+    return {name: task.makes_prompts for name, task in made.items()} | of_groups
+
+
+def _refused(threshold: SuiteThreshold, known: dict[str, tuple[SuiteRun, bool]]) -> str:
+    """Return why a threshold will have no score, or nothing."""
+    if threshold.task not in known:
+        return f"is of no task that the ladder's suites run; they are {', '.join(known)}"
+    suite, makes_prompts = known[threshold.task]
+    lengths = ", ".join(f"{length:,}" for length in suite.lengths)
+    if makes_prompts and threshold.length not in suite.lengths:
+        return f"needs a length of the prompts that the suite makes: {lengths}"
+    if not makes_prompts and threshold.length is not None:
+        return "has a length, and the task does not make its prompts; leave it out"
+    return ""
+
+
+def _base_context(plan: LadderRun, first: ResolvedStage) -> int:
+    """Return the context of the weights that the first stage starts from; 0 for random ones."""
+    start = first.recipe.resume.start
+    if start is None or plan.before(first.name) is not None:
+        return 0
+    checkpoint = start_checkpoint(Path(start))
+    facts = checkpoint_facts(checkpoint)
+    if facts is None or "rope" not in facts:
+        raise ValueError(
+            f"{checkpoint} does not state its rotation, so the suites cannot be run on the base "
+            "model; import the weights with `longhaul import`"
+        )
+    return int(facts["seq_length"])
