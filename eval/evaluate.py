@@ -26,7 +26,7 @@ from eval import context_gain as context_gains
 from eval import load_model
 from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks
-from eval.finished_parts import FinishedParts, digest
+from eval.finished_parts import FinishedParts, digest, partial_path
 from eval.held_out import held_out, held_out_in_turn
 from eval.loss_by_position import WINDOW_SEED, loss_by_position, mean_over, position_bands
 from eval.measurements import BaseRecord, ByPosition, ContextGain, Passkey, RangeMean, ShortLoss
@@ -117,6 +117,7 @@ def evaluate(
             "settings": settings, "lengths": sorted(lengths), "device": device, "commit": commit,
             "store": digest(manifest.root / MANIFEST), "tokenizer": manifest.tokenizer.fingerprint,
             "tensor_parallel": tensor_parallel, "context_parallel": context_parallel,
+            "verify": verify,
         }  # fmt: skip
         unfinished: list[FinishedParts] = []
         for subject in subjects(folder, stages, base=base):
@@ -125,8 +126,10 @@ def evaluate(
             if missing and evaluated_with(
                 folder, *asked_for, record, context_gain=context_gain, short=bool(brief)
             ):
-                if dist.get_rank() == 0 and record is not None:
-                    write_record(folder, subject.name, record)
+                if dist.get_rank() == 0:
+                    partial_path(folder, subject.name).unlink(missing_ok=True)
+                    if record is not None:
+                        write_record(folder, subject.name, record)
                 continue
             parts = FinishedParts(folder, subject.name, asked_of_all | subject.identity())
             unfinished.append(parts)

@@ -114,13 +114,22 @@ class Group:
     """Whether tasks count by their samples, or each the same."""
 
 
-def result_path(run: Path, model: str, task: str, length: int | None, limit: int | None) -> Path:
-    """Return the path of a result: the task, its length and its limit are in the name."""
+def result_path(
+    run: Path,
+    model: str,
+    task: str,
+    length: int | None,
+    limit: int | None,
+    few_shot: int | None = None,
+) -> Path:
+    """Return the path of a result: task, length, limit and examples are in the name."""
     name = re.sub(r"[^\w.-]+", "_", task)
     if length is not None:
         name += f"_at_{length}"
     if limit is not None:
         name += f"_limit_{limit}"
+    if few_shot is not None:
+        name += f"_few_shot_{few_shot}"
     return run / "eval" / "suites" / model / f"{name}.json"
 
 
@@ -154,7 +163,9 @@ def result_at(path: Path) -> SuiteResult | None:
 
 
 def _path(run: Path, model: str, settings: SuiteSettings) -> Path:
-    return result_path(run, model, settings.task, settings.length, settings.limit)
+    return result_path(
+        run, model, settings.task, settings.length, settings.limit, settings.few_shot
+    )
 
 
 def group_metrics(groups: Iterable[Group], results: Sequence[SuiteResult]) -> list[GroupMetric]:

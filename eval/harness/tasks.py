@@ -124,6 +124,24 @@ def require_few_shot(tasks: Sequence[SuiteTask], count: int | None) -> None:
                 f"--few-shot {count}: task {task.name} states num_fewshot: 0, so it is asked "
                 "without examples; evaluate it by a command without --few-shot"
             )
+        if count and task.makes_prompts:
+            raise ValueError(
+                f"--few-shot {count}: task {task.name} makes prompts of a length, which examples "
+                "would exceed; evaluate it by a command without --few-shot"
+            )
+        if count and task.config.get("test_split") and not _has_examples(task.config):
+            raise ValueError(
+                f"--few-shot {count}: task {task.name} names no fewshot_split, training_split or "
+                "validation_split, so a question could be among its own examples; evaluate it by "
+                "a command without --few-shot"
+            )
+
+
+def _has_examples(config: Mapping[str, Any]) -> bool:
+    """Whether a task has examples from which the harness leaves out the question that is asked."""
+    named = ("fewshot_split", "training_split", "validation_split")
+    own = config.get("fewshot_config") or {}
+    return any(config.get(name) for name in named) or bool(own.get("samples") or own.get("split"))
 
 
 def _found(names: Sequence[str], manager: Any) -> tuple[list[SuiteTask], list[Group]]:

@@ -79,7 +79,7 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
                 built(task, manager, tokenizer=tokenizer, length=length, limit=1)
     paths = {
         f"{model} {task.name}" + (f" at {length:,}" if length else ""): result_path(
-            run, model, task.name, length, given.limit
+            run, model, task.name, length, given.limit, given.few_shot
         )
         for model in models
         for task in tasks
