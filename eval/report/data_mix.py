@@ -57,7 +57,7 @@ def mix_as_read(run: Path, stages: Sequence[StageResults]) -> MixAsRead:
     """Return what each stage with a recipe and a checkpoint has read of its store."""
     found, unknown = [], []
     for stage in stages:
-        if stage.config is None or not stage.steps:  # not trained here, as a mean of checkpoints
+        if stage.config is None:
             continue
         try:
             read = data_read(stage_folder(run, stage.name))

@@ -315,7 +315,7 @@ def test_examples_are_before_each_question_and_count_as_tokens(folder):
     from eval.harness.model import OverlongError
     from eval.harness.run import Evaluated, evaluated
 
-    write(folder, "one")
+    write(folder, "one", "fewshot_split: test")
     (folder / "rows.jsonl").write_text("".join(f'{{"word": "w{row}"}}\n' for row in range(4)))
     (task,), _, manager = find(["one"], folder)
     model = Evaluated("m", folder, 1, 64, "w", folder, "megatron", "fp32", of_bytes)
@@ -337,6 +337,13 @@ def test_examples_are_before_each_question_and_count_as_tokens(folder):
     require_few_shot([alone], 0)
     with pytest.raises(ValueError, match="--few-shot 2: task none states num_fewshot: 0"):
         require_few_shot([task, alone], 2)
+    write(folder, "bare")
+    (bare,), _, _ = find(["bare"], folder)
+    require_few_shot([bare], None)
+    with pytest.raises(ValueError, match="task bare names no fewshot_split"):
+        require_few_shot([bare], 2)
+    with pytest.raises(ValueError, match="task one makes prompts of a length"):
+        require_few_shot([replace(task, makes_prompts=True)], 2)
 
 
 def test_a_request_that_is_too_long_is_refused_with_its_document():
