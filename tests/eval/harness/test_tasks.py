@@ -2,7 +2,6 @@
 """Tasks of lm-evaluation-harness by name: what is found, made, refused and averaged."""
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -269,22 +268,6 @@ def test_babilong_reads_the_part_of_its_data_that_a_length_names(folder, monkeyp
     assert list(dict.fromkeys(parts)) == [(of, "4k", "qa1"), (of, "128k", "qa1"), (of, "0k", "qa6")]
     with pytest.raises(ValueError, match=r"has prompts of 1K, 2K, .* 128K tokens, not of 5,000"):
         load(folder, "babilong_qa1", length=5_000)
-
-
-def test_the_names_in_the_guide_are_those_of_the_harness_and_of_its_data_sets():
-    lines = (TREE / "docs" / "guide.md").read_text().splitlines()
-    start = lines.index("| name | data set on the Hugging Face Hub |") + 2
-    rows = [line.split("|")[1:3] for line in lines[start : lines.index("", start)]]
-    made = {name: named(row[1])[0] for row in rows for name in named(row[0])}
-    assert len(made) == 16
-    tasks, _, manager = find([name for name in made if name != "ruler"], None)
-    assert "ruler" in manager.task_index
-    sets = {task.config.get("dataset_path") or task.config["class"].DATASET_PATH for task in tasks}
-    assert sets == {made[name] for name in made if name != "ruler"}
-
-
-def named(cell: str) -> list[str]:
-    return re.findall("`(.+?)`", cell)
 
 
 def of_bytes(longest: int):
