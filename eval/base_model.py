@@ -11,6 +11,7 @@ stage is what training adds. Rotations of several stages that are equal are eval
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import fiddle as fdl
 
@@ -50,13 +51,9 @@ def base_models(run: Path, stages: Sequence[str]) -> list[BaseModel]:
             f"{stages[0]} started from random weights, so {run} has no base model to evaluate; "
             "leave out --base"
         )
-    checkpoint = start_checkpoint(Path(start))
-    facts = checkpoint_facts(checkpoint)
-    if facts is None or "rope" not in facts:
-        raise ValueError(
-            f"{checkpoint} does not state its rotation, so the base model cannot be evaluated; "
-            "import the weights with `longhaul import`, or leave out --base"
-        )
+    checkpoint, facts = stated_rotation(
+        start, "the base model cannot be evaluated", ", or leave out --base"
+    )
     own, context = RopeScaling.from_dict(facts["rope"]), int(facts["seq_length"])
     models = [BaseModel(BASE, checkpoint, first, own, context)]
     for stage in stages:
@@ -74,6 +71,21 @@ def base_models(run: Path, stages: Sequence[str]) -> list[BaseModel]:
             name = f"{name}_of_{length_word(config.seq_length)}"
         models.append(BaseModel(name, checkpoint, folder, rope, context, (stage,)))
     return models
+
+
+def stated_rotation(start: str, without: str, otherwise: str = "") -> tuple[Path, dict[str, Any]]:
+    """Return the checkpoint that a stage starts from, and its facts with its rotation.
+
+    Raises ValueError if it states none, with what is impossible `without` it and what to do.
+    """
+    checkpoint = start_checkpoint(Path(start))
+    facts = checkpoint_facts(checkpoint)
+    if facts is None or "rope" not in facts:
+        raise ValueError(
+            f"{checkpoint} does not state its rotation, so {without}; import the weights with "
+            f"`longhaul import`{otherwise}"
+        )
+    return checkpoint, facts
 
 
 def rope_word(rope: RopeScaling) -> str:

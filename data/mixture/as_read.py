@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mix of a stage as it was read: tokens of each source in the steps done, beside those asked.
+"""How many tokens of each source a stage has read, and the shares that its mix asked for.
 
 It follows from the rows of the steps, so training records nothing for it. Padding is not counted;
 a token that two pieces of a document share (`Mix.overlap`) counts as often as it is read.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the harness may do while it loads a task: no code of others, no more samples than asked."""
+"""Limits while the harness loads a task: no remote code, and no more samples than are asked for."""
 
 import inspect
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data mix of each stage as it was read: tokens by source, beside the shares asked."""
+"""What each stage has read of each source, and the shares that its mix asked for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -11,11 +11,10 @@ from pathlib import Path
 import nemo_run
 
 from data.store import Manifest
-from eval.base_model import BASE
+from eval.base_model import BASE, stated_rotation
 from eval.harness.tasks import SuiteTask, built, find, require_harness
 from longhaul.jobs import evaluation
 from longhaul.jobs.ladder_run import LadderRun
-from recipes.checkpoints.marker import checkpoint_facts, start_checkpoint
 from recipes.nemo2.settings import as_config_node
 from recipes.resolved.stage import ResolvedStage
 from recipes.spec.gate import SuiteThreshold
@@ -139,11 +138,5 @@ def _base_context(plan: LadderRun, first: ResolvedStage) -> int:
     start = first.recipe.resume.start
     if start is None or plan.before(first.name) is not None:
         return 0
-    checkpoint = start_checkpoint(Path(start))
-    facts = checkpoint_facts(checkpoint)
-    if facts is None or "rope" not in facts:
-        raise ValueError(
-            f"{checkpoint} does not state its rotation, so the suites cannot be run on the base "
-            "model; import the weights with `longhaul import`"
-        )
+    _, facts = stated_rotation(start, "the suites cannot be run on the base model")
     return int(facts["seq_length"])
