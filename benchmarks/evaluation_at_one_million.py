@@ -5,11 +5,12 @@
 
 Claim: the resident sets of the ranks add up to less than 20 GiB.
 
-The functions are those of `longhaul evaluate --cp 2`: `eval.loss_by_position.loss_by_position` over
-one window, and `eval.passkey.score` of a prompt at each depth. The model has the shape of the tiny
-card and its initial weights, in fp32: time and memory do not depend on weights, and the scores are
-those of a model that has learned nothing. Text and prompts are bytes, drawn from a seed, so every
-number of ranks sees the same ones and must report the same scores.
+The functions are those of `longhaul evaluate --cp 2`: `loss_by_position` of
+`eval.loss.loss_by_position` over one window, and `score` of `eval.answers.passkey` of a prompt at
+each depth. The model has the shape of the tiny card and its initial weights, in fp32: time and
+memory do not depend on weights, and the scores are those of a model that has learned nothing. Text
+and prompts are bytes, drawn from a seed, so every number of ranks sees the same ones and must
+report the same scores.
 
 Each of the 1 + depths forwards attends to half of length^2 pairs of tokens in every head of every
 layer, which takes nearly all of the time: two cores take hours for one forward of the whole length.
@@ -138,8 +139,8 @@ def _tiny(run: Run) -> "LongContextGPT":
 
 
 def _scores(model: "LongContextGPT", run: Run) -> Found:
-    from eval.loss_by_position import loss_by_position
-    from eval.passkey import prompts, score
+    from eval.answers.passkey import prompts, score
+    from eval.loss.loss_by_position import loss_by_position
 
     document = text(run.length)
     dist.barrier()

@@ -29,7 +29,7 @@ from benchmarks.harness.page import page, table, write
 from custom_modules.rope.config import RopeScaling
 from data.store import Manifest
 from data.token_files.held_out import long_documents
-from eval.loss_by_position import mean_over, windows
+from eval.loss.loss_by_position import mean_over, windows
 from eval.report.evaluations import in_words, range_bounds
 from eval.report.gains import gains, pairs
 from eval.run_folder import (

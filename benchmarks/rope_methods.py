@@ -37,7 +37,7 @@ from custom_modules.rope.rotary import Rotation
 from data.store import Manifest
 from data.token_files.held_out import long_documents
 from eval import load_model
-from eval.loss_by_position import loss_by_position, mean_over
+from eval.loss.loss_by_position import loss_by_position, mean_over
 from recipes.checkpoints.marker import is_finished, newest_checkpoint
 from recipes.models import TINY
 from recipes.nemo2.settings import place

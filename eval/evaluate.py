@@ -22,16 +22,17 @@ from numpy.typing import NDArray
 from custom_modules.gpt.model import LongContextGPT
 from data.store import MANIFEST, Manifest
 from data.token_files.token_counts import token_counts
-from eval import context_gain as context_gains
 from eval import load_model
+from eval.answers.passkey import DIGITS, PASSKEY_SEED, PROMPT_VERSION, Prompt, prompts, score
 from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks
 from eval.finished_parts import FinishedParts, digest, partial_path
-from eval.held_out import held_out, held_out_in_turn
-from eval.loss_by_position import WINDOW_SEED, loss_by_position, mean_over, position_bands
+from eval.loss import context_gain as context_gains
+from eval.loss.held_out import held_out, held_out_in_turn
+from eval.loss.loss_by_position import WINDOW_SEED, loss_by_position, mean_over, position_bands
+from eval.loss.short_loss import short_documents, short_loss
 from eval.measurements import BaseRecord, ByPosition, ContextGain, Passkey, RangeMean, ShortLoss
 from eval.model_facts import parameters_of, tokens_seen
-from eval.passkey import DIGITS, PASSKEY_SEED, PROMPT_VERSION, Prompt, prompts, score
 from eval.provenance import SHORT, Provenance, now
 from eval.report.evaluations import (
     Settings,
@@ -45,7 +46,6 @@ from eval.run_folder import (
     Evaluation,
     read_stage,
 )
-from eval.short_loss import short_documents, short_loss
 from eval.uncertainty import standard_error
 from recipes.checkpoints.marker import MARKER, RECIPE, newest_checkpoint, steps_taken
 from recipes.spec.naming import stage_folder
@@ -94,7 +94,8 @@ def evaluate(
     `missing` a checkpoint that has an evaluation with these settings is not evaluated again. The
     remaining ranks are data parallel. Checksums of checkpoints are verified unless `verify` is
     False. With `context_gain` also the loss of the last tokens by the tokens that are read
-    (`eval.context_gain`). Files state the `command` that was typed and the `commit` of its code.
+    (`eval.loss.context_gain`). Files state the `command` that was typed and the
+    `commit` of its code.
     """
     folder = Path(run)
     asked = Prompts(tuple(sorted(passkey_lengths or lengths)), tuple(depths), trials)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eval.position_bands import Bands
+from eval.loss.position_bands import Bands
 from recipes.spec.schema import Number
 
 
@@ -56,8 +56,8 @@ class Passkey:
         hits: Share of the prompts whose greedy answer is exactly right.
         nats: Mean loss per answer token.
         chance_nats: Loss per answer token of a uniform guess of its digits.
-        prompt_version: `eval.passkey.PROMPT_VERSION` when the prompts were made; 1 in files that do
-            not state it.
+        prompt_version: `eval.answers.passkey.PROMPT_VERSION` when the prompts were made; 1 in
+            files that do not state it.
     """
 
     lengths: tuple[int, ...]
@@ -119,7 +119,7 @@ class GainPart:
 
     Args:
         kind: "source", or "tokens" for a kind of token.
-        name: The source; or "frequent", "rare" or "copied" (`eval.gain_parts`).
+        name: The source; or "frequent", "rare" or "copied" (`eval.loss.gain_parts`).
         documents: Those that have such tokens.
         loss: Mean over tokens; empty if there are too few of them.
         standard_error: Of that mean, over documents; NaN for a single document.

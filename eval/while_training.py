@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
 from data.store import Manifest
-from eval.held_out import held_out
-from eval.loss_by_position import token_losses, windows
-from eval.passkey import Prompt, prompts, score
+from eval.answers.passkey import Prompt, prompts, score
+from eval.loss.held_out import held_out
+from eval.loss.loss_by_position import token_losses, windows
 
 SHARE = 0.01
 """Largest share of the time of the steps that measurements take."""

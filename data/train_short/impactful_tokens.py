@@ -76,8 +76,8 @@ class ImpactfulTokens:
             split = manifest.split(found.split)
         except FileNotFoundError:
             raise StoreError(
-                f"{manifest.root} has no {FILE}; `python -m eval.impactful_tokens` makes it, or "
-                "choose sentences 'digits'"
+                f"{manifest.root} has no {FILE}; `python -m eval.loss.impactful_tokens` makes it, "
+                "or choose sentences 'digits'"
             ) from None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise StoreError(f"{path} cannot be read ({error})") from error

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eval.given_suite_metrics import GRAPHWALKS, MRCR
+from eval.given_suites.metrics import GRAPHWALKS, MRCR
 from eval.ruler.length import RulerError
 from recipes.spec.suggest import did_you_mean
 

@@ -28,7 +28,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from megatron.core import parallel_state
 
 from custom_modules.gpt.model import LongContextGPT
-from eval.generation import next_tokens
+from eval.answers.generation import next_tokens
 
 GENERATED = 256
 """Tokens that are generated, at most, for a task that states no number; the harness's default."""

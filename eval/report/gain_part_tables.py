@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from eval.gain_parts import LEAST_TOKENS
+from eval.loss.gain_parts import LEAST_TOKENS
 from eval.measurements import GainPart
 from eval.report.cells import MISSING, PLUS_MINUS, Cell, Row, number
 from eval.report.context_tables import measured

@@ -9,7 +9,7 @@ Needle-driven perplexity (arXiv 2502.20082, 3.2) is that of the answers only: mo
 document are predicted from those just before them, and their loss depends little on the rotation at
 long distances. The paper hides one number of 7 digits at the very start of each text. Here a text
 hides several, each with a key, so that one forward pass scores several answers; `depths` sets where
-they are. A number has the same tokens in needle and answer (`eval.answer_tokens`). `texts_past`
+they are. A number has the same tokens in needle and answer (`eval.answers.tokens`). `texts_past`
 scores the end of plain documents, as the first LongRoPE did (arXiv 2402.13753).
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.answer_tokens import inside, question_and_answer
+from eval.answers.tokens import inside, question_and_answer
 
 DIGITS = 7
 INSTRUCTION = "Some magic numbers are hidden in this text. Remember them, they are asked for later."

@@ -5,5 +5,5 @@
 
 With text of our own the suite is named `ruler-offline`: its scores are not RULER's. With the three
 files that RULER downloads it is named `ruler`. Nothing here imports torch; the
-module that answers samples with a checkpoint is `eval.ruler_answers`.
+module that answers samples with a checkpoint is `eval.answers.ruler`.
 """

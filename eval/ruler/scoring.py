@@ -6,7 +6,7 @@
 
     score = 100 * mean over samples        (NVIDIA/RULER, `scripts/eval/synthetic/constants.py`)
 
-Samples of a given suite are scored by its own metric (`eval.given_suite_metrics`).
+Samples of a given suite are scored by its own metric (`eval.given_suites.metrics`).
 
 Where every sample is 0 or 1 the interval of 95% is Wilson's, and the error that of a binomial; if
 all are 0, or all 1, it is taken from the interval, since a few equal samples do not make it 0. Else
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from eval.given_suite_metrics import METRICS, well_formed
+from eval.given_suites.metrics import METRICS, well_formed
 from eval.ruler.forms import Metric
 from eval.ruler.length import RulerError
 from eval.ruler.samples import (

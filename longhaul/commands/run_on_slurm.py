@@ -157,7 +157,7 @@ def _require_no_suites(plan: ladder_run.LadderRun) -> None:
 def _require_short(plan: ladder_run.LadderRun, length: int) -> None:
     """Raise ValueError if a gate bounds the loss of short documents and the store has none."""
     from data.store import Manifest
-    from eval.short_loss import FEWEST_TOKENS, short_documents
+    from eval.loss.short_loss import FEWEST_TOKENS, short_documents
 
     bounded = [
         name for name, stage in plan.chosen if stage.gate.short is not None and plan.before(name)

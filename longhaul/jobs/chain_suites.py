@@ -88,7 +88,7 @@ def _job(
     before: str | None,
     thresholds: Sequence[SuiteThreshold],
 ) -> Job:
-    from eval.suites_of_chain import run_suites
+    from eval.gates.chain_suites import run_suites
 
     layout = evaluation.evaluation_layout(stage, plan.evaluation)
     ranks = layout.pop("ranks")

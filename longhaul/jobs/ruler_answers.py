@@ -7,7 +7,7 @@ from typing import Any
 
 import nemo_run
 
-from eval.ruler_answers import answer_by_export, answer_by_stage
+from eval.answers.ruler import answer_by_export, answer_by_stage
 from slurm.experiment import Job
 from slurm.local_executor import local_executor
 

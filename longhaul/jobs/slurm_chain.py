@@ -12,7 +12,7 @@ from typing import Any
 
 import nemo_run
 
-from eval.gate import evaluate_and_judge, has_passed
+from eval.gates.gate import evaluate_and_judge, has_passed
 from longhaul.jobs import evaluation, local_chain, node_requirements
 from longhaul.jobs.job_times import save_seconds
 from longhaul.jobs.ladder_run import LadderRun

@@ -42,7 +42,7 @@ class Positions:
     sentences: Sentences = "all"
     """LongRecipe only: which sentences of a text of `target_length` make a sample. `all` takes a
     text of the stage's length unchanged; `digits` those with a digit, as in the released code;
-    `impactful` those with a token that the analysis found (`eval.impactful_tokens`)."""
+    `impactful` those with a token that the analysis found (`eval.loss.impactful_tokens`)."""
     keep_others: float = 0.0
     """LongRecipe only: probability of keeping any other sentence; 0.5 in the released code."""
 

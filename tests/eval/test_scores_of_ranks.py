@@ -12,13 +12,13 @@ from torch import Tensor
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.gpt.model import LongContextGPT
 from custom_modules.rope.config import RopeScaling
-from eval.context_gain import context_gain
-from eval.loss_by_position import windows
+from eval.answers.passkey import Prompt, score
+from eval.loss.context_gain import context_gain
+from eval.loss.loss_by_position import windows
+from eval.loss.short_loss import short_loss
 from eval.measurements import ContextGain, ShortLoss
-from eval.passkey import Prompt, score
 from eval.rope_search.scored_loss import mean_loss
 from eval.rope_search.scored_text import ScoredText
-from eval.short_loss import short_loss
 from tests.custom_modules.support import llamas
 from tests.ranks import run_ranks
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from eval.loss_by_position import position_bands
-from eval.position_bands import Bands, band_edges
+from eval.loss.loss_by_position import position_bands
+from eval.loss.position_bands import Bands, band_edges
 from eval.uncertainty import (
     documents_to_tell,
     interval_width,

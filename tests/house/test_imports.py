@@ -207,7 +207,7 @@ def test_every_import_obeys_the_rules_of_the_house():
         ("recipes.models.tiny", "from transformers import AutoConfig"),
         ("recipes.pretrain", "from slurm import executors"),
         ("recipes.planner.memory", "from ... import slurm"),
-        ("slurm.executors", "from eval import gate"),
+        ("slurm.executors", "from eval.gates import gate"),
         ("eval.report.page", "from slurm import executors"),
         ("benchmarks.ring", "from longhaul import cli"),
     ],

@@ -174,7 +174,7 @@ def test_an_interrupted_evaluation_continues_with_the_parts_that_are_left(evalua
 
 def test_the_logits_of_a_few_positions_are_those_of_the_whole_prompt(run, megatron_rank):
     from eval import load_model
-    from eval.generation import logits_only_of
+    from eval.answers.generation import logits_only_of
 
     model = load_model.load(run.folder / "stages" / STAGE, seq_length=256)
     tokens = torch.randint(0, 500, (1, 256), generator=torch.Generator().manual_seed(0))

@@ -29,7 +29,7 @@ def trained(folder: Path, store: Path, **options) -> Path:
 def analysis(store: Path, before: Path, after: Path, *, ranks: int, cp: int) -> dict:
     """Run the command on a store and return what it left there."""
     torchrun(
-        ranks, "eval.impactful_tokens", store, before, after, "--length", LENGTH,
+        ranks, "eval.loss.impactful_tokens", store, before, after, "--length", LENGTH,
         "--documents", DOCUMENTS, "--share", SHARE, "--context-parallel", cp,
     )  # fmt: skip
     return json.loads((store / "impactful_tokens.json").read_text())

@@ -215,7 +215,7 @@ def test_ranks_answer_and_score_as_transformers_does(
 
 def run_in_chain(run: str, store: str, stage: str, suites: list, thresholds: list) -> str:
     """Run suites on the base model and on a stage, as the chain does; return why its gate shut."""
-    from eval.suites_of_chain import run_suites
+    from eval.gates.chain_suites import run_suites
     from recipes.spec.gate import GateShutError
 
     dist.destroy_process_group()  # a job of the chain joins by itself, as torchrun tells it

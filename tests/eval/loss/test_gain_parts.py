@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.context_gain import gain_of
-from eval.gain_parts import copied, frequent_and_rare, gain_parts, part_of, ratio_error
+from eval.loss.context_gain import gain_of
+from eval.loss.gain_parts import copied, frequent_and_rare, gain_parts, part_of, ratio_error
 from eval.measurements import ContextGain
 from eval.run_folder import evaluation_path, read_evaluation, write_json
 from eval.uncertainty import standard_error

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from eval.score_judgements import judge_scores, pass_scores
+from eval.gates.scores import judge_scores, pass_scores
 from eval.suite_results import Group, Metric, SuiteResult, SuiteSettings, write_result
 from recipes.spec.gate import GateShutError, SuiteThreshold
 

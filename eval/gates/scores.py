@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.judgement import (
+from eval.gates.judgement import (
     FEW_SAMPLES,
     MET,
     NOT_MET,

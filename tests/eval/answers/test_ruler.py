@@ -63,7 +63,7 @@ def of_one_rank(models, samples) -> dict[str, str]:
 
 def by_stage(models: Models):
     from data.tokenization.tokenizer import load
-    from eval import ruler_answers
+    from eval.answers import ruler as ruler_answers
     from eval.load_model import load as load_stage
     from eval.ruler.tokens import Tokens
 
@@ -118,7 +118,7 @@ def test_an_interrupted_export_resumes_and_answers_as_its_stage(
 def test_an_expected_answer_takes_one_forward(
     models, samples, of_one_rank, megatron_rank, monkeypatch
 ):
-    from eval import generation
+    from eval.answers import generation
 
     ours = by_stage(models)
     sample = asked(samples)[0]
@@ -143,7 +143,8 @@ def test_the_answer_to_a_given_suite_ends_where_the_model_ends(
 ):
     """The end token is one that the model generates, in place of the tokenizer's own."""
     from data.tokenization.tokenizer import load
-    from eval import generation, ruler_answers
+    from eval.answers import generation
+    from eval.answers import ruler as ruler_answers
     from eval.load_model import load as load_stage
     from eval.ruler.tokens import Tokens
 

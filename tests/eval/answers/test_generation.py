@@ -10,7 +10,7 @@ from megatron.core import parallel_state
 
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.rope.config import RopeScaling
-from eval.generation import next_tokens, padded_length, recomputing, would_generate
+from eval.answers.generation import next_tokens, padded_length, recomputing, would_generate
 from tests.custom_modules.support import llamas
 from tests.ranks import run_ranks
 

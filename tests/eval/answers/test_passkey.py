@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eval.answer_tokens import inside
-from eval.passkey import DIGITS, NEEDLE, prompts, score
+from eval.answers.passkey import DIGITS, NEEDLE, prompts, score
+from eval.answers.tokens import inside
 from eval.rope_search.scored_text import needle_texts
 from tests.eval.vocabularies import KINDS, Vocabulary, without_splits
 

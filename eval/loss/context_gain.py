@@ -11,7 +11,8 @@ begin at 0. A model that uses a longer context predicts these tokens better. The
 include the scored ones, so that each scored token has n - T to n - 1 tokens before it.
 
 All n together read about 2 L tokens of a window. Logits are formed for the scored tokens only. The
-loss of each of them is kept, so that a source, or a kind of token, has its own (`eval.gain_parts`).
+loss of each of them is kept, so that a source, or a kind of token, has its own
+(`eval.loss.gain_parts`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,8 +23,8 @@ from megatron.core import parallel_state
 from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
-from eval.gain_parts import gain_parts
-from eval.loss_by_position import windows
+from eval.loss.gain_parts import gain_parts
+from eval.loss.loss_by_position import windows
 from eval.measurements import ContextGain, GainPart
 from eval.rope_search.scored_loss import scored_token_losses
 from eval.rope_search.scored_text import ScoredText

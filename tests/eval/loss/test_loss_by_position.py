@@ -36,7 +36,7 @@ def scores_of_rank(stage: str, store: str) -> dict[str, NDArray[np.float64]]:
 
     from custom_modules.cpu.backend import cpu_backend
     from eval.load_model import load
-    from eval.loss_by_position import loss_by_position
+    from eval.loss.loss_by_position import loss_by_position
 
     scores = {}
     with cpu_backend(force=True):
@@ -65,7 +65,7 @@ def of_transformers(models) -> NDArray[np.float64]:
     """Return the loss of each document, a row, in bins of positions, from the export's logits."""
     import transformers
 
-    from eval.loss_by_position import windows
+    from eval.loss.loss_by_position import windows
 
     model = transformers.AutoModelForCausalLM.from_pretrained(models.export, dtype=torch.float32)
     rows = []

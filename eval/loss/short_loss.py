@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loss of short documents, each read whole and alone: what a longer context costs at short length.
 
-`eval.loss_by_position` reads windows of long documents only, which does not show whether a model
-still reads short documents as well as before. Here each document is read from its beginning to its
-end with nothing before it. Padding on the right, for context and tensor ranks, is not counted.
+`eval.loss.loss_by_position` reads windows of long documents only, which does not show whether a
+model still reads short documents as well as before. Here each document is read from its beginning
+to its end with nothing before it. Padding on the right, for context and tensor ranks, is not
+counted.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from custom_modules.gpt.model import LongContextGPT
 from data.store import Manifest
 from data.token_files.held_out import long_documents
-from eval.generation import padded_length
-from eval.loss_by_position import token_losses
+from eval.answers.generation import padded_length
+from eval.loss.loss_by_position import token_losses
 from eval.measurements import ShortLoss
 from eval.uncertainty import standard_error
 

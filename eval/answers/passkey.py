@@ -4,7 +4,7 @@ r"""Passkey retrieval: a number planted in long text, asked for at its end.
     <text> \nPASSKEY = 48213\n <text> \nassert PASSKEY == 48213
            ^ at `depth` of the length                     ^^^^^ the answer that is scored
 
-The number has the same tokens in both places (`eval.answer_tokens`), so that copying them answers.
+The number has the same tokens in both places (`eval.answers.tokens`), so that copying them answers.
 The documents of `data.long_range` in the form `code` ask in the same words.
 
 The answer is scored by one forward pass over prompt and answer: greedy decoding would produce it
@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
-from eval.answer_tokens import inside, question_and_answer
-from eval.generation import next_tokens
+from eval.answers.generation import next_tokens
+from eval.answers.tokens import inside, question_and_answer
 
 DIGITS = 5
 NEEDLE = "\nPASSKEY = {number}\n"

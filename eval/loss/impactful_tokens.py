@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the token types that a longer context helps most, and write them to the store's folder.
 
-    torchrun --nproc-per-node N -m eval.impactful_tokens STORE BEFORE AFTER --length 16384
+    torchrun --nproc-per-node N -m eval.loss.impactful_tokens STORE BEFORE AFTER --length 16384
 
 BEFORE and AFTER are folders of two stages of one model: before and after a short extension of its
 context (RUN/stages/NAME). Both score the same windows of `length` tokens, one per document.
@@ -25,7 +25,7 @@ from data.token_files.held_out import long_documents
 from data.train_short.impactful_tokens import ImpactfulTokens, add_changes, highest
 from eval import load_model
 from eval.distributed import parallel_ranks
-from eval.loss_by_position import token_losses
+from eval.loss.loss_by_position import token_losses
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 
 
@@ -128,7 +128,7 @@ def checkpoint_name(stage: Path) -> str:
 
 def main() -> None:
     """Read the command line and analyse."""
-    parser = argparse.ArgumentParser(prog="eval.impactful_tokens", description=__doc__)
+    parser = argparse.ArgumentParser(prog="eval.loss.impactful_tokens", description=__doc__)
     for name in ("store", "before", "after"):
         parser.add_argument(name)
     parser.add_argument("--length", type=int, required=True)

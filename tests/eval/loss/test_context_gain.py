@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from eval.context_gain import contexts, gain_of, scored_tokens
+from eval.loss.context_gain import contexts, gain_of, scored_tokens
 from eval.measurements import ContextGain
 from eval.report.context_tables import context_figure, context_sentences
 from eval.report.evaluations import Settings, evaluated_with

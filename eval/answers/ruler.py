@@ -17,10 +17,10 @@ from megatron.core import parallel_state
 from custom_modules.gpt.model import LongContextGPT
 from data.tokenization.tokenizer import load
 from eval import load_model
+from eval.answers.generation import Generate, recomputing, would_generate
 from eval.distributed import parallel_ranks
 from eval.evaluate import shared_out
-from eval.generation import Generate, recomputing, would_generate
-from eval.given_suite_metrics import METRICS
+from eval.given_suites.metrics import METRICS
 from eval.ruler.length import RulerError
 from eval.ruler.predictions import answered, append, first_samples
 from eval.ruler.samples import Sample

@@ -4,7 +4,7 @@
 RUN/eval/<stage>.gate.json        open or not, and a sentence for each judgement
 
 A measured value decides whether the gate opens. Its 95% interval, over documents or prompts, says
-how sure that is (`eval.judgement`).
+how sure that is (`eval.gates.judgement`).
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval.evaluate import evaluate
-from eval.judgement import (
+from eval.gates.judgement import (
     FEW_DOCUMENTS,
     FEW_PROMPTS,
     MET,

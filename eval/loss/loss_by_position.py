@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from custom_modules.gpt.model import LongContextGPT
-from eval.position_bands import Bands, band_edges, bands_of
+from eval.loss.position_bands import Bands, band_edges, bands_of
 from eval.run_folder import BUCKET
 
 WINDOW_SEED = 0

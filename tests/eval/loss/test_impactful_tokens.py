@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data.store import Manifest, StoreError
-from eval.impactful_tokens import analyse
+from eval.loss.impactful_tokens import analyse
 
 
 def stage(folder: Path, tokenizer: str) -> str:

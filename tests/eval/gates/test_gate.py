@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.context_gain import gain_of
-from eval.gate import Loss, _at_most, gate_path, has_passed, judge, pass_gate
-from eval.loss_by_position import position_bands
+from eval.gates.gate import Loss, _at_most, gate_path, has_passed, judge, pass_gate
+from eval.loss.context_gain import gain_of
+from eval.loss.loss_by_position import position_bands
 from eval.measurements import ByPosition, Passkey, ShortLoss
 from eval.run_folder import (
     Evaluation,
