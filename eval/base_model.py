@@ -16,11 +16,10 @@ from typing import Any
 import fiddle as fdl
 
 from custom_modules.rope.config import RopeScaling
+from eval.run_folder import BASE
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, start_checkpoint
 from recipes.resolved import yaml_file
 from recipes.spec.naming import length_word, stage_folder
-
-BASE = "base"
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,10 @@ BUCKET = 64
 """Positions averaged into one point of the curve; divides every context length in use."""
 
 
+BASE = "base"
+"""Name of a base model with its own rotation; those of others begin with it (`eval.base_model`)."""
+
+
 class MissingResultError(ValueError):
     """Raised for a missing result file."""
 
@@ -207,7 +211,7 @@ def read_evaluation(run: Path, stage: str) -> Evaluation | None:
 
 def base_evaluations(run: Path) -> list[Evaluation]:
     """Read the evaluations of the base model of a run: with its own rotation first."""
-    files = (run / "eval").glob("base*.json")
+    files = (run / "eval").glob(f"{BASE}*.json")
     found = (evaluation_at(path) for path in files if not path.name.endswith(".gate.json"))
     bases = [each for each in found if each is not None and each.base is not None]
     return sorted(bases, key=lambda each: (len(each.stage), each.stage))

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.store import Manifest
-from eval.base_model import BASE
 from eval.distributed import parallel_ranks
 from eval.evaluate import Subject, subjects
 from eval.gates.scores import pass_scores
 from eval.harness.run import Evaluated, Suite, evaluate_models, of_checkpoint, tasks_left
 from eval.harness.tasks import find
+from eval.run_folder import BASE
 from eval.suite_results import Group, SuiteResult, read_result
 from recipes.spec.gate import SuiteThreshold
 from recipes.spec.suites import SuiteRun

@@ -48,6 +48,7 @@ from eval.report.gains import (
 from eval.report.how_measured import HEADS, provenance_rows
 from eval.report.palette import DARK, LINES, PALETTE, SERIES
 from eval.report.passkey_tables import grid_tables
+from eval.report.ruler_tables import outdated_scores, read_ruler, ruler_figures, ruler_part
 from eval.report.short_tables import SHORT_HEADS, short_rows, short_sentences
 from eval.report.stage_tables import costs, facts
 from eval.report.suite_scores import read_suites, suite_table
@@ -71,7 +72,11 @@ def build(run: Path, out: Path | None = None) -> Path:
     record, stages = load(run)
     target = target_of(run, out)
     compared, others, outdated = comparable(run, [*base_results(run), *stages])
+    scored = read_ruler(run)
+    outdated = [*outdated, *outdated_scores(run, scored)]
     evaluations = [each.evaluation for each in compared if each.evaluation is not None]
+    names = [each.name for each in compared]
+    ruler = ruler_part(scored, names)
     training = plots.inline_pair(
         lambda narrow: plots.training(stages, len(compared) - len(stages), narrow=narrow),
         "Training: loss in nats per token, and learning rate, by tokens seen",
@@ -85,6 +90,7 @@ def build(run: Path, out: Path | None = None) -> Path:
         "trainings": [("", training)] if training else [],
         "differences": difference_table(difference_rows(evaluations)),
         "suites": suite_table(read_suites(run)),
+        "ruler": ruler,
         "mix": mix_as_read(run, stages),
     }
     figures = {
@@ -92,6 +98,7 @@ def build(run: Path, out: Path | None = None) -> Path:
         "by_position": plots.by_position(compared),
         "context_gain": context_figure(compared),
         "training": plots.training(stages, len(compared) - len(stages)),
+        **ruler_figures(ruler, names),
     }
     write_page(target, render(parts), figures)
     return target

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eval.report.evaluations import comparable
+from eval.report.ruler_tables import outdated_scores, read_ruler
 from eval.report.suite_scores import read_suites
+from eval.ruler.results import RulerResult
 from eval.run_folder import Evaluation, RunRecord, StageResults, base_results, load
 from eval.suite_results import SuiteResult
 
@@ -29,6 +31,7 @@ class LabelledRun:
     others: list[Evaluation]
     outdated: list[str]
     suites: list[SuiteResult]
+    ruler: list[RulerResult]
 
     @property
     def evaluations(self) -> list[Evaluation]:
@@ -63,6 +66,7 @@ def labelled(run: Path, label: str) -> LabelledRun:
     """Read a run folder and put its label before all names."""
     record, stages = load(run)
     compared, others, outdated = comparable(run, [*base_results(run), *stages])
+    outdated = [*outdated, *outdated_scores(run, read_ruler(run))]
     return LabelledRun(
         label,
         run,
@@ -72,6 +76,7 @@ def labelled(run: Path, label: str) -> LabelledRun:
         [_evaluation(each, label, record) for each in others],
         [f"{label}: {sentence}" for sentence in outdated],
         read_suites(run, label),
+        read_ruler(run, label),
     )
 
 

@@ -31,6 +31,7 @@ from eval.report.page import (
     target_of,
     write_page,
 )
+from eval.report.ruler_tables import ruler_figures, ruler_part
 from eval.report.run_labels import LabelledRun, common_folder, labelled, labels
 from eval.report.short_tables import short_sentence, short_sentences
 from eval.report.stage_tables import facts
@@ -61,6 +62,8 @@ def build_several(runs: Sequence[LabelledRun], comparison: SideBySide, target: P
     compared = [stage for run in runs for stage in run.compared]
     trained = [stage for run in runs for stage in run.trained]
     others = [each for run in runs for each in run.others]
+    names = [each.name for each in compared]
+    ruler = ruler_part([each for run in runs for each in run.ruler], names)
     parts = page_parts(compared, trained, others, [words for run in runs for words in run.outdated])
     parts |= {
         "record": RunRecord(ladder="", card="", stages=()),
@@ -77,10 +80,12 @@ def build_several(runs: Sequence[LabelledRun], comparison: SideBySide, target: P
         "facts_of_stages": [row for run in runs for row in facts(run.trained)],
         "short_sentences": short_of_runs(runs),
         "suites": suite_table([each for run in runs for each in run.suites]),
+        "ruler": ruler,
     }
     figures = {
         "by_position": plots.by_position(compared),
         "context_gain": context_figure(compared),
+        **ruler_figures(ruler, names),
     }
     for number, run in enumerate(runs, 1):
         first = _first(run, compared)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from data.files.sha256 import sha256_of
 from eval.given_suites.metrics import METRICS, well_formed
 from eval.ruler.forms import Metric
 from eval.ruler.length import RulerError
@@ -32,8 +33,10 @@ from eval.ruler.samples import (
     read_samples,
     require_unchanged,
 )
+from eval.ruler.sources import OFFLINE
 from eval.ruler.tasks import TASKS
 from eval.uncertainty import NORMAL, interval_width, share_interval, standard_error
+from recipes.spec.naming import length_shown
 
 THRESHOLD = 85.6
 """Llama-2-7B (chat) at 4K: what the paper holds a length to that counts as effective."""
@@ -41,6 +44,14 @@ CONTROL = re.compile(r"[\x00-\x1f]")
 TEXT_KEYS = ("prediction", "pred")
 """Field of a prediction's line; RULER's own scripts write `pred`."""
 SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredFile:
+    """A file of samples: its name and its SHA-256."""
+
+    file: str
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +67,10 @@ class Score:
     low: float
     high: float
     """Ends of an interval of 95%."""
+    metric: str = ""
+    """RULER's `all` or `part`, or the suite whose own metric it is."""
+    files: tuple[ScoredFile, ...] = ()
+    """Those whose first samples were scored, or all of them; in the order of their names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +119,11 @@ def score_of(sample: Sample, prediction: str) -> float:
     return sample_score(TASKS[sample.task].form.metric, prediction, sample.outputs)
 
 
+def metric_of(suite: str, task: str) -> str:
+    """Return the name of the metric of a suite's task."""
+    return suite if suite in METRICS else TASKS[task].form.metric
+
+
 def task_score(task: str, length: int, scores: Sequence[float]) -> Score:
     """Return the score of a task at a length from those of its samples."""
     count, mean = len(scores), sum(scores) / len(scores)
@@ -147,6 +167,26 @@ def effective_length(averages: Sequence[Average]) -> int:
     return effective
 
 
+def effective_sentence(scores: Scores) -> str:
+    """Return the sentence about the effective length."""
+    if scores.effective_length is None:
+        return f"effective length: not stated, since {scores.not_stated_because}"
+    of = f"an average above {THRESHOLD}, Llama-2-7B's at 4K"
+    if scores.suite == OFFLINE:
+        of += " on RULER's own text; this suite has other text, so it is only an indication"
+    elif scores.own_words:
+        of += "; keys or word lists are of our own words, so it is only an indication"
+    return f"effective length: {effective_text(scores)} ({of})"
+
+
+def effective_text(scores: Scores) -> str:
+    """Return the effective length in a word or two; empty if none is stated."""
+    if scores.effective_length is None:
+        return ""
+    shown = length_shown(scores.effective_length or scores.averages[0].length)
+    return shown if scores.effective_length else f"below {shown}"
+
+
 def score(
     files: Sequence[Path], predictions: Sequence[Path], limit: int | None = None
 ) -> tuple[Scores, int]:
@@ -161,10 +201,12 @@ def score(
     texts = read_predictions(predictions)
     suites: set[str] = set()
     of_file: dict[tuple[str, int], dict[str, float]] = {}
+    sums: dict[tuple[str, int], set[ScoredFile]] = {}
     missing: list[str] = []
-    for sample in _samples(files, limit):
+    for of, sample in _samples(files, limit):
         suites.add(sample.suite)
         scores = of_file.setdefault((sample.task, sample.max_length), {})
+        sums.setdefault((sample.task, sample.max_length), set()).add(of)
         if sample.id in scores:
             raise RulerError(
                 f"sample {sample.id} is in two of the files; name files of one tokenizer"
@@ -182,9 +224,17 @@ def score(
             "sample files"
         )
     unknown = len(texts) - sum(len(scores) for scores in of_file.values())
-    rows = [task_score(*key, list(scores.values())) for key, scores in of_file.items()]
+    suite = suites.pop()
+    rows = [
+        replace(
+            task_score(*key, list(scores.values())),
+            metric=metric_of(suite, key[0]),
+            files=tuple(sorted(sums[key], key=lambda each: (each.file, each.sha256))),
+        )
+        for key, scores in of_file.items()
+    ]
     own_words = any(row.own_words for row in map(_row_of, files) if row is not None)
-    return replace(_scores(suites.pop(), rows), own_words=own_words), unknown
+    return replace(_scores(suite, rows), own_words=own_words), unknown
 
 
 def _scores(suite: str, rows: Sequence[Score]) -> Scores:
@@ -207,14 +257,16 @@ def _scores(suite: str, rows: Sequence[Score]) -> Scores:
     )
 
 
-def _samples(files: Iterable[Path], limit: int | None) -> Iterable[Sample]:
+def _samples(files: Iterable[Path], limit: int | None) -> Iterable[tuple[ScoredFile, Sample]]:
     for path in files:
         if (row := _row_of(path)) is not None:
             require_unchanged(path.parent, row)
+        digest = sha256_of([path])[0] if row is None else row.sha256
+        of = ScoredFile(file=path.name, sha256=digest)
         for sample in islice(read_samples(path), limit):
             if not is_known(sample):
                 raise RulerError(f"{path} has a sample of no known task: {sample.task!r}")
-            yield sample
+            yield of, sample
 
 
 def _row_of(path: Path) -> SampleFile | None:

@@ -46,9 +46,11 @@ def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
     from eval.report.data_mix import mix_as_read
     from eval.report.evaluations import comparable
     from eval.report.page import build, target_of
+    from eval.report.ruler_tables import read_ruler
     from eval.report.suite_scores import read_suites
     from eval.run_folder import base_results, load
     from longhaul.pages.evaluation_tables import next_after, show_evaluations
+    from longhaul.pages.ruler_page import show_ruler
     from longhaul.pages.suite_tables import show_suites
     from longhaul.terminal.messages import next_command
 
@@ -57,7 +59,7 @@ def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
     trained = load(run)[1]
     stages, others, outdated = comparable(run, [*base_results(run), *trained])
     evaluations = [stage.evaluation for stage in stages if stage.evaluation is not None]
-    suites = read_suites(run)
+    suites, ruler = read_suites(run), read_ruler(run)
     if as_json:
         print_json(
             {
@@ -66,6 +68,7 @@ def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
                 "other_settings": others,
                 "outdated": outdated,
                 "suites": suites,
+                "ruler": ruler,
                 "data_mix": mix_as_read(run, trained).json,
             }
         )
@@ -73,6 +76,7 @@ def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
     show_evaluations(evaluations, others, outdated)
     if suites:
         show_suites(suites, [])
+    show_ruler(ruler)
     typer.echo(path)
     words = next_after(run)
     if words and not evaluations:
@@ -91,6 +95,7 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
         target_of_several,
     )
     from longhaul.pages.evaluation_tables import show_evaluations
+    from longhaul.pages.ruler_page import show_ruler
     from longhaul.pages.suite_tables import show_suites
 
     runs = read_runs(given)
@@ -110,6 +115,7 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
                         "other_settings": run.others,
                         "outdated": run.outdated,
                         "suites": run.suites,
+                        "ruler": run.ruler,
                     }
                     for run in runs
                 ],
@@ -130,6 +136,7 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
     )
     if suites := [each for run in runs for each in run.suites]:
         show_suites(suites, [])
+    show_ruler([each for run in runs for each in run.ruler])
     for sentence in comparison.sentences:
         typer.echo(sentence)
     typer.echo(path)

@@ -17,8 +17,10 @@ from longhaul.terminal.messages import next_command, note
 
 if TYPE_CHECKING:
     from eval.ruler.samples import SampleFile
+    from eval.ruler.scoring import Scores
     from eval.ruler.sources import Sources
     from eval.ruler.tasks import Task
+    from longhaul.jobs.ruler_results import Answered
 
 app = typer.Typer(
     help="Make RULER's samples at any length for a tokenizer, answer and score them.",
@@ -27,6 +29,8 @@ app = typer.Typer(
 app.command()(convert)
 app.command()(predict)
 SAMPLES = 500
+SHOWN = 3
+"""Replaced scores that a note names."""
 LENGTHS = "4K,8K,16K,32K,64K,128K"
 
 
@@ -139,24 +143,70 @@ def score(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Score the first samples of each file only.")
     ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Run folder to write the scores into, for `longhaul report`."),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Model of the run that answered: a stage, its name or length, or a base model. "
+            "Not needed for answers of `longhaul ruler predict --run`."
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Score predictions by the paper's metrics, with standard errors and the effective length."""
     from eval.ruler.samples import files_of
     from eval.ruler.scoring import score as score_files
 
+    if model and run is None:
+        raise ValueError("--model needs --run, the run folder to write the scores into")
     missing = [path for path in predictions if not path.is_file()]
     if missing:
         raise ValueError(
             f"--predictions {missing[0]} is not a file; name a .jsonl file with lines of id and "
             "prediction"
         )
+    written_by = None if run is None else _answered(run, model, predictions)
     scores, unknown = score_files(files_of(files), predictions, limit)
     if unknown and limit is None:
         note(f"note: {unknown:,} predictions are of samples that are not in the files")
+    written = None
+    if run is not None and written_by is not None:
+        written = _write(run, scores, written_by)
     if as_json:
         print_json(scores)
         return
     from longhaul.pages.ruler_page import show_scores
 
     show_scores(scores)
+    if written is not None:
+        typer.echo(written)
+        next_command(["longhaul", "report", "--run", run], "show all results on one page")
+
+
+def _answered(run: Path, model: str, predictions: list[Path]) -> "Answered":
+    """Return which model of a run answered, before anything is scored."""
+    from data.files.writable import require_folder
+    from longhaul.jobs.ruler_results import answered
+
+    found = answered(run, model, predictions)
+    require_folder(run, "--run")
+    return found
+
+
+def _write(run: Path, scores: "Scores", of: "Answered") -> Path:
+    """Write scores into a run, say what they replace, and return the file."""
+    from eval.ruler.results import result_path, write_result
+    from longhaul.jobs.ruler_results import result
+
+    lost = write_result(run, result(scores, of))
+    path = result_path(run, of.model, scores.suite)
+    if lost:
+        more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
+        note(
+            f"note: {path} had scores of {', '.join(lost[:SHOWN])}{more} too, which are replaced; "
+            "score all sample files by one command to keep them"
+        )
+    return path

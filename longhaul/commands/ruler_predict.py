@@ -106,8 +106,9 @@ def predict(
                 run_in_order(ruler_answers.NAME, [job], folder / "launch")
     typer.echo(out)
     limited = [] if limit is None else ["--limit", limit]
+    into = [] if run is None else ["--run", run]
     next_command(
-        ["longhaul", "ruler", "score", *files, "--predictions", out, *limited],
+        ["longhaul", "ruler", "score", *files, "--predictions", out, *limited, *into],
         "score the answers",
     )
 

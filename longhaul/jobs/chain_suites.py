@@ -11,8 +11,9 @@ from pathlib import Path
 import nemo_run
 
 from data.store import Manifest
-from eval.base_model import BASE, stated_rotation
+from eval.base_model import stated_rotation
 from eval.harness.tasks import SuiteTask, built, find, require_harness
+from eval.run_folder import BASE
 from longhaul.jobs import evaluation
 from longhaul.jobs.ladder_run import LadderRun
 from recipes.nemo2.settings import as_config_node

@@ -7,9 +7,9 @@ import typer
 from rich import box
 from rich.table import Table
 
+from eval.ruler.results import RulerResult, lengths_of, together
 from eval.ruler.samples import SampleFile
-from eval.ruler.scoring import THRESHOLD, Scores
-from eval.ruler.sources import OFFLINE
+from eval.ruler.scoring import Scores, effective_sentence, effective_text
 from longhaul.terminal.console import show
 from recipes.spec.naming import length_shown
 
@@ -78,21 +78,31 @@ def show_scores(scores: Scores) -> None:
         f"samples of a task and length: {counts[0]:,}"
         + (f" to {counts[-1]:,}" if len(counts) > 1 else "")
     )
-    typer.echo(effective_line(scores))
+    typer.echo(effective_sentence(scores))
 
 
-def effective_line(scores: Scores) -> str:
-    """Return the sentence about the effective length."""
-    if scores.effective_length is None:
-        return f"effective length: not stated, since {scores.not_stated_because}"
-    of = f"an average above {THRESHOLD}, Llama-2-7B's at 4K"
-    if scores.suite == OFFLINE:
-        of += " on RULER's own text; this suite has other text, so it is only an indication"
-    elif scores.own_words:
-        of += "; keys or word lists are of our own words, so it is only an indication"
-    if not scores.effective_length:
-        return f"effective length: below {length_shown(scores.averages[0].length)} ({of})"
-    return f"effective length: {length_shown(scores.effective_length)} ({of})"
+def show_ruler(results: Sequence[RulerResult]) -> None:
+    """Print the means of models by length; those that were asked other samples apart."""
+    for group in together(results):
+
+        def table(_: Sequence[str], group: Sequence[RulerResult] = group) -> Table:
+            return _means(group)
+
+        show(table)
+
+
+def _means(group: Sequence[RulerResult]) -> Table:
+    title = f"{group[0].scores.suite}, mean over tasks, percent and standard error"
+    made = Table(title=title, box=box.ASCII2)
+    made.add_column("model", no_wrap=True)
+    lengths = lengths_of(group)
+    for head in (*map(length_shown, lengths), "effective"):
+        made.add_column(head, justify="right", no_wrap=True)
+    for each in group:
+        at = {one.length: _cell(one.score, one.standard_error) for one in each.scores.averages}
+        means = (at.get(length, "-") for length in lengths)
+        made.add_row(each.model, *means, effective_text(each.scores) or "-")
+    return made
 
 
 def _cell(score: float, error: float | None) -> str:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul ruler` from samples to scores, and what it says of mistakes."""
 
+import hashlib
 import json
 import shlex
 from pathlib import Path
 
 import pytest
 
+from eval.ruler.results import read_results
+from eval.run_folder import write_json
 from tests.eval.given_suites.support import graph_row, write
 from tests.eval.ruler import support
 from tests.longhaul.json_units import not_numbers
@@ -53,6 +56,72 @@ def test_samples_are_made_found_and_scored(answer, tokenizer, tmp_path):
     assert [*not_numbers(found)] == []
     assert found["effective_length"] is None
     assert found["scores"][0]["low"] < 60
+
+
+@pytest.fixture
+def answers(answer, tokenizer, tmp_path) -> tuple[str, ...]:
+    """Return the words that score two answers, next to a run with two stages."""
+    words = ("--lengths", "2K", "--tasks", "vt", "--samples", "2")
+    folder = Path(make(answer, tokenizer, *words).out.splitlines()[-1])
+    samples = [json.loads(line) for line in next(folder.glob("*.jsonl")).open()]
+    lines = [{"id": each["id"], "prediction": each["expected"]} for each in samples]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_json(
+        tmp_path / "run" / "run.json", {"ladder": "x", "card": "x", "stages": ["x_1k", "x_2k"]}
+    )
+    return ("ruler", "score", str(folder), "--predictions", "p.jsonl", "--run", "run")
+
+
+def test_scores_are_written_into_a_run(answer, answers, tmp_path):
+    assert (
+        "no record next to p.jsonl says that a stage of run answered; name the model: --model x_2k"
+        in (answer(*answers).error())
+    )
+    code, shown, said = answer(*answers, "--model", "base")
+    assert code == 0, said
+    assert shown.splitlines()[-1] == "run/eval/ruler/base.json"
+    assert said.splitlines()[-1].strip() == "longhaul report --run run"
+    checkpoint = tmp_path / "run" / "stages" / "x_2k" / "checkpoints" / "step=7"
+    write_json(checkpoint / "longhaul.json", {"step": 7, "max_steps": 7, "tokenizer": "t"})
+    record = {
+        "weights": str(checkpoint),
+        "weights_sha256": "w",
+        "tokenizer": "t",
+        "precision": "fp32",
+    }
+    write_json(tmp_path / "p.jsonl.job" / "model.json", record)
+    code, _, said = answer(*answers)
+    assert code == 0, said
+    first, second = read_results(tmp_path / "run")
+    assert (first.model, first.step, second.model, second.step) == ("base", None, "x_2k", 7)
+    assert second.weights == str(checkpoint)
+    assert second.provenance.command == f"longhaul {shlex.join(answers)}"
+    (score,) = second.scores.scores
+    assert (score.task, score.length, score.metric, score.score) == ("vt", 2048, "all", 100)
+    (file,) = Path(answers[2]).glob("*.jsonl")
+    assert [each.sha256 for each in score.files] == [hashlib.sha256(file.read_bytes()).hexdigest()]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "x_4k"), "run has no stage 'x_4k'; did you mean x_2k"),
+        (("--run", "rnu", "--model", "base"), "there is no run folder at rnu"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_model_that_the_run_does_not_have_is_named(answer, answers, tmp_path, words, said):
+    assert said in answer(*answers, *words).error()
+    assert not (tmp_path / "run" / "eval").exists()
+
+
+def test_answers_of_one_stage_are_not_written_as_another_s(answer, answers, tmp_path):
+    record = {"weights": str(tmp_path / "run" / "stages" / "x_2k" / "checkpoints" / "step=7")}
+    write_json(tmp_path / "p.jsonl.job" / "model.json", record)
+    assert "--model is x_1k, and p.jsonl has answers of stage x_2k" in (
+        answer(*answers, "--model", "x_1k").error()
+    )
+    assert "--model needs --run" in answer(*answers[:-2], "--model", "x_1k").error()
 
 
 @pytest.mark.parametrize(
