@@ -7,14 +7,12 @@ context that does not help is reported as such. A missing part is replaced by a 
 
 import importlib.resources
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from matplotlib.figure import Figure
 
-from data.files.whole import write_bytes
 from eval.report import plots
 from eval.report.base_plot import against_base
 from eval.report.cells import MISSING, PLUS_MINUS, Cell, Row, number
@@ -46,6 +44,8 @@ from eval.report.gains import (
     last_sentence,
 )
 from eval.report.how_measured import HEADS, provenance_rows
+from eval.report.page_files import require_own, target_of, write_page
+from eval.report.page_json import page_json
 from eval.report.palette import DARK, LINES, PALETTE, SERIES
 from eval.report.passkey_tables import grid_tables
 from eval.report.ruler_tables import outdated_scores, read_ruler, ruler_figures, ruler_part
@@ -59,18 +59,18 @@ from eval.run_folder import (
     load,
 )
 
-PAGE_NAME = "report.html"
 SAME_NATS = 0.005  # losses are shown with two decimals; closer ones read the same
 
 
 def build(run: Path, out: Path | None = None) -> Path:
-    """Write the report of a run and its figures next to it, and return the path of the report.
+    """Write the report of a run, its numbers and its figures; return the path of the report.
 
     Args:
         out: The file to write, or a folder for it; `report.html` in the run folder if not given.
     """
     record, stages = load(run)
     target = target_of(run, out)
+    require_own(target)
     compared, others, outdated = comparable(run, [*base_results(run), *stages])
     scored = read_ruler(run)
     outdated = [*outdated, *outdated_scores(run, scored)]
@@ -81,6 +81,11 @@ def build(run: Path, out: Path | None = None) -> Path:
         lambda narrow: plots.training(stages, len(compared) - len(stages), narrow=narrow),
         "Training: loss in nats per token, and learning rate, by tokens seen",
     )
+    differences, suites, mix = (
+        difference_rows(evaluations),
+        read_suites(run),
+        mix_as_read(run, stages),
+    )
     parts = page_parts(compared, stages, others, outdated) | {
         "record": record,
         "runs": [("", str(run), record)],
@@ -88,10 +93,10 @@ def build(run: Path, out: Path | None = None) -> Path:
         "base_figures": [("", figure)] if (figure := base_figure(compared)) else [],
         "gains": list(gain_sentences(evaluations)),
         "trainings": [("", training)] if training else [],
-        "differences": difference_table(difference_rows(evaluations)),
-        "suites": suite_table(read_suites(run)),
+        "differences": difference_table(differences),
+        "suites": suite_table(suites),
         "ruler": ruler,
-        "mix": mix_as_read(run, stages),
+        "mix": mix,
     }
     figures = {
         "against_base": against_base(compared),
@@ -100,7 +105,17 @@ def build(run: Path, out: Path | None = None) -> Path:
         "training": plots.training(stages, len(compared) - len(stages)),
         **ruler_figures(ruler, names),
     }
-    write_page(target, render(parts), figures)
+    numbers = page_json(
+        parts,
+        compared=compared,
+        stages=stages,
+        others=others,
+        differences=differences,
+        suites=suites,
+        ruler=scored,
+        mix=mix,
+    )
+    write_page(target, render(parts), numbers, figures)
     return target
 
 
@@ -186,28 +201,6 @@ def difference_table(differences: Sequence[DifferenceRow]) -> list[Row]:
 def render(parts: dict[str, Any]) -> bytes:
     """Return the page with these parts."""
     return _template().render(**parts).encode()
-
-
-def write_page(target: Path, page: bytes, figures: Mapping[str, Figure | None]) -> None:
-    """Write a page, and its figures as SVG and PNG next to it, after all of them are drawn.
-
-    The names of the figures begin with that of a page of another name than `PAGE_NAME`.
-    """
-    before = "" if target.name == PAGE_NAME else f"{target.stem}_"
-    files = {
-        target.with_name(f"{before}{name}.{kind}"): plots.standalone(figure, kind)
-        for name, figure in figures.items()
-        if figure is not None
-        for kind in plots.KINDS
-    }
-    for path, content in (files | {target: page}).items():
-        write_bytes(path, content)
-
-
-def target_of(run: Path, out: Path | None) -> Path:
-    """Return the file that `build` writes for these arguments."""
-    target = run / PAGE_NAME if out is None else out
-    return target / PAGE_NAME if target.is_dir() else target
 
 
 def span(start: int, stop: int) -> str:

@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import matplotlib
 import numpy as np
@@ -35,6 +35,25 @@ POINTS_PER_CURVE = 600
 MEDIAN_SHARE = 20  # a running median spans 1/20 of its stage
 
 Floats = NDArray[np.float64]
+
+
+class PositionCurve(NamedTuple):
+    """The heavy line of a loss by position; NaN where the error is not known."""
+
+    position: Floats
+    loss: Floats
+    standard_error: Floats
+
+
+class TrainingCurve(NamedTuple):
+    """The lines of a stage's training, from its beginning on."""
+
+    tokens: Floats
+    loss: Floats
+    median_loss: Floats
+    lr: Floats
+
+
 Kind = Literal["svg", "png"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -46,7 +65,7 @@ def by_position(stages: Sequence[StageResults], *, narrow: bool = False) -> Figu
         for index, stage in enumerate(stages)
         if stage.evaluation is not None and stage.evaluation.by_position is not None
     ]
-    drawn = [(index, stage.name, *_bins(found, coarse=True)) for index, stage, found in curves]
+    drawn = [(index, stage.name, *position_curve(found)[:2]) for index, stage, found in curves]
     drawn = [curve for curve in drawn if curve[2].size]
     if not drawn:
         return None
@@ -87,8 +106,8 @@ def training(
     stages: Sequence[StageResults], first: int = 0, *, narrow: bool = False
 ) -> Figure | None:
     """Draw loss and learning rate by tokens seen; colours from `first` on. None if untrained."""
-    curves = [(index, stage, _tokens_seen(stage)) for index, stage in enumerate(stages, first)]
-    curves = [(index, stage, seen) for index, stage, seen in curves if seen.size]
+    found = [(index, stage, training_curve(stage)) for index, stage in enumerate(stages, first)]
+    curves = [(index, stage, curve) for index, stage, curve in found if curve is not None]
     if not curves:
         return None
     if narrow:
@@ -99,19 +118,14 @@ def training(
         figure = new_figure(4.9)
         losses = figure.add_axes((0.055, 0.40, 0.925, 0.53))
         rates = figure.add_axes((0.055, 0.10, 0.925, 0.19), sharex=losses)
-    total = float(sum(seen[-1] for _, _, seen in curves))
+    total = float(sum(curve.tokens[-1] for _, _, curve in curves))
     start = 0.0
-    smooths: list[Floats] = []
-    for order, (index, stage, seen) in enumerate(curves):
-        shown = _shown(len(seen))
-        x = start + seen[shown]
-        loss = np.array([step.loss for step in stage.steps])
-        rate = np.array([step.lr for step in stage.steps])
-        smooths.append(_running_median(loss, shown))
-        losses.plot(x, loss[shown], color=color(index), linewidth=0.7, alpha=0.35)
-        losses.plot(x, smooths[-1], color=color(index), linewidth=1.8, linestyle=line(index))
-        rates.plot(x, rate[shown], color=color(index), linewidth=1.5, linestyle=line(index))
-        stop = start + float(seen[-1])
+    for order, (index, stage, curve) in enumerate(curves):
+        x = start + curve.tokens
+        losses.plot(x, curve.loss, color=color(index), linewidth=0.7, alpha=0.35)
+        losses.plot(x, curve.median_loss, color=color(index), linewidth=1.8, linestyle=line(index))
+        rates.plot(x, curve.lr, color=color(index), linewidth=1.5, linestyle=line(index))
+        stop = start + float(curve.tokens[-1])
         if order:
             for axes in (losses, rates):
                 axes.axvline(start, color=PALETTE["muted"], linewidth=0.8, linestyle=(0, (2, 3)))
@@ -131,7 +145,7 @@ def training(
             parse_math=False,
         )
     losses.set_xlim(0, start)
-    _pad_losses(losses, smooths)
+    _pad_losses(losses, [curve.median_loss for _, _, curve in curves])
     losses.tick_params(labelbottom=False)
     rates.set_ylim(bottom=0)
     rates.yaxis.set_major_locator(MaxNLocator(3))
@@ -143,6 +157,27 @@ def training(
     framed(losses, "loss, nats per token")
     framed(rates, "learning rate")
     return figure
+
+
+def position_curve(evaluation: Evaluation) -> PositionCurve:
+    """Return the curve of an evaluation: its bands, or bins that are equal on a log axis."""
+    x, y = _bins(evaluation, coarse=True)
+    found = evaluation.by_position
+    errors = np.full(x.shape, math.nan)
+    if found is not None and found.bands is not None:
+        errors = np.array(found.bands.standard_error)[np.isfinite(np.array(found.bands.loss))]
+    return PositionCurve(x, y, errors)
+
+
+def training_curve(stage: StageResults) -> TrainingCurve | None:
+    """Return the curves of a stage; None if it is untrained or the tokens of a step unknown."""
+    seen = _tokens_seen(stage)
+    if not seen.size:
+        return None
+    shown = _shown(len(seen))
+    loss = np.array([step.loss for step in stage.steps])
+    rate = np.array([step.lr for step in stage.steps])
+    return TrainingCurve(seen[shown], loss[shown], _running_median(loss, shown), rate[shown])
 
 
 def inline_pair(draw: Callable[[bool], Figure | None], title: str) -> str | None:

@@ -28,9 +28,9 @@ from eval.report.page import (
     difference_table,
     page_parts,
     render,
-    target_of,
-    write_page,
 )
+from eval.report.page_files import require_own, target_of, write_page
+from eval.report.page_json import page_json
 from eval.report.ruler_tables import ruler_figures, ruler_part
 from eval.report.run_labels import LabelledRun, common_folder, labelled, labels
 from eval.report.short_tables import short_sentence, short_sentences
@@ -59,11 +59,13 @@ def target_of_several(runs: Sequence[Path], out: Path | None) -> Path:
 
 def build_several(runs: Sequence[LabelledRun], comparison: SideBySide, target: Path) -> Path:
     """Write the page of several runs and its figures next to it, and return the page's path."""
+    require_own(target)
     compared = [stage for run in runs for stage in run.compared]
     trained = [stage for run in runs for stage in run.trained]
     others = [each for run in runs for each in run.others]
     names = [each.name for each in compared]
-    ruler = ruler_part([each for run in runs for each in run.ruler], names)
+    scored = [each for run in runs for each in run.ruler]
+    ruler, suites = ruler_part(scored, names), [each for run in runs for each in run.suites]
     parts = page_parts(compared, trained, others, [words for run in runs for words in run.outdated])
     parts |= {
         "record": RunRecord(ladder="", card="", stages=()),
@@ -79,7 +81,7 @@ def build_several(runs: Sequence[LabelledRun], comparison: SideBySide, target: P
         "trainings": [(run.label, drawn) for run in runs if (drawn := _training(run, compared))],
         "facts_of_stages": [row for run in runs for row in facts(run.trained)],
         "short_sentences": short_of_runs(runs),
-        "suites": suite_table([each for run in runs for each in run.suites]),
+        "suites": suite_table(suites),
         "ruler": ruler,
     }
     figures = {
@@ -91,7 +93,17 @@ def build_several(runs: Sequence[LabelledRun], comparison: SideBySide, target: P
         first = _first(run, compared)
         figures[f"against_base_{number}"] = against_base(run.compared, first)
         figures[f"training_{number}"] = plots.training(run.trained, _trained_first(run, compared))
-    write_page(target, render(parts), figures)
+    numbers = page_json(
+        parts,
+        compared=compared,
+        stages=trained,
+        others=others,
+        differences=comparison.rows,
+        suites=suites,
+        ruler=scored,
+        mix=None,
+    )
+    write_page(target, render(parts), numbers, figures)
     return target
 
 

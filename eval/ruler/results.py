@@ -61,9 +61,11 @@ class RulerResult:
                 raise ValueError(f"scores.scores has no files of samples of {task} at {length:,}")
         if [each.length for each in self.scores.averages] != sorted({row.length for row in rows}):
             raise ValueError("scores.averages must have each length of scores.scores once, rising")
-        for each in (*rows, *self.scores.averages):
-            if not 0 <= each.score <= 100:
-                raise ValueError(f"a score at {each.length:,} tokens is {each.score}, not 0 to 100")
+        percents = [(each.length, each.score) for each in rows]
+        percents += [(each.length, each.score) for each in self.scores.averages]
+        for length, score in percents:
+            if not 0 <= score <= 100:
+                raise ValueError(f"a score at {length:,} tokens is {score}, not 0 to 100")
 
 
 def samples_of(score: Score) -> Samples:

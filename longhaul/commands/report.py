@@ -45,7 +45,8 @@ def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
     from data.files.writable import require_file
     from eval.report.data_mix import mix_as_read
     from eval.report.evaluations import comparable
-    from eval.report.page import build, target_of
+    from eval.report.page import build
+    from eval.report.page_files import json_of, target_of
     from eval.report.ruler_tables import read_ruler
     from eval.report.suite_scores import read_suites
     from eval.run_folder import base_results, load
@@ -64,6 +65,7 @@ def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
         print_json(
             {
                 "report": path,
+                "numbers": json_of(path),
                 "evaluations": evaluations,
                 "other_settings": others,
                 "outdated": outdated,
@@ -87,6 +89,7 @@ def _one(run: Path, out: Path | None, *, as_json: bool) -> None:
 
 def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
     from data.files.writable import require_file
+    from eval.report.page_files import json_of
     from eval.report.several_runs import (
         build_several,
         read_runs,
@@ -107,6 +110,7 @@ def _several(given: list[Path], out: Path | None, *, as_json: bool) -> None:
         print_json(
             {
                 "report": path,
+                "numbers": json_of(path),
                 "runs": [
                     {
                         "run": run.label,

@@ -60,10 +60,11 @@ def answered(run: Path, word: str, predictions: Sequence[Path]) -> Answered:
 
 def result(scores: Scores, of: Answered) -> RulerResult:
     """Return scores as a run keeps them."""
+    typed = origin()
     return RulerResult(
         model=of.model,
         scores=scores,
-        provenance=Provenance(date=now(), **origin()),
+        provenance=Provenance(date=now(), commit=typed["commit"], command=typed["command"]),
         tokenizer_sha256=str(of.record.get("tokenizer", "")),
         weights=str(of.record.get("weights", "")),
         weights_sha256=str(of.record.get("weights_sha256", "")),

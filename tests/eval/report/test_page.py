@@ -208,6 +208,7 @@ def test_pictures_lie_beside_the_report(tmp_path):
     assert b"<svg" in (path.parent / "page_by_position.svg").read_bytes()
     assert sorted(each.name for each in path.parent.iterdir()) == [
         "page.html",
+        "page.json",
         "page_by_position.png",
         "page_by_position.svg",
         "page_training.png",
