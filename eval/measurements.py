@@ -70,7 +70,12 @@ class Passkey:
     prompt_version: int = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError for grids of another shape than lengths by depths."""
+        """Raise ValueError for grids without prompts or of another shape than lengths by depths."""
+        if not (self.lengths and self.depths and self.trials >= 1):
+            raise ValueError(
+                f"lengths, depths and trials are {len(self.lengths)}, {len(self.depths)} and "
+                f"{self.trials}; expected at least one of each, or no passkey at all"
+            )
         for name, grid in (("hits", self.hits), ("nats", self.nats)):
             if [len(row) for row in grid] != [len(self.depths)] * len(self.lengths):
                 raise ValueError(
@@ -160,13 +165,19 @@ class ContextGain:
     parts: tuple[GainPart, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for numbers that do not fit the contexts."""
+        """Raise ValueError without contexts or documents, or for numbers that do not fit them."""
+        if not self.contexts:
+            raise ValueError("contexts is empty; expected the numbers of tokens that were read")
+        if any(a >= b for a, b in itertools.pairwise(self.contexts)):
+            raise ValueError("contexts must rise")
         of_parts = [
             row for part in self.parts if part.loss for row in (part.loss, part.standard_error)
         ]
         for row in (self.loss, self.standard_error, *self.by_document, *of_parts):
             if len(row) != len(self.contexts):
                 raise ValueError(f"{len(self.contexts)} contexts have {len(row)} numbers")
+        if not self.by_document:
+            raise ValueError("by_document is empty; expected a row for each document")
 
 
 @dataclass(frozen=True)
@@ -187,3 +198,11 @@ class ShortLoss:
     token_loss: Number
     by_document: tuple[Number, ...]
     tokens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless each document has a loss and its tokens."""
+        if not self.by_document or len(self.by_document) != len(self.tokens):
+            raise ValueError(
+                f"by_document has {len(self.by_document)} numbers and tokens {len(self.tokens)}; "
+                "expected one of each document in both"
+            )

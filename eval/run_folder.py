@@ -133,6 +133,17 @@ class Evaluation:
     sources: tuple[str, ...] = ()
     """Source of each document; empty if the store has one, and in files of earlier versions."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for ranges whose losses are not of the same documents."""
+        stated = [mean for mean in self.ranges if mean.by_document]
+        for mean in stated:
+            if len(mean.by_document) != len(stated[0].by_document):
+                raise ValueError(
+                    f"ranges: by_document has {len(stated[0].by_document)} numbers at positions "
+                    f"{stated[0].start:,}-{stated[0].stop:,} and {len(mean.by_document)} at "
+                    f"{mean.start:,}-{mean.stop:,}; expected one for each document in all of them"
+                )
+
 
 @dataclass(frozen=True)
 class StageResults:
@@ -177,10 +188,17 @@ def append_step(path: Path, step: Step | dict[str, Any]) -> None:
         file.write(line)
 
 
-def read_run(run: Path) -> RunRecord:
-    """Read `run.json`."""
+def require_run(run: Path) -> None:
+    """Raise MissingResultError unless there is a folder at the path of a run."""
+    if run.is_file():
+        raise MissingResultError(f"{run} is a file; expected a run folder, which has a run.json")
     if not run.is_dir():
         raise MissingResultError(f"there is no run folder at {run}{near_path(run)}")
+
+
+def read_run(run: Path) -> RunRecord:
+    """Read `run.json`."""
+    require_run(run)
     record = _read(RunRecord, run_path(run))
     if record is None:
         raise MissingResultError(f"{run} is not a run folder: it has no run.json")

@@ -35,7 +35,9 @@ def gains(before: Evaluation, after: Evaluation) -> list[Gain]:
     found = []
     for mean in after.ranges:
         other = earlier.get((mean.start, mean.stop))
-        if other is None or not mean.by_document or not other.by_document:
+        if other is None or not mean.by_document:
+            continue
+        if len(mean.by_document) != len(other.by_document):  # a file that was changed
             continue
         of_documents = zip(mean.by_document, other.by_document, strict=True)
         error = standard_error([late - early for late, early in of_documents])

@@ -35,6 +35,10 @@ def report(
         raise ValueError(
             "--run is missing; name one or more run folders: longhaul report runs/tiny"
         )
+    from eval.run_folder import require_run
+
+    for each in given:
+        require_run(each)
     if len(given) == 1:
         _one(given[0], out, as_json=as_json)
     else:

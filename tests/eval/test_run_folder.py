@@ -141,6 +141,58 @@ def test_bins_that_do_not_fit_are_refused(tmp_path, by_position, said):
     assert said in str(caught.value)
 
 
+GAIN = {
+    "scored": 2, "contexts": [4, 8], "loss": [2.0, 1.0], "standard_error": [0.1, 0.1],
+    "by_document": [[2.0, 1.0], [2.0, 1.0]],
+}  # fmt: skip
+GRID = {
+    "lengths": [8], "depths": [0.5], "trials": 1, "digits": 5, "hits": [[1.0]], "nats": [[1.0]],
+    "chance_nats": 2.3,
+}  # fmt: skip
+SHORT = {"length": 8, "loss": 2.0, "standard_error": 0.1, "token_loss": 2.0,
+         "by_document": [2.0, 2.0], "tokens": [4, 4]}  # fmt: skip
+RANGES = [{"start": at, "stop": at + 4, "loss": 2.0, "by_document": [2.0, 2.0]} for at in (0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"context_gain": GAIN | {"contexts": []}}, "context_gain: contexts is empty"),
+        ({"context_gain": GAIN | {"by_document": []}}, "context_gain: by_document is empty"),
+        ({"context_gain": GAIN | {"contexts": [8, 4]}}, "context_gain: contexts must rise"),
+        (
+            {"context_gain": GAIN | {"by_document": [[2.0, 1.0], [2.0]]}},
+            "context_gain: 2 contexts have 1 numbers",
+        ),
+        (
+            {"passkey": GRID | {"lengths": [], "hits": [], "nats": []}},
+            "passkey: lengths, depths and trials are 0, 1 and 1; expected at least one of each",
+        ),
+        ({"passkey": GRID | {"trials": 0}}, "are 1, 1 and 0; expected at least one of each"),
+        (
+            {"short": SHORT | {"by_document": [2.0]}},
+            "short: by_document has 1 numbers and tokens 2",
+        ),
+        (
+            {"ranges": [RANGES[0], RANGES[1] | {"by_document": [2.0]}]},
+            "ranges: by_document has 2 numbers at positions 0-4 and 1 at 4-8",
+        ),
+    ],
+)
+def test_numbers_that_do_not_fit_are_told_by_file_and_field(tmp_path, changed, said):
+    write_ranges(tmp_path, "a", {(0, 4): 2.0})
+    path = run_folder.evaluation_path(tmp_path, "a")
+    right = {"context_gain": GAIN, "passkey": GRID, "short": SHORT, "ranges": RANGES}
+    content = json.loads(path.read_text()) | right
+    run_folder.write_json(path, content)
+    assert run_folder.read_evaluation(tmp_path, "a") is not None
+    run_folder.write_json(path, content | changed)
+    with pytest.raises(run_folder.BrokenResultError) as caught:
+        run_folder.read_evaluation(tmp_path, "a")
+    assert str(caught.value).startswith(f"{path}: ")
+    assert said in str(caught.value)
+
+
 def test_passkey_grid_of_another_shape_is_refused():
     with pytest.raises(ValueError, match="nats must have 1 rows of 2 numbers"):
         Passkey(

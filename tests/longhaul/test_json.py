@@ -61,6 +61,21 @@ def test_commands_of_a_run_have_numbers_under_names_with_units(answer, tmp_path)
     assert numbers_of(answer("doctor", "spike", "--run", a_run(tmp_path / "spiked"), "--json"))
 
 
+def test_a_file_in_place_of_a_run_folder_is_named(answer, tmp_path):
+    run = make_run(tmp_path / "run")
+    for words in (("report", run / "run.json"), ("report", run, run / "run.json")):
+        said = answer(*words).error()
+        assert f"{run / 'run.json'} is a file; expected a run folder, which has a run.json" in said
+
+
+def test_a_run_without_an_evaluation_says_so_and_has_a_page(answer, tmp_path):
+    run = make_run(tmp_path / "run")
+    code, shown, said = answer("report", run)
+    assert code == 0, said
+    assert "No stage of this run has been evaluated yet." in shown
+    assert (run / "report.html").is_file()
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

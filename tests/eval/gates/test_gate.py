@@ -240,10 +240,9 @@ def test_documents_that_only_one_evaluation_states_give_no_error_of_the_differen
     assert "does not state the loss of each" in found.said
 
 
-def test_a_grid_without_prompts_shuts_the_gate_with_a_sentence():
-    grid = Passkey(lengths=(), depths=(), trials=0, digits=5, hits=(), nats=(), chance_nats=2.3)
+def test_an_evaluation_without_prompts_shuts_the_gate_with_a_sentence():
     (found,) = judge(
-        Gate(rise=None, forgotten=None, passkey=0.5), replace(evaluation(), passkey=grid), None
+        Gate(rise=None, forgotten=None, passkey=0.5), replace(evaluation(), passkey=None), None
     )
     assert not found.passed
     assert "no passkey prompts" in found.said

@@ -57,6 +57,15 @@ def two(tmp_path_factory) -> tuple[Path, Path]:
     return first, second
 
 
+def test_documents_that_a_file_lacks_are_not_compared(tmp_path):
+    runs = [make_run(tmp_path / name) for name in ("one", "two")]
+    measured(runs[0], NAMES[-1], [5.0, 4.0])
+    measured(runs[1], NAMES[-1], [4.9, 3.8, 4.4])
+    beside = side_by_side(read_runs(runs))
+    assert beside.rows == []
+    assert "no losses of single documents in a common range" in beside.sentences[0]
+
+
 def test_a_label_is_the_last_part_in_which_the_paths_differ(tmp_path):
     assert labels([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["a", "b"]
     assert labels([tmp_path / "x" / "one", tmp_path / "x" / "two"]) == ["one", "two"]
