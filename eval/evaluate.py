@@ -6,9 +6,11 @@ Runs on every rank of a torchrun job; `longhaul evaluate` and `longhaul run` lau
 interrupted evaluation continues with the parts that it has not finished (`eval.finished_parts`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -146,7 +148,8 @@ def evaluate(
             grid = passkey_grid(parts, model, manifest, hay, asked) if trials else None
             if dist.get_rank() == 0:
                 found = evaluation(subject, record, losses, sorted(lengths), grid, store)
-                found = replace(found, sources=sources)
+                same = {name: asked_of_all[name] for name in ("store", "tokenizer", "device")}
+                found = replace(found, sources=sources, identity=identity_of(subject, same))
                 about = Provenance(
                     date=now(),
                     commit=commit,
@@ -213,6 +216,12 @@ class Subject:
                 rope=None if self.base is None else self.base.rope,
             )
         )
+
+
+def identity_of(subject: Subject, measured_on: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of all that tells a model and its documents from others."""
+    of = json.dumps({**subject.identity(), **measured_on}, sort_keys=True)
+    return sha256(of.encode()).hexdigest()
 
 
 def losses_of(

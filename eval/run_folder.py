@@ -132,6 +132,12 @@ class Evaluation:
     """None if the store has no such held-out documents, and in files of earlier versions."""
     sources: tuple[str, ...] = ()
     """Source of each document; empty if the store has one, and in files of earlier versions."""
+    identity: str = field(default="", compare=False)
+    """SHA-256 of all that tells the model and its documents from others: weights, recipe, rotation,
+    store, tokenizer and device; empty in files of earlier versions."""
+    kept: dict[str, str] = field(default_factory=dict, compare=False)
+    """Parts of an earlier evaluation of the same identity that this one did not measure, and the
+    date of that evaluation."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for ranges whose losses are not of the same documents."""

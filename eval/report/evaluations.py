@@ -4,11 +4,13 @@
     RUN/eval/<stage>.json                    the latest evaluation of a stage
     RUN/eval/other/<stage>/<settings>.json   earlier ones with other settings
 
-An evaluation replaces an earlier one with the same settings; nothing else is overwritten. If a
-stage has an evaluation of its newest checkpoint, those of earlier checkpoints are not chosen; they
-are marked wherever they are shown.
+An evaluation replaces an earlier one with the same settings; nothing else is overwritten. Parts
+that it did not measure are kept if the earlier one is of the same weights and documents. If a stage
+has an evaluation of its newest checkpoint, those of earlier checkpoints are not chosen; they are
+marked wherever they are shown.
 """
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +20,7 @@ from typing import NamedTuple
 
 from custom_modules.checkpoints.index import CheckpointError
 from eval.measurements import BaseRecord
+from eval.provenance import Provenance
 from eval.run_folder import (
     BrokenResultError,
     Evaluation,
@@ -30,6 +33,11 @@ from eval.run_folder import (
 )
 from recipes.checkpoints.marker import steps_taken
 from recipes.spec.naming import stage_folder
+
+log = logging.getLogger(__name__)
+
+PARTS = {"context_gain": "gain from context", "short": "loss of short documents"}
+"""Parts of an evaluation that its settings do not tell of, in words."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +110,51 @@ class Settings:
 
 
 def write_evaluation(run: Path, evaluation: Evaluation) -> None:
-    """Write the latest evaluation of a stage; keep an existing one with other settings."""
+    """Write the latest evaluation of a stage; keep an existing one with other settings.
+
+    What one with the same settings measured and this one did not is kept if both are of the same
+    weights and documents (`Evaluation.identity`); else a warning says what is lost.
+    """
     stage = evaluation.stage
     try:
         before = read_evaluation(run, stage)
     except BrokenResultError:
         before = None
+    kept = [(path, evaluation_at(path)) for path in sorted(_others(run, stage).glob("*.json"))]
+    replaced = [
+        path
+        for path, each in kept
+        if each is not None and Settings.of(each) == Settings.of(evaluation)
+    ]
+    for each in (before, *(each for path, each in kept if path in replaced)):
+        if each is not None and Settings.of(each).same_as(Settings.of(evaluation)):
+            evaluation = _with_parts_of(each, evaluation)
     if before is not None and not Settings.of(before).same_as(Settings.of(evaluation)):
         write_json(_other_path(run, before), before)
     write_json(evaluation_path(run, stage), evaluation)
-    for path in _others(run, stage).glob("*.json"):
-        kept = evaluation_at(path)
-        if kept is not None and Settings.of(kept) == Settings.of(evaluation):
-            path.unlink()
+    for path in replaced:
+        path.unlink()
+
+
+def _with_parts_of(before: Evaluation, now: Evaluation) -> Evaluation:
+    """Return an evaluation with the parts of an earlier one that it lacks, if they are of it."""
+    for name, words in PARTS.items():
+        if getattr(before, name) is None or getattr(now, name) is not None:
+            continue
+        date = before.kept.get(name) or (before.provenance or Provenance()).date
+        if before.identity and before.identity == now.identity and before.step == now.step:
+            now = replace(now, **{name: getattr(before, name)}, kept={**now.kept, name: date})
+            continue
+        log.warning(
+            "%s: the %s of its earlier evaluation%s is not kept, since %s",
+            now.stage,
+            words,
+            f" of {date}" if date else "",
+            "that is of other weights or documents"
+            if before.identity
+            else "that does not state its weights",
+        )
+    return now
 
 
 def evaluated_with(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from eval.provenance import Provenance
 from eval.report.cells import MISSING, Cell, Row
+from eval.report.evaluations import PARTS
 from eval.run_folder import Evaluation
 
 HEADS = (
@@ -22,7 +23,7 @@ def provenance_rows(evaluations: Sequence[Evaluation]) -> list[Row]:
 def _texts(evaluation: Evaluation) -> list[str]:
     about = evaluation.provenance or Provenance()
     return [
-        about.date or MISSING,
+        _date(evaluation, about),
         _count(evaluation.step),
         _count(about.parameters),
         _count(about.tokens_seen),
@@ -32,6 +33,12 @@ def _texts(evaluation: Evaluation) -> list[str]:
         about.short_commit or MISSING,
         about.command or MISSING,
     ]
+
+
+def _date(evaluation: Evaluation, about: Provenance) -> str:
+    """Return the date, and those of parts that were kept from an earlier evaluation."""
+    kept = [f"{PARTS.get(name, name)}: {date}" for name, date in evaluation.kept.items()]
+    return (about.date or MISSING) + (f" ({', '.join(kept)})" if kept else "")
 
 
 def _count(number: int | None) -> str:

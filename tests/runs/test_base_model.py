@@ -133,8 +133,9 @@ def test_the_whole_window_gives_its_last_tokens_the_loss_of_their_positions(eval
 
 
 def test_evaluations_say_how_they_came_about(evaluated):
-    run, (base, _, stage) = evaluated
+    run, (base, stretched, stage) = evaluated
     assert base.provenance.tokens_seen == 0
+    assert len({"", base.identity, stretched.identity, stage.identity}) == 4
     assert stage.provenance.tokens_seen == 2 * read_stage(run.folder, STAGE).tokens_per_batch
     assert stage.provenance.parameters > 100_000
     assert stage.provenance.command == "typed"
@@ -167,6 +168,7 @@ def test_an_interrupted_evaluation_continues_with_the_parts_that_are_left(evalua
     evaluate(run, evaluate_only_the_second_row, base=False)
     found = read_evaluation(run.folder, STAGE)
     assert replace(found, provenance=whole.provenance) == whole
+    assert found.identity == whole.identity
     assert not partial.exists()
     said = (run.folder / "output.log").read_text()
     assert said.count(f"{STAGE}: loss by position: there already") == 1

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from eval.measurements import RangeMean
+from eval.measurements import ContextGain, RangeMean, ShortLoss
+from eval.provenance import Provenance
 from eval.report import page
 from eval.report.evaluations import (
     Settings,
@@ -16,6 +17,7 @@ from eval.report.evaluations import (
     same_settings,
     write_evaluation,
 )
+from eval.report.how_measured import provenance_rows
 from eval.run_folder import (
     Evaluation,
     evaluation_path,
@@ -39,6 +41,48 @@ def test_one_with_other_settings_is_kept_and_one_with_the_same_replaced(tmp_path
         write_evaluation(tmp_path, each)
     assert read_evaluation(tmp_path, "tiny_8k").seq_length == 512
     assert [each.documents for each in other_evaluations(tmp_path, "tiny_8k")] == [4]
+
+
+GAIN = ContextGain(8, (16, 32), (2.0, 1.5), (0.1, 0.1), ((2.0, 1.5), (2.0, 1.5)))
+BRIEF = ShortLoss(8, 2.0, 0.1, 2.0, (1.9, 2.1), (5, 6))
+WITH_GAIN = replace(
+    LONG, identity="a", step=60, context_gain=GAIN, short=BRIEF, provenance=Provenance("monday")
+)
+
+
+@pytest.mark.parametrize("between", [(), (SHORT,)], ids=["next", "after one with other settings"])
+def test_what_a_later_evaluation_did_not_measure_is_kept(tmp_path, caplog, between):
+    later = replace(WITH_GAIN, context_gain=None, provenance=Provenance("tuesday"))
+    for each in (WITH_GAIN, *between, later, replace(later, provenance=Provenance("friday"))):
+        write_evaluation(tmp_path, each)
+    found = read_evaluation(tmp_path, "tiny_8k")
+    assert found.context_gain == GAIN
+    assert found.kept == {"context_gain": "monday"}
+    assert found.provenance.date == "friday"
+    assert ("friday (gain from context: monday)") in [
+        cell.text for cell in provenance_rows([found])[0].cells
+    ]
+    assert [each.documents for each in other_evaluations(tmp_path, "tiny_8k")] == [
+        each.documents for each in between
+    ]
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("earlier", "why"),
+    [
+        ({"identity": "b"}, "that is of other weights or documents"),
+        ({"step": 40}, "that is of other weights or documents"),
+        ({"identity": ""}, "that does not state its weights"),
+    ],
+)
+def test_what_was_measured_of_other_weights_is_not_kept_and_told(tmp_path, caplog, earlier, why):
+    write_evaluation(tmp_path, replace(WITH_GAIN, **earlier))
+    write_evaluation(tmp_path, replace(WITH_GAIN, context_gain=None))
+    assert read_evaluation(tmp_path, "tiny_8k").context_gain is None
+    said = "tiny_8k: the gain from context of its earlier evaluation of monday is not kept, since"
+    assert f"{said} {why}" in caplog.text
+    assert "short documents" not in caplog.text
 
 
 def test_another_store_is_another_setting_and_one_that_is_not_said_is_none(tmp_path):
