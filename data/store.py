@@ -84,6 +84,12 @@ class Manifest:
                         f"{', '.join(names) or 'none'}"
                     )
 
+    @property
+    def train_sha256(self) -> str:
+        """SHA-256 of the sums of the training files; that of another store is another one."""
+        files = [file for part in self.train.parts for file in (part.idx, *part.bins)]
+        return hashlib.sha256("\n".join(file.sha256 for file in files).encode()).hexdigest()
+
     @classmethod
     def load(cls, store: Path | str) -> "Manifest":
         """Read the manifest of a store and check that all files have their original size.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each stage has read of each source, and the shares that its mix asked for."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,14 @@ from eval.run_folder import StageResults
 from recipes.resolved.data_read import DataRead, data_read
 from recipes.spec.naming import stage_folder
 
+MEAN = re.compile(r"[\d.e+-]+ of .+ and [\d.e+-]+ of .+")
+"""Start of a stage that `longhaul merge` wrote (`recipes.checkpoints.merge`)."""
 HEADS = ("share asked", "share read", "tokens read")
 
 
 @dataclass(frozen=True)
 class MixAsRead:
-    """What the stages of a run have read, and a sentence for each of which it is not known."""
+    """What the stages of a run have read, and a sentence for each other one with a recipe."""
 
     stages: tuple[DataRead, ...]
     unknown: tuple[str, ...]
@@ -58,6 +61,12 @@ def mix_as_read(run: Path, stages: Sequence[StageResults]) -> MixAsRead:
     found, unknown = [], []
     for stage in stages:
         if stage.config is None:
+            continue
+        if stage.record is not None and MEAN.fullmatch(stage.record.start):
+            unknown.append(
+                f"{stage.name} is a mean of checkpoints and has read nothing itself: "
+                f"{stage.record.start}"
+            )
             continue
         try:
             read = data_read(stage_folder(run, stage.name))

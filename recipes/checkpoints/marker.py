@@ -19,6 +19,10 @@ VOCABULARY = "vocabulary"
 """Fact of a marker: the tokens of the model, whose embedding may have further rows that pad it.
 Markers of earlier versions lack it; their checkpoints have no padding."""
 
+TRAINED_ON = "trained_on"
+"""Fact of a marker: `Manifest.train_sha256` of the store that it was trained on. Markers of earlier
+versions and of imports lack it."""
+
 ORIGIN = "imported_from"
 """Fact of an import's marker: the folder or the name on the hub. Earlier versions lack it."""
 

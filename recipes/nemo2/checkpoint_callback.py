@@ -19,6 +19,7 @@ from nemo.lightning.ckpt_utils import ckpt_to_dir
 from recipes.checkpoints.files import FILES, SavedFile, for_marker
 from recipes.checkpoints.marker import (
     MARKER,
+    TRAINED_ON,
     VOCABULARY,
     is_marked,
     newest_checkpoint,
@@ -92,6 +93,7 @@ def _write_marker(folder: Path, trainer: Trainer, step: int, files: dict[str, Sa
         "rope": config.rope.to_dict(),
         "temperature": config.rope.temperature,
         "tokenizer": trainer.datamodule.manifest.tokenizer.fingerprint,
+        TRAINED_ON: trainer.datamodule.manifest.train_sha256,
         VOCABULARY: config.vocab_size,
         FILES: for_marker(files),
     }

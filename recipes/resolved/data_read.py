@@ -12,7 +12,7 @@ from data.mixture.config import Mix
 from data.mixture.stage_rows import SEED, StageRows, for_store, mix_of
 from data.packing.rows import NotPackedError
 from data.store import Manifest, require_tokenizer
-from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint
+from recipes.checkpoints.marker import RECIPE, TRAINED_ON, checkpoint_facts, newest_checkpoint
 from recipes.spec.schema import decode
 
 
@@ -79,6 +79,11 @@ def data_read(folder: Path) -> DataRead | None:
     of, store = data_of(folder)
     manifest, step = Manifest.load(store), int(facts["step"])
     require_tokenizer(manifest, facts["tokenizer"], of=f"{folder.name} was trained with")
+    if facts.get(TRAINED_ON, manifest.train_sha256) != manifest.train_sha256:
+        raise ValueError(
+            f"the store {store} has other documents than {folder.name} was trained on: the SHA-256 "
+            f"of its files is {manifest.train_sha256}, not {facts[TRAINED_ON]}"
+        )
     stated = mix_of(of.mix, manifest)
     if stated is None:
         tokens = step * of.sequences * of.seq_length

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from custom_modules.rope.config import RopeScaling
+from data.store import Manifest
 from eval.finished_parts import partial_path, titles_of
 from eval.run_folder import base_evaluations, read_evaluation, read_stage
+from recipes.checkpoints.marker import TRAINED_ON, checkpoint_facts, newest_checkpoint
 from tests.ranks import Ranks
 from tests.runs.conftest import NEMO, TIMEOUT_SECONDS, TrainingRun
 from tests.runs.train import evaluate_on_forked_rank
@@ -141,6 +143,12 @@ def test_evaluations_say_how_they_came_about(evaluated):
     assert stage.provenance.command == "typed"
     assert stage.provenance.seeds == {"windows": 0, "passkeys": 0}
     assert stage.passkey.prompt_version == 2
+
+
+def test_a_checkpoint_states_the_documents_that_it_was_trained_on(run):
+    checkpoint = newest_checkpoint(run.folder / "stages" / STAGE / "checkpoints")
+    sha256 = Manifest.load(run.options["store"]).train_sha256
+    assert checkpoint_facts(checkpoint)[TRAINED_ON] == sha256
 
 
 def test_only_what_is_missing_is_evaluated(evaluated):
