@@ -13,7 +13,9 @@ from custom_modules.cpu.backend import cpu_backend
 
 
 @contextmanager
-def parallel_ranks(tensor_parallel: int, context_parallel: int, device: str) -> Iterator[None]:
+def parallel_ranks(
+    tensor_parallel: int, context_parallel: int, device: str, *, pipeline_parallel: int = 1
+) -> Iterator[None]:
     """Join the job's process group and Megatron's parallel groups; `device` is cpu or cuda.
 
     The remaining ranks are data parallel. All groups are destroyed at the end.
@@ -26,7 +28,9 @@ def parallel_ranks(tensor_parallel: int, context_parallel: int, device: str) -> 
         dist.init_process_group("gloo" if device == "cpu" else "nccl")
         stack.callback(dist.destroy_process_group)
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=tensor_parallel, context_parallel_size=context_parallel
+            tensor_model_parallel_size=tensor_parallel,
+            pipeline_model_parallel_size=pipeline_parallel,
+            context_parallel_size=context_parallel,
         )
         stack.callback(parallel_state.destroy_model_parallel)
         yield

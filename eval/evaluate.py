@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from custom_modules.gpt.model import LongContextGPT
 from data.store import MANIFEST, Manifest
 from data.token_files.token_counts import token_counts
-from eval import load_model
+from eval import load_model, pipeline
 from eval.answers.passkey import DIGITS, PASSKEY_SEED, PROMPT_VERSION, Prompt, prompts, score
 from eval.base_model import BaseModel, base_models
 from eval.distributed import parallel_ranks
@@ -79,6 +79,7 @@ def evaluate(
     context_parallel: int = 1,
     device: str = "cpu",
     verify: bool = True,
+    pipeline_parallel: int = 1,
     passkey_lengths: Sequence[int] = (),
     depths: Sequence[float] = DEPTHS,
     base: bool = False,
@@ -101,7 +102,9 @@ def evaluate(
     """
     folder = Path(run)
     asked = Prompts(tuple(sorted(passkey_lengths or lengths)), tuple(depths), trials)
-    with parallel_ranks(tensor_parallel, context_parallel, device):
+    with parallel_ranks(
+        tensor_parallel, context_parallel, device, pipeline_parallel=pipeline_parallel
+    ):
         manifest = Manifest.load(store)
         longest = max(lengths)
         chosen = held_out_in_turn(manifest, longest + 1, documents)
@@ -120,7 +123,7 @@ def evaluate(
             "settings": settings, "lengths": sorted(lengths), "device": device, "commit": commit,
             "store": digest(manifest.root / MANIFEST), "tokenizer": manifest.tokenizer.fingerprint,
             "tensor_parallel": tensor_parallel, "context_parallel": context_parallel,
-            "verify": verify,
+            "pipeline_parallel": pipeline_parallel, "verify": verify,
         }  # fmt: skip
         unfinished: list[FinishedParts] = []
         for subject in subjects(folder, stages, base=base):
@@ -385,7 +388,7 @@ def passkey_grid(
 def passkey_row(model: LongContextGPT, cells: Sequence[Sequence[Prompt]]) -> list[list[float]]:
     """Return hits, summed nats and answer tokens of each cell of prompts of one length.
 
-    The prompts are distributed over data ranks.
+    The prompts are distributed over data ranks; the last pipeline stage tells the others.
     """
     rank = parallel_state.get_data_parallel_rank()
     size = parallel_state.get_data_parallel_world_size()
@@ -396,4 +399,4 @@ def passkey_row(model: LongContextGPT, cells: Sequence[Sequence[Prompt]]) -> lis
         if number % size == rank:
             scores[at] += torch.tensor(score(model, prompt), device=device)
     dist.all_reduce(scores, group=parallel_state.get_data_parallel_group())
-    return cast(list[list[float]], scores.tolist())
+    return cast(list[list[float]], pipeline.from_last_stage(scores).tolist())

@@ -6,6 +6,7 @@ resharded from the checkpoint by Megatron's distributed checkpointing.
 """
 
 from pathlib import Path
+from typing import Any
 
 import fiddle as fdl
 import torch
@@ -23,6 +24,7 @@ from recipes.nemo2 import model as gpt
 from recipes.nemo2.cpu import plain_kernels
 from recipes.nemo2.settings import as_config_node
 from recipes.resolved import yaml_file
+from recipes.spec import pipeline
 
 
 def load(
@@ -37,7 +39,8 @@ def load(
     """Return the model of the stage's newest checkpoint, for up to `seq_length` tokens.
 
     `start` is another checkpoint of the same shape, `rope` another rotation than the stage's.
-    Megatron's parallel state must be initialised; this rank's shard is loaded. With `verify` the
+    Megatron's parallel state must be initialised; this rank's shard is loaded: its tensor rank's
+    part of the layers of its pipeline stage, whatever the stages of the training were. With `verify` the
     checksums of the checkpoint's files are verified. Raises ValueError if the stage has no complete
     checkpoint, or a damaged one.
     """
@@ -52,6 +55,7 @@ def load(
     node.tensor_model_parallel_size = tp
     node.context_parallel_size = parallel_state.get_context_parallel_world_size()
     node.sequence_parallel = tp > 1
+    stages(node, parallel_state.get_pipeline_model_parallel_world_size())
     node.cp = ContextParallelKind()  # the stage's kind was chosen for its own ranks,
     node.attention_kernel = "auto"  # and its kernel for its own device
     node.recompute, node.offload = Recompute(), Offload()  # there is no backward
@@ -60,6 +64,7 @@ def load(
         node.rope = as_config_node(rope)
     node.bf16 = bf16
     node.params_dtype = torch.bfloat16 if bf16 else torch.float32
+    node.pipeline_dtype = torch.float32 if node.fp32_residual_connection else node.params_dtype
     model_parallel_cuda_manual_seed(0)
     config: gpt.LongContextMixin = fdl.build(node)
     model = config.configure_model(tokenizer=None)
@@ -77,3 +82,16 @@ def load(
         strict=True,
     )  # fmt: skip
     return model
+
+
+def stages(node: fdl.Buildable[Any], count: int) -> None:
+    """Divide the layers of a model's config into pipeline stages, without interleaving.
+
+    As in training, embedding and LM head count as a layer each where the stages do not divide the
+    layers.
+    """
+    uneven = pipeline.is_uneven(node.num_layers, count)
+    node.pipeline_model_parallel_size = count
+    node.virtual_pipeline_model_parallel_size = None
+    node.account_for_embedding_in_pipeline_split = uneven
+    node.account_for_loss_in_pipeline_split = uneven

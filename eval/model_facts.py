@@ -4,6 +4,10 @@
 import math
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
 from custom_modules.gpt.model import LongContextGPT
 from eval.run_folder import read_stage
 from recipes.checkpoints.marker import steps_taken
@@ -11,15 +15,22 @@ from recipes.spec.naming import stage_folder
 
 
 def parameters_of(model: LongContextGPT) -> int:
-    """Return the parameters of a Megatron model over all tensor ranks."""
+    """Return the parameters of a Megatron model over all tensor ranks and pipeline stages.
+
+    Every rank of the model calls it. The copy of a tied embedding on the last stage is not counted.
+    """
     size = model.config.tensor_model_parallel_size
-    total = sum(
+    own = sum(
         each.numel() * (size if getattr(each, "tensor_model_parallel", False) else 1)
         for each in model.parameters()
     )
-    matrices = 1 if model.share_embeddings_and_output_weights else 2
-    padding = (model.vocab_size - model.vocabulary) * model.config.hidden_size * matrices
-    return int(total - padding)
+    tied = model.share_embeddings_and_output_weights
+    if tied and model.post_process and not model.pre_process:
+        own -= model.output_layer.weight.numel() * size
+    total = torch.tensor(own, device=torch.cuda.current_device())
+    dist.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
+    padding = model.vocab_size - model.vocabulary
+    return int(total) - padding * model.config.hidden_size * (1 if tied else 2)
 
 
 def tokens_seen(run: Path, stage: str) -> int | None:

@@ -4,13 +4,14 @@
     tokens_0 = prompt,  tokens_{i+1} = tokens_i + argmax(logits of the last position)
 
 Generation recomputes the whole sequence for every new token: it needs no cache, works under any
-context and tensor parallelism, and costs as many forwards as tokens. Where only one text counts as
+context, tensor and pipeline parallelism, and costs as many forwards as tokens. Where only one text counts as
 the answer, `would_generate` tells from a single forward over prompt and answer whether greedy
 decoding gives it: it does if and only if each token is the argmax given those before.
 
 Every rank calls these functions with the same ids and gets the same result. The vocabulary is
 sharded over tensor ranks, so maximum and log-sum-exp are taken over them (of equal logits the
-lowest id wins); a position is on one context rank, which tells the others. Sequences are padded on
+lowest id wins); a position is on one context rank, which tells the others, and the last pipeline
+stage tells the stages before it. Sequences are padded on
 the right to what the ranks divide; attention is causal, so the padding changes nothing before it.
 """
 
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from custom_modules.gpt.model import LongContextGPT
+from eval import pipeline
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
 """Token ids of one sequence."""
@@ -68,8 +70,13 @@ def would_generate(
 
 
 @torch.no_grad()
-def next_tokens(model: LongContextGPT, tokens: Ids, start: int, stop: int) -> NextTokens:
+def next_tokens(
+    model: LongContextGPT, tokens: Ids, start: int, stop: int, *, on_all_stages: bool = True
+) -> NextTokens:
     """Return what the model says after each of `tokens[start:stop]`, by one forward over all.
+
+    With `on_all_stages` False only the last pipeline stage knows: the others return zeros and may
+    begin the next sequence.
 
     Raises:
         ValueError: if these are not tokens of the sequence, or the model's logits are not finite.
@@ -92,13 +99,19 @@ def next_tokens(model: LongContextGPT, tokens: Ids, start: int, stop: int) -> Ne
     )
     asked = (shard["positions"] >= start) & (shard["positions"] < stop)
     with logits_only_of(model, asked[0]):
-        logits = model(shard["tokens"], shard["positions"], None)[0].float()  # [asked, V / tp]
-    of_rank = _over_vocabulary(logits, shard["next"][asked])
-    places = shard["positions"][asked] - start
-    found = [torch.zeros(stop - start, dtype=each.dtype, device=device) for each in of_rank]
-    for whole, own in zip(found, of_rank, strict=True):
-        whole[places] = own
-        dist.all_reduce(whole, group=parallel_state.get_context_parallel_group())
+        logits = pipeline.forward(model, shard["tokens"], shard["positions"])
+    found = [
+        torch.zeros(stop - start, dtype=kind, device=device)
+        for kind in (torch.float64, torch.int64)
+    ]
+    if logits is not None:  # [1, asked, V / tp]
+        of_rank = _over_vocabulary(logits[0].float(), shard["next"][asked])
+        places = shard["positions"][asked] - start
+        for whole, own in zip(found, of_rank, strict=True):
+            whole[places] = own
+            dist.all_reduce(whole, group=parallel_state.get_context_parallel_group())
+    if on_all_stages:
+        found = [pipeline.from_last_stage(each) for each in found]
     nats, likeliest = (each.cpu() for each in found)
     if not nats.isfinite().all():  # every comparison with NaN is false, which would read as a score
         raise ValueError(
@@ -147,6 +160,9 @@ def logits_only_of(model: LongContextGPT, asked: Tensor) -> Iterator[None]:
     Only their hidden states pass through the output layer: the logits of a prompt of 1M tokens and
     a vocabulary of 128K would be 256 GiB.
     """
+    if not model.post_process:  # a pipeline stage without an output layer
+        yield
+        return
     layer = model.output_layer
     scattered = layer.sequence_parallel
 

@@ -23,6 +23,7 @@ from megatron.core import parallel_state
 from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
+from eval import pipeline
 from eval.loss.gain_parts import gain_parts
 from eval.loss.loss_by_position import windows
 from eval.measurements import ContextGain, GainPart
@@ -76,8 +77,7 @@ def context_gain(
             text = ScoredText(read[index][-context:], np.arange(context) >= context - scored)
             of_shard, places = scored_token_losses(model, text)
             losses[index, column, places - (context - scored)] = of_shard
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    torch.distributed.all_reduce(losses, group=group)
+    pipeline.summed(losses)
     whole = [window[-length:] for window in read]
     parts = gain_parts(losses.cpu().numpy(), whole, lengths[0], sources, counts)
     return gain_of(scored, lengths, losses.mean(2).tolist(), parts)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from custom_modules.gpt.model import LongContextGPT
+from eval import pipeline
 from eval.loss.position_bands import Bands, band_edges, bands_of
 from eval.run_folder import BUCKET
 
@@ -31,7 +32,10 @@ WINDOW_SEED = 0
 
 @torch.no_grad()
 def token_losses(model: LongContextGPT, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return losses and their positions, each [b, s], of this rank's shard of tokens [b, S + 1]."""
+    """Return losses and their positions, each [b, s], of this rank's shard of tokens [b, S + 1].
+
+    Losses are zeros before the last pipeline stage.
+    """
     length = tokens.shape[1] - 1
     positions = torch.arange(length, device=tokens.device).expand(tokens.shape[0], -1)
     shard = get_batch_on_this_cp_rank(
@@ -41,7 +45,7 @@ def token_losses(model: LongContextGPT, tokens: Tensor) -> tuple[Tensor, Tensor]
             "position_ids": positions.contiguous(),
         }
     )
-    losses = model(shard["tokens"], shard["position_ids"], None, labels=shard["labels"])
+    losses = pipeline.losses(model, shard["tokens"], shard["position_ids"], shard["labels"])
     return losses.float(), shard["position_ids"]
 
 
@@ -73,8 +77,7 @@ def loss_by_position(
         buckets = positions.flatten() // BUCKET
         sums[index, 0].index_add_(0, buckets, losses.flatten().double())
         sums[index, 1].index_add_(0, buckets, torch.ones_like(losses).flatten().double())
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    torch.distributed.all_reduce(sums, group=group)
+    pipeline.summed(sums)
     means: NDArray[np.float64] = (sums[:, 0] / sums[:, 1]).cpu().numpy()
     return means
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from custom_modules.gpt.model import LongContextGPT
 from data.store import Manifest
 from data.token_files.held_out import long_documents
+from eval import pipeline
 from eval.answers.generation import padded_length
 from eval.loss.loss_by_position import token_losses
 from eval.measurements import ShortLoss
@@ -53,8 +54,7 @@ def short_loss(
         padded[0, : len(document)] = document
         losses, positions = token_losses(model, torch.from_numpy(padded).to(device))
         sums[index] = losses.double()[positions < counted].sum()
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    torch.distributed.all_reduce(sums, group=group)
+    pipeline.summed(sums)
     tokens = [len(document) - 1 for document in documents]
     means = [total / count for total, count in zip(sums.tolist(), tokens, strict=True)]
     return ShortLoss(

@@ -18,6 +18,7 @@ from custom_modules.gpt.model import LongContextGPT
 from custom_modules.memory.config import LOSS_TILE
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import Rotation
+from eval import pipeline
 from eval.rope_search.scored_text import ScoredText
 
 
@@ -29,7 +30,10 @@ def scored_losses(model: LongContextGPT, text: ScoredText) -> Tensor:
 
 @torch.no_grad()
 def scored_token_losses(model: LongContextGPT, text: ScoredText) -> tuple[Tensor, Tensor]:
-    """Return the loss, float64, and the place in the text of each scored token of this shard."""
+    """Return the loss, float64, and the place in the text of each scored token of this shard.
+
+    Losses are zeros before the last pipeline stage.
+    """
     device = torch.device("cuda", torch.cuda.current_device())
     tokens = torch.from_numpy(text.tokens[None]).to(device)
     asked = torch.from_numpy(text.scored[None]).to(device).roll(-1, dims=1)
@@ -42,11 +46,11 @@ def scored_token_losses(model: LongContextGPT, text: ScoredText) -> tuple[Tensor
             "asked": asked,
         }
     )
-    losses = model(
+    losses = pipeline.losses(
+        model,
         shard["tokens"],
         shard["positions"],
-        None,
-        labels=shard["labels"],
+        shard["labels"],
         loss_mask=shard["asked"].float(),
     )
     return losses[shard["asked"]].double(), shard["positions"][shard["asked"]] + 1
@@ -68,6 +72,5 @@ def mean_loss(model: LongContextGPT, texts: Sequence[ScoredText], rope: RopeScal
             sums += scored_losses(model, text)
     finally:
         model.rotation, model.loss_tile = own, own_tile
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    torch.distributed.all_reduce(sums, group=group)
+    pipeline.summed(sums)
     return float(sums[0] / sums[1])

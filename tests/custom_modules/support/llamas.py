@@ -205,3 +205,24 @@ def hugging_face(rope: RopeScaling, weights: Weights, dtype: torch.dtype) -> Lla
     model = LlamaForCausalLM(config).to(dtype)
     model.load_state_dict(weights)
     return model
+
+
+def of_stage(weights: Weights, stage: int, stages: int, *, tied: bool = False) -> Weights:
+    """Return the weights of a pipeline stage, under the names and in the order that it has.
+
+    If embedding and LM head are tied, the last of several stages has a copy of the embedding.
+    """
+    embedding, head = "embedding.word_embeddings.weight", "output_layer.weight"
+    own = {}
+    for name, weight in weights.items():
+        if name.startswith(at := "decoder.layers."):
+            layer, _, rest = name.removeprefix(at).partition(".")
+            place, local = divmod(int(layer), LAYERS // stages)
+            own |= {f"{at}{local}.{rest}": weight} if place == stage else {}
+        elif (stage == 0) if name == embedding else (stage == stages - 1):
+            own[name] = weight
+    if tied and head in own:
+        own[head] = weights[embedding]
+        if stages == 1:
+            del own[head]
+    return own
