@@ -39,10 +39,10 @@ def load(
     """Return the model of the stage's newest checkpoint, for up to `seq_length` tokens.
 
     `start` is another checkpoint of the same shape, `rope` another rotation than the stage's.
-    Megatron's parallel state must be initialised; this rank's shard is loaded: its tensor rank's
-    part of the layers of its pipeline stage, whatever the stages of the training were. With `verify` the
-    checksums of the checkpoint's files are verified. Raises ValueError if the stage has no complete
-    checkpoint, or a damaged one.
+    Megatron's parallel state must be initialised. This rank's shard is loaded: its tensor rank's
+    part of the layers of its pipeline stage, whatever the layout of the training was. With `verify`
+    the checksums of the checkpoint's files are verified. Raises ValueError if the stage has no
+    complete checkpoint, or a damaged one.
     """
     checkpoint = start or newest_checkpoint(stage / "checkpoints")
     if checkpoint is None:

@@ -27,6 +27,9 @@ TensorParallel = Annotated[
 ContextParallel = Annotated[
     int, typer.Option("--cp", min=1, help="Ranks that share each sequence (CP).")
 ]
+PipelineParallel = Annotated[
+    int, typer.Option("--pp", min=1, help="Ranks that have a part of the layers each (PP).")
+]
 Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; without it the device the run trained on.")
 ]
@@ -110,13 +113,17 @@ EvaluationTensorParallel = Annotated[
     typer.Option(
         "--eval-tp",
         min=1,
-        help="TP of evaluations; they have as many ranks as their TP and CP take.",
+        help="TP of evaluations; they have as many ranks as their TP, CP and PP take.",
         show_default="the training's",
     ),
 ]
 EvaluationContextParallel = Annotated[
     int | None,
     typer.Option("--eval-cp", min=1, help="CP of evaluations.", show_default="the training's"),
+]
+EvaluationPipelineParallel = Annotated[
+    int | None,
+    typer.Option("--eval-pp", min=1, help="PP of evaluations.", show_default="the training's"),
 ]
 NoVerify = Annotated[
     bool, typer.Option("--no-verify", help="Do not verify the checkpoint's SHA-256.")

@@ -4,9 +4,9 @@
     tokens_0 = prompt,  tokens_{i+1} = tokens_i + argmax(logits of the last position)
 
 Generation recomputes the whole sequence for every new token: it needs no cache, works under any
-context, tensor and pipeline parallelism, and costs as many forwards as tokens. Where only one text counts as
-the answer, `would_generate` tells from a single forward over prompt and answer whether greedy
-decoding gives it: it does if and only if each token is the argmax given those before.
+context, tensor and pipeline parallelism, and costs as many forwards as tokens. Where only one text
+counts as the answer, `would_generate` tells from a single forward over prompt and answer whether
+greedy decoding gives it: it does if and only if each token is the argmax given those before.
 
 Every rank calls these functions with the same ids and gets the same result. The vocabulary is
 sharded over tensor ranks, so maximum and log-sum-exp are taken over them (of equal logits the

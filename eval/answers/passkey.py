@@ -78,7 +78,8 @@ def prompts(
 def score(model: LongContextGPT, prompt: Prompt) -> tuple[float, float, float]:
     """Return hit (0 or 1), summed nats and number of tokens of the answer, on the last stage.
 
-    Other pipeline stages return values that mean nothing; none waits for the last one. It is a hit if each token is the likeliest one; of equal logits the lowest id wins.
+    Earlier pipeline stages do not wait for it, and return nothing of meaning. It is a hit if each
+    token is the likeliest one; of equal logits the lowest id wins.
     """
     last = len(prompt.tokens) - 1
     told = next_tokens(model, prompt.tokens, last - prompt.answer, last, on_all_stages=False)

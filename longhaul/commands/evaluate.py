@@ -13,6 +13,7 @@ from longhaul.options import (
     ContextParallel,
     Device,
     Json,
+    PipelineParallel,
     Ranks,
     Run,
     TensorParallel,
@@ -115,6 +116,7 @@ def evaluate(
     ranks: Ranks = 2,
     tensor_parallel: TensorParallel = 1,
     context_parallel: ContextParallel = 1,
+    pipeline_parallel: PipelineParallel = 1,
     device: Device = None,
     as_json: Json = False,
     verify: Verify = None,
@@ -131,6 +133,7 @@ def evaluate(
             depths=depths,
             missing=missing,
             context_gain=context_gain,
+            pp=pipeline_parallel != 1,
         )
         if export is not None:
             _require_defaults("--export", stage=stage, base=base, tp=tensor_parallel != 1,
@@ -218,6 +221,7 @@ def evaluate(
             ranks=ranks,
             tp=tensor_parallel,
             cp=context_parallel,
+            pp=pipeline_parallel,
             length=longest,
             device=device,
         )
@@ -231,6 +235,7 @@ def evaluate(
             ranks=ranks,
             tensor_parallel=tensor_parallel,
             context_parallel=context_parallel,
+            pipeline_parallel=pipeline_parallel,
             device=device,
             verify=verify is not False,
             passkey_lengths=prompts,

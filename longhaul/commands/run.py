@@ -19,6 +19,7 @@ from longhaul.options import (
     Cluster,
     EvalEvery,
     EvaluationContextParallel,
+    EvaluationPipelineParallel,
     EvaluationTensorParallel,
     Executor,
     Gpus,
@@ -88,6 +89,7 @@ def run(
     eval_every: EvalEvery = None,
     eval_tp: EvaluationTensorParallel = None,
     eval_cp: EvaluationContextParallel = None,
+    eval_pp: EvaluationPipelineParallel = None,
     verify: Verify = None,
     dryrun: Annotated[
         bool, typer.Option("--dryrun", help="Print what would run; start nothing.")
@@ -114,7 +116,7 @@ def run(
     only = stage_of(chosen, stage) if stage else None
     plan = replace(
         ladder_run.plan(chosen, model, out, store, only=only, verify=verify),
-        evaluation=ladder_run.EvaluationParallel(eval_tp, eval_cp),
+        evaluation=ladder_run.EvaluationParallel(eval_tp, eval_cp, eval_pp),
     )
     ladder_run.require_own_folder(plan)
     if submits:

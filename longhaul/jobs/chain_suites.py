@@ -32,13 +32,19 @@ def suites_of(ladder: Ladder) -> list[SuiteRun]:
 
 
 def require_suites(plan: LadderRun, stages: Sequence[ResolvedStage]) -> None:
-    """Raise ValueError for what would fail after training: harness, tasks, data or thresholds.
+    """Raise ValueError for what would fail after training: PP, harness, tasks, data or thresholds.
 
     The data of tasks are loaded once, so that they are in the cache of ranks, which do not
     download.
     """
     if not plan.ladder.suites:
         return
+    if (pp := plan.evaluation.pp or 1) > 1:
+        raise ValueError(
+            f"--eval-pp is {pp}, and ladder {plan.ladder.name} runs suites, which are evaluated "
+            "without pipeline stages; expected --eval-pp 1, with --eval-tp or --eval-cp for more "
+            "ranks"
+        )
     require_harness()
     context = _base_context(plan, stages[0])
     tokenizer = Manifest.load(plan.store).tokenizer_path
@@ -91,8 +97,9 @@ def _job(
 ) -> Job:
     from eval.gates.chain_suites import run_suites
 
-    layout = evaluation.evaluation_layout(stage, plan.evaluation)
+    layout = evaluation.evaluation_layout(stage, replace(plan.evaluation, pp=1))
     ranks = layout.pop("ranks")
+    del layout["pipeline_parallel"]  # the harness evaluates without pipeline stages
     task = nemo_run.Partial(
         run_suites,
         run=str(plan.run.resolve()),

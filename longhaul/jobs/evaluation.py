@@ -2,7 +2,7 @@
 """The job that evaluates stages of a run; imports NeMo."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ def evaluation_job(
     ranks: int,
     tensor_parallel: int = 1,
     context_parallel: int = 1,
+    pipeline_parallel: int = 1,
     device: str = "cpu",
     verify: bool = True,
     **choices: Any,
@@ -57,6 +58,7 @@ def evaluation_job(
         trials=trials,
         tensor_parallel=tensor_parallel,
         context_parallel=context_parallel,
+        pipeline_parallel=pipeline_parallel,
         device=device,
         verify=verify,
         **origin(),
@@ -77,28 +79,40 @@ def require_trained(run: Path, stages: list[str], manifest: Manifest) -> None:
 
 
 def require_layout(
-    run: Path, stages: list[str], *, ranks: int, tp: int, cp: int, length: int, device: str
+    run: Path,
+    stages: list[str],
+    *,
+    ranks: int,
+    tp: int,
+    cp: int,
+    length: int,
+    device: str,
+    pp: int = 1,
 ) -> None:
     """Raise ValueError for a layout that does not suit the models, the length or this machine."""
     found = torch.cuda.device_count()
     if device == "cuda" and found < ranks:
         raise ValueError(f"{ranks} ranks on cuda need as many GPUs; this machine has {found}")
     for name in stages:
-        for sentence in _violations(recipe_of(run, name), ranks, tp, cp, length):
+        for sentence in _violations(recipe_of(run, name), ranks, (tp, cp, pp), length):
             raise ValueError(f"{name}: {sentence}")
 
 
 def _violations(
-    recipe: nemo_run.Partial, ranks: int, tp: int, cp: int, length: int
+    recipe: nemo_run.Partial, ranks: int, sizes: tuple[int, int, int], length: int
 ) -> Iterator[str]:
-    """Yield one sentence for each constraint that an evaluation of a model would violate."""
+    """Yield one sentence for each constraint that an evaluation of a model would violate.
+
+    `sizes` are TP, CP and PP.
+    """
+    tp, cp, pp = sizes
     step = replace(
         training_step(recipe),
         seq_length=length,
         tp=tp,
         cp=cp,
         cp_kind=ContextParallelKind(),
-        pp=1,
+        pp=pp,
         vpp=1,
         ends_count=None,
         ep=1,
@@ -114,21 +128,21 @@ def _violations(
 def require_parallel(
     stage: ResolvedStage, asked: EvaluationParallel, length: int, gpus: int | None, of_what: str
 ) -> None:
-    """Raise ValueError if a stage cannot be evaluated under the TP and CP that are asked for.
+    """Raise ValueError if a stage cannot be evaluated under the layout that is asked for.
 
     `gpus` is how many there are, None if that is not known, and `of_what` says where.
     """
     if not asked.asked:
         return
     layout = evaluation_layout(stage, asked)
-    ranks, tp, cp = layout["ranks"], layout["tensor_parallel"], layout["context_parallel"]
-    of_stage = f"{stage.name} cannot be evaluated under TP {tp} and CP {cp}"
-    for sentence in _violations(stage.recipe, ranks, tp, cp, length):
-        raise ValueError(f"{of_stage}: {sentence}; change --eval-tp or --eval-cp")
+    ranks, (tp, cp, pp) = layout["ranks"], sizes_of(layout)
+    of_stage = f"{stage.name} cannot be evaluated under TP {tp}, CP {cp} and PP {pp}"
+    for sentence in _violations(stage.recipe, ranks, (tp, cp, pp), length):
+        raise ValueError(f"{of_stage}: {sentence}; change --eval-tp, --eval-cp or --eval-pp")
     if layout["device"] == "cuda" and gpus is not None and ranks > gpus:
         raise ValueError(
-            f"{of_stage}: that takes {ranks} GPUs, and {of_what} {gpus}; lower --eval-tp or "
-            "--eval-cp"
+            f"{of_stage}: that takes {ranks} GPUs, and {of_what} {gpus}; lower --eval-tp, "
+            "--eval-cp or --eval-pp"
         )
 
 
@@ -141,26 +155,36 @@ def evaluation_layout(stage: ResolvedStage, asked: EvaluationParallel) -> dict[s
     """Return the ranks, kinds of parallelism and device to evaluate a stage with.
 
     On GPUs those that trained it, since its length needs them; on CPU two ranks that share the
-    documents, which is faster than sharing each. TP or CP that is asked for takes their place.
+    documents, which is faster than sharing each. TP, CP or PP that is asked for takes their place.
     """
     layout = stage.layout
     on_gpu = layout.device == "cuda"
-    tp, cp = (layout.tp, layout.cp.size) if on_gpu else (1, 1)
-    tp, cp = asked.tp or tp, asked.cp or cp
+    tp, cp, pp = (layout.tp, layout.cp.size, layout.pp) if on_gpu else (1, 1, 1)
+    tp, cp, pp = asked.tp or tp, asked.cp or cp, asked.pp or pp
+    ranks = tp * cp * pp
     return {
-        "ranks": tp * cp if on_gpu or tp * cp > 1 else min(2, os.cpu_count() or 1),
+        "ranks": ranks if on_gpu or ranks > 1 else min(2, os.cpu_count() or 1),
         "tensor_parallel": tp,
         "context_parallel": cp,
+        "pipeline_parallel": pp,
         "device": layout.device,
     }
+
+
+def sizes_of(layout: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return TP, CP and PP of an evaluation's layout."""
+    names = ("tensor_parallel", "context_parallel", "pipeline_parallel")
+    tp, cp, pp = (int(layout[name]) for name in names)
+    return tp, cp, pp
 
 
 def describe(stages: Sequence[ResolvedStage], asked: EvaluationParallel) -> list[str]:
     """Return the layout of each stage's evaluation; nothing if none is asked for."""
     layouts = [evaluation_layout(stage, asked) for stage in stages] if asked.asked else []
     return [
-        f"{stage.name} is evaluated on {layout['ranks']} ranks: TP {layout['tensor_parallel']}, "
-        f"CP {layout['context_parallel']}"
+        f"{stage.name} is evaluated on {layout['ranks']} ranks: TP {{}}, CP {{}}, PP {{}}".format(
+            *sizes_of(layout)
+        )
         for stage, layout in zip(stages, layouts, strict=False)
     ]
 

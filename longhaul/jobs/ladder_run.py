@@ -26,15 +26,16 @@ from recipes.spec.stage import Ladder, Stage
 
 @dataclass(frozen=True)
 class EvaluationParallel:
-    """Tensor and context ranks of a ladder's evaluations; None: those of the training."""
+    """Tensor, context and pipeline ranks of a ladder's evaluations; None: the training's."""
 
     tp: int | None = None
     cp: int | None = None
+    pp: int | None = None
 
     @property
     def asked(self) -> bool:
         """Whether one of them is asked for."""
-        return (self.tp, self.cp) != (None, None)
+        return (self.tp, self.cp, self.pp) != (None, None, None)
 
 
 @dataclass(frozen=True)

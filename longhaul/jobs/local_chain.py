@@ -110,7 +110,7 @@ def require_store(
 
 
 def require_evaluation(plan: LadderRun, stages: Sequence[ResolvedStage], *, started: bool) -> None:
-    """Raise ValueError if the stages cannot be evaluated under the TP and CP that are asked for.
+    """Raise ValueError if the stages cannot be evaluated under the layout that is asked for.
 
     If nothing is `started`, the GPUs of this machine do not count.
     """

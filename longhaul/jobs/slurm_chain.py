@@ -86,7 +86,7 @@ def jobs(
 
 
 def require_evaluations(plan: LadderRun, stages: Sequence[ResolvedStage]) -> None:
-    """Raise ValueError if a stage cannot be evaluated under the TP and CP that are asked for.
+    """Raise ValueError if a stage cannot be evaluated under the layout that is asked for.
 
     An evaluation may have as many GPUs as the largest stage, which the cluster is known to have.
     """

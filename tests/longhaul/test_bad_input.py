@@ -56,7 +56,7 @@ def test_a_run_folder_keeps_to_the_recipe_of_its_checkpoints(answer, small_store
 
 def test_a_dry_run_without_a_store_says_what_makes_it(answer):
     shown = answer("run", "--ladder", "tiny", "--eval-cp", 2, "--dryrun").out
-    assert "# tiny_8k is evaluated on 2 ranks: TP 1, CP 2\n" in shown
+    assert "# tiny_8k is evaluated on 2 ranks: TP 1, CP 2, PP 1\n" in shown
     assert "tiny_2k is evaluated" not in shown
     assert "# there is no token store at stores/tiny; the run makes one first\n" in shown
 

@@ -38,10 +38,10 @@ def site(folder, **sections):
 
 
 def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree):
-    words = ("--eval-every", 0, "--eval-cp", 2)
+    words = ("--eval-every", 0, "--eval-cp", 2, "--eval-pp", 4)
     code, shown, said = answer(*RUN, "--cluster", site(tree), *words, "--dryrun")
     assert code == 0, said
-    assert "# tiny_2k is evaluated on 2 ranks: TP 1, CP 2" in shown
+    assert "# tiny_2k is evaluated on 8 ranks: TP 1, CP 2, PP 4" in shown
     assert "# tiny_2k is evaluated as often as takes 1% of the time while it trains" in shown
     names = [line.removeprefix("# ---- ") for line in shown.splitlines() if "# ---- " in line]
     assert names == [
@@ -83,7 +83,8 @@ def test_a_store_is_made_by_a_plan_an_array_and_a_merge_when_jobs_are_asked_for(
         ({"executor": "local"}, (), "a chain needs a scheduler with job dependencies"),
         ({"tunnel": {"kind": "ssh", "host": "127.0.0.1", "port": 1, "user": "me", "folder": "/x"}},
          (), "tunnel.host 127.0.0.1 does not answer on port 1"),
-        ({}, ("--eval-tp", "4"), "TP 4 and CP 1: 4 heads and 2 KV heads are not both divisible"),
+        ({}, ("--eval-tp", "4"), "PP 1: 4 heads and 2 KV heads are not both divisible by TP 4"),
+        ({}, ("--eval-pp", "6"), "CP 1 and PP 6: 4 layers are not divisible by PP 6, nor are 6 wi"),
         ({}, ("--gate", "pasky=1"), "a gate has no 'pasky'; did you mean passkey?"),
     ],
     ids=str,

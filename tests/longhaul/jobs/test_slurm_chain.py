@@ -214,23 +214,25 @@ def test_thresholds_of_the_cluster_file_reach_a_stage(plan, made):
 
 
 def test_an_evaluation_of_odd_ranks_is_spread_evenly(plan, made, monkeypatch):
-    layout = {"ranks": 12, "tensor_parallel": 4, "context_parallel": 3, "device": "cuda"}
+    sizes = {"tensor_parallel": 2, "context_parallel": 3, "pipeline_parallel": 2}
+    layout = {"ranks": 12, **sizes, "device": "cuda"}
     monkeypatch.setattr(slurm_chain.evaluation, "evaluation_layout", lambda *_: dict(layout))
     made_of = jobs(plan, made, site())[f"evaluate_{made[0].name}"].executor
     assert (made_of.nodes, made_of.ntasks_per_node) == (2, 6)
 
 
-def test_an_evaluation_has_the_tp_and_cp_that_are_asked_for_and_training_keeps_its_own(plan, made):
-    asked = replace(plan, evaluation=ladder_run.EvaluationParallel(tp=2, cp=16))
+def test_an_evaluation_has_the_layout_that_is_asked_for_and_training_keeps_its_own(plan, made):
+    asked = replace(plan, evaluation=ladder_run.EvaluationParallel(tp=2, cp=8, pp=2))
     slurm_chain.require_evaluations(asked, made)
     found, before = jobs(asked, made, site()), jobs(plan, made, site())
     name = f"evaluate_{made[0].name}"
     evaluate = found[name]
     arguments = fdl.ordered_arguments(evaluate.task.task)
-    assert (arguments["tensor_parallel"], arguments["context_parallel"]) == (2, 16)
+    names = ("tensor_parallel", "context_parallel", "pipeline_parallel")
+    assert [arguments[name] for name in names] == [2, 8, 2]
     assert (evaluate.executor.nodes, evaluate.executor.ntasks_per_node) == (4, 8)
     expected = fdl.build(evaluate.task.expected)
-    assert (expected.world_size, expected.tp, expected.cp, expected.ulysses) == (32, 2, 16, 1)
+    assert (expected.world_size, expected.tp, expected.cp, expected.ulysses) == (32, 2, 8, 1)
     assert before[name].task != evaluate.task
     assert all(found[other].task == before[other].task for other in before if other != name)
 
@@ -244,6 +246,7 @@ def test_an_evaluation_has_the_tp_and_cp_that_are_asked_for_and_training_keeps_i
         ),
         ({"cp": 7}, "sequence length 1,048,576 is not divisible by 2 x CP = 14"),
         ({"tp": 8, "cp": 8}, "that takes 64 GPUs, and the stages train on 32"),
+        ({"pp": 3}, "32 layers are not divisible by PP 3, nor are 34 with embedding and LM head"),
     ],
 )
 def test_an_evaluation_that_cannot_run_is_refused(plan, made, asked, said):
