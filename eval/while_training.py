@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate the model while it trains: held-out loss by quarter of the window, and a passkey.
+"""Evaluate the model while it trains: held-out loss by quarter and by length, and a passkey.
 
 The values are in the line of the step in `metrics.jsonl`. The model is measured as it lies on its
 ranks, in evaluation mode and without gradients, and the random state is restored, so training has
-the losses that it has without. Windows and prompt are the same at every measurement.
+the losses that it has without. Windows, documents and prompt are the same at every measurement.
+
+    heldout_by_quarter   mean loss in each quarter of windows of long documents
+    heldout_by_length    mean loss of whole documents, by the power of two of their tokens
+    passkey_nats         mean loss of the tokens of a passkey's answer, at a quarter of the window
 
 Measurements are spaced by their own time: one is made at the first step at which all measurements
 together, this one with the time of the last, take at most `SHARE` of the time of the steps. The
@@ -33,6 +37,12 @@ from custom_modules.gpt.model import LongContextGPT
 from data.store import Manifest
 from eval.answers.passkey import Prompt, prompts, score
 from eval.loss.held_out import held_out
+from eval.loss.loss_by_length import (
+    Documents,
+    documents_by_length,
+    loss_by_length,
+    windows_read,
+)
 from eval.loss.loss_by_position import token_losses, windows
 
 SHARE = 0.01
@@ -54,6 +64,7 @@ class WhileTraining(Callback):
         self.store, self.seq_length, self.every = store, seq_length, every
         self.sequences = tokens_per_batch // seq_length
         self.windows: list[NDArray[np.int64]] = []
+        self.documents: Documents = {}
         self.prompt: Prompt | None = None
         self.next_step: int | None = None
         self.trained = self.spent = self.cost = 0.0
@@ -61,9 +72,13 @@ class WhileTraining(Callback):
         self.of_step = 1.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read windows and prompt, unless this layout or store cannot be measured."""
+        """Read windows, documents and prompt, unless this layout or store cannot be measured."""
         began = time.perf_counter()
-        reason = unsupported(pl_module)
+        reason = unsupported(
+            pipeline_parallel=parallel_state.get_pipeline_model_parallel_world_size(),
+            fp8=bool(getattr(pl_module.config, "fp8", None)),
+            megatron_fsdp=getattr(trainer.strategy.ddp_config, "use_megatron_fsdp", False),
+        )
         if not reason:
             try:
                 self._read()
@@ -75,6 +90,7 @@ class WhileTraining(Callback):
         self.spent = time.perf_counter() - began
         ranks = parallel_state.get_data_parallel_world_size()
         forwards = math.ceil(WINDOWS / ranks) + 1
+        forwards += windows_read(self.documents, self.seq_length, ranks)
         self.of_step = forwards / (FORWARDS_OF_A_SEQUENCE * max(1, self.sequences // ranks))
         wait = self.every or math.ceil(self.of_step / SHARE)
         self.next_step = following(trainer.global_step, wait, fixed=bool(self.every))
@@ -95,9 +111,11 @@ class WhileTraining(Callback):
             return {}
         began = time.perf_counter()
         with undisturbed(trainer.strategy.megatron_parallel):
-            quarters = self._by_quarter(megatron_model(pl_module))
+            model = megatron_model(pl_module)
+            quarters = self._by_quarter(model)
+            by_length = loss_by_length(model, self.documents)
             assert self.prompt is not None
-            _, nats, tokens = score(megatron_model(pl_module), self.prompt)
+            _, nats, tokens = score(model, self.prompt)
         cost = time.perf_counter() - began
         self.spent += cost
         self.cost = cost
@@ -106,6 +124,7 @@ class WhileTraining(Callback):
         return {
             "heldout_loss": sum(quarters) / len(quarters),
             "heldout_by_quarter": quarters,
+            "heldout_by_length": by_length,
             "passkey_nats": nats / tokens,
             "evaluation_seconds": cost,
         }
@@ -136,6 +155,7 @@ class WhileTraining(Callback):
             encode, documents[0], length=self.seq_length, depth=PASSKEY_DEPTH, trials=1
         )
         self.windows = list(windows(documents, self.seq_length))
+        self.documents = documents_by_length(manifest, self.seq_length)
 
     def _by_quarter(self, model: LongContextGPT) -> list[float]:
         """Return the mean loss in each quarter of the windows, over all ranks."""
@@ -159,15 +179,13 @@ class WhileTraining(Callback):
         return means
 
 
-def unsupported(pl_module: LightningModule) -> str:
-    """Return why a training model is not measured; empty if it can be."""
-    config = pl_module.config
-    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+def unsupported(*, pipeline_parallel: int, fp8: bool, megatron_fsdp: bool) -> str:
+    """Return why a model of a layout is not measured; empty if it can be."""
+    if pipeline_parallel > 1:
         return "it has pipeline stages"
-    if getattr(config, "fp8", None):
+    if fp8:
         return "it trains in FP8, whose scales a measurement would change"
-    ddp = pl_module.trainer.strategy.ddp_config
-    if getattr(ddp, "use_megatron_fsdp", False):
+    if megatron_fsdp:
         return "its parameters are sharded by Megatron FSDP"
     return ""
 

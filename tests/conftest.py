@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
 import logging
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -87,6 +88,26 @@ def small_store(tmp_path_factory) -> Path:
         (source / f"{path.parent.name}_{path.name}.txt").write_text(path.read_text())
     store = tmp_path_factory.mktemp("stores") / "tiny"
     prepare(str(source), store, vocab_size=512)
+    return store
+
+
+@pytest.fixture(scope="session")
+def store_of_lengths(tmp_path_factory, small_store) -> Path:
+    """Return a store of documents of each power of two of tokens, from 64 to 2,048."""
+    from data.prepare import prepare
+    from data.store import Manifest
+
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    text = "".join(path.read_text() for path in sorted(stdlib.glob("asyncio/*.py")))
+    source, at = tmp_path_factory.mktemp("source") / "pieces.jsonl", 0
+    with source.open("w") as file:
+        while at < len(text) - 8192:
+            for characters in (256, 512, 1024, 2048, 4096, 8192):
+                file.write(json.dumps({"text": text[at : at + characters]}) + "\n")
+                at += characters
+    store = tmp_path_factory.mktemp("stores") / "lengths"
+    tokenizer = str(Manifest.load(small_store).tokenizer_path)
+    prepare(str(source), store, tokenizer=tokenizer, heldout_fraction=0.2)
     return store
 
 

@@ -30,11 +30,15 @@ def long_documents(
 
 
 def documents_in_turn(
-    manifest: Manifest, *, min_tokens: int, split: SplitName = "heldout"
+    manifest: Manifest,
+    *,
+    min_tokens: int,
+    max_tokens: int | None = None,
+    split: SplitName = "heldout",
 ) -> Iterator[tuple[str, NDArray[np.int64]]]:
     """Yield the documents of `long_documents`, one of each source in turn, and their sources."""
     parts = zip(manifest.split(split).parts, manifest.prefixes(split), strict=True)
-    left = {part.source: _of_files(prefix, min_tokens) for part, prefix in parts}
+    left = {part.source: _of_files(prefix, min_tokens, max_tokens) for part, prefix in parts}
     while left:
         for source, documents in list(left.items()):
             document = next(documents, None)

@@ -14,6 +14,7 @@ from custom_modules.gpt.model import LongContextGPT
 from custom_modules.rope.config import RopeScaling
 from eval.answers.passkey import Prompt, score
 from eval.loss.context_gain import context_gain
+from eval.loss.loss_by_length import loss_by_length
 from eval.loss.loss_by_position import windows
 from eval.loss.short_loss import short_loss
 from eval.measurements import ContextGain, ShortLoss
@@ -81,6 +82,8 @@ class Scores(NamedTuple):
     """How many positions the output layer saw at each prompt on this rank."""
     gain: ContextGain
     short: ShortLoss | None
+    by_length: dict[int, float]
+    """Of the first brief document, which is fewer than the data ranks, and of all."""
 
 
 def score_on_this_rank(prompts: list[Prompt], **sizes: int) -> Scores:
@@ -96,8 +99,10 @@ def score_on_this_rank(prompts: list[Prompt], **sizes: int) -> Scores:
         gain = context_gain(model, documents(), WINDOW, SOURCES)
         short = short_loss(model, brief_documents(), WINDOW)
         assert short_loss(model, [], WINDOW) is None
+        brief = brief_documents()
+        by_length = loss_by_length(model, {16: brief[:1], 32: brief})
         parallel_state.destroy_model_parallel()
-    return Scores(losses, passkeys, head_rows, gain, short)
+    return Scores(losses, passkeys, head_rows, gain, short, by_length)
 
 
 def passkeys_of(
@@ -203,3 +208,5 @@ def test_whole_short_documents_have_the_loss_of_transformers_without_their_paddi
         assert short.by_document == pytest.approx(means, rel=1e-5)
         assert short.loss == pytest.approx(np.mean(means), rel=1e-5)
         assert short.token_loss == pytest.approx(np.average(means, weights=tokens), rel=1e-5)
+        by_length = {16: means[0], 32: np.average(means, weights=tokens)}
+        assert of_rank[layout].by_length == pytest.approx(by_length, rel=1e-5)
