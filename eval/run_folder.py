@@ -81,6 +81,13 @@ class StageRecord:
     start: str = ""
     target_length: int | None = None
     """Context length that it trains for, if longer than its sequences."""
+    evaluate_every: int | None = None
+    """Steps between evaluations while it trains (0: by their own time); None: none are made."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a negative number of steps."""
+        if self.evaluate_every is not None and self.evaluate_every < 0:
+            raise ValueError(f"evaluate_every is {self.evaluate_every}; expected 0 or more steps")
 
     @property
     def context(self) -> int:
@@ -104,6 +111,19 @@ class Step:
     """Of tensors, on the fullest rank; in older logs of the first rank."""
     device_memory_bytes: Number = math.nan
     """Of the process, on the fullest rank."""
+    heldout_loss: Number = math.nan
+    """This and those below: if the model was evaluated at this step (`eval.while_training`)."""
+    heldout_by_quarter: tuple[Number, ...] = ()
+    """In each quarter of the window."""
+    heldout_by_length: dict[str, Number] = field(default_factory=dict)
+    """Of whole documents, by the power of two of their tokens."""
+    passkey_nats: Number = math.nan
+    evaluation_seconds: Number = math.nan
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the model was evaluated at this step."""
+        return math.isfinite(self.heldout_loss)
 
 
 @dataclass(frozen=True)
@@ -225,7 +245,12 @@ def stage_names(run: Path) -> list[str]:
 
 def read_stage(run: Path, stage: str) -> StageRecord | None:
     """Read the `stage.json` of one stage, or return None if it has not started."""
-    return _read(StageRecord, stage_folder(run, stage) / "stage.json")
+    return stage_at(stage_folder(run, stage))
+
+
+def stage_at(folder: Path) -> StageRecord | None:
+    """Read the `stage.json` of the stage in a folder, or return None if it has not started."""
+    return _read(StageRecord, folder / "stage.json")
 
 
 def read_evaluation(run: Path, stage: str) -> Evaluation | None:
@@ -282,6 +307,27 @@ def read_steps(path: Path) -> tuple[Step, ...]:
     if cut is not None and not steps:
         raise BrokenResultError(f"{path} has no line that is a step; line {cut} is not JSON")
     return tuple(steps[number] for number in sorted(steps))
+
+
+def newest_evaluated_step(path: Path) -> Step | None:
+    """Return the last step of a `metrics.jsonl` at which the model was evaluated, None without one.
+
+    Lines that are not such a step, or not whole, are skipped.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        if b'"heldout_loss"' not in line:
+            continue
+        try:
+            step = decode_json(Step, line, str(path), unknown="ignore")
+        except ValueError:
+            continue
+        if step.is_evaluated:
+            return step
+    return None
 
 
 def load(run: Path) -> tuple[RunRecord, list[StageResults]]:

@@ -4,7 +4,7 @@
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -99,13 +99,15 @@ Verify = Annotated[
         show_default="a sample of the store, the whole checkpoint",
     ),
 ]
+Interval = int | Literal["never"]
+"""Steps between evaluations of a model while it trains; 0: by their own time."""
 EvalEvery = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        min=0,
         metavar="N",
-        help="Log held-out loss and a passkey every N steps; 0: as often as takes 1% of the time.",
-        show_default="never",
+        help="Log held-out loss and a passkey every N steps; 0: as often as takes 1% of the time; "
+        "never: not at all.",
+        show_default="as the run began, or never",
     ),
 ]
 EvaluationTensorParallel = Annotated[
@@ -138,6 +140,19 @@ def length_of(option: str, word: str) -> int:
         return length_from(word)
     except ValueError as error:
         raise ValueError(f"{option}: {error}") from None
+
+
+def evaluation_interval(word: str | None) -> Interval | None:
+    """Return what --eval-every means, None if it is not given; raise ValueError for other words."""
+    if word is None:
+        return None
+    if word == "never":
+        return "never"
+    if word.isascii() and word.isdecimal():
+        return int(word)
+    raise ValueError(
+        f"--eval-every is {word!r}; expected a number of steps, 0 for 1% of the time, or never"
+    )
 
 
 def require_device(device: str | None) -> None:

@@ -52,6 +52,7 @@ from eval.report.ruler_tables import outdated_scores, read_ruler, ruler_figures,
 from eval.report.short_tables import SHORT_HEADS, short_rows, short_sentences
 from eval.report.stage_tables import costs, facts
 from eval.report.suite_scores import read_suites, suite_table
+from eval.report.while_training import while_training
 from eval.run_folder import (
     Evaluation,
     StageResults,
@@ -182,6 +183,7 @@ def page_parts(
         "cost_heads": cost_heads,
         "costs": cost_rows,
         "untrained": [stage.name for stage in stages if not stage.steps],
+        "while_training": while_training(stages),
         "light": PALETTE,
         "dark": DARK,
         "colors": SERIES,

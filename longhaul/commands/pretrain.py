@@ -20,11 +20,13 @@ from longhaul.options import (
     EvalEvery,
     Executor,
     Gpus,
+    Interval,
     MachineLayout,
     Partition,
     StageLadder,
     StageLength,
     Verify,
+    evaluation_interval,
     require_device,
     require_executor,
 )
@@ -88,6 +90,7 @@ def pretrain(
         raise ValueError(
             "name one recipe: --factory NAME or --yaml FILE, or --card with --ladder and --stage"
         )
+    evaluate_every = evaluation_interval(eval_every)
     require_device(device)
     require_executor(executor, account=account, partition=partition)
     sizes = {"nodes": nodes, "gpus": gpus, "layout": layout, "cluster": cluster}
@@ -97,7 +100,7 @@ def pretrain(
         require_file(to_yaml, "--to-yaml")
         if executor == "slurm":
             raise ValueError("--to-yaml writes and --executor slurm submits; take one of them")
-    if eval_every is not None and to_yaml is not None:
+    if evaluate_every is not None and to_yaml is not None:
         raise ValueError(
             "--eval-every is not part of a recipe; leave it out with --to-yaml, and give it to "
             "the command that trains the file"
@@ -133,14 +136,14 @@ def pretrain(
             note(f"note: {words}")
         _submit(
             row, context.args, asked, rope=rope, account=account, partition=partition, out=out,
-            store=store, verify=verify, evaluate_every=eval_every, dryrun=dryrun,
+            store=store, verify=verify, evaluate_every=evaluate_every, dryrun=dryrun,
         )  # fmt: skip
         return
     if row is not None and to_yaml is None and not dryrun:
         ladder_run.require_gpus_of([row], device, context.args)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import records, stage_checks, training
-        from longhaul.jobs.evaluated_training import describe
+        from longhaul.jobs.evaluated_training import describe, with_evaluations
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_undamaged
         from recipes.resolved import overrides, read, yaml_file
@@ -170,17 +173,17 @@ def pretrain(
         return
     read.absolute(recipe)
     require_places(recipe)
-    resolved = ResolvedStage.of(recipe)
+    resolved = with_evaluations(ResolvedStage.of(recipe), evaluate_every)
     folder = resolved.folder
     several = _several_nodes(recipe, row)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
-        for words in (stage_checks.summary(resolved), *describe([resolved], eval_every)):
+        for words in (stage_checks.summary(resolved), *describe([resolved], evaluate_every)):
             typer.echo(f"# {words}")
         if several:
             typer.echo(f"# {several}")
             return
-        job = training.training_job(resolved, eval_every)
+        job = training.training_job(resolved)
         with held_back():
             lines = commands(recipe.log.name, [job], folder / "launch")
         for line in (WRITTEN_WHEN_STARTED, *lines):
@@ -188,12 +191,12 @@ def pretrain(
         return
     if several:
         raise ValueError(several)
-    job = training.training_job(resolved, eval_every)
+    job = training.training_job(resolved)
     stage_checks.require_device(resolved)
     manifest = stage_checks.require_inputs(resolved)
     for words in stage_checks.mix_notes(resolved, manifest):
         note(words)
-    for words in describe([resolved], eval_every):
+    for words in describe([resolved], evaluate_every):
         note(f"note: {words}")
     stage_checks.pack(resolved, manifest)
     stage_checks.require_start(resolved)
@@ -245,7 +248,7 @@ def _submit(
     out: Path | None,
     store: Path | None,
     verify: bool | None,
-    evaluate_every: int | None,
+    evaluate_every: Interval | None,
     dryrun: bool,
 ) -> None:
     """Submit the stage of a row as a job on the cluster, or print its script."""

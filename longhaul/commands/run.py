@@ -23,9 +23,11 @@ from longhaul.options import (
     EvaluationTensorParallel,
     Executor,
     Gpus,
+    Interval,
     MachineLayout,
     Partition,
     Verify,
+    evaluation_interval,
     require_device,
     require_executor,
 )
@@ -102,6 +104,7 @@ def run(
     from recipes.shipped.select import short, stage_of
 
     submits = executor == "slurm"
+    evaluate_every = evaluation_interval(eval_every)
     require_device(device)
     require_executor(
         executor, account=account, partition=partition, source=source, tokenizer=tokenizer,
@@ -129,7 +132,7 @@ def run(
             run_on_cluster(
                 plan, context.args, asked, account=account, partition=partition,
                 source=source or (), prepare_jobs=prepare_jobs, tokenizer=tokenizer, export=export,
-                gate=gate, evaluate_every=eval_every, dryrun=dryrun,
+                gate=gate, evaluate_every=evaluate_every, dryrun=dryrun,
             )  # fmt: skip
         return
     require_folder(plan.run, "--out")
@@ -139,7 +142,7 @@ def run(
         for said in short(row):
             note(f"note: {said}")
     with nullcontext() if dryrun else in_use(plan.run):
-        _run_here(plan, rows, context.args, device, evaluate_every=eval_every, dryrun=dryrun)
+        _run_here(plan, rows, context.args, device, evaluate_every=evaluate_every, dryrun=dryrun)
 
 
 def _run_here(
@@ -148,7 +151,7 @@ def _run_here(
     words: Sequence[str],
     device: str | None,
     *,
-    evaluate_every: int | None,
+    evaluate_every: Interval | None,
     dryrun: bool,
 ) -> None:
     """Run what is left of the ladder on this machine, or print it."""
@@ -161,12 +164,15 @@ def _run_here(
             show_store(made)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import chain_suites, evaluation, local_chain, stage_checks
-        from longhaul.jobs.evaluated_training import describe
+        from longhaul.jobs.evaluated_training import describe, with_evaluations
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_undamaged
         from slurm.experiment import commands, run_in_order
 
-        stages = local_chain.stages(plan, rows, words, device)
+        stages = [
+            with_evaluations(stage, evaluate_every)
+            for stage in local_chain.stages(plan, rows, words, device)
+        ]
         several = local_chain.several_nodes(plan, stages, rows)
         if several and not dryrun:
             raise ValueError(several)
@@ -194,8 +200,7 @@ def _run_here(
             typer.echo(f"# {several}")
             return
         jobs = local_chain.jobs(
-            plan, stages, record=False, evaluate_every=evaluate_every,
-            suites=chain_suites.suite_jobs(plan, stages),
+            plan, stages, record=False, suites=chain_suites.suite_jobs(plan, stages),
         )  # fmt: skip
         with held_back():
             lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
@@ -209,8 +214,7 @@ def _run_here(
         for folder in (*(stage.folder for stage in stages), plan.run / "eval"):
             held.enter_context(in_use(folder))
         jobs = local_chain.jobs(
-            plan, stages, record=True, evaluate_every=evaluate_every,
-            suites=chain_suites.suite_jobs(plan, stages),
+            plan, stages, record=True, suites=chain_suites.suite_jobs(plan, stages),
         )  # fmt: skip
         watched = [
             Watched(stage.name, stage.steps, stage.metrics, stage.tokens_per_batch)

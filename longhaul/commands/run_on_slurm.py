@@ -16,6 +16,7 @@ from longhaul.jobs import ladder_run
 from longhaul.jobs.cluster_checks import folders, require_complete, with_names
 from longhaul.jobs.git_tree import uncommitted
 from longhaul.jobs.store_source import documents_of
+from longhaul.options import Interval
 from longhaul.pages import ladder_table
 from longhaul.terminal.console import held_back, loading
 from longhaul.terminal.messages import next_command, note
@@ -47,7 +48,7 @@ def run_on_cluster(
     export: Path | None = None,
     gate: str = "",
     evaluated: bool = True,
-    evaluate_every: int | None = None,
+    evaluate_every: Interval | None = None,
 ) -> None:
     """Submit the chain and print its jobs; with `dryrun` print the scripts and submit nothing.
 
@@ -72,7 +73,7 @@ def run_on_cluster(
             stage_checks,
             submission_checks,
         )
-        from longhaul.jobs.evaluated_training import describe
+        from longhaul.jobs.evaluated_training import describe, with_evaluations
         from longhaul.jobs.job_times import require_time
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_checkpoints
@@ -85,7 +86,10 @@ def run_on_cluster(
         asked = replace(asked, cluster=cluster if known else "")
         rows = [row] if row is not None else ladder_run.rows(plan, asked, submitted=True)
         resolved = local_chain.stages(plan, rows, words, asked.device, change)
-        stages = [stage.planned(plan.card, file.hardware) for stage in resolved]
+        stages = [
+            with_evaluations(stage.planned(plan.card, file.hardware), evaluate_every)
+            for stage in resolved
+        ]
         if file.hardware is None and any(stage.layout.device == "cuda" for stage in stages):
             notes = [*notes, f"{cluster} states no hardware; layouts are planned for {CLUSTER}"]
         if documents is None and plan.store.exists():
@@ -117,7 +121,6 @@ def run_on_cluster(
             submission_checks.require_shared(plan, file)
         jobs = slurm_chain.jobs(
             plan, stages, file, documents=documents, export=export, evaluated=evaluated,
-            evaluate_every=evaluate_every,
         )  # fmt: skip
     for words_ in notes if dryrun else (*notes, *standing):
         note(f"note: {words_}")

@@ -2,7 +2,7 @@
 """`longhaul status`: show the progress of a run by stage, while it runs and afterwards."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from eval.run_folder import Step
 from longhaul.options import Json, print_json
 from longhaul.run_folder.state import RunState, StageState, run_state
 from longhaul.terminal.console import print_left_out, show
@@ -57,6 +58,9 @@ def status(
     for stage in found.stages:
         if stage.reason:
             typer.echo(f"{stage.name}: {stage.reason}")
+        if stage.while_training is not None:
+            for words in _while_training(stage.name, stage.while_training):
+                typer.echo(words)
     for logs in dict.fromkeys(stage.logs for stage in found.stages if stage.logs is not None):
         typer.echo(f"logs: {logs}")
     others = [job for job in found.jobs if job.name not in {stage.name for stage in found.stages}]
@@ -100,6 +104,22 @@ def _evaluated(stage: StageState) -> str:
     if stage.evaluated_step is not None and saved not in (None, stage.evaluated_step):
         return f"at step {stage.evaluated_step:,}"
     return "yes" if stage.evaluated else "no"
+
+
+def _while_training(name: str, step: Step) -> Iterator[str]:
+    """Yield lines with what was measured at the last step at which a stage was evaluated."""
+    yield (
+        f"{name} at step {step.step:,}: held-out loss {step.heldout_loss:.3f}, passkey "
+        f"{step.passkey_nats:.2f} nats per token"
+    )
+    if step.heldout_by_quarter:
+        losses = " ".join(f"{loss:.3f}" for loss in step.heldout_by_quarter)
+        yield f"  by quarter of the window: {losses}"
+    if step.heldout_by_length:
+        losses = ", ".join(
+            f"{loss:.3f} from {int(length):,}" for length, loss in step.heldout_by_length.items()
+        )
+        yield f"  by tokens of a whole document: {losses}"
 
 
 def _tokens(count: float) -> str:

@@ -2,11 +2,13 @@
 """Training that evaluates the model at some steps; what each rank runs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import nemo_run
 
+    from longhaul.options import Interval
     from recipes.resolved.stage import ResolvedStage
 
 from slurm import entrypoint
@@ -42,27 +44,43 @@ def train_and_evaluate(
     entrypoint.train(config, expected=expected, seconds=seconds, change=add_callback)
 
 
-def describe(stages: "Sequence[ResolvedStage]", every: int | None) -> list[str]:
-    """Return how each stage that is left is evaluated while it trains; nothing without `every`."""
-    if every is None:
-        return []
-    when = f"every {every:,} steps" if every else "as often as takes 1% of the time"
+def with_evaluations(stage: "ResolvedStage", given: "Interval | None") -> "ResolvedStage":
+    """Return the stage with the given steps between evaluations, or those that its folder records.
+
+    A stage that is done keeps its record. Raises ValueError if the record cannot be read.
+    """
+    from longhaul.jobs.stage_checks import recorded
+
+    if given is None or stage.is_done:
+        record = recorded(stage)
+        return replace(stage, evaluate_every=None if record is None else record.evaluate_every)
+    return replace(stage, evaluate_every=None if given == "never" else given)
+
+
+def describe(stages: "Sequence[ResolvedStage]", given: "Interval | None") -> list[str]:
+    """Return how each stage that is left is evaluated while it trains; nothing if it is not."""
+    recorded = ""
+    if given is None:
+        recorded = ", as its stage.json records (--eval-every never turns that off)"
     return [
         f"{stage.name} is not evaluated while it trains: {reason}"
         if (reason := _reason(stage))
-        else f"{stage.name} is evaluated {when} while it trains"
+        else f"{stage.name} is evaluated {_when(stage.evaluate_every)} while it trains{recorded}"
         for stage in stages
-        if not stage.is_done
+        if stage.evaluate_every is not None and not stage.is_done
     ]
 
 
+def _when(every: int) -> str:
+    return f"every {every:,} steps" if every else "as often as takes 1% of the time"
+
+
 def _reason(stage: "ResolvedStage") -> str:
-    """Return why a stage's layout is not evaluated, as `eval.while_training.unsupported` does."""
-    layout = stage.layout
-    if layout.pp > 1:
-        return "it has pipeline stages"
-    if layout.fp8.recipe != "none":
-        return "it trains in FP8"
-    if getattr(stage.recipe.trainer.strategy.ddp, "use_megatron_fsdp", False):
-        return "its parameters are sharded by Megatron FSDP"
-    return ""
+    """Return why a stage's layout is not evaluated; empty if it is."""
+    from eval.while_training import unsupported
+
+    return unsupported(
+        pipeline_parallel=stage.layout.pp,
+        fp8=stage.layout.fp8.recipe != "none",
+        megatron_fsdp=getattr(stage.recipe.trainer.strategy.ddp, "use_megatron_fsdp", False),
+    )

@@ -130,7 +130,6 @@ def jobs(
     stages: Sequence[ResolvedStage],
     *,
     record: bool,
-    evaluate_every: int | None = None,
     documents: int = EVALUATION_DOCUMENTS,
     trials: int = EVALUATION_TRIALS,
     suites: Sequence[tuple[str, Job]] = (),
@@ -140,8 +139,7 @@ def jobs(
     `suites` are jobs with the model that each runs on (`longhaul.jobs.chain_suites`): that of a
     stage follows its training, and others come first. They find out themselves what is left.
 
-    With `record` the run folder receives the facts of the run and the resolved recipes. With
-    `evaluate_every` the model is also evaluated while it trains, as in `training_job`.
+    With `record` the run folder receives the facts of the run and the resolved recipes.
     """
     unfinished = [stage for stage in stages if not stage.is_done]
     if record:
@@ -150,7 +148,7 @@ def jobs(
     left = [job for model, job in suites if model not in names]
     for stage in stages:
         if stage in unfinished:
-            left.append(training.training_job(stage, evaluate_every))
+            left.append(training.training_job(stage))
         left += [job for model, job in suites if model == stage.name]
     evaluated = all(evaluation_path(plan.run, name).is_file() for name in names)
     if unfinished or not evaluated:

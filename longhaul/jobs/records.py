@@ -26,6 +26,7 @@ def record(stage: ResolvedStage, start: str) -> None:
             "tokens_per_batch": stage.tokens_per_batch,
             "layout": stage.layout.degrees,
             "start": start,
+            "evaluate_every": stage.evaluate_every,
         },
     )
 

@@ -36,14 +36,12 @@ def jobs(
     documents: Documents | None,
     export: Path | None,
     evaluated: bool = True,
-    evaluate_every: int | None = None,
     evaluation_documents: int = local_chain.EVALUATION_DOCUMENTS,
     trials: int = local_chain.EVALUATION_TRIALS,
 ) -> list[Job]:
     """Return the jobs that are left to do, in order; a stage that is finished is not run again.
 
-    Without `evaluated` the stages are trained, and neither evaluated nor judged. With
-    `evaluate_every` the model is also evaluated while it trains, as in `training_job`.
+    Without `evaluated` the stages are trained, and neither evaluated nor judged.
     """
     found: list[Job] = []
     if documents is not None:
@@ -51,7 +49,7 @@ def jobs(
     lengths = sorted({stage.trained_length for stage in stages})
     for (name, of_ladder), stage in zip(plan.chosen, stages, strict=True):
         if not stage.is_done:
-            found.append(_train(plan, file, stage, evaluate_every))
+            found.append(_train(plan, file, stage))
         elif has_passed(plan.run, stage.name, of_ladder.gate):
             continue
         if not evaluated:
@@ -125,12 +123,9 @@ def _prepare(
     yield _on_ranks(plan, file, "prepare", task, expected, after_failure=after_parts)
 
 
-def _train(
-    plan: LadderRun, file: ClusterFile, stage: ResolvedStage, evaluate_every: int | None
-) -> Job:
+def _train(plan: LadderRun, file: ClusterFile, stage: ResolvedStage) -> Job:
     task = training_task(
         stage,
-        evaluate_every,
         expected=node_requirements.of_training(plan, file, stage),
         seconds=file.preflight_seconds,
     )

@@ -21,7 +21,7 @@ from data.mixture.groups import applies, groups, needs, often_repeated, without_
 from data.mixture.stage_rows import StageRows, for_store, mix_of
 from data.store import ONLY_SOURCE, Manifest, require_rows, require_tokenizer
 from data.token_files.megatron_index import read_index
-from eval.run_folder import BrokenResultError, read_stage
+from eval.run_folder import BrokenResultError, StageRecord, stage_at
 from longhaul.jobs.ladder_run import require_gpus
 from recipes.checkpoints.files import HUGGING_FACE
 from recipes.checkpoints.marker import (
@@ -189,10 +189,7 @@ def require_same(stage: ResolvedStage) -> None:
     the samples for the number of steps that a run will take.
     """
     folder, recipe = stage.folder, stage.recipe
-    try:
-        read_stage(folder.parents[1], folder.name)
-    except BrokenResultError as error:
-        raise ValueError(f"{error}; remove the file, and it is written again") from None
+    recorded(stage)
     saved = folder / RECIPE
     if newest_checkpoint(stage.checkpoints) is None or not saved.is_file():
         return
@@ -205,6 +202,14 @@ def require_same(stage: ResolvedStage) -> None:
             f"{' and another '.join(differing[:SHOWN])}{more}; train with what it was, or into "
             "another run folder by --out, or remove this one"
         )
+
+
+def recorded(stage: ResolvedStage) -> StageRecord | None:
+    """Return the record in the stage's folder; raise ValueError if it cannot be read."""
+    try:
+        return stage_at(stage.folder)
+    except BrokenResultError as error:
+        raise ValueError(f"{error}; remove the file, and it is written again") from None
 
 
 def _differing(before: nemo_run.Partial, now: nemo_run.Partial) -> Iterator[str]:

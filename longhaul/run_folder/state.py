@@ -13,7 +13,9 @@ from eval.run_folder import (
     BrokenResultError,
     MissingResultError,
     StageRecord,
+    Step,
     evaluation_path,
+    newest_evaluated_step,
     read_evaluation,
     read_run,
     read_stage,
@@ -54,6 +56,8 @@ class StageState:
     evaluated: bool = False
     evaluated_step: int | None = None
     """Step of the checkpoint that was evaluated, if the evaluation states it."""
+    while_training: Step | None = None
+    """The last step at which the model was evaluated while it trained."""
     job: SlurmJob | None = None
     logs: Path | None = None
     """Folder that the ranks' output is in."""
@@ -187,6 +191,7 @@ def _readable_stage(run: Path, name: str, job: SlurmJob | None) -> tuple[StageSt
             tokens_planned=steps * per_step, seconds_left=left, checkpoint_step=saved, job=job,
             evaluated=evaluation_path(run, name).is_file(), logs=_logs(run, folder),
             evaluated_step=_evaluated_step(run, name),
+            while_training=newest_evaluated_step(folder / "metrics.jsonl"),
         ),
         part,
     )  # fmt: skip

@@ -35,6 +35,8 @@ class ResolvedStage:
     layout: Layout
     plan: Plan | None = None
     """Memory and time on the cluster that it is submitted to; None for CPU ranks."""
+    evaluate_every: int | None = None
+    """Steps between evaluations while it trains (0: by their own time); None: none are made."""
 
     @classmethod
     def of(cls, recipe: run.Partial) -> "ResolvedStage":

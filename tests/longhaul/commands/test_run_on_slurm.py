@@ -53,6 +53,13 @@ def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree)
     assert not (tree / "runs").exists()
 
 
+@pytest.mark.parametrize("word", ["-1", "often", "1.5"])
+def test_other_words_than_a_number_of_steps_or_never_are_refused(answer, word):
+    code, _, said = answer(*RUN, "--eval-every", word, "--dryrun")
+    assert code == 2
+    assert f"--eval-every is '{word}'; expected a number of steps" in said
+
+
 def test_a_store_is_made_by_a_plan_an_array_and_a_merge_when_jobs_are_asked_for(answer, tree):
     for name in ("web", "code"):
         (tree / name).mkdir()

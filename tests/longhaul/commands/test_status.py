@@ -74,6 +74,30 @@ def test_all_of_it_in_numbers(answer, tmp_path):
     assert found["holders"] == []
 
 
+def test_the_last_evaluation_of_a_stage_that_trains_is_shown(answer, tmp_path):
+    run = make_run(tmp_path / "run")
+    metrics = stage_folder(run, "tiny_2k") / "metrics.jsonl"
+    measured = {
+        "heldout_loss": 3.1, "heldout_by_quarter": [3.4, 3.2, 3.0, 2.8],
+        "heldout_by_length": {"64": 3.9, "1024": 3.3}, "passkey_nats": 2.25,
+        "evaluation_seconds": 0.5,
+    }  # fmt: skip
+    for step, loss in ((11, 3.6), (12, 3.1)):
+        measured["heldout_loss"] = loss
+        append_step(metrics, {"step": step, "loss": 3.0, "seconds": 2.0, **measured})
+    append_step(metrics, {"step": 13, "loss": 3.0, "seconds": 2.0})
+    with metrics.open("a") as file:
+        file.write('{"step": 14, "heldout_loss": 1.0, "hel')  # cut by a kill
+    out = answer("status", run).out
+    assert "tiny_2k at step 12: held-out loss 3.100, passkey 2.25 nats per token" in out
+    assert "  by quarter of the window: 3.400 3.200 3.000 2.800" in out
+    assert "  by tokens of a whole document: 3.900 from 64, 3.300 from 1,024" in out
+    assert "tiny_512 at step" not in out
+    first, second = json.loads(answer("status", run, "--json").out)["stages"]
+    assert first["while_training"] is None
+    assert {name: second["while_training"][name] for name in measured} == measured
+
+
 def test_a_stage_whose_log_is_locked_runs(tmp_path):
     run = make_run(tmp_path / "run")
     lock = stage_folder(run, "tiny_2k") / "metrics.lock"

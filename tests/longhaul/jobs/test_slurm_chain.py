@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The jobs of a chain: what they are told of their limits and expect of their machines."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from fiddle import Buildable, daglish
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
-from longhaul.jobs import ladder_run, local_chain, slurm_chain
-from longhaul.jobs.evaluated_training import describe, train_and_evaluate
+from longhaul.jobs import ladder_run, local_chain, records, slurm_chain
+from longhaul.jobs.evaluated_training import describe, train_and_evaluate, with_evaluations
 from longhaul.jobs.job_times import require_time, save_seconds
 from longhaul.jobs.store_source import Documents
 from recipes.ladders import LADDERS
@@ -105,9 +106,9 @@ def test_a_stage_is_warned_early_enough_for_its_step(plan, made):
 
 def test_a_stage_is_evaluated_while_it_trains_under_the_checks_of_its_training(plan, made):
     chain = {"documents": None, "export": None}
+    every_50 = [replace(stage, evaluate_every=50) for stage in made]
     plain, evaluated = (
-        slurm_chain.jobs(plan, made, site(), evaluate_every=every, **chain)[0]
-        for every in (None, 50)
+        slurm_chain.jobs(plan, stages, site(), **chain)[0] for stages in (made, every_50)
     )
     assert fdl.get_callable(plain.task) is train
     assert fdl.get_callable(evaluated.task) is train_and_evaluate
@@ -115,13 +116,33 @@ def test_a_stage_is_evaluated_while_it_trains_under_the_checks_of_its_training(p
     assert arguments.pop("every") == 50
     assert arguments == fdl.ordered_arguments(plain.task)
     assert {"config", "expected", "seconds"} == set(arguments)
-    assert describe(made, 50) == [f"{made[0].name} is evaluated every 50 steps while it trains"]
+    assert describe(every_50, 50) == [f"{made[0].name} is evaluated every 50 steps while it trains"]
+    assert describe(made, "never") == []
 
 
 def test_a_stage_in_fp8_is_said_not_to_be_evaluated_while_it_trains(made):
     layout = replace(made[0].layout, fp8=Fp8(recipe="blockwise"))
-    told = describe([replace(made[0], layout=layout)], 0)
-    assert told == [f"{made[0].name} is not evaluated while it trains: it trains in FP8"]
+    [told] = describe([replace(made[0], layout=layout, evaluate_every=0)], 0)
+    assert told.startswith(f"{made[0].name} is not evaluated while it trains: it trains in FP8")
+
+
+def test_a_command_that_continues_a_stage_evaluates_it_as_it_was_begun(tmp_path, plan, made):
+    recipe = copy.deepcopy(made[0].recipe)
+    place(recipe, plan.card, plan.ladder, plan.ladder.stages[0], run_to=tmp_path, store=plan.store)
+    stage = ResolvedStage.of(recipe)
+    assert with_evaluations(stage, None).evaluate_every is None
+    records.record(with_evaluations(stage, 50), start="scratch")
+    again = with_evaluations(stage, None)
+    assert again.evaluate_every == 50
+    [told] = describe([again], None)
+    assert "every 50 steps" in told
+    assert "--eval-every never" in told
+    assert with_evaluations(stage, 0).evaluate_every == 0
+    records.record(with_evaluations(stage, "never"), start="scratch")
+    assert with_evaluations(stage, None).evaluate_every is None
+    (stage.folder / "stage.json").write_text('{"name": "x", "seq_length": 1, "evaluate_every": -5}')
+    with pytest.raises(ValueError, match="evaluate_every is -5; expected 0 or more steps"):
+        with_evaluations(stage, None)
 
 
 def test_jobs_that_end_by_themselves_are_warned_of_no_limit(plan, made):
