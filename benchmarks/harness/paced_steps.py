@@ -181,18 +181,18 @@ def run(task: str, pipe: Connection, build: Callable[[], partial[Any]], log: Pat
 def _train(pipe: Connection, build: Callable[[], partial[Any]]) -> None:
     clock = _Clock()
     with _timed(clock):
-        _with_callback(build(), _Pace(pipe, clock))()
+        pretrain = build()
+        # First, so that callbacks that time a step begin after its wait.
+        pretrain.keywords["trainer"].callbacks.insert(0, _Pace(pipe, clock))
+        pretrain()
 
 
 def _count(pipe: Connection, build: Callable[[], partial[Any]]) -> None:
     with ExitStack() as entered:
         memory = entered.enter_context(MemoryByCategory())
-        _with_callback(build(), _Bytes(pipe, memory, entered))()
-
-
-def _with_callback(pretrain: partial[Any], callback: Callback) -> partial[Any]:
-    pretrain.keywords["trainer"].callbacks.append(callback)
-    return pretrain
+        pretrain = build()
+        pretrain.keywords["trainer"].callbacks.append(_Bytes(pipe, memory, entered))
+        pretrain()
 
 
 @contextmanager
