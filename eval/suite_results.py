@@ -4,6 +4,7 @@
     RUN/eval/suites/<model>/<task>.json
     RUN/eval/suites/<model>/<task>_at_8192.json            a task that makes prompts of a length
     RUN/eval/suites/<model>/<task>_at_8192_limit_10.json   its first 10 samples
+    RUN/eval/suites/<model>/<task>_chat.json               in the tokenizer's chat template
 
 A model is a stage, the base model or an export. A file with the same settings is not made again, so
 an interrupted evaluation resumes with the task that it was at. Neither torch nor the harness is
@@ -48,6 +49,10 @@ class SuiteSettings:
     """Version of lm-evaluation-harness."""
     few_shot: int | None = None
     """Examples before each question; None for what the task states."""
+    chat_template: str = ""
+    """SHA-256 of the chat template that writes the prompts; empty if none does."""
+    other_end_tokens: tuple[int, ...] = ()
+    """Tokens that end a generation, besides the tokenizer's end of sequence."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +126,10 @@ def result_path(
     length: int | None,
     limit: int | None,
     few_shot: int | None = None,
+    *,
+    chat_template: bool = False,
 ) -> Path:
-    """Return the path of a result: task, length, limit and examples are in the name."""
+    """Return the path of a result; all but the model is in the name."""
     name = re.sub(r"[^\w.-]+", "_", task)
     if length is not None:
         name += f"_at_{length}"
@@ -130,6 +137,8 @@ def result_path(
         name += f"_limit_{limit}"
     if few_shot is not None:
         name += f"_few_shot_{few_shot}"
+    if chat_template:
+        name += "_chat"
     return run / "eval" / "suites" / model / f"{name}.json"
 
 
@@ -164,7 +173,13 @@ def result_at(path: Path) -> SuiteResult | None:
 
 def _path(run: Path, model: str, settings: SuiteSettings) -> Path:
     return result_path(
-        run, model, settings.task, settings.length, settings.limit, settings.few_shot
+        run,
+        model,
+        settings.task,
+        settings.length,
+        settings.limit,
+        settings.few_shot,
+        chat_template=bool(settings.chat_template),
     )
 
 

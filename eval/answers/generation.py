@@ -15,7 +15,7 @@ stage tells the stages before it. Sequences are padded on
 the right to what the ranks divide; attention is causal, so the padding changes nothing before it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -45,14 +45,14 @@ class NextTokens(NamedTuple):
     """The most likely next token, int64."""
 
 
-def recomputing(model: LongContextGPT, *, eod: int | None = None) -> Generate:
-    """Return greedy generation by the model; it ends before the token `eod`, if one is given."""
+def recomputing(model: LongContextGPT, *, ends: Collection[int] = ()) -> Generate:
+    """Return greedy generation by the model; it ends before the first of the tokens `ends`."""
 
     def generate(prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
         ids = list(prompt_ids)
         for _ in range(max_new_tokens):
             token = int(next_tokens(model, ids, len(ids) - 1, len(ids)).likeliest)
-            if token == eod:
+            if token in ends:
                 break
             ids.append(token)
         return ids[len(prompt_ids) :]
@@ -61,12 +61,20 @@ def recomputing(model: LongContextGPT, *, eod: int | None = None) -> Generate:
 
 
 def would_generate(
-    model: LongContextGPT, prompt_ids: Sequence[int], answer_ids: Sequence[int]
+    model: LongContextGPT,
+    prompt_ids: Sequence[int],
+    answer_ids: Sequence[int],
+    *,
+    ends: Collection[int] = (),
 ) -> bool:
-    """Return whether greedy decoding of the prompt begins with exactly this answer."""
+    """Return whether greedy decoding of the prompt begins with exactly this answer.
+
+    With `ends`, one of these tokens has to follow the answer.
+    """
     ids = [*prompt_ids, *answer_ids]
-    told = next_tokens(model, ids, len(prompt_ids) - 1, len(ids) - 1)
-    return told.likeliest.tolist() == list(answer_ids)
+    stop = len(ids) if ends else len(ids) - 1
+    said = next_tokens(model, ids, len(prompt_ids) - 1, stop).likeliest.tolist()
+    return said[: len(answer_ids)] == list(answer_ids) and (not ends or said[-1] in ends)
 
 
 @torch.no_grad()

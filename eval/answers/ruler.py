@@ -17,7 +17,8 @@ from megatron.core import parallel_state
 from custom_modules.gpt.model import LongContextGPT
 from data.tokenization.tokenizer import load
 from eval import load_model
-from eval.answers.generation import Generate, recomputing, would_generate
+from eval.answers.end_tokens import EndTokens, end_tokens
+from eval.answers.generation import recomputing, would_generate
 from eval.distributed import parallel_ranks
 from eval.evaluate import shared_out
 from eval.given_suites.metrics import METRICS
@@ -26,6 +27,7 @@ from eval.ruler.predictions import answered, append, first_samples
 from eval.ruler.samples import Sample
 from eval.ruler.scoring import score_of
 from eval.ruler.tokens import Tokens
+from recipes.hugging_face.source_checkpoint import published_folder
 
 Answer = Callable[[Sample], str]
 """Returns the text that a model generates greedily for a sample."""
@@ -54,7 +56,9 @@ def answer_by_stage(
             verify=verify,
             start=Path(checkpoint),
         )
-        write_answers(own, by_stage(model, Tokens(load(tokenizer))), Path(out))
+        read = Tokens(load(tokenizer))
+        ends = end_tokens(read.tokenizer.hugging_face, published_folder(Path(checkpoint)))
+        write_answers(own, by_stage(model, read, ends), Path(out))
 
 
 def answer_by_export(
@@ -103,26 +107,27 @@ def write_answers(samples: Iterator[Sample], answer: Answer, out: Path) -> None:
             append(out, sample.id, prediction)
 
 
-def by_stage(model: LongContextGPT, tokens: Tokens) -> Answer:
+def by_stage(model: LongContextGPT, tokens: Tokens, others: EndTokens) -> Answer:
     """Return the answers of a Megatron model.
 
     One forward tells whether the model begins with the field `expected` of a sample. If so, and if
     it scores 1, it is the answer: what follows cannot lower the score. In a given suite it can, so
     there the model has to end after it. Otherwise the answer is generated.
+
+    `others` are tokens that end it besides the tokenizer's end of sequence.
     """
-    eod = tokens.tokenizer.eod_id
-    generate = recomputing(model, eod=eod)
 
     def answer(sample: Sample) -> str:
         prompt = prompt_ids(tokens, sample)
+        ends = ends_after(sample, tokens, others)
         expected = tokens.continuation(sample.prompt, sample.expected)
         text = text_of(tokens, expected)
         full = score_of(sample, text) == 1
-        told = [*expected, eod] if sample.suite in METRICS else expected
-        fits = len(told) <= sample.max_new_tokens
-        if full and fits and would_generate(model, prompt, told):
+        to_end = sample.suite in METRICS
+        fits = len(expected) + to_end <= sample.max_new_tokens
+        if full and fits and would_generate(model, prompt, expected, ends=ends if to_end else ()):
             return text
-        return text_of(tokens, generate(prompt, sample.max_new_tokens))
+        return text_of(tokens, recomputing(model, ends=ends)(prompt, sample.max_new_tokens))
 
     return answer
 
@@ -133,18 +138,26 @@ def by_export(folder: Path, device: str) -> Answer:
     No code of the folder runs, and only its safetensors are read.
     """
     tokens = Tokens(load(str(folder)))
-    generate = cached(folder, tokens.tokenizer.eod_id, device)
+    others = end_tokens(tokens.tokenizer.hugging_face, folder)
+    generate = cached(folder, device)
 
     def answer(sample: Sample) -> str:
-        return text_of(tokens, generate(prompt_ids(tokens, sample), sample.max_new_tokens))
+        ends = ends_after(sample, tokens, others)
+        return text_of(tokens, generate(prompt_ids(tokens, sample), sample.max_new_tokens, ends))
 
     return answer
 
 
-def cached(folder: Path, eod: int, device: str) -> Generate:
+def ends_after(sample: Sample, tokens: Tokens, others: EndTokens) -> list[int]:
+    """Return the tokens that end the answer to a sample, the tokenizer's end of sequence first."""
+    return [tokens.tokenizer.eod_id, *others.after(by_template=sample.by_template)]
+
+
+def cached(folder: Path, device: str) -> Callable[[Sequence[int], int, list[int]], list[int]]:
     """Return greedy generation by transformers, which keeps keys and values in its cache.
 
-    It ends before the token `eod`. Settings of the folder's generation_config.json do not count.
+    It takes a prompt, the most new tokens and the tokens before which it ends. Other settings of
+    the folder's generation_config.json do not count.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -158,17 +171,17 @@ def cached(folder: Path, eod: int, device: str) -> Generate:
     model = model.to(device).eval()
     model.generation_config = GenerationConfig()
 
-    def generate(prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+    def generate(prompt: Sequence[int], max_new_tokens: int, ends: list[int]) -> list[int]:
         ids = torch.tensor([list(prompt)], device=device)
         settings = GenerationConfig(
-            do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=eod, pad_token_id=eod
+            do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=ends, pad_token_id=ends[0]
         )
         with torch.no_grad():
             made = model.generate(
                 ids, attention_mask=torch.ones_like(ids), generation_config=settings
             )
         new = [int(token) for token in made[0, len(prompt) :]]
-        return new[: new.index(eod)] if eod in new else new
+        return new[:-1] if new and new[-1] in ends else new
 
     return generate
 

@@ -29,6 +29,7 @@ from megatron.core import parallel_state
 
 from custom_modules.gpt.model import LongContextGPT
 from eval.answers.generation import next_tokens
+from eval.harness.chat import rendered
 
 GENERATED = 256
 """Tokens that are generated, at most, for a task that states no number; the harness's default."""
@@ -47,6 +48,19 @@ class RefusesOverlong(TemplateLM):
     longest: int
     most = 0
     """Tokens of the longest request so far."""
+    other_ends: tuple[int, ...] = ()
+    """Tokens that end a generation, besides the end of a text."""
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Return the text of a conversation in the tokenizer's chat template."""
+        return rendered(self.tokenizer, chat_history, begin_reply=add_generation_prompt)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The name that the harness gives to the tokenizer."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = True
@@ -171,9 +185,12 @@ class Megatron(RefusesOverlong):
         text = ""
         while len(tokens) < given + settings["max_gen_toks"]:
             told = next_tokens(self.model, tokens, len(tokens) - 1, len(tokens))
-            tokens.append(int(told.likeliest))
+            token = int(told.likeliest)
+            if token == self.eot_token_id or token in self.other_ends:
+                break
+            tokens.append(token)
             text = self.tokenizer.decode(tokens[given:], skip_special_tokens=True)
-            if tokens[-1] == self.eot_token_id or any(stop and stop in text for stop in stops):
+            if any(stop and stop in text for stop in stops):
                 break
         return str(postprocess_generated_text(text, stops, None))
 
@@ -205,8 +222,7 @@ class Export(RefusesOverlong, HFLM):
             folder, dtype=torch.bfloat16 if device == "cuda" else torch.float32, **alone
         )
         # Without penalties and other settings of the folder: a checkpoint is asked greedily too.
-        ends = model.generation_config.eos_token_id
-        model.generation_config = GenerationConfig(eos_token_id=ends)
+        model.generation_config = GenerationConfig()
         HFLM.__init__(
             self,
             pretrained=model.to(device).eval(),
@@ -216,6 +232,13 @@ class Export(RefusesOverlong, HFLM):
             batch_size=1,
         )
         self.longest = longest
+
+    def _model_generate(self, context: torch.Tensor, **given: Any) -> torch.Tensor:
+        """Return prompt and continuation of the one request of a batch, without the end token."""
+        ends = [self.eot_token_id, *self.other_ends]
+        made: torch.Tensor = super()._model_generate(context, eos_token_id=ends, **given)
+        ended = made.shape[1] > context.shape[1] and int(made[0, -1]) in ends
+        return made[:, :-1] if ended else made
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = True

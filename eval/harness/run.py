@@ -16,8 +16,10 @@ import torch.distributed as dist
 
 from data.store import tokenizer_fingerprint
 from eval import load_model
+from eval.answers.end_tokens import end_tokens
 from eval.distributed import parallel_ranks
 from eval.evaluate import Subject, subjects
+from eval.harness.chat import template_sha256, tokenizer_in
 from eval.harness.model import Export, Megatron, RefusesOverlong
 from eval.harness.tasks import (
     PREFIX_ROOM,
@@ -36,6 +38,7 @@ from eval.suite_results import (
 )
 from recipes.checkpoints.marker import MARKER, newest_checkpoint
 from recipes.hugging_face.folder_facts import folder_facts
+from recipes.hugging_face.source_checkpoint import published_folder
 
 NOT_SCORES = ("alias", "name", "sample_len", "sample_count")
 
@@ -49,6 +52,8 @@ class Suite:
     limit: int | None = None
     include: Path | None = None
     few_shot: int | None = None
+    chat_template: bool = False
+    """Whether the tokenizer's chat template writes the prompts."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class Evaluated:
     backend: str
     precision: str
     model: Callable[[int], RefusesOverlong]
+    published: Path | None = None
+    """Folder with the model's generation_config.json."""
 
 
 def evaluate_stages(
@@ -80,13 +87,14 @@ def evaluate_stages(
     verify: bool = True,
     base: bool = False,
     few_shot: int | None = None,
+    chat_template: bool = False,
 ) -> None:
     """Write the results of stages; the remaining ranks are data parallel and share out requests.
 
     With `base` the base model of the stages comes first, as in `eval.evaluate`.
     """
     with parallel_ranks(tensor_parallel, context_parallel, device):
-        asked = _suite(suites, lengths, limit, include, few_shot)
+        asked = _suite(suites, lengths, limit, include, few_shot, chat_template)
         folder = Path(run)
         models = [
             of_checkpoint(subject, Path(tokenizer), device, verify)
@@ -104,11 +112,12 @@ def evaluate_export(
     include: str = "",
     device: str = "cpu",
     few_shot: int | None = None,
+    chat_template: bool = False,
 ) -> None:
     """Write the results of an export, a Hugging Face folder, through the harness's type `hf`."""
     with parallel_ranks(1, 1, device):
         model = of_export(Path(export), device)
-        asked = _suite(suites, lengths, limit, include, few_shot)
+        asked = _suite(suites, lengths, limit, include, few_shot, chat_template)
         evaluate_models(Path(run), [model], asked)
 
 
@@ -126,7 +135,7 @@ def evaluate_models(run: Path, models: Sequence[Evaluated], asked: Suite) -> Non
             continue
         lm = model.model(max(settings.longest for _, settings in left))
         for task, settings in left:
-            lm.longest, lm.most = settings.longest, 0
+            lm.longest, lm.most, lm.other_ends = settings.longest, 0, settings.other_end_tokens
             result = evaluated(lm, task, manager, model, settings)
             if result is not None:
                 write_result(run, result)
@@ -137,6 +146,8 @@ def tasks_left(
 ) -> Iterator[tuple[SuiteTask, SuiteSettings]]:
     """Yield each task with the settings of its result, at each length if it makes its prompts."""
     version, fingerprint = harness_version(), tokenizer_fingerprint(model.tokenizer)
+    template = template_sha256(model.tokenizer) if asked.chat_template else ""
+    ends = end_tokens(tokenizer_in(model.tokenizer), model.published)
     for task in tasks:
         for length in asked.lengths if task.makes_prompts else (None,):
             longest = model.context if length is None else length + PREFIX_ROOM
@@ -152,6 +163,8 @@ def tasks_left(
                 precision=model.precision,
                 harness=version,
                 few_shot=asked.few_shot,
+                chat_template=template,
+                other_end_tokens=ends.after(by_template=asked.chat_template),
             )
             yield task, settings
 
@@ -174,6 +187,8 @@ def evaluated(
         tasks=[loaded],
         limit=settings.limit,
         num_fewshot=settings.few_shot,
+        apply_chat_template=bool(settings.chat_template),
+        fewshot_as_multiturn=bool(settings.chat_template),
         task_manager=manager,
         log_samples=False,
         batch_size=1,
@@ -227,8 +242,6 @@ def of_checkpoint(subject: Subject, tokenizer: Path, device: str, verify: bool) 
         facts += json.dumps(base.rope.to_dict(), sort_keys=True).encode()
 
     def model(longest: int) -> Megatron:
-        from transformers import AutoTokenizer
-
         loaded = load_model.load(
             subject.stage,
             seq_length=longest,
@@ -237,7 +250,7 @@ def of_checkpoint(subject: Subject, tokenizer: Path, device: str, verify: bool) 
             start=None if base is None else base.checkpoint,
             rope=None if base is None else base.rope,
         )
-        return Megatron(loaded, AutoTokenizer.from_pretrained(tokenizer), longest=longest)
+        return Megatron(loaded, tokenizer_in(tokenizer), longest=longest)
 
     return Evaluated(
         name=subject.name,
@@ -249,6 +262,7 @@ def of_checkpoint(subject: Subject, tokenizer: Path, device: str, verify: bool) 
         backend="megatron",
         precision="bf16" if device == "cuda" else "fp32",
         model=model,
+        published=published_folder(checkpoint),
     )
 
 
@@ -265,6 +279,7 @@ def of_export(folder: Path, device: str) -> Evaluated:
         backend="hf",
         precision="bf16" if device == "cuda" else "fp32",
         model=lambda longest: Export(folder, longest=longest, device=device),
+        published=folder,
     )
 
 
@@ -274,9 +289,10 @@ def _suite(
     limit: int | None,
     include: str,
     few_shot: int | None,
+    chat_template: bool,
 ) -> Suite:
     folder = Path(include) if include else None
-    return Suite(tuple(names), tuple(lengths), limit, folder, few_shot)
+    return Suite(tuple(names), tuple(lengths), limit, folder, few_shot, chat_template)
 
 
 def _evaluated_before(run: Path, model: str, settings: SuiteSettings) -> bool:

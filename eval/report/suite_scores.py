@@ -57,16 +57,17 @@ def _same(result: SuiteResult) -> tuple[object, ...]:
     of = result.settings
     prompts_of = "" if of.length is None else of.tokenizer_sha256  # whose tokens fill the length
     of_task = (of.task, of.length, of.limit, result.few_shot, of.task_sha256, of.harness)
-    return (*of_task, prompts_of)
+    return (*of_task, prompts_of, bool(of.chat_template))
 
 
 def _name(result: SuiteResult, metric: Metric) -> str:
     of = result.settings
     at = f" at {length_shown(of.length)}" if of.length else ""
     few = f", {result.few_shot}-shot" if result.few_shot else ""
+    chat = ", chat template" if of.chat_template else ""
     first = f", first {of.limit:,}" if of.limit else ""
     by = f" ({metric.filter})" if metric.filter not in ("", "none") else ""
-    return f"{of.task}{at}{few}{first}: {metric.name}{by}"
+    return f"{of.task}{at}{few}{chat}{first}: {metric.name}{by}"
 
 
 def _text(_: SuiteResult, metric: Metric) -> str:

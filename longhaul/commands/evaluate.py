@@ -106,6 +106,12 @@ def evaluate(
             show_default="as each task states",
         ),
     ] = None,
+    chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--chat-template", help="With --suite: prompts in the tokenizer's chat template."
+        ),
+    ] = False,
     include_path: Annotated[
         Path | None, typer.Option(help="With --suite: folder of task YAML files of your own.")
     ] = None,
@@ -146,6 +152,7 @@ def evaluate(
                 lengths=lengths_of("--suite-lengths", suite_lengths),
                 limit=limit,
                 few_shot=few_shot,
+                chat_template=chat_template,
                 include=include_path,
                 export=export,
                 stages=stage or [],
@@ -164,6 +171,7 @@ def evaluate(
         ("--suite-lengths", suite_lengths),
         ("--limit", limit),
         ("--few-shot", few_shot is not None),
+        ("--chat-template", chat_template),
         ("--include-path", include_path),
         ("--export", export),
     ):

@@ -16,6 +16,7 @@ from longhaul.terminal.console import busy, loading, output_to
 from longhaul.terminal.messages import next_command, note
 
 if TYPE_CHECKING:
+    from eval.answers.end_tokens import EndTokens
     from eval.ruler.predictions import Questions
 
 
@@ -145,11 +146,13 @@ def _stage(
     from data.files.sha256 import sha256_of
     from data.store import Manifest
     from data.tokenization.tokenizer import load
+    from eval.answers.end_tokens import end_tokens
     from eval.ruler.predictions import require_room, require_tokenizer
     from eval.run_folder import read_stage, stage_names
     from longhaul.jobs.evaluation import recipe_of, require_layout, require_trained
     from recipes.checkpoints.files import note as unverified
     from recipes.checkpoints.marker import MARKER, newest_checkpoint
+    from recipes.hugging_face.source_checkpoint import published_folder
     from recipes.resolved.read import device_of
     from recipes.spec.naming import stage_folder
 
@@ -160,7 +163,8 @@ def _stage(
     recipe = recipe_of(run, name)
     manifest = Manifest.load(store or Path(recipe.data.store))
     require_trained(run, [name], manifest)
-    require_tokenizer(asked, load(str(manifest.tokenizer_path)), f"stage {name}")
+    tokenizer = load(str(manifest.tokenizer_path))
+    require_tokenizer(asked, tokenizer, f"stage {name}")
     require_room(asked, record.context, f"stage {name}")
     device = device or device_of(recipe)
     unit = 2 * sizes.cp * sizes.tp
@@ -172,10 +176,11 @@ def _stage(
     checkpoint = newest_checkpoint(folder / "checkpoints")
     assert checkpoint is not None  # require_trained found it
     words = unverified(checkpoint, verify)
+    ends = end_tokens(tokenizer.hugging_face, published_folder(checkpoint))
     return Answering(
         name,
         folder,
-        facts=_facts(checkpoint, sha256_of([checkpoint / MARKER])[0], device, asked),
+        facts=_facts(checkpoint, sha256_of([checkpoint / MARKER])[0], device, asked, ends),
         choices={
             "checkpoint": str(checkpoint.resolve()),
             "tokenizer": str(manifest.tokenizer_path.resolve()),
@@ -193,13 +198,15 @@ def _export(folder: Path, asked: "Questions", ranks: int, device: str | None) ->
     import torch
 
     from data.tokenization.tokenizer import load
+    from eval.answers.end_tokens import end_tokens
     from eval.ruler.predictions import require_room, require_tokenizer
     from recipes.hugging_face.folder_facts import folder_facts
 
     found = folder_facts(folder)
     if not any(folder.glob("*.safetensors")):
         raise ValueError(f"{folder} has no .safetensors file; other weights are not read")
-    require_tokenizer(asked, load(str(folder)), f"{folder}")
+    tokenizer = load(str(folder))
+    require_tokenizer(asked, tokenizer, f"{folder}")
     require_room(asked, found.context, f"{folder} (max_position_embeddings)")
     gpus = torch.cuda.device_count()
     device = device or ("cuda" if gpus else "cpu")
@@ -211,18 +218,24 @@ def _export(folder: Path, asked: "Questions", ranks: int, device: str | None) ->
     return Answering(
         folder.resolve().name,
         folder,
-        facts=_facts(folder, found.digest, device, asked),
+        facts=_facts(
+            folder, found.digest, device, asked, end_tokens(tokenizer.hugging_face, folder)
+        ),
         choices={"device": device},
     )
 
 
-def _facts(weights: Path, digest: str, device: str, asked: "Questions") -> dict[str, Any]:
+def _facts(
+    weights: Path, digest: str, device: str, asked: "Questions", ends: "EndTokens"
+) -> dict[str, Any]:
     """Return what a file of predictions records; `digest` changes with the weights."""
+    others = ends.after(by_template=True)
     return {
         "weights": str(weights.resolve()),
         "weights_sha256": digest,
         "precision": "bf16" if device == "cuda" else "fp32",
         **asked.facts(),
+        **({"other_end_tokens": list(others)} if others else {}),
     }
 
 

@@ -37,6 +37,7 @@ class SuiteOptions:
     verify: bool
     as_json: bool
     few_shot: int | None = None
+    chat_template: bool = False
 
 
 def evaluate_suites(run: Path, given: SuiteOptions) -> None:
@@ -73,13 +74,18 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
             job, models, tokenizer, lengths = _stages(run, chosen, given, suites, tasks, lengths)
         else:
             job, models, tokenizer, lengths = _export(run, names, given, suites, tasks, lengths)
+        if given.chat_template:
+            from eval.harness.chat import template_sha256
+
+            template_sha256(tokenizer)
         for task in tasks:
             read = lengths if task.stored_by_length else lengths[:1]
             for length in read if task.makes_prompts else (None,):
                 built(task, manager, tokenizer=tokenizer, length=length, limit=1)
     paths = {
         f"{model} {task.name}" + (f" at {length:,}" if length else ""): result_path(
-            run, model, task.name, length, given.limit, given.few_shot
+            run, model, task.name, length, given.limit, given.few_shot,
+            chat_template=given.chat_template,
         )
         for model in models
         for task in tasks
@@ -125,6 +131,7 @@ def _asked(
         "lengths": list(lengths),
         "limit": given.limit,
         "few_shot": given.few_shot,
+        "chat_template": given.chat_template,
         "include": "" if given.include is None else str(given.include.resolve()),
         "device": device,
     }

@@ -103,6 +103,19 @@ def checkpoint_of(source: Path) -> Path:
     return checkpoint
 
 
+def published_folder(checkpoint: Path) -> Path | None:
+    """Return the folder with the published files of the model that a checkpoint comes from.
+
+    None for a model from scratch, and if the import is not there any more.
+    """
+    if (checkpoint / HUGGING_FACE).is_dir():
+        return checkpoint / HUGGING_FACE
+    try:
+        return _origin(_recipe(_stage(checkpoint)))
+    except (OSError, ValueError):
+        return None
+
+
 def _imported(checkpoint: Path, like: Path | None) -> Trained:
     card = _published(checkpoint / HUGGING_FACE)
     if like is not None:

@@ -81,7 +81,10 @@ def answers(tp: int, cp: int) -> Answers:
                 would_generate(model, prompt, [guess])
                 for prompt, guess in zip(prompts(), guesses(), strict=True)
             ],
-            [recomputing(model, eod=answer[1])(prompt, NEW_TOKENS) for prompt, answer in pairs[:4]],
+            [
+                recomputing(model, ends=answer[1:2])(prompt, NEW_TOKENS)
+                for prompt, answer in pairs[:4]
+            ],
             padded_length(5),
             [would_generate(model, prompt, answer) for prompt, answer in judged],
             [answer == greedy[at // 2] for at, (_, answer) in enumerate(judged)],

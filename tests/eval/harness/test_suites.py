@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from recipes.spec.gate import SuiteThreshold
 from recipes.spec.suites import SuiteRun
+from tests.eval.given_suites.support import TEMPLATE
 from tests.eval.stage_and_export import Models
 from tests.ranks import Ranks, one_rank
 from tests.recipes.hugging_face.support.stages import LENGTH
@@ -77,7 +78,9 @@ def evaluated(run: str, tasks: str, model, lm) -> list[str]:
 
     lm._generated = recorded
     asked = Suite(("niah_single_1", "words_choice", "words_copy"), (MADE,), 2, Path(tasks))
-    evaluate_models(Path(run), [replace(model, model=lambda _: lm)], asked)
+    in_chat = replace(asked, names=asked.names[1:], chat_template=True)
+    for each in (asked, in_chat):
+        evaluate_models(Path(run), [replace(model, model=lambda _: lm)], each)
     return texts
 
 
@@ -85,9 +88,12 @@ def answers_of(lm) -> list:
     pairs = [request("loglikelihood", pair) for pair in PAIRS]
     kwargs = {"until": ["\n"], "max_gen_toks": 5, "do_sample": False}
     prompts = [request("generate_until", (before, kwargs)) for before, _ in PAIRS if before]
+    texts = lm.generate_until(prompts)
+    lm.other_ends = tuple(lm.tok_encode(texts[0])[1:])
     return [
         lm.loglikelihood(pairs),
         lm.loglikelihood_rolling([request("loglikelihood_rolling", (TEXT,))]),
+        texts,
         lm.generate_until(prompts),
     ]
 
@@ -100,7 +106,10 @@ def request(kind: str, arguments: tuple):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, small_store) -> Models:
-    return Models(tmp_path_factory.mktemp("models"), small_store)
+    """Return models whose export has a chat template; the tokenizer of the store has none."""
+    made = Models(tmp_path_factory.mktemp("models"), small_store)
+    (made.export / "chat_template.jinja").write_text(TEMPLATE)
+    return made
 
 
 def suites(out: str) -> list[dict]:
@@ -139,6 +148,8 @@ def test_the_scores_of_a_stage_are_those_of_its_export(models, answer, monkeypat
     assert again.code == 0, again.err
     assert suites(again.out) == ours  # the missing one was made again
     assert file.stat().st_mtime_ns == before
+    refused = answer(*given, *of_stage, "--chat-template").error()
+    assert f"the tokenizer in {models.store / 'tokenizer'} has no chat template" in refused
 
 
 @pytest.fixture(scope="module")
@@ -189,24 +200,30 @@ def scores(run: Path) -> list[dict]:
 def test_ranks_answer_and_score_as_transformers_does(
     models, tasks, by_transformers, tmp_path, ranks, tp, cp
 ):
-    tokenizer = str(models.store / "tokenizer")
-    words = (str(models.stage), tokenizer, str(tmp_path), str(tasks), tp, cp)
+    words = (str(models.stage), str(models.export), str(tmp_path), str(tasks), tp, cp)
     with Ranks(answers, ranks, *words, server=NEMO) as started:
         first, *others = started.results(300)
     assert all(other == first for other in others)
     (found, texts), (theirs, their_texts, their_scores) = first, by_transformers
-    assert found[2] == theirs[2]
-    assert any(found[2])
+    assert found[2:] == theirs[2:]
+    whole, ended = found[2][0], found[3][0]
+    assert whole.startswith(ended)
+    assert len(ended) < len(whole)
     for ours, other in zip(found[0], theirs[0], strict=True):
         assert ours[0] == pytest.approx(other[0], abs=2e-3)
         assert ours[1] == other[1]
     assert found[1] == pytest.approx(theirs[1], rel=1e-4)
     assert texts == their_texts
-    assert len(texts) == 4
+    assert len(texts) == 6
     assert all(texts)
+    assert texts[2:4] != texts[4:]
     our_scores = scores(tmp_path)
-    names = ["niah_single_1", "words_choice", "words_copy"]
-    assert [each["settings"]["task"] for each in our_scores] == names
+    assert [
+        (each["settings"]["task"], bool(each["settings"]["chat_template"])) for each in our_scores
+    ] == [
+        ("niah_single_1", False), ("words_choice", False), ("words_choice", True),
+        ("words_copy", False), ("words_copy", True),
+    ]  # fmt: skip
     for ours, other in zip(our_scores, their_scores, strict=True):
         same = ("metrics", "samples", "most_tokens", "version", "few_shot")
         assert [ours[key] for key in same] == [other[key] for key in same]

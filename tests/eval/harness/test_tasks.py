@@ -385,6 +385,12 @@ def test_a_result_is_read_for_the_same_settings_only(tmp_path):
     assert math.isnan(found.metrics[0].standard_error)
     assert read_result(tmp_path, "m", replace(made.settings, weights_sha256="other")) is None
     assert read_result(tmp_path, "m", replace(made.settings, limit=10)) is None
+    in_chat = replace(made.settings, chat_template="c", other_end_tokens=(7, 9))
+    assert read_result(tmp_path, "m", in_chat) is None
+    write_result(tmp_path, replace(made, settings=in_chat))
+    assert path.with_name("g_a_b_at_8192_chat.json").is_file()
+    for settings in (in_chat, made.settings):
+        assert read_result(tmp_path, "m", settings).settings == settings
     path.write_text("{")
     with pytest.raises(BrokenResultError, match="is not JSON"):
         read_result(tmp_path, "m", made.settings)

@@ -190,6 +190,12 @@ def test_models_share_a_row_only_for_the_same_task(two):
         "task aaaaaaaa",
         "task bbbbbbbb",
     ]
+    first = read_suites(two[0])[0]
+    in_chat = replace(first, settings=replace(SETTINGS, chat_template="c" * 64))
+    assert [row.name for row in suite_table([first, in_chat]).rows] == [
+        "hellaswag, first 100: acc",
+        "hellaswag, chat template, first 100: acc",
+    ]
 
 
 def test_the_page_of_one_run_has_the_scores_too(two, tmp_path):
