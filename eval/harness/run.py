@@ -8,7 +8,7 @@ prompts, is one call of the harness and one result file (`eval.suite_results`).
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from eval.harness.tasks import (
     require_few_shot,
 )
 from eval.suite_results import (
+from eval.harness.vllm import only_rank, served
     Metric,
     SuiteResult,
     SuiteSettings,
@@ -72,6 +73,8 @@ class Evaluated:
     published: Path | None = None
     """Folder with the model's generation_config.json."""
 
+    most: int | None = None
+    """Tokens that its engine reads at most; None if it reads any number."""
 
 def evaluate_stages(
     run: str,
@@ -114,9 +117,17 @@ def evaluate_export(
     few_shot: int | None = None,
     chat_template: bool = False,
 ) -> None:
-    """Write the results of an export, a Hugging Face folder, through the harness's type `hf`."""
-    with parallel_ranks(1, 1, device):
-        model = of_export(Path(export), device)
+    backend: str = "hf",
+    tensor_parallel: int = 1,
+    """Write the results of an export, a Hugging Face folder, through a type of the harness.
+
+    `tensor_parallel` is that of vLLM's engine; the type `hf` has one process.
+    """
+    by_vllm = backend == "vllm"
+    with only_rank() if by_vllm else parallel_ranks(1, 1, device):
+        model = (
+            of_served(Path(export), tensor_parallel) if by_vllm else of_export(Path(export), device)
+        )
         asked = _suite(suites, lengths, limit, include, few_shot, chat_template)
         evaluate_models(Path(run), [model], asked)
 
@@ -156,7 +167,7 @@ def tasks_left(
                 task_sha256=task.digest,
                 length=length,
                 limit=asked.limit,
-                longest=max(model.context, longest),
+                longest=_longest(model, longest),
                 weights_sha256=model.digest,
                 tokenizer_sha256=fingerprint,
                 backend=model.backend,
@@ -170,6 +181,11 @@ def tasks_left(
 
 
 def evaluated(
+def _longest(model: Evaluated, asked: int) -> int:
+    """Return the tokens that a model is made to read for requests of at most `asked`."""
+    return max(model.context, asked) if model.most is None else min(model.most, asked)
+
+
     lm: RefusesOverlong, task: SuiteTask, manager: Any, model: Evaluated, settings: SuiteSettings
 ) -> SuiteResult | None:
     """Return the result of one task on the first rank, None on others."""
@@ -285,6 +301,17 @@ def of_export(folder: Path, device: str) -> Evaluated:
 
 def _suite(
     names: Sequence[str],
+def of_served(folder: Path, tensor_parallel: int) -> Evaluated:
+    """Return an export in an engine of vLLM as a model to evaluate."""
+    model = of_export(folder, "cuda")
+    return replace(
+        model,
+        backend="vllm",
+        most=model.context,
+        model=lambda longest: served(folder, longest=longest, tensor_parallel=tensor_parallel),
+    )
+
+
     lengths: Sequence[int],
     limit: int | None,
     include: str,
