@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suites whose samples are published as parquet files: openai/mrcr and openai/graphwalks.
+"""Suites whose samples are published: openai/mrcr, openai/graphwalks, and HELMET's own data.
 
-    parquet files + tokenizer + lengths  ->  sample files as `longhaul ruler make` writes them
+    published files + tokenizer + lengths  ->  sample files as `longhaul ruler make` writes them
 
 Nothing is drawn, shortened or lengthened: each row is in the bin of its length or is left out.
 Nothing here imports torch.

@@ -19,31 +19,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eval.given_suites.metrics import GRAPHWALKS, MRCR
+from eval.given_suites.row import Row
 from eval.ruler.length import RulerError
-from recipes.spec.suggest import did_you_mean
 
-Message = dict[str, str]
-"""A chat message: `role` and `content`."""
 ROWS_AT_ONCE = 16
 """A prompt of 1M tokens is some 4 MB of text."""
 ROLES = ("system", "user", "assistant")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """A row of a file."""
-
-    task: str
-    messages: list[Message]
-    outputs: tuple[str, ...]
-    """What the suite's metric compares a response with."""
-    expected: str
-    """A response that scores 1."""
-
-
 @dataclass(frozen=True, slots=True)
-class Suite:
-    """A published suite: its name here and on the Hugging Face hub, and how a row is read."""
+class ParquetSuite:
+    """A suite of parquet files: its name here and on the hub, and how a row is read."""
 
     name: str
     hub: str
@@ -53,6 +39,18 @@ class Suite:
     def download(self, folder: Path) -> str:
         """Return the command that writes the folder, for a message."""
         return f"`hf download {self.hub} --repo-type dataset --local-dir {folder}`"
+
+    def files(self, folder: Path) -> list[Path]:
+        """Return the files with samples; raise RulerError if there are none."""
+        return parquet_files(folder, self)
+
+    def sources(self, folder: Path) -> list[Path]:
+        """Return all files that are read."""
+        return self.files(folder)
+
+    def rows(self, path: Path) -> Iterator[Row]:
+        """Yield the rows of a file in its order; raise RulerError for one of another form."""
+        return rows(path, self)
 
 
 def _mrcr(row: Mapping[str, Any]) -> Row:
@@ -97,28 +95,21 @@ def _text(row: Mapping[str, Any], column: str) -> str:
     return text
 
 
-SUITES = {
-    MRCR: Suite(
+PUBLISHED = (
+    ParquetSuite(
         MRCR,
         "openai/mrcr",
         ("prompt", "answer", "random_string_to_prepend", "n_needles"),
         _mrcr,
     ),
-    GRAPHWALKS: Suite(
+    ParquetSuite(
         GRAPHWALKS, "openai/graphwalks", ("prompt", "answer_nodes", "problem_type"), _graphwalks
     ),
-}
-"""The suites that can be converted, by name."""
+)
+"""The suites that are published as parquet files."""
 
 
-def suite_named(name: str) -> Suite:
-    """Return a suite by its name; raise RulerError for an unknown one, with the nearest."""
-    if name not in SUITES:
-        raise RulerError(f"no given suite is called {name!r}; {did_you_mean(name, [*SUITES])}")
-    return SUITES[name]
-
-
-def parquet_files(folder: Path, suite: Suite) -> list[Path]:
+def parquet_files(folder: Path, suite: ParquetSuite) -> list[Path]:
     """Return the parquet files of a folder and its subfolders, in the order of their names.
 
     Raises:
@@ -151,7 +142,7 @@ def parquet_files(folder: Path, suite: Suite) -> list[Path]:
     return files
 
 
-def rows(path: Path, suite: Suite) -> Iterator[Row]:
+def rows(path: Path, suite: ParquetSuite) -> Iterator[Row]:
     """Yield the rows of a file in its order.
 
     Raises:

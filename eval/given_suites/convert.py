@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the rows of published parquet files as sample files, each in the bin of its length.
+"""Write the rows of published files as sample files, each in the bin of its length.
 
     length of a row = tokens of the prompt + tokens of the answer + extra tokens
     bin of length L:  L / 2 < length <= L        (openai/mrcr has the bins 4K to 8K, 8K to 16K, ...)
@@ -20,8 +20,9 @@ from typing import IO
 
 from data.files.sha256 import sha256_of
 from data.files.whole import replacing
-from eval.given_suites.columns import Row, Suite, parquet_files, rows
 from eval.given_suites.rendering import Rendering
+from eval.given_suites.row import Row
+from eval.given_suites.suites import Suite
 from eval.ruler.length import RulerError
 from eval.ruler.samples import (
     FORMAT,
@@ -82,17 +83,21 @@ def convert(
     Raises:
         RulerError: if files or columns are missing, or no row is within the lengths.
     """
-    files = parquet_files(folder, suite)
+    files, sources = suite.files(folder), suite.sources(folder)
     began = time.monotonic()
     rendering = Rendering(tokens.tokenizer.hugging_face)
-    names = [path.relative_to(folder).as_posix() for path in files]
-    sums = dict(zip(names, sha256_of(files), strict=True))
+    names = [path.relative_to(folder).as_posix() for path in sources]
+    sums = dict(zip(names, sha256_of(sources), strict=True))
     target = folder_of(out, suite.name, tokens)
     left_out: Counter[str] = Counter()
     bins: dict[tuple[str, int], _Bin] = {}
     with ExitStack() as stack:
-        for row in (row for path in files for row in rows(path, suite)):
-            sample = _sample(row, suite, rendering, tokens, sorted(lengths), extra_tokens)
+        for row in (row for path in files for row in suite.rows(path)):
+            sample = (
+                row
+                if isinstance(row, str)
+                else _sample(row, suite, rendering, tokens, sorted(lengths), extra_tokens)
+            )
             if isinstance(sample, str):
                 left_out[sample] += 1
                 continue
@@ -180,8 +185,10 @@ def _none(folder: Path, suite: Suite, left_out: Counter[str], lengths: Sequence[
     """Return the message for no sample at all."""
     if not left_out:
         return f"the files of {folder} have no rows; {suite.download(folder)} writes them again"
+    known = (TOO_LONG, TOO_SHORT, SPECIAL)
+    others = "".join(f", {left_out[each]:,} a {each}" for each in left_out if each not in known)
     return (
         f"no row of {folder} is within the lengths: {left_out[TOO_LONG]:,} have more than "
         f"{max(lengths):,} tokens, {left_out[TOO_SHORT]:,} at most half of the length that holds "
-        f"them, {left_out[SPECIAL]:,} a special token in a message; give other --lengths"
+        f"them, {left_out[SPECIAL]:,} a special token in a message{others}; give other --lengths"
     )

@@ -23,7 +23,7 @@ import json
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from eval.given_suites.columns import Message
+from eval.given_suites.row import Message
 from eval.ruler.length import RulerError
 
 if TYPE_CHECKING:

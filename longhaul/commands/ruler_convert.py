@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul ruler convert`: sample files from the published MRCR and GraphWalks."""
+"""`longhaul ruler convert`: sample files from published suites."""
 
 import sys
 from collections.abc import Iterator
@@ -20,10 +20,15 @@ EXTRA_TOKENS = 128
 
 
 def convert(
-    suite: Annotated[str, typer.Argument(help="mrcr or graphwalks.")],
+    suite: Annotated[
+        str,
+        typer.Argument(help="mrcr, graphwalks, helmet-recall, helmet-rag or helmet-rerank."),
+    ],
     folder: Annotated[
         Path,
-        typer.Argument(help="Folder with the .parquet files of openai/mrcr or openai/graphwalks."),
+        typer.Argument(
+            help="Folder with the files of openai/mrcr or openai/graphwalks, or HELMET's data."
+        ),
     ],
     tokenizer: Annotated[
         str, typer.Option(help="Folder or name of the model's Hugging Face tokenizer.")
@@ -41,12 +46,12 @@ def convert(
     ] = EXTRA_TOKENS,
     as_json: Json = False,
 ) -> None:
-    """Convert the published samples of MRCR or GraphWalks, each in the bin of its length."""
-    from eval.given_suites.columns import parquet_files, suite_named
+    """Convert the published samples of a suite, each in the bin of its length."""
+    from eval.given_suites.suites import suite_named
 
     chosen = suite_named(suite)
     tokens_of = sorted({length_of("--lengths", word) for word in lengths.split(",")})
-    files = parquet_files(folder, chosen)
+    files = chosen.files(folder)
     from data.files.writable import require_folder
     from longhaul.terminal.console import busy, loading, plain_console
 
@@ -57,7 +62,7 @@ def convert(
         from eval.ruler.tokens import Tokens
 
         tokens = Tokens(load(tokenizer))
-    with busy(plain_console(sys.stderr), f"{chosen.name}: {len(files):,} parquet files"):
+    with busy(plain_console(sys.stderr), f"{chosen.name}: {len(files):,} files"):
         found = convert_files(
             folder, out, chosen, tokens=tokens, lengths=tokens_of, samples=samples,
             extra_tokens=extra_tokens,
@@ -81,11 +86,13 @@ def convert(
 def _notes(found: "Converted", longest: int) -> Iterator[str]:
     """Yield what was left out, and how prompts were written."""
     from eval.given_suites.convert import SPECIAL, TOO_LONG, TOO_SHORT
+    from eval.given_suites.helmet import POPULAR
 
     reasons = {
         TOO_LONG: f"have more than {longest:,} tokens",
         TOO_SHORT: "have at most half of the smallest length that holds them",
         SPECIAL: "have a special token of the tokenizer in a message",
+        POPULAR: "ask about a popular subject",
     }
     for reason, words in reasons.items():
         if count := found.left_out.get(reason):

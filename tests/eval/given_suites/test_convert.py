@@ -6,8 +6,9 @@ from functools import partial
 
 import pytest
 
-from eval.given_suites.columns import SUITES, parquet_files
+from eval.given_suites.columns import parquet_files
 from eval.given_suites.convert import convert
+from eval.given_suites.suites import SUITES
 from eval.ruler.length import RulerError
 from eval.ruler.predictions import questions
 from eval.ruler.samples import read_samples
