@@ -85,10 +85,7 @@ def pass_scores(
     groups: Sequence[Group],
 ) -> None:
     """Judge the results of a stage; raise GateShutError if the next stage must not start."""
-    settings = [result.settings for result in results]
-    paths = [result_path(run, before, of.task, of.length, of.limit) for of in settings]
-    then = [found for path in paths if (found := result_at(path)) is not None]
-    judgements = list(judge_scores(thresholds, stage, results, before, then, groups))
+    judgements = judgements_of(run, stage, before, thresholds, results, groups)
     failed = [each for each in judgements if not each.passed]
     write_json(
         evaluation_path(run, stage).with_suffix(".suites.gate.json"),
@@ -105,6 +102,21 @@ def pass_scores(
     if failed:
         said = "; ".join(f"{each.name}: {each.said}" for each in failed)
         raise GateShutError(f"the gate after {stage} is shut: {said}")
+
+
+def judgements_of(
+    run: Path,
+    stage: str,
+    before: str,
+    thresholds: Sequence[SuiteThreshold],
+    results: Sequence[SuiteResult],
+    groups: Sequence[Group],
+) -> list[Judgement]:
+    """Return the judgements of a stage's results, compared with those of the model before it."""
+    settings = [result.settings for result in results]
+    paths = [result_path(run, before, of.task, of.length, of.limit) for of in settings]
+    then = [found for path in paths if (found := result_at(path)) is not None]
+    return list(judge_scores(thresholds, stage, results, before, then, groups))
 
 
 def judge_scores(

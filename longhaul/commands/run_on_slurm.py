@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul run --executor slurm`: submit a ladder as a chain of jobs."""
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from data.store import ONLY_SOURCE
+from eval.harness.tasks import require_harness
 from eval.run_folder import write_json
 from longhaul.defaults import default
-from longhaul.jobs import ladder_run
+from longhaul.jobs import ladder_run, suite_data
 from longhaul.jobs.cluster_checks import folders, require_complete, with_names
 from longhaul.jobs.git_tree import uncommitted
 from longhaul.jobs.store_source import documents_of
@@ -54,8 +54,6 @@ def run_on_cluster(
 
     The only stage may be given as a `row`; `change` is applied to the recipes before overrides.
     """
-    if evaluated:
-        _require_no_suites(plan)
     cluster = asked.cluster or CLUSTER
     file = with_names(load(cluster), default("account", account), default("partition", partition))
     plan = _with_gates(plan, gate)
@@ -63,10 +61,17 @@ def run_on_cluster(
     documents = None if trains_alone else documents_of(plan, source, tokenizer, prepare_jobs)
     in_container, through_ssh = file.container is not None, file.tunnel.kind == "ssh"
     require_nameable(plan.run, in_container=in_container, through_ssh=through_ssh)
-    require_complete(file, folders(plan, documents, export))
+    with_suites = evaluated and bool(plan.ladder.suites)
+    of_suites = []
+    if with_suites:
+        require_harness()
+        suite_data.require_same_caches(file)
+        of_suites = suite_data.folders(plan)
+    require_complete(file, [*folders(plan, documents, export), *of_suites])
     notes = uncommitted()
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import (
+            chain_suites,
             evaluation,
             local_chain,
             slurm_chain,
@@ -117,10 +122,17 @@ def run_on_cluster(
             if stages[0].recipe.resume.start is not None:
                 stage_checks.require_start(stages[0])
             notes = [*notes, *require_checkpoints(stages, plan.verify)]
+            if with_suites:
+                suite_data.require_harness_of(file)
+                tokenizer = None if documents is None else documents.tokenizer
+                chain_suites.require_suites(plan, stages, tokenizer)
             local_chain.write_records(plan, stages)
-            submission_checks.require_shared(plan, file)
+            read = [folder.path for folder in of_suites if folder.path.exists()]
+            submission_checks.require_shared(plan, file, read)
         jobs = slurm_chain.jobs(
             plan, stages, file, documents=documents, export=export, evaluated=evaluated,
+            suites=chain_suites.jobs_left(plan, stages) if with_suites else (),
+            cache=suite_data.caches() if with_suites else {},
         )  # fmt: skip
     for words_ in notes if dryrun else (*notes, *standing):
         note(f"note: {words_}")
@@ -144,17 +156,6 @@ def run_on_cluster(
     for name, number in numbers.items():
         typer.echo(f"{number}  {name}")
     next_command(["longhaul", "status", plan.run], "show its progress")
-
-
-def _require_no_suites(plan: ladder_run.LadderRun) -> None:
-    """Raise ValueError for a ladder that runs suites: the jobs of a chain do not run them."""
-    if plan.ladder.suites:
-        tasks = ",".join(task for suite in plan.ladder.suites for task in suite.tasks)
-        raise ValueError(
-            f"ladder {plan.ladder.name} runs suites, which a chain of Slurm jobs does not do; "
-            "remove suites from the ladder and from its gates, and evaluate the stages by hand: "
-            f"longhaul evaluate --run {shlex.quote(str(plan.run))} --suite {shlex.quote(tasks)}"
-        )
 
 
 def _require_short(plan: ladder_run.LadderRun, length: int) -> None:

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """A ladder as a scheduler's jobs: prepare, then train, evaluate and judge each stage, then export.
 
+The suites of a ladder are jobs too: on the model before the first stage, and on each stage after
+its evaluation.
+
 Every job may be requeued under its own number: a stage resumes from its last checkpoint, so that a
 time limit shorter than the stage, a preemption or a lost node costs steps and not the chain. Each
 job checks its machines first; links are measured only where a stage trains. Imports NeMo.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import nemo_run
 
 from eval.gates.gate import evaluate_and_judge, has_passed
 from longhaul.jobs import evaluation, local_chain, node_requirements
+from longhaul.jobs.chain_suites import ModelJob
 from longhaul.jobs.job_times import save_seconds
 from longhaul.jobs.ladder_run import LadderRun
 from longhaul.jobs.origin import origin
@@ -36,21 +42,27 @@ def jobs(
     documents: Documents | None,
     export: Path | None,
     evaluated: bool = True,
+    suites: Sequence[ModelJob] = (),
+    cache: Mapping[str, str] = MappingProxyType({}),
     evaluation_documents: int = local_chain.EVALUATION_DOCUMENTS,
     trials: int = local_chain.EVALUATION_TRIALS,
 ) -> list[Job]:
     """Return the jobs that are left to do, in order; a stage that is finished is not run again.
 
-    Without `evaluated` the stages are trained, and neither evaluated nor judged.
+    Without `evaluated` the stages are trained, and neither evaluated nor judged. `suites` are the
+    jobs of suites that are left, and `cache` the variables by which they find data.
     """
     found: list[Job] = []
+    before, after = _scored(plan, file, stages, suites, cache)
     if documents is not None:
         found += _prepare(plan, file, documents, local_chain.longest(stages))
+    found += before
     lengths = sorted({stage.trained_length for stage in stages})
     for (name, of_ladder), stage in zip(plan.chosen, stages, strict=True):
         if not stage.is_done:
             found.append(_train(plan, file, stage))
-        elif has_passed(plan.run, stage.name, of_ladder.gate):
+        elif has_passed(plan.run, stage.name, replace(of_ladder.gate, suites=())):
+            found += after[stage.name]
             continue
         if not evaluated:
             continue
@@ -69,7 +81,8 @@ def jobs(
             **origin(),
             **_parallel(plan, stage),
         )
-        found.append(_evaluate(plan, file, task, stage))
+        found.append(_evaluate(plan, file, f"evaluate_{stage.name}", task, stage))
+        found += after[stage.name]
     if export is not None:
         source = str(stages[-1].folder.resolve())
         task = nemo_run.Partial(
@@ -140,17 +153,34 @@ def _train(plan: LadderRun, file: ClusterFile, stage: ResolvedStage) -> Job:
     return Job(stage.name, task, made)
 
 
+def _scored(
+    plan: LadderRun,
+    file: ClusterFile,
+    stages: Sequence[ResolvedStage],
+    suites: Sequence[ModelJob],
+    cache: Mapping[str, str],
+) -> tuple[list[Job], dict[str, list[Job]]]:
+    """Return the suites' jobs on models before the first stage, and those after each stage."""
+    before: list[Job] = []
+    after: dict[str, list[Job]] = {stage.name: [] for stage in stages}
+    file = file.model_copy(update={"environment": {**cache, **file.environment}})
+    for suite in suites:
+        after.get(suite.model, before).append(
+            _evaluate(plan, file, suite.name, suite.task, suite.stage)
+        )
+    return before, after
+
+
 def _evaluate(
-    plan: LadderRun, file: ClusterFile, task: nemo_run.Partial, stage: ResolvedStage
+    plan: LadderRun, file: ClusterFile, name: str, task: nemo_run.Partial, stage: ResolvedStage
 ) -> Job:
-    """Return the job of a stage's evaluation, on the ranks that its length needs."""
+    """Return a job that evaluates, on the ranks that the length of a stage needs."""
     ranks = evaluation.evaluation_layout(stage, plan.evaluation)["ranks"]
     nodes = -(-ranks // stage.ranks_per_node)
     while ranks % nodes:
         nodes += 1
     size = {"nodes": nodes, "per_node": ranks // nodes}
     expected = node_requirements.of_evaluation(plan, file, stage, **size)
-    name = f"evaluate_{stage.name}"
     return _on_ranks(plan, _with_gpus(file, stage), name, task, expected, **size)
 
 

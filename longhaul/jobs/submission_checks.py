@@ -2,6 +2,7 @@
 """Checks of a chain of jobs before any of them is submitted; imports nemo-run."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +41,32 @@ def require_idle(plan: LadderRun, file: ClusterFile) -> None:
         )
 
 
-def require_shared(plan: LadderRun, file: ClusterFile) -> None:
-    """Raise ValueError if a cluster behind a tunnel does not see what was written here."""
+def require_shared(plan: LadderRun, file: ClusterFile, data: Sequence[Path] = ()) -> None:
+    """Raise ValueError if a cluster behind a tunnel does not see what was written here.
+
+    `data` are further folders that jobs read.
+    """
     if file.tunnel.kind == "local":
         return
     record = plan.run.resolve() / "run.json"
     tunnel = _executor(plan, file).tunnel
     with nothing_to_read():
         tunnel.connect()
-        command = f"test -e {shlex.quote(str(record))}"
-        unseen = tunnel.run(command, warn=True, hide=True).return_code
-    if unseen:
+        unseen = [
+            path
+            for path in (record, *data)
+            if tunnel.run(f"test -e {shlex.quote(str(path))}", warn=True, hide=True).return_code
+        ]
+    if record in unseen:
         raise ValueError(
             f"{file.tunnel.host} does not see {record}; --out and --store have to be on a file "
             "system that this machine and the cluster share, at the same path"
+        )
+    if unseen:
+        raise ValueError(
+            f"{file.tunnel.host} does not see {unseen[0]}, which the suites of the ladder read; it "
+            "has to be on a file system that this machine and the cluster share, at the same path "
+            "(HF_HOME names the cache of data sets)"
         )
 
 

@@ -17,6 +17,7 @@ from tests.warm_start import path_with
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
+TASKS = Path(__file__).parents[1] / "eval" / "harness" / "tasks"
 LONG = 900
 """Seconds that a chain may take on two busy cores."""
 ENDLESS = 100_000
@@ -26,17 +27,26 @@ ENDLESS = 100_000
 class Chain:
     """One chain that was submitted from a clone of the tree."""
 
-    def __init__(self, slurm, folder: Path, *words: str, steps: int, store: Path, **limits) -> None:
-        self.slurm, self.run = slurm, folder / "run"
-        site = folder / "site.yaml"
-        site.write_text(yaml.safe_dump(_site(**limits)))
+    def __init__(
+        self, slurm, folder: Path, *words: str, steps: int, store: Path, ladder: str = "tiny",
+        **limits,
+    ) -> None:  # fmt: skip
+        self.slurm, self.folder, self.run = slurm, folder, folder / "run"
+        (folder / "site.yaml").write_text(yaml.safe_dump(_site(**limits)))
         subprocess.run(["git", "clone", "--quiet", "--shared", TREE, folder / "tree"], check=True)
-        slurm.run(
-            sys.executable, "-m", "longhaul.cli", "run", "--ladder", "tiny", "--executor", "slurm",
-            "--cluster", site, "--nodes", 2, "--device", "cpu", "--out", self.run,
-            "--store", store, *words, f"trainer.max_steps={steps}",
+        self.given = (
+            "--ladder", ladder, "--store", store, f"trainer.max_steps={steps}",
             f"trainer.val_check_interval={steps}",
-            cwd=folder / "tree", variables={"PYTHONPATH": path_with(folder / "tree")},
+        )  # fmt: skip
+        self.submit(*words)
+
+    def submit(self, *words: str) -> None:
+        """Submit what is left of the ladder."""
+        self.slurm.run(
+            sys.executable, "-m", "longhaul.cli", "run", "--executor", "slurm", "--nodes", 2,
+            "--cluster", self.folder / "site.yaml", "--device", "cpu", "--out", self.run, *words,
+            *self.given,
+            cwd=self.folder / "tree", variables={"PYTHONPATH": path_with(self.folder / "tree")},
         )  # fmt: skip
         self.jobs = json.loads((self.run / "launch" / "jobs.json").read_text())
 
@@ -156,16 +166,48 @@ def slurm_environment(slurm) -> dict[str, str]:
     }
 
 
-def test_a_shut_gate_ends_the_chain_and_says_why(slurm, whole, store, tmp_path):
-    chain = Chain(slurm, tmp_path, "--gate", "passkey=1", steps=2, store=store)
-    assert chain.wait("evaluate_tiny_512") == "FAILED"
-    assert chain.wait("tiny_2k").startswith("CANCELLED")
-    kept = json.loads((chain.run / "eval" / "tiny_512.gate.json").read_text())
-    assert not kept["open"]
-    assert "of the passkeys found, at least 100% required" in slurm.log(
-        chain.number("evaluate_tiny_512")
+def with_suites(folder: Path) -> str:
+    """Write the tiny ladder with a task, and a threshold that no share meets; return the file."""
+    file = folder / "own.py"
+    file.write_text(
+        "from dataclasses import replace\n"
+        "from recipes.ladders.tiny import TINY_LADDER\n"
+        "from recipes.spec.gate import Gate, SuiteThreshold\n"
+        "from recipes.spec.suites import SuiteRun\n"
+        "gate = Gate(suites=(SuiteThreshold(task='words_choice', least=2),))\n"
+        "LADDER = replace(\n"
+        "    TINY_LADDER,\n"
+        "    name='own',\n"
+        f"    suites=(SuiteRun(tasks=('words_choice',), include={str(TASKS)!r}),),\n"
+        "    stages=tuple(replace(stage, gate=gate) for stage in TINY_LADDER.stages),\n"
+        ")\n"
     )
-    assert slurm.restarts(chain.number("evaluate_tiny_512")) == 0
+    return str(file)
+
+
+def test_a_shut_gate_ends_the_chain_and_says_why(slurm, whole, store, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    ladder = with_suites(tmp_path)
+    chain = Chain(slurm, tmp_path, "--gate", "passkey=1", steps=2, store=store, ladder=ladder)
+    stage, evaluate, suites = "tiny_own_512", "evaluate_tiny_own_512", "suites_tiny_own_512"
+    assert chain.wait(evaluate) == "FAILED"
+    assert chain.wait(suites).startswith("CANCELLED")
+    assert chain.wait("tiny_own_2k").startswith("CANCELLED")
+    kept = json.loads((chain.run / "eval" / f"{stage}.gate.json").read_text())
+    assert not kept["open"]
+    assert "of the passkeys found, at least 100% required" in slurm.log(chain.number(evaluate))
+    assert slurm.restarts(chain.number(evaluate)) == 0
+
+    chain.submit("--stage", "512")
+    assert list(chain.jobs) == [evaluate, suites]
+    assert chain.wait(suites) == "FAILED"
+    assert chain.wait(evaluate) == "COMPLETED"
+    assert slurm.restarts(chain.number(suites)) == 0
+    assert "at least 2 required: not met" in slurm.log(chain.number(suites))
+    judged = json.loads((chain.run / "eval" / f"{stage}.suites.gate.json").read_text())
+    [result] = (chain.run / "eval" / "suites" / stage).glob("*.json")
+    score = json.loads(result.read_text())["metrics"][0]["value"]
+    assert (judged["open"], judged["judgements"][0]["measured"]) == (False, score)
 
 
 def test_a_stage_outlives_its_time_limit_and_a_lost_node(slurm, whole, store, tmp_path):

@@ -276,6 +276,17 @@ def test_a_chain_runs_suites_on_the_base_model_and_a_stage_and_judges_their_scor
     assert least["measured"] == scores[1]["acc_norm"]
     assert f"the gate after {models.stage.name} is shut: suites words_choice (acc_norm)" in reason
 
+    from eval.gates.chain_suites import found_tasks, have_passed
+
+    found, name = found_tasks(suites), models.stage.name
+    asked = (str(models.run), name, name, str(models.store), suites, found, "base")
+    assert have_passed(*asked)
+    assert have_passed(*asked, thresholds[:1])
+    assert not have_passed(*asked, thresholds)  # a new job would judge it, and run no task
+    fewer = [SuiteRun(tasks=("words_choice",), limit=2, include=str(TASKS))]
+    assert not have_passed(*asked[:4], fewer, found, "base")
+    assert have_passed(str(models.run), "base", *asked[2:6])
+
 
 def test_what_a_suite_of_a_ladder_lacks_is_said_before_training(models, tmp_path):
     from longhaul.jobs.chain_suites import _of_suite, _refused

@@ -3,13 +3,17 @@
 
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
+from datasets import config
 
 from data.prepare import prepare
 from recipes.spec import cluster
 
+TASKS = Path(__file__).parents[2] / "eval" / "harness" / "tasks"
 RUN = ("run", "--ladder", "tiny", "--executor", "slurm", "--nodes", "2", "--device", "cpu")
 
 
@@ -101,17 +105,77 @@ def test_a_mistake_is_told_before_anything_is_submitted(answer, tree, sections, 
     assert not (tree / "runs").exists()
 
 
-def test_a_ladder_that_runs_suites_is_refused_with_the_command_to_run_by_hand(answer, tree):
+def with_suites(tree, task: str, include: Path):
+    """Write a ladder of two stages that runs a task; return the words that submit it on CPU."""
+    stages = [
+        {"seq_length": 512, "start": "scratch"},
+        {"seq_length": 1024, "gate": {"suites": [{"task": task, "drop": 0.1}]}},
+    ]
+    common = {"tokens": 8192, "tokens_per_batch": 8192, "lr": {"peak": 1e-3}}
+    suites = [{"tasks": [task], "include": str(include)}]
     file = tree / "own.yaml"
-    file.write_text(
-        "name: own\nsuites: [{tasks: [mmlu, gsm8k]}]\nstages:\n"
-        "  - {seq_length: 512, tokens: 8192, tokens_per_batch: 8K, lr: {peak: 1e-3}, "
-        "start: scratch}\n"
+    ladder = {"name": "own", "suites": suites, "stages": [common | stage for stage in stages]}
+    file.write_text(yaml.safe_dump(ladder))
+    words = ("run", "--executor", "slurm", "--ladder", file, "--card", "tiny", "--device", "cpu")
+    return (*words, "--nodes", 1, "--out", tree / "runs" / "own")
+
+
+def test_the_suites_of_a_ladder_are_jobs_after_each_evaluation(answer, tree, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = with_suites(tree, "words_choice", TASKS)
+    code, shown, said = answer(*words, "--cluster", site(tree), "--dryrun")
+    assert code == 0, said
+    scripts = dict(text.partition("\n")[::2] for text in shown.split("# ---- ")[1:])
+    assert list(scripts) == [
+        "prepare", "tiny_own_512", "evaluate_tiny_own_512", "suites_tiny_own_512", "tiny_own_1k",
+        "evaluate_tiny_own_1k", "suites_tiny_own_1k",
+    ]  # fmt: skip
+    script = scripts["suites_tiny_own_1k"]
+    assert "LONGHAUL_OUTCOME=" in script
+    assert "/outcomes/suites_tiny_own_1k\n" in script
+    assert f"export HF_DATASETS_CACHE={config.HF_DATASETS_CACHE}" in script
+    assert "export HF_HUB_OFFLINE=1" in script
+    assert "HF_DATASETS_CACHE" not in scripts["evaluate_tiny_own_1k"]
+    assert not (tree / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "files", "sections", "said"),
+    [
+        ("words_chioce", TASKS, {}, "is called 'words_chioce'; did you mean words_choice or"),
+        ("words_choice", "lost", {}, "task words_choice reads words.jsonl, which is not in"),
+        ("made", "made", {}, "task made makes its prompts with the tokenizer of the store, which"),
+        ("words_choice", TASKS, {"environment": {"HF_HOME": "/x"}}, "sets HF_HOME to /x, and the"),
+        ("words_choice", TASKS, {"python": "bare"}, "bare, which has no lm-evaluation-harness"),
+        ("words_choice", TASKS, {"container": {"image": "acme#x:1", "mounts": ["/no:/no"]}},
+         "the cache of the suites' data (HF_HOME) "),
+    ],
+    ids=["unknown", "lost", "tokenizer", "cache", "harness", "container"],
+)  # fmt: skip
+def test_suites_that_would_fail_are_refused_before_anything_is_submitted(
+    answer, tree, monkeypatch, task, files, sections, said
+):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tree / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tree / "cache")
+    for name in ("lost", "made"):
+        (tree / name).mkdir()
+    (tree / "lost" / "words.yaml").write_text((TASKS / "words.yaml").read_text())
+    (tree / "made" / "made.py").write_text("def made(**given):\n    given['max_seq_lengths']\n")
+    (tree / "made" / "made.yaml").write_text(
+        "task: made\ncustom_dataset: !function made.made\noutput_type: generate_until\n"
     )
-    words = ("--card", "tiny", "--out", tree / "runs" / "own", "--cluster", site(tree))
-    said = answer("run", "--executor", "slurm", "--ladder", file, *words).error()
-    assert "ladder own runs suites, which a chain of Slurm jobs does not do" in said
-    assert f"longhaul evaluate --run {tree / 'runs' / 'own'} --suite mmlu,gsm8k" in said
+    if "python" in sections:
+        program = tree / "bare" / "bin" / "python"
+        program.parent.mkdir(parents=True)
+        program.write_text('#!/bin/sh\nexec "$REAL" -S "$@"\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("REAL", sys.executable)
+        sections = {"python": str(tree / "bare")}
+    words = with_suites(tree, task, tree / files)
+    sections = {"python": sys.prefix, **sections}
+    if "container" in sections:
+        sections["python"] = None
+    assert said in answer(*words, "--cluster", site(tree, **sections)).error()
     assert not (tree / "runs").exists()
 
 

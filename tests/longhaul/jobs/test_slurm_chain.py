@@ -11,6 +11,7 @@ from fiddle import Buildable, daglish
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from longhaul.jobs import ladder_run, local_chain, records, slurm_chain
+from longhaul.jobs.chain_suites import jobs_left, suites_of
 from longhaul.jobs.evaluated_training import describe, train_and_evaluate, with_evaluations
 from longhaul.jobs.job_times import require_time, save_seconds
 from longhaul.jobs.store_source import Documents
@@ -24,7 +25,9 @@ from recipes.resolved.stage import ResolvedStage
 from recipes.shipped.factories import FACTORIES
 from recipes.shipped.machines import Machines
 from recipes.shipped.table import ROWS
+from recipes.spec.gate import SuiteThreshold
 from recipes.spec.layout import Fp8
+from recipes.spec.suites import SuiteRun
 from slurm import cluster_file
 from slurm.cluster_file import ClusterFile, Slurm
 from slurm.entrypoint import train
@@ -276,6 +279,39 @@ def test_an_evaluation_that_cannot_run_is_refused(plan, made, asked, said):
         slurm_chain.require_evaluations(asked, made)
     assert str(error.value).startswith(f"{made[0].name} cannot be evaluated under TP ")
     slurm_chain.require_evaluations(plan, made)
+
+
+def test_suites_run_on_the_base_model_first_and_on_a_stage_after_its_evaluation(plan, made):
+    suites = (SuiteRun(tasks=("hellaswag",)), SuiteRun(tasks=("niah_single_1",), lengths=(8192,)))
+    threshold = SuiteThreshold(task="hellaswag", drop=0.02)
+    gate = replace(plan.ladder.stages[0].gate, suites=(threshold,))
+    [stage], name = plan.ladder.stages, made[0].name
+    ladder = replace(plan.ladder, suites=suites, stages=(replace(stage, gate=gate),))
+    asked = replace(plan, ladder=ladder, evaluation=ladder_run.EvaluationParallel(tp=2, cp=16))
+    left = jobs_left(asked, made)
+    cache = {"HF_HOME": "/shared/hf", "HF_HUB_OFFLINE": "1"}
+    file = site().model_copy(update={"environment": {"HF_HOME": "/shared/other"}})
+    found = slurm_chain.jobs(
+        asked, made, file, documents=DOCUMENTS, export=None, suites=left, cache=cache
+    )
+    by_name = {job.name: job for job in found}
+    assert list(by_name) == ["prepare", "suites_base", name, f"evaluate_{name}", f"suites_{name}"]
+    for model in ("base", name):
+        job = by_name[f"suites_{model}"]
+        told = fdl.ordered_arguments(job.task.task)
+        assert (told["model"], told["first"], told["verify"]) == (model, name, True)
+        assert (told["tensor_parallel"], told["context_parallel"]) == (2, 16)
+        assert [fdl.build(each) for each in told["suites"]] == list(suites_of(ladder))
+        evaluate = by_name[f"evaluate_{name}"]
+        assert job.task.expected == evaluate.task.expected
+        assert (job.executor.nodes, job.executor.ntasks_per_node) == (4, 8)
+        assert job.executor.env_vars["HF_HOME"] == "/shared/other"  # the file's own word
+        assert job.executor.dependency_type == "afterok"
+        packed = ZlibJSONSerializer()
+        assert packed.deserialize(packed.serialize(job.task)) == job.task
+    assert by_name["suites_base"].task.task.thresholds == []
+    [judged] = by_name[f"suites_{name}"].task.task.thresholds
+    assert (fdl.build(judged), by_name[f"suites_{name}"].task.task.before) == (threshold, "base")
 
 
 def test_the_store_is_made_for_the_longest_stage(plan, made):

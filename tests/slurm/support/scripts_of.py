@@ -2,17 +2,20 @@
 """The batch scripts of a dry run, without what differs from run to run."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from longhaul.jobs import ladder_run, local_chain
+from longhaul.jobs.chain_suites import jobs_left
 from longhaul.jobs.slurm_chain import jobs
 from longhaul.jobs.store_source import Documents
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.shipped.machines import Machines
 from recipes.spec import cluster
+from recipes.spec.suites import SuiteRun
 from slurm.cluster_file import load
 from slurm.experiment import scripts
 
@@ -31,9 +34,8 @@ def site(folder: Path, **slurm: object) -> Path:
 
 def dry_scripts(folder: Path, nodes: int) -> dict[str, str]:
     """Return the scripts of a million tokens on so many nodes, as a run in `folder` has them."""
-    plan = ladder_run.plan(
-        LADDERS["ultralong_1m"], CARDS["llama31_8b"], folder / "run", folder / "store"
-    )
+    ladder = replace(LADDERS["ultralong_1m"], suites=(SuiteRun(tasks=("hellaswag",)),))
+    plan = ladder_run.plan(ladder, CARDS["llama31_8b"], folder / "run", folder / "store")
     file = site(folder)
     machines = load(str(file)).hardware
     asked = Machines(cluster=str(file), nodes=nodes)
@@ -44,7 +46,15 @@ def dry_scripts(folder: Path, nodes: int) -> dict[str, str]:
     documents = Documents(source="/shared/books", tokenizer="/shared/tokenizer", vocab_size=128_256)
     found = scripts(
         plan.name,
-        jobs(plan, stages, load(str(file)), documents=documents, export=folder / "exported"),
+        jobs(
+            plan,
+            stages,
+            load(str(file)),
+            documents=documents,
+            export=folder / "exported",
+            suites=jobs_left(plan, stages),
+            cache={"HF_DATASETS_CACHE": "/shared/me/datasets"},
+        ),
         plan.run / "launch",
     )
     return {name: _settled(text, folder) for name, text in found.items()}
