@@ -48,7 +48,8 @@ def answer_by_stage(
 ) -> None:
     """Append the answers of a stage's checkpoint to `out`; `seq_length` is that of the longest."""
     with parallel_ranks(tensor_parallel, context_parallel, device):
-        own = own_samples([Path(file) for file in files], Path(out), limit)
+        paths = [Path(file) for file in files]
+        own = own_samples(paths, unanswered(paths, [Path(out)], limit), limit)
         model = load_model.load(
             Path(stage),
             seq_length=seq_length,
@@ -70,24 +71,34 @@ def answer_by_export(
 ) -> None:
     """Append the answers of a Hugging Face folder to `out`; each rank has the whole model."""
     with parallel_ranks(1, 1, device):
-        own = own_samples([Path(file) for file in files], Path(out), limit)
+        paths = [Path(file) for file in files]
+        own = own_samples(paths, unanswered(paths, [Path(out)], limit), limit)
         write_answers(own, by_export(Path(export), device), Path(out))
 
 
-def own_samples(files: Sequence[Path], out: Path, limit: int | None) -> Iterator[Sample]:
-    """Return the samples that this rank answers; those that the file has are left out.
+def unanswered(
+    files: Sequence[Path], outs: Sequence[Path], limit: int | None
+) -> list[tuple[str, int]]:
+    """Return the ids and lengths of the samples that no file of predictions has.
 
-    The first rank reads the file and tells the others, since each writes to it later.
+    The first rank reads those files and tells the others, since each writes to one later.
     """
-    told = [answered(out) if dist.get_rank() == 0 else set()]
+    told: list[set[str]] = [set()]
+    if dist.get_rank() == 0:
+        told = [set().union(*(answered(out) for out in outs))]
     dist.broadcast_object_list(told)
-    there: set[str] = told[0]
-    left = [
+    return [
         (sample.id, sample.length)
         for path in files
         for sample in first_samples(path, limit)
-        if sample.id not in there
+        if sample.id not in told[0]
     ]
+
+
+def own_samples(
+    files: Sequence[Path], left: Sequence[tuple[str, int]], limit: int | None
+) -> Iterator[Sample]:
+    """Return the samples that this rank answers of those that are `left`."""
     size = parallel_state.get_data_parallel_world_size()
     rank = parallel_state.get_data_parallel_rank()
     of_sample = shared_out([length for _, length in left], size)

@@ -172,12 +172,17 @@ def begin(out: Path, facts: Mapping[str, Any]) -> set[str]:
     """
     require_same(out, facts)
     if out.exists():
-        content = out.read_bytes()
-        end = content.rfind(b"\n") + 1
-        if end < len(content):
-            os.truncate(out, end)
+        whole_lines(out)
     write_text(job_folder(out) / MODEL, json.dumps(facts, indent=1) + "\n")
     return answered(out)
+
+
+def whole_lines(out: Path) -> None:
+    """Remove a line that an interruption cut off."""
+    content = out.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        os.truncate(out, end)
 
 
 def answered(out: Path) -> set[str]:

@@ -163,7 +163,13 @@ def _run_here(
         if made is not None:
             show_store(made)
     with loading("NeMo and Megatron-Core"):
-        from longhaul.jobs import chain_suites, evaluation, local_chain, stage_checks
+        from longhaul.jobs import (
+            chain_ruler,
+            chain_suites,
+            evaluation,
+            local_chain,
+            stage_checks,
+        )
         from longhaul.jobs.evaluated_training import describe, with_evaluations
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_undamaged
@@ -182,6 +188,7 @@ def _run_here(
         local_chain.require_evaluation(plan, stages, started=not dryrun)
         if not dryrun:
             require_room(stages, plan.card)
+            chain_ruler.require_samples(plan, stages)
             chain_suites.require_suites(plan, stages)
         notes = [] if dryrun else require_undamaged(stages, plan.verify)
         notes = [*stage_checks.smaller_gpu(stages[0], rows[0]), *notes]
@@ -193,6 +200,7 @@ def _run_here(
     for said in notes if dryrun else (*notes, *standing):
         note(f"note: {said}")
     ladder_table.describe(plan, stages)
+    scored = [*chain_suites.model_jobs(plan, stages), *chain_ruler.model_jobs(plan, stages)]
     if dryrun:
         for said in (*ladder_run.missing_store(plan), *standing):
             typer.echo(f"# {said}")
@@ -200,7 +208,7 @@ def _run_here(
             typer.echo(f"# {several}")
             return
         jobs = local_chain.jobs(
-            plan, stages, record=False, suites=chain_suites.suite_jobs(plan, stages),
+            plan, stages, record=False, scored=chain_suites.local_jobs(plan, scored),
         )  # fmt: skip
         with held_back():
             lines = commands(plan.name, jobs, plan.run / "launch") if jobs else []
@@ -214,7 +222,7 @@ def _run_here(
         for folder in (*(stage.folder for stage in stages), plan.run / "eval"):
             held.enter_context(in_use(folder))
         jobs = local_chain.jobs(
-            plan, stages, record=True, suites=chain_suites.suite_jobs(plan, stages),
+            plan, stages, record=True, scored=chain_suites.local_jobs(plan, scored),
         )  # fmt: skip
         watched = [
             Watched(stage.name, stage.steps, stage.metrics, stage.tokens_per_batch)

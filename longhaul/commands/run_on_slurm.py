@@ -13,7 +13,7 @@ from eval.harness.tasks import require_harness
 from eval.run_folder import write_json
 from longhaul.defaults import default
 from longhaul.jobs import ladder_run, suite_data
-from longhaul.jobs.cluster_checks import folders, require_complete, with_names
+from longhaul.jobs.cluster_checks import folders, require_complete, ruler_folders, with_names
 from longhaul.jobs.git_tree import uncommitted
 from longhaul.jobs.store_source import documents_of
 from longhaul.options import Interval
@@ -62,15 +62,19 @@ def run_on_cluster(
     in_container, through_ssh = file.container is not None, file.tunnel.kind == "ssh"
     require_nameable(plan.run, in_container=in_container, through_ssh=through_ssh)
     with_suites = evaluated and bool(plan.ladder.suites)
-    of_suites = []
+    read = []
     if with_suites:
         require_harness()
         suite_data.require_same_caches(file)
-        of_suites = suite_data.folders(plan)
-    require_complete(file, [*folders(plan, documents, export), *of_suites])
+        suite_data.require_harness_of(file)
+        read += suite_data.folders(plan)
+    if evaluated:
+        read += ruler_folders(plan)
+    require_complete(file, [*folders(plan, documents, export), *read])
     notes = uncommitted()
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import (
+            chain_ruler,
             chain_suites,
             evaluation,
             local_chain,
@@ -122,16 +126,18 @@ def run_on_cluster(
             if stages[0].recipe.resume.start is not None:
                 stage_checks.require_start(stages[0])
             notes = [*notes, *require_checkpoints(stages, plan.verify)]
-            if with_suites:
-                suite_data.require_harness_of(file)
+            if evaluated:
                 tokenizer = None if documents is None else documents.tokenizer
+                chain_ruler.require_samples(plan, stages, tokenizer)
                 chain_suites.require_suites(plan, stages, tokenizer)
             local_chain.write_records(plan, stages)
-            read = [folder.path for folder in of_suites if folder.path.exists()]
-            submission_checks.require_shared(plan, file, read)
+            there = [folder.path for folder in read if folder.path.exists()]
+            submission_checks.require_shared(plan, file, there)
         jobs = slurm_chain.jobs(
             plan, stages, file, documents=documents, export=export, evaluated=evaluated,
-            suites=chain_suites.jobs_left(plan, stages) if with_suites else (),
+            scored=[*chain_suites.jobs_left(plan, stages), *chain_ruler.jobs_left(plan, stages)]
+            if evaluated
+            else (),
             cache=suite_data.caches() if with_suites else {},
         )  # fmt: skip
     for words_ in notes if dryrun else (*notes, *standing):

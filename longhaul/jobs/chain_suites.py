@@ -90,10 +90,10 @@ def require_suites(
                 raise ValueError(f"the gate of {name}: {threshold.named} {reason}")
 
 
-def suite_jobs(plan: LadderRun, stages: Sequence[ResolvedStage]) -> list[tuple[str, Job]]:
-    """Return the jobs on this machine, each with the model that it runs on."""
+def local_jobs(plan: LadderRun, jobs: Sequence[ModelJob]) -> list[tuple[str, Job]]:
+    """Return jobs on this machine, each with the model that it runs on."""
     found = []
-    for job in model_jobs(plan, stages):
+    for job in jobs:
         ranks = evaluation.evaluation_layout(job.stage, plan.evaluation)["ranks"]
         found.append((job.model, Job(job.name, job.task, local_executor(ranks))))
     return found

@@ -70,6 +70,13 @@ def folders(plan: LadderRun, documents: Documents | None, export: Path | None) -
     return found
 
 
+def ruler_folders(plan: LadderRun) -> list[Folder]:
+    """Return the folders of the samples that gates have thresholds for."""
+    stated = (stage.gate.ruler for _, stage in plan.chosen)
+    places = dict.fromkeys(Path(ruler.samples) for ruler in stated if ruler is not None)
+    return [Folder(what="folder of RULER's samples", path=place) for place in places]
+
+
 def with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:
     """Return a cluster file with another account and partition, unless they are empty."""
     names = {"account": account, "partition": partition}

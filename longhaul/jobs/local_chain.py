@@ -132,12 +132,13 @@ def jobs(
     record: bool,
     documents: int = EVALUATION_DOCUMENTS,
     trials: int = EVALUATION_TRIALS,
-    suites: Sequence[tuple[str, Job]] = (),
+    scored: Sequence[tuple[str, Job]] = (),
 ) -> list[Job]:
     """Return what is left to do: unfinished stages in order, then the evaluation.
 
-    `suites` are jobs with the model that each runs on (`longhaul.jobs.chain_suites`): that of a
-    stage follows its training, and others come first. They find out themselves what is left.
+    `scored` are jobs of suites and RULER with the model that each runs on
+    (`longhaul.jobs.chain_suites`): those of a stage follow its training, and others come first.
+    They find out themselves what is left.
 
     With `record` the run folder receives the facts of the run and the resolved recipes.
     """
@@ -145,11 +146,11 @@ def jobs(
     if record:
         write_records(plan, stages)
     names = [stage.name for stage in stages]
-    left = [job for model, job in suites if model not in names]
+    left = [job for model, job in scored if model not in names]
     for stage in stages:
         if stage in unfinished:
             left.append(training.training_job(stage))
-        left += [job for model, job in suites if model == stage.name]
+        left += [job for model, job in scored if model == stage.name]
     evaluated = all(evaluation_path(plan.run, name).is_file() for name in names)
     if unfinished or not evaluated:
         left.append(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A ladder as a scheduler's jobs: prepare, then train, evaluate and judge each stage, then export.
 
-The suites of a ladder are jobs too: on the model before the first stage, and on each stage after
-its evaluation.
+Suites and RULER's samples are jobs too: suites also on the model before the first stage, both on a
+stage after its evaluation.
 
 Every job may be requeued under its own number: a stage resumes from its last checkpoint, so that a
 time limit shorter than the stage, a preemption or a lost node costs steps and not the chain. Each
@@ -10,7 +10,6 @@ job checks its machines first; links are measured only where a stage trains. Imp
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -42,18 +41,18 @@ def jobs(
     documents: Documents | None,
     export: Path | None,
     evaluated: bool = True,
-    suites: Sequence[ModelJob] = (),
+    scored: Sequence[ModelJob] = (),
     cache: Mapping[str, str] = MappingProxyType({}),
     evaluation_documents: int = local_chain.EVALUATION_DOCUMENTS,
     trials: int = local_chain.EVALUATION_TRIALS,
 ) -> list[Job]:
     """Return the jobs that are left to do, in order; a stage that is finished is not run again.
 
-    Without `evaluated` the stages are trained, and neither evaluated nor judged. `suites` are the
-    jobs of suites that are left, and `cache` the variables by which they find data.
+    Without `evaluated` the stages are trained, and neither evaluated nor judged. `scored` are the
+    jobs of suites and RULER that are left, and `cache` the variables by which they find data.
     """
     found: list[Job] = []
-    before, after = _scored(plan, file, stages, suites, cache)
+    before, after = _scored(plan, file, stages, scored, cache)
     if documents is not None:
         found += _prepare(plan, file, documents, local_chain.longest(stages))
     found += before
@@ -61,7 +60,7 @@ def jobs(
     for (name, of_ladder), stage in zip(plan.chosen, stages, strict=True):
         if not stage.is_done:
             found.append(_train(plan, file, stage))
-        elif has_passed(plan.run, stage.name, replace(of_ladder.gate, suites=())):
+        elif has_passed(plan.run, stage.name, of_ladder.gate.of_evaluation):
             found += after[stage.name]
             continue
         if not evaluated:
@@ -157,17 +156,15 @@ def _scored(
     plan: LadderRun,
     file: ClusterFile,
     stages: Sequence[ResolvedStage],
-    suites: Sequence[ModelJob],
+    scored: Sequence[ModelJob],
     cache: Mapping[str, str],
 ) -> tuple[list[Job], dict[str, list[Job]]]:
-    """Return the suites' jobs on models before the first stage, and those after each stage."""
+    """Return the jobs on models before the first stage, and those on each stage."""
     before: list[Job] = []
     after: dict[str, list[Job]] = {stage.name: [] for stage in stages}
     file = file.model_copy(update={"environment": {**cache, **file.environment}})
-    for suite in suites:
-        after.get(suite.model, before).append(
-            _evaluate(plan, file, suite.name, suite.task, suite.stage)
-        )
+    for job in scored:
+        after.get(job.model, before).append(_evaluate(plan, file, job.name, job.task, job.stage))
     return before, after
 
 

@@ -64,8 +64,8 @@ def require_shared(plan: LadderRun, file: ClusterFile, data: Sequence[Path] = ()
         )
     if unseen:
         raise ValueError(
-            f"{file.tunnel.host} does not see {unseen[0]}, which the suites of the ladder read; it "
-            "has to be on a file system that this machine and the cluster share, at the same path "
+            f"{file.tunnel.host} does not see {unseen[0]}, which jobs of the ladder read; it has "
+            "to be on a file system that this machine and the cluster share, at the same path "
             "(HF_HOME names the cache of data sets)"
         )
 

@@ -64,7 +64,10 @@ def require_harness_of(file: ClusterFile) -> None:
     if Path(file.python).resolve() == Path(sys.prefix).resolve():
         return
     program = Path(file.python) / "bin" / "python"
-    done = subprocess.run([program, "-c", LOOK], check=False, capture_output=True)
+    try:
+        done = subprocess.run([program, "-c", LOOK], check=False, capture_output=True)
+    except OSError:  # a program for the nodes alone
+        return
     if done.returncode == WITHOUT:
         raise ValueError(
             f"cluster {file.name}: python is {file.python}, which has no lm-evaluation-harness for "

@@ -39,14 +39,14 @@ def as_config_node(
     """Return a description as a node of the tree, so that overrides can set its fields.
 
     Tuples become lists, the only sequence of YAML and nemo-run's overrides. A rotation that
-    stretches another has that as a nested node. A gate's thresholds of suites are left out: the job
-    that runs the suites has them.
+    stretches another has that as a nested node. A gate's thresholds of scores are left out: the
+    jobs that run suites and RULER have them.
     """
     fields = {name: getattr(noun, name) for name in type(noun).__dataclass_fields__}
     if isinstance(noun, RopeScaling) and noun.before is not None:
         fields["before"] = as_config_node(noun.before)
     if isinstance(noun, Gate):
-        del fields["suites"]
+        del fields["suites"], fields["ruler"]
     lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
     return run.Config(type(noun), **fields | lists)
 

@@ -10,6 +10,7 @@ gate:                                   # of a stage
   suites:
     - {task: hellaswag, drop: 0.02, metric: acc_norm}
     - {task: niah_single_1, length: 8K, least: 0.9}
+  ruler: {samples: ruler/ruler-offline-a6356495dfaa, length: 8K, least: {vt: 0.9, mean: 0.8}}
 
 Folders are relative to that of the file.
 """
@@ -27,9 +28,12 @@ from recipes.spec.suites import SuiteRun
 LENGTHS = ("length", "lengths")
 
 
-def read(stated: Mapping[str, Any]) -> Gate:
+def read(stated: Mapping[str, Any], folder: Path) -> Gate:
     """Return the gate of a mapping; raise ValueError with the place of what it cannot have."""
-    return decode(Gate, _with_lengths(stated), "gate")
+    gate = decode(Gate, _with_lengths(stated), "gate")
+    if gate.ruler is None:
+        return gate
+    return replace(gate, ruler=replace(gate.ruler, samples=_below(folder, gate.ruler.samples)))
 
 
 def read_suites(stated: Iterable[Mapping[str, Any]], folder: Path) -> tuple[SuiteRun, ...]:

@@ -241,7 +241,7 @@ def _stage(stated: _Stage, number: int, folder: Path, card: ModelCard | None) ->
         adam_beta2=stated.adam_beta2,
         weight_decay=stated.weight_decay,
         start=stated.start or ("previous" if number else "card"),
-        gate=gate.read(stated.gate),
+        gate=gate.read(stated.gate, folder),
     )
 
 

@@ -344,7 +344,7 @@ def smaller_stage(
         tokens=steps * sequences * seq_length,
         tokens_per_batch=sequences * seq_length,
         lr=replace(stage.lr, peak=stage.lr.peak * rates_times),
-        gate=replace(stage.gate, suites=()),  # a rehearsal runs no suites
+        gate=stage.gate.of_evaluation,  # a rehearsal runs no suites, and no samples of RULER
     )
 
 

@@ -15,10 +15,12 @@
   tokens before them. The loss must fall by at least this many nats.
 * `suites`: tasks of lm-evaluation-harness that the ladder's `suites` run, each with a least score,
   or with the most that it may lose against the model before the stage.
+* `ruler`: samples of `longhaul ruler make`, with the least score of tasks, or of their mean.
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from recipes.spec.suggest import did_you_mean
@@ -61,9 +63,43 @@ class SuiteThreshold:
         return f"suites {self.task}{at}{of_metric}"
 
 
+MEAN = "mean"
+"""Name of the average over all tasks of a length among the thresholds of RULER."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RulerThresholds:
+    """Least scores on sample files of `longhaul ruler make`, at one length."""
+
+    samples: str
+    """Folder of the files, with their manifest."""
+    least: Mapping[str, float] = field(hash=False)
+    """Least score of tasks by name, and of their `mean`, as shares of 1."""
+    length: int | None = None
+    """Tokens of prompt and answer together; None for the context of the stage."""
+    limit: int | None = None
+    """Samples of each file, at most; None for all."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for no thresholds, and for those out of range."""
+        if not self.samples:
+            raise ValueError("gate ruler names no samples; state the folder of `ruler make`")
+        if not self.least:
+            raise ValueError("gate ruler has no threshold; state least, such as {mean: 0.8}")
+        for task, least in self.least.items():
+            if not 0 < least <= 1:
+                raise ValueError(
+                    f"gate ruler has {least:g} for {task}; scores are shares, above 0 and up to 1"
+                )
+        for name in ("length", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"gate ruler has {name} {value}; it must be positive")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """Thresholds in nats per token, a share of passkeys, and scores of suites."""
+    """Thresholds in nats per token, a share of passkeys, and scores of suites and RULER."""
 
     rise: float | None = 0.2
     forgotten: float | None = 0.2
@@ -71,6 +107,12 @@ class Gate:
     passkey: float | None = None
     context_gain: float | None = None
     suites: tuple[SuiteThreshold, ...] = ()
+    ruler: RulerThresholds | None = None
+
+    @property
+    def of_evaluation(self) -> "Gate":
+        """The thresholds that an evaluation is judged by, without those of scores."""
+        return replace(self, suites=(), ruler=None)
 
     def __post_init__(self) -> None:
         """Raise ValueError for thresholds out of range; lists become tuples."""
@@ -91,7 +133,7 @@ class Gate:
 
 def gate_from(words: str, own: Gate) -> Gate:
     """Return `own` changed by, say, `passkey=0.9,rise=none`; raise ValueError for other words."""
-    known = [field.name for field in fields(Gate) if field.name != "suites"]
+    known = [each.name for each in fields(Gate) if each.name not in ("suites", "ruler")]
     said: dict[str, Any] = {}
     for word in words.split(",") if words else ():
         name, _, value = word.partition("=")

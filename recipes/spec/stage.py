@@ -228,6 +228,12 @@ class Ladder:
                 f"{gate} has thresholds of suites, and the ladder runs none; add suites: to the "
                 "ladder, or remove them"
             )
+        ruler = stage.gate.ruler
+        if ruler is not None and (ruler.length or 0) > stage.target_length:
+            raise ValueError(
+                f"{gate} has ruler at {ruler.length:,} tokens, and the stage trains for "
+                f"{stage.target_length:,}; a model is scored within its own context"
+            )
         for threshold in stage.gate.suites:
             if threshold.drop is not None and before is None and stage.start == "scratch":
                 raise ValueError(

@@ -2,15 +2,19 @@
 """A stage and its export answer RULER's samples the same way, on one rank and on two."""
 
 import json
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from data.files.sha256 import sha256_of
 from tests.eval.stage_and_export import Models
-from tests.ranks import one_rank
+from tests.ranks import Ranks, one_rank
 from tests.recipes.hugging_face.support.stages import LENGTH
+from tests.runs.conftest import NEMO
 
 pytestmark = pytest.mark.slow
 
@@ -115,6 +119,62 @@ def test_an_interrupted_export_resumes_and_answers_as_its_stage(
     before = out.stat().st_mtime_ns
     assert predict(answer, samples, *words).code == 0  # nothing is left, so no rank starts
     assert out.stat().st_mtime_ns == before
+
+
+def run_in_chain(port: int, models_of: tuple[str, str, str], files: list[str]) -> str:
+    """Answer, score and judge as a rank of a chain's job; return why the gate shut."""
+    from eval.gates.chain_ruler import run_ruler
+    from recipes.spec.gate import GateShutError
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()  # a job of the chain joins by itself, as torchrun tells it
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="localhost", MASTER_PORT=str(port)
+    )
+    reason = ""
+    try:
+        run_ruler(*models_of, files, {"niah_single_1": 1.0, "mean": 0.5})
+    except GateShutError as error:
+        reason = str(error)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return reason
+
+
+def test_a_chain_answers_scores_and_judges_a_stage_and_continues(models, samples, of_one_rank):
+    from eval.gates.chain_ruler import have_passed
+    from tests.slurm.support.real_slurm import free_ports
+
+    name, [file] = models.stage.name, samples.glob("*.jsonl")
+    told = (str(models.run), name, str(models.store / "tokenizer"))
+
+    def reasons() -> list[str]:
+        with Ranks(run_in_chain, 2, free_ports(1)[0], told, [str(file)], server=NEMO) as started:
+            return started.results(300)
+
+    first, other = reasons()
+    folder = models.run / "eval" / "ruler"
+    answers = sorted((folder / "answers").rglob("*.jsonl"))
+    assert [path.name for path in answers] == ["0.jsonl", "1.jsonl"]
+    assert lines(answers[0]) | lines(answers[1]) == of_one_rank
+    kept = json.loads((folder / f"{name}.json").read_text())
+    [row] = kept["scores"]
+    assert (row["task"], row["length"], row["samples"]) == ("niah_single_1", LENGTH, SAMPLES)
+    assert (kept["model"], kept["suite"], kept["precision"]) == (name, "ruler-offline", "fp32")
+    assert kept["files"][0]["sha256"] == sha256_of([file])[0]
+    judged = json.loads((folder / f"{name}.gate.json").read_text())
+    assert [each["measured"] for each in judged["judgements"]] == [row["score"] / 100] * 2
+    assert not judged["open"]
+    assert f"the gate after {name} is shut: ruler niah_single_1: score 0.000" in first
+    assert not other
+    asked = (models.run, name, [file])
+    assert not have_passed(*asked, {"mean": 0.5}, None, "cpu")
+    assert have_passed(*asked, {}, None, "cpu")
+
+    answers[0].write_text('{"id": "cut')  # as an interruption leaves it
+    before = answers[1].read_text()
+    assert reasons()[0] == first
+    assert answers[1].read_text().startswith(before)
+    assert lines(answers[0]) | lines(answers[1]) == of_one_rank
 
 
 def test_an_expected_answer_takes_one_forward(

@@ -11,6 +11,7 @@ from custom_modules.rope.config import RopeScaling
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.notation import ladder_file
+from recipes.spec.gate import Gate
 from recipes.spec.stage import Cosine, Linear
 from recipes.spec.units import K, M
 
@@ -78,6 +79,29 @@ def test_suites_and_thresholds_that_cannot_be_are_refused(tmp_path, suites, thre
     with pytest.raises(ValueError, match=r"mine\.yaml") as told:
         ladder_file.read(path, LLAMA)
     assert said in str(told.value)
+
+
+def test_thresholds_of_ruler_are_read_and_refused(tmp_path):
+    stated = {"samples": "ruler/own", "least": {"vt": 0.9, "mean": 0.8}, "length": "32K"}
+
+    def read(**changed):
+        stage = STAGE | {"gate": {"ruler": stated | changed}}
+        return ladder_file.read(written(tmp_path, stage), LLAMA).stages[0].gate
+
+    gate = read()
+    assert gate.ruler.samples == str(tmp_path / "ruler" / "own")
+    assert (gate.ruler.length, dict(gate.ruler.least)) == (32 * K, {"vt": 0.9, "mean": 0.8})
+    assert gate.of_evaluation == Gate()
+    for changed, said in (
+        ({"least": {}}, "gate ruler has no threshold; state least, such as {mean: 0.8}"),
+        ({"least": {"vt": 90}}, "gate ruler has 90 for vt; scores are shares, above 0 and up to"),
+        ({"limit": 0}, "gate ruler has limit 0; it must be positive"),
+        ({"length": "128K"}, "ruler at 131,072 tokens, and the stage trains for 65,536"),
+        ({"most": 1}, "gate: ruler has no field 'most'"),
+    ):
+        with pytest.raises(ValueError, match=r"mine\.yaml") as told:
+            read(**changed)
+        assert said in str(told.value)
 
 
 def test_a_ladder_in_python_may_begin_with_a_shipped_one(tmp_path, capsys):

@@ -52,7 +52,7 @@ def dry_scripts(folder: Path, nodes: int) -> dict[str, str]:
             load(str(file)),
             documents=documents,
             export=folder / "exported",
-            suites=jobs_left(plan, stages),
+            scored=jobs_left(plan, stages),
             cache={"HF_DATASETS_CACHE": "/shared/me/datasets"},
         ),
         plan.run / "launch",
