@@ -5,7 +5,8 @@
 
 `longhaul run` launches it on every rank of a job, here or on Slurm. Answers that are there are not
 made again; the digest is that of weights and precision, and an id names the text of its sample.
-Scores and judgement are those of `eval.gates.ruler_scores`.
+Scores are written as by `longhaul ruler score --run` (`eval.ruler.results`), and the judgement as
+`eval.gates.ruler_scores` says.
 """
 
 import hashlib
@@ -13,7 +14,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ from data.tokenization.tokenizer import load
 from eval import load_model
 from eval.answers.ruler import by_stage, own_samples, unanswered, write_answers
 from eval.distributed import parallel_ranks
-from eval.gates.ruler_scores import judge, pass_scores, scores_path
+from eval.gates.ruler_scores import judge, pass_scores
+from eval.provenance import Provenance, now
 from eval.ruler.length import RulerError
 from eval.ruler.predictions import answered, questions, require_tokenizer, whole_lines
-from eval.ruler.samples import read_manifest
+from eval.ruler.results import RulerResult, result_path, write_result
 from eval.ruler.scoring import Scores, score
 from eval.ruler.tokens import Tokens
-from eval.run_folder import write_json
 from recipes.checkpoints.marker import MARKER, newest_checkpoint, steps_taken
 from recipes.spec.naming import stage_folder
 
@@ -49,10 +49,12 @@ def run_ruler(
     context_parallel: int = 1,
     device: str = "cpu",
     verify: bool = True,
+    command: str = "",
+    commit: str = "",
 ) -> None:
     """Write the scores of a stage, and judge it; raises GateShutError if a threshold is not met."""
     folder, paths = Path(run), [Path(file) for file in files]
-    facts = facts_of(folder, stage, paths, device)
+    facts = facts_of(folder, stage, device)
     place = answers_folder(folder, stage, facts)
     first = os.environ.get("RANK", "0") == "0"
     if first:
@@ -79,27 +81,30 @@ def run_ruler(
             _wait(place, set(asked.lengths))
     if first:
         scores = scores_of(place, paths, limit)
-        stated = {**facts, "tokenizer_sha256": asked.tokenizer, "limit": limit}
-        write_json(scores_path(folder, stage), {**stated, **asdict(scores)})
+        about = Provenance(date=now(), commit=commit, command=command)
+        write_result(
+            folder,
+            RulerResult(
+                model=stage,
+                scores=scores,
+                provenance=about,
+                tokenizer_sha256=asked.tokenizer,
+                **facts,
+            ),
+        )
         pass_scores(folder, stage, least, scores)
 
 
-def facts_of(run: Path, stage: str, files: Sequence[Path], device: str) -> dict[str, Any]:
-    """Return what identifies the model and the samples; raise ValueError without a checkpoint."""
+def facts_of(run: Path, stage: str, device: str) -> dict[str, Any]:
+    """Return what identifies the model; raise ValueError without a checkpoint."""
     checkpoint = newest_checkpoint(stage_folder(run, stage) / "checkpoints")
     if checkpoint is None:
         raise ValueError(f"{stage} of {run} has no complete checkpoint; train the stage first")
-    rows = {file: read_manifest(file.parent)[file.name] for file in files}
     return {
-        "model": stage,
         "weights": str(checkpoint.resolve()),
         "weights_sha256": sha256_of([checkpoint / MARKER])[0],
         "step": steps_taken(checkpoint.parent),
         "precision": "bf16" if device == "cuda" else "fp32",
-        "files": [
-            {"file": str(file.resolve()), "sha256": row.sha256, "samples": row.samples}
-            for file, row in rows.items()
-        ],
     }
 
 
@@ -124,11 +129,13 @@ def have_passed(
     device: str,
 ) -> bool:
     """Whether the newest checkpoint has answered every sample, and the gate is open."""
-    place = answers_folder(run, stage, facts_of(run, stage, files, device))
+    place = answers_folder(run, stage, facts_of(run, stage, device))
     asked = questions(files, limit).lengths.keys()
-    if not scores_path(run, stage).is_file() or asked - _answered(place):
+    if asked - _answered(place):
         return False
-    return all(each.passed for each in judge(least, scores_of(place, files, limit)))
+    scores = scores_of(place, files, limit)
+    written = result_path(run, stage, scores.suite).is_file()
+    return written and all(each.passed for each in judge(least, scores))
 
 
 def _answered(place: Path) -> set[str]:

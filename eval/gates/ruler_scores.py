@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judge the scores of a stage on RULER's samples by the thresholds of its gate.
 
-    RUN/eval/ruler/<stage>.json         scores as of `longhaul ruler score --json`, with the model
-                                        and the SHA-256 of the sample files
-    RUN/eval/ruler/<stage>.gate.json    whether the stage passed, and a sentence for each threshold
+    RUN/eval/ruler/gates/<stage>.json    whether the stage passed, and a sentence for each threshold
 
 A score whose samples are each 0 or 1 has Wilson's interval, any other that of its standard error
 (`eval.ruler.scoring`). Thresholds and judgements are shares of 1.
@@ -23,6 +21,7 @@ from eval.gates.judgement import (
     unmeasured,
     verdict,
 )
+from eval.ruler.results import FOLDER
 from eval.ruler.scoring import Average, Score, Scores
 from eval.run_folder import write_json
 from eval.uncertainty import prompts_to_tell, share_interval
@@ -31,17 +30,12 @@ from recipes.spec.gate import MEAN, GateShutError
 log = logging.getLogger(__name__)
 
 
-def scores_path(run: Path, model: str) -> Path:
-    """Return the path of a model's scores."""
-    return run / "eval" / "ruler" / f"{model}.json"
-
-
 def pass_scores(run: Path, stage: str, least: Mapping[str, float], scores: Scores) -> None:
     """Judge the scores of a stage; raise GateShutError if the next stage must not start."""
     judgements = list(judge(least, scores))
     failed = [each for each in judgements if not each.passed]
     write_json(
-        scores_path(run, stage).with_suffix(".gate.json"),
+        run / "eval" / FOLDER / "gates" / f"{stage}.json",
         {"stage": stage, "open": not failed, "least": dict(least), "judgements": judgements},
     )
     for each in judgements:

@@ -18,6 +18,7 @@ from eval.ruler.samples import read_manifest
 from longhaul.jobs import evaluation
 from longhaul.jobs.chain_suites import ModelJob
 from longhaul.jobs.ladder_run import LadderRun
+from longhaul.jobs.origin import origin
 from recipes.resolved.stage import ResolvedStage
 from recipes.spec.gate import MEAN, RulerThresholds
 from recipes.spec.naming import length_shown
@@ -69,6 +70,7 @@ def model_jobs(plan: LadderRun, stages: Sequence[ResolvedStage]) -> list[ModelJo
             context_parallel=layout["context_parallel"],
             device=layout["device"],
             verify=plan.verify is not False,
+            **origin(),
         )
         found.append(ModelJob(name=f"ruler_{name}", model=name, stage=stage, task=task))
     return found

@@ -142,6 +142,7 @@ def run_in_chain(port: int, models_of: tuple[str, str, str], files: list[str]) -
 
 def test_a_chain_answers_scores_and_judges_a_stage_and_continues(models, samples, of_one_rank):
     from eval.gates.chain_ruler import have_passed
+    from eval.ruler.results import read_results
     from tests.slurm.support.real_slurm import free_ports
 
     name, [file] = models.stage.name, samples.glob("*.jsonl")
@@ -156,13 +157,13 @@ def test_a_chain_answers_scores_and_judges_a_stage_and_continues(models, samples
     answers = sorted((folder / "answers").rglob("*.jsonl"))
     assert [path.name for path in answers] == ["0.jsonl", "1.jsonl"]
     assert lines(answers[0]) | lines(answers[1]) == of_one_rank
-    kept = json.loads((folder / f"{name}.json").read_text())
-    [row] = kept["scores"]
-    assert (row["task"], row["length"], row["samples"]) == ("niah_single_1", LENGTH, SAMPLES)
-    assert (kept["model"], kept["suite"], kept["precision"]) == (name, "ruler-offline", "fp32")
-    assert kept["files"][0]["sha256"] == sha256_of([file])[0]
-    judged = json.loads((folder / f"{name}.gate.json").read_text())
-    assert [each["measured"] for each in judged["judgements"]] == [row["score"] / 100] * 2
+    [kept] = read_results(models.run)
+    [row] = kept.scores.scores
+    assert (row.task, row.length, row.samples) == ("niah_single_1", LENGTH, SAMPLES)
+    assert (kept.model, kept.scores.suite, kept.precision) == (name, "ruler-offline", "fp32")
+    assert row.files[0].sha256 == sha256_of([file])[0]
+    judged = json.loads((folder / "gates" / f"{name}.json").read_text())
+    assert [each["measured"] for each in judged["judgements"]] == [row.score / 100] * 2
     assert not judged["open"]
     assert f"the gate after {name} is shut: ruler niah_single_1: score 0.000" in first
     assert not other
