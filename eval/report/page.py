@@ -95,7 +95,7 @@ def build(run: Path, out: Path | None = None) -> Path:
         "gains": list(gain_sentences(evaluations)),
         "trainings": [("", training)] if training else [],
         "differences": difference_table(differences),
-        "suites": suite_table(suites),
+        "suites": suite_table(suites, names),
         "ruler": ruler,
         "mix": mix,
     }

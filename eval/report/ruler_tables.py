@@ -62,26 +62,22 @@ class Table:
         return rows
 
     @property
-    def models(self) -> list[str]:
-        """Return the heads of the columns of `tasks`, after the task."""
-        return [*(each.model for each in self.results), "samples"]
+    def tasks(self) -> list[tuple[Row, str]]:
+        """Return a row for each task and model, the score at each length, and the model."""
+        rows = []
+        for task in dict.fromkeys(row.task for each in self.results for row in each.scores.scores):
+            for each in self.results:
+                at = {row.length: row for row in each.scores.scores if row.task == task}
+                if at:
+                    cells = [Cell(_score(at.get(length))) for length in self.lengths]
+                    rows.append((Row(task, cells), each.model))
+        return rows
 
     @property
-    def tasks(self) -> list[tuple[str, list[Row]]]:
-        """Return the scores of each length: a row for each task, a column for each model."""
-        return [(length_shown(length), self._tasks(length)) for length in self.lengths]
-
-    def _tasks(self, length: int) -> list[Row]:
-        of_models = [
-            {row.task: row for row in each.scores.scores if row.length == length}
-            for each in self.results
-        ]
-        rows = []
-        for task in dict.fromkeys(task for scores in of_models for task in scores):
-            found = [scores.get(task) for scores in of_models]
-            samples = next(score.samples for score in found if score is not None)
-            rows.append(Row(task, [*(Cell(_score(each)) for each in found), Cell(f"{samples:,}")]))
-        return rows
+    def samples(self) -> str:
+        """Return how many samples of a task and length were scored."""
+        counts = sorted({row.samples for each in self.results for row in each.scores.scores})
+        return f"{counts[0]:,}" + (f" to {counts[-1]:,}" if len(counts) > 1 else "")
 
     @property
     def sentences(self) -> list[str]:

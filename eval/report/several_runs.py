@@ -81,7 +81,7 @@ def build_several(runs: Sequence[LabelledRun], comparison: SideBySide, target: P
         "trainings": [(run.label, drawn) for run in runs if (drawn := _training(run, compared))],
         "facts_of_stages": [row for run in runs for row in facts(run.trained)],
         "short_sentences": short_of_runs(runs),
-        "suites": suite_table(suites),
+        "suites": suite_table(suites, names),
         "ruler": ruler,
     }
     figures = {

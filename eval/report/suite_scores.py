@@ -30,9 +30,11 @@ def read_suites(run: Path, label: str = "") -> list[SuiteResult]:
     return [replace(each, model=f"{label}: {each.model}") for each in found] if label else found
 
 
-def suite_table(results: Sequence[SuiteResult]) -> SuiteTable:
-    """Return the scores: a column for each model, and the samples."""
-    models = list(dict.fromkeys(_model(result) for result in results))
+def suite_table(results: Sequence[SuiteResult], names: Sequence[str] = ()) -> SuiteTable:
+    """Return the scores: a column for each model, in the order of `names`, and the samples."""
+    order = {name: number for number, name in enumerate(names)}
+    in_order = sorted(results, key=lambda each: order.get(each.model, len(order)))
+    models = list(dict.fromkeys(_model(result) for result in in_order))
     cells: dict[tuple[object, ...], dict[str, tuple[SuiteResult, Metric]]] = {}
     for result in results:
         for metric in result.metrics:

@@ -146,7 +146,7 @@ def why_apart(first: RulerResult, second: RulerResult) -> str:
             only = sorted(ours[length].keys() ^ theirs[length].keys())
             return f"{at} one of them alone was asked {', '.join(only)}"
         task = next(name for name in ours[length] if ours[length][name] != theirs[length][name])
-        of = [f"{count:,} of {'+'.join(map(_digest, sums))}"
+        of = [f"{count:,} of SHA-256 {'+'.join(map(_digest, sums))}"
               for sums, count in (ours[length][task], theirs[length][task])]  # fmt: skip
         return f"{at} they were asked other samples of {task} ({' and '.join(of)})"
     return ""

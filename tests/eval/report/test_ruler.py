@@ -90,8 +90,9 @@ def test_models_that_were_asked_other_samples_have_tables_apart():
     short = scored("tiny_2k", {4096: 8})
     assert why_apart(long, short) == ""
     other = scored("tiny_512", {4096: 8}, seed="b")
-    assert "at 4,096 tokens they were asked other samples of vt (10 of avt40960" in why_apart(
-        long, other
+    assert (
+        "at 4,096 tokens they were asked other samples of vt (10 of SHA-256 avt40960"
+        in why_apart(long, other)
     )
     assert "their tokenizers differ" in why_apart(long, replace(short, tokenizer_sha256="u"))
     assert why_apart(short, scored("x", {8192: 1})) == "they have no length in common"
@@ -106,6 +107,13 @@ def test_models_that_were_asked_other_samples_have_tables_apart():
     ]
     (sentence,) = part.apart
     assert sentence.startswith("tiny_2k is not put next to tiny_512: at 4,096 tokens")
+    assert [(row.name, model) for row, model in part.tables[1].tasks] == [
+        ("vt", "tiny_2k"), ("vt", "tiny_8k"), ("qa_1", "tiny_2k"), ("qa_1", "tiny_8k"),
+    ]  # fmt: skip
+    assert [cell.text for cell in part.tables[1].tasks[0][0].cells] == [
+        "80.0 \N{PLUS-MINUS SIGN} 12.6",
+        "-",
+    ]
 
 
 def test_the_page_has_means_tasks_figure_and_effective_length(tmp_path):

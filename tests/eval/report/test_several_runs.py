@@ -178,6 +178,10 @@ def test_the_name_of_a_folder_is_text_on_the_page(two, tmp_path):
 def test_models_share_a_row_only_for_the_same_task(two):
     rows = suite_table([each for run in two for each in read_suites(run, run.name)])
     assert rows.heads == ["yarn: tiny_8k, step 60", "abf: tiny_8k, step 60", "samples"]
+    in_order = suite_table(
+        [each for run in two for each in read_suites(run, run.name)], ["abf: tiny_8k"]
+    )
+    assert in_order.heads == ["abf: tiny_8k, step 60", "yarn: tiny_8k, step 60", "samples"]
     (row,) = rows.rows
     assert [cell.text for cell in row.cells] == [
         "0.2500 \N{PLUS-MINUS SIGN} 0.0100",
