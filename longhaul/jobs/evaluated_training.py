@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -76,11 +77,20 @@ def _when(every: int) -> str:
 
 
 def _reason(stage: "ResolvedStage") -> str:
-    """Return why a stage's layout is not evaluated; empty if it is."""
+    """Return why a stage is not evaluated: its layout, or its store if there is one yet."""
+    from data.store import Manifest
+    from eval.loss.held_out import held_out
     from eval.while_training import unsupported
 
-    return unsupported(
+    reason = unsupported(
         pipeline_parallel=stage.layout.pp,
         fp8=stage.layout.fp8.recipe != "none",
         megatron_fsdp=getattr(stage.recipe.trainer.strategy.ddp, "use_megatron_fsdp", False),
     )
+    store = Path(stage.recipe.data.store)
+    if not reason and store.exists():
+        try:
+            held_out(Manifest.load(store), stage.seq_length + 1, documents=1)
+        except ValueError as error:
+            return str(error)
+    return reason

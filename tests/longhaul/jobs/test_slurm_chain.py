@@ -135,6 +135,15 @@ def test_a_stage_in_fp8_is_said_not_to_be_evaluated_while_it_trains(made):
     assert told.startswith(f"{made[0].name} is not evaluated while it trains: it trains in FP8")
 
 
+def test_a_stage_whose_store_has_no_document_to_evaluate_on_is_said_not_to_be_evaluated(
+    made, store_of_lengths
+):
+    recipe = copy.deepcopy(made[0].recipe)
+    recipe.data.store = str(store_of_lengths)
+    [told] = describe([replace(made[0], recipe=recipe, evaluate_every=50)], 50)
+    assert f"is not evaluated while it trains: {store_of_lengths} has no held-out document" in told
+
+
 def test_a_command_that_continues_a_stage_evaluates_it_as_it_was_begun(tmp_path, plan, made):
     recipe = copy.deepcopy(made[0].recipe)
     place(recipe, plan.card, plan.ladder, plan.ladder.stages[0], run_to=tmp_path, store=plan.store)
