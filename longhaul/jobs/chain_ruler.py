@@ -6,6 +6,7 @@ A stage whose gate has thresholds of RULER answers the samples after its trainin
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import nemo_run
@@ -16,7 +17,7 @@ from eval.gates.chain_ruler import have_passed, run_ruler
 from eval.ruler.predictions import questions, require_room, require_tokenizer
 from eval.ruler.samples import read_manifest
 from longhaul.jobs import evaluation
-from longhaul.jobs.chain_suites import ModelJob
+from longhaul.jobs.chain_suites import ModelJob, require_no_pipeline
 from longhaul.jobs.ladder_run import LadderRun
 from longhaul.jobs.origin import origin
 from recipes.resolved.stage import ResolvedStage
@@ -35,6 +36,7 @@ def require_samples(
         ruler = of_ladder.gate.ruler
         if ruler is None:
             continue
+        require_no_pipeline(plan, "has gates on RULER's samples, which are answered")
         with _told_of(name):
             asked = questions(files_of(ruler, stage), ruler.limit)
             require_room(asked, stage.trained_length, name)
@@ -55,7 +57,7 @@ def model_jobs(plan: LadderRun, stages: Sequence[ResolvedStage]) -> list[ModelJo
         ruler = of_ladder.gate.ruler
         if ruler is None:
             continue
-        layout = evaluation.evaluation_layout(stage, plan.evaluation)
+        layout = evaluation.evaluation_layout(stage, replace(plan.evaluation, pp=1))
         with _told_of(name):
             files = files_of(ruler, stage)
         task = nemo_run.Partial(

@@ -47,6 +47,15 @@ def suites_of(ladder: Ladder) -> list[SuiteRun]:
     return [suite if suite.lengths else replace(suite, lengths=contexts) for suite in ladder.suites]
 
 
+def require_no_pipeline(plan: LadderRun, what: str) -> None:
+    """Raise ValueError if an evaluation with pipeline stages is asked for; `what` needs none."""
+    if (pp := plan.evaluation.pp or 1) > 1:
+        raise ValueError(
+            f"--eval-pp is {pp}, and ladder {plan.ladder.name} {what} without pipeline stages; "
+            "expected --eval-pp 1, with --eval-tp or --eval-cp for more ranks"
+        )
+
+
 def require_suites(
     plan: LadderRun, stages: Sequence[ResolvedStage], tokenizer: str | None = None
 ) -> None:
@@ -57,12 +66,7 @@ def require_suites(
     """
     if not plan.ladder.suites:
         return
-    if (pp := plan.evaluation.pp or 1) > 1:
-        raise ValueError(
-            f"--eval-pp is {pp}, and ladder {plan.ladder.name} runs suites, which are evaluated "
-            "without pipeline stages; expected --eval-pp 1, with --eval-tp or --eval-cp for more "
-            "ranks"
-        )
+    require_no_pipeline(plan, "runs suites, which are evaluated")
     require_harness()
     context = _base_context(plan, stages[0])
     if plan.store.exists():
