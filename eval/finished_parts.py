@@ -4,12 +4,16 @@
     RUN/eval/<stage>.partial    each part as soon as it is measured, and what it was measured with
 
 A part is used again only by the same evaluation: the same settings, weights, store, tokenizer,
-ranks of the model, device and commit. A file of another evaluation is replaced.
+ranks of the model, device and code. A file of another evaluation is replaced, with a warning.
+
+A commit does not tell the code of a tree with changes, nor of one without git, so the files of the
+packages that measure are compared too.
 """
 
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,10 @@ from eval.run_folder import evaluation_path, plain, write_json
 from recipes.spec.schema import decode
 
 log = logging.getLogger(__name__)
+
+TREE = Path(__file__).resolve().parents[1]
+PACKAGES = ("custom_modules", "data", "eval", "recipes")
+"""Packages whose code measures, or makes the model that is measured."""
 
 
 class FinishedParts:
@@ -32,6 +40,8 @@ class FinishedParts:
         self._name, self._path = name, partial_path(run, name)
         self._identity = json.loads(json.dumps(plain(dict(identity))))
         first = dist.get_rank() == 0
+        if first:
+            self._identity["code"] = code_sha256()
         read = [_parts_of(self._path, self._identity) if first else {}]
         dist.broadcast_object_list(read)
         self._parts: dict[str, Any] = read[0]
@@ -73,10 +83,30 @@ def digest(*files: Path) -> str:
     return sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
+@cache
+def code_sha256() -> str:
+    """Return the SHA-256 of the code that measures: names and content of its Python files."""
+    found = sha256()
+    for file in sorted(file for name in PACKAGES for file in (TREE / name).rglob("*.py")):
+        found.update(f"{file.relative_to(TREE)} {digest(file)}\n".encode())
+    return found.hexdigest()
+
+
 def _parts_of(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts in a file; empty for a file of another evaluation, or a damaged one."""
     content = _content(path)
-    return content["parts"] if content.get("identity") == identity else {}
+    before = content.get("identity")
+    if before == identity:
+        parts: dict[str, Any] = content["parts"]
+        return parts
+    if isinstance(before, dict):
+        names = sorted(name for name in identity if before.get(name) != identity[name])
+        log.warning(
+            "%s: measured again, since it is of another evaluation (%s)",
+            path,
+            ", ".join(names) or "more is compared",
+        )
+    return {}
 
 
 def _content(path: Path) -> dict[str, Any]:

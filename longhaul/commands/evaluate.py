@@ -274,8 +274,8 @@ def evaluate(
     for name in subjects:
         if there := titles_of(run, name):
             note(
-                f"note: {name} was interrupted after {', '.join(there)}; with the same settings "
-                "and weights only the rest is measured"
+                f"note: {name} was interrupted after {', '.join(there)}; with the same settings, "
+                "weights and code only the rest is measured"
             )
     said = f"evaluating {', '.join(subjects)} on {ranks} ranks"
     with (
