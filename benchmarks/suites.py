@@ -20,11 +20,12 @@ from megatron.core import parallel_state
 
 from benchmarks.harness.machine import facts
 from benchmarks.harness.page import page, table, write
-from eval.base_model import BASE, BaseModel
+from eval.base_model import BaseModel
 from eval.distributed import parallel_ranks
 from eval.evaluate import Subject
 from eval.harness.run import Evaluated, Suite, evaluate_models, of_checkpoint, of_export
 from eval.harness.tasks import built, find
+from eval.run_folder import BASE
 from eval.suite_results import SuiteResult, result_at
 from examples.real_model import convert
 from recipes.hugging_face.config import card_of, read_config, require_weights

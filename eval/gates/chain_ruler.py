@@ -22,6 +22,7 @@ from megatron.core import parallel_state
 from data.files.sha256 import sha256_of
 from data.tokenization.tokenizer import load
 from eval import load_model
+from eval.answers.end_tokens import end_tokens
 from eval.answers.ruler import by_stage, own_samples, unanswered, write_answers
 from eval.distributed import parallel_ranks
 from eval.gates.ruler_scores import judge, pass_scores
@@ -32,6 +33,7 @@ from eval.ruler.results import RulerResult, result_path, write_result
 from eval.ruler.scoring import Scores, score
 from eval.ruler.tokens import Tokens
 from recipes.checkpoints.marker import MARKER, newest_checkpoint, steps_taken
+from recipes.hugging_face.source_checkpoint import published_folder
 from recipes.spec.naming import stage_folder
 
 LOOK_SECONDS = 1.0
@@ -55,6 +57,7 @@ def run_ruler(
     """Write the scores of a stage, and judge it; raises GateShutError if a threshold is not met."""
     folder, paths = Path(run), [Path(file) for file in files]
     facts = facts_of(folder, stage, device)
+    checkpoint = Path(facts["weights"])
     place = answers_folder(folder, stage, facts)
     first = os.environ.get("RANK", "0") == "0"
     if first:
@@ -75,7 +78,9 @@ def run_ruler(
                 verify=verify,
             )
             out = place / f"{parallel_state.get_data_parallel_rank()}.jsonl"
-            answer = by_stage(model, Tokens(load(tokenizer)))
+            read = Tokens(load(tokenizer))
+            ends = end_tokens(read.tokenizer.hugging_face, published_folder(checkpoint))
+            answer = by_stage(model, read, ends)
             write_answers(own_samples(paths, left, limit), answer, out)
         if first:
             _wait(place, set(asked.lengths))
