@@ -4,12 +4,15 @@
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from recipes.spec.cluster import CLUSTER
+
+if TYPE_CHECKING:
+    from longhaul.jobs.evaluated_training import Interval
 
 K_IS = "K is 1,024, M is 1,024 K"
 """Units of lengths and of the tokens of a step, for help texts; budgets use powers of ten."""
@@ -99,8 +102,6 @@ Verify = Annotated[
         show_default="a sample of the store, the whole checkpoint",
     ),
 ]
-Interval = int | Literal["never"]
-"""Steps between evaluations of a model while it trains; 0: by their own time."""
 EvalEvery = Annotated[
     str | None,
     typer.Option(
@@ -142,7 +143,7 @@ def length_of(option: str, word: str) -> int:
         raise ValueError(f"{option}: {error}") from None
 
 
-def evaluation_interval(word: str | None) -> Interval | None:
+def evaluation_interval(word: str | None) -> "Interval | None":
     """Return what --eval-every means, None if it is not given; raise ValueError for other words."""
     if word is None:
         return None

@@ -20,7 +20,6 @@ from longhaul.options import (
     EvalEvery,
     Executor,
     Gpus,
-    Interval,
     MachineLayout,
     Partition,
     StageLadder,
@@ -47,6 +46,7 @@ from recipes.spec.suggest import lookup
 if TYPE_CHECKING:
     import nemo_run
 
+    from longhaul.jobs.evaluated_training import Interval
     from recipes.shipped.row import Row
 
 
@@ -248,7 +248,7 @@ def _submit(
     out: Path | None,
     store: Path | None,
     verify: bool | None,
-    evaluate_every: Interval | None,
+    evaluate_every: "Interval | None",
     dryrun: bool,
 ) -> None:
     """Submit the stage of a row as a job on the cluster, or print its script."""

@@ -23,7 +23,6 @@ from longhaul.options import (
     EvaluationTensorParallel,
     Executor,
     Gpus,
-    Interval,
     MachineLayout,
     Partition,
     Verify,
@@ -40,6 +39,7 @@ from longhaul.terminal.progress import Watched, progress
 from recipes.shipped.machines import Machines, require_no_machines
 
 if TYPE_CHECKING:
+    from longhaul.jobs.evaluated_training import Interval
     from recipes.shipped.row import Row
 
 
@@ -151,7 +151,7 @@ def _run_here(
     words: Sequence[str],
     device: str | None,
     *,
-    evaluate_every: Interval | None,
+    evaluate_every: "Interval | None",
     dryrun: bool,
 ) -> None:
     """Run what is left of the ladder on this machine, or print it."""

@@ -16,7 +16,6 @@ from longhaul.jobs import ladder_run, suite_data
 from longhaul.jobs.cluster_checks import folders, require_complete, ruler_folders, with_names
 from longhaul.jobs.git_tree import uncommitted
 from longhaul.jobs.store_source import documents_of
-from longhaul.options import Interval
 from longhaul.pages import ladder_table
 from longhaul.terminal.console import held_back, loading
 from longhaul.terminal.messages import next_command, note
@@ -29,6 +28,7 @@ from slurm.nameable import require_nameable
 if TYPE_CHECKING:
     import nemo_run
 
+    from longhaul.jobs.evaluated_training import Interval
     from recipes.shipped.row import Row
 
 
@@ -48,7 +48,7 @@ def run_on_cluster(
     export: Path | None = None,
     gate: str = "",
     evaluated: bool = True,
-    evaluate_every: Interval | None = None,
+    evaluate_every: "Interval | None" = None,
 ) -> None:
     """Submit the chain and print its jobs; with `dryrun` print the scripts and submit nothing.
 

@@ -4,17 +4,19 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import nemo_run
 
-    from longhaul.options import Interval
     from recipes.resolved.stage import ResolvedStage
 
 from slurm import entrypoint
 from slurm.preflight.requirements import Expected
 from slurm.preflight.run import SECONDS
+
+Interval = int | Literal["never"]
+"""Steps between evaluations of a model while it trains; 0: by their own time."""
 
 
 def train_and_evaluate(
@@ -45,7 +47,7 @@ def train_and_evaluate(
     entrypoint.train(config, expected=expected, seconds=seconds, change=add_callback)
 
 
-def with_evaluations(stage: "ResolvedStage", given: "Interval | None") -> "ResolvedStage":
+def with_evaluations(stage: "ResolvedStage", given: Interval | None) -> "ResolvedStage":
     """Return the stage with the given steps between evaluations, or those that its folder records.
 
     A stage that is done keeps its record. Raises ValueError if the record cannot be read.
@@ -58,7 +60,7 @@ def with_evaluations(stage: "ResolvedStage", given: "Interval | None") -> "Resol
     return replace(stage, evaluate_every=None if given == "never" else given)
 
 
-def describe(stages: "Sequence[ResolvedStage]", given: "Interval | None") -> list[str]:
+def describe(stages: "Sequence[ResolvedStage]", given: Interval | None) -> list[str]:
     """Return how each stage that is left is evaluated while it trains; nothing if it is not."""
     recorded = ""
     if given is None:
