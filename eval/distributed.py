@@ -2,7 +2,7 @@
 """Parallel groups of a torchrun job for one evaluation."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -34,3 +34,16 @@ def parallel_ranks(
         )
         stack.callback(parallel_state.destroy_model_parallel)
         yield
+
+
+def shared_out(lengths: Sequence[int], ranks: int) -> list[int]:
+    """Return the rank of each prompt: the longest first, each to the rank with the least to do.
+
+    What a prompt takes is counted as the square of its length.
+    """
+    load = [0] * ranks
+    of_prompt = [0] * len(lengths)
+    for at in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
+        of_prompt[at] = load.index(min(load))
+        load[of_prompt[at]] += lengths[at] ** 2
+    return of_prompt

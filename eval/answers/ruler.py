@@ -19,8 +19,7 @@ from data.tokenization.tokenizer import load
 from eval import load_model
 from eval.answers.end_tokens import EndTokens, end_tokens
 from eval.answers.generation import recomputing, would_generate
-from eval.distributed import parallel_ranks
-from eval.evaluate import shared_out
+from eval.distributed import parallel_ranks, shared_out
 from eval.given_suites.metrics import METRICS
 from eval.ruler.length import RulerError
 from eval.ruler.predictions import answered, append, first_samples

@@ -14,7 +14,7 @@ from custom_modules.gpt.model import LongContextGPT
 from custom_modules.rope.config import RopeScaling
 from eval.answers.generation import recomputing
 from eval.answers.passkey import Prompt
-from eval.evaluate import passkey_row
+from eval.answers.passkey_grid import passkey_row
 from eval.loss.context_gain import context_gain
 from eval.loss.loss_by_position import loss_by_position
 from eval.loss.short_loss import short_loss

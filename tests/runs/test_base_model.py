@@ -267,6 +267,6 @@ def test_stages_with_other_rotations_of_one_word_have_names_of_their_own(run, mo
     ],
 )
 def test_the_longest_prompts_go_to_the_ranks_with_the_least_to_do(lengths, ranks, of_prompt):
-    from eval.evaluate import shared_out
+    from eval.distributed import shared_out
 
     assert shared_out(lengths, ranks) == of_prompt
