@@ -54,6 +54,14 @@ def loaded(folders: dict[str, str], sizes: list[int]) -> dict[tuple[str, int], L
     return found
 
 
+def require_stages(folder: str, pp: int) -> None:
+    """Raise ValueError if a stage cannot be evaluated under a PP, as `longhaul evaluate` does."""
+    from longhaul.jobs.evaluation import require_layout
+
+    run, name = Path(folder).parents[1], Path(folder).name
+    require_layout(run, [name], ranks=pp, tp=1, cp=1, pp=pp, length=LENGTH, device="cpu")
+
+
 def test_a_checkpoint_is_the_same_model_in_even_and_uneven_stages(tmp_path):
     folders = {}
     for name in ("llama", "llama, tied"):
@@ -70,3 +78,9 @@ def test_a_checkpoint_is_the_same_model_in_even_and_uneven_stages(tmp_path):
         assert of_rank.nats == pytest.approx(expected.nats, rel=1e-5)
         assert of_rank.parameters == expected.parameters
         assert of_rank.layers == STAGES[pp][of_rank.stage]
+        require_stages(folders[name], pp)
+    said = (
+        "6 layers are not divisible by PP 5, nor are 8 with embedding and LM head as a layer each"
+    )
+    with pytest.raises(ValueError, match=f"{said}; PP may be 1, 2, 3, 4 or 6"):
+        require_stages(folders["llama"], 5)

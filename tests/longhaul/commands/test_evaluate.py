@@ -39,3 +39,8 @@ def test_what_is_missing_keeps_the_ranges_of_what_is_there(tmp_path):
     write_json(evaluation_path(tmp_path, "two"), made)
     assert latest_ends(tmp_path, ["one", "two"], 512) == [128, 512]
     assert latest_ends(tmp_path, ["one", "two"], 1024) == []
+
+
+def test_pipeline_stages_are_refused_for_tasks(answer):
+    said = answer("evaluate", "--run", "runs/tiny", "--suite", "hellaswag", "--pp", 2).error()
+    assert "--pp cannot go with --suite; leave one of them out" in said

@@ -15,7 +15,7 @@ from eval.ruler.samples import make, suite_folder
 from eval.ruler.sources import Sources
 from eval.ruler.tasks import TASKS
 from eval.ruler.tokens import Tokens
-from longhaul.jobs import chain_ruler, ladder_run, local_chain, records, slurm_chain
+from longhaul.jobs import chain_ruler, chain_suites, ladder_run, local_chain, records, slurm_chain
 from longhaul.jobs.chain_suites import jobs_left, suites_of
 from longhaul.jobs.evaluated_training import describe, train_and_evaluate, with_evaluations
 from longhaul.jobs.job_times import require_time, save_seconds
@@ -385,6 +385,14 @@ def test_samples_that_could_not_be_answered_are_refused(plan, made, samples, tmp
         with pytest.raises(ValueError, match=f"^the gate of {made[0].name}: ruler: ") as told:
             chain_ruler.require_samples(asked, made, None if of is None else str(of))
         assert said in str(told.value)
+
+
+def test_pipeline_stages_of_evaluations_are_refused_where_a_ladder_runs_suites(plan, made):
+    ladder = replace(plan.ladder, suites=(SuiteRun(tasks=("hellaswag",)),))
+    asked = replace(plan, ladder=ladder, evaluation=ladder_run.EvaluationParallel(pp=2))
+    said = "--eval-pp is 2, and ladder .* runs suites, .* expected --eval-pp 1"
+    with pytest.raises(ValueError, match=said):
+        chain_suites.require_suites(asked, made)
 
 
 def test_the_store_is_made_for_the_longest_stage(plan, made):
