@@ -184,7 +184,8 @@ def sections(stage: Stage, given: argparse.Namespace, found: dict[str, Measured]
             rows,
         ),
         "With evaluations over without, and the share of evaluations in the time of the steps "
-        f"(claim: at most {MOST_SHARE:.0%}):",
+        f"(claim: at most {MOST_SHARE:.0%}). Evaluations are spaced by the clock, by which a step "
+        "takes longer than in CPU time where other processes run:",
         table(["time", "", "median step", "all steps", "share", "claim"], ratios),
         "Each evaluation:",
         table(["after step", "", "held-out loss", "ms", "steps' time"], evaluations),

@@ -10,9 +10,10 @@ the losses that it has without. Windows, documents and prompt are the same at ev
     passkey_nats         mean loss of the tokens of a passkey's answer, at a quarter of the window
 
 Measurements are spaced by their own time: one is made at the first step at which all measurements
-together, this one with the time of the last, take at most `SHARE` of the time of the steps. The
-time of the first is estimated in forward passes: a forward and backward is three of them. A step
-whose loss or gradient is not finite is not measured: its weights are about to be rewound.
+together, this one with the time of the last or the mean of all, whichever is longer, take at most
+`SHARE` of the time of the steps. The time of the first is estimated in forward passes: a forward
+and backward is three of them. A step whose loss or gradient is not finite is not measured: its
+weights are about to be rewound.
 
 Experts exchange tokens between data ranks, so every data rank makes the same number of forwards:
 a rank with fewer windows reads another one again, which is not counted.
@@ -20,7 +21,7 @@ a rank with fewer windows reads another one again, which is not counted.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,8 +68,9 @@ class WhileTraining(Callback):
         self.documents: Documents = {}
         self.prompt: Prompt | None = None
         self.next_step: int | None = None
-        self.trained = self.spent = self.cost = 0.0
+        self.trained = self.spent = 0.0
         self.steps = 0
+        self.costs: list[float] = []
         self.of_step = 1.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -118,7 +120,7 @@ class WhileTraining(Callback):
             _, nats, tokens = score(model, self.prompt)
         cost = time.perf_counter() - began
         self.spent += cost
-        self.cost = cost
+        self.costs.append(cost)
         wait = self.every or self._agreed(max(1, self._too_early()))
         self.next_step = following(step, wait, fixed=bool(self.every))
         return {
@@ -132,7 +134,8 @@ class WhileTraining(Callback):
     def _too_early(self) -> int:
         """Return after how many steps a measurement keeps all of them within `SHARE`."""
         of_step = self.trained / self.steps
-        return steps_between(self.cost or self.of_step * of_step, self.spent, self.trained, of_step)
+        cost = expected_cost(self.costs) if self.costs else self.of_step * of_step
+        return steps_between(cost, self.spent, self.trained, of_step)
 
     @staticmethod
     def _agreed(steps: int) -> int:
@@ -190,11 +193,19 @@ def unsupported(*, pipeline_parallel: int, fp8: bool, megatron_fsdp: bool) -> st
     return ""
 
 
+def expected_cost(costs: Sequence[float]) -> float:
+    """Return the time that the next measurement is expected to take: a quick one is an exception.
+
+    It is the time of the last or the mean of all, whichever is longer.
+    """
+    return max(costs[-1], sum(costs) / len(costs))
+
+
 def steps_between(cost: float, spent: float, trained: float, step_seconds: float) -> int:
     """Return after how many steps another measurement keeps all of them within `SHARE`.
 
-    `cost` is the time of the last measurement, `spent` of all, `trained` of all steps, and
-    `step_seconds` their mean, in seconds. It is 0 if one made now does.
+    `cost` is the expected time of a measurement, `spent` that of all so far, `trained` that of all
+    steps, and `step_seconds` their mean, in seconds. It is 0 if one made now does.
     """
     return max(0, math.ceil(((spent + cost) / SHARE - trained) / step_seconds))
 

@@ -3,7 +3,13 @@
 
 import pytest
 
-from eval.while_training import SHARE, WhileTraining, following, steps_between
+from eval.while_training import (
+    SHARE,
+    WhileTraining,
+    expected_cost,
+    following,
+    steps_between,
+)
 
 
 @pytest.mark.parametrize(("cost", "step_seconds"), [(0.5, 2.0), (30.0, 20.0), (0.001, 10.0)])
@@ -34,3 +40,10 @@ def test_a_negative_interval_is_refused():
 def test_after_a_stall_no_measurement_is_due_before_the_steps_pay_for_it():
     assert steps_between(cost=5.0, spent=5.0, trained=560.0, step_seconds=1.0) == 440
     assert steps_between(cost=5.0, spent=5.0, trained=1000.0, step_seconds=1.0) == 0
+
+
+@pytest.mark.parametrize(("costs", "expected"), [([1, 1, 0.4], 0.8), ([1, 1, 4], 4), ([2], 2)])
+def test_a_measurement_is_not_expected_to_be_as_quick_as_one_that_was_quicker_than_most(
+    costs, expected
+):
+    assert expected_cost(costs) == pytest.approx(expected)
