@@ -8,6 +8,7 @@
     RUN/eval/<stage>.json             loss by position, mean loss by range, passkey grid
     RUN/eval/base*.json               the same of the weights that training started from
     RUN/eval/other/<stage>/*.json     the same with other settings (`eval.report.evaluations`)
+    RUN/eval/ruler/<model>.json       scores of RULER's tasks (`eval.ruler.results`)
 
 The dataclasses below are the schema: a field without a default must be in the file, unknown keys
 are ignored, and `null` for a number reads as NaN. Losses are in nats per token. Either run.json or

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eval.measurements import Passkey
+from eval.report.curves import position_curve, training_curve
 from eval.report.data_mix import MixAsRead
 from eval.report.evaluations import in_words
 from eval.report.gains import DifferenceRow
-from eval.report.plots import position_curve, training_curve
 from eval.report.stage_tables import cost
 from eval.ruler.results import RulerResult
 from eval.run_folder import Evaluation, RunRecord, StageResults

@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import matplotlib
 import numpy as np
@@ -20,9 +20,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-from numpy.typing import NDArray
 
 from eval.report.curve_names import SAMPLE_POINTS, clipped, name_curve, spread
+from eval.report.curves import Floats, bins, position_curve, training_curve
 from eval.report.palette import PALETTE, color, line
 from eval.run_folder import Evaluation, StageResults
 
@@ -30,29 +30,6 @@ WIDTH_INCHES = 10.4
 NARROW_INCHES = 3.75
 """Width for a screen of 390 px, where text keeps its size."""
 NAME_INCHES = 0.19
-BINS_PER_OCTAVE = 6
-POINTS_PER_CURVE = 600
-MEDIAN_SHARE = 20  # a running median spans 1/20 of its stage
-
-Floats = NDArray[np.float64]
-
-
-class PositionCurve(NamedTuple):
-    """The heavy line of a loss by position; NaN where the error is not known."""
-
-    position: Floats
-    loss: Floats
-    standard_error: Floats
-
-
-class TrainingCurve(NamedTuple):
-    """The lines of a stage's training, from its beginning on."""
-
-    tokens: Floats
-    loss: Floats
-    median_loss: Floats
-    lr: Floats
-
 
 Kind = Literal["svg", "png"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -77,7 +54,7 @@ def by_position(stages: Sequence[StageResults], *, narrow: bool = False) -> Figu
         beside = 0.0095 * longest_name + sample_width([index for index, _, _ in curves])
         axes = figure.add_axes((0.055, 0.115, 0.925 - beside, 0.80))
     for index, _, found in curves:
-        x, y = _bins(found, coarse=False)
+        x, y = bins(found, coarse=False)
         axes.plot(x, y, color=color(index), linewidth=0.7, alpha=0.3)
     for index, _, x, y in drawn:
         axes.plot(
@@ -157,27 +134,6 @@ def training(
     framed(losses, "loss, nats per token")
     framed(rates, "learning rate")
     return figure
-
-
-def position_curve(evaluation: Evaluation) -> PositionCurve:
-    """Return the curve of an evaluation: its bands, or bins that are equal on a log axis."""
-    x, y = _bins(evaluation, coarse=True)
-    found = evaluation.by_position
-    errors = np.full(x.shape, math.nan)
-    if found is not None and found.bands is not None:
-        errors = np.array(found.bands.standard_error)[np.isfinite(np.array(found.bands.loss))]
-    return PositionCurve(x, y, errors)
-
-
-def training_curve(stage: StageResults) -> TrainingCurve | None:
-    """Return the curves of a stage; None if it is untrained or the tokens of a step unknown."""
-    seen = _tokens_seen(stage)
-    if not seen.size:
-        return None
-    shown = _shown(len(seen))
-    loss = np.array([step.loss for step in stage.steps])
-    rate = np.array([step.lr for step in stage.steps])
-    return TrainingCurve(seen[shown], loss[shown], _running_median(loss, shown), rate[shown])
 
 
 def inline_pair(draw: Callable[[bool], Figure | None], title: str) -> str | None:
@@ -330,49 +286,6 @@ def _standard_errors(axes: Axes, evaluation: Evaluation, hue: str) -> None:
     mean, error = np.array(found.bands.loss), np.array(found.bands.standard_error)
     if np.isfinite(error).any():
         axes.fill_between(middle, mean - error, mean + error, color=hue, alpha=0.16, linewidth=0)
-
-
-def _bins(evaluation: Evaluation, *, coarse: bool) -> tuple[Floats, Floats]:
-    """Return middle and mean loss of each bin; coarse bins are bands, or equal on a log axis."""
-    found = evaluation.by_position
-    if found is None:
-        return np.empty(0), np.empty(0)
-    if coarse and found.bands is not None:
-        edges, mean = np.array(found.bands.edges, dtype=float), np.array(found.bands.loss)
-        measured = np.isfinite(mean)
-        return ((edges[:-1] + edges[1:]) / 2)[measured], mean[measured]
-    x, y = [], []
-    start, weight, total = 0, 0.0, 0.0
-    growth = 2.0 ** (1.0 / BINS_PER_OCTAVE)
-    for i, (loss, tokens) in enumerate(zip(found.loss, found.tokens, strict=True)):
-        if tokens and math.isfinite(loss):
-            weight += tokens
-            total += loss * tokens
-        wide = found.edges[i + 1] >= growth * max(found.edges[start], 1)
-        if not coarse or wide or i + 1 == len(found.loss):
-            if weight:
-                x.append((found.edges[start] + found.edges[i + 1]) / 2)
-                y.append(total / weight)
-            start, weight, total = i + 1, 0.0, 0.0
-    return np.array(x), np.array(y)
-
-
-def _tokens_seen(stage: StageResults) -> Floats:
-    seen = np.cumsum(np.array(stage.step_tokens(), dtype=float))
-    return seen if np.isfinite(seen).all() else np.empty(0)
-
-
-def _shown(steps: int) -> NDArray[np.intp]:
-    """Return the steps that a curve is drawn through, including the last."""
-    stride = math.ceil(steps / POINTS_PER_CURVE)
-    return np.unique(np.append(np.arange(0, steps, stride), steps - 1))
-
-
-def _running_median(values: Floats, at: NDArray[np.intp]) -> Floats:
-    reach = len(values) // MEDIAN_SHARE // 2
-    windows = [values[max(0, i - reach) : i + reach + 1] for i in at]
-    finite = [window[np.isfinite(window)] for window in windows]
-    return np.array([np.median(window) if window.size else math.nan for window in finite])
 
 
 def sample_width(indices: Sequence[int]) -> float:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from eval.ruler.scoring import Scores
     from eval.ruler.sources import Sources
     from eval.ruler.tasks import Task
-    from longhaul.jobs.ruler_results import Answered
+    from longhaul.run_folder.ruler_results import Answered
 
 app = typer.Typer(
     help="Make RULER's samples at any length for a tokenizer, answer and score them.",
@@ -189,7 +189,7 @@ def score(
 def _answered(run: Path, model: str, predictions: list[Path]) -> "Answered":
     """Return which model of a run answered, before anything is scored."""
     from data.files.writable import require_folder
-    from longhaul.jobs.ruler_results import answered
+    from longhaul.run_folder.ruler_results import answered
 
     found = answered(run, model, predictions)
     require_folder(run, "--run")
@@ -199,7 +199,7 @@ def _answered(run: Path, model: str, predictions: list[Path]) -> "Answered":
 def _write(run: Path, scores: "Scores", of: "Answered") -> Path:
     """Write scores into a run, say what they replace, and return the file."""
     from eval.ruler.results import result_path, write_result
-    from longhaul.jobs.ruler_results import result
+    from longhaul.run_folder.ruler_results import result
 
     lost = write_result(run, result(scores, of))
     path = result_path(run, of.model, scores.suite)

@@ -207,13 +207,9 @@ def test_pictures_lie_beside_the_report(tmp_path):
     assert (path.parent / "page_by_position.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (path.parent / "page_by_position.svg").read_bytes()
     assert sorted(each.name for each in path.parent.iterdir()) == [
-        "page.html",
-        "page.json",
-        "page_by_position.png",
-        "page_by_position.svg",
-        "page_training.png",
-        "page_training.svg",
-    ]
+        "page.html", "page.json", "page_by_position.png", "page_by_position.svg",
+        "page_training.png", "page_training.svg",
+    ]  # fmt: skip
 
 
 def test_report_goes_into_a_folder_that_exists(tmp_path):
