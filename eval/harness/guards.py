@@ -1,22 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits while the harness loads a task: no remote code, and no more samples than are asked for."""
+"""Limits while the harness loads a task: no code of others, no more samples than are asked for."""
 
 import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
+from importlib import import_module
 from typing import Any
+
+METRIC = "it downloads the code of the metric"
 
 
 @contextmanager
-def without_code_of_others() -> Iterator[None]:
-    """Load tokenizers and data sets without code of theirs; RULER's tasks ask for it always."""
+def without_code_of_others(refused: list[str] | None = None) -> Iterator[None]:
+    """Load tokenizers and data sets without code of theirs; RULER's tasks ask for it always.
+
+    Metrics of the package `evaluate` are scripts that it downloads. They are refused, and their
+    names are appended to `refused`, since the harness goes on without a metric. A module that is
+    imported meanwhile keeps the refusal.
+    """
     import datasets
     from transformers import AutoTokenizer
 
+    evaluate = import_module("evaluate")  # lm-eval brings it
     original = AutoTokenizer.from_pretrained
     load = datasets.load_dataset
+    load_metric = evaluate.load
+
+    names = [] if refused is None else refused
+
+    def metric(path: str, *_: Any, **__: Any) -> Any:
+        names.append(path)
+        raise ValueError(f"{METRIC} {path}")
 
     def tokenizer(*words: Any, **given: Any) -> Any:
         return original(*words, **{**given, "trust_remote_code": False})
@@ -29,11 +45,13 @@ def without_code_of_others() -> Iterator[None]:
 
     AutoTokenizer.from_pretrained = tokenizer
     datasets.load_dataset = data_set
+    evaluate.load = metric  # type: ignore[attr-defined]
     try:
         yield
     finally:
         AutoTokenizer.from_pretrained = original
         datasets.load_dataset = load
+        evaluate.load = load_metric  # type: ignore[attr-defined]
 
 
 @contextmanager

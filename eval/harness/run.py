@@ -20,6 +20,7 @@ from eval.answers.end_tokens import end_tokens
 from eval.distributed import parallel_ranks
 from eval.evaluate import Subject, subjects
 from eval.harness.chat import template_sha256, tokenizer_in
+from eval.harness.guards import without_code_of_others
 from eval.harness.model import Export, Megatron, RefusesOverlong
 from eval.harness.tasks import (
     PREFIX_ROOM,
@@ -29,8 +30,8 @@ from eval.harness.tasks import (
     harness_version,
     require_few_shot,
 )
-from eval.suite_results import (
 from eval.harness.vllm import only_rank, served
+from eval.suite_results import (
     Metric,
     SuiteResult,
     SuiteSettings,
@@ -72,9 +73,9 @@ class Evaluated:
     model: Callable[[int], RefusesOverlong]
     published: Path | None = None
     """Folder with the model's generation_config.json."""
-
     most: int | None = None
     """Tokens that its engine reads at most; None if it reads any number."""
+
 
 def evaluate_stages(
     run: str,
@@ -116,9 +117,9 @@ def evaluate_export(
     device: str = "cpu",
     few_shot: int | None = None,
     chat_template: bool = False,
-) -> None:
     backend: str = "hf",
     tensor_parallel: int = 1,
+) -> None:
     """Write the results of an export, a Hugging Face folder, through a type of the harness.
 
     `tensor_parallel` is that of vLLM's engine; the type `hf` has one process.
@@ -180,12 +181,12 @@ def tasks_left(
             yield task, settings
 
 
-def evaluated(
 def _longest(model: Evaluated, asked: int) -> int:
     """Return the tokens that a model is made to read for requests of at most `asked`."""
     return max(model.context, asked) if model.most is None else min(model.most, asked)
 
 
+def evaluated(
     lm: RefusesOverlong, task: SuiteTask, manager: Any, model: Evaluated, settings: SuiteSettings
 ) -> SuiteResult | None:
     """Return the result of one task on the first rank, None on others."""
@@ -198,17 +199,18 @@ def _longest(model: Evaluated, asked: int) -> int:
         length=settings.length,
         limit=settings.limit,
     )
-    found = simple_evaluate(
-        lm,
-        tasks=[loaded],
-        limit=settings.limit,
-        num_fewshot=settings.few_shot,
-        apply_chat_template=bool(settings.chat_template),
-        fewshot_as_multiturn=bool(settings.chat_template),
-        task_manager=manager,
-        log_samples=False,
-        batch_size=1,
-    )
+    with without_code_of_others():  # a metric may load others when it is computed
+        found = simple_evaluate(
+            lm,
+            tasks=[loaded],
+            limit=settings.limit,
+            num_fewshot=settings.few_shot,
+            apply_chat_template=bool(settings.chat_template),
+            fewshot_as_multiturn=bool(settings.chat_template),
+            task_manager=manager,
+            log_samples=False,
+            batch_size=1,
+        )
     if found is None or dist.get_rank() != 0:  # the harness has none where LOCAL_RANK is not 0
         return None
     better = found["higher_is_better"].get(task.name, {})
@@ -299,8 +301,6 @@ def of_export(folder: Path, device: str) -> Evaluated:
     )
 
 
-def _suite(
-    names: Sequence[str],
 def of_served(folder: Path, tensor_parallel: int) -> Evaluated:
     """Return an export in an engine of vLLM as a model to evaluate."""
     model = of_export(folder, "cuda")
@@ -312,6 +312,8 @@ def of_served(folder: Path, tensor_parallel: int) -> Evaluated:
     )
 
 
+def _suite(
+    names: Sequence[str],
     lengths: Sequence[int],
     limit: int | None,
     include: str,

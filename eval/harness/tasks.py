@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from eval.harness.guards import no_more_samples_than, without_code_of_others
+from eval.harness import scrolls
+from eval.harness.guards import METRIC, no_more_samples_than, without_code_of_others
+from eval.harness.ruler_lengths import SEARCHED, SmallLengthError, require_length
+from eval.harness.yaml_files import require_yaml
 from eval.suite_results import Group
 from recipes.spec.suggest import did_you_mean
 
@@ -81,10 +83,11 @@ def find(names: Sequence[str], include: Path | None) -> tuple[list[SuiteTask], l
         raise ValueError(f"--include-path {include} is not a folder")
     folder = None if include is None else str(include.resolve())
     if include is not None:
-        _require_yaml(include)
+        require_yaml(include)
     manager = TaskManager(include_path=folder, include_defaults=False)
     if include is not None and not manager.all_tasks:
         raise ValueError(f"--include-path: {include} has no YAML file of a task")
+    names = _in_full(names, manager.task_index)
     if not all(name in manager.task_index for name in names):
         manager = TaskManager(include_path=folder)
         return *_found(names, manager), manager
@@ -95,22 +98,14 @@ def find(names: Sequence[str], include: Path | None) -> tuple[list[SuiteTask], l
         return *_found(names, manager), manager
 
 
-def _require_yaml(folder: Path) -> None:
-    """Raise ValueError for the first broken YAML file of a folder; the harness skips it unsaid."""
-    from lm_eval.tasks._index import TaskIndex
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    for file in TaskIndex._iter_yaml_files(folder):
-        try:
-            load_yaml(file, resolve_func=False)
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            where = f"{mark.name}, line {mark.line + 1}" if mark else str(file)
-            said = " ".join(str(error.problem or error.context).split())
-            raise ValueError(f"{where}, is not valid YAML: {said}") from None
-        except (OSError, ValueError, yaml.YAMLError, TypeError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{file} cannot be read as a task ({reason})") from None
+def _in_full(names: Sequence[str], index: Any) -> list[str]:
+    """Return names with those of its tasks for `scrolls`, unless the user's folder has the name."""
+    own = scrolls.NAME in index
+    return [
+        task
+        for name in names
+        for task in (scrolls.TASKS if name == scrolls.NAME and not own else (name,))
+    ]
 
 
 def require_few_shot(tasks: Sequence[SuiteTask], count: int | None) -> None:
@@ -209,7 +204,8 @@ def _read(file: Path, name: str) -> dict[str, Any]:
     from lm_eval.tasks._yaml_loader import load_yaml
 
     try:
-        return dict(load_yaml(file))
+        with without_code_of_others():
+            return dict(load_yaml(file))
     except ImportError as error:
         package = f"pip install {error.name}" if error.name else "install what it imports"
         raise ValueError(f"task {name} cannot be imported ({error}); {package}") from error
@@ -328,17 +324,29 @@ def built(
     config["metadata"] = {**metadata, "tokenizer": str(tokenizer)}
     if length is not None:
         config["metadata"][LENGTHS] = _lengths_told(config, length)
-    random.seed(SEED)
-    np.random.seed(NUMPY_SEED)
     where = config.get("dataset_path") or "its own function"
+    refused: list[str] = []
     try:
-        with without_code_of_others(), no_more_samples_than(config, limit):
-            (loaded,) = manager.load([config])["tasks"].values()
+        with without_code_of_others(refused), scrolls.own_metrics(config):
+            if length is not None:
+                require_length(task.name, config, tokenizer, length)
+            random.seed(SEED)
+            np.random.seed(NUMPY_SEED)
+            with no_more_samples_than(config, limit):
+                (loaded,) = manager.load([config])["tasks"].values()
             count = len(loaded.eval_docs)
+    except SmallLengthError:
+        raise
     except (IndexError, StopIteration):  # the harness and `datasets` take the first one
         count = 0
     except Exception as error:  # a task is code of others
-        raise ValueError(_missing(task.name, str(where), error)) from error
+        if not refused:
+            raise ValueError(_missing(task.name, str(where), error, length)) from error
+    if refused:
+        raise ValueError(
+            f"task {task.name} cannot be run: {METRIC} {refused[0]}, and this command never runs "
+            "such code"
+        )
     if count == 0:
         raise ValueError(f"task {task.name} has no samples, so it cannot be scored")
     _require_text(task.name, vars(loaded.config))
@@ -362,10 +370,15 @@ def _of_babilong(config: Mapping[str, Any]) -> bool:
     return str(config.get("dataset_path")).startswith("RMT-team/babilong")
 
 
-def _missing(name: str, where: str, error: Exception) -> str:
+def _missing(name: str, where: str, error: Exception, length: int | None) -> str:
     from datasets import config
 
     reason = " ".join(str(error).split()) or type(error).__name__
+    if length is not None and SEARCHED in reason:
+        return (
+            f"task {name} cannot be made at {length:,} tokens ({reason}); give a greater length in "
+            "--suite-lengths"
+        )
     if "trust_remote_code" in reason or "scripts are no longer supported" in reason:
         return (
             f"task {name} needs code of its data set {where}, which this command never runs "
