@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eval.loss.position_bands import Bands
+from eval.position_bands import Bands
 from recipes.spec.schema import Number
+
+LEAST_TOKENS = 50
+"""Tokens below which a part of the gain from context has no loss."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from eval import load_model
 from eval.answers.end_tokens import EndTokens, end_tokens
 from eval.answers.generation import recomputing, would_generate
 from eval.distributed import parallel_ranks, shared_out
-from eval.given_suites.metrics import METRICS
+from eval.ruler.given_metrics import METRICS
 from eval.ruler.length import RulerError
 from eval.ruler.predictions import answered, append, first_samples
 from eval.ruler.samples import Sample

@@ -29,9 +29,10 @@ from eval.gates.ruler_scores import judge, pass_scores
 from eval.provenance import Provenance, now
 from eval.ruler.length import RulerError
 from eval.ruler.predictions import answered, questions, require_tokenizer, whole_lines
-from eval.ruler.results import RulerResult, result_path, write_result
+from eval.ruler.results import RulerResult, result_at, result_path, write_result
 from eval.ruler.scoring import Scores, score
 from eval.ruler.tokens import Tokens
+from eval.run_folder import BrokenResultError
 from recipes.checkpoints.marker import MARKER, newest_checkpoint, steps_taken
 from recipes.hugging_face.source_checkpoint import published_folder
 from recipes.spec.naming import stage_folder
@@ -133,14 +134,20 @@ def have_passed(
     limit: int | None,
     device: str,
 ) -> bool:
-    """Whether the newest checkpoint has answered every sample, and the gate is open."""
-    place = answers_folder(run, stage, facts_of(run, stage, device))
+    """Whether the scores are of the newest checkpoint and these samples, and the gate is open."""
+    facts = facts_of(run, stage, device)
+    place = answers_folder(run, stage, facts)
     asked = questions(files, limit).lengths.keys()
     if asked - _answered(place):
         return False
     scores = scores_of(place, files, limit)
-    written = result_path(run, stage, scores.suite).is_file()
-    return written and all(each.passed for each in judge(least, scores))
+    try:
+        kept = result_at(result_path(run, stage, scores.suite))
+    except BrokenResultError:
+        return False
+    if kept is None or kept.scores != scores or kept.weights_sha256 != facts["weights_sha256"]:
+        return False
+    return all(each.passed for each in judge(least, scores))
 
 
 def _answered(place: Path) -> set[str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judge the scores of a stage on RULER's samples by the thresholds of its gate.
 
-    RUN/eval/ruler/gates/<stage>.json    whether the stage passed, and a sentence for each threshold
+    RUN/eval/<stage>.ruler.gate.json    whether the stage passed, and a sentence for each threshold
 
 A score whose samples are each 0 or 1 has Wilson's interval, any other that of its standard error
 (`eval.ruler.scoring`). Thresholds and judgements are shares of 1.
@@ -21,9 +21,8 @@ from eval.gates.judgement import (
     unmeasured,
     verdict,
 )
-from eval.ruler.results import FOLDER
 from eval.ruler.scoring import Average, Score, Scores
-from eval.run_folder import write_json
+from eval.run_folder import evaluation_path, write_json
 from eval.uncertainty import prompts_to_tell, share_interval
 from recipes.spec.gate import MEAN, GateShutError
 
@@ -35,7 +34,7 @@ def pass_scores(run: Path, stage: str, least: Mapping[str, float], scores: Score
     judgements = list(judge(least, scores))
     failed = [each for each in judgements if not each.passed]
     write_json(
-        run / "eval" / FOLDER / "gates" / f"{stage}.json",
+        evaluation_path(run, stage).with_suffix(".ruler.gate.json"),
         {"stage": stage, "open": not failed, "least": dict(least), "judgements": judgements},
     )
     for each in judgements:

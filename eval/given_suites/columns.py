@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eval.given_suites.metrics import GRAPHWALKS, MRCR
 from eval.given_suites.row import Row
+from eval.ruler.given_metrics import GRAPHWALKS, MRCR
 from eval.ruler.length import RulerError
 
 ROWS_AT_ONCE = 16

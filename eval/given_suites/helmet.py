@@ -22,14 +22,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from eval.given_suites.metrics import (
+from eval.given_suites.row import Message, Row
+from eval.ruler.given_metrics import (
     FIRST,
     HELMET_RAG,
     HELMET_RECALL,
     HELMET_RERANK,
     LABELLED,
 )
-from eval.given_suites.row import Message, Row
 from eval.ruler.length import RulerError
 
 HUB = "princeton-nlp/HELMET"

@@ -23,14 +23,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.measurements import GainPart
+from eval.measurements import LEAST_TOKENS, GainPart
 
 FREQUENT_SHARE = 0.5
 RARE_SHARE = 0.1
 GRAM = 3
 """Tokens that follow each other, the last of which is copied."""
-LEAST_TOKENS = 50
-"""Tokens below which a part has no loss."""
 
 
 def frequent_and_rare(counts: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

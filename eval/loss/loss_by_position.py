@@ -24,7 +24,7 @@ from torch import Tensor
 
 from custom_modules.gpt.model import LongContextGPT
 from eval import pipeline
-from eval.loss.position_bands import Bands, band_edges, bands_of
+from eval.position_bands import Bands, band_edges, bands_of
 from eval.run_folder import BUCKET
 
 WINDOW_SEED = 0

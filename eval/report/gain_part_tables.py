@@ -3,8 +3,7 @@
 
 from collections.abc import Sequence
 
-from eval.loss.gain_parts import LEAST_TOKENS
-from eval.measurements import GainPart
+from eval.measurements import LEAST_TOKENS, GainPart
 from eval.report.cells import MISSING, PLUS_MINUS, Cell, Row, number
 from eval.report.context_tables import measured
 from eval.run_folder import Evaluation

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.given_suites.metrics import METRICS
 from eval.provenance import Provenance
+from eval.ruler.given_metrics import METRICS
 from eval.ruler.scoring import THRESHOLD, Score, Scores
 from eval.run_folder import BrokenResultError, write_json
 from recipes.spec.schema import decode

@@ -6,7 +6,7 @@
 
     score = 100 * mean over samples        (NVIDIA/RULER, `scripts/eval/synthetic/constants.py`)
 
-Samples of a given suite are scored by its own metric (`eval.given_suites.metrics`).
+Samples of a given suite are scored by its own metric (`eval.ruler.given_metrics`).
 
 Where every sample is 0 or 1 the interval of 95% is Wilson's, and the error that of a binomial; if
 all are 0, or all 1, it is taken from the interval, since a few equal samples do not make it 0. Else
@@ -22,8 +22,8 @@ from itertools import islice
 from pathlib import Path
 
 from data.files.sha256 import sha256_of
-from eval.given_suites.metrics import METRICS, well_formed
 from eval.ruler.forms import Metric
+from eval.ruler.given_metrics import METRICS, well_formed
 from eval.ruler.length import RulerError
 from eval.ruler.samples import (
     Sample,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eval.loss.loss_by_position import position_bands
-from eval.loss.position_bands import Bands, band_edges
+from eval.position_bands import Bands, band_edges
 from eval.uncertainty import (
     documents_to_tell,
     interval_width,

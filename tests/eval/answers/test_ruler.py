@@ -162,7 +162,7 @@ def test_a_chain_answers_scores_and_judges_a_stage_and_continues(models, samples
     assert (row.task, row.length, row.samples) == ("niah_single_1", LENGTH, SAMPLES)
     assert (kept.model, kept.scores.suite, kept.precision) == (name, "ruler-offline", "fp32")
     assert row.files[0].sha256 == sha256_of([file])[0]
-    judged = json.loads((folder / "gates" / f"{name}.json").read_text())
+    judged = json.loads((models.run / "eval" / f"{name}.ruler.gate.json").read_text())
     assert [each["measured"] for each in judged["judgements"]] == [row.score / 100] * 2
     assert not judged["open"]
     assert f"the gate after {name} is shut: ruler niah_single_1: score 0.000" in first
@@ -170,6 +170,7 @@ def test_a_chain_answers_scores_and_judges_a_stage_and_continues(models, samples
     asked = (models.run, name, [file])
     assert not have_passed(*asked, {"mean": 0.5}, None, "cpu")
     assert have_passed(*asked, {}, None, "cpu")
+    assert not have_passed(*asked, {}, 1, "cpu")  # the scores are of all samples
 
     answers[0].write_text('{"id": "cut')  # as an interruption leaves it
     before = answers[1].read_text()

@@ -66,7 +66,7 @@ def test_the_mean_is_judged_by_the_errors_of_its_tasks(least, passed, state):
 
 def test_a_task_without_a_score_shuts_the_gate_and_the_file_says_why(tmp_path):
     pass_scores(tmp_path, "long", {"niah_single_1": 0.7}, SHARES)
-    path = tmp_path / "eval" / "ruler" / "gates" / "long.json"
+    path = tmp_path / "eval" / "long.ruler.gate.json"
     assert json.loads(path.read_text())["open"]
     with pytest.raises(GateShutError, match="the gate after long is shut: ruler cwe: there are no"):
         pass_scores(tmp_path, "long", {"niah_single_1": 0.7, "cwe": 0.1}, SHARES)

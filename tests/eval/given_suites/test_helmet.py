@@ -10,8 +10,8 @@ import pytest
 
 from eval.given_suites.convert import convert
 from eval.given_suites.helmet import _lines_kept
-from eval.given_suites.metrics import contains, first_line_contains, ndcg, ranking
 from eval.given_suites.suites import SUITES, suite_named
+from eval.ruler.given_metrics import contains, first_line_contains, ndcg, ranking
 from eval.ruler.length import RulerError
 from eval.ruler.predictions import questions
 from eval.ruler.samples import read_samples

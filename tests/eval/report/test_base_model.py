@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.loss.position_bands import bands_of
 from eval.measurements import BaseRecord, ByPosition, Passkey, RangeMean, ShortLoss
+from eval.position_bands import bands_of
 from eval.report import page, plots
 from eval.report.base_plot import against_base
 from eval.report.cells import PLUS_MINUS

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from eval.loss.position_bands import Bands
 from eval.measurements import ContextGain, ShortLoss
+from eval.position_bands import Bands
 from eval.report import page as report
 from eval.report import plots
 from eval.report.context_tables import context_figure

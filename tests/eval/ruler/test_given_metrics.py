@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.given_suites.metrics import node_f1, sequence_ratio
+from eval.ruler.given_metrics import node_f1, sequence_ratio
 
 LM_EVAL = importlib.util.find_spec("lm_eval")
 
