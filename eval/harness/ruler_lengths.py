@@ -16,11 +16,12 @@ import io
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from eval.harness.chat import tokenizer_in
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 OF_RULER = "lm_eval.tasks.ruler."
 SEARCHED = "max_seq_length="
@@ -57,7 +58,7 @@ def require_length(name: str, config: Mapping[str, Any], tokenizer: Path, length
         )
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+def _tokens(tokenizer: "PreTrainedTokenizerBase", text: str) -> int:
     return len(tokenizer(text)["input_ids"])
 
 
@@ -65,7 +66,7 @@ def _default(function: Any, name: str) -> int:
     return int(inspect.signature(function).parameters[name].default)
 
 
-def _niah(made: Any, tokenizer: PreTrainedTokenizerBase, length: int) -> int:
+def _niah(made: Any, tokenizer: "PreTrainedTokenizerBase", length: int) -> int:
     scope = made.__globals__
     generate = scope["generate_samples"]
     asked: dict[str, Any] = {}
@@ -90,7 +91,7 @@ def _niah(made: Any, tokenizer: PreTrainedTokenizerBase, length: int) -> int:
     return _tokens(tokenizer, text) + _default(generate, "tokens_to_generate")
 
 
-def _vt(made: Any, tokenizer: PreTrainedTokenizerBase, _: int) -> int:
+def _vt(made: Any, tokenizer: "PreTrainedTokenizerBase", _: int) -> int:
     scope = made.__globals__
     write, search = scope["generate_input_output"], scope["sys_vartrack_w_noise_random"]
     answer = _default(search, "tokens_to_generate")
@@ -109,7 +110,7 @@ def _vt(made: Any, tokenizer: PreTrainedTokenizerBase, _: int) -> int:
     return answer + _tokens(tokenizer, solved) + _tokens(tokenizer, f"{text} {outputs}")
 
 
-def _cwe(made: Any, tokenizer: PreTrainedTokenizerBase, length: int) -> int:
+def _cwe(made: Any, tokenizer: "PreTrainedTokenizerBase", length: int) -> int:
     scope = made.__globals__
     example, text, answer = scope["generate_input_output"](FEWEST_WORDS, length)
     listed = " ".join(f"{number}. {word}" for number, word in enumerate(answer, 1))
@@ -117,7 +118,7 @@ def _cwe(made: Any, tokenizer: PreTrainedTokenizerBase, length: int) -> int:
     return whole + _default(scope["sys_word_pair_random"], "tokens_to_generate")
 
 
-def _fwe(made: Any, tokenizer: PreTrainedTokenizerBase, length: int) -> int:
+def _fwe(made: Any, tokenizer: "PreTrainedTokenizerBase", length: int) -> int:
     text, _, _ = made.__globals__["generate_input_output"](
         max_len=2**40,
         tokenizer=tokenizer,
@@ -127,7 +128,7 @@ def _fwe(made: Any, tokenizer: PreTrainedTokenizerBase, length: int) -> int:
     return max(FEWEST_CODED * TOKENS_OF_CODED, _tokens(tokenizer, text))
 
 
-SMALLEST: Mapping[str, Callable[[Any, PreTrainedTokenizerBase, int], int]] = {
+SMALLEST: Mapping[str, Callable[[Any, "PreTrainedTokenizerBase", int], int]] = {
     "niah": _niah,
     "vt": _vt,
     "cwe": _cwe,

@@ -17,13 +17,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-from lm_eval.api.instance import Instance
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
 
-from eval.harness.model import RefusesOverlong
+    from eval.harness.model import RefusesOverlong
 
 INSTALL = "pip install 'lm-eval[vllm]==0.4.13'"
 SEED = 1234  # the harness's own
@@ -43,6 +42,8 @@ def require_vllm(tensor_parallel: int) -> None:
             f"--backend vllm needs vLLM, which is not installed; run {INSTALL}, or leave --backend "
             "out to evaluate the export by transformers"
         )
+    import torch
+
     gpus = torch.cuda.device_count()
     if gpus < tensor_parallel:
         raise ValueError(
@@ -54,6 +55,8 @@ def require_vllm(tensor_parallel: int) -> None:
 @contextmanager
 def only_rank() -> Iterator[None]:
     """Be the only rank of a group that has no port, without the variables of torchrun."""
+    import torch.distributed as dist
+
     for name in [name for name in os.environ if name.startswith(OF_TORCHRUN)]:
         del os.environ[name]
     os.environ.update(OF_ENGINE)
@@ -80,7 +83,7 @@ def arguments(folder: Path, *, longest: int, tensor_parallel: int) -> dict[str, 
     }
 
 
-def served(folder: Path, *, longest: int, tensor_parallel: int) -> RefusesOverlong:
+def served(folder: Path, *, longest: int, tensor_parallel: int) -> "RefusesOverlong":
     """Return an export in an engine of vLLM that reads `longest` tokens, in bf16."""
     from lm_eval.models.vllm_causallms import VLLM
 
@@ -93,6 +96,7 @@ def served(folder: Path, *, longest: int, tensor_parallel: int) -> RefusesOverlo
 
 def type_over(engine: Any) -> Any:
     """Return the type of models over the harness's type `vllm`."""
+    from eval.harness.model import RefusesOverlong
 
     class Served(RefusesOverlong, engine):
         @property
@@ -107,14 +111,14 @@ def type_over(engine: Any) -> Any:
             return {**settings, **ends}, until, most
 
         def loglikelihood_rolling(
-            self, requests: list[Instance], disable_tqdm: bool = True
+            self, requests: "list[Instance]", disable_tqdm: bool = True
         ) -> list[float]:
             """Return the log-likelihood of each text, read in windows of the longest request."""
             lengths = [len(self.tok_encode(request.args[0])) for request in requests]
             self.most = max([self.most, *(min(length, self.longest) for length in lengths)])
             return list(engine.loglikelihood_rolling(self, requests, disable_tqdm=disable_tqdm))
 
-        def _require_room(self, request: Instance, tokens: int, generated: int) -> None:
+        def _require_room(self, request: "Instance", tokens: int, generated: int) -> None:
             super()._require_room(request, tokens, generated or 1)
 
     return Served
