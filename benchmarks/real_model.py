@@ -9,7 +9,8 @@ prompts; what is finished is not run again. Both forms then let transformers
 compute the losses of one document with the folder that was imported, natively and with the rotation
 of a stage, and write the page: times, loss by position of the base model and of each stage with
 standard errors, differences document by document, the passkeys found and, where it was measured,
-the gain from context and the loss of short documents (`benchmarks.real_model_page`).
+the gain from context, the loss of short documents and scores on RULER's samples
+(`benchmarks.real_model_page`).
 """
 
 import argparse

@@ -19,6 +19,8 @@ from eval.loss.loss_by_position import mean_over, windows
 from eval.report.evaluations import in_words, range_bounds
 from eval.report.gains import gains, pairs
 from eval.report.short_tables import short_sentences
+from eval.ruler.results import RulerResult, read_results
+from eval.ruler.sources import OFFLINE
 from eval.run_folder import (
     BUCKET,
     Evaluation,
@@ -52,6 +54,7 @@ def page_of(run: Path, title: str, beside: str) -> str:
         passkey_section(evaluations),
         *context_section(evaluations),
         *short_section(evaluations),
+        *ruler_section(read_results(run), [each.stage for each in evaluations]),
         transformers_section(evaluations),
         *answer_section(run),
     ]
@@ -231,6 +234,32 @@ def short_section(evaluations: Sequence[Evaluation]) -> Iterator[str]:
         head = ["weights", "documents", "tokens at most", "nats per token"]
         changes = "".join(f"\n* {sentence}" for sentence in short_sentences(evaluations))
         yield f"## Loss of short documents\n\n{table(head, rows)}\n{changes}"
+
+
+def ruler_section(results: Sequence[RulerResult], order: Sequence[str]) -> Iterator[str]:
+    """Yield the scores on RULER's samples, if answers were scored into the run."""
+    scored = {each.model: each for each in results if each.scores.suite in (OFFLINE, "ruler")}
+    if not scored:
+        return
+    models = sorted(scored, key=lambda name: order.index(name) if name in order else len(order))
+    cells = {
+        (name, row.task, row.length): f"{row.score:.0f} ({row.low:.0f} to {row.high:.0f})"
+        for name in models
+        for row in scored[name].scores.scores
+    }
+    asked = sorted({(task, length) for _, task, length in cells}, key=lambda each: each[::-1])
+    rows = [
+        [name, *(cells.get((name, task, length), "-") for task, length in asked)] for name in models
+    ]
+    head = ["weights", *(f"{task}, {length_shown(length)}" for task, length in asked)]
+    counts = {row.samples for each in scored.values() for row in each.scores.scores}
+    few = " and ".join(f"{count:,}" for count in sorted(counts))
+    suites = " and ".join(sorted({each.scores.suite for each in scored.values()}))
+    yield (
+        f"## Scores on samples of {suites}\n\nPercent of the answers in the text that the model "
+        f"generates, and an interval of 95%; {few} samples for each figure. Lengths above the "
+        "context of the published weights are not asked of them.\n\n" + table(head, rows)
+    )
 
 
 def with_error(value: float, error: float) -> str:

@@ -10,6 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks import real_model_page
 from custom_modules.rope.config import RopeScaling
 from eval.measurements import ContextGain, ShortLoss
+from eval.provenance import Provenance
+from eval.ruler.results import RulerResult
+from eval.ruler.scoring import ScoredFile, Scores, average, task_score
 from tests.eval.report.test_base_model import BASE, STRETCHED, TRAINED
 
 EVALUATIONS = (BASE, STRETCHED, TRAINED)
@@ -62,6 +65,33 @@ def test_gain_from_context_and_short_documents_are_shown_where_they_were_measure
     other = replace(both[1], context_gain=replace(both[1].context_gain, scored=256))
     with pytest.raises(SystemExit, match="tiny_2k has other contexts than base"):
         next(real_model_page.context_section([both[0], other]))
+
+
+def test_scores_of_ruler_are_by_task_and_length_in_the_order_of_the_models():
+    def result(model, *rows):
+        lengths = sorted({row.length for row in rows})
+        scores = Scores(
+            suite="ruler-offline", scores=list(rows), effective_length=None,
+            averages=[average(length, [row for row in rows if row.length == length])
+                      for length in lengths],
+            not_stated_because="few tasks",
+        )  # fmt: skip
+        return RulerResult(model=model, scores=scores, provenance=Provenance())
+
+    def row(task, length, *values):
+        file = ScoredFile(file=f"{task}-{length}.jsonl", sha256="0")
+        return replace(task_score(task, length, values), files=(file,))
+
+    trained = result("tiny_2k", row("vt", 512, 1.0, 0.0), row("niah_single_1", 1024, 1.0, 1.0))
+    [section] = real_model_page.ruler_section(
+        [trained, result("base", row("vt", 512, 0.0, 0.0))], ["base", "tiny_2k"]
+    )
+    lines = section.splitlines()
+    assert "| weights | vt, 512 | niah_single_1, 1K |" in lines
+    assert lines[-2:] == [
+        "| base | 0 (0 to 66) | - |", "| tiny_2k | 50 (9 to 91) | 100 (34 to 100) |"
+    ]  # fmt: skip
+    assert not [*real_model_page.ruler_section([], ["base"])]
 
 
 @pytest.fixture
