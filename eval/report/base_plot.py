@@ -84,12 +84,13 @@ def _losses(axes: Axes, curves: Sequence[Curve], *, named: bool) -> None:
     context = next(each.seq_length for _, each, _ in curves if each.base is not None)
     if context < last:
         axes.axvline(context, color=PALETTE["muted"], linewidth=1.0, linestyle=(0, (2, 3)))
-        near_left = context < 0.6 * last  # there the name of the y axis is: write it above that
+        near_left = context < 0.6 * last
+        above = near_left or not named  # the name of the y axis is at the left: write it above that
         axes.annotate(
             f"the base model's {length_shown(context)}",
             (context, 1.0),
             xycoords=("data", "axes fraction"),
-            xytext=(0, 19 if near_left else 5),
+            xytext=(0, 19 if above else 5),
             textcoords="offset points",
             ha="left" if near_left else "right",
             color=PALETTE["muted"],
