@@ -69,7 +69,7 @@ def only_rank() -> Iterator[None]:
 
 
 def arguments(folder: Path, *, longest: int, tensor_parallel: int) -> dict[str, Any]:
-    """Return the arguments of the harness's type, which are all of its named ones that matter."""
+    """Return what the harness's type is given; each is one of its named arguments."""
     return {
         "pretrained": str(folder),
         "tokenizer": str(folder),
