@@ -11,9 +11,10 @@ the losses that it has without. Windows, documents and prompt are the same at ev
 
 Measurements are spaced by their own time: one is made at the first step at which all measurements
 together, this one with the time of the last or the mean of all, whichever is longer, take at most
-`SHARE` of the time of the steps. The time of the first is estimated in forward passes: a forward
-and backward is three of them. A step whose loss or gradient is not finite is not measured: its
-weights are about to be rewound.
+`SHARE` of the time of the steps. The steps since the last have to pay for it alone, so that time
+that was not used does not make a row of them. The time of the first is estimated in forward passes:
+a forward and backward is three of them. A step whose loss or gradient is not finite is not
+measured: its weights are about to be rewound.
 
 Experts exchange tokens between data ranks, so every data rank makes the same number of forwards:
 a rank with fewer windows reads another one again, which is not counted.
@@ -121,7 +122,7 @@ class WhileTraining(Callback):
         cost = time.perf_counter() - began
         self.spent += cost
         self.costs.append(cost)
-        wait = self.every or self._agreed(max(1, self._too_early()))
+        wait = self.every or self._agreed(self._wait_after())
         self.next_step = following(step, wait, fixed=bool(self.every))
         return {
             "heldout_loss": sum(quarters) / len(quarters),
@@ -136,6 +137,11 @@ class WhileTraining(Callback):
         of_step = self.trained / self.steps
         cost = expected_cost(self.costs) if self.costs else self.of_step * of_step
         return steps_between(cost, self.spent, self.trained, of_step)
+
+    def _wait_after(self) -> int:
+        """Return after how many steps the next measurement is made, just after one."""
+        alone = steps_between(expected_cost(self.costs), 0.0, 0.0, self.trained / self.steps)
+        return max(1, alone, self._too_early())
 
     @staticmethod
     def _agreed(steps: int) -> int:

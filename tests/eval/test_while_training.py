@@ -37,6 +37,16 @@ def test_a_negative_interval_is_refused():
         WhileTraining(store="", seq_length=512, tokens_per_batch=2048, every=-1)
 
 
+def test_time_that_was_not_used_makes_no_row_of_measurements():
+    evaluations = WhileTraining(store="", seq_length=512, tokens_per_batch=2048)
+    evaluations.trained, evaluations.steps, evaluations.spent = 2000.0, 1000, 1.0
+    evaluations.costs = [0.5]
+    assert evaluations._too_early() == 0
+    assert evaluations._wait_after() == 25  # of 2 s each, of which 0.5 s are 1%
+    evaluations.spent = 30.0
+    assert evaluations._wait_after() == evaluations._too_early() == 525
+
+
 def test_after_a_stall_no_measurement_is_due_before_the_steps_pay_for_it():
     assert steps_between(cost=5.0, spent=5.0, trained=560.0, step_seconds=1.0) == 440
     assert steps_between(cost=5.0, spent=5.0, trained=1000.0, step_seconds=1.0) == 0
