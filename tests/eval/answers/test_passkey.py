@@ -40,6 +40,8 @@ class HeadOfGuesses(nn.Module):
 class Scripted(nn.Module):
     """A model that is sure of the token that it guesses from those before."""
 
+    post_process = True  # it has an output layer
+
     def __init__(self, guess: Guess) -> None:
         super().__init__()
         self.guess, self.output_layer = guess, HeadOfGuesses()
