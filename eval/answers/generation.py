@@ -168,7 +168,7 @@ def logits_only_of(model: LongContextGPT, asked: Tensor) -> Iterator[None]:
     Only their hidden states pass through the output layer: the logits of a prompt of 1M tokens and
     a vocabulary of 128K would be 256 GiB.
     """
-    if not model.post_process:  # a pipeline stage without an output layer
+    if not parallel_state.is_pipeline_last_stage():  # others have no output layer
         yield
         return
     layer = model.output_layer
