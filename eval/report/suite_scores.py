@@ -51,7 +51,8 @@ def suite_table(results: Sequence[SuiteResult], names: Sequence[str] = ()) -> Su
 
 
 def _model(result: SuiteResult) -> str:
-    return result.model if result.step is None else f"{result.model}, step {result.step:,}"
+    by = ", vLLM" if result.settings.backend == "vllm" else ""
+    return f"{result.model}{by}" + ("" if result.step is None else f", step {result.step:,}")
 
 
 def _same(result: SuiteResult) -> tuple[object, ...]:

@@ -200,6 +200,11 @@ def test_models_share_a_row_only_for_the_same_task(two):
         "hellaswag, first 100: acc",
         "hellaswag, chat template, first 100: acc",
     ]
+    by = [
+        replace(first, step=None, settings=replace(SETTINGS, backend=name))
+        for name in ("hf", "vllm")
+    ]
+    assert suite_table(by).heads == ["tiny_8k", "tiny_8k, vLLM", "samples"]
 
 
 def test_the_page_of_one_run_has_the_scores_too(two, tmp_path):
