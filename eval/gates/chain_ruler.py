@@ -5,11 +5,12 @@
 
 `longhaul run` launches it on every rank of a job, here or on Slurm. Answers that are there are not
 made again; the digest is that of weights and precision, and an id names the text of its sample.
-Scores are written as by `longhaul ruler score --run` (`eval.ruler.results`), and the judgement as
-`eval.gates.ruler_scores` says.
+Scores are written as by `longhaul ruler score --run` (`eval.ruler.results`), unless they are there
+with more, and the judgement as `eval.gates.ruler_scores` says.
 """
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -29,13 +30,15 @@ from eval.gates.ruler_scores import judge, pass_scores
 from eval.provenance import Provenance, now
 from eval.ruler.length import RulerError
 from eval.ruler.predictions import answered, questions, require_tokenizer, whole_lines
-from eval.ruler.results import RulerResult, result_at, result_path, write_result
+from eval.ruler.results import RulerResult, covers, result_at, result_path, write_result
 from eval.ruler.scoring import Scores, score
 from eval.ruler.tokens import Tokens
 from eval.run_folder import BrokenResultError
 from recipes.checkpoints.marker import MARKER, newest_checkpoint, steps_taken
 from recipes.hugging_face.source_checkpoint import published_folder
 from recipes.spec.naming import stage_folder
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """How often the first rank looks whether the others have answered all of their samples."""
@@ -88,16 +91,12 @@ def run_ruler(
     if first:
         scores = scores_of(place, paths, limit)
         about = Provenance(date=now(), commit=commit, command=command)
-        write_result(
-            folder,
-            RulerResult(
-                model=stage,
-                scores=scores,
-                provenance=about,
-                tokenizer_sha256=asked.tokenizer,
-                **facts,
-            ),
+        result = RulerResult(
+            model=stage, scores=scores, provenance=about, tokenizer_sha256=asked.tokenizer, **facts
         )
+        if not _has(folder, stage, scores, facts) and (lost := write_result(folder, result)):
+            path = result_path(folder, stage, scores.suite)
+            log.warning("%s: earlier scores of %s are replaced", path, ", ".join(lost))
         pass_scores(folder, stage, least, scores)
 
 
@@ -138,16 +137,24 @@ def have_passed(
     facts = facts_of(run, stage, device)
     place = answers_folder(run, stage, facts)
     asked = questions(files, limit).lengths.keys()
-    if asked - _answered(place):
+    try:
+        if asked - _answered(place):
+            return False
+    except RulerError:  # an interruption cut off a line, which the job removes
         return False
     scores = scores_of(place, files, limit)
+    if not _has(run, stage, scores, facts):
+        return False
+    return all(each.passed for each in judge(least, scores))
+
+
+def _has(run: Path, stage: str, scores: Scores, facts: Mapping[str, Any]) -> bool:
+    """Whether the run has these scores of a stage, or scores of more samples."""
     try:
         kept = result_at(result_path(run, stage, scores.suite))
     except BrokenResultError:
         return False
-    if kept is None or kept.scores != scores or kept.weights_sha256 != facts["weights_sha256"]:
-        return False
-    return all(each.passed for each in judge(least, scores))
+    return covers(kept, scores, facts["weights_sha256"], facts["precision"])
 
 
 def _answered(place: Path) -> set[str]:

@@ -92,6 +92,20 @@ def write_result(run: Path, result: RulerResult) -> list[str]:
     return [f"{row.task} at {row.length:,}" for row in earlier if (row.task, row.length) not in own]
 
 
+def covers(kept: RulerResult | None, scores: Scores, weights_sha256: str, precision: str) -> bool:
+    """Return whether a file has these scores of the model, or scores of more samples of a file."""
+    if kept is None or kept.scores.suite != scores.suite:
+        return False
+    if (kept.weights_sha256, kept.precision) != (weights_sha256, precision):
+        return False
+    there = {(row.task, row.length, row.files): row for row in kept.scores.scores}
+    found = [(there.get((row.task, row.length, row.files)), row) for row in scores.scores]
+    return all(
+        before is not None and (before == row or before.samples > row.samples)
+        for before, row in found
+    )
+
+
 def read_results(run: Path) -> list[RulerResult]:
     """Read the scores of all models of a run, by file name."""
     found = map(result_at, sorted((run / "eval" / FOLDER).glob("*.json")))

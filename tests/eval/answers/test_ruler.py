@@ -142,7 +142,7 @@ def run_in_chain(port: int, models_of: tuple[str, str, str], files: list[str]) -
 
 def test_a_chain_answers_scores_and_judges_a_stage_and_continues(models, samples, of_one_rank):
     from eval.gates.chain_ruler import have_passed
-    from eval.ruler.results import read_results
+    from eval.ruler.results import read_results, write_result
     from tests.slurm.support.real_slurm import free_ports
 
     name, [file] = models.stage.name, samples.glob("*.jsonl")
@@ -170,13 +170,28 @@ def test_a_chain_answers_scores_and_judges_a_stage_and_continues(models, samples
     asked = (models.run, name, [file])
     assert not have_passed(*asked, {"mean": 0.5}, None, "cpu")
     assert have_passed(*asked, {}, None, "cpu")
-    assert not have_passed(*asked, {}, 1, "cpu")  # the scores are of all samples
+    assert have_passed(*asked, {}, 1, "cpu")  # the scores are of all samples
 
+    more = with_another_length(kept)
+    write_result(models.run, more)  # as `ruler score --run` of more files does
     answers[0].write_text('{"id": "cut')  # as an interruption leaves it
     before = answers[1].read_text()
+    assert not have_passed(*asked, {}, None, "cpu")
     assert reasons()[0] == first
     assert answers[1].read_text().startswith(before)
     assert lines(answers[0]) | lines(answers[1]) == of_one_rank
+    assert read_results(models.run) == [more]
+    assert have_passed(*asked, {}, None, "cpu")
+
+
+def with_another_length(result):
+    """Return scores with those of one more length."""
+    from eval.ruler.scoring import average
+
+    [row] = result.scores.scores
+    longer = replace(row, length=2 * row.length)
+    averages = [average(each.length, [each]) for each in (row, longer)]
+    return replace(result, scores=replace(result.scores, scores=[row, longer], averages=averages))
 
 
 def test_an_expected_answer_takes_one_forward(

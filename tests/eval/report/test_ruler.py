@@ -11,6 +11,7 @@ from eval.report.ruler_tables import ruler_figures, ruler_part
 from eval.report.several_runs import build_several, read_runs, side_by_side
 from eval.ruler.results import (
     RulerResult,
+    covers,
     read_results,
     result_at,
     result_path,
@@ -57,6 +58,30 @@ def test_scores_are_read_back_as_they_were_written(tmp_path):
     assert result_path(tmp_path, "tiny_8k", "mrcr").name == "tiny_8k.mrcr.json"
     write_result(tmp_path, given)
     assert {each.scores.suite for each in read_results(tmp_path)} == {"ruler-offline", "mrcr"}
+
+
+def test_scores_that_a_file_has_are_told_from_others():
+    asked = scored("tiny_8k", {4096: 9}, weights_sha256="w", precision="bf16")
+    more = scored("tiny_8k", {4096: 9, 8192: 3}, weights_sha256="w", precision="bf16")
+
+    def has(kept: RulerResult | None) -> bool:
+        return covers(kept, asked.scores, "w", "bf16")
+
+    first, other = asked.scores.scores
+    all_samples = [replace(row, samples=500, score=1.0) for row in (first, other)]
+    for rows in (more.scores.scores, all_samples):
+        assert has(replace(more, scores=replace(more.scores, scores=rows, averages=[
+            average(at, [row for row in rows if row.length == at])
+            for at in sorted({row.length for row in rows})
+        ])))  # fmt: skip
+    assert not any(
+        map(has, (
+            None, replace(more, weights_sha256="x"), replace(more, precision="fp32"),
+            replace(more, scores=replace(more.scores, suite="ruler")),
+            scored("tiny_8k", {4096: 8, 8192: 3}, weights_sha256="w", precision="bf16"),
+            scored("tiny_8k", {4096: 9}, seed="b", weights_sha256="w", precision="bf16"),
+        ))
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
