@@ -122,6 +122,7 @@ def run(
         evaluation=ladder_run.EvaluationParallel(eval_tp, eval_cp, eval_pp),
     )
     ladder_run.require_own_folder(plan)
+    ladder_run.require_no_pipeline(plan)
     if submits:
         from longhaul.commands.run_on_slurm import run_on_cluster
 

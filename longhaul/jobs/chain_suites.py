@@ -47,26 +47,16 @@ def suites_of(ladder: Ladder) -> list[SuiteRun]:
     return [suite if suite.lengths else replace(suite, lengths=contexts) for suite in ladder.suites]
 
 
-def require_no_pipeline(plan: LadderRun, what: str) -> None:
-    """Raise ValueError if an evaluation with pipeline stages is asked for; `what` needs none."""
-    if (pp := plan.evaluation.pp or 1) > 1:
-        raise ValueError(
-            f"--eval-pp is {pp}, and ladder {plan.ladder.name} {what} without pipeline stages; "
-            "expected --eval-pp 1, with --eval-tp or --eval-cp for more ranks"
-        )
-
-
 def require_suites(
     plan: LadderRun, stages: Sequence[ResolvedStage], tokenizer: str | None = None
 ) -> None:
-    """Raise ValueError for what would fail after training: PP, harness, tasks, data or thresholds.
+    """Raise ValueError for what would fail after training: harness, tasks, data or thresholds.
 
     The data of tasks are loaded once, so that they are in the cache of ranks, which do not
     download. `tokenizer` is that of a store which the chain will make; None if it trains one.
     """
     if not plan.ladder.suites:
         return
-    require_no_pipeline(plan, "runs suites, which are evaluated")
     require_harness()
     context = _base_context(plan, stages[0])
     if plan.store.exists():

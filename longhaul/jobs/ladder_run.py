@@ -151,6 +151,22 @@ def require_own_folder(plan: LadderRun) -> None:
         )
 
 
+def require_no_pipeline(plan: LadderRun) -> None:
+    """Raise ValueError for pipeline stages where suites or RULER have to be run without them."""
+    if (pp := plan.evaluation.pp or 1) == 1:
+        return
+    what = ""
+    if plan.ladder.suites:
+        what = "runs suites, which are evaluated"
+    elif any(stage.gate.ruler is not None for _, stage in plan.chosen):
+        what = "has gates on RULER's samples, which are answered"
+    if what:
+        raise ValueError(
+            f"--eval-pp is {pp}, and ladder {plan.ladder.name} {what} without pipeline stages; "
+            "expected --eval-pp 1, with --eval-tp or --eval-cp for more ranks"
+        )
+
+
 def require_here(row: Row, nodes: int | None, cluster: str) -> None:
     """Raise ValueError for nodes or a cluster that CPU ranks of this machine have nothing of."""
     given = {"--nodes": nodes, "--cluster": cluster}

@@ -136,7 +136,12 @@ def test_the_suites_of_a_ladder_are_jobs_after_each_evaluation(answer, tree, mon
     assert f"export HF_DATASETS_CACHE={config.HF_DATASETS_CACHE}" in script
     assert "export HF_HUB_OFFLINE=1" in script
     assert "HF_DATASETS_CACHE" not in scripts["evaluate_tiny_own_1k"]
+    for executor in ("slurm", "local"):  # not after a store was made, and in a dry run too
+        here = ("--executor", executor, *(("--dryrun",) if executor == "slurm" else ()))
+        said = answer("run", *words[3:9], *here, "--eval-pp", 2).error()
+        assert "--eval-pp is 2, and ladder own runs suites" in said
     assert not (tree / "runs").exists()
+    assert not (tree / "stores").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from eval.ruler.samples import make, suite_folder
 from eval.ruler.sources import Sources
 from eval.ruler.tasks import TASKS
 from eval.ruler.tokens import Tokens
-from longhaul.jobs import chain_ruler, chain_suites, ladder_run, slurm_chain
+from longhaul.jobs import chain_ruler, ladder_run, slurm_chain
 from longhaul.jobs.chain_suites import jobs_left, suites_of
 from recipes.spec.gate import RulerThresholds, SuiteThreshold
 from recipes.spec.suites import SuiteRun
@@ -111,9 +111,14 @@ def test_samples_that_could_not_be_answered_are_refused(plan, made, samples, tmp
         assert said in str(told.value)
 
 
-def test_pipeline_stages_of_evaluations_are_refused_where_a_ladder_runs_suites(plan, made):
-    ladder = replace(plan.ladder, suites=(SuiteRun(tasks=("hellaswag",)),))
-    asked = replace(plan, ladder=ladder, evaluation=ladder_run.EvaluationParallel(pp=2))
-    said = "--eval-pp is 2, and ladder .* runs suites, .* expected --eval-pp 1"
-    with pytest.raises(ValueError, match=said):
-        chain_suites.require_suites(asked, made)
+def test_pipeline_stages_of_evaluations_are_refused_where_a_model_is_scored(plan, samples):
+    suites = replace(plan.ladder, suites=(SuiteRun(tasks=("hellaswag",)),))
+    by_two = ladder_run.EvaluationParallel(pp=2)
+    for scored, said in (
+        (replace(plan, ladder=suites), "runs suites, .* expected --eval-pp 1"),
+        (with_ruler(plan, samples[0]), "has gates on RULER's samples, .* expected --eval-pp 1"),
+    ):
+        ladder_run.require_no_pipeline(scored)
+        with pytest.raises(ValueError, match=f"--eval-pp is 2, and ladder .* {said}"):
+            ladder_run.require_no_pipeline(replace(scored, evaluation=by_two))
+    ladder_run.require_no_pipeline(replace(plan, evaluation=by_two))
