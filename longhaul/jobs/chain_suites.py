@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import nemo_run
 
 from data.store import Manifest
+from data.tokenization.tokenizer import load
 from eval.base_model import stated_rotation
 from eval.harness.tasks import SuiteTask, built, find, require_harness
 from eval.run_folder import BASE
@@ -53,7 +54,8 @@ def require_suites(
     """Raise ValueError for what would fail after training: harness, tasks, data or thresholds.
 
     The data of tasks are loaded once, so that they are in the cache of ranks, which do not
-    download. `tokenizer` is that of a store which the chain will make; None if it trains one.
+    download. `tokenizer` is that of a store which the chain will make, a folder or a name of the
+    hub; None if it trains one.
     """
     if not plan.ladder.suites:
         return
@@ -61,10 +63,11 @@ def require_suites(
     context = _base_context(plan, stages[0])
     if plan.store.exists():
         tokenizer = str(Manifest.load(plan.store).tokenizer_path)
+    folder = None if tokenizer is None else Path(load(tokenizer).hugging_face.name_or_path)
     known: dict[str, tuple[SuiteRun, bool]] = {}
     for number, suite in enumerate(suites_of(plan.ladder)):
         try:
-            found = _of_suite(suite, None if tokenizer is None else Path(tokenizer))
+            found = _of_suite(suite, folder)
         except ValueError as error:
             raise ValueError(f"ladder {plan.ladder.name}: suites[{number}]: {error}") from None
         for name, makes_prompts in found.items():

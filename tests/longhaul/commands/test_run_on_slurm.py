@@ -184,6 +184,18 @@ def test_suites_that_would_fail_are_refused_before_anything_is_submitted(
     assert not (tree / "runs").exists()
 
 
+def test_tasks_make_prompts_with_the_tokenizer_of_another_store(answer, tree, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tree / "books").mkdir()
+    for number in range(40):
+        (tree / "books" / f"{number}.txt").write_text(f"{number} little words that go on. " * 30)
+    prepare(str(tree / "books"), tree / "other", vocab_size=300)
+    words = (*with_suites(tree, "niah_single_1", TASKS), "--tokenizer", tree / "other")
+    said = answer(*words, "--cluster", site(tree, python=sys.prefix)).error()
+    # told after the prompts of the task are made, so the tokenizer was found
+    assert "suites niah_single_1 needs a length of the prompts that the suite makes" in said
+
+
 def test_a_second_chain_into_the_same_folder_is_refused(answer, tree, monkeypatch):
     launch = tree / "runs" / "tiny" / "launch"
     launch.mkdir(parents=True)
