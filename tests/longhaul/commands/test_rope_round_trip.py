@@ -63,7 +63,9 @@ def _trainer(made, rope: RopeScaling) -> SimpleNamespace:
     return SimpleNamespace(
         max_steps=1,
         lightning_module=SimpleNamespace(config=config),
-        datamodule=SimpleNamespace(manifest=SimpleNamespace(tokenizer=tokenizer)),
+        datamodule=SimpleNamespace(
+            manifest=SimpleNamespace(tokenizer=tokenizer, train_sha256="of training files")
+        ),
     )
 
 
