@@ -147,6 +147,13 @@ def make(
     return row, False
 
 
+def require_length(task: Task, length: int, seed: int, tokens: Tokens, sources: Sources) -> None:
+    """Raise RulerError if the first sample of a task is longer than `length` at its shortest."""
+    budget = length - task.form.new_tokens
+    setting = Setting(length=length, budget=budget, seed=seed, tokens=tokens, sources=sources)
+    next(drawn(task, setting, 1))
+
+
 def drawn(task: Task, setting: Setting, samples: int) -> Iterator[Sample]:
     """Yield the samples of a file in order.
 

@@ -23,9 +23,9 @@ from longhaul.options import (
     require_device,
 )
 from longhaul.run_folder.lock import in_use, require_unused
-from longhaul.run_folder.stage_named import stage_named
+from longhaul.run_folder.stage_named import require_any_checkpoint, stage_named
 from longhaul.terminal.console import busy, loading, output_to
-from longhaul.terminal.messages import next_command, note
+from longhaul.terminal.messages import next_command, note, resumable
 from longhaul.terminal.results import announcing
 
 if TYPE_CHECKING:
@@ -218,6 +218,7 @@ def evaluate(
         raise ValueError(
             f"no stage of {run} has been trained yet: it has no stage.json to evaluate"
         )
+    require_any_checkpoint(run, chosen)
     with loading("NeMo and Megatron-Core"):
         from eval.base_model import base_models
         from eval.finished_parts import titles_of
@@ -280,6 +281,7 @@ def evaluate(
     said = f"evaluating {', '.join(subjects)} on {ranks} ranks"
     with (
         in_use(run / "eval"),
+        resumable("continues with the parts that are not measured yet"),
         output_to(run / "output.log") as console,
         busy(console, said),
         announcing(console, {name: evaluation_path(run, name) for name in subjects}, "evaluated"),
@@ -300,7 +302,10 @@ def _require_defaults(option: str, **given: object) -> None:
     """Raise ValueError for options that have no effect with another one."""
     named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if named:
-        raise ValueError(f"{' and '.join(named)} cannot go with {option}; leave one of them out")
+        instead = ", or name --suite-lengths" if named == ["--lengths"] else ""
+        raise ValueError(
+            f"{' and '.join(named)} cannot go with {option}; leave one of them out{instead}"
+        )
 
 
 def with_context_of(base: "BaseModel", bounds: list[int]) -> list[int]:

@@ -111,12 +111,15 @@ def _made(
     with loading("the tokenizer"):
         from data.tokenization.tokenizer import load
         from eval.ruler.samples import make as make_file
-        from eval.ruler.samples import suite_folder
+        from eval.ruler.samples import require_length, suite_folder
         from eval.ruler.tokens import Tokens
 
         tokens = Tokens(load(tokenizer))
     folder = suite_folder(out, sources, tokens)
     rows, there = [], []
+    shortest = min(length for _, length in wanted)
+    for task in (task for task, length in wanted if length == shortest):
+        require_length(task, shortest, seed, tokens, sources)
     console = plain_console(sys.stderr)
     for task, length in wanted:
         with busy(console, f"{task.name} at {length:,} tokens, {samples:,} samples"):

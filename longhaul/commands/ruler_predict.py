@@ -11,7 +11,7 @@ import typer
 
 from longhaul.options import ContextParallel, Ranks, TensorParallel, require_device
 from longhaul.run_folder.lock import in_use, require_unused
-from longhaul.run_folder.stage_named import stage_named
+from longhaul.run_folder.stage_named import require_any_checkpoint, stage_named
 from longhaul.terminal.console import busy, loading, output_to
 from longhaul.terminal.messages import next_command, note
 
@@ -78,6 +78,8 @@ def predict(
     require_file(out, "--out", (".jsonl",))
     folder = job_folder(out)
     require_unused(folder)
+    if run is not None:
+        _require_stage(run, stage, asked)
     sizes = Sizes(ranks, tensor_parallel, context_parallel)
     with loading("NeMo and Megatron-Core"):
         if run is not None:
@@ -147,8 +149,8 @@ def _stage(
     from data.store import Manifest
     from data.tokenization.tokenizer import load
     from eval.answers.end_tokens import end_tokens
-    from eval.ruler.predictions import require_room, require_tokenizer
-    from eval.run_folder import read_stage, stage_names
+    from eval.ruler.predictions import require_tokenizer
+    from eval.run_folder import stage_names
     from longhaul.jobs.evaluation import recipe_of, require_layout, require_trained
     from recipes.checkpoints.files import note as unverified
     from recipes.checkpoints.marker import MARKER, newest_checkpoint
@@ -157,15 +159,11 @@ def _stage(
     from recipes.spec.naming import stage_folder
 
     name = stage_named(run, word, stage_names(run))
-    record = read_stage(run, name)
-    if record is None:
-        raise ValueError(f"{name} of {run} has not been trained yet: it has no stage.json")
     recipe = recipe_of(run, name)
     manifest = Manifest.load(store or Path(recipe.data.store))
     require_trained(run, [name], manifest)
     tokenizer = load(str(manifest.tokenizer_path))
     require_tokenizer(asked, tokenizer, f"stage {name}")
-    require_room(asked, record.context, f"stage {name}")
     device = device or device_of(recipe)
     unit = 2 * sizes.cp * sizes.tp
     longest = -(-asked.lengths[asked.longest] // unit) * unit
@@ -192,6 +190,19 @@ def _stage(
         },
         notes=[] if words is None else [words],
     )
+
+
+def _require_stage(run: Path, word: str, asked: "Questions") -> None:
+    """Raise ValueError for a stage without a checkpoint, or with a shorter context than samples."""
+    from eval.ruler.predictions import require_room
+    from eval.run_folder import read_stage, stage_names
+
+    name = stage_named(run, word, stage_names(run))
+    record = read_stage(run, name)
+    if record is None:
+        raise ValueError(f"{name} of {run} has not been trained yet: it has no stage.json")
+    require_any_checkpoint(run, [name])
+    require_room(asked, record.context, f"stage {name}")
 
 
 def _export(folder: Path, asked: "Questions", ranks: int, device: str | None) -> Answering:

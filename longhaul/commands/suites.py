@@ -10,7 +10,7 @@ import typer
 
 from longhaul.options import print_json
 from longhaul.run_folder.lock import in_use, require_unused
-from longhaul.run_folder.stage_named import stage_named
+from longhaul.run_folder.stage_named import require_any_checkpoint, stage_named
 from longhaul.terminal.console import busy, loading, output_to
 from longhaul.terminal.results import announcing
 
@@ -68,6 +68,8 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
     require_unused(run / "eval")
     records = [read_stage(run, name) for name in names]
     contexts = sorted({record.context for record in records if record is not None})
+    if contexts and given.export is None:
+        require_any_checkpoint(run, chosen)
     with loading("NeMo, Megatron-Core and lm-evaluation-harness"):
         from eval.harness.tasks import built, find, require_few_shot
         from slurm.experiment import run_in_order

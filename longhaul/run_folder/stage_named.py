@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.run_folder import read_stage
-from recipes.spec.naming import length_from
+from recipes.checkpoints.marker import newest_checkpoint
+from recipes.spec.naming import length_from, stage_folder
 from recipes.spec.suggest import did_you_mean
 
 
@@ -31,3 +32,10 @@ def stage_named(run: Path, word: str, names: Sequence[str]) -> str:
     if found:
         raise ValueError(f"{run} has {len(found)} stages of {word}: {', '.join(found)}; name one")
     raise ValueError(f"{run} has no stage of {word}; it has {', '.join(names)}")
+
+
+def require_any_checkpoint(run: Path, names: Sequence[str]) -> None:
+    """Raise ValueError for a stage without a complete checkpoint."""
+    for name in names:
+        if newest_checkpoint(stage_folder(run, name) / "checkpoints") is None:
+            raise ValueError(f"{name} has no complete checkpoint in {run}; train it first")

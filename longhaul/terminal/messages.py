@@ -68,15 +68,18 @@ def next_command(words: Sequence[object] | str, what_for: str) -> None:
 
 
 @contextmanager
-def resumable() -> Iterator[None]:
-    """Print the command that resumes the work of the block if it is stopped or fails."""
+def resumable(what: str = "resumes from the last checkpoint") -> Iterator[None]:
+    """Print the command that resumes the work of the block if it is stopped or fails.
+
+    `what` it does after it was stopped.
+    """
     try:
         yield
     except (KeyboardInterrupt, RuntimeError) as error:
         program = "longhaul" if shutil.which("longhaul") else sys.argv[0]  # as `make demo` calls it
         command = shlex.join([program, *sys.argv[1:]])
         if isinstance(error, KeyboardInterrupt):
-            note(f"stopped; the same command resumes from the last checkpoint: {command}")
+            note(f"stopped; the same command {what}: {command}")
         elif type(error).__module__ == "slurm.experiment":
             note(f"once the cause is fixed, the same command resumes: {command}")
         raise

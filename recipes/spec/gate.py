@@ -119,7 +119,9 @@ class Gate:
         for name in ("rise", "forgotten", "short", "context_gain"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"gate {name} is {value:g} nats; it must be at least 0, or None")
+                raise ValueError(
+                    f"gate {name} is {value:g} nats; it must be at least 0, or null for none"
+                )
         if self.passkey is not None and not 0 < self.passkey <= 1:
             raise ValueError(
                 f"gate passkey is {self.passkey:g}; it must be a share, above 0 and up to 1"

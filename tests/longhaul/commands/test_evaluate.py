@@ -9,6 +9,7 @@ from custom_modules.rope.config import RopeScaling
 from eval.base_model import BASE, BaseModel
 from eval.run_folder import BUCKET, evaluation_path, write_json
 from longhaul.commands.evaluate import latest_ends, with_context_of
+from longhaul.run_folder.stage_named import require_any_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,14 @@ def test_what_is_missing_keeps_the_ranges_of_what_is_there(tmp_path):
 def test_pipeline_stages_are_refused_for_tasks(answer):
     said = answer("evaluate", "--run", "runs/tiny", "--suite", "hellaswag", "--pp", 2).error()
     assert "--pp cannot go with --suite; leave one of them out" in said
+
+
+def test_lengths_of_positions_are_told_from_those_of_tasks(answer):
+    said = answer("evaluate", "--run", "x", "--suite", "hellaswag", "--lengths", "512").error()
+    assert "--lengths cannot go with --suite; leave one of them out, or name --suite-len" in said
+
+
+def test_a_stage_without_a_checkpoint_is_named(tmp_path):
+    (tmp_path / "stages" / "one" / "checkpoints" / "step=5").mkdir(parents=True)
+    with pytest.raises(ValueError, match=f"one has no complete checkpoint in {tmp_path}; train"):
+        require_any_checkpoint(tmp_path, ["one"])
