@@ -134,7 +134,7 @@ def test_answers_of_one_stage_are_not_written_as_another_s(answer, answers, tmp_
         (("--lengths", "4X"), "not 4X"),
         (("--lengths", "100"), "--lengths has 100 tokens, and the answer of niah_single_1"),
         (("--lengths", "300", "--tasks", "qa_2", "--samples", "1"), "qa_2 cannot be made at 300"),
-        (("--lengths", "300", "--tasks", "niah_single_1,qa_2"), "qa_2 cannot be made at 300"),
+        (("--lengths", "400", "--tasks", "niah_single_1,vt"), "vt cannot be made at 400"),
         (("--ruler-data", "nowhere"), "nowhere is not a folder"),
         (("--ruler-data", "."), "lacks PaulGrahamEssays.json, squad.json, hotpotqa.json; put"),
     ],
