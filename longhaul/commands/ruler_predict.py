@@ -79,7 +79,7 @@ def predict(
     folder = job_folder(out)
     require_unused(folder)
     if run is not None:
-        _require_stage(run, stage, asked)
+        _require_stage(run, stage, store, asked)
     sizes = Sizes(ranks, tensor_parallel, context_parallel)
     with loading("NeMo and Megatron-Core"):
         if run is not None:
@@ -192,9 +192,14 @@ def _stage(
     )
 
 
-def _require_stage(run: Path, word: str, asked: "Questions") -> None:
-    """Raise ValueError for a stage without a checkpoint, or with a shorter context than samples."""
-    from eval.ruler.predictions import require_room
+def _require_stage(run: Path, word: str, store: Path | None, asked: "Questions") -> None:
+    """Raise ValueError for a stage without a checkpoint, or with a shorter context than samples.
+
+    The tokenizer of `store`, if it is named, has to be that of the samples, as their lengths are.
+    """
+    from data.store import Manifest
+    from data.tokenization.tokenizer import load
+    from eval.ruler.predictions import require_room, require_tokenizer
     from eval.run_folder import read_stage, stage_names
 
     name = stage_named(run, word, stage_names(run))
@@ -202,6 +207,9 @@ def _require_stage(run: Path, word: str, asked: "Questions") -> None:
     if record is None:
         raise ValueError(f"{name} of {run} has not been trained yet: it has no stage.json")
     require_any_checkpoint(run, [name])
+    if store is not None:
+        tokenizer = load(str(Manifest.load(store).tokenizer_path))
+        require_tokenizer(asked, tokenizer, f"stage {name}")
     require_room(asked, record.context, f"stage {name}")
 
 
