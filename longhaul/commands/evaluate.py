@@ -270,6 +270,11 @@ def evaluate(
         )
     for words in notes:
         note(f"note: {words}")
+    if longest > max(contexts):
+        note(
+            f"note: {longest:,} tokens are read, and the longest context of a stage of {run} is "
+            f"{max(contexts):,}"
+        )
     bases = [model.name for model in models]
     subjects = [*bases, *chosen]
     for name in subjects:
