@@ -52,30 +52,31 @@ def run(tmp_path_factory, small_store):
 
 def evaluate_until_the_second_row(options: dict[str, object], output: str) -> None:
     """Evaluate on a rank that fails at the first passkey prompt of 512 tokens."""
-    from eval import evaluate as evaluation
+    from eval.answers import passkey_grid
 
     def score(model, prompt):
         if len(prompt.tokens) == 512:
             raise RuntimeError("stopped at a prompt")
         return passkey_score(model, prompt)
 
-    passkey_score = evaluation.score
-    with mock.patch.object(evaluation, "score", score):
+    passkey_score = passkey_grid.score
+    with mock.patch.object(passkey_grid, "score", score):
         evaluate_on_forked_rank(options, output)
 
 
 def evaluate_only_the_second_row(options: dict[str, object], output: str) -> None:
     """Evaluate on a rank that fails if it measures what the first one has measured."""
     from eval import evaluate as evaluation
+    from eval.answers import passkey_grid
 
     def score(model, prompt):
         assert len(prompt.tokens) == 512
         return passkey_score(model, prompt)
 
-    passkey_score = evaluation.score
+    passkey_score = passkey_grid.score
     again = mock.Mock(side_effect=AssertionError("measured again"))
     with (
-        mock.patch.object(evaluation, "score", score),
+        mock.patch.object(passkey_grid, "score", score),
         mock.patch.object(evaluation, "loss_by_position", again),
         mock.patch.object(evaluation, "short_loss", again),
         mock.patch.object(evaluation.context_gains, "context_gain", again),
