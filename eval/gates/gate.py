@@ -8,7 +8,6 @@ how sure that is (`eval.gates.judgement`).
 """
 
 import json
-import logging
 import math
 import os
 from collections.abc import Iterator
@@ -24,15 +23,14 @@ from eval.gates.judgement import (
     NOT_MET,
     Judgement,
     Measure,
+    pass_judgements,
     unmeasured,
     verdict,
 )
-from eval.run_folder import Evaluation, evaluation_path, plain, read_evaluation, write_json
+from eval.run_folder import Evaluation, evaluation_path, plain, read_evaluation
 from eval.uncertainty import prompts_to_tell, share_interval, standard_error
-from recipes.spec.gate import Gate, GateShutError
+from recipes.spec.gate import Gate
 from recipes.spec.schema import decode
-
-log = logging.getLogger(__name__)
 
 
 class Loss(NamedTuple):
@@ -211,17 +209,7 @@ def pass_gate(run: Path, stage: str, before: str | None, gate: Gate) -> None:
     if before is not None and earlier is None:
         raise ValueError(f"{before} of {run} has not been evaluated, so {stage} cannot be compared")
     judgements = list(judge(gate, found, earlier))
-    failed = [one for one in judgements if not one.passed]
-    write_json(
-        gate_path(run, stage),
-        {"stage": stage, "open": not failed, "gate": asdict(gate), "judgements": judgements},
-    )
-    for each in judgements:
-        if each.undecided and each.passed:
-            log.warning("the gate after %s opens, but %s: %s", stage, each.name, each.said)
-    if failed:
-        said = "; ".join(f"{one.name}: {one.said}" for one in failed)
-        raise GateShutError(f"the gate after {stage} is shut: {said}")
+    pass_judgements(gate_path(run, stage), stage, {"gate": asdict(gate)}, judgements)
 
 
 def evaluate_and_judge(

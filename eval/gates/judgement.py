@@ -5,10 +5,18 @@ The measured value decides. If the threshold is outside of its 95% interval, it 
 otherwise there are too few documents, prompts or samples to tell.
 """
 
+import logging
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from eval.run_folder import write_json
 from eval.uncertainty import documents_to_tell, interval_width
+from recipes.spec.gate import GateShutError
+
+log = logging.getLogger(__name__)
 
 MET, NOT_MET = "met", "not met"
 FEW_DOCUMENTS, FEW_PROMPTS = "too few documents to tell", "too few prompts to tell"
@@ -80,6 +88,23 @@ class Measure:
 def unmeasured(name: str, allowed: float, said: str) -> Judgement:
     """Return the judgement of a threshold whose value was not measured: it is not met."""
     return Judgement(name, math.nan, allowed, False, said)
+
+
+def pass_judgements(
+    path: Path, stage: str, asked: Mapping[str, Any], judgements: Sequence[Judgement]
+) -> None:
+    """Write the judgements of a stage; raise GateShutError if the next stage must not start.
+
+    `asked` is what the file states of the thresholds.
+    """
+    failed = [each for each in judgements if not each.passed]
+    write_json(path, {"stage": stage, "open": not failed, **asked, "judgements": judgements})
+    for each in judgements:
+        if each.undecided and each.passed:
+            log.warning("the gate after %s opens, but %s: %s", stage, each.name, each.said)
+    if failed:
+        said = "; ".join(f"{each.name}: {each.said}" for each in failed)
+        raise GateShutError(f"the gate after {stage} is shut: {said}")
 
 
 def verdict(state: str, count: int, would_do: int | None) -> str:

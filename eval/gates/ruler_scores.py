@@ -7,7 +7,6 @@ A score whose samples are each 0 or 1 has Wilson's interval, any other that of i
 (`eval.ruler.scoring`). Thresholds and judgements are shares of 1.
 """
 
-import logging
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,31 +17,20 @@ from eval.gates.judgement import (
     NOT_MET,
     Judgement,
     Measure,
+    pass_judgements,
     unmeasured,
     verdict,
 )
 from eval.ruler.scoring import Average, Score, Scores
-from eval.run_folder import evaluation_path, write_json
+from eval.run_folder import evaluation_path
 from eval.uncertainty import prompts_to_tell, share_interval
-from recipes.spec.gate import MEAN, GateShutError
-
-log = logging.getLogger(__name__)
+from recipes.spec.gate import MEAN
 
 
 def pass_scores(run: Path, stage: str, least: Mapping[str, float], scores: Scores) -> None:
     """Judge the scores of a stage; raise GateShutError if the next stage must not start."""
-    judgements = list(judge(least, scores))
-    failed = [each for each in judgements if not each.passed]
-    write_json(
-        evaluation_path(run, stage).with_suffix(".ruler.gate.json"),
-        {"stage": stage, "open": not failed, "least": dict(least), "judgements": judgements},
-    )
-    for each in judgements:
-        if each.undecided and each.passed:
-            log.warning("the gate after %s opens, but %s: %s", stage, each.name, each.said)
-    if failed:
-        said = "; ".join(f"{each.name}: {each.said}" for each in failed)
-        raise GateShutError(f"the gate after {stage} is shut: {said}")
+    path = evaluation_path(run, stage).with_suffix(".ruler.gate.json")
+    pass_judgements(path, stage, {"least": dict(least)}, list(judge(least, scores)))
 
 
 def judge(least: Mapping[str, float], scores: Scores) -> Iterator[Judgement]:

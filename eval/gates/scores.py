@@ -9,7 +9,6 @@ under the same settings; its error is that of two independent scores, since the 
 samples are not kept: it is somewhat too large.
 """
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,15 +20,14 @@ from eval.gates.judgement import (
     NOT_MET,
     Judgement,
     Measure,
+    pass_judgements,
     unmeasured,
     verdict,
 )
-from eval.run_folder import evaluation_path, write_json
+from eval.run_folder import evaluation_path
 from eval.suite_results import Group, SuiteResult, group_metrics, result_at, result_path
 from eval.uncertainty import NORMAL, interval_width, prompts_to_tell, share_interval
-from recipes.spec.gate import GateShutError, SuiteThreshold
-
-log = logging.getLogger(__name__)
+from recipes.spec.gate import SuiteThreshold
 
 EQUAL = 1e-6
 """Relative difference up to which a standard error is that of a share."""
@@ -86,22 +84,8 @@ def pass_scores(
 ) -> None:
     """Judge the results of a stage; raise GateShutError if the next stage must not start."""
     judgements = judgements_of(run, stage, before, thresholds, results, groups)
-    failed = [each for each in judgements if not each.passed]
-    write_json(
-        evaluation_path(run, stage).with_suffix(".suites.gate.json"),
-        {
-            "stage": stage,
-            "open": not failed,
-            "thresholds": list(thresholds),
-            "judgements": judgements,
-        },
-    )
-    for each in judgements:
-        if each.undecided and each.passed:
-            log.warning("the gate after %s opens, but %s: %s", stage, each.name, each.said)
-    if failed:
-        said = "; ".join(f"{each.name}: {each.said}" for each in failed)
-        raise GateShutError(f"the gate after {stage} is shut: {said}")
+    path = evaluation_path(run, stage).with_suffix(".suites.gate.json")
+    pass_judgements(path, stage, {"thresholds": list(thresholds)}, judgements)
 
 
 def judgements_of(
