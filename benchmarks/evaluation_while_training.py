@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What evaluating a model while it trains takes: the same training with and without it, in turns.
+"""Cost of evaluating a model while it trains: the same training with and without it, in turns.
 
     python -m benchmarks.evaluation_while_training
 

@@ -17,7 +17,7 @@ def without_code_of_others(refused: list[str] | None = None) -> Iterator[None]:
     """Load tokenizers and data sets without code of theirs; RULER's tasks ask for it always.
 
     Metrics of the package `evaluate` are scripts that it downloads. They are refused, and their
-    names are appended to `refused`, since the harness goes on without a metric. A module that is
+    names are appended to `refused`, since the harness continues without a metric. A module that is
     imported meanwhile keeps the refusal.
     """
     import datasets
