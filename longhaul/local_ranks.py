@@ -12,6 +12,7 @@ import typer
 
 from data.cuda_extension import during_import, prepare_process
 from longhaul.terminal.console import output_to
+from slurm import starter
 
 if TYPE_CHECKING:
     from slurm.experiment import Job
@@ -45,7 +46,7 @@ def run_on_ranks(
     with tempfile.TemporaryDirectory() as folder:
         try:
             with output_to(log) if log else nullcontext(), during_import():
-                arguments = (rank, ranks, folder, *args, results)
+                arguments = (starter.value(), rank, ranks, folder, *args, results)
                 start_processes(_prepared, arguments, nprocs=ranks, start_method=method)
         except ProcessException as error:  # a rank raised, or a signal ended it
             if os.environ.get("LONGHAUL_TRACEBACK"):
@@ -59,8 +60,9 @@ def run_on_ranks(
     return found
 
 
-def _prepared(number: int, rank: Callable[..., None], *args: Any) -> None:
-    """Run a rank that imports Megatron-Core."""
+def _prepared(number: int, started_by: str, rank: Callable[..., None], *args: Any) -> None:
+    """Run a rank that imports Megatron-Core, and ends with the command."""
+    starter.end_with_starter(started_by)
     prepare_process()
     rank(number, *args)
 

@@ -13,15 +13,16 @@ from typing import Any
 
 import nemo_run as run
 import psutil
-from nemo_run.core.runners import fdl_runner
 from torchx.specs import Role
 
 from data.cuda_extension import FOLDER as EXTENSIONS
 from data.cuda_extension import architecture
 from recipes.planner import timeouts
+from slurm import starter
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 TREE = Path(__file__).resolve().parents[1]
+RANK = Path(__file__).resolve().with_name("local_rank.py")
 OF_EVERY_RANK = {
     "HF_HUB_OFFLINE": "1",  # a run reads the tokenizer of its store, never the hub
     "TOKENIZERS_PARALLELISM": "false",
@@ -30,9 +31,10 @@ OF_EVERY_RANK = {
 """Variables of ranks on every executor."""
 
 
-def local_executor(ranks: int) -> run.LocalExecutor:
+def local_executor(ranks: int, seconds: float = starter.SECONDS) -> run.LocalExecutor:
     """Return an executor of `ranks` processes on this machine, with its cores split among them.
 
+    Ranks that still run `seconds` after this process has ended are killed.
     Raises ValueError if there is no torchrun to start them.
     """
     if shutil.which("torchrun") is None:
@@ -51,6 +53,7 @@ def local_executor(ranks: int) -> run.LocalExecutor:
             **_python_path(),
             **architecture(),
             **OF_EVERY_RANK,
+            **starter.variables(seconds),
         },
     )
 
@@ -74,14 +77,15 @@ def started_without_shell(role: Role, job_folder: Path) -> None:
     """Rewrite nemo-run's command line of a local job for torchx, which starts it without a shell.
 
     nemo-run quotes the words for a shell, so a path with a blank or an umlaut would keep its
-    quotes; torchx itself substitutes only `$`. The ranks run the file of nemo-run's runner instead
-    of `-m` and its name, which would put the working folder first on Python's path.
+    quotes; torchx itself substitutes only `$`. The ranks run a file instead of `-m` and a name,
+    which would put the working folder first on Python's path; it is nemo-run's runner, and ends
+    with this process.
     """
     if role.entrypoint != "torchrun":
         return
     words = ["".join(shlex.split(word)) for word in role.args]
     at = words.index("-m")
-    words[at : at + 2] = [str(fdl_runner.__file__)]
+    words[at : at + 2] = [str(RANK)]
     role.args = [word.replace("$", "$$") for word in words]
     if EXTENSIONS not in os.environ:
         role.env.setdefault(EXTENSIONS, str(job_folder / "extensions").replace("$", "$$"))

@@ -8,6 +8,7 @@ import nemo_run
 from longhaul.jobs.evaluated_training import train_and_evaluate
 from recipes.checkpoints.marker import RECIPE
 from recipes.resolved.stage import ResolvedStage
+from slurm import starter
 from slurm.entrypoint import train
 from slurm.experiment import Job
 from slurm.local_executor import local_executor
@@ -16,7 +17,9 @@ from slurm.local_executor import local_executor
 def training_job(stage: ResolvedStage) -> Job:
     """Return the job that trains the stage on this machine, once its recipe is recorded."""
     task = training_task(stage)
-    return Job(stage.name, task, local_executor(stage.layout.world_size))
+    guards = [node for node in stage.recipe.trainer.callbacks if hasattr(node, "first_seconds")]
+    seconds = max([starter.SECONDS, *(float(guard.first_seconds) for guard in guards)])
+    return Job(stage.name, task, local_executor(stage.layout.world_size, seconds))
 
 
 def training_task(stage: ResolvedStage, **checks: Any) -> nemo_run.Partial:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C ends the ranks with the command, when they have saved."""
+"""Ranks end with the command, also one that is killed, when they have saved."""
 
 import os
 import signal
@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from longhaul.run_folder.lock import require_unused
 from recipes.checkpoints.marker import steps_taken
+from tests.conditions import until
 
 pytestmark = pytest.mark.slow
 
 LONGHAUL = Path(sys.executable).parent / "longhaul"
 
 
-def test_an_interrupted_stage_saves_and_leaves_no_rank_running(tmp_path, small_store):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kill"])
+def test_an_interrupted_stage_saves_and_leaves_no_rank_running(tmp_path, small_store, how):
     command = [LONGHAUL, "pretrain", "--factory", "tiny_512", f"data.store={small_store}"]
     process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
     stage = tmp_path / "runs" / "tiny" / "stages" / "tiny_512"
@@ -28,10 +31,13 @@ def test_an_interrupted_stage_saves_and_leaves_no_rank_running(tmp_path, small_s
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert _ranks(tmp_path)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, how)
     assert process.wait(timeout=150) != 0
+    if how == signal.SIGKILL:
+        until(lambda: not _ranks(tmp_path))
     assert not _ranks(tmp_path)
     assert steps_taken(stage / "checkpoints") > 0
+    require_unused(stage)
 
 
 def _ranks(folder: Path) -> list[str]:
@@ -40,7 +46,7 @@ def _ranks(folder: Path) -> list[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if (entry / "cwd").resolve() == folder and b"fdl_runner" in (
+                if (entry / "cwd").resolve() == folder and b"local_rank.py" in (
                     entry / "cmdline"
                 ).read_bytes():
                     found.append(entry.name)
