@@ -20,6 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
+from custom_modules.gpt.rotation import rotation_of
 from data.store import MANIFEST, Manifest
 from data.token_files.token_counts import token_counts
 from eval import load_model
@@ -130,7 +131,7 @@ def evaluate(
             model = subject.loading(
                 max((longest, *settings.prompt_lengths)), bf16=device == "cuda", verify=verify
             )
-            parameters = size_of(parts, model)
+            parameters, rotation = size_of(parts, model), rotation_in(parts, model, subject.context)
             losses = losses_of(parts, model, texts, longest)
             gained = (
                 None if counts is None else gain_of(parts, model, texts, longest, sources, counts)
@@ -148,6 +149,7 @@ def evaluate(
                     seeds={"windows": WINDOW_SEED} | ({"passkeys": PASSKEY_SEED} if trials else {}),
                     tokenizer=f"{manifest.tokenizer.name} {manifest.tokenizer.fingerprint[:SHORT]}",
                     parameters=parameters,
+                    rotation=rotation,
                     tokens_seen=0 if subject.base else tokens_seen(folder, subject.name),
                 )
                 write_evaluation(
@@ -257,6 +259,14 @@ def short_of(
 def size_of(parts: FinishedParts, model: Load) -> int:
     """Return the parameters of the model."""
     return int(parts.part("number of parameters", int, lambda: parameters_of(model())))
+
+
+def rotation_in(parts: FinishedParts, model: Load, context: int) -> dict[str, Any]:
+    """Return the rotation in effect of the built model, for sequences of a context."""
+    found = parts.part(
+        "rotation in effect", dict[str, Any], lambda: rotation_of(model(), context).summary()
+    )
+    return cast(dict[str, Any], found)
 
 
 def subjects(run: Path, stages: Sequence[str], *, base: bool) -> Iterator[Subject]:

@@ -16,9 +16,12 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.gpt.model import LongContextGPT
+from custom_modules.gpt.rotation import rotation_of
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.rotary import stated_rotation
 from recipes.checkpoints.marker import newest_checkpoint
+from recipes.checkpoints.rotation import RotationError, require_recorded, rotation_before
 from recipes.checkpoints.verified import verified
 from recipes.nemo2 import model as gpt
 from recipes.nemo2.cpu import plain_kernels
@@ -42,7 +45,8 @@ def load(
     Megatron's parallel state must be initialised. This rank's shard is loaded: its tensor rank's
     part of the layers of its pipeline stage, whatever the layout of the training was. With `verify`
     the checksums of the checkpoint's files are verified. Raises ValueError if the stage has no
-    complete checkpoint, or a damaged one.
+    complete checkpoint, or a damaged one, and RotationError if the built model does not rotate as
+    the checkpoint was trained, or as `rope` states.
     """
     checkpoint = start or newest_checkpoint(stage / "checkpoints")
     if checkpoint is None:
@@ -67,7 +71,12 @@ def load(
     node.pipeline_dtype = torch.float32 if node.fp32_residual_connection else node.params_dtype
     model_parallel_cuda_manual_seed(0)
     config: gpt.LongContextMixin = fdl.build(node)
+    before = rotation_before(checkpoint)
     model = config.configure_model(tokenizer=None)
+    require_rotation(model, config.rope, seq_length)
+    if rope is None:
+        length = seq_length if before is None or before.length is None else before.length
+        require_recorded(checkpoint, rotation_of(model, length), f"the model of {stage}")
     device = torch.device("cuda", torch.cuda.current_device())
     model = model.to(device).eval()
     with verified(checkpoint, verify=verify):
@@ -82,6 +91,17 @@ def load(
         strict=True,
     )  # fmt: skip
     return model
+
+
+def require_rotation(model: LongContextGPT, rope: RopeScaling, length: int) -> None:
+    """Raise RotationError unless a built model rotates sequences of a length as stated."""
+    stated = stated_rotation(rope, model.config.kv_channels, length)
+    why = rotation_of(model, length).difference(stated)
+    if why:
+        raise RotationError(
+            f"the built model does not rotate by {rope.method} as it should: {why}; what it "
+            "computes would be another model's"
+        )
 
 
 def stages(node: fdl.Buildable[Any], count: int) -> None:

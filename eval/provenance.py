@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import Any
 
 SHORT = 12
 """Characters of a fingerprint or a commit that are shown."""
@@ -21,6 +22,8 @@ class Provenance:
         parameters: Of the model, without rows that pad the vocabulary.
         tokens_seen: In training up to the evaluated step, over the stages of this run that led to
             it; 0 for a base model.
+        rotation: In effect, read from the built model: its SHA-256 and what
+            `custom_modules.rope.in_effect.RotationInEffect.summary` has.
     """
 
     date: str = ""
@@ -30,6 +33,7 @@ class Provenance:
     tokenizer: str = ""
     parameters: int | None = None
     tokens_seen: int | None = None
+    rotation: dict[str, Any] = field(default_factory=dict)
 
     @property
     def short_commit(self) -> str:

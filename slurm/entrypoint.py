@@ -106,6 +106,7 @@ def train(
     import fiddle as fdl
 
     from custom_modules.callbacks.loss_guard import LossBrokeError
+    from recipes.checkpoints.rotation import RotationError
     from recipes.resolved import yaml_file
     from recipes.resolved.read import device_of
 
@@ -126,6 +127,9 @@ def train(
         fdl.build(recipe)()
     except LossBrokeError as error:
         _say("continue" if error.again else "refused", str(error))
+        raise
+    except RotationError as error:
+        _say("refused", str(error))
         raise
     if is_first():
         write_outcome(*_how_it_ended(recipe.log.name, before, steps_taken(folder), steps))

@@ -22,13 +22,14 @@ The sources of the methods are in `custom_modules.rope.config`.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from custom_modules.rope.config import MAX_POSITION, RopeScaling
+from custom_modules.rope.in_effect import RotationInEffect
 
 TILE_ELEMENTS = 2**24
 """Elements rotated at a time: bounds the fp32 copies to 64 MiB each, whatever the length."""
@@ -166,7 +167,7 @@ class Rotation:
         self.scaling = scaling
         self.head_dim = head_dim
         self._frequencies: dict[tuple[int | None, torch.device], Tensor] = {}
-        self._of(scaling.original_length, torch.device("cpu"))
+        self.frequencies(scaling.original_length, torch.device("cpu"))
 
     def table(self, position_ids: Tensor, length: int, frequencies: Tensor | None = None) -> Tensor:
         """Return cos and sin, fp32 [2, s, b, 1, R/2], of positions [b, s].
@@ -175,15 +176,65 @@ class Rotation:
         `frequencies` [R/2] replace the method's own, for example if they vary in training.
         """
         if frequencies is None:
-            frequencies = self._of(length, position_ids.device)
+            frequencies = self.frequencies(length, position_ids.device)
         return torch.stack(rotary_table(position_ids, frequencies, self.scaling.temperature))
 
-    def _of(self, length: int | None, device: torch.device) -> Tensor:
+    def frequencies(self, length: int | None, device: torch.device) -> Tensor:
+        """Return what tables are made of: radians per position, float64 [R/2]."""
         key = (length if self.scaling.by_length else None, device)
         if key not in self._frequencies:
             found, _ = inverse_frequencies(self.scaling, self.head_dim, length)
             self._frequencies[key] = found.to(device)
         return self._frequencies[key]
+
+    def in_effect(
+        self, length: int, device: torch.device, *, interleaved: bool
+    ) -> RotationInEffect:
+        """Return what this rotates sequences of `length` tokens by on a device.
+
+        `interleaved` is how the layers pair dimensions.
+        """
+        return _in_effect(
+            lambda at: self.frequencies(at, device).cpu(),
+            self.scaling,
+            self.head_dim,
+            length,
+            interleaved=interleaved,
+        )
+
+
+def stated_rotation(scaling: RopeScaling, head_dim: int, length: int) -> RotationInEffect:
+    """Return what a `RopeScaling` means for heads of a size and sequences of `length` tokens.
+
+    It is computed apart from `Rotation`, since that is compared with it.
+    """
+    return _in_effect(
+        lambda at: inverse_frequencies(scaling, head_dim, at)[0],
+        scaling,
+        head_dim,
+        length,
+        interleaved=scaling.interleaved,
+    )
+
+
+def _in_effect(
+    frequencies_at: Callable[[int], Tensor],
+    scaling: RopeScaling,
+    head_dim: int,
+    length: int,
+    *,
+    interleaved: bool,
+) -> RotationInEffect:
+    above = scaling.original_length if scaling.method == "longrope" else None
+    return RotationInEffect(
+        frequencies=tuple(frequencies_at(above or length).tolist()),
+        temperature=scaling.temperature,
+        head_dim=head_dim,
+        interleaved=interleaved,
+        length=length if scaling.by_length and above is None else None,
+        long_frequencies=() if above is None else tuple(frequencies_at(above + 1).tolist()),
+        long_above=above,
+    )
 
 
 def rotary_table(

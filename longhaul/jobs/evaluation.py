@@ -19,6 +19,7 @@ from longhaul.jobs.ladder_run import EvaluationParallel
 from longhaul.jobs.origin import origin
 from recipes.checkpoints.files import require_whole
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint
+from recipes.checkpoints.rotation import rotation_before
 from recipes.constraints import shapes
 from recipes.resolved import yaml_file
 from recipes.resolved.check import training_step
@@ -68,7 +69,10 @@ def evaluation_job(
 
 
 def require_trained(run: Path, stages: list[str], manifest: Manifest) -> None:
-    """Raise ValueError for a stage whose checkpoint is missing, damaged or of another tokenizer."""
+    """Raise ValueError for a stage whose checkpoint is missing, damaged or of another tokenizer.
+
+    The same applies to one that was trained with another rotation than its stage configures.
+    """
     for name in stages:
         found = newest_checkpoint(stage_folder(run, name) / "checkpoints")
         facts = None if found is None else checkpoint_facts(found)
@@ -76,6 +80,7 @@ def require_trained(run: Path, stages: list[str], manifest: Manifest) -> None:
             raise ValueError(f"{name} has no complete checkpoint in {run}; train it first")
         require_tokenizer(manifest, facts["tokenizer"], of=f"{name} was trained with")
         require_whole(found)
+        rotation_before(found)
 
 
 def require_layout(

@@ -31,6 +31,7 @@ from recipes.checkpoints.marker import (
     require_vocabulary,
     start_checkpoint,
 )
+from recipes.checkpoints.rotation import rotation_before
 from recipes.resolved import yaml_file
 from recipes.resolved.overrides import require_same_rotary_dims
 from recipes.resolved.read import context_parallelism
@@ -101,6 +102,7 @@ def require_inputs(stage: ResolvedStage) -> Manifest:
         if found is not None and facts is not None:
             require_vocabulary(found, rows)
             _require_tokenizer(manifest, facts["tokenizer"], found)
+            rotation_before(found)
             if "rope" in facts:
                 turned = RopeScaling.from_dict(facts["rope"])
                 require_same_rotary_dims(fdl.build(recipe.model.config.rope), turned, str(found))

@@ -23,6 +23,10 @@ TRAINED_ON = "trained_on"
 """Fact of a marker: `Manifest.train_sha256` of the store that it was trained on. Markers of earlier
 versions and of imports lack it."""
 
+ROTATION = "rotation"
+"""Fact of a marker: what the built model rotated by (`recipes.checkpoints.rotation`). Markers of
+earlier versions and of imports lack it."""
+
 ORIGIN = "imported_from"
 """Fact of an import's marker: the folder or the name on the hub. Earlier versions lack it."""
 

@@ -5,6 +5,7 @@
     DIR/generation_config.json      the original; for a model from scratch its special tokens
     DIR/tokenizer*                  the original, model_max_length raised
     DIR/model*.safetensors          the weights, in files of bounded size, and their index
+    DIR/longhaul_rotation.json      the rotation in effect, its SHA-256, and the checkpoint
 
 One layer at a time (one expert at a time) is read, from a checkpoint written under any layout, and
 written: no model is built, and memory is that of a layer, or of the embedding if it is larger. Bits
@@ -23,10 +24,13 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from torch import Tensor
 
+from custom_modules.rope.rotary import stated_rotation
 from data.files.appearing import appearing
 from data.store import Manifest, require_tokenizer
 from recipes.checkpoints.files import HUGGING_FACE, require_undamaged
+from recipes.checkpoints.rotation import rotation_before
 from recipes.checkpoints.verified import one_rank, verified
+from recipes.hugging_face.as_computed import require_as_computed
 from recipes.hugging_face.config import CONFIG, exported_config, read_config
 from recipes.hugging_face.convert import DTYPES, WORDS, content, to_hugging_face
 from recipes.hugging_face.import_ import fingerprint
@@ -42,6 +46,8 @@ from recipes.hugging_face.source_checkpoint import Trained, trained
 from recipes.hugging_face.weight_map import PREFIX, WeightShard, weight_map
 
 Described = Mapping[str, ShardedTensor]
+ROTATION_FILE = "longhaul_rotation.json"
+"""File of an export: frequencies and temperature that transformers was found to compute."""
 
 
 def export(
@@ -56,8 +62,8 @@ def export(
 
     `dtype` is that of all weights, None for the checkpoint's own. With `verify` the checksums of
     the checkpoint's files are verified. Raises ValueError if one is damaged, if the tensors are not
-    those of the recipe's model, if the tokenizer is not the one it was trained with, and if a
-    weight is beyond the range of `dtype`.
+    those of the recipe's model, if the tokenizer is not the one it was trained with, if a weight
+    is beyond the range of `dtype`, and if transformers would rotate otherwise than in training.
     """
     weights = source.checkpoint / "weights"
     if verify and source.like is not None and source.like.name == HUGGING_FACE:
@@ -74,6 +80,7 @@ def export(
         require_pieces(source, stored)
         of_weights = dtype or stored[f"{PREFIX}embedding.word_embeddings.weight"].dtype
         _write_side_files(source, part, of_weights)
+        _write_rotation(source, part)
         _write_weights(source, weights, stored, part, dtype, max_shard_gib)
 
 
@@ -114,6 +121,23 @@ def _write_side_files(source: Trained, part: Path, dtype: torch.dtype) -> None:
         config |= special
         write_json(part / GENERATION_CONFIG, special)
     write_json(part / CONFIG, config)
+
+
+def _write_rotation(source: Trained, part: Path) -> None:
+    """Write the rotation in effect; raise RotationError if transformers would have another.
+
+    For a checkpoint that does not record it, it is what its rotation states.
+    """
+    recorded = rotation_before(source.checkpoint)
+    length = source.rope.original_length or source.length
+    trained = recorded or stated_rotation(source.rope, source.card.head_dim, length)
+    require_as_computed(part, trained, length)
+    content = {
+        "checkpoint": source.checkpoint.name,
+        "recorded_in_training": recorded is not None,
+        "in_effect": trained.to_dict(),
+    }
+    write_json(part / ROTATION_FILE, content)
 
 
 def _store_tokenizer(source: Trained) -> Path:

@@ -16,9 +16,11 @@ from lightning.pytorch import LightningModule, Trainer
 from nemo import lightning as nl
 from nemo.lightning.ckpt_utils import ckpt_to_dir
 
+from custom_modules.gpt.rotation import rotation_of
 from recipes.checkpoints.files import FILES, SavedFile, for_marker
 from recipes.checkpoints.marker import (
     MARKER,
+    ROTATION,
     TRAINED_ON,
     VOCABULARY,
     is_marked,
@@ -28,6 +30,7 @@ from recipes.checkpoints.marker import (
     steps_taken,
     write_marker,
 )
+from recipes.checkpoints.rotation import rotation_before
 from recipes.checkpoints.verified import described_by_ranks
 
 
@@ -92,6 +95,7 @@ def _write_marker(folder: Path, trainer: Trainer, step: int, files: dict[str, Sa
         "seq_length": config.seq_length,
         "rope": config.rope.to_dict(),
         "temperature": config.rope.temperature,
+        ROTATION: rotation_of(trainer.strategy.megatron_parallel, config.seq_length).to_dict(),
         "tokenizer": trainer.datamodule.manifest.tokenizer.fingerprint,
         TRAINED_ON: trainer.datamodule.manifest.train_sha256,
         VOCABULARY: config.vocab_size,
@@ -133,6 +137,7 @@ class StageResume(nl.AutoResume):
             )
         if read is not None and model is not None:
             require_vocabulary(read, model.config.vocab_size)
+            rotation_before(read)
         trainer.strategy.verify_checkpoints = self.verify
         super().setup(trainer, model)
 

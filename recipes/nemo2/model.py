@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback
 from megatron.core import parallel_state
 from megatron.core.utils import get_batch_on_this_cp_rank
 from nemo.collections.llm.gpt.model.base import GPTModel
@@ -27,6 +28,7 @@ from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.gpt.model import LongContextGPT
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
+from recipes.nemo2.rotation_check import RotationCheck
 
 
 def forward_step(model: torch.nn.Module, batch: dict[str, Any]) -> Tensor:
@@ -208,6 +210,10 @@ class LongContextModel(GPTModel):
         self._training_loss_reduction: TokenWeightedLoss | None = None
         self._validation_loss_reduction: TokenWeightedLoss | None = None
         self.tally = Tally()
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Return the check that every training of this model has, whatever its recipe lists."""
+        return [RotationCheck()]
 
     def forward(self, *inputs: Any, **megatron: Any) -> Tensor:
         """Return the output of Megatron-Core's model; NeMo's own forward drops `loss_mask`."""

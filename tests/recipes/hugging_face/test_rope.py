@@ -10,7 +10,9 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from custom_modules.rope.config import RopeScaling
-from custom_modules.rope.rotary import Rotation, rotary_dims
+from custom_modules.rope.rotary import Rotation, rotary_dims, stated_rotation
+from recipes.checkpoints.rotation import RotationError
+from recipes.hugging_face.as_computed import require_as_computed
 from recipes.hugging_face.rope import RECORD, rope_fields, rope_of
 
 HEAD_DIM, LENGTH = 32, 2048
@@ -69,6 +71,18 @@ def test_transformers_turns_heads_as_training_did(rope, length):
     # fp32 angles of transformers: 1e-7 of 2,048 radians.
     torch.testing.assert_close(ours[0], cos[0, :, :half], rtol=0, atol=5e-4)
     torch.testing.assert_close(ours[1], sin[0, :, :half], rtol=0, atol=5e-4)
+
+
+@EVERY
+def test_what_transformers_computes_for_an_export_is_what_was_trained(rope, tmp_path):
+    config = exported(rope)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for length in (512, LENGTH):
+        trained = stated_rotation(rope, HEAD_DIM, length)
+        require_as_computed(tmp_path, trained, length)
+        slower = replace(trained, frequencies=(*trained.frequencies[:-1], 1e-6))
+        with pytest.raises(RotationError, match="would rotate otherwise than the checkpoint was"):
+            require_as_computed(tmp_path, slower, length)
 
 
 @EVERY

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rotation of a built model, read from what its forward uses, not from its config.
+
+`rotation_of` reads the frequencies and the temperature that tables are made of, and the pairing
+that layers rotate by, in every pipeline chunk. `TableProbe` compares the table that the first
+layer's attention of each chunk gets with cos and sin of a few positions, in float64.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from custom_modules.gpt.model import LongContextGPT
+from custom_modules.gpt.self_attention import LongContextSelfAttention
+from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.in_effect import RotationInEffect
+from custom_modules.rope.rotary import inverse_frequencies
+from custom_modules.rope.skipped_positions import gene_frequencies
+
+PROBED = 8
+"""Positions of a sequence that are compared."""
+ROUNDING = 1e-6
+"""Difference of cos or sin in fp32, of about 1, that is rounding: its numbers are 6e-8 apart."""
+
+
+def chunks_of(model: nn.Module) -> Iterator[LongContextGPT]:
+    """Yield the models of this rank: one for each of its pipeline chunks, whatever wraps them."""
+    return (module for module in model.modules() if isinstance(module, LongContextGPT))
+
+
+def rotation_of(model: nn.Module, length: int) -> RotationInEffect:
+    """Return what the chunks of a built model rotate sequences of `length` tokens by.
+
+    Raises ValueError if they differ from one another.
+    """
+    found: RotationInEffect | None = None
+    for chunk in chunks_of(model):
+        device = next((parameter.device for parameter in chunk.parameters()), torch.device("cpu"))
+        for interleaved in _pairings(chunk):
+            own = chunk.rotation.in_effect(length, device, interleaved=interleaved)
+            why = "" if found is None else own.difference(found)
+            if why:
+                raise ValueError(f"layers of one model rotate by different frequencies: {why}")
+            found = own
+    if found is None:
+        raise TypeError(f"{type(model).__name__} has no LongContextGPT")
+    return found
+
+
+def _pairings(chunk: LongContextGPT) -> set[bool]:
+    """Return how layers pair dimensions; a chunk without a layer would do as its config says."""
+    own = {
+        bool(module.config.rotary_interleaved)
+        for module in chunk.modules()
+        if isinstance(module, LongContextSelfAttention)
+    }
+    return own or {bool(chunk.config.rotary_interleaved)}
+
+
+class TableProbe:
+    """Compare the rotary tables of the next forward of each chunk with a stated rotation."""
+
+    def __init__(self, model: nn.Module, stated: RopeScaling) -> None:
+        """Attach to the chunks of a model; `remove` detaches."""
+        self.stated = stated
+        self.wrong = ""
+        """The first difference in words; empty if there is none so far."""
+        self.compared = 0
+        """Chunks whose table was compared."""
+        self._hooks: list[Any] = []
+        for chunk in chunks_of(model):
+            layers = [m for m in chunk.modules() if isinstance(m, LongContextSelfAttention)]
+            if layers:
+                self._attach(chunk, layers[0])
+
+    def _attach(self, chunk: LongContextGPT, layer: LongContextSelfAttention) -> None:
+        waiting: list[tuple[Tensor, Tensor | None]] = []
+
+        def forward_begins(_: Any, inputs: tuple[Any, ...], given: dict[str, Any]) -> None:
+            positions = given["position_ids"] if "position_ids" in given else inputs[1]
+            waiting[:] = [(positions, given.get("rope_scale"))]
+
+        def attention_begins(_: Any, inputs: tuple[Any, ...], given: dict[str, Any]) -> None:
+            table = given["rotary_pos_emb"] if "rotary_pos_emb" in given else inputs[2]
+            if not waiting:  # a layer that is run again for its gradient
+                return
+            positions, scale = waiting.pop()
+            for hook in hooks:
+                hook.remove()
+            self.compared += 1
+            self.wrong = self.wrong or self._difference(chunk, layer, table, positions, scale)
+
+        hooks = (
+            chunk.register_forward_pre_hook(forward_begins, with_kwargs=True),
+            layer.register_forward_pre_hook(attention_begins, with_kwargs=True),
+        )
+        self._hooks += hooks
+
+    def _difference(
+        self,
+        chunk: LongContextGPT,
+        layer: LongContextSelfAttention,
+        table: Tensor | None,
+        positions: Tensor,
+        scale: Tensor | None,
+    ) -> str:
+        if table is None:
+            return "attention gets no rotary table"
+        length, size = positions.shape[1] * chunk.cp_group.size(), chunk.config.kv_channels
+        if scale is None:
+            frequencies, _ = inverse_frequencies(self.stated, size, length)
+        else:
+            frequencies = gene_frequencies(self.stated, size, float(scale[0]))
+        at = torch.linspace(0, positions.shape[1] - 1, min(PROBED, positions.shape[1])).long()
+        probed = positions[0, at.to(positions.device)].cpu()
+        cos, sin = layer.table_of(table)[:, at.to(table.device), 0, 0].double().cpu()
+        if cos.shape[1] != len(frequencies):
+            return f"attention rotates {cos.shape[1]} pairs instead of {len(frequencies)}"
+        angles = probed.double()[:, None] * frequencies
+        temperature = self.stated.temperature
+        away = torch.stack([cos - temperature * angles.cos(), sin - temperature * angles.sin()])
+        worst = away.abs().amax(0)
+        if float(worst.max()) <= ROUNDING * max(1.0, temperature):
+            return ""
+        row, pair = divmod(int(worst.argmax()), worst.shape[1])
+        return (
+            f"at position {int(probed[row]):,} attention gets cos {float(cos[row, pair]):.6f} and "
+            f"sin {float(sin[row, pair]):.6f} for pair {pair + 1} of {len(frequencies)} instead of "
+            f"{temperature * float(angles[row, pair].cos()):.6f} and "
+            f"{temperature * float(angles[row, pair].sin()):.6f}"
+        )
+
+    def remove(self) -> None:
+        """Detach from the chunks that have not run."""
+        for hook in self._hooks:
+            hook.remove()
