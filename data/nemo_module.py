@@ -71,6 +71,7 @@ class NumberedDataset(GPTDataset):
 
         If positions restart, `document_starts` [S] is true at each first token; if the rotation has
         a random scale, `rope_scale` is the scale. The number does not depend on skipped windows.
+        `row_facts` [3] are for the step log (`custom_modules.metrics.tally`).
         """
         sample = super().__getitem__(None if idx is None else self.place_of(idx))
         if self.cached_loss_mask is not None:
@@ -80,7 +81,19 @@ class NumberedDataset(GPTDataset):
         sample["sample_id"] = torch.tensor(-1 if idx is None else idx)
         if self.config.reset_position_ids:
             sample["document_starts"] = sample["position_ids"] == 0
+        sample["row_facts"] = self._row_facts(sample)
         return sample
+
+    def _row_facts(self, sample: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return documents, the sum of squares of what tokens attend within, and no padding."""
+        tokens = sample["tokens"]
+        length = tokens.numel()
+        if "document_starts" in sample:
+            begins = sample["document_starts"].nonzero().flatten()
+            ends = torch.cat([begins[1:], begins.new_tensor([length])])
+            return torch.tensor([begins.numel(), int(((ends - begins) ** 2).sum()), 0])
+        inside = tokens[:-1] == self.config.tokenizer.eod  # a document begins after each
+        return torch.tensor([int(inside.sum()) + 1, length**2, 0])
 
     def place_of(self, number: int) -> int:
         """Return the index in the data of the sample with a number.

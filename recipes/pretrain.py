@@ -188,11 +188,16 @@ def trainer(
         ckpt_optim_fully_reshardable=True,
         replace_progress_bar=False,  # NeMo's printer hangs gloo: a world all-gather on rank 0 alone
     )
+    peak: dict[str, str | float] = {}
+    if planned is not None:
+        gpu = planned.cluster.gpu
+        peak = {"gpu": gpu.name, "peak_flops": gpu.bf16_tflops * 1e12}
     step_log = run.Config(
         StepLog,
         tokens_per_batch=stage.tokens_per_batch,
         seq_length=stage.seq_length,
         flops_per_token=float(card.flops_per_token(stage.seq_length)),
+        **peak,
     )
     return run.Config(
         nl.Trainer,

@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """One line a step: loss, rate, tokens, time and memory, with the step's token count asserted.
 
-The line goes to `metrics.jsonl` (rank 0) and, in words, to the log. Each step all ranks gather
-their counts, and the run stops where they disagree with the plan:
+The line goes to `metrics.jsonl` (rank 0) and, in words, to the log; docs/metrics.md has its keys.
+Each step all ranks gather their counts, and the run stops where they disagree with the plan:
 
 * the tokens of the step over all data and context ranks must be `tokens_per_batch` (a sequence
   split twice, or a pack made for another context parallel size, would change the sum);
 * the samples of the step must be the consecutive ones from `step * sequences per batch` (a loader
   that starts over after a resume would repeat them).
 
-A line also has the memory of the fullest rank: `peak_memory_bytes` that the allocator gave to
-tensors at the peak, and `device_memory_bytes` that the process then took on its GPU, with what the
-allocator could not hand out, CUDA's context and NCCL's buffers. On CPU both are the resident set.
+Durations are of clocks that only go forward. The time of a line is the wall clock's; where that has
+jumped since the line before, the line says by how much.
 
-Cost: one all-gather a step, of 1 + (sequences on the rank) int64 per rank, and one all-reduce of
-two int64.
+Cost: one all-gather a step, of some 40 + (sequences on the rank) float64 per rank. The device is
+waited for once, for the loss; the time of the parts of a step is read after that
+(`custom_modules.metrics.event_timers`), and the GPU's sensors by a thread.
 """
 
 import fcntl
 import json
 import os
-import resource
 import socket
 import time
 from datetime import datetime, timezone
@@ -32,43 +31,42 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from megatron.core import parallel_state
-from torch import Tensor
+
+from custom_modules.callbacks.step_measures import StepMeasures
+from custom_modules.metrics.rank_facts import Gathered, gather
+from custom_modules.metrics.tally import Tally
 
 TRIES, PAUSE = 5, 0.1
 """Attempts to lock the folder and seconds between: a status command holds the lock briefly."""
-
-
-class Tally:
-    """Tokens and samples that this rank has received in one optimizer step."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget the step that has ended."""
-        self.tokens = 0
-        self.samples: list[int] = []
-        self.waited = 0.0
-        """Seconds that the step waited for its data."""
-
-    def add(self, tokens: Tensor, sample_ids: Tensor) -> None:
-        """Count one micro-batch: tokens [b, s] on this rank, sample ids [b]."""
-        self.tokens += tokens.numel()
-        self.samples += sample_ids.tolist()
+JUMP_SECONDS = 5.0
+"""Difference of wall clock and elapsed time that is a jump; clocks are corrected by less."""
 
 
 class StepLog(Callback):
     """Write `metrics.jsonl` and assert what each step consumed."""
 
     def __init__(
-        self, path: str, tokens_per_batch: int, seq_length: int, flops_per_token: float
+        self,
+        path: str,
+        tokens_per_batch: int,
+        seq_length: int,
+        flops_per_token: float,
+        gpu: str = "",
+        peak_flops: float | None = None,
     ) -> None:
-        """Take the path of the log, the plan of a step, and the model's causal FLOPs per token."""
+        """Take the path of the log, the plan of a step, and the model's causal FLOPs per token.
+
+        `gpu` and `peak_flops` are a rank's GPU by name and its FLOPs per second in BF16; without
+        them no MFU is computed.
+        """
         self.path = Path(path)
         self.tokens_per_batch = tokens_per_batch
         self.seq_length = seq_length
         self.flops_per_token = flops_per_token
+        self.gpu, self.peak_flops = gpu, peak_flops
+        self.measures: StepMeasures | None = None
+        self.clocks: tuple[float, float] | None = None
+        """Wall clock and elapsed seconds at the line before."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Lock the folder, before any other callback touches its content.
@@ -92,6 +90,22 @@ class StepLog(Callback):
         self.lock.truncate(0)
         self.lock.write(json.dumps(_this_rank()))
         self.lock.flush()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure from now on what `StepMeasures` does, on every rank."""
+        self.measures = StepMeasures(
+            trainer,
+            pl_module,
+            flops_per_token=self.flops_per_token,
+            seq_length=self.seq_length,
+            gpu=self.gpu,
+            peak_flops=self.peak_flops,
+        )
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """End what measures."""
+        if self.measures is not None:
+            self.measures.stop()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop the lines of steps that were lost by a kill."""
@@ -118,6 +132,8 @@ class StepLog(Callback):
         self.started = time.perf_counter()
         self.rate = trainer.optimizers[0].param_groups[0]["lr"]
         pl_module.tally.clear()
+        if self.measures is not None:
+            self.measures.begin()
 
     def on_train_batch_end(
         self,
@@ -128,11 +144,13 @@ class StepLog(Callback):
         batch_idx: int,
     ) -> None:
         """Assert the step's tokens and samples, then write its line."""
-        step = trainer.global_step
-        first, last = self._assert_consumed(step, pl_module.tally)
+        step, tally, measures = trainer.global_step, pl_module.tally, self.measures
         loss = trainer.callback_metrics["reduced_train_loss"].item()  # waits for the device
         seconds = time.perf_counter() - self.started
-        tensors, device = _fullest(trainer.strategy.root_device)
+        if measures is not None:
+            measures.end()
+        gathered = self._gathered(trainer, tally)
+        first, last = self._assert_consumed(step, gathered)
         measured = _of_callbacks(trainer, pl_module, step, seconds)
         if not trainer.is_global_zero:
             return
@@ -140,6 +158,7 @@ class StepLog(Callback):
         rate = self.tokens_per_batch / seconds / trainer.world_size
         line = {
             "step": step,
+            "time": time.time(),
             "loss": loss,
             "lr": self.rate,
             "grad_norm": None if norm is None else norm.item(),
@@ -148,15 +167,19 @@ class StepLog(Callback):
             "seconds": seconds,
             "tokens_per_second_per_rank": rate,
             "model_flops_per_second_per_rank": rate * self.flops_per_token,
-            "data_wait_seconds": pl_module.tally.waited,
+            "data_wait_seconds": tally.waited,
             **_of_data(trainer, step - 1),
-            "peak_memory_bytes": tensors,
-            "device_memory_bytes": device,
-            **measured,
         }
+        if measures is not None:
+            line |= measures.line(gathered, seconds=seconds, tokens=self.tokens_per_batch)
+        line |= measured
         spread = getattr(pl_module.training_loss_reduction, "spread", None)
         if spread is not None:
             line["micro_batch_loss_std"] = spread.item()
+        jump = self._clock_jump(line["time"])
+        if jump:
+            line["clock_jump_seconds"] = jump
+            rank_zero_info(f"step {step}: the clock of this machine has jumped by {jump:+.0f} s")
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         rank_zero_info(
@@ -164,29 +187,43 @@ class StepLog(Callback):
             f"{rate:,.0f} tokens/s/rank  {seconds:.2f} s"
         )
 
-    def _assert_consumed(self, step: int, tally: Tally) -> tuple[int, int]:
-        """Return the step's first and last sample; raise RuntimeError unless as planned."""
+    def _gathered(self, trainer: Trainer, tally: Tally) -> Gathered:
+        """Return what every rank has received and measured."""
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         copies = parallel_state.get_context_parallel_world_size()
-        sequences = self.tokens_per_batch // self.seq_length
-        planned = sequences * copies // group.size()
+        planned = self.tokens_per_batch // self.seq_length * copies // group.size()
         # One length on every rank, whatever it received: a short list is padded, a long one cut.
         samples = (tally.samples + [-1] * planned)[:planned]
-        mine = torch.tensor([tally.tokens, *samples], device=torch.cuda.current_device())
-        everyone = [torch.empty_like(mine) for _ in range(group.size())]
-        dist.all_gather(everyone, mine, group=group)
-        table = torch.stack(everyone).cpu()
-        tokens = table[:, 0]
-        if tokens.sum() != self.tokens_per_batch:
+        facts, sums = {"tokens": float(tally.tokens)}, torch.zeros(0)
+        if self.measures is not None:
+            facts |= self.measures.facts(tally)
+            sums = self.measures.sums()
+        return gather(facts, samples, sums)
+
+    def _assert_consumed(self, step: int, gathered: Gathered) -> tuple[int, int]:
+        """Return the step's first and last sample; raise RuntimeError unless as planned."""
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        ranks = dist.get_process_group_ranks(group)
+        copies = parallel_state.get_context_parallel_world_size()
+        sequences = self.tokens_per_batch // self.seq_length
+        tokens = [int(gathered.of("tokens")[rank]) for rank in ranks]
+        if sum(tokens) != self.tokens_per_batch:
             raise RuntimeError(
-                f"step {step} trained on {int(tokens.sum()):,} tokens over all ranks, not on the "
-                f"{self.tokens_per_batch:,} of the stage: {tokens.tolist()} by rank"
+                f"step {step} trained on {sum(tokens):,} tokens over all ranks, not on the "
+                f"{self.tokens_per_batch:,} of the stage: {tokens} by rank"
             )
-        consumed = sorted(table[:, 1:].flatten().tolist())
+        consumed = sorted(gathered.samples[ranks].flatten().tolist())
         first, last = (step - 1) * sequences, step * sequences - 1
         if consumed != [sample for sample in range(first, last + 1) for _ in range(copies)]:
             raise RuntimeError(f"step {step} consumed samples {consumed}, not {first} to {last}")
         return first, last
+
+    def _clock_jump(self, wall: float) -> float:
+        """Return the seconds that the wall clock is ahead of the elapsed ones; 0 if it is not."""
+        elapsed, before = time.perf_counter(), self.clocks
+        self.clocks = (wall, elapsed)
+        ahead = 0.0 if before is None else (wall - before[0]) - (elapsed - before[1])
+        return ahead if abs(ahead) > JUMP_SECONDS else 0.0
 
 
 def _of_data(trainer: Trainer, step: int) -> dict[str, Any]:
@@ -227,22 +264,3 @@ def _this_rank() -> dict[str, Any]:
         "command": f"rank 0 of Slurm job {job}" if job else "rank 0 of a training",
         "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-
-
-def _fullest(device: torch.device) -> tuple[int, int]:
-    """Return the largest peaks of any rank: bytes of tensors, and bytes of the process."""
-    found = torch.tensor(_peak_memory_bytes(device), device=torch.cuda.current_device())
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    tensors, process = found.tolist()
-    return tensors, process
-
-
-def _peak_memory_bytes(device: torch.device) -> tuple[int, int]:
-    """Return this rank's peaks; on CPU the peak resident set of the process for both."""
-    if device.type != "cuda":
-        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return resident, resident
-    free, total = torch.cuda.mem_get_info(device)
-    beyond_the_allocator = max(0, total - free - torch.cuda.memory_reserved(device))
-    reserved = torch.cuda.max_memory_reserved(device) + beyond_the_allocator
-    return torch.cuda.max_memory_allocated(device), reserved

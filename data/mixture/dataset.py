@@ -87,6 +87,8 @@ class MixedDataset(Dataset[dict[str, Tensor]]):
         tokens, labels, position_ids int64 [s] and loss_mask float32 [s], with s = S / C;
         `document_lengths` int32 [most], zeros after the last, of the whole sequence if tokens
         attend within documents; `sample_id`, and `sharded` as a mark that s is a rank's share.
+        For the step log: `source`, the number of its part of the train split, and `row_facts` [3]
+        of the whole sequence (`custom_modules.metrics.tally`).
         """
         sequence = self.rows.sequence(self.row_of(number))
         ends = np.cumsum(sequence.lengths)
@@ -98,12 +100,20 @@ class MixedDataset(Dataset[dict[str, Tensor]]):
         sample = {
             "tokens": tokens, "labels": labels, "loss_mask": mask, "position_ids": positions,
             "sample_id": torch.tensor(number), "sharded": torch.tensor(True),
+            "source": torch.tensor(sequence.part), "row_facts": self._row_facts(sequence),
         }  # fmt: skip
         if self.within:
             table = np.zeros(self.rows.most_pieces, np.int32)
             table[: sequence.lengths.size] = sequence.lengths
             sample["document_lengths"] = torch.from_numpy(table)
         return sample
+
+    def _row_facts(self, sequence: PackedSequence) -> Tensor:
+        """Return pieces of documents, the sum of squares of what tokens attend within, padding."""
+        lengths = sequence.lengths[sequence.documents != PADDING]
+        tokens = int(lengths.sum())
+        squares = int((lengths**2).sum()) if self.within else tokens**2
+        return torch.tensor([lengths.size, squares, self.rows.seq_length - tokens])
 
     def row_of(self, number: int) -> RowRef:
         """Return the row that a sample is."""

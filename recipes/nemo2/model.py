@@ -23,10 +23,12 @@ from torch import Tensor
 
 from custom_modules.attention.documents import Documents
 from custom_modules.attention.registry import KernelName
-from custom_modules.callbacks.step_log import Tally
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.gpt.model import LongContextGPT
 from custom_modules.memory.config import Offload, Recompute, Tiling
+from custom_modules.metrics.event_timers import COPY_TIMER, DATA_TIMER, timed
+from custom_modules.metrics.loss_bins import LossBins
+from custom_modules.metrics.tally import Tally
 from custom_modules.rope.config import RopeScaling
 from recipes.nemo2.rotation_check import RotationCheck
 
@@ -167,6 +169,18 @@ class TokenWeightedLoss(MaskedTokenLossReduction):
     """Valid tokens of the last `reduce`; None on pipeline stages without the loss."""
     spread: Tensor | None = None
     """Standard deviation over the micro-batches of the last `reduce` of their mean loss."""
+    bins: LossBins | None = None
+    """Where the losses of training are counted by position and source; None: they are not."""
+
+    def forward(
+        self, batch: dict[str, Tensor], forward_out: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return sum, number of valid tokens and both for `reduce`, as NeMo does."""
+        result: tuple[Tensor, Tensor, dict[str, Tensor]] = super().forward(batch, forward_out)
+        if self.bins is not None and not self.validation_step:
+            mask, positions = batch["loss_mask"], batch["position_ids"]
+            self.bins.add(forward_out, mask, positions, batch.get("source"))
+        return result
 
     def reduce(self, losses_reduced_per_micro_batch: list[dict[str, Tensor]]) -> Tensor:
         """Return sum(loss) / sum(tokens) over the batch, DP and CP; 0 if no token is valid."""
@@ -226,15 +240,20 @@ class LongContextModel(GPTModel):
         If documents are kept apart, `documents` is the table of the whole sequences. If the
         rotation is drawn, `rope_scale` [b] stays on the CPU, where its frequencies are computed.
         """
-        asked = time.perf_counter()
-        batch = next(dataloader_iter)
-        self.tally.waited += time.perf_counter() - asked
+        timers = self.config.timers
+        with timed(timers, DATA_TIMER):
+            asked = time.perf_counter()
+            batch = next(dataloader_iter)
+            self.tally.waited += time.perf_counter() - asked
         batch = batch[0] if isinstance(batch, tuple) else batch
         keys = ("tokens", "labels", "loss_mask", "position_ids")
-        shard: dict[str, Tensor] = {key: batch[key].cuda(non_blocking=True) for key in keys}
+        with timed(timers, COPY_TIMER):
+            shard: dict[str, Tensor] = {key: batch[key].cuda(non_blocking=True) for key in keys}
         if "sharded" not in batch:  # else the rank has read its shard alone
             shard = get_batch_on_this_cp_rank(shard)
-        self.tally.add(shard["tokens"], batch["sample_id"])
+        self.tally.add(shard["tokens"], batch["sample_id"], batch.get("row_facts"))
+        if "source" in batch:
+            shard["source"] = batch["source"].cuda(non_blocking=True)
         if "rope_scale" in batch:
             shard["rope_scale"] = batch["rope_scale"]
         if "document_lengths" in batch:

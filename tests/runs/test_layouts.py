@@ -5,6 +5,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
+PARTS = ("forward", "backward", "communication", "optimizer", "copy", "data_wait")
 LAYOUTS = {"cp": {"cp": 2}, "tp": {"tp": 2}, "pp": {"pp": 2}, "dp": {"dp": 2}}
 
 
@@ -37,6 +38,15 @@ def test_two_ranks_give_the_losses_of_one_at_each_of_20_steps(kind, training_run
         assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
         assert ours["samples"] == reference["samples"]
         assert ours["lr"] == reference["lr"]
+        for name in ("documents", "sum_squared_lengths", "padding_tokens"):
+            assert ours[name] == reference[name]
+        positions = pytest.approx(reference["loss_by_position"], rel=1e-4)
+        assert ours["loss_by_position"] == positions
+        assert ours["loss_by_source"]["documents"] == pytest.approx(ours["loss"], rel=1e-5)
+        parts = [ours[f"{part}_seconds"] for part in PARTS]
+        assert 0 < sum(parts) <= ours["seconds"]
+        assert min(parts[:2]) > 0
+        assert len(ours["host_memory_bytes_by_rank"]) == 2
 
 
 def test_three_stages_of_four_layers_give_the_losses_of_one_rank(training_run, one_rank, start):

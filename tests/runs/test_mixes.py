@@ -26,7 +26,8 @@ def one_rank(tmp_path_factory, small_store):
 
 
 def data_of(step: dict) -> tuple:
-    return step["rows_by_source"], step.get("seq_length"), step["samples"]
+    sums = [step[name] for name in ("documents", "sum_squared_lengths", "padding_tokens")]
+    return step["rows_by_source"], step.get("seq_length"), step["samples"], sums
 
 
 def test_the_log_says_what_each_step_was_made_of(one_rank):
@@ -38,6 +39,9 @@ def test_the_log_says_what_each_step_was_made_of(one_rank):
         assert step["work_max_over_mean"] == 1  # one data rank
         assert step["micro_batch_loss_std"] > 0
         assert step["data_wait_seconds"] >= 0
+        assert step["documents"] >= 4
+        assert step["sum_squared_lengths"] <= 4 * step.get("seq_length", 512) * 512
+        assert step["loss_by_source"]["documents"] == pytest.approx(step["loss"], rel=1e-5)
         if "seq_length" not in step:
             for words, count in step["rows_by_source"].items():
                 rows[words] = rows.get(words, 0) + count

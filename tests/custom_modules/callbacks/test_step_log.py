@@ -2,6 +2,7 @@
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,12 +48,25 @@ def trainer_at(step: int) -> SimpleNamespace:
 
 
 def run_step(
-    log: StepLog, step: int, samples: list[int], *, tokens_per_sample: int = SEQ_LENGTH
+    log: StepLog,
+    step: int,
+    samples: list[int],
+    *,
+    tokens_per_sample: int = SEQ_LENGTH,
+    measured: bool = False,
 ) -> None:
     """Run the hooks of one step whose micro-batches hold one sample each."""
     module = SimpleNamespace(
-        tally=Tally(), training_loss_reduction=SimpleNamespace(spread=torch.tensor(0.25))
-    )
+        tally=Tally(),
+        training_loss_reduction=SimpleNamespace(spread=torch.tensor(0.25)),
+        config=SimpleNamespace(
+            num_layers=1, num_attention_heads=1, kv_channels=1, vocab_size=5, hidden_size=2,
+            share_embeddings_and_output_weights=False,
+        ),
+        optim=None,
+    )  # fmt: skip
+    if measured:
+        log.on_fit_start(trainer_at(step - 1), module)
     log.on_train_batch_start(trainer_at(step - 1), module, None, 0)
     for sample in samples:
         module.tally.add(
@@ -105,11 +119,27 @@ def test_a_line_has_the_rate_that_the_step_began_with(log, path):
 @pytest.mark.usefixtures("megatron_rank")
 def test_throughput_and_flops_agree_with_the_seconds_of_the_step(log, path):
     log.on_train_start(trainer_at(0), None)
-    run_step(log, 1, [0, 1, 2, 3])
+    run_step(log, 1, [0, 1, 2, 3], measured=True)
     (line,) = lines(path)
     assert line["tokens_per_second_per_rank"] * line["seconds"] == pytest.approx(32)
     assert line["model_flops_per_second_per_rank"] * line["seconds"] == pytest.approx(320)
     assert line["device_memory_bytes"] == line["peak_memory_bytes"] > 0
+    assert line["host_memory_bytes_by_rank"] == [line["host_memory_bytes"]]
+    assert line["mfu"] is line["mfu_6n"] is line["gpu_utilization"] is None
+
+
+@pytest.mark.usefixtures("megatron_rank")
+@pytest.mark.parametrize("seconds", [-3600.0, 3600.0])
+def test_a_clock_that_jumps_is_in_the_line_and_in_no_duration(log, path, monkeypatch, seconds):
+    log.on_train_start(trainer_at(0), None)
+    run_step(log, 1, [0, 1, 2, 3])
+    clock = time.time
+    monkeypatch.setattr(step_log.time, "time", lambda: clock() + seconds)
+    run_step(log, 2, [4, 5, 6, 7])
+    run_step(log, 3, [8, 9, 10, 11])
+    jumps = [line.get("clock_jump_seconds") for line in lines(path)]
+    assert jumps == [None, pytest.approx(seconds, abs=5), None]
+    assert all(0 < line["seconds"] < 60 for line in lines(path))
 
 
 @pytest.mark.usefixtures("megatron_rank")

@@ -77,6 +77,10 @@ def test_a_sample_is_its_documents_end_to_end(
             assert table[table > 0].tolist() == sequence.lengths.tolist()
         else:
             assert "document_lengths" not in sample
+        real = [length for name, _, length in zip(*sequence[1:], strict=True) if name != PADDING]
+        squares = sum(length**2 for length in real) if within else sum(real) ** 2
+        assert sample["row_facts"].tolist() == [len(real), squares, S - sum(real)]
+        assert two_sources.train.parts[int(sample["source"])].source == source
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank has received in one optimizer step: tokens, samples, documents, time waited."""
+
+from torch import Tensor
+
+ROW_FACTS = ("documents", "sum_squared_lengths", "padding_tokens")
+"""What a data set says of each whole row, as a sample's `row_facts` [3].
+
+Documents and pieces of documents; the sum of the squared lengths that tokens attend within, without
+padding: those of documents, or of the row if attention goes across; and tokens of padding.
+"""
+
+
+class Tally:
+    """Tokens and samples that this rank has received in one optimizer step."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the step that has ended."""
+        self.tokens = 0
+        self.samples: list[int] = []
+        self.waited = 0.0
+        """Seconds that the step waited for its data."""
+        self.row_facts: list[int] | None = None
+        """Sums of `ROW_FACTS` over the rows; None of data that does not say them."""
+
+    def add(self, tokens: Tensor, sample_ids: Tensor, row_facts: Tensor | None = None) -> None:
+        """Count one micro-batch: tokens [b, s] on this rank, sample ids [b], row facts [b, 3]."""
+        self.tokens += tokens.numel()
+        self.samples += sample_ids.tolist()
+        if row_facts is not None:
+            before = self.row_facts or [0] * len(ROW_FACTS)
+            sums = row_facts.sum(0).tolist()
+            self.row_facts = [one + more for one, more in zip(before, sums, strict=True)]
