@@ -78,7 +78,7 @@ class StepMeasures:
 
     def facts(self, tally: Tally) -> dict[str, float]:
         """Return this rank's numbers of a step; NaN of what it does not know."""
-        rows = tally.row_facts or [math.nan] * len(ROW_FACTS)
+        rows: Sequence[float] = tally.row_facts or [math.nan] * len(ROW_FACTS)
         return {
             **memory(self.device),
             **dict(zip(ROW_FACTS, map(float, rows), strict=True)),
@@ -142,8 +142,10 @@ class StepMeasures:
 
 def _of_device(device: torch.device, gpu: str, peak_flops: float | None) -> float | None:
     """Return the peak if it is that of this device; say so if the recipe is for another GPU."""
-    if device.type != "cuda" or peak_flops is None or not gpu:
+    if peak_flops is None or not gpu:
         return peak_flops
+    if device.type != "cuda":
+        return None
     name = torch.cuda.get_device_name(device)
     if gpu.split()[0].lower() in name.lower():
         return peak_flops
