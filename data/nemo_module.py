@@ -104,6 +104,12 @@ class NumberedDataset(GPTDataset):
         over = sum(count for first, count in self.passed_over if number >= first)
         return (number + over) % len(self)
 
+    def documents_of(self, number: int) -> tuple[int, list[int]]:
+        """Return the part of the split, of which there is one, and a sample's documents in it."""
+        sample = self.shuffle_index[self.place_of(number)]
+        first, last = (int(self.sample_index[at][0]) for at in (sample, sample + 1))
+        return 0, [int(one) for one in self.document_index[first : last + 1]]
+
 
 class StoreDataModule(PreTrainingDataModule):
     """Train on the `train` split of a store and validate on the `heldout` one."""
@@ -287,6 +293,14 @@ class StoreDataModule(PreTrainingDataModule):
         """Skip windows of training samples: the first sample and the count of each."""
         assert isinstance(self._train_ds, NumberedDataset | MixedDataset)
         self._train_ds.passed_over = windows
+
+    def documents_of(self, number: int) -> list[dict[str, Any]]:
+        """Return the documents that a training sample is made of: source, and number in it."""
+        part, documents = self._train_ds.documents_of(number)
+        source = self.manifest.train.parts[part].source
+        return [
+            {"sample": number, "source": source, "document": document} for document in documents
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to resume from: the samples consumed and the store's fingerprint."""

@@ -124,6 +124,10 @@ COMMANDS = {
         "longhaul.commands.status:status",
         "Show how far a run is: state, step, time left, checkpoint and job of each stage.",
     ),
+    "watch": SubCommand(
+        "longhaul.commands.watch:watch",
+        "Follow a run while it trains: progress, speed, memory and findings; ends with the run.",
+    ),
     "clusters": SubCommand(
         "longhaul.commands.clusters:app", "List the cluster files, or check one."
     ),

@@ -33,6 +33,7 @@ class Options:
     partition: str = ""
     store: str = ""
     out: str = ""
+    alert: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -111,6 +111,15 @@ EvalEvery = Annotated[
         show_default="as the run began, or never",
     ),
 ]
+Alert = Annotated[
+    str,
+    typer.Option(
+        metavar="COMMAND",
+        help="Call COMMAND, without a shell, for each finding about the run's health, as JSON on "
+        "its standard input.",
+        show_default="longhaul.toml's, or none",
+    ),
+]
 EvaluationTensorParallel = Annotated[
     int | None,
     typer.Option(

@@ -5,7 +5,8 @@ One slow GPU slows every rank: all wait for it in the next collective, so step t
 it. NVIDIA's resiliency extension times the kernels of each rank by CUPTI, without communication,
 and compares them; a score of 0.7 is a GPU at 70% of its reference. The run is not stopped: the log
 and the metrics `gpu_relative_perf/min` and `gpu_individual_perf/min` help a user to decide whether
-to restart without a node.
+to restart without a node. The lines of steps have the GPUs of the newest report as `slow_gpus`,
+with the lower of their two scores. `rank_times` compares ranks without CUPTI, also on CPUs.
 """
 
 from typing import Any
@@ -28,6 +29,7 @@ class Stragglers(Callback):
                 raise ValueError(f"{name} is {value:g}; a score is between 0 and 1")
         self.seconds, self.relative, self.individual = seconds, relative, individual
         self.detector: Any = None
+        self.slow: list[dict[str, Any]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Time the kernels of each training step from now on, if every rank can."""
@@ -48,6 +50,10 @@ class Stragglers(Callback):
         if self.detector is not None:
             self.detector.on_train_batch_end(*step)
 
+    def measured_at_step(self, *_: Any) -> dict[str, Any]:
+        """Return the slow GPUs of the newest report, which rank 0 has; nothing without CUPTI."""
+        return {} if self.detector is None else {"slow_gpus": self.slow}
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop timing."""
         if self.detector is not None:
@@ -58,7 +64,16 @@ class Stragglers(Callback):
         """Return NVIDIA's callback; its `setup` imports its dependencies."""
         from nvidia_resiliency_ext.ptl_resiliency import StragglerDetectionCallback
 
-        return StragglerDetectionCallback(
+        guard = self
+
+        class Reporting(StragglerDetectionCallback):
+            """NVIDIA's callback, which keeps what it reports."""
+
+            def _handle_straggler_report(self, pl_module: Any, report: Any) -> bool:
+                guard.slow = slow_gpus(report, guard.relative, guard.individual)
+                return bool(super()._handle_straggler_report(pl_module, report))
+
+        return Reporting(
             report_time_interval=self.seconds,
             calc_relative_gpu_perf=True,
             calc_individual_gpu_perf=True,
@@ -68,3 +83,19 @@ class Stragglers(Callback):
             stop_if_detected=False,
             enable_ptl_logging=True,
         )
+
+
+def slow_gpus(report: Any, relative: float, individual: float) -> list[dict[str, Any]]:
+    """Return rank, node and score of each GPU of a report below a threshold, slowest first."""
+    scores: dict[int, float] = {}
+    for bound, of_ranks in (
+        (relative, report.gpu_relative_perf_scores),
+        (individual, report.gpu_individual_perf_scores),
+    ):
+        for rank, score in of_ranks.items():
+            if score < bound:
+                scores[rank] = min(score, scores.get(rank, 1.0))
+    return [
+        {"rank": rank, "node": report.rank_to_node[rank], "score": score}
+        for rank, score in sorted(scores.items(), key=lambda one: one[1])
+    ]

@@ -132,6 +132,12 @@ class MixedDataset(Dataset[dict[str, Tensor]]):
         """
         return number + sum(count for first, count in self.passed_over if number >= first)
 
+    def documents_of(self, number: int) -> tuple[int, list[int]]:
+        """Return the part of the train split that a sample is of, and its documents in it."""
+        sequence = self.rows.sequence(self.row_of(number))
+        found = sequence.documents[sequence.documents != PADDING]
+        return sequence.part, [int(one) for one in dict.fromkeys(found.tolist())]
+
     def facts(self, step: int) -> dict[str, Any]:
         """Return what the log of a step says about its data; steps count from 0."""
         refs, shares = self._shares(self._place(step * self.sequences) // self.sequences)

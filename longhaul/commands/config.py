@@ -11,6 +11,7 @@ WITHOUT = {
     "partition": "the cluster file's",
     "store": "stores/{card}",
     "out": "runs/{name}",
+    "alert": "none",
 }
 """Values of options that no file sets."""
 

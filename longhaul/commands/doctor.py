@@ -5,6 +5,7 @@ import typer
 
 from longhaul.doctor.hang import hang
 from longhaul.doctor.oom import oom
+from longhaul.doctor.run import run
 from longhaul.doctor.slow import slow
 from longhaul.doctor.spike import spike
 
@@ -13,3 +14,4 @@ app.command()(oom)
 app.command()(spike)
 app.command()(slow)
 app.command()(hang)
+app.command()(run)

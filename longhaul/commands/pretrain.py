@@ -12,10 +12,12 @@ import typer
 
 from data.files.writable import require_file, require_folder
 from longhaul.defaults import default, planned_cluster, run_of, store_of
+from longhaul.health.alert import require_alert
 from longhaul.jobs import ladder_run
 from longhaul.options import (
     WRITTEN_WHEN_STARTED,
     Account,
+    Alert,
     Cluster,
     EvalEvery,
     Executor,
@@ -82,6 +84,7 @@ def pretrain(
         str | None, typer.Option(help="cpu: run on CPU ranks, overriding the recipe.")
     ] = None,
     eval_every: EvalEvery = None,
+    alert: Alert = "",
     verify: Verify = None,
 ) -> None:
     """Train one stage. Overrides follow as KEY=VALUE, for example trainer.max_steps=20."""
@@ -100,12 +103,16 @@ def pretrain(
         require_file(to_yaml, "--to-yaml")
         if executor == "slurm":
             raise ValueError("--to-yaml writes and --executor slurm submits; take one of them")
-    if evaluate_every is not None and to_yaml is not None:
+    on_ranks = {"--eval-every": evaluate_every, "--alert": alert or None}
+    attached = [name for name, value in on_ranks.items() if value is not None]
+    if attached and to_yaml is not None:
         raise ValueError(
-            "--eval-every is not part of a recipe; leave it out with --to-yaml, and give it to "
+            f"{attached[0]} is not part of a recipe; leave it out with --to-yaml, and give it to "
             "the command that trains the file"
         )
     submits = executor == "slurm"
+    alert = default("alert", alert)
+    require_alert(alert, here=not submits)
     asked = Machines(
         nodes=nodes, gpus=gpus, layout=layout, device=device,
         cluster=default("cluster", cluster) if submits
@@ -136,7 +143,7 @@ def pretrain(
             note(f"note: {words}")
         _submit(
             row, context.args, asked, rope=rope, account=account, partition=partition, out=out,
-            store=store, verify=verify, evaluate_every=evaluate_every, dryrun=dryrun,
+            store=store, verify=verify, evaluate_every=evaluate_every, alert=alert, dryrun=dryrun,
         )  # fmt: skip
         return
     if row is not None and to_yaml is None and not dryrun:
@@ -173,7 +180,7 @@ def pretrain(
         return
     read.absolute(recipe)
     require_places(recipe)
-    resolved = with_evaluations(ResolvedStage.of(recipe), evaluate_every)
+    resolved = replace(with_evaluations(ResolvedStage.of(recipe), evaluate_every), alert=alert)
     folder = resolved.folder
     several = _several_nodes(recipe, row)
     if dryrun:
@@ -249,6 +256,7 @@ def _submit(
     store: Path | None,
     verify: bool | None,
     evaluate_every: "Interval | None",
+    alert: str,
     dryrun: bool,
 ) -> None:
     """Submit the stage of a row as a job on the cluster, or print its script."""
@@ -268,6 +276,7 @@ def _submit(
         run_on_cluster(
             plan, words, asked, account=account, partition=partition, dryrun=dryrun, row=row,
             change=change if rope else None, evaluated=False, evaluate_every=evaluate_every,
+            alert=alert,
         )  # fmt: skip
 
 

@@ -12,10 +12,12 @@ import typer
 
 from data.files.writable import require_folder
 from longhaul.defaults import default, planned_cluster
+from longhaul.health.alert import require_alert
 from longhaul.jobs import ladder_run
 from longhaul.options import (
     WRITTEN_WHEN_STARTED,
     Account,
+    Alert,
     Cluster,
     EvalEvery,
     EvaluationContextParallel,
@@ -92,6 +94,7 @@ def run(
     eval_tp: EvaluationTensorParallel = None,
     eval_cp: EvaluationContextParallel = None,
     eval_pp: EvaluationPipelineParallel = None,
+    alert: Alert = "",
     verify: Verify = None,
     dryrun: Annotated[
         bool, typer.Option("--dryrun", help="Print what would run; start nothing.")
@@ -105,6 +108,8 @@ def run(
 
     submits = executor == "slurm"
     evaluate_every = evaluation_interval(eval_every)
+    alert = default("alert", alert)
+    require_alert(alert, here=not submits)
     require_device(device)
     require_executor(
         executor, account=account, partition=partition, source=source, tokenizer=tokenizer,
@@ -133,7 +138,7 @@ def run(
             run_on_cluster(
                 plan, context.args, asked, account=account, partition=partition,
                 source=source or (), prepare_jobs=prepare_jobs, tokenizer=tokenizer, export=export,
-                gate=gate, evaluate_every=evaluate_every, dryrun=dryrun,
+                gate=gate, evaluate_every=evaluate_every, alert=alert, dryrun=dryrun,
             )  # fmt: skip
         return
     require_folder(plan.run, "--out")
@@ -143,7 +148,10 @@ def run(
         for said in short(row):
             note(f"note: {said}")
     with nullcontext() if dryrun else in_use(plan.run):
-        _run_here(plan, rows, context.args, device, evaluate_every=evaluate_every, dryrun=dryrun)
+        _run_here(
+            plan, rows, context.args, device, evaluate_every=evaluate_every, alert=alert,
+            dryrun=dryrun,
+        )  # fmt: skip
 
 
 def _run_here(
@@ -153,6 +161,7 @@ def _run_here(
     device: str | None,
     *,
     evaluate_every: "Interval | None",
+    alert: str,
     dryrun: bool,
 ) -> None:
     """Run what is left of the ladder on this machine, or print it."""
@@ -177,7 +186,7 @@ def _run_here(
         from slurm.experiment import commands, run_in_order
 
         stages = [
-            with_evaluations(stage, evaluate_every)
+            replace(with_evaluations(stage, evaluate_every), alert=alert)
             for stage in local_chain.stages(plan, rows, words, device)
         ]
         several = local_chain.several_nodes(plan, stages, rows)

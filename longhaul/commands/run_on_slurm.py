@@ -49,6 +49,7 @@ def run_on_cluster(
     gate: str = "",
     evaluated: bool = True,
     evaluate_every: "Interval | None" = None,
+    alert: str = "",
 ) -> None:
     """Submit the chain and print its jobs; with `dryrun` print the scripts and submit nothing.
 
@@ -96,7 +97,10 @@ def run_on_cluster(
         rows = [row] if row is not None else ladder_run.rows(plan, asked, submitted=True)
         resolved = local_chain.stages(plan, rows, words, asked.device, change)
         stages = [
-            with_evaluations(stage.planned(plan.card, file.hardware), evaluate_every)
+            replace(
+                with_evaluations(stage.planned(plan.card, file.hardware), evaluate_every),
+                alert=alert,
+            )
             for stage in resolved
         ]
         if file.hardware is None and any(stage.layout.device == "cuda" for stage in stages):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training that evaluates the model at some steps; what each rank runs."""
+"""Training that evaluates the model at some steps."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,40 +11,27 @@ if TYPE_CHECKING:
 
     from recipes.resolved.stage import ResolvedStage
 
-from slurm import entrypoint
-from slurm.preflight.requirements import Expected
-from slurm.preflight.run import SECONDS
-
 Interval = int | Literal["never"]
 """Steps between evaluations of a model while it trains; 0: by their own time."""
 
 
-def train_and_evaluate(
-    config: str, every: int, expected: Expected | None = None, seconds: float = SECONDS
-) -> None:
-    """Train the stage of a recipe file, and evaluate it every few steps (0: by its own time).
+def add_evaluations(recipe: "nemo_run.Partial", every: int) -> None:
+    """Add the callback that evaluates the model every few steps (0: by its own time)."""
+    import nemo_run
 
-    The machines are checked first as by `slurm.entrypoint.train`.
-    """
+    from eval.while_training import WhileTraining
+    from recipes.resolved.stage import ResolvedStage
 
-    def add_callback(recipe: "nemo_run.Partial") -> None:
-        import nemo_run
-
-        from eval.while_training import WhileTraining
-        from recipes.resolved.stage import ResolvedStage
-
-        stage = ResolvedStage.of(recipe)
-        recipe.trainer.callbacks.append(
-            nemo_run.Config(
-                WhileTraining,
-                store=str(recipe.data.store),
-                seq_length=stage.seq_length,
-                tokens_per_batch=stage.tokens_per_batch,
-                every=every,
-            )
+    stage = ResolvedStage.of(recipe)
+    recipe.trainer.callbacks.append(
+        nemo_run.Config(
+            WhileTraining,
+            store=str(recipe.data.store),
+            seq_length=stage.seq_length,
+            tokens_per_batch=stage.tokens_per_batch,
+            every=every,
         )
-
-    entrypoint.train(config, expected=expected, seconds=seconds, change=add_callback)
+    )
 
 
 def with_evaluations(stage: "ResolvedStage", given: Interval | None) -> "ResolvedStage":

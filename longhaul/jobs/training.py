@@ -5,11 +5,10 @@ from typing import Any
 
 import nemo_run
 
-from longhaul.jobs.evaluated_training import train_and_evaluate
+from longhaul.jobs.watched_training import train_watched
 from recipes.checkpoints.marker import RECIPE
 from recipes.resolved.stage import ResolvedStage
 from slurm import starter
-from slurm.entrypoint import train
 from slurm.experiment import Job
 from slurm.local_executor import local_executor
 
@@ -25,9 +24,11 @@ def training_job(stage: ResolvedStage) -> Job:
 def training_task(stage: ResolvedStage, **checks: Any) -> nemo_run.Partial:
     """Return what a rank of the stage runs; `checks` are those of `slurm.entrypoint.train`.
 
-    A job that is requeued runs the same task, so it evaluates the model as before.
+    A job that is requeued runs the same task, so it evaluates the model and alerts as before.
     """
-    config, every = str(stage.folder / RECIPE), stage.evaluate_every
-    if every is None:
-        return nemo_run.Partial(train, config=config, **checks)
-    return nemo_run.Partial(train_and_evaluate, config=config, every=every, **checks)
+    given: dict[str, Any] = {"config": str(stage.folder / RECIPE)}
+    if stage.evaluate_every is not None:
+        given["every"] = stage.evaluate_every
+    if stage.alert:
+        given["alert"] = stage.alert
+    return nemo_run.Partial(train_watched, **given, **checks)

@@ -171,6 +171,8 @@ class TokenWeightedLoss(MaskedTokenLossReduction):
     """Standard deviation over the micro-batches of the last `reduce` of their mean loss."""
     bins: LossBins | None = None
     """Where the losses of training are counted by position and source; None: they are not."""
+    micro_batches: list[Tensor] = []  # noqa: RUF012  (replaced by each `reduce`, never changed)
+    """Sum of losses and valid tokens [2] of each micro-batch of the last `reduce`, on this rank."""
 
     def forward(
         self, batch: dict[str, Tensor], forward_out: Tensor
@@ -186,6 +188,7 @@ class TokenWeightedLoss(MaskedTokenLossReduction):
         """Return sum(loss) / sum(tokens) over the batch, DP and CP; 0 if no token is valid."""
         device = torch.cuda.current_device()
         pairs = [one["loss_sum_and_ub_size"] for one in losses_reduced_per_micro_batch]
+        self.micro_batches = pairs
         total = torch.stack(pairs).sum(0) if pairs else torch.zeros(2, device=device)
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         torch.distributed.all_reduce(total, group=group)

@@ -37,6 +37,8 @@ class ResolvedStage:
     """Memory and time on the cluster that it is submitted to; None for CPU ranks."""
     evaluate_every: int | None = None
     """Steps between evaluations while it trains (0: by their own time); None: none are made."""
+    alert: str = ""
+    """Command that is called for each finding about its health; empty: none is."""
 
     @classmethod
     def of(cls, recipe: run.Partial) -> "ResolvedStage":

@@ -53,9 +53,15 @@ SEES_ALONE = {  # rooms of a room that see no other of its rooms than these
     "recipes.checkpoints": set(),
     "recipes.planner": {"recipes.spec", "recipes.constraints"},
     "longhaul.defaults": set(),
+    "longhaul.health": set(),
     "longhaul.terminal": {"longhaul.defaults"},
-    "longhaul.jobs": {"longhaul.defaults", "longhaul.terminal", "longhaul.version"},
-    "longhaul.pages": {"longhaul.terminal", "longhaul.jobs", "longhaul.options"},
+    "longhaul.jobs": {
+        "longhaul.defaults", "longhaul.health", "longhaul.terminal", "longhaul.version",
+    },
+    "longhaul.pages": {
+        "longhaul.health", "longhaul.jobs", "longhaul.options", "longhaul.run_folder",
+        "longhaul.terminal",
+    },
 }
 
 

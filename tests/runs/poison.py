@@ -5,10 +5,10 @@ import torch
 from megatron.core.datasets.utils import Split
 
 from data.nemo_module import NumberedDataset
-from slurm.entrypoint import train as train_on_this_rank
+from longhaul.jobs.watched_training import train_watched
 
 
-def train(config: str, place: int) -> None:
+def train(config: str, place: int, alert: str = "") -> None:
     """Train the stage of a recipe file; the sample at a place of the data is the bad one."""
     read = NumberedDataset.__getitem__
 
@@ -19,4 +19,4 @@ def train(config: str, place: int) -> None:
         return sample
 
     NumberedDataset.__getitem__ = poisoned
-    train_on_this_rank(config)
+    train_watched(config, alert=alert)

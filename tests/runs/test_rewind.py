@@ -11,8 +11,8 @@ import nemo_run as run
 import pytest
 
 from longhaul.jobs import records, training
+from longhaul.jobs.watched_training import train_watched
 from recipes.resolved.stage import ResolvedStage
-from slurm.entrypoint import train
 from slurm.experiment import Job, run_in_order
 from tests.ranks import TREE
 from tests.runs import poison
@@ -35,10 +35,10 @@ def _programs_of_this_environment(monkeypatch):
 def _job(folder, store) -> Job:
     """Return the job of `longhaul pretrain`, with a bad sample planted in what its ranks read."""
     made = recipe({"run": str(folder), "store": str(store), "layout": {}})
-    stage = ResolvedStage.of(made)
+    stage = replace(ResolvedStage.of(made), alert=f"sh -c 'cat >> {folder}/alerts'")
     records.record(stage, start="scratch")
     job = training.training_job(stage)
-    assert job.task.__fn_or_cls__ is train
+    assert job.task.__fn_or_cls__ is train_watched
     job.executor.env_vars["PYTHONPATH"] = path_with(TREE)
     task = run.Partial(poison.train, place=4 * BROKEN - 2, **job.task.__arguments__)
     return replace(job, task=task)
@@ -53,7 +53,19 @@ def test_a_run_passes_over_the_batch_that_breaks_its_loss(tmp_path, small_store)
     steps = [json.loads(line) for line in (stage / "metrics.jsonl").open()]
     assert [one["step"] for one in steps] == list(range(1, STEPS + 1))
     assert [one["samples"] for one in steps] == [[4 * n, 4 * n + 3] for n in range(STEPS)]
+    (part,) = rewind["micro_batches"]
+    assert part == {"ranks": [0], "micro_batch": 2, "samples": [4 * BROKEN - 2]}
+    named = rewind["documents"]
+    assert {one["sample"] for one in named} == {4 * BROKEN - 2}
+    assert {one["source"] for one in named} == {"documents"}
+    words = ", ".join(f"documents:{one['document']}" for one in named)
     assert told == [
-        f"tiny_512 continues: step {BROKEN}: the loss is nan; run again, the stage resumes from "
+        f"tiny_512 continues: step {BROKEN}: the loss is nan, first in micro-batch 3 of rank 0 "
+        f"(sample {4 * BROKEN - 2}), documents {words}; run again, the stage resumes from "
         "its last checkpoint without the batches from there to this step"
     ]
+    (finding,) = [json.loads(line) for line in (stage / "health.jsonl").open()]
+    assert (finding["kind"], finding["step"], finding["ranks"]) == ("not_finite", BROKEN, [0])
+    assert finding["documents"] == named
+    (alerted,) = [json.loads(line) for line in (tmp_path / "alerts").open()]
+    assert alerted == {"stage": str(stage), **finding}

@@ -11,9 +11,10 @@ from fiddle import Buildable, daglish
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from longhaul.jobs import ladder_run, records, slurm_chain
-from longhaul.jobs.evaluated_training import describe, train_and_evaluate, with_evaluations
+from longhaul.jobs.evaluated_training import describe, with_evaluations
 from longhaul.jobs.job_times import require_time, save_seconds
 from longhaul.jobs.store_source import Documents
+from longhaul.jobs.watched_training import train_watched
 from recipes.ladders import LADDERS
 from recipes.models import TINY
 from recipes.nemo2.settings import place
@@ -26,7 +27,6 @@ from recipes.shipped.table import ROWS
 from recipes.spec.layout import Fp8
 from slurm import cluster_file
 from slurm.cluster_file import ClusterFile, Slurm
-from slurm.entrypoint import train
 
 NODES = 4
 H100 = cluster_file.load("dgx_h100")
@@ -93,12 +93,14 @@ def test_a_stage_is_evaluated_while_it_trains_under_the_checks_of_its_training(p
     plain, evaluated = (
         slurm_chain.jobs(plan, stages, site(), **chain)[0] for stages in (made, every_50)
     )
-    assert fdl.get_callable(plain.task) is train
-    assert fdl.get_callable(evaluated.task) is train_and_evaluate
+    assert fdl.get_callable(plain.task) is fdl.get_callable(evaluated.task) is train_watched
     arguments = fdl.ordered_arguments(evaluated.task)
     assert arguments.pop("every") == 50
     assert arguments == fdl.ordered_arguments(plain.task)
     assert {"config", "expected", "seconds"} == set(arguments)
+    alerting = [replace(stage, alert="mail ops") for stage in made]
+    [alerted, *_] = slurm_chain.jobs(plan, alerting, site(), **chain)
+    assert fdl.ordered_arguments(alerted.task)["alert"] == "mail ops"
     assert describe(every_50, 50) == [f"{made[0].name} is evaluated every 50 steps while it trains"]
     assert describe(made, "never") == []
 

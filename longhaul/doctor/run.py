@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul doctor run`: the findings about a run's health, those that hold and earlier ones."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from longhaul.health.finding import Finding, read
+from longhaul.health.monitor import MetricsTail, Monitor
+from longhaul.options import Json, print_json
+from longhaul.pages.watch_page import finding_lines, progress_of
+from longhaul.run_folder.run_view import RunWatch, StageView, run_and_stage
+from recipes.spec.naming import counted, stage_folder
+
+EVERY = 4
+"""Steps between two rounds of checks of a run that recorded none; a finding lasts for more."""
+
+
+def run(
+    run: Annotated[Path, typer.Argument(help="Run folder, or the folder of a stage in it.")],
+    stage: Annotated[
+        str, typer.Option(help="A stage of the run.", show_default="all of them")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """List what is and was wrong with a run: slow ranks, data, memory, loss, disks, hangs."""
+    folder, name = run_and_stage(run, stage)
+    view = RunWatch(folder, name).look()
+    found = [(one, list(one.findings), _past(folder, one)) for one in view.stages]
+    if as_json:
+        print_json(
+            {
+                "run": str(folder),
+                "stages": [
+                    {
+                        "name": one.state.name,
+                        "state": one.state.state,
+                        "findings": _contents(holds),
+                        "past_findings": _contents(past),
+                    }
+                    for one, holds, past in found
+                ],
+            }
+        )
+    else:
+        for one, holds, past in found:
+            typer.echo(f"{one.state.name}: {one.state.state}, step {progress_of(one)}")
+            for finding in holds:
+                _show(finding)
+            for finding in past:
+                _show(finding, ended=True)
+            if not holds and not past:
+                typer.echo("  no finding")
+    if any(holds for _, holds, _ in found):
+        raise typer.Exit(1)
+
+
+def _contents(found: Sequence[Finding]) -> list[dict[str, Any]]:
+    return [finding.content() for finding in found]
+
+
+def _show(finding: Finding, *, ended: bool = False) -> None:
+    first, *more = finding_lines("", finding)
+    typer.echo(f"  {'earlier: ' if ended else ''}{first}")
+    for line in more:
+        typer.echo(f"  {line}")
+    if finding.documents:
+        named = [f"{one.get('source')}:{one.get('document')}" for one in finding.documents]
+        typer.echo(f"    {counted(len(named), 'document')}: {', '.join(named)}")
+
+
+def _past(run: Path, stage: StageView) -> list[Finding]:
+    """Return earlier findings; those of a run without a record follow from its metrics."""
+    folder = stage_folder(run, stage.state.name)
+    if read(folder):
+        return [finding for finding in stage.past if finding not in stage.findings]
+    tail = MetricsTail(folder / "metrics.jsonl")
+    tail.poll()
+    lines, monitor = list(tail.lines), Monitor()
+    begun = [
+        finding
+        for end in range(EVERY, len(lines) + EVERY, EVERY)
+        for finding in monitor.check(lines[:end])[0]
+    ]
+    held = {finding.kind for finding in stage.findings}
+    return [finding for finding in begun if finding.kind not in held]

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Health checks on the ranks of a stage: findings to `health.jsonl`, the log and the user's alert.
+
+Rank 0 reads the line that the step log has just written, so this callback comes after it. A rank
+that training fails on records why, any rank: the others may not get to it.
+"""
+
+import errno
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from custom_modules.callbacks.loss_guard import LossBrokeError
+from data.files.whole import chain
+from longhaul.health.alert import Alerts
+from longhaul.health.finding import Finding, append, begins, ends
+from longhaul.health.monitor import MetricsTail, Monitor
+from longhaul.health.thresholds import CHECK_SECONDS
+
+FULL = {
+    errno.ENOSPC: "the file system is full",
+    errno.EDQUOT: "the quota is used up",
+    errno.EFBIG: "a file would be larger than its file system or `ulimit -f` admits",
+}
+"""Errors of a write that finds no room."""
+LOST = {errno.ENOENT, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ENODEV, errno.EHOSTDOWN}
+"""Errors of a folder that is not there any more."""
+
+
+class Health(Callback):
+    """Check each step, record what begins and ends, and call the alert command."""
+
+    def __init__(self, folder: str, alert: str = "") -> None:
+        """Take the stage's folder and the user's alert command."""
+        self.folder = Path(folder)
+        self.alert = alert
+        self.tail = MetricsTail(self.folder / "metrics.jsonl")
+        self.monitor = Monitor()
+        self.alerts: Alerts | None = None
+        self._checked = -CHECK_SECONDS
+        self._working = True
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Prepare the alerts, which have locks: NeMo copies a callback before it is set up."""
+        self.alerts = Alerts(self.alert, rank_zero_warn)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Read the steps of earlier processes; times and memory are compared in this one alone."""
+        if trainer.is_global_zero:
+            self.monitor = Monitor(trainer.global_step)
+            self.tail.poll()
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Check the newest steps, at most once a second; an error of a check ends the checks."""
+        if not trainer.is_global_zero or not self._working:
+            return
+        try:
+            self.tail.poll()
+            now = time.monotonic()
+            if now - self._checked < CHECK_SECONDS and trainer.global_step < trainer.max_steps:
+                return
+            self._checked = now
+            begun, ended = self.monitor.check(list(self.tail.lines))
+            self._record(begun)
+            append(self.folder, [ends(finding, trainer.global_step) for finding in ended])
+        except Exception as error:
+            self._working = False
+            rank_zero_warn(f"health is not checked any more: {type(error).__name__}: {error}")
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Record why training fails on this rank."""
+        finding = self.reason(trainer, exception)
+        if finding is None:
+            return
+        if trainer.is_global_zero or finding.kind in ("disk_full", "folder_lost"):
+            self._record([finding])
+        self._start_alerts()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Start the alerts that wait."""
+        self._start_alerts()
+        self.alerts = None
+
+    def _start_alerts(self) -> None:
+        if self.alerts is not None:
+            self.alerts.close()
+
+    def _record(self, found: list[Finding]) -> None:
+        """Record findings that begin; a folder that cannot be written still alerts."""
+        lines = [begins(finding) for finding in found]
+        for finding, line in zip(found, lines, strict=True):
+            rank_zero_warn(f"health: {finding.kind} at step {finding.step}: {finding.said}")
+            if self.alerts is not None:
+                self.alerts.send({"stage": str(self.folder), **line})
+        try:
+            append(self.folder, lines)
+        except OSError as error:
+            rank_zero_warn(f"health: {self.folder} cannot be written: {error}")
+
+    def reason(self, trainer: Trainer, exception: BaseException) -> Finding | None:
+        """Return the finding of an error that ends training; None for a person's Ctrl-C."""
+        if not isinstance(exception, Exception):
+            return None
+        step, rank = int(trainer.global_step), int(trainer.global_rank)
+        if isinstance(exception, LossBrokeError):
+            return Finding(
+                kind=exception.kind, step=step, said=str(exception), cause=exception.cause,
+                remedy="the run rewinds by itself" if exception.again else
+                "look at the documents, and lower the learning rate (optim.config.lr)",
+                ranks=exception.ranks, documents=exception.documents,
+            )  # fmt: skip
+        return of_error(exception, self.folder, step, rank)
+
+
+def of_error(error: BaseException, folder: Path, step: int, rank: int) -> Finding:
+    """Return the finding of an error by what caused it: a full disk, a lost folder, or neither."""
+    numbers = {link.errno for link in chain(error) if isinstance(link, OSError)}
+    for number, said in FULL.items():
+        if number in numbers:
+            return Finding(
+                kind="disk_full", step=step, ranks=(rank,),
+                said=f"rank {rank} could not write: {said} ({_words(error)})",
+                cause="checkpoints and logs of this or of other runs fill the file system",
+                remedy="make room and start the same command again: it resumes from the last "
+                "complete checkpoint",
+            )  # fmt: skip
+    if not folder.is_dir() or numbers & (LOST - {errno.ENOENT}):
+        return Finding(
+            kind="folder_lost", step=step, ranks=(rank,),
+            said=f"rank {rank} has lost the run folder {folder}: {_words(error)}",
+            cause="the shared file system was unmounted or is down, or the folder was moved",
+            remedy="mount it again and start the same command: it resumes from the last complete "
+            "checkpoint",
+        )  # fmt: skip
+    return Finding(
+        kind="failed", step=step, ranks=(rank,),
+        said=f"training ended on rank {rank}: {_words(error)}",
+        remedy="the rank's output has the whole error",
+    )  # fmt: skip
+
+
+def _words(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The alert command: JSON on its input, no shell, a timeout, and no effect on who calls it."""
+
+import json
+import sys
+import time
+
+import pytest
+
+from longhaul.health.alert import Alerts, require_alert
+
+
+def waited_for(condition, seconds: float = 20.0) -> bool:
+    """Return whether something comes to hold within some seconds."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_the_command_gets_each_finding_and_no_shell_reads_it(tmp_path):
+    out, said = tmp_path / "out", []
+    code = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
+    alerts = Alerts(f"{sys.executable} -c \"{code}\" '{out}' '$(touch x);'", said.append)
+    for step in (1, 2):
+        alerts.send({"kind": "spike", "step": step, "said": "$(touch y); `z`"})
+    assert waited_for(lambda: out.exists() and len(out.read_text().splitlines()) == 2)
+    assert [json.loads(line)["step"] for line in out.open()] == [1, 2]
+    assert said == []
+
+
+def test_a_command_that_fails_is_said_once():
+    said = []
+    alerts = Alerts("sh -c 'echo no route to host >&2; exit 3'", said.append)
+    for _ in range(3):
+        alerts.send({})
+    assert waited_for(lambda: alerts._waiting.empty() and bool(said))
+    alerts.close()
+    (words,) = said
+    assert "exit code 3 no route to host" in words
+
+
+def test_a_command_that_hangs_is_killed_and_the_caller_does_not_wait(tmp_path):
+    said = []
+    alerts = Alerts("sleep 60", said.append, seconds=0.3)
+    began = time.monotonic()
+    alerts.send({"large": "x" * 10_000})
+    assert time.monotonic() - began < 0.2
+    assert waited_for(lambda: bool(said))
+    assert "did not end within 0.3 s" in said[0]
+
+
+def test_the_last_alert_is_started_before_the_caller_ends(tmp_path):
+    out = tmp_path / "out"
+    alerts = Alerts(f"sh -c 'sleep 0.3; cat > {out}'", print)
+    alerts.send({"kind": "not_finite"})
+    alerts.close()
+    assert waited_for(lambda: out.exists() and out.read_text() != "")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo 'open", "cannot be split into words (No closing quotation)"),
+        ("no_such_program --now", "starts no_such_program, which is not an executable file"),
+        ("  ", "--alert is empty"),
+    ],
+)
+def test_a_command_that_cannot_start_is_refused_before_training(command, said):
+    with pytest.raises(ValueError, match=r"--alert") as why:
+        require_alert(command)
+    assert said in str(why.value)
+
+
+def test_no_command_is_no_alert_and_a_job_s_program_may_be_elsewhere():
+    require_alert("")
+    require_alert("no_such_program", here=False)
+    Alerts("", print).send({})
