@@ -120,6 +120,14 @@ Alert = Annotated[
         show_default="longhaul.toml's, or none",
     ),
 ]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WORDS",
+        help="Profile steps of a stage: 'steps=5:8', and after it ranks=0,1 (or all), shapes, "
+        "stack, or nsys.",
+    ),
+]
 EvaluationTensorParallel = Annotated[
     int | None,
     typer.Option(

@@ -107,6 +107,26 @@ def name_state(training: Training) -> None:
             _name(parameter, "weights")
 
 
+def state_bytes(model: Sequence[Any], optimizer: Any) -> dict[Category, int]:
+    """Return the bytes of weights, gradient buffers and the optimizer's state, each storage once.
+
+    The arguments are those of `Training`. A weight that lies in a gradient buffer counts as weight.
+    """
+    named: list[tuple[Category, Any]] = [
+        ("weights", parameter) for chunk in model for parameter in chunk.parameters()
+    ]
+    named += (pair for chunk in model for pair in _buffers(chunk))
+    named += (("optimizer", tensor) for tensor in _optimizer_state(optimizer))
+    total: dict[Category, int] = {"weights": 0, "gradients": 0, "optimizer": 0}
+    seen = set()
+    for name, tensor in named:
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            total[name] += storage.nbytes()
+    return total
+
+
 def _name(tensor: Any, name: Category) -> None:
     retag(getattr(tensor, "_local_tensor", tensor), name)  # of a DTensor: the part on this rank
 

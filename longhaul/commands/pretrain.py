@@ -14,6 +14,7 @@ from data.files.writable import require_file, require_folder
 from longhaul.defaults import default, planned_cluster, run_of, store_of
 from longhaul.health.alert import require_alert
 from longhaul.jobs import ladder_run
+from longhaul.jobs.profile_request import ProfileRequest, nsys_command, require_profile
 from longhaul.options import (
     WRITTEN_WHEN_STARTED,
     Account,
@@ -24,6 +25,7 @@ from longhaul.options import (
     Gpus,
     MachineLayout,
     Partition,
+    Profile,
     StageLadder,
     StageLength,
     Verify,
@@ -85,6 +87,7 @@ def pretrain(
     ] = None,
     eval_every: EvalEvery = None,
     alert: Alert = "",
+    profile: Profile = None,
     verify: Verify = None,
 ) -> None:
     """Train one stage. Overrides follow as KEY=VALUE, for example trainer.max_steps=20."""
@@ -94,6 +97,8 @@ def pretrain(
             "name one recipe: --factory NAME or --yaml FILE, or --card with --ladder and --stage"
         )
     evaluate_every = evaluation_interval(eval_every)
+    if profile is not None:
+        ProfileRequest.of(profile)
     require_device(device)
     require_executor(executor, account=account, partition=partition)
     sizes = {"nodes": nodes, "gpus": gpus, "layout": layout, "cluster": cluster}
@@ -103,7 +108,9 @@ def pretrain(
         require_file(to_yaml, "--to-yaml")
         if executor == "slurm":
             raise ValueError("--to-yaml writes and --executor slurm submits; take one of them")
-    on_ranks = {"--eval-every": evaluate_every, "--alert": alert or None}
+    on_ranks = {
+        "--eval-every": evaluate_every, "--alert": alert or None, "--profile": profile,
+    }  # fmt: skip
     attached = [name for name, value in on_ranks.items() if value is not None]
     if attached and to_yaml is not None:
         raise ValueError(
@@ -143,7 +150,8 @@ def pretrain(
             note(f"note: {words}")
         _submit(
             row, context.args, asked, rope=rope, account=account, partition=partition, out=out,
-            store=store, verify=verify, evaluate_every=evaluate_every, alert=alert, dryrun=dryrun,
+            store=store, verify=verify, evaluate_every=evaluate_every, alert=alert, profile=profile,
+            dryrun=dryrun,
         )  # fmt: skip
         return
     if row is not None and to_yaml is None and not dryrun:
@@ -180,12 +188,16 @@ def pretrain(
         return
     read.absolute(recipe)
     require_places(recipe)
-    resolved = replace(with_evaluations(ResolvedStage.of(recipe), evaluate_every), alert=alert)
+    resolved = with_evaluations(ResolvedStage.of(recipe), evaluate_every)
+    resolved = replace(resolved, alert=alert, profile=profile)
+    standing = [*describe([resolved], evaluate_every), *require_profile([resolved], profile)]
+    if of_nsys := nsys_command(profile):
+        standing.append(f"nsys records it where it starts the ranks: {of_nsys}")
     folder = resolved.folder
     several = _several_nodes(recipe, row)
     if dryrun:
         typer.echo(yaml_file.dump(recipe))
-        for words in (stage_checks.summary(resolved), *describe([resolved], evaluate_every)):
+        for words in (stage_checks.summary(resolved), *standing):
             typer.echo(f"# {words}")
         if several:
             typer.echo(f"# {several}")
@@ -203,7 +215,7 @@ def pretrain(
     manifest = stage_checks.require_inputs(resolved)
     for words in stage_checks.mix_notes(resolved, manifest):
         note(words)
-    for words in describe([resolved], evaluate_every):
+    for words in standing:
         note(f"note: {words}")
     stage_checks.pack(resolved, manifest)
     stage_checks.require_start(resolved)
@@ -257,6 +269,7 @@ def _submit(
     verify: bool | None,
     evaluate_every: "Interval | None",
     alert: str,
+    profile: str | None,
     dryrun: bool,
 ) -> None:
     """Submit the stage of a row as a job on the cluster, or print its script."""
@@ -277,6 +290,7 @@ def _submit(
             plan, words, asked, account=account, partition=partition, dryrun=dryrun, row=row,
             change=change if rope else None, evaluated=False, evaluate_every=evaluate_every,
             alert=alert,
+            profile=profile,
         )  # fmt: skip
 
 

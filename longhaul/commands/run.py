@@ -14,6 +14,7 @@ from data.files.writable import require_folder
 from longhaul.defaults import default, planned_cluster
 from longhaul.health.alert import require_alert
 from longhaul.jobs import ladder_run
+from longhaul.jobs.profile_request import ProfileRequest, nsys_command, require_profile
 from longhaul.options import (
     WRITTEN_WHEN_STARTED,
     Account,
@@ -27,6 +28,7 @@ from longhaul.options import (
     Gpus,
     MachineLayout,
     Partition,
+    Profile,
     Verify,
     evaluation_interval,
     require_device,
@@ -95,6 +97,7 @@ def run(
     eval_cp: EvaluationContextParallel = None,
     eval_pp: EvaluationPipelineParallel = None,
     alert: Alert = "",
+    profile: Profile = None,
     verify: Verify = None,
     dryrun: Annotated[
         bool, typer.Option("--dryrun", help="Print what would run; start nothing.")
@@ -110,6 +113,8 @@ def run(
     evaluate_every = evaluation_interval(eval_every)
     alert = default("alert", alert)
     require_alert(alert, here=not submits)
+    if profile is not None:
+        ProfileRequest.of(profile)
     require_device(device)
     require_executor(
         executor, account=account, partition=partition, source=source, tokenizer=tokenizer,
@@ -138,7 +143,8 @@ def run(
             run_on_cluster(
                 plan, context.args, asked, account=account, partition=partition,
                 source=source or (), prepare_jobs=prepare_jobs, tokenizer=tokenizer, export=export,
-                gate=gate, evaluate_every=evaluate_every, alert=alert, dryrun=dryrun,
+                gate=gate, evaluate_every=evaluate_every, alert=alert, profile=profile,
+                dryrun=dryrun,
             )  # fmt: skip
         return
     require_folder(plan.run, "--out")
@@ -150,7 +156,7 @@ def run(
     with nullcontext() if dryrun else in_use(plan.run):
         _run_here(
             plan, rows, context.args, device, evaluate_every=evaluate_every, alert=alert,
-            dryrun=dryrun,
+            profile=profile, dryrun=dryrun,
         )  # fmt: skip
 
 
@@ -162,6 +168,7 @@ def _run_here(
     *,
     evaluate_every: "Interval | None",
     alert: str,
+    profile: str | None,
     dryrun: bool,
 ) -> None:
     """Run what is left of the ladder on this machine, or print it."""
@@ -186,7 +193,7 @@ def _run_here(
         from slurm.experiment import commands, run_in_order
 
         stages = [
-            replace(with_evaluations(stage, evaluate_every), alert=alert)
+            replace(with_evaluations(stage, evaluate_every), alert=alert, profile=profile)
             for stage in local_chain.stages(plan, rows, words, device)
         ]
         several = local_chain.several_nodes(plan, stages, rows)
@@ -205,8 +212,11 @@ def _run_here(
         standing = [
             *local_chain.standing(stages),
             *describe(stages, evaluate_every),
+            *require_profile(stages, profile),
             *evaluation.describe(stages[-1:], plan.evaluation),
         ]
+        if of_nsys := nsys_command(profile):
+            standing.append(f"nsys records it where it starts the ranks: {of_nsys}")
     for said in notes if dryrun else (*notes, *standing):
         note(f"note: {said}")
     ladder_table.describe(plan, stages)

@@ -15,6 +15,7 @@ from longhaul.defaults import default
 from longhaul.jobs import ladder_run, suite_data
 from longhaul.jobs.cluster_checks import folders, require_complete, ruler_folders, with_names
 from longhaul.jobs.git_tree import uncommitted
+from longhaul.jobs.profile_request import require_profile
 from longhaul.jobs.store_source import documents_of
 from longhaul.pages import ladder_table
 from longhaul.terminal.console import held_back, loading
@@ -50,6 +51,7 @@ def run_on_cluster(
     evaluated: bool = True,
     evaluate_every: "Interval | None" = None,
     alert: str = "",
+    profile: str | None = None,
 ) -> None:
     """Submit the chain and print its jobs; with `dryrun` print the scripts and submit nothing.
 
@@ -100,6 +102,7 @@ def run_on_cluster(
             replace(
                 with_evaluations(stage.planned(plan.card, file.hardware), evaluate_every),
                 alert=alert,
+                profile=profile,
             )
             for stage in resolved
         ]
@@ -120,6 +123,7 @@ def run_on_cluster(
         standing = [
             *local_chain.standing(stages),
             *describe(stages, evaluate_every),
+            *require_profile(stages, profile, submitted=True),
             *evaluation.describe(stages, plan.evaluation),
         ]
         if not dryrun:

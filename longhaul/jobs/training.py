@@ -24,11 +24,13 @@ def training_job(stage: ResolvedStage) -> Job:
 def training_task(stage: ResolvedStage, **checks: Any) -> nemo_run.Partial:
     """Return what a rank of the stage runs; `checks` are those of `slurm.entrypoint.train`.
 
-    A job that is requeued runs the same task, so it evaluates the model and alerts as before.
+    A job that is requeued runs the same task, so it evaluates, profiles and alerts as before.
     """
     given: dict[str, Any] = {"config": str(stage.folder / RECIPE)}
     if stage.evaluate_every is not None:
         given["every"] = stage.evaluate_every
+    if stage.profile is not None:
+        given["profile"] = stage.profile
     if stage.alert:
         given["alert"] = stage.alert
     return nemo_run.Partial(train_watched, **given, **checks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training whose health is checked, and whose model may be evaluated; what each rank runs."""
+"""Training that is watched: health, evaluations, profiles. What each rank of a stage runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import nemo_run
 
 from longhaul.jobs.evaluated_training import add_evaluations
+from longhaul.jobs.profiled_training import add_profile
 from slurm import entrypoint
 from slurm.preflight.requirements import Expected
 from slurm.preflight.run import SECONDS
@@ -16,19 +17,23 @@ from slurm.preflight.run import SECONDS
 def train_watched(
     config: str,
     every: int | None = None,
+    profile: str | None = None,
     alert: str = "",
     expected: Expected | None = None,
     seconds: float = SECONDS,
 ) -> None:
     """Train the stage of a recipe file and check its health; `alert` is called for each finding.
 
-    The model is evaluated `every` few steps (0: by its own time; None: not at all). The machines
-    are checked first as by `slurm.entrypoint.train`.
+    The model is evaluated `every` few steps (0: by its own time; None: not at all), and steps are
+    profiled that `profile`, the words of --profile, names. The machines are checked first as by
+    `slurm.entrypoint.train`.
     """
 
     def add_callbacks(recipe: "nemo_run.Partial") -> None:
         if every is not None:
             add_evaluations(recipe, every)
+        if profile is not None:
+            add_profile(recipe, config, profile)
         check_health(recipe, alert)
 
     entrypoint.train(config, expected=expected, seconds=seconds, change=add_callbacks)

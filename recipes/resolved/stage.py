@@ -39,6 +39,8 @@ class ResolvedStage:
     """Steps between evaluations while it trains (0: by their own time); None: none are made."""
     alert: str = ""
     """Command that is called for each finding about its health; empty: none is."""
+    profile: str | None = None
+    """Words of --profile: the steps that are profiled, and how; None: none are."""
 
     @classmethod
     def of(cls, recipe: run.Partial) -> "ResolvedStage":

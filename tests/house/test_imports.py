@@ -56,10 +56,16 @@ SEES_ALONE = {  # rooms of a room that see no other of its rooms than these
     "longhaul.health": set(),
     "longhaul.terminal": {"longhaul.defaults"},
     "longhaul.jobs": {
-        "longhaul.defaults", "longhaul.health", "longhaul.terminal", "longhaul.version",
+        "longhaul.defaults",
+        "longhaul.health",
+        "longhaul.terminal",
+        "longhaul.version",
     },
     "longhaul.pages": {
-        "longhaul.health", "longhaul.jobs", "longhaul.options", "longhaul.run_folder",
+        "longhaul.health",
+        "longhaul.jobs",
+        "longhaul.options",
+        "longhaul.run_folder",
         "longhaul.terminal",
     },
 }

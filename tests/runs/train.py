@@ -93,6 +93,12 @@ def recipe(options: dict[str, Any]):
                 every=options["evaluate_every"],
             )
         )
+    if "profile" in options:
+        import nemo_run
+
+        from custom_modules.callbacks.profile_steps import ProfileSteps
+
+        made.trainer.callbacks.append(nemo_run.Config(ProfileSteps, **options["profile"]))
     return made
 
 
