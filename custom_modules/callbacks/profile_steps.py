@@ -18,7 +18,20 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from custom_modules.context_parallel import p2p, ring, ulysses
 from custom_modules.profiling.step_profile import StepProfile, Wanted
+
+EXCHANGE = (
+    (ring, "post", "exchange post"),
+    (ulysses, "post", "exchange post"),
+    (p2p.Messages, "wait", "exchange wait"),
+)
+"""Context parallelism's messages: started, and waited for.
+
+They are of ring, Ulysses and the kinds that combine them; Transformer Engine's own kinds exchange
+inside its kernel and show in the timeline as NCCL's operators only. With gloo the host stands still
+while it waits; on CUDA it goes on and the stream waits.
+"""
 
 
 class ProfileSteps(Callback):
@@ -74,7 +87,7 @@ class ProfileSteps(Callback):
         if step == self.first:
             chunks = [chunk.module for chunk in trainer.strategy.megatron_parallel]
             optimizer = trainer.strategy.optimizers[0].mcore_optimizer
-            self.profile.start(chunks, optimizer, pl_module)
+            self.profile.start(chunks, optimizer, pl_module, EXCHANGE)
         if self.profile.running:
             self.profile.begin(step)
 

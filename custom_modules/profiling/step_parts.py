@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named ranges of the parts of a Megatron-Core training step, for the timeline of a profiler.
 
-    with named_parts(model, optimizer, module, mark=mark):
+    with named_parts(model, optimizer, module, mark=mark, others=EXCHANGE):
         step()
 
 | range | opened around |
@@ -11,11 +11,8 @@
 | gradient reduction | what Megatron-Core calls after the last backward: `finalize_model_grads` |
 | optimizer | Megatron-Core's optimizer: clipping, update, gather of parameters |
 | attention, MLP, loss | the two halves of a layer, each with its norm and residual; the LM head |
-| exchange post, exchange wait | context parallelism's messages: started, and waited for |
 
-The last two are of ring, Ulysses and the kinds that combine them; Transformer Engine's own kinds
-exchange inside its kernel and show in the timeline as NCCL's operators only. On gloo the wait is
-the time that the host stands still; on CUDA the host goes on and the stream waits.
+Functions of other modules, such as context parallelism's messages, are given as `others`.
 
 A part of a layer has three ranges: `attention`, `attention backward`, and `attention recompute`
 where a backward rebuilds it. Autograd runs a backward and does not say which module it is at, so
@@ -37,19 +34,18 @@ from megatron.core.pipeline_parallel import schedules
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
-from custom_modules.context_parallel import p2p, ring, ulysses
-
 LayerPart = Literal["attention", "MLP", "loss"]
 LAYER_PARTS: tuple[LayerPart, ...] = get_args(LayerPart)
 PARTS = (
     "data wait", "forward", "backward", "gradient reduction", "optimizer",
     *(f"{part}{run}" for part in LAYER_PARTS for run in ("", " recompute", " backward")),
-    "exchange post", "exchange wait",
 )  # fmt: skip
-"""Names of all ranges inside a step."""
+"""Names of all ranges inside a step, but for those of `others`."""
 PREFIX = "part: "
 """Begins the name of a range, so that no operator is taken for one."""
 
+Other = tuple[Any, str, str]
+"""A module or class, the name of its function, and the name of the range around it."""
 Mark = Callable[[str], AbstractContextManager[Any]]
 """Returns a range of a name, which is open while the context is."""
 
@@ -75,12 +71,17 @@ class TorchRange:
 
 @contextmanager
 def named_parts(
-    model: Iterable[Any], optimizer: Any, module: Any = None, *, mark: Mark
+    model: Iterable[Any],
+    optimizer: Any,
+    module: Any = None,
+    *,
+    mark: Mark,
+    others: Iterable[Other] = (),
 ) -> Iterator[None]:
     """Open a range around each part of the steps inside the context.
 
-    `model` has the chunks of this rank, `optimizer` is as `get_megatron_optimizer` returns it, and
-    `module`, if given, has the `data_step`.
+    `model` has the chunks of this rank, `optimizer` is as `get_megatron_optimizer` returns it,
+    `module`, if given, has the `data_step`, and `others` are further functions to name.
     """
     backwards = _Backwards(mark)
     with ExitStack() as stack:
@@ -93,21 +94,19 @@ def named_parts(
         name(_definer(type(optimizer), "step"), "step", _within(mark, "optimizer"))
         if module is not None:
             name(_definer(type(module), "data_step"), "data_step", _within(mark, "data wait"))
-        for exchanging in (ring, ulysses):
-            name(exchanging, "post", _within(mark, "exchange post"))
-        name(p2p.Messages, "wait", _within(mark, "exchange wait"))
+        for owner, function, part in others:
+            name(owner, function, _within(mark, part))
         layers: dict[tuple[type, str], LayerPart] = {}
         configs: dict[int, Any] = {}
-        for part in (part for chunk in model for part in chunk.modules()):
-            if isinstance(part, TransformerLayer):
-                layers[_definer(type(part), "_forward_attention"), "_forward_attention"] = (
-                    "attention"
-                )
-                layers[_definer(type(part), "_forward_mlp"), "_forward_mlp"] = "MLP"
-            elif isinstance(part, GPTModel):
-                layers[_definer(type(part), "_postprocess"), "_postprocess"] = "loss"
-                if getattr(part.config, "finalize_model_grads_func", None) is not None:
-                    configs[id(part.config)] = part.config
+        for each in (each for chunk in model for each in chunk.modules()):
+            methods: dict[str, LayerPart] = {}
+            if isinstance(each, TransformerLayer):
+                methods = {"_forward_attention": "attention", "_forward_mlp": "MLP"}
+            elif isinstance(each, GPTModel):
+                methods = {"_postprocess": "loss"}
+                if getattr(each.config, "finalize_model_grads_func", None) is not None:
+                    configs[id(each.config)] = each.config
+            layers |= {(_definer(type(each), method), method): of for method, of in methods.items()}
         for (owner, method), of_layer in layers.items():
             name(owner, method, backwards.around(of_layer))
         for config in configs.values():

@@ -39,7 +39,7 @@ from custom_modules.profiling.categories import Category
 from custom_modules.profiling.memory_by_category import MemoryByCategory
 from custom_modules.profiling.step_memory import named_parts as named_memory
 from custom_modules.profiling.step_memory import state_bytes
-from custom_modules.profiling.step_parts import TorchRange, named_parts
+from custom_modules.profiling.step_parts import Other, TorchRange, named_parts
 from custom_modules.profiling.trace_summary import STEP, summarize, table
 
 HISTORY = 1_000_000
@@ -100,7 +100,13 @@ class StepProfile:
         if self.on_cuda:
             torch.cuda.memory._record_memory_history(max_entries=HISTORY, stacks="python")
 
-    def start(self, model: Iterable[Any], optimizer: Any, module: Any = None) -> None:
+    def start(
+        self,
+        model: Iterable[Any],
+        optimizer: Any,
+        module: Any = None,
+        others: Iterable[Other] = (),
+    ) -> None:
         """Begin to profile; the arguments are as in `step_parts.named_parts`."""
         wanted, self.running = self.wanted, True
         self._model, self._optimizer = list(model), optimizer
@@ -116,7 +122,9 @@ class StepProfile:
             )
             self.profiler.start()
         mark = partial(TorchRange, nvtx=wanted.nsys)
-        self._profiled.enter_context(named_parts(self._model, optimizer, module, mark=mark))
+        self._profiled.enter_context(
+            named_parts(self._model, optimizer, module, mark=mark, others=others)
+        )
 
     def begin(self, step: int) -> None:
         """Begin a step."""
