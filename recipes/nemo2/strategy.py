@@ -13,6 +13,7 @@ from nemo.lightning import _strategy_lib
 from nemo.lightning.ckpt_utils import WEIGHTS_PATH, ckpt_to_dir
 
 import recipes.nemo2.signatures  # noqa: F401  # before the first config of a NeMo class
+from custom_modules.checkpoints.results_queue import end_results_queue_with_rank
 from custom_modules.cpu.backend import cpu_backend
 from recipes.checkpoints.verified import verified
 from recipes.constraints import fp8
@@ -52,6 +53,11 @@ class LongContextStrategy(nl.MegatronStrategy):
         chosen.propagate = False  # other ranks and NeMo's root handlers would repeat it
         if torch.distributed.get_rank() == 0 and not chosen.handlers:
             chosen.addHandler(logging.StreamHandler())
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Save as NeMo does; the process that collects the writers' results ends with this rank."""
+        end_results_queue_with_rank()
+        super().save_checkpoint(*args, **kwargs)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, selective_restore: bool = False
