@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a soak, from the lines that it wrote each minute and after each turn."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.machine import facts
+from benchmarks.harness.page import page, table, write
+
+SAMPLES = "samples.jsonl"
+SETTLED_MINUTES = 10
+MOST_GROWTH = 0.02
+COUNTS = ("threads", "files", "sockets", "pipes", "children")
+
+Line = dict[str, Any]
+
+
+def lines_of(folder: Path) -> list[Line]:
+    """Return the lines of a soak, which may still be running."""
+    return [json.loads(line) for line in (folder / SAMPLES).read_text().splitlines()]
+
+
+def settled(minutes: Sequence[Line]) -> list[Line]:
+    """Return the lines from the tenth minute on, all of them if there are fewer."""
+    return [line for line in minutes if line["minute"] >= SETTLED_MINUTES] or list(minutes)
+
+
+def grew(name: str, minutes: Sequence[Line]) -> Iterator[str]:
+    """Yield what a long-lived process has more of at the end than when it had settled."""
+    of = [line["processes"][name] for line in settled(minutes)]
+    most = max(each["resident"] for each in of)
+    if most > of[0]["resident"] * (1 + MOST_GROWTH):
+        yield "resident memory"
+    for kind in COUNTS:
+        if of[-1][kind] > of[0][kind]:
+            yield kind
+
+
+def process_row(name: str, minutes: Sequence[Line]) -> list[str]:
+    """Return the row of a long-lived process."""
+    of = [line["processes"][name] for line in settled(minutes)]
+    first, last = of[0], of[-1]
+    changes = [each["resident"] / first["resident"] - 1 for each in of]
+    counts = [f"{first[kind]} / {last[kind]}" for kind in COUNTS]
+    return [
+        name, "", f"{first['resident'] / 2**20:,.1f}", f"{last['resident'] / 2**20:,.1f}",
+        f"{min(changes):+.2%}", f"{max(changes):+.2%}", f"{changes[-1]:+.2%}",
+        f"{last['unshared'] / first['unshared'] - 1:+.2%}", *counts,
+        ", ".join(grew(name, minutes)) or "nothing",
+    ]  # fmt: skip
+
+
+def turn_rows(turns: Sequence[Line]) -> list[list[str]]:
+    """Return a row for each kind of turn."""
+    rows = []
+    for by, what in (("loop", "`longhaul rehearse`, in the loop"), ("command", "`longhaul run`")):
+        of = [turn for turn in turns if turn["by"] == by]
+        left = [
+            str(sum(len(turn[kind]) for turn in of))
+            for kind in ("processes_left", "files_left", "names_left")
+        ]
+        seconds = sorted(turn["seconds"] for turn in of)
+        middle = f"{seconds[len(seconds) // 2]:.0f}" if seconds else "-"
+        rows.append([what, "", str(len(of)), middle, *left])
+    return rows
+
+
+def leaks(lines: Sequence[Line]) -> list[str]:
+    """Return a line for each thing that a turn, or the end, left behind."""
+    found = []
+    for line in lines:
+        where = f"turn {line['turn']} by {line['by']}" if "turn" in line else "the end"
+        for kind in ("processes_left", "files_left", "names_left"):
+            found += [f"* {where}: {kind.replace('_', ' ')}: {each}" for each in line.get(kind, [])]
+    return found
+
+
+def page_of(folder: Path) -> tuple[str, bool]:
+    """Return the page, and whether the claim holds."""
+    lines = lines_of(folder)
+    minutes = [line for line in lines if "processes" in line]
+    turns = [line for line in lines if "turn" in line]
+    end = [line for line in lines if "end" in line]
+    names = list(minutes[0]["processes"])
+    left = leaks(lines)
+    growing = [name for name in names if list(grew(name, minutes))]
+    shared = settled(minutes)
+    head = [
+        "process", "", f"MiB at {shared[0]['minute']:.0f} min", "MiB at the end", "least", "most",
+        "end", "unshared", *COUNTS, "grew",
+    ]  # fmt: skip
+    temporary = f"{shared[0]['temporary_files']} / {shared[-1]['temporary_files']}"
+    holds = not left and not growing and bool(end)
+    sections = [
+        f"{minutes[-1]['minute']:.0f} minutes, {len(turns)} turns of the loop"
+        + ("" if end else "; **the soak has not ended**")
+        + f". The claim {'holds' if holds else 'does not hold'}: within {MOST_GROWTH:.0%} after "
+        f"{SETTLED_MINUTES} minutes, nothing left.",
+        "Long-lived processes; changes are of resident memory since the first of the two minutes, "
+        "counts are at both:",
+        table(head, [process_row(name, minutes) for name in names]),
+        f"Temporary files at both minutes: {temporary}; named semaphores "
+        f"{shared[0]['semaphores']} / {shared[-1]['semaphores']}, shared-memory segments "
+        f"{shared[0]['segments']} / {shared[-1]['segments']}.",
+        "What turns left behind:",
+        table(
+            [
+                "turns",
+                "",
+                "number",
+                "seconds, median",
+                "processes",
+                "files",
+                "semaphores, segments",
+            ],
+            turn_rows(turns),
+        ),
+        *left,
+    ]
+    if end:
+        sections.append(
+            f"At the end the training was interrupted and ended with code {end[0]['exit_code']}, "
+            "the loop by the end of its input."
+        )
+    known = {"load over a minute": f"{os.getloadavg()[0]:.1f}"}
+    stated = facts(("nemo-toolkit", "megatron-core", "psutil")) | known
+    return page("A soak of training", stated, sections), holds
+
+
+def write_page(text: str, folder: Path, out: Path | None) -> None:
+    """Print the page, and write it into the folder and where asked to."""
+    write(folder / "page.md", text)
+    if out is not None:
+        write(out, text)
+    sys.stdout.write(text)
