@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import fiddle as fdl
 import pytest
+import torch
 
 from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.rotary import Rotation
 from longhaul.jobs import records, stage_checks
 from recipes.checkpoints.marker import checkpoint_facts
 from recipes.hugging_face.config import card_of, exported_config
@@ -62,6 +64,7 @@ def _trainer(made, rope: RopeScaling) -> SimpleNamespace:
     tokenizer = SimpleNamespace(fingerprint="of a tokenizer")
     return SimpleNamespace(
         max_steps=1,
+        strategy=SimpleNamespace(megatron_parallel=Rotation(rope, TINY.head_dim)),
         lightning_module=SimpleNamespace(config=config),
         datamodule=SimpleNamespace(
             manifest=SimpleNamespace(tokenizer=tokenizer, train_sha256="of training files")
@@ -70,7 +73,11 @@ def _trainer(made, rope: RopeScaling) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("rope", ROTATIONS.values(), ids=ROTATIONS)
-def test_a_rotation_is_the_same_after_every_hand_over(rope, tmp_path):
+def test_a_rotation_is_the_same_after_every_hand_over(rope, tmp_path, monkeypatch):
+    def of_rotation(rotation: Rotation, length: int):
+        return rotation.in_effect(length, torch.device("cpu"), interleaved=False)
+
+    monkeypatch.setattr(checkpoint_callback, "rotation_of", of_rotation)  # no model is built here
     made = recipe(rope, tmp_path)
     records.record(ResolvedStage.of(made), start="scratch")  # config.yaml and stage.json
     read = yaml_file.read(resolved_read.folder_of(made) / "config.yaml")
