@@ -128,6 +128,10 @@ COMMANDS = {
         "longhaul.commands.watch:watch",
         "Follow a run while it trains: progress, speed, memory and findings; ends with the run.",
     ),
+    "reproduce": SubCommand(
+        "longhaul.commands.reproduce:reproduce",
+        "Show what differs here from where a checkpoint was made. Exit code 1: something does.",
+    ),
     "clusters": SubCommand(
         "longhaul.commands.clusters:app", "List the cluster files, or check one."
     ),

@@ -88,6 +88,7 @@ CONFIGS: dict[str, tuple[bytes, str]] = {
     "factor": (llama(rope_scaling={"rope_type": "linear", "factor": 0.5}), "0.5"),
     "quantized": (llama(quantization_config={"bits": 4}), "quantization_config"),
 }
+_MARKER = json.dumps({"step": 1, "max_steps": 1, "tokenizer": "t"}).encode()
 _RUN = json.dumps({"ladder": "tiny", "card": "tiny", "stages": ["tiny_512"]}).encode()
 _STAGE = b'{"name": "tiny_512", "seq_length": 512}'
 _JSON_LINES = b'{"text": "one"}\n'
@@ -131,6 +132,8 @@ PLACES = (
     ("export --from m --to f/x", "f/x", {"f": b"x", "m": None}),
     ("merge m m --to d", "--to d", {"d": None, "m": None}),
     ("merge m m --to x", "m has no complete checkpoint", {"m": None}),
+    ("reproduce m", "m has no complete checkpoint", {"m": None}),
+    ("reproduce c", "c has no reproduce/record.json", {"c/longhaul.json": _MARKER}),
     ("report --run r --out f/x.html", "f/x.html", {"f": b"x", "r/run.json": _RUN}),
 )  # fmt: skip
 RUNS = (

@@ -81,6 +81,7 @@ def run_on_cluster(
             chain_suites,
             evaluation,
             local_chain,
+            records,
             slurm_chain,
             stage_checks,
             submission_checks,
@@ -139,6 +140,8 @@ def run_on_cluster(
                 chain_ruler.require_samples(plan, stages, tokenizer)
                 chain_suites.require_suites(plan, stages, tokenizer)
             local_chain.write_records(plan, stages)
+            for stage in stages:
+                records.record_submission(stage, cluster)
             there = [folder.path for folder in read if folder.path.exists()]
             submission_checks.require_shared(plan, file, there)
         jobs = slurm_chain.jobs(

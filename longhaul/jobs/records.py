@@ -6,10 +6,14 @@ from typing import Any
 import fiddle as fdl
 
 from custom_modules.rope.config import RopeScaling
+from data.files.whole import write_text
 from eval.run_folder import write_json
+from longhaul.version import commit
 from recipes.checkpoints.marker import RECIPE
+from recipes.checkpoints.reproduction import CLUSTER, SUBMITTED
 from recipes.resolved import yaml_file
 from recipes.resolved.stage import ResolvedStage
+from recipes.spec.cluster import path_of
 
 
 def record(stage: ResolvedStage, start: str) -> None:
@@ -29,6 +33,16 @@ def record(stage: ResolvedStage, start: str) -> None:
             "evaluate_every": stage.evaluate_every,
         },
     )
+
+
+def record_submission(stage: ResolvedStage, cluster: str) -> None:
+    """Write what a job does not find on its node: the commit that it runs, and the cluster file.
+
+    Jobs get the committed tree (`longhaul.jobs.git_tree`), so changes are not part of it.
+    """
+    hash_, _, _ = commit().partition(" ")
+    write_json(stage.folder / SUBMITTED, {"commit": hash_})
+    write_text(stage.folder / CLUSTER, path_of(cluster).read_text(encoding="utf-8"))
 
 
 def _described_rotation(rope: RopeScaling) -> dict[str, Any]:

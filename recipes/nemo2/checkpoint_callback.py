@@ -30,8 +30,10 @@ from recipes.checkpoints.marker import (
     steps_taken,
     write_marker,
 )
+from recipes.checkpoints.reproduction import write_record
 from recipes.checkpoints.rotation import rotation_before
-from recipes.checkpoints.verified import described_by_ranks
+from recipes.checkpoints.surroundings import of_this_process
+from recipes.checkpoints.verified import LOG, described_by_ranks
 
 
 class StageCheckpoint(nl.ModelCheckpoint):
@@ -62,6 +64,8 @@ class StageCheckpoint(nl.ModelCheckpoint):
     def setup(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Keep the trainer, whose step names the folder."""
         self._trainer = trainer
+        if trainer.is_global_zero:
+            of_this_process()  # before the code that trains is edited
         super().setup(trainer, *args, **kwargs)
 
     def _get_finalize_save_checkpoint_callback(
@@ -76,6 +80,8 @@ class StageCheckpoint(nl.ModelCheckpoint):
 
         def mark_and_finalize() -> None:
             folder = Path(ckpt_to_dir(filepath))
+            if trainer.is_global_zero:
+                _write_record(folder, trainer, global_step)
             files = described_by_ranks(folder)
             if trainer.is_global_zero:
                 _write_marker(folder, trainer, global_step, files)
@@ -102,6 +108,21 @@ def _write_marker(folder: Path, trainer: Trainer, step: int, files: dict[str, Sa
         FILES: for_marker(files),
     }
     write_marker(folder, marker)
+
+
+def _write_record(folder: Path, trainer: Trainer, step: int) -> None:
+    """Write with what the checkpoint can be made again; if that fails it is saved without."""
+    try:
+        write_record(
+            folder,
+            stage=Path(trainer.checkpoint_callback.dirpath).parent,
+            step=step,
+            ranks=trainer.world_size,
+            store=Path(trainer.datamodule.store),
+            train_sha256=trainer.datamodule.manifest.train_sha256,
+        )
+    except (OSError, ValueError) as error:
+        LOG.warning("%s has no record of how it was made: %s", folder, error)
 
 
 def _remove_others(newest: Path) -> None:

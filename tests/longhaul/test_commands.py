@@ -119,7 +119,10 @@ def test_a_changed_tree_says_so(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "at", "offered"),
-    [("longhaul re", 1, {"recipes", "rehearse", "report"}), ("longhaul plan --fp", 2, {"--fp8"})],
+    [
+        ("longhaul re", 1, {"recipes", "rehearse", "report", "reproduce"}),
+        ("longhaul plan --fp", 2, {"--fp8"}),
+    ],
 )
 def test_a_shell_completes_commands_and_options(monkeypatch, words, at, offered):
     variables = {"_LONGHAUL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}

@@ -15,7 +15,12 @@ from tests.longhaul.test_damaged import changed
 from tests.ranks import Ranks
 from tests.runs.conftest import NEMO, TIMEOUT_SECONDS
 from tests.runs.planted_rotation import refused_on_forked_rank
-from tests.runs.train import evaluate_on_forked_rank, recipe, train_on_forked_rank
+from tests.runs.train import (
+    evaluate_on_forked_rank,
+    recipe,
+    train_file_on_forked_rank,
+    train_on_forked_rank,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -165,6 +170,29 @@ def test_an_export_that_transformers_would_rotate_otherwise_is_not_written(
     with pytest.raises(RotationError, match="turns once in 70,666 tokens instead of 141,332"):
         exporting.export(source_of(trained.stage), tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
+
+
+def test_a_checkpoint_is_made_again_with_the_recipe_of_its_record(trained, tmp_path, answer):
+    checkpoint = trained.marker.parent
+    record = json.loads((checkpoint / "reproduce" / "record.json").read_text())
+    assert (record["step"], record["ranks"]) == (2, 2)
+    covered = json.loads(trained.marker.read_text())["files"]
+    assert {"reproduce/record.json", "reproduce/config.yaml"} <= set(covered)
+    words = ("--to-yaml", tmp_path / "again.yaml", "--out", tmp_path / "again")
+    code, out, err = answer("reproduce", checkpoint, *words)
+    assert code == 0, out
+    assert f"longhaul pretrain --yaml {tmp_path / 'again.yaml'}" in err
+    code, out, err = answer("pretrain", "--yaml", tmp_path / "again.yaml", "--dryrun")
+    assert code == 0, err
+    log, recipe_file = str(tmp_path / "log"), str(tmp_path / "again.yaml")
+    with Ranks(train_file_on_forked_rank, 2, recipe_file, log, server=NEMO) as ranks:
+        ranks.results(TIMEOUT_SECONDS)
+    losses = [
+        [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (trained.stage, tmp_path / "again" / "stages" / STAGE)
+    ]
+    assert len(losses[0]) == 2
+    assert losses[0] == losses[1]
 
 
 def test_an_evaluation_states_the_rotation_and_refuses_another(trained, tmp_path):

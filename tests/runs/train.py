@@ -125,6 +125,17 @@ def train_on_forked_rank(options: dict[str, Any], output: str) -> None:
     del store
 
 
+def train_file_on_forked_rank(recipe_file: str, output: str) -> None:
+    """Train the recipe in a file in the place of torchrun's rank."""
+    import fiddle as fdl
+
+    from recipes.resolved import yaml_file
+
+    store = stand_for_torchrun(output)
+    fdl.build(yaml_file.read(Path(recipe_file)))()
+    del store
+
+
 def evaluate_on_forked_rank(options: dict[str, Any], output: str) -> None:
     """Evaluate in the place of torchrun's rank."""
     import torch.distributed as dist

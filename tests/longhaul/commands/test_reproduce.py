@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`longhaul reproduce` on records that the functions of a save have written, without a training."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes.checkpoints import reproduction, surroundings
+from recipes.checkpoints.files import FILES, described, for_marker
+from recipes.checkpoints.marker import write_marker
+from recipes.checkpoints.reproduction import FOLDER, RECORD, recipe_elsewhere, write_record
+from recipes.checkpoints.surroundings import code, environment, withheld_text
+from tests.longhaul.test_light_commands import after
+
+SECRET = "hf_" + 24 * "a1"
+"""In the form of a key, which opens nothing."""
+
+
+class Saved:
+    """A checkpoint with a record and a marker, of a stage with a recipe and a store."""
+
+    def __init__(self, to: Path) -> None:
+        self.stage = to / "run" / "stages" / "tiny_512"
+        self.checkpoint = self.stage / "checkpoints" / "step=2"
+        self.store = to / "store"
+        self.store.mkdir(parents=True)
+        (self.store / "manifest.json").write_text("{}")
+        (self.checkpoint / "weights").mkdir(parents=True)
+        recipe = {
+            "data": {"store": str(self.store)},
+            "log": {"ckpt": {"dirpath": str(self.stage / "checkpoints")}},
+            "resume": {
+                "resume_from_directory": str(self.stage / "checkpoints"),
+                "start": str(self.stage.parent / "before" / "checkpoints"),
+            },
+        }
+        (self.stage / "config.yaml").write_text(yaml.safe_dump(recipe))
+        self.save()
+
+    def save(self, change: dict | None = None) -> None:
+        """Write record and marker; `change` replaces entries of the record."""
+        write_record(
+            self.checkpoint, stage=self.stage, step=2, ranks=2, store=self.store, train_sha256="a"
+        )
+        path = self.checkpoint / FOLDER / RECORD
+        if change is not None:
+            path.write_text(json.dumps(json.loads(path.read_text()) | change))
+        facts = {"step": 2, "max_steps": 2, "tokenizer": "t"}
+        write_marker(self.checkpoint, facts | {FILES: for_marker(described(self.checkpoint))})
+
+    @property
+    def record(self) -> dict:
+        return json.loads((self.checkpoint / FOLDER / RECORD).read_text())
+
+
+@pytest.fixture
+def saved(tmp_path) -> Saved:
+    surroundings.of_this_process.cache_clear()
+    return Saved(tmp_path)
+
+
+def test_nothing_differs_where_it_was_made_and_nothing_heavy_is_imported(saved, answer):
+    code_, out, err = answer("reproduce", saved.stage)
+    assert code_ == 0, err
+    assert out.splitlines()[0].startswith(
+        f"{saved.checkpoint}: step 2 of tiny_512, saved {saved.record['saved']} by 2 ranks"
+    )
+    assert "nothing differs here" in out
+    assert "longhaul reproduce " in err
+    done = after("reproduce", str(saved.checkpoint), "--json")
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    assert content["differences"] == []
+    assert content["record"] == saved.record
+    assert content["recipe"] == str(saved.checkpoint / FOLDER / "config.yaml")
+
+
+def test_every_difference_is_a_row_and_the_exit_code_is_1(saved, answer, monkeypatch):
+    record = saved.record
+    changed_code = {"commit": 40 * "0", "changes_sha256": 64 * "1", "changed_files": ["a.py"]}
+    saved.save({
+        "versions": record["versions"] | {"torch": "1.0", "apex": "0.1"},
+        "code": record["code"] | changed_code,
+        "machine": record["machine"] | {"gpus": {"NVIDIA H100": 8}},
+    })  # fmt: skip
+    (saved.store / "manifest.json").write_text("{ }")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    found, out, err = answer("reproduce", saved.checkpoint)
+    assert found == 1, err
+    here = record["versions"]["torch"]
+    rows = {
+        "versions: torch": ("1.0", here),
+        "versions: apex": ("0.1", "absent"),
+        "code: commit": ("0" * 12,),
+        "code: changes against the commit": ("1" * 12, "a.py"),
+        "machine: gpus": ("8 x NVIDIA H100",),
+        "environment: NCCL_DEBUG": ("absent", "INFO"),
+        f"store: manifest of {saved.store}": (record["store"]["manifest_sha256"][:12],),
+    }
+    for what, words in rows.items():
+        line = next((line for line in out.splitlines() if what in line), "")
+        assert all(word in line for word in words), (what, out)
+    assert f"its code: git checkout {40 * '0'}" in err
+    shutil.rmtree(saved.store)
+    found, out, _ = answer("reproduce", saved.checkpoint, "--json")
+    assert found == 1
+    (store,) = (row for row in json.loads(out)["differences"] if row["group"] == "store")
+    assert store["here"] == "absent"
+
+
+def test_the_recipe_is_written_for_another_run_folder(saved, answer, tmp_path):
+    words = ("--to-yaml", tmp_path / "again.yaml", "--out", tmp_path / "again")
+    found, _, err = answer("reproduce", saved.checkpoint, *words)
+    assert found == 0, err
+    assert f"longhaul pretrain --yaml {tmp_path / 'again.yaml'}" in err
+    written = yaml.safe_load((tmp_path / "again.yaml").read_text())
+    stage = tmp_path / "again" / "stages" / "tiny_512"
+    assert written["log"]["ckpt"]["dirpath"] == str(stage / "checkpoints")
+    assert written["resume"]["resume_from_directory"] == str(stage / "checkpoints")
+    assert written["resume"]["start"] == str(saved.stage.parent / "before" / "checkpoints")
+    found, _, err = answer(
+        "reproduce", saved.checkpoint, "--to-yaml", "b.yaml", "--out", tmp_path / "run"
+    )
+    assert (found, "has tiny_512 already" in err) == (2, True)
+    elsewhere, _ = recipe_elsewhere(saved.stage / "config.yaml", tmp_path / "x", tmp_path / "y")
+    assert elsewhere["data"]["store"] == str(tmp_path / "y")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda folder: (folder / RECORD).write_text("{}"), "record.json is damaged: its SHA-256"),
+        (lambda folder: (folder / "config.yaml").write_text("a: 1"), "config.yaml is damaged"),
+        (lambda folder: (folder / "config.yaml").unlink(), "config.yaml is missing"),
+        (shutil.rmtree, f"has no {FOLDER}/{RECORD}: it was saved by an earlier version"),
+    ],
+)
+def test_a_damaged_or_missing_record_is_refused_by_name(saved, answer, harm, said):
+    harm(saved.checkpoint / FOLDER)
+    found, out, err = answer("reproduce", saved.checkpoint)
+    assert (found, out) == (2, "")
+    assert said in err
+
+
+def test_no_secret_is_recorded(saved, monkeypatch):
+    for name in ("NCCL_AUTH_TOKEN", "NVTE_API_KEY", "HF_TOKEN", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, "a value of it")
+    monkeypatch.setenv("NCCL_CONF_FILE", f"/{SECRET}")
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5")
+    found = environment()
+    assert found["NCCL_IB_HCA"] == "mlx5"
+    assert "a value of it" not in found.values()
+    assert SECRET not in str(found)
+    (saved.stage / "config.yaml").write_text(f"a: 1\nlogger: {{api_key: '{SECRET}'}}\n")
+    shutil.rmtree(saved.checkpoint / FOLDER)
+    saved.save()
+    written = "".join(path.read_text() for path in (saved.checkpoint / FOLDER).iterdir())
+    assert SECRET not in written
+    assert saved.record["withheld"] == {"config.yaml": "line 2 of config.yaml looks like a secret"}
+    for line in (
+        "-----BEGIN OPENSSH PRIVATE KEY-----", 'password = "correct horse"', "AKIA" + 16 * "A",
+        "https://me:word@host/x", "auth_token: 0123456789abcdef",
+    ):  # fmt: skip
+        assert withheld_text("it", line), line
+    for line in ("tokens_per_batch=8192000000", "tokenizer = AutoTokenizer(path)", "key: value"):
+        assert not withheld_text("it", line), line
+
+
+def git(tree: Path, *words: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    done = subprocess.run(["git", "-C", tree, *who, *words], capture_output=True, check=True)
+    return done.stdout.decode().strip()
+
+
+def test_the_changes_of_a_tree_make_it_again_from_its_commit(tmp_path):
+    tree = tmp_path / "tree"
+    (tree / "recipes").mkdir(parents=True)
+    git(tree, "init", "-q")
+    (tree / "recipes" / "a.py").write_text("one = 1\n")
+    (tree / "recipes" / "b.bin").write_bytes(bytes(range(256)))
+    git(tree, "add", ".")
+    git(tree, "commit", "-qm", "first")
+    assert code(tree)[0] == {
+        "commit": git(tree, "rev-parse", "HEAD"), "changes_sha256": "", "changed_files": [],
+        "new_files": {}, "withheld": "",
+    }  # fmt: skip
+    git(tree, "clone", "-q", ".", str(tmp_path / "clone"))
+    (tree / "recipes" / "a.py").write_bytes("uno = 1  # \xe4\n".encode("latin-1"))
+    (tree / "recipes" / "b.bin").write_bytes(bytes(reversed(range(256))))
+    (tree / "recipes" / "new.py").write_text("new = 1\n")
+    (tree / "recipes" / "notes.txt").write_text("not code\n")
+    found, changes = code(tree)
+    assert found["changed_files"] == ["recipes/a.py", "recipes/b.bin"]
+    assert list(found["new_files"]) == ["recipes/new.py"]
+    (tmp_path / "changes.diff").write_bytes(changes)
+    git(tmp_path / "clone", "apply", str(tmp_path / "changes.diff"))
+    for name in ("a.py", "b.bin"):
+        files = (each / "recipes" / name for each in (tree, tmp_path / "clone"))
+        assert len({file.read_bytes() for file in files}) == 1
+    (tree / "recipes" / "a.py").write_text(f"key = '{SECRET}'\n")
+    found, changes = code(tree)
+    assert changes == b""
+    assert found["withheld"].endswith("of the changes looks like a secret")
+    (tree / "recipes" / "a.py").write_text("many = 1\n" * 200_000)
+    found, changes = code(tree)
+    assert changes == b""
+    assert "1,048,576 are kept" in found["withheld"]
+
+
+def test_without_git_the_commit_is_the_one_of_the_submission(saved, monkeypatch, tmp_path):
+    monkeypatch.setattr(surroundings.shutil, "which", lambda _: None)
+    surroundings.of_this_process.cache_clear()
+    saved.save()
+    assert saved.record["code"]["commit"] == ""
+    (saved.stage / reproduction.SUBMITTED).write_text('{"commit": "abc"}')
+    (saved.stage / reproduction.CLUSTER).write_text("executor: slurm\n")
+    saved.save()
+    surroundings.of_this_process.cache_clear()
+    assert saved.record["code"]["commit"] == "abc"
+    assert (saved.checkpoint / FOLDER / "cluster.yaml").read_text() == "executor: slurm\n"
