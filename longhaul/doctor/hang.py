@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul doctor hang`: what the ranks wrote when a collective hung, and which ranks did not."""
+"""`longhaul doctor hang`: what the ranks wrote when they hung, and which ranks did not.
+
+Ranks write two things: their last collectives, where a collective of NCCL reached its timeout
+(`slurm.flight_recorder`), and their stacks, where the guard ended a step that took too long.
+"""
 
 import shlex
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +14,9 @@ from typing import Annotated
 import typer
 
 from eval.run_folder import StageResults, load
+from longhaul.doctor import stacks
+from longhaul.doctor.collectives import Last, behind, last_collectives
+from longhaul.doctor.stacks import Stack
 from longhaul.doctor.stage_files import stage_facts
 from longhaul.options import Json, Run, print_json
 from longhaul.run_folder.stage_named import stage_named
@@ -27,27 +35,74 @@ def hang(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Find what the ranks wrote when a collective hung, and the ranks that wrote nothing."""
+    """Find where the ranks hung: their stacks and last collectives, and which wrote nothing."""
     record, stages = load(run)
     stage = stage and stage_named(run, stage, record.stages)
     asked = [one for one in stages if stage in ("", one.name)]
     found = [(dump, one) for one in asked for dump in dumps(stage_folder(run, one.name))]
-    if not found:
+    hung = [(each, one) for one in asked if (each := stacks.stacks(stage_folder(run, one.name)))]
+    if not found and not hung:
         if as_json:
             print_json(None)
             return
         where = stage_folder(run, stage) if stage else f"a stage of {run}"
         typer.echo(
             f"{where} has no dump in its folder {FOLDER}: no collective of NCCL reached its "
-            "timeout, or its ranks were killed before they wrote. Ranks on CPUs write none."
+            "timeout, or its ranks were killed before they wrote. Ranks on CPUs write none. Its "
+            f"folder {stacks.FOLDER} has no stacks either: the guard has ended no rank."
         )
         return
+    of_stacks, of_stage = hung[-1] if hung else ([], None)
+    if not found:
+        assert of_stage is not None
+        if as_json:
+            print_json({"stage": of_stage.name, "stacks": _of_stacks(of_stacks)})
+            return
+        _show_stacks(of_stacks, of_stage)
+        return
     dump, here = max(found, key=lambda one: one[0].last)
-    world = _world_size(run, here)
+    world, collectives, unread = _world_size(run, here), *_collectives(dump)
     if as_json:
-        print_json(_content(dump, here, world))
-    else:
-        _show(dump, here, world)
+        stated = {"behind": list(behind(collectives)), "stacks": _of_stacks(of_stacks)}
+        print_json({**_content(dump, here, world), **stated})
+        return
+    _show(dump, here, world)
+    for line in (*behind(collectives), *unread):
+        typer.echo(line)
+    if of_stage is not None:
+        _show_stacks(of_stacks, of_stage)
+    next_command(
+        dump.command(complete=not (dump.silent(world) if world else ())),
+        "compare all collectives of the ranks (it unpickles the files, so only of your own jobs)",
+    )
+
+
+def _collectives(dump: Dump) -> tuple[dict[int, dict[str, Last]], list[str]]:
+    """Return the last collectives of each rank, and why files cannot be read."""
+    read, unread = dict[int, dict[str, Last]](), []
+    for rank in dump.ranks:
+        try:
+            read[rank] = last_collectives(dump.folder / f"{PREFIX}{rank}")
+        except ValueError as error:
+            unread.append(str(error))
+    return read, unread
+
+
+def _show_stacks(found: Sequence[Stack], stage: StageResults) -> None:
+    """Print where the ranks were that the guard has ended."""
+    folder = found[0].file.parent
+    typer.echo(
+        f"{stage.name}: the guard ended {counted(len(found), 'rank')} that hung; the stacks of all "
+        f"threads are in {folder}"
+    )
+    for line in stacks.describe(found):
+        typer.echo(line)
+
+
+def _of_stacks(found: Sequence[Stack]) -> list[dict[str, object]]:
+    return [
+        {"ranks": ranks, "frames": list(frames)} for frames, ranks in stacks.groups(list(found))
+    ]
 
 
 def _show(dump: Dump, stage: StageResults, world: int | None) -> None:
@@ -74,10 +129,6 @@ def _show(dump: Dump, stage: StageResults, world: int | None) -> None:
             "Every rank wrote, also one that hangs outside of NCCL: the one whose last collective "
             "is behind that of the others."
         )
-    next_command(
-        dump.command(complete=not silent),
-        "compare the collectives of the ranks (it unpickles the files, so only of your own jobs)",
-    )
 
 
 def _content(dump: Dump, stage: StageResults, world: int | None) -> dict[str, object]:

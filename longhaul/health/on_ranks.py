@@ -6,13 +6,16 @@ that training fails on records why, any rank: the others may not get to it.
 """
 
 import errno
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from custom_modules.callbacks.hang_guard import HangGuard, early
 from custom_modules.callbacks.loss_guard import LossBrokeError
 from data.files.whole import chain
 from longhaul.health.alert import Alerts
@@ -42,10 +45,14 @@ class Health(Callback):
         self.alerts: Alerts | None = None
         self._checked = -CHECK_SECONDS
         self._working = True
+        self._clock: HangClock | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare the alerts, which have locks: NeMo copies a callback before it is set up."""
         self.alerts = Alerts(self.alert, rank_zero_warn)
+        guards = [one for one in trainer.callbacks if isinstance(one, HangGuard)]
+        if trainer.is_global_zero and guards:
+            self._clock = HangClock(guards[0], self._hangs)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the steps of earlier processes; times and memory are compared in this one alone."""
@@ -55,6 +62,8 @@ class Health(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Check the newest steps, at most once a second; an error of a check ends the checks."""
+        if self._clock is not None:
+            self._clock.step(trainer.global_step)
         if not trainer.is_global_zero or not self._working:
             return
         try:
@@ -74,6 +83,7 @@ class Health(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Record why training fails on this rank."""
+        self._stop_clock()
         finding = self.reason(trainer, exception)
         if finding is None:
             return
@@ -83,8 +93,28 @@ class Health(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the alerts that wait."""
+        self._stop_clock()
         self._start_alerts()
         self.alerts = None
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.stop()
+            self._clock = None
+
+    def _hangs(self, step: int, seconds: float) -> None:
+        """Record that no step has ended for too long, shortly before the guard ends the rank."""
+        self._record(
+            [
+                Finding(
+                    kind="hang", step=step,
+                    said=f"no step has ended for {seconds:,.0f} s; the guard is about to end the "
+                    "ranks, and writes their stacks",
+                    cause="a rank waits in a collective for one that is lost, or for a file system",
+                    remedy="`longhaul doctor hang` says which rank waits for what",
+                )
+            ]
+        )  # fmt: skip
 
     def _start_alerts(self) -> None:
         if self.alerts is not None:
@@ -115,6 +145,35 @@ class Health(Callback):
                 ranks=exception.ranks, documents=exception.documents,
             )  # fmt: skip
         return of_error(exception, self.folder, step, rank)
+
+
+class HangClock:
+    """A thread that calls a function if no step ends shortly before a guard's limit."""
+
+    def __init__(self, guard: HangGuard, hangs: Callable[[int, float], None]) -> None:
+        """Start with the limit of the first step."""
+        self._guard, self._hangs = guard, hangs
+        self._at, self._limit = 0, early(guard.first_seconds)
+        self._moved, self._over = threading.Event(), False
+        threading.Thread(target=self._watch, daemon=True, name="hang clock").start()
+
+    def step(self, number: int) -> None:
+        """Start again after a step."""
+        self._at, self._limit = number, early(self._guard.seconds)
+        self._moved.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over = True
+        self._moved.set()
+
+    def _watch(self) -> None:
+        while not self._over:
+            if self._moved.wait(self._limit):
+                self._moved.clear()
+            else:
+                self._hangs(self._at, self._limit)
+                self._moved.wait()
 
 
 def of_error(error: BaseException, folder: Path, step: int, rank: int) -> Finding:

@@ -9,10 +9,11 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
-from custom_modules.callbacks import loss_guard
+from custom_modules.callbacks import loss_guard, stack_dumper
 from custom_modules.callbacks.hang_guard import HangGuard
 from custom_modules.callbacks.loss_guard import LossBrokeError, LossGuard
 from custom_modules.callbacks.stop_in_time import StopInTime
@@ -23,7 +24,7 @@ HANGS = """
 import time
 from types import SimpleNamespace
 from custom_modules.callbacks.hang_guard import HangGuard
-guard = HangGuard({folder!r}, first_seconds=60, seconds=1)
+guard = HangGuard({folder!r}, first_seconds=60, seconds={seconds})
 guard.setup(SimpleNamespace(global_rank=3), None, "fit")
 guard.on_train_batch_end()
 def waits_for_a_lost_rank():
@@ -34,13 +35,42 @@ waits_for_a_lost_rank()
 
 def test_a_rank_that_hangs_ends_and_leaves_the_stack_it_hung_in(tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-c", HANGS.format(folder=str(tmp_path))],
+        [sys.executable, "-c", HANGS.format(folder=str(tmp_path), seconds=8)],
         cwd=TREE,
         timeout=300,
         check=False,
     )
     assert ended.returncode == 1
     assert "waits_for_a_lost_rank" in (tmp_path / "rank_3.txt").read_text()
+    by_pyspy = (tmp_path / "rank_3_pyspy.txt").read_text()
+    assert "waits_for_a_lost_rank" in by_pyspy or "could not read the stacks" in by_pyspy
+
+
+def test_where_ptrace_is_not_permitted_the_file_of_py_spy_says_so(tmp_path):
+    refuses = tmp_path / "py-spy"
+    refuses.write_text("#!/bin/sh\necho 'Error: Permission Denied' >&2; exit 1\n")
+    refuses.chmod(0o755)
+    text = stack_dumper.stacks(1, str(refuses))
+    assert text.startswith(
+        "py-spy could not read the stacks of this rank: Error: Permission Denied"
+    )
+    assert "SYS_PTRACE" in text
+
+
+def test_the_process_beside_a_rank_ends_with_it(tmp_path):
+    code = (
+        "import time; from pathlib import Path; "
+        "from custom_modules.callbacks.hang_guard import dumper; "
+        f"print(dumper(Path({str(tmp_path)!r}) / 'x').pid, flush=True); time.sleep(60)"
+    )
+    rank = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=TREE, stdout=subprocess.PIPE, text=True
+    )
+    assert rank.stdout is not None
+    beside = psutil.Process(int(rank.stdout.readline()))
+    rank.kill()
+    rank.wait()
+    beside.wait(timeout=30)
 
 
 @pytest.mark.parametrize("ends", ["teardown", "on_exception"])

@@ -3,6 +3,7 @@
 
 import json
 import os
+import pickle
 import shlex
 import subprocess
 import sys
@@ -97,6 +98,57 @@ def test_what_an_earlier_attempt_of_the_same_name_left_for_a_rank_goes(tmp_path,
         (folder / f"rank_{rank}").write_bytes(b"old")
     record_collectives(tmp_path)
     assert sorted(file.name for file in folder.iterdir()) == ["rank_0", "rank_2"]
+
+
+def test_the_rank_that_has_not_called_what_the_others_wait_in_is_named(answer, tmp_path):
+    run = hung(a_run(tmp_path / "run"), [0, 1, 2, 3])
+    folder = run / "stages" / "long" / "flight_recorder" / "5123.0"
+    late = pickle.loads((folder / "rank_2").read_bytes())  # noqa: S301  (written by this test)
+    late["entries"].pop()
+    (folder / "rank_2").write_bytes(pickle.dumps(late))
+    said = answer("doctor", "hang", "--run", run).out
+    assert "rank 2 has not called collective 3 (all_reduce 4 Float" in said
+    assert "in which the others wait; the last it called is 2" in said
+    (folder / "rank_1").write_bytes(pickle.dumps(Path))  # a name, which a dump does not need
+    (folder / "rank_3").write_bytes(b"cut")
+    said = answer("doctor", "hang", "--run", run).out
+    assert "rank_1 cannot be read: it asks for pathlib" in said
+    assert "rank_3 cannot be read" in said
+    assert "rank 2 has not called" in said
+
+
+HUNG = """
+import faulthandler, sys, time
+def waits_for_the_others():
+    time.sleep(60)
+def reads_a_file():
+    time.sleep(60)
+faulthandler.dump_traceback_later(0.2, exit=True, file=open(sys.argv[1], "w"))
+reads_a_file() if sys.argv[2] == "reads" else waits_for_the_others()
+"""
+
+
+def test_the_rank_that_hangs_in_another_place_is_named_by_the_stacks(answer, tmp_path):
+    run = a_run(tmp_path / "run")
+    folder = run / "stages" / "long" / "stacks"
+    folder.mkdir()
+    for rank, where in enumerate(("waits", "reads", "waits")):
+        file = folder / f"rank_{rank}.txt"
+        subprocess.run([sys.executable, "-c", HUNG, file, where], check=False)
+    (folder / "rank_0_pyspy.txt").write_text(
+        'Process 7: python\nPython v3.11\n\nThread 7 (idle): "MainThread"\n'
+        "    clock_nanosleep (libc.so.6)\n    waits_for_the_others (<string>:4)\n"
+        "    <module> (<string>:8)\n"
+        'Thread 8 (idle): "MainThread"\n    other (x.py:1)\n'
+    )
+    (folder / "rank_4.txt").touch()  # a rank that was killed
+    said = answer("doctor", "hang", "--run", run).out
+    assert "long: the guard ended 3 ranks that hung" in said
+    assert "rank 1:\n  reads_a_file (<string>:6)" in said
+    assert "ranks 0, 2:\n  waits_for_the_others (<string>:4)" in said
+    assert "The ranks named first are in another place" in said
+    found = json.loads(answer("doctor", "hang", "--run", run, "--json").out)
+    assert [one["ranks"] for one in found["stacks"]] == [[1], [0, 2]]
 
 
 def test_a_run_that_never_hung_has_no_dump(answer, tmp_path):
