@@ -25,7 +25,7 @@ CONSTRAINTS := $(wildcard $(LOCK))
 INSTALLED := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 
-.PHONY: help demo gpu gpu-check real test test-pythons durations rehearsals lint docs golden lock clean
+.PHONY: help demo gpu gpu-check real test test-pythons durations rehearsals lint docs golden lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -99,6 +99,23 @@ lock: $(INSTALLED)  ## write the installed versions to the lock of this Python
 	    | sed -E '/ @ |^cuda-|^triton=|^nvidia-(cu|nccl|nvjitlink|nvshmem|nvtx)/d; s/\+[a-z0-9.]+$$//' > $(LOCK).part
 	@mv $(LOCK).part $(LOCK)
 	@touch $(INSTALLED)
+
+# Programs of their own environment: what they depend on is none of the lock's.
+AUDIT := .pythons/audit
+AUDIT_PROGRAMS := pip-audit==2.10.1 cyclonedx-bom==7.5.0
+$(AUDIT)/.installed:
+	@"$(PYTHON)" -m venv --clear $(AUDIT)
+	@$(AUDIT)/bin/python -m pip --quiet --disable-pip-version-check install $(AUDIT_PROGRAMS)
+	@touch $@
+
+audit: $(INSTALLED) $(AUDIT)/.installed  ## ask for known vulnerabilities of the locks that docs/security.md does not answer
+	@$(PY) -m tests.house.audit $(AUDIT)/bin/pip-audit
+
+sbom: $(AUDIT)/.installed  ## write a bill of materials of each lock to build/sbom (CycloneDX, JSON)
+	@mkdir -p build/sbom
+	@for lock in $(wildcard constraints-py*.txt); do \
+	    $(AUDIT)/bin/cyclonedx-py requirements --of JSON --output-reproducible --pyproject pyproject.toml \
+	        -o build/sbom/$$(basename $$lock .txt).cdx.json $$lock || exit 1; done; ls build/sbom
 
 clean:  ## remove what builds and tests leave behind; keep the environment, stores and runs
 	@rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -155,7 +155,9 @@ class WhileTraining(Callback):
 
         manifest = Manifest.load(self.store)
         documents = held_out(manifest, self.seq_length + 1, WINDOWS)
-        tokenizer = AutoTokenizer.from_pretrained(manifest.tokenizer_path)
+        tokenizer = AutoTokenizer.from_pretrained(
+            manifest.tokenizer_path, trust_remote_code=False, local_files_only=True
+        )
 
         def encode(text: str) -> list[int]:
             return list(tokenizer.encode(text, add_special_tokens=False))

@@ -42,7 +42,9 @@ def passkey_grid(
     """Return hits and nats by length and depth; each length is a part of its own."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(manifest.tokenizer_path)
+    tokenizer = AutoTokenizer.from_pretrained(
+        manifest.tokenizer_path, trust_remote_code=False, local_files_only=True
+    )
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))

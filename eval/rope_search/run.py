@@ -167,7 +167,9 @@ def found_factors(
 def _encoder(manifest: Manifest) -> Callable[[str], list[int]]:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(manifest.tokenizer_path)
+    tokenizer = AutoTokenizer.from_pretrained(
+        manifest.tokenizer_path, trust_remote_code=False, local_files_only=True
+    )
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
 
 

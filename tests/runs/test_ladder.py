@@ -2,6 +2,7 @@
 """The whole ladder by one command: every stage from the last one, resumable, to the report."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 LONGHAUL = Path(sys.executable).parent / "longhaul"
 STAGES = ("tiny_512", "tiny_2k", "tiny_8k")
 STEPS = 3
+PLANTED = {name: f"planted-{name.lower()}" for name in ("HF_TOKEN", "WANDB_API_KEY", "MY_PASSWORD")}
+"""Secrets of the user's environment."""
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +39,15 @@ def finished(tmp_path_factory, small_store):
     for name in ("data.py", "eval.py", "recipes/__init__.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("raise SystemExit('a file of the user was imported')\n")
+    environment = os.environ | PLANTED
     command = [
         LONGHAUL, "run", "--ladder", "tiny", "--executor", "local",
         "--out", run, "--store", store,
         f"trainer.max_steps={STEPS}", "trainer.val_check_interval=3",
     ]  # fmt: skip
-    first = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, cwd=folder)
+    first = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, cwd=folder, env=environment
+    )
     deadline = time.monotonic() + 600
     try:
         while not _steps(run, "tiny_2k"):
@@ -54,7 +60,9 @@ def finished(tmp_path_factory, small_store):
         kill_tree(first.pid)
         first.wait()
     before = (run / "stages" / "tiny_512" / "metrics.jsonl").read_text()
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, env=environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (run / "stages" / "tiny_512" / "metrics.jsonl").read_text() == before
     return run, done
@@ -63,6 +71,14 @@ def finished(tmp_path_factory, small_store):
 def _steps(run: Path, stage: str) -> list[dict]:
     path = run / "stages" / stage / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_no_secret_of_the_environment_is_in_the_run_folder_or_on_the_terminal(finished):
+    run, done = finished
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert len(files) > 50
+    texts = [done.stdout.encode(), done.stderr.encode(), *(path.read_bytes() for path in files)]
+    assert [value for value in PLANTED.values() for text in texts if value.encode() in text] == []
 
 
 def test_every_stage_ran_to_its_end_at_its_own_learning_rate(finished):

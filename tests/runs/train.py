@@ -107,6 +107,8 @@ def train(options: dict[str, Any]) -> None:
     import fiddle as fdl
     import nemo_run
 
+    if "connections" in options:
+        _record_connections(options["connections"])
     made = recipe(options)
     if options.get("uneven"):
         from tests.runs.uneven import SaveGradients, UnevenDataModule
@@ -116,6 +118,20 @@ def train(options: dict[str, Any]) -> None:
         made.optim.config.use_distributed_optimizer = False
         made.trainer.callbacks.append(nemo_run.Config(SaveGradients, folder=options["run"]))
     fdl.build(made)()
+
+
+def _record_connections(path: str) -> None:
+    """Append the host of every connection that Python makes from now on to a file."""
+
+    def hook(event: str, words: tuple) -> None:
+        if event not in ("socket.connect", "socket.getaddrinfo"):
+            return
+        host = words[1][0] if event == "socket.connect" else words[0]
+        if event == "socket.getaddrinfo" or isinstance(words[1], tuple):  # else a path, of here
+            with open(path, "a") as file:
+                file.write(f"{host!r}\n")
+
+    sys.addaudithook(hook)
 
 
 def train_on_forked_rank(options: dict[str, Any], output: str) -> None:
