@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the system's folder of segments)
 SYSTEM_V = {"semaphores": Path("/proc/sysvipc/sem"), "segments": Path("/proc/sysvipc/shm")}
 MARK = "LONGHAUL_SOAK"
 """Environment variable that all processes of one command inherit."""
