@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 1.0
 """Time between two looks whether the rank still exists."""
 DUMP_SECONDS = 60.0
 """How long py-spy may take."""

@@ -65,6 +65,9 @@ KEPT_LINES = 2048
 CHECK_SECONDS = 1.0
 """Least time between two rounds of checks of a run in training: a round takes some milliseconds."""
 
+FREE_BYTES = 16 * 2**20
+"""Room on a run's file system below which it is full: no checkpoint fits, and soon no log."""
+
 SILENT_SECONDS = 300.0
 SILENT_STEPS = 10
 """A running stage that writes no line for this long, and for this many of its usual steps, hangs: a

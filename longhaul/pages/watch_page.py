@@ -193,7 +193,7 @@ def content(view: RunView) -> dict[str, Any]:
     return {
         "run": str(view.run),
         "is_at_work": view.is_at_work,
-        "readable": view.state is not None and not view.findings,
+        "readable": not any(one.kind == "folder_lost" for one in view.findings),
         "stages": [
             {
                 "name": stage.state.name,

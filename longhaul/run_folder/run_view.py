@@ -7,6 +7,7 @@ before the first look is dated by the times of files.
 """
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from longhaul.health.finding import EVENTS, Finding, read, recorded
 from longhaul.health.loss_checks import number
 from longhaul.health.monitor import MetricsTail
 from longhaul.health.thresholds import (
+    FREE_BYTES,
     RECENT,
     SILENT_AT_START,
     SILENT_SECONDS,
@@ -111,11 +113,29 @@ class RunWatch:
         if self._last.state is not None and self._last.stages and not state.stages:
             return self._lost(ValueError("it has no stages any more"))
         self._lost_at = None
+        full = self._full(state)
         stages = [one for one in state.stages if self.only in ("", one.name)]
         self._last = RunView(
-            run=self.run, state=state, stages=tuple(self._stage(one) for one in stages)
-        )
+            run=self.run, state=state, stages=tuple(self._stage(one) for one in stages),
+            findings=() if full is None else (full,),
+        )  # fmt: skip
         return self._last
+
+    def _full(self, state: RunState) -> Finding | None:
+        """Return the finding that a file system has no room, while stages are left to be done."""
+        try:
+            free = shutil.disk_usage(self.run).free
+        except OSError:
+            return None
+        if free >= FREE_BYTES or all(one.state == "done" for one in state.stages):
+            return None
+        return Finding(
+            kind="disk_full", step=max((one.step for one in state.stages), default=0),
+            said=f"the file system of {self.run} has {free / 2**20:,.1f} MiB left",
+            cause="checkpoints and logs of this or of other runs fill it",
+            remedy="make room; a run that has ended resumes by the same command from its last "
+            "complete checkpoint",
+        )  # fmt: skip
 
     def _lost(self, error: Exception) -> RunView:
         """Return the last view with the finding that the folder is gone."""
