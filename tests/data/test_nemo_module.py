@@ -64,6 +64,20 @@ def test_positions_run_on_where_attention_goes_across_documents(small_store, meg
         assert torch.equal(sample["position_ids"], torch.arange(LENGTH))
 
 
+def test_a_sample_names_the_documents_that_its_tokens_are_of(small_store, megatron_rank):
+    train = dataset(small_store, "across")
+    for number in range(40):
+        part, named = train.documents_of(number)
+        text = [token for one in named for token in train.dataset.get(one).tolist()]
+        tokens = train[number]["tokens"].tolist()
+        begins = [at for at in range(len(text)) if text[at : at + LENGTH] == tokens]
+        assert part == 0
+        assert begins
+        assert begins[0] < len(train.dataset.get(named[0]))
+    train.passed_over = ((3, 2),)
+    assert train.documents_of(3) == dataset(small_store, "across").documents_of(5)
+
+
 def padded_by(store, folder, token: int) -> Path:
     """Return a copy of a store whose tokenizer pads with a token of the text."""
     shutil.copytree(store, folder)

@@ -204,3 +204,16 @@ def test_a_separator_leaves_the_last_token_of_a_document_without_an_end(
 def test_chunks_that_do_not_divide_a_sequence_are_refused(two_sources: Manifest) -> None:
     with pytest.raises(ValueError, match="64 tokens do not divide into 10 chunks of 5 context"):
         dataset(two_sources, MIXES["best fit"], context=(0, 5))
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
+def test_a_sample_names_the_documents_that_its_tokens_are_of(two_sources: Manifest, mix: Mix):
+    samples = dataset(two_sources, mix)
+    for number in range(24):
+        part, named = samples.documents_of(number)
+        source = two_sources.train.parts[part].source
+        whole = samples.files[part].sequence_lengths
+        texts = [document(source, name, whole[name]).tolist() for name in named]
+        tokens = set(samples[number]["tokens"].tolist()) - {EOD}
+        assert tokens <= {token for text in texts for token in text}
+        assert all(tokens & set(text) for text in texts)
