@@ -29,6 +29,7 @@ WHOLE_ENVIRONMENT = {
     "longhaul.jobs.slurm_queue": "for squeue, without the variables that change its answer",
     "data.preparation.engines.pool": "for processes of this machine",
     "eval.harness.vllm": "for the names of torchrun's variables, which it removes",
+    "recipes.checkpoints.surroundings": "for git; it records those of a list of names",
     "slurm.entrypoint": "to set the place of a rank by name",
     "slurm.preflight.machine": "of which checks show NCCL_* and what they are about",
     "slurm.preflight.ranks.measurement": "for a process of this machine",
@@ -87,11 +88,7 @@ def taken_whole(source: str) -> bool:
         if isinstance(node, ast.Subscript)
         or (isinstance(node, ast.Attribute) and node.attr in ("get", "setdefault", "pop", "update"))
     }
-    known |= {
-        id(node.comparators[0])
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)
-    }
+    known |= {id(node.comparators[0]) for node in ast.walk(tree) if isinstance(node, ast.Compare)}
     return any(
         isinstance(node, ast.Attribute)
         and ast.unparse(node) == "os.environ"

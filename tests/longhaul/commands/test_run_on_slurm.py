@@ -42,11 +42,12 @@ def site(folder, **sections):
 
 
 def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree):
-    words = ("--eval-every", 0, "--eval-cp", 2, "--eval-pp", 4)
+    words = ("--eval-every", 0, "--eval-cp", 2, "--eval-pp", 4, "--profile", "steps=2:3 ranks=all")
     code, shown, said = answer(*RUN, "--cluster", site(tree), *words, "--dryrun")
     assert code == 0, said
     assert "# tiny_2k is evaluated on 8 ranks: TP 1, CP 2, PP 4" in shown
     assert "# tiny_2k is evaluated as often as takes 1% of the time while it trains" in shown
+    assert "# steps 2 to 3 of tiny_2k are profiled on every rank, into runs/tiny/stages" in shown
     names = [line.removeprefix("# ---- ") for line in shown.splitlines() if "# ---- " in line]
     assert names == [
         "prepare", "tiny_512", "evaluate_tiny_512", "tiny_2k", "evaluate_tiny_2k", "tiny_8k",
@@ -97,6 +98,7 @@ def test_a_store_is_made_by_a_plan_an_array_and_a_merge_when_jobs_are_asked_for(
         ({}, ("--eval-tp", "4"), "PP 1: 4 heads and 2 KV heads are not both divisible by TP 4"),
         ({}, ("--eval-pp", "6"), "CP 1 and PP 6: 4 layers are not divisible by PP 6, nor are 6 wi"),
         ({}, ("--gate", "pasky=1"), "a gate has no 'pasky'; did you mean passkey?"),
+        ({}, ("--profile", "steps=5:99"), "tiny_2k has 50 steps and 99 is none of them"),
     ],
     ids=str,
 )  # fmt: skip
