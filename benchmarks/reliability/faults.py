@@ -25,7 +25,7 @@ FROM_STEP = 4
 LEAK_BYTES = 16 * 2**20
 LEFT_BYTES = 2 * 2**20
 """Bytes that a filled disk has left: logs can be written, a checkpoint cannot."""
-ASCENT = -0.05
+ASCENT = -0.2
 """Learning rate of a divergence: steps go up the gradient, slowly."""
 STALL_SECONDS = 3.0
 

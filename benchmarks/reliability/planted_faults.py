@@ -91,8 +91,8 @@ CASES = (
     Case(fault="NanSample", kinds=("not_finite",), steps=14, arguments={"sample": 21}),
     Case(fault="DataStall", kinds=("data_starvation",), steps=26, ranks=(1,),
          words=("data.num_workers=1",)),
-    Case(fault="Leak", kinds=("memory_creep",), steps=80, ranks=(1,)),
-    Case(fault="Divergence", kinds=("divergence",), steps=190, arguments={"step": 90}),
+    Case(fault="Leak", kinds=("memory_creep",), steps=72, ranks=(1,)),
+    Case(fault="Divergence", kinds=("divergence",), steps=150, arguments={"step": 60}),
     Case(fault="FullDisk", kinds=("disk_full", "failed_save"), steps=14),
     Case(fault="LostFolder", kinds=("folder_lost",), steps=14, recorded=False),
 )  # fmt: skip
@@ -219,6 +219,20 @@ def train(case: Case, work: Path, store: Path) -> Outcome:
         )
 
 
+def _kept(case: Case, work: Path, store: Path) -> Outcome:
+    """Return the outcome of a training that an interrupted benchmark has ended, or train."""
+    file = work / "outcome.json"
+    if file.exists():
+        kept = json.loads(file.read_text())
+        return Outcome(case=case, **{**kept, "watched": set(kept["watched"])})
+    if work.exists():
+        shutil.rmtree(work)
+    outcome = train(case, work, store)
+    kept = {name: getattr(outcome, name) for name in ("recorded", "alerted", "steps", "saved")}
+    file.write_text(json.dumps({**kept, "watched": sorted(outcome.watched)}))
+    return outcome
+
+
 @contextmanager
 def _small_disk(folder: Path) -> Any:
     """Yield a small file system of its own; None where none may be mounted."""
@@ -266,7 +280,9 @@ def main() -> None:
     """Plant the faults one after the other and print the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", nargs="*", help="only these; '' is the sound training")
-    parser.add_argument("--work", type=Path, help="keep the runs in this folder")
+    parser.add_argument(
+        "--work", type=Path, help="keep the runs here; those that have ended are not repeated"
+    )
     parser.add_argument("--out", type=Path, help="write the page there")
     given = parser.parse_args()
     cases = [case for case in CASES if given.faults is None or case.fault in given.faults]
@@ -278,7 +294,7 @@ def main() -> None:
             prepare(str(Path(os.__file__).parent / "asyncio"), store, vocab_size=512)
         outcomes = []
         for case in cases:
-            outcomes.append(train(case, work / (case.fault or "sound"), store))
+            outcomes.append(_kept(case, work / (case.fault or "sound"), store))
             sys.stderr.write(" | ".join(outcomes[-1].row()) + "\n")
     right = sum(outcome.is_right for outcome in outcomes)
     said = (

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Health checks on the ranks of a stage: findings to `health.jsonl`, the log and the user's alert.
 
-Rank 0 reads the line that the step log has just written, so this callback comes after it. A rank
-that training fails on records why, any rank: the others may not get to it.
+Rank 0 reads the line that the step log has just written, so this callback comes after it. It also
+records why training fails on it; a full disk is recorded by the first rank that meets it.
 """
 
 import errno
@@ -19,7 +19,7 @@ from custom_modules.callbacks.hang_guard import HangGuard, early
 from custom_modules.callbacks.loss_guard import LossBrokeError
 from data.files.whole import chain
 from longhaul.health.alert import Alerts
-from longhaul.health.finding import Finding, append, begins, ends
+from longhaul.health.finding import Finding, append, begins, ends, read
 from longhaul.health.monitor import MetricsTail, Monitor
 from longhaul.health.thresholds import CHECK_SECONDS
 
@@ -31,6 +31,10 @@ FULL = {
 """Errors of a write that finds no room."""
 LOST = {errno.ENOENT, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ENODEV, errno.EHOSTDOWN}
 """Errors of a folder that is not there any more."""
+
+
+STAGGERED, MOST_STAGGERED = 0.05, 3.0
+"""Seconds by which a rank waits longer than the one before it, and at most."""
 
 
 class Health(Callback):
@@ -87,7 +91,7 @@ class Health(Callback):
         finding = self.reason(trainer, exception)
         if finding is None:
             return
-        if trainer.is_global_zero or finding.kind in ("disk_full", "folder_lost"):
+        if trainer.is_global_zero or self._is_first(finding, trainer.global_rank):
             self._record([finding])
         self._start_alerts()
 
@@ -96,6 +100,16 @@ class Health(Callback):
         self._stop_clock()
         self._start_alerts()
         self.alerts = None
+
+    def _is_first(self, finding: Finding, rank: int) -> bool:
+        """Return whether another rank than 0 is to record a full disk, which no other has."""
+        if finding.kind != "disk_full":
+            return False
+        time.sleep(min(MOST_STAGGERED, rank * STAGGERED))  # all ranks of a save fail at once
+        return not any(
+            line["kind"] == finding.kind and line.get("step") == finding.step
+            for line in read(self.folder)
+        )
 
     def _stop_clock(self) -> None:
         if self._clock is not None:

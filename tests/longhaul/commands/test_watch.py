@@ -18,6 +18,7 @@ from eval.run_folder import append_step
 from longhaul.commands import watch
 from longhaul.health.finding import Finding, append, begins
 from longhaul.pages.watch_page import page, sparkline
+from longhaul.run_folder import run_view
 from longhaul.run_folder.run_view import RunWatch
 from longhaul.terminal.console import plain_console
 from recipes.spec.naming import stage_folder
@@ -136,6 +137,15 @@ def test_a_folder_that_vanishes_is_a_finding_until_it_comes_back(run, tmp_path):
         run.rmdir()
         (tmp_path / "away").rename(run)
         assert kinds(watched.look()) == []
+
+
+def test_a_file_system_without_room_is_named_while_a_stage_is_left(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_view, "FREE_BYTES", 2**62)  # more than any disk has
+    with training(run):
+        (name, finding), *_ = RunWatch(run).look().all_findings
+    assert (name, finding.kind) == ("", "disk_full")
+    done = make_run(tmp_path / "done", taken=(STEPS, STEPS), saved=(STEPS, STEPS))
+    assert kinds(RunWatch(done).look()) == []
 
 
 def test_an_event_holds_until_a_step_is_taken_after_it(run):

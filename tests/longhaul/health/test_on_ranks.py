@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank records when training ends by an error, and when no step ends."""
+
+import errno
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from custom_modules.callbacks.loss_guard import LossBrokeError
+from longhaul.health.finding import begins, read
+from longhaul.health.on_ranks import HangClock, Health, of_error
+
+
+def trainer(rank: int = 0) -> SimpleNamespace:
+    """Return a trainer as far as the callback looks at it."""
+    return SimpleNamespace(
+        global_step=12, global_rank=rank, is_global_zero=rank == 0, max_steps=20, callbacks=[]
+    )
+
+
+def failed(folder, error: BaseException, rank: int = 0) -> list[dict]:
+    """Return the record after training has failed on a rank."""
+    health = Health(str(folder))
+    health.setup(trainer(rank), None, "fit")
+    health.on_exception(trainer(rank), None, error)
+    health.teardown(trainer(rank), None, "fit")
+    return read(folder)
+
+
+def caused_by(number: int) -> RuntimeError:
+    """Return an error that a library raised from one of the system."""
+    error = RuntimeError("unexpected pos 64 vs 0")
+    error.__cause__ = OSError(number, "no")
+    return error
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_write_that_finds_no_room_is_a_full_disk_whatever_a_library_makes_of_it(tmp_path, number):
+    (line,) = failed(tmp_path, caused_by(number))
+    assert (line["kind"], line["step"], line["ranks"]) == ("disk_full", 12, [0])
+    assert "resumes from the last complete checkpoint" in line["remedy"]
+
+
+def test_a_full_disk_is_recorded_once_also_if_several_ranks_meet_it(tmp_path):
+    assert [line["ranks"] for line in failed(tmp_path, caused_by(errno.ENOSPC), rank=1)] == [[1]]
+    assert [line["ranks"] for line in failed(tmp_path, caused_by(errno.ENOSPC), rank=2)] == [[1]]
+    assert failed(tmp_path / "..", RuntimeError("a closed connection"), rank=1) == []
+
+
+def test_a_folder_that_is_gone_is_lost_and_the_end_of_training_is_not_disturbed(tmp_path):
+    gone = tmp_path / "gone"
+    assert failed(gone, FileNotFoundError(errno.ENOENT, "no")) == []
+    assert of_error(FileNotFoundError(errno.ENOENT, "no"), gone, 12, 0).kind == "folder_lost"
+    assert of_error(OSError(errno.ESTALE, "stale"), tmp_path, 12, 0).kind == "folder_lost"
+    assert of_error(FileNotFoundError(errno.ENOENT, "no"), tmp_path, 12, 0).kind == "failed"
+
+
+def test_a_broken_loss_has_its_documents_and_ctrl_c_is_no_finding(tmp_path):
+    documents = [{"sample": 7, "source": "web", "document": 3}]
+    error = LossBrokeError("step 12: the loss is nan", again=True, documents=documents)
+    (line,) = failed(tmp_path, error)
+    assert (line["kind"], line["documents"]) == ("not_finite", documents)
+    (tmp_path / "health.jsonl").unlink()
+    assert failed(tmp_path, KeyboardInterrupt()) == []
+
+
+def test_a_rank_that_hangs_says_so_before_its_guard_ends_it():
+    said = []
+    guard = SimpleNamespace(first_seconds=60, seconds=0.4)
+    clock = HangClock(guard, lambda step, seconds: said.append((step, seconds)))
+    clock.step(3)
+    time.sleep(1.0)
+    assert said == [(3, 0.2)]
+    clock.step(4)
+    clock.stop()
+    time.sleep(0.5)
+    assert len(said) == 1
+
+
+def test_the_line_of_a_finding_has_the_time_of_the_clock():
+    finding = of_error(RuntimeError("boom"), SimpleNamespace(is_dir=lambda: True), 1, 0)
+    assert abs(begins(finding)["time"] - time.time()) < 5
