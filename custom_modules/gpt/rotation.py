@@ -69,6 +69,8 @@ class TableProbe:
         """The first difference in words; empty if there is none so far."""
         self.compared = 0
         """Chunks whose table was compared."""
+        self.attached = 0
+        """Chunks that have a layer."""
         self._hooks: list[Any] = []
         for chunk in chunks_of(model):
             layers = [m for m in chunk.modules() if isinstance(m, LongContextSelfAttention)]
@@ -97,6 +99,7 @@ class TableProbe:
             layer.register_forward_pre_hook(attention_begins, with_kwargs=True),
         )
         self._hooks += hooks
+        self.attached += 1
 
     def _difference(
         self,

@@ -82,6 +82,8 @@ class RotationCheck(Callback):
         self.probe.remove()
         config: Any = pl_module.config
         wrong = self.probe.wrong
+        if self.probe.attached and not self.probe.compared:
+            LOG.warning("the rotary tables of the first step could not be compared")
         self.probe = None
         _require_of_all(f"{_refused(config.rope)}: {wrong}" if wrong else "")
 
@@ -138,6 +140,8 @@ def _record(trainer: Trainer, config: Any, found: RotationInEffect, start: Path 
         "start": None if before is None else before.summary(),
         "start_recorded": recorded,
     }
+    if trainer.checkpoint_callback is None:
+        return
     path = Path(trainer.checkpoint_callback.dirpath).parent / RECORD
     if start is None:  # a resume keeps what the first start wrote
         content |= {name: value for name, value in _written(path).items() if name != "in_effect"}

@@ -93,6 +93,27 @@ def test_an_ignored_factor_ends_all_ranks_in_the_first_step(tmp_path, small_stor
     assert not list(tmp_path.rglob("longhaul.json"))
 
 
+def test_a_stage_that_changes_the_rotation_starts_and_says_so(trained, tmp_path):
+    """The new stage draws its frequencies (GeNE), so its tables differ from sample to sample."""
+    options = trained.options | {
+        "run": str(tmp_path), "start": str(trained.marker.parent), "steps": 1,
+        "positions": {"kind": "gene", "target_length": 2048},
+    }  # fmt: skip
+    with Ranks(train_on_forked_rank, 2, options, str(tmp_path / "log"), server=NEMO) as ranks:
+        ranks.results(TIMEOUT_SECONDS)
+    log = (tmp_path / "log").read_text()
+    assert f"rotation changed from: {stated().describe()}" in log
+    assert "could not be compared" not in log
+    record = json.loads((tmp_path / "stages" / STAGE / "rotation.json").read_text())
+    assert record["start"] == stated().summary()
+    assert record["start_recorded"] is True
+    assert f"rotation changed to: 16 pairs, longest wavelength {_longest(record)}" in log
+
+
+def _longest(record: dict) -> str:
+    return f"{record['in_effect']['longest_wavelength']:,.0f} tokens"
+
+
 def other_factor(path: Path) -> None:
     """Record the rotation that a model would have had with half of the factor."""
     from custom_modules.rope.config import RopeScaling
