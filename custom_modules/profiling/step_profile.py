@@ -139,25 +139,31 @@ class StepProfile:
         self._step.close()
 
     def stop(self) -> None:
-        """End the profile and write its files; a disk that refuses them stops no training."""
+        """End the profile and write its files.
+
+        A disk that refuses them stops no training, and a device that has failed hides no error.
+        """
         if not self.running:
             return
         self.running = False
         self._step.close()
         self._profiled.close()
+        try:
+            self._finish()
+        except (OSError, RuntimeError) as error:
+            sys.stderr.write(f"the profile of rank {self.wanted.rank} was not written: {error}\n")
+        self.profiler, self._model, self._optimizer = None, [], None
+
+    def _finish(self) -> None:
         if self.on_cuda:
             torch.cuda.synchronize()
         if self.profiler is not None:
             self.profiler.stop()
         if self.wanted.nsys:
             torch.cuda.cudart().cudaProfilerStop()
-        try:
-            self._write()
-        except OSError as error:
-            sys.stderr.write(f"the profile of rank {self.wanted.rank} was not written: {error}\n")
+        self._write()
         if self.on_cuda:
             torch.cuda.memory._record_memory_history(enabled=None)
-        self.profiler, self._model, self._optimizer = None, [], None
 
     def _write(self) -> None:
         wanted = self.wanted
