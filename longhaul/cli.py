@@ -116,6 +116,10 @@ COMMANDS = {
         "longhaul.commands.merge:merge",
         "Average the weights of two checkpoints into a stage to evaluate, export or start from.",
     ),
+    "checkpoints": SubCommand(
+        "longhaul.commands.checkpoints:checkpoints",
+        "List the checkpoints of a run, or verify, prune or average them.",
+    ),
     "preflight": SubCommand(
         "longhaul.commands.preflight:preflight",
         "Check GPUs, links, host, folders, versions, clocks and, in a job, links between ranks.",

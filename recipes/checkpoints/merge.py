@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weighted mean of two checkpoints of one model, as a checkpoint.
+"""The weighted mean of checkpoints of one model, as a checkpoint.
 
     out = (1 - share) * first + share * second        summed in fp64, in the dtype of `first`
+    out = (first + ... + last) / k                    `average`, of k checkpoints
 
 LongRecipe (arXiv 2409.00509, eq. 7) averages the model before any extension and the one after its
-annealing, half each, to restore its quality at short context. Both are in Megatron's `torch_dist`
+annealing, half each, to restore its quality at short context. All are in Megatron's `torch_dist`
 format and may have been written under different layouts: a tensor is identified by its name and
 its place in the whole. One chunk at a time is read from each and written, so memory is that of the
 largest chunk, one layer. Optimizers and rows that pad the vocabulary are left out.
 
-The result has the form of the second: a stage folder, which another stage can start from and which
-can be evaluated and exported; or an import, if the second is one.
+The result has the form of the second, or last: a stage folder, which another stage can start from
+and which can be evaluated and exported; or an import, if that is one.
 
     OUT/config.yaml, stage.json          the second's recipe, which names its start, and facts
     OUT/checkpoints/step=N/              weights and marker, N the second's step
@@ -22,6 +23,8 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,44 +93,67 @@ def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share is {share}; the share of the second checkpoint must be 0 to 1")
+    said = f"{1 - share:g} of {first} and {share:g} of {second}"
+    _write_mean((first, second), (1 - share, share), out, said)
+
+
+def average(checkpoints: Sequence[Path], out: Path) -> None:
+    """Write the mean of several checkpoints, in the form of the last, as `merge` does."""
+    if len(checkpoints) < 2:
+        raise ValueError(f"a mean is of at least 2 checkpoints, not of {len(checkpoints)}")
+    said = f"the mean of {', '.join(map(str, checkpoints))}"
+    _write_mean(checkpoints, [1.0] * len(checkpoints), out, said)
+
+
+def _write_mean(
+    checkpoints: Sequence[Path], weights: Sequence[float], out: Path, said: str
+) -> None:
     if out.exists():
         raise ValueError(f"{out} exists already; merge into a new folder")
     require_folder(out, "the mean's folder")
-    facts = [checkpoint_facts(folder) for folder in (first, second)]
-    for folder, found in zip((first, second), facts, strict=True):
-        if found is None:
-            raise ValueError(f"{folder} is not a complete checkpoint; name a folder with {MARKER}")
-    assert facts[0] is not None
-    assert facts[1] is not None
-    if facts[0]["tokenizer"] != facts[1]["tokenizer"]:
-        raise ValueError(f"{first} and {second} were trained with different tokenizers")
-    imported, stage = (second / HUGGING_FACE).is_dir(), second.absolute().parent.parent
+    facts = [_complete(folder) for folder in checkpoints]
+    first, last = checkpoints[0], checkpoints[-1]
+    for folder, found in zip(checkpoints, facts, strict=True):
+        if found["tokenizer"] != facts[0]["tokenizer"]:
+            raise ValueError(f"{first} and {folder} were trained with different tokenizers")
+    imported, stage = (last / HUGGING_FACE).is_dir(), last.absolute().parent.parent
     if not imported and not (stage / RECIPE).is_file():
         raise ValueError(
-            f"{second} has neither {HUGGING_FACE}/ nor its stage's {stage / RECIPE}, without which "
+            f"{last} has neither {HUGGING_FACE}/ nor its stage's {stage / RECIPE}, without which "
             "the mean could be neither evaluated nor exported; name the checkpoint where it was "
             "written, STAGE/checkpoints/step=N, or an import"
         )
-    for folder in (first, second):
+    for folder in checkpoints:
         require_whole(folder)
-    step = int(facts[1]["step"])
+    step = int(facts[-1]["step"])
     with folder_beside(out) as part:
         checkpoint = part if imported else part / "checkpoints" / f"step={step}"
-        with verified(first), verified(second):
-            sources = (
-                _Source(first / "weights", facts[0].get(VOCABULARY)),
-                _Source(second / "weights", facts[1].get(VOCABULARY)),
-            )
-            _require_same(*sources, names=(first, second))
-            write_weights(checkpoint / "weights", _Mean(*sources, share))
+        with ExitStack() as read:
+            for folder in checkpoints:
+                read.enter_context(verified(folder))
+            sources = [
+                _Source(folder / "weights", found.get(VOCABULARY))
+                for folder, found in zip(checkpoints, facts, strict=True)
+            ]
+            for folder, source in zip(checkpoints, sources, strict=True):
+                _require_same(sources[0], source, names=(first, folder))
+            write_weights(checkpoint / "weights", _Mean(sources, weights))
         if imported:
-            require_undamaged(second, HUGGING_FACE)
-            shutil.copytree(second / HUGGING_FACE, part / HUGGING_FACE)
+            require_undamaged(last, HUGGING_FACE)
+            shutil.copytree(last / HUGGING_FACE, part / HUGGING_FACE)
         else:
-            _describe(stage, part, out.name, f"{1 - share:g} of {first} and {share:g} of {second}")
-        marker = {**facts[1], "max_steps": step, FILES: for_marker(described(checkpoint))}
+            _describe(stage, part, out.name, said)
+        marker = {**facts[-1], "max_steps": step, FILES: for_marker(described(checkpoint))}
         write_marker(checkpoint, marker)
         os.replace(part, out)
+
+
+def _complete(folder: Path) -> dict[str, Any]:
+    """Return the marker of a complete checkpoint; raise ValueError for any other folder."""
+    found = checkpoint_facts(folder)
+    if found is None:
+        raise ValueError(f"{folder} is not a complete checkpoint; name a folder with {MARKER}")
+    return found
 
 
 def _describe(stage: Path, to: Path, name: str, start: str) -> None:
@@ -225,10 +251,10 @@ class _OneChunk(LoadPlanner):
 class _Mean(SavePlanner):
     """Plan the chunks of the first checkpoint, and compute each when it is written."""
 
-    def __init__(self, first: _Source, second: _Source, share: float) -> None:
-        self._first = first
-        self._second = second
-        self._share = share
+    def __init__(self, sources: Sequence[_Source], weights: Sequence[float]) -> None:
+        self._first = sources[0]
+        self._sources = sources
+        self._weights = weights
 
     def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: there is no state dict."""
@@ -269,8 +295,11 @@ class _Mean(SavePlanner):
         assert write_item.tensor_data is not None
         name, chunk = write_item.index.fqn, write_item.tensor_data.chunk
         first = self._first.chunk(name, chunk)
-        second = self._second.chunk(name, chunk)
-        return torch.lerp(first.double(), second.double(), self._share).to(first.dtype)
+        mean, total = first.double(), self._weights[0]
+        for source, weight in zip(self._sources[1:], self._weights[1:], strict=True):
+            total += weight
+            mean = torch.lerp(mean, source.chunk(name, chunk).double(), weight / total)
+        return mean.to(first.dtype)
 
 
 def _require_same(first: _Source, second: _Source, *, names: tuple[Path, Path]) -> None:
