@@ -107,6 +107,7 @@ def train(
 
     from custom_modules.callbacks.loss_guard import LossBrokeError
     from recipes.checkpoints.rotation import RotationError
+    from recipes.nemo2.failed_saves import SaveFailedError
     from recipes.resolved import yaml_file
     from recipes.resolved.read import device_of
 
@@ -123,21 +124,39 @@ def train(
         record_start(before)
     if device_of(recipe) == "cuda":
         record_collectives(Path(config).parent)
+    training = fdl.build(recipe)
     try:
-        fdl.build(recipe)()
+        training()
     except LossBrokeError as error:
         _say("continue" if error.again else "refused", str(error))
         raise
     except RotationError as error:
         _say("refused", str(error))
         raise
+    except SaveFailedError as error:
+        _say("failed", str(error))
+        raise
     if is_first():
-        write_outcome(*_how_it_ended(recipe.log.name, before, steps_taken(folder), steps))
+        by = _stopped_by(training.keywords["trainer"])
+        write_outcome(*_how_it_ended(recipe.log.name, before, steps_taken(folder), steps, by))
 
 
-def _how_it_ended(name: str, before: int, taken: int, steps: int) -> tuple[State, str]:
+def _stopped_by(trainer: Any) -> str:
+    """Return the file that asked the training to stop; empty if none did."""
+    files = (getattr(callback, "stopped_by", "") for callback in trainer.callbacks)
+    return next(filter(None, files), "")
+
+
+def _how_it_ended(
+    name: str, before: int, taken: int, steps: int, stopped_by: str = ""
+) -> tuple[State, str]:
     if taken >= steps:
         return "finished", f"{name} has all its {steps} steps"
+    if stopped_by:
+        return (
+            "stopped",
+            f"{name} saved at step {taken} of {steps} and stopped, as {stopped_by} asked",
+        )
     if taken > before:
         return "continue", f"{name} saved at step {taken} of {steps}"
     said = f"{name} finished no step before it was told to stop"

@@ -7,10 +7,11 @@ another ended has its own. So rank 0 writes a word and a sentence to a file,
     finished | the stage has all its steps
     continue | saved at step 120 of 400, told to stop (SIGUSR1)
     refused  | the gate is shut: ...
+    stopped  | saved at step 120 of 400, as RUN/stop asked
     failed   | preflight found 1 failure(s): ...
 
 and the batch script reads it: `continue` requeues the job without counting an attempt; `refused`
-ends the chain; a job that failed, or wrote no outcome, is requeued a few times.
+and `stopped` end the chain; a job that failed, or wrote no outcome, is requeued a few times.
 """
 
 import os
@@ -22,7 +23,7 @@ from data.files.whole import write_text
 
 VARIABLE = "LONGHAUL_OUTCOME"
 """Environment variable with the path of the file; without it nothing is written."""
-State = Literal["finished", "continue", "refused", "failed"]
+State = Literal["finished", "continue", "refused", "stopped", "failed"]
 FAILURES, BAD_NODES, STEPS = "failures", "bad_nodes", "steps"
 """Suffixes next to the file: failures in a row, excluded nodes, first step of the last attempt."""
 WORD_SECONDS = 60.0

@@ -2,6 +2,7 @@
 """`longhaul status`: show the progress of a run by stage, while it runs and afterwards."""
 
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -63,6 +64,11 @@ def status(
                 typer.echo(words)
     for logs in dict.fromkeys(stage.logs for stage in found.stages if stage.logs is not None):
         typer.echo(f"logs: {logs}")
+    if any(stage.state in ("running", "in use") for stage in found.stages):
+        note(
+            f"`{shlex.join(['touch', str(run / 'save')])}` saves at the end of a step, "
+            f"`{shlex.join(['touch', str(run / 'stop')])}` saves and stops"
+        )
     others = [job for job in found.jobs if job.name not in {stage.name for stage in found.stages}]
     for job in others:
         if job.state not in ("", "COMPLETED"):

@@ -119,6 +119,8 @@ def _require_undamaged(reading: Reading, ranks: int) -> None:
 def described_by_ranks(checkpoint: Path) -> dict[str, SavedFile]:
     """Return all files of a checkpoint that was just saved; every rank must call it.
 
+    If a rank cannot read one, all ranks raise its OSError.
+
     A rank reads the data files that it wrote, which may still be cached, and the first rank all
     others. Only the first rank lists all files: with 1,024 ranks and 2 files each, listing on every
     rank would be two million requests to a shared file system.
@@ -128,8 +130,16 @@ def described_by_ranks(checkpoint: Path) -> dict[str, SavedFile]:
     dist.barrier()  # all have written
     rank, ranks = dist.get_rank(), dist.get_world_size()
     began = time.monotonic()
-    parts = _of_all(described(checkpoint, names_of_rank(checkpoint, rank, ranks)), ranks)
-    files = {name: file for part in parts for name, file in part.items()}
+    mine: dict[str, SavedFile] | OSError
+    try:
+        mine = described(checkpoint, names_of_rank(checkpoint, rank, ranks))
+    except OSError as error:
+        mine = error
+    files: dict[str, SavedFile] = {}
+    for part in _of_all(mine, ranks):
+        if isinstance(part, OSError):
+            raise part
+        files |= part
     if rank == 0:
         LOG.info(
             "%s: SHA-256 of %.1f MB in %.1f s",

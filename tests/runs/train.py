@@ -79,6 +79,12 @@ def recipe(options: dict[str, Any]):
         made.trainer.strategy.ddp.overlap_grad_reduce = True
         made.trainer.strategy.ddp.overlap_param_gather = True
         made.trainer.callbacks.append(nemo_run.Config(RequireParamGather))
+    if options.get("failing_saves"):
+        import nemo_run
+
+        from tests.runs.failing_saves import FailingSaves
+
+        made.trainer.callbacks.append(nemo_run.Config(FailingSaves))
     if "evaluate_every" in options:
         import nemo_run
 

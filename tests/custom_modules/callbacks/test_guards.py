@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -18,6 +19,7 @@ from custom_modules.callbacks.hang_guard import HangGuard
 from custom_modules.callbacks.loss_guard import LossBrokeError, LossGuard
 from custom_modules.callbacks.stop_in_time import StopInTime
 from custom_modules.cpu.backend import cpu_backend
+from slurm.entrypoint import _how_it_ended
 from tests.ranks import TREE, Ranks, one_rank
 
 HANGS = """
@@ -186,6 +188,41 @@ def _told_on_one_rank(rank_told: int, blocked: bool) -> tuple[int | None, int, b
 def test_all_ranks_stop_after_the_step_in_which_one_was_told(blocked):
     with Ranks(_told_on_one_rank, 2, 1, blocked) as ranks:
         assert ranks.results(timeout_seconds=400) == [(2, 0, True)] * 2
+
+
+def _asked_by_files(run: str) -> tuple[list[int], int | None, str]:
+    """Ask for a save in step 2 and a stop in step 4; return steps saved, where it stopped, why."""
+    import torch.distributed as dist
+
+    stage = Path(run) / "stages" / "tiny"
+    saves = SimpleNamespace(dirpath=str(stage / "checkpoints"), save_asked=False)
+    guard, saved = StopInTime(), []
+    trainer = SimpleNamespace(
+        max_steps=6, should_stop=False, global_step=0, checkpoint_callback=saves
+    )
+    with cpu_backend(force=True):
+        while not trainer.should_stop and trainer.global_step < trainer.max_steps:
+            trainer.global_step += 1
+            file = {2: Path(run) / "save", 4: stage / "stop"}.get(trainer.global_step)
+            if file is not None and dist.get_rank() == 0:
+                file.touch()
+            guard.on_train_batch_end(trainer)
+            if saves.save_asked:
+                saved.append(trainer.global_step)
+                saves.save_asked = False
+    return saved, guard.stopped, guard.stopped_by
+
+
+def test_files_ask_all_ranks_for_a_save_and_for_a_stop_and_are_removed(tmp_path):
+    stage = tmp_path / "stages" / "tiny"
+    stage.mkdir(parents=True)
+    with Ranks(_asked_by_files, 2, str(tmp_path)) as ranks:
+        first, other = ranks.results(timeout_seconds=400)
+    assert first == ([2], 4, str(stage / "stop"))
+    assert other == ([2], 4, "")
+    assert [path.name for path in (*tmp_path.iterdir(), *stage.iterdir())] == ["stages"]
+    ended = _how_it_ended("tiny", 0, 4, 6, first[2])
+    assert ended == ("stopped", f"tiny saved at step 4 of 6 and stopped, as {stage / 'stop'} asked")
 
 
 def test_a_pending_signal_that_another_thread_takes_is_not_waited_for(monkeypatch):

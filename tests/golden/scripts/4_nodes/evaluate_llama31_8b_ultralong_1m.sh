@@ -80,7 +80,7 @@ longhaul_ended() {
     [ -r "$LONGHAUL_OUTCOME" ] && read -r state said <"$LONGHAUL_OUTCOME"
     echo "longhaul: the ranks ended with $code; ${state:-failed} $said"
     [ "$state" = finished ] && exit 0
-    [ "$state" = refused ] && exit 1
+    case "$state" in refused | stopped) exit 1 ;; esac
     if ! scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; then
         echo "longhaul: the job is cancelled, or over its time limit; not queued again"
         exit 1

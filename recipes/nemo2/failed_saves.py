@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Say that a checkpoint was not saved, or will not fit: in the log and in `health.jsonl`."""
+
+import errno
+import json
+import shutil
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from custom_modules.checkpoints.index import CheckpointError
+from recipes.checkpoints.files import saved_files
+from recipes.checkpoints.marker import newest_checkpoint
+
+HEALTH = "health.jsonl"
+"""File in the folder of a stage: findings about its training, a line each."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class SaveFailedError(RuntimeError):
+    """Raised on all ranks when the last checkpoint of a training could not be saved."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of `health.jsonl`."""
+
+    kind: Literal["failed_save", "disk_full"]
+    said: str
+    cause: str
+    remedy: str
+
+
+def reason(errors: Iterable[BaseException]) -> tuple[str, bool] | None:
+    """Return this rank's errors in a sentence, and whether a file system was full; None for none.
+
+    Only the first rank has the details of Megatron's error about writing processes.
+    """
+    links = [link for error in errors for link in _links(error)]
+    if not links:
+        return None
+    full = any(isinstance(link, OSError) and link.errno in FULL for link in links)
+    said = next((link for link in links if isinstance(link, OSError) and link.errno), links[-1])
+    words = f"{type(said).__name__}: {said}".split()
+    return " ".join(words), full or "No space left" in " ".join(map(str, links))
+
+
+def _links(error: BaseException | None) -> list[BaseException]:
+    """Return an error, what caused it, and those of single ranks that torch collected."""
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        if isinstance(error, CheckpointException):
+            for of_rank, _ in error.failures.values():
+                found += _links(of_rank)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def newest_bytes(folder: Path) -> int | None:
+    """Return the size of the newest complete checkpoint below a folder; None if not known."""
+    try:
+        newest = newest_checkpoint(folder)
+        files = None if newest is None else saved_files(newest)
+    except (CheckpointError, OSError):  # a training does not end for it
+        return None
+    return sum(file.bytes for file in files.values()) if files else None
+
+
+def room(folder: Path) -> int | None:
+    """Return the free bytes of a folder's file system; None if it is gone."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def too_full(checkpoints: Path) -> Finding | None:
+    """Return a finding if another checkpoint of the size of the newest will not fit."""
+    needed, free = newest_bytes(checkpoints), room(checkpoints)
+    if needed is None or free is None or free >= needed:
+        return None
+    return Finding(
+        "disk_full",
+        f"the next checkpoint needs about {needed / 1e9:,.3g} GB like the last one, and the file "
+        f"system of {checkpoints} has {free / 1e9:,.3g} GB left",
+        "the file system is nearly full; the last checkpoint is kept until the next is complete, "
+        "so both have to fit",
+        "free some room, for example with `longhaul checkpoints RUN --prune`; the training goes on",
+    )
+
+
+def failure(checkpoint: Path, said: str, full: bool, again: str) -> Finding:
+    """Return the finding about a failed save; `again` says when it is tried again."""
+    needed, free = newest_bytes(checkpoint.parent), room(checkpoint.parent)
+    if needed is not None and free is not None and free < needed:
+        full = True
+    size = "" if needed is None else f"; it needs about {needed / 1e9:,.3g} GB"
+    left = "" if free is None else f", and {free / 1e9:,.3g} GB are free"
+    return Finding(
+        "disk_full" if full else "failed_save",
+        f"{checkpoint.name} could not be saved ({said}){size}{left}; {again}",
+        "the file system is full" if full else "writing failed on a rank",
+        "free some room" if full else f"see that every rank can write into {checkpoint.parent}",
+    )
+
+
+def tell(stage: Path, step: int, finding: Finding) -> None:
+    """Log a finding and append it to the stage's `health.jsonl`, if that can be written."""
+    rank_zero_warn(f"{finding.said}; {finding.remedy}")
+    line = {"time": time.time(), "step": step, **asdict(finding)}
+    with suppress(OSError), (stage / HEALTH).open("a") as file:
+        file.write(json.dumps(line) + "\n")
