@@ -34,6 +34,8 @@ class Options:
     store: str = ""
     out: str = ""
     alert: str = ""
+    track: str = ""
+    """Names of trackers, with commas between them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,12 +3,14 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from longhaul.defaults import default
 from recipes.spec.cluster import CLUSTER
 
 if TYPE_CHECKING:
@@ -128,6 +130,14 @@ Profile = Annotated[
         "stack, or nsys.",
     ),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Send the metrics to wandb, mlflow, trackio, otel or tensorboard as well; repeatable.",
+        show_default="longhaul.toml's",
+    ),
+]
 EvaluationTensorParallel = Annotated[
     int | None,
     typer.Option(
@@ -171,6 +181,16 @@ def evaluation_interval(word: str | None) -> "Interval | None":
     raise ValueError(
         f"--eval-every is {word!r}; expected a number of steps, 0 for 1% of the time, or never"
     )
+
+
+def trackers(given: Sequence[str] | None, *, here: bool = True) -> tuple[str, ...]:
+    """Return the trackers that are given, or those of longhaul.toml.
+
+    Raises ValueError for a tracker that is unknown, or lacks what it needs where ranks run `here`.
+    """
+    from recipes.spec.trackers import require_trackers
+
+    return require_trackers(given or default("track").replace(",", " ").split(), here=here)
 
 
 def require_device(device: str | None) -> None:

@@ -182,6 +182,9 @@ class StepLog(Callback):
             rank_zero_info(f"step {step}: the clock of this machine has jumped by {jump:+.0f} s")
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
+        for callback in getattr(trainer, "callbacks", ()):
+            if hasattr(callback, "on_step_line"):  # trackers
+                callback.on_step_line(trainer, line)
         rank_zero_info(
             f"step {step}/{trainer.max_steps}  loss {loss:.4f}  lr {self.rate:.2e}  "
             f"{rate:,.0f} tokens/s/rank  {seconds:.2f} s"

@@ -12,6 +12,7 @@ WITHOUT = {
     "store": "stores/{card}",
     "out": "runs/{name}",
     "alert": "none",
+    "track": "metrics.jsonl and TensorBoard alone",
 }
 """Values of options that no file sets."""
 

@@ -28,10 +28,12 @@ from longhaul.options import (
     Profile,
     StageLadder,
     StageLength,
+    Track,
     Verify,
     evaluation_interval,
     require_device,
     require_executor,
+    trackers,
 )
 from longhaul.run_folder.lock import in_use
 from longhaul.terminal.console import held_back, loading, output_to
@@ -88,6 +90,7 @@ def pretrain(
     eval_every: EvalEvery = None,
     alert: Alert = "",
     profile: Profile = None,
+    track: Track = None,
     verify: Verify = None,
 ) -> None:
     """Train one stage. Overrides follow as KEY=VALUE, for example trainer.max_steps=20."""
@@ -99,6 +102,7 @@ def pretrain(
     evaluate_every = evaluation_interval(eval_every)
     if profile is not None:
         ProfileRequest.of(profile)
+    tracked_by = trackers(track, here=executor != "slurm")
     require_device(device)
     require_executor(executor, account=account, partition=partition)
     sizes = {"nodes": nodes, "gpus": gpus, "layout": layout, "cluster": cluster}
@@ -110,6 +114,7 @@ def pretrain(
             raise ValueError("--to-yaml writes and --executor slurm submits; take one of them")
     on_ranks = {
         "--eval-every": evaluate_every, "--alert": alert or None, "--profile": profile,
+        "--track": track or None,
     }  # fmt: skip
     attached = [name for name, value in on_ranks.items() if value is not None]
     if attached and to_yaml is not None:
@@ -151,6 +156,7 @@ def pretrain(
         _submit(
             row, context.args, asked, rope=rope, account=account, partition=partition, out=out,
             store=store, verify=verify, evaluate_every=evaluate_every, alert=alert, profile=profile,
+            track=tracked_by,
             dryrun=dryrun,
         )  # fmt: skip
         return
@@ -189,7 +195,7 @@ def pretrain(
     read.absolute(recipe)
     require_places(recipe)
     resolved = with_evaluations(ResolvedStage.of(recipe), evaluate_every)
-    resolved = replace(resolved, alert=alert, profile=profile)
+    resolved = replace(resolved, alert=alert, profile=profile, track=tracked_by)
     standing = [*describe([resolved], evaluate_every), *require_profile([resolved], profile)]
     if of_nsys := nsys_command(profile):
         standing.append(f"nsys records it where it starts the ranks: {of_nsys}")
@@ -270,6 +276,7 @@ def _submit(
     evaluate_every: "Interval | None",
     alert: str,
     profile: str | None,
+    track: tuple[str, ...],
     dryrun: bool,
 ) -> None:
     """Submit the stage of a row as a job on the cluster, or print its script."""
@@ -289,8 +296,7 @@ def _submit(
         run_on_cluster(
             plan, words, asked, account=account, partition=partition, dryrun=dryrun, row=row,
             change=change if rope else None, evaluated=False, evaluate_every=evaluate_every,
-            alert=alert,
-            profile=profile,
+            alert=alert, profile=profile, track=track,
         )  # fmt: skip
 
 

@@ -29,10 +29,12 @@ from longhaul.options import (
     MachineLayout,
     Partition,
     Profile,
+    Track,
     Verify,
     evaluation_interval,
     require_device,
     require_executor,
+    trackers,
 )
 from longhaul.pages import ladder_table
 from longhaul.pages.store_page import show_store
@@ -93,6 +95,7 @@ def run(
         str | None, typer.Option(help="cpu: run on CPU ranks, overriding the recipes.")
     ] = None,
     eval_every: EvalEvery = None,
+    track: Track = None,
     eval_tp: EvaluationTensorParallel = None,
     eval_cp: EvaluationContextParallel = None,
     eval_pp: EvaluationPipelineParallel = None,
@@ -115,6 +118,7 @@ def run(
     require_alert(alert, here=not submits)
     if profile is not None:
         ProfileRequest.of(profile)
+    tracked_by = trackers(track, here=not submits)
     require_device(device)
     require_executor(
         executor, account=account, partition=partition, source=source, tokenizer=tokenizer,
@@ -144,6 +148,7 @@ def run(
                 plan, context.args, asked, account=account, partition=partition,
                 source=source or (), prepare_jobs=prepare_jobs, tokenizer=tokenizer, export=export,
                 gate=gate, evaluate_every=evaluate_every, alert=alert, profile=profile,
+                track=tracked_by,
                 dryrun=dryrun,
             )  # fmt: skip
         return
@@ -156,7 +161,7 @@ def run(
     with nullcontext() if dryrun else in_use(plan.run):
         _run_here(
             plan, rows, context.args, device, evaluate_every=evaluate_every, alert=alert,
-            profile=profile, dryrun=dryrun,
+            profile=profile, track=tracked_by, dryrun=dryrun,
         )  # fmt: skip
 
 
@@ -169,6 +174,7 @@ def _run_here(
     evaluate_every: "Interval | None",
     alert: str,
     profile: str | None,
+    track: tuple[str, ...],
     dryrun: bool,
 ) -> None:
     """Run what is left of the ladder on this machine, or print it."""
@@ -193,7 +199,9 @@ def _run_here(
         from slurm.experiment import commands, run_in_order
 
         stages = [
-            replace(with_evaluations(stage, evaluate_every), alert=alert, profile=profile)
+            replace(
+                with_evaluations(stage, evaluate_every), alert=alert, profile=profile, track=track
+            )
             for stage in local_chain.stages(plan, rows, words, device)
         ]
         several = local_chain.several_nodes(plan, stages, rows)

@@ -23,6 +23,7 @@ from longhaul.terminal.messages import next_command, note
 from recipes.shipped.machines import Machines
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.gate import gate_from
+from recipes.spec.trackers import require_trackers
 from slurm.cluster_file import load
 from slurm.nameable import require_nameable
 
@@ -52,6 +53,7 @@ def run_on_cluster(
     evaluate_every: "Interval | None" = None,
     alert: str = "",
     profile: str | None = None,
+    track: tuple[str, ...] = (),
 ) -> None:
     """Submit the chain and print its jobs; with `dryrun` print the scripts and submit nothing.
 
@@ -59,6 +61,8 @@ def run_on_cluster(
     """
     cluster = asked.cluster or CLUSTER
     file = with_names(load(cluster), default("account", account), default("partition", partition))
+    # In a container or behind a tunnel ranks have packages of their own.
+    require_trackers(track, here=file.container is None and file.tunnel.kind != "ssh")
     plan = _with_gates(plan, gate)
     trains_alone = not evaluated and not plan.store.exists() and plan.card.hf_id is not None
     documents = None if trains_alone else documents_of(plan, source, tokenizer, prepare_jobs)
@@ -104,6 +108,7 @@ def run_on_cluster(
                 with_evaluations(stage.planned(plan.card, file.hardware), evaluate_every),
                 alert=alert,
                 profile=profile,
+                track=track,
             )
             for stage in resolved
         ]

@@ -24,7 +24,8 @@ def training_job(stage: ResolvedStage) -> Job:
 def training_task(stage: ResolvedStage, **checks: Any) -> nemo_run.Partial:
     """Return what a rank of the stage runs; `checks` are those of `slurm.entrypoint.train`.
 
-    A job that is requeued runs the same task, so it evaluates, profiles and alerts as before.
+    A job that is requeued runs the same task, so it evaluates, profiles, alerts and tracks as
+    before.
     """
     given: dict[str, Any] = {"config": str(stage.folder / RECIPE)}
     if stage.evaluate_every is not None:
@@ -33,4 +34,6 @@ def training_task(stage: ResolvedStage, **checks: Any) -> nemo_run.Partial:
         given["profile"] = stage.profile
     if stage.alert:
         given["alert"] = stage.alert
+    if stage.track:
+        given["track"] = list(stage.track)
     return nemo_run.Partial(train_watched, **given, **checks)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training that is watched: health, evaluations, profiles. What each rank of a stage runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ def train_watched(
     config: str,
     every: int | None = None,
     profile: str | None = None,
+    track: Sequence[str] = (),
     alert: str = "",
     expected: Expected | None = None,
     seconds: float = SECONDS,
@@ -25,8 +27,8 @@ def train_watched(
     """Train the stage of a recipe file and check its health; `alert` is called for each finding.
 
     The model is evaluated `every` few steps (0: by its own time; None: not at all), and steps are
-    profiled that `profile`, the words of --profile, names. The machines are checked first as by
-    `slurm.entrypoint.train`.
+    profiled that `profile`, the words of --profile, names. Metrics are also sent to the trackers of
+    the names in `track`. The machines are checked first as by `slurm.entrypoint.train`.
     """
 
     def add_callbacks(recipe: "nemo_run.Partial") -> None:
@@ -34,9 +36,22 @@ def train_watched(
             add_evaluations(recipe, every)
         if profile is not None:
             add_profile(recipe, config, profile)
+        if track:
+            add_trackers(recipe, track)
         check_health(recipe, alert)
 
     entrypoint.train(config, expected=expected, seconds=seconds, change=add_callbacks)
+
+
+def add_trackers(recipe: "nemo_run.Partial", names: Sequence[str]) -> None:
+    """Add the callback that sends the metrics of each step to trackers."""
+    import nemo_run
+
+    from recipes.nemo2.trackers import Trackers
+    from recipes.resolved.stage import ResolvedStage
+
+    folder = str(ResolvedStage.of(recipe).folder)
+    recipe.trainer.callbacks.append(nemo_run.Config(Trackers, names=list(names), folder=folder))
 
 
 def check_health(recipe: "nemo_run.Partial", alert: str = "") -> None:

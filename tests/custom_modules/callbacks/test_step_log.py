@@ -3,8 +3,10 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +56,7 @@ def run_step(
     *,
     tokens_per_sample: int = SEQ_LENGTH,
     measured: bool = False,
+    callbacks: Sequence[Any] = (),
 ) -> None:
     """Run the hooks of one step whose micro-batches hold one sample each."""
     module = SimpleNamespace(
@@ -72,7 +75,9 @@ def run_step(
         module.tally.add(
             torch.zeros(1, tokens_per_sample, dtype=torch.int64), torch.tensor([sample])
         )
-    log.on_train_batch_end(trainer_at(step), module, None, None, 0)
+    trainer = trainer_at(step)
+    trainer.callbacks = callbacks
+    log.on_train_batch_end(trainer, module, None, None, 0)
 
 
 def lines(path: Path) -> list[dict]:
@@ -107,6 +112,15 @@ def test_a_step_as_planned_writes_its_line(log, path):
     assert [line["micro_batch_loss_std"] for line in written] == [0.25] * 2
     assert [line["rows_by_source"] for line in written] == [{"web": 0}, {"web": 1}]
     assert [line["data_wait_seconds"] for line in written] == [0.0] * 2
+
+
+@pytest.mark.usefixtures("megatron_rank")
+def test_a_line_is_passed_on_as_it_is_written(log, path):
+    passed = []
+    tracker = SimpleNamespace(on_step_line=lambda trainer, line: passed.append(line))
+    log.on_train_start(trainer_at(0), None)
+    run_step(log, 1, [0, 1, 2, 3], callbacks=[tracker])
+    assert passed == lines(path)
 
 
 @pytest.mark.usefixtures("megatron_rank")

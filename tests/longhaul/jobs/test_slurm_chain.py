@@ -101,6 +101,9 @@ def test_a_stage_is_evaluated_while_it_trains_under_the_checks_of_its_training(p
     alerting = [replace(stage, alert="mail ops") for stage in made]
     [alerted, *_] = slurm_chain.jobs(plan, alerting, site(), **chain)
     assert fdl.ordered_arguments(alerted.task)["alert"] == "mail ops"
+    tracking = [replace(stage, track=("wandb",)) for stage in made]
+    [tracked, *_] = slurm_chain.jobs(plan, tracking, site(), **chain)
+    assert fdl.ordered_arguments(tracked.task) == {"track": ["wandb"], **arguments}
     assert describe(every_50, 50) == [f"{made[0].name} is evaluated every 50 steps while it trains"]
     assert describe(made, "never") == []
 

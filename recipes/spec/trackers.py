@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trackers that a run can send its metrics to, and what each needs on this machine."""
+
+import importlib.util
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from recipes.spec.suggest import did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tracker:
+    """One tracker."""
+
+    name: str
+    module: str
+    """Module that it is imported as."""
+    extra: str = ""
+    """Extra of this distribution that brings it; empty if it is always installed."""
+    variables: tuple[str, ...] = ()
+    """Environment variables of which it needs one."""
+    example: str = ""
+    """A value of the first."""
+
+
+TRACKERS = {
+    tracker.name: tracker
+    for tracker in (
+        Tracker(name="tensorboard", module="tensorboard"),
+        Tracker(name="wandb", module="wandb"),
+        Tracker(name="mlflow", module="mlflow", extra="mlflow"),
+        Tracker(name="trackio", module="trackio", extra="trackio"),
+        Tracker(
+            name="otel",
+            module="opentelemetry.exporter.otlp.proto.http",
+            extra="otel",
+            variables=("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"),
+            example="http://localhost:4318",
+        ),
+    )
+}
+
+
+def require_trackers(names: Iterable[str], *, here: bool = True) -> tuple[str, ...]:
+    """Return the trackers of these names, each once.
+
+    Raises ValueError for an unknown name, and for a tracker whose package or variable is missing if
+    the ranks run `here`, in this environment.
+    """
+    chosen = tuple(dict.fromkeys(names))
+    for name in chosen:
+        if name not in TRACKERS:
+            raise ValueError(f"no tracker is called {name!r}; {did_you_mean(name, list(TRACKERS))}")
+        tracker = TRACKERS[name]
+        if here and not _is_there(tracker.module):
+            install = f"pip install -e '.[{tracker.extra}]'" if tracker.extra else ""
+            install = install or f"pip install {tracker.module}"
+            raise ValueError(f"--track {name} needs the package {tracker.module}: {install}")
+        if tracker.variables and not any(map(os.environ.get, tracker.variables)):
+            raise ValueError(
+                f"--track {name} sends to an address that no variable states; set "
+                f"{tracker.variables[0]}={tracker.example}"
+            )
+    return chosen
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package that it is in
+        return False

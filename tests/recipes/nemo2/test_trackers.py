@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trackers get each step's numbers, continue their run after a resume, and never end a training."""
+
+import json
+import sqlite3
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from recipes.nemo2 import trackers
+from recipes.nemo2.tracker_loggers import plain
+from recipes.nemo2.trackers import Trackers
+
+LINE = {"tokens": 100, "mfu": 0.4, "loss_by_position": {"0-4": 2.0, "4+": 1.0}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    stage = tmp_path / "runs" / "tiny" / "stages" / "tiny_512"
+    stage.mkdir(parents=True)
+    (stage / "stage.json").write_text('{"name": "tiny_512", "seq_length": 512}')
+    return stage
+
+
+def train(folder: Path, names: list[str], steps: range) -> None:
+    """Run the hooks of a training of some steps."""
+    trainer = SimpleNamespace(
+        is_global_zero=True, loggers=[], callback_metrics={}, global_step=steps.start - 1
+    )
+    callback = Trackers(names, str(folder))
+    callback.on_train_start(trainer, None)
+    for step in steps:
+        callback.on_step_line(trainer, {"step": step, "loss": 1 / step, **LINE})
+    callback.teardown(trainer, None, "fit")
+
+
+def ids(folder: Path) -> dict[str, str]:
+    return json.loads((folder / "trackers.json").read_text())
+
+
+def findings(folder: Path) -> list[dict]:
+    path = folder / "health.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture(autouse=True)
+def time_to_finish(monkeypatch):
+    monkeypatch.setattr(trackers, "SECONDS_TO_FINISH", 120.0)  # imports on a busy machine
+
+
+def test_wandb_offline_continues_its_run_after_a_resume(folder, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for steps in (range(1, 3), range(3, 5)):
+        train(folder, ["wandb"], steps)
+        run_id = ids(folder)["wandb"]
+    assert findings(folder) == []
+    runs = sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert [run.name for run in runs] == [f"run-{run_id}.wandb"] * 2
+    assert all(b"loss_metrics/global_avg_loss" in run.read_bytes() for run in runs)
+
+
+def test_a_tracker_without_a_key_is_left_out_and_said_once(folder, monkeypatch):
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(folder / "none"))
+    with pytest.warns(UserWarning, match="wandb does not take metrics from step 5 on") as said:
+        train(folder, ["wandb"], range(5, 9))
+    assert len([one for one in said if "does not take" in str(one.message)]) == 1
+    [finding] = findings(folder)
+    assert (finding["kind"], finding["step"]) == ("tracker_down", 5)
+    assert "no API key is configured" in finding["cause"]
+    assert "WANDB_API_KEY" in finding["remedy"]
+
+
+def test_a_collector_gets_each_step_and_its_loss_is_noticed(folder, monkeypatch):
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+        ExportMetricsServiceRequest,
+    )
+
+    received: list[ExportMetricsServiceRequest] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            import gzip
+
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            received.append(ExportMetricsServiceRequest.FromString(body))
+            self.send_response(200 if len(received) < 3 else 400)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    with pytest.warns(UserWarning, match="otel does not take metrics from step 3 on"):
+        train(folder, ["otel"], range(1, 6))
+    server.shutdown()
+    assert len(received) == 3  # none after the one that was refused
+    [resource] = received[1].resource_metrics
+    attributes = {one.key: one.value for one in resource.resource.attributes}
+    assert attributes["longhaul.run"].string_value == "tiny/tiny_512"
+    assert attributes["longhaul.seq_length"].int_value == 512
+    values = {
+        metric.name: metric.gauge.data_points[0].as_double
+        for metric in resource.scope_metrics[0].metrics
+    }
+    assert values["longhaul.step"] == 2
+    assert values["longhaul.mfu_percent"] == pytest.approx(40)
+    assert values["longhaul.loss_by_position.4_up"] == 1
+
+
+def test_tensorboard_has_the_names_of_the_field(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(folder, ["tensorboard"], range(1, 4))
+    events = EventAccumulator(str(folder / "tensorboard" / "events"))
+    events.Reload()
+    points = events.Scalars("mfu(%)")
+    assert [(point.step, point.value) for point in points] == [(1, 40), (2, 40), (3, 40)]
+
+
+def test_mlflow_without_a_server_continues_its_run_in_files(folder, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for steps in (range(1, 3), range(3, 5)):
+        train(folder, ["mlflow"], steps)
+    assert findings(folder) == []
+    [metric] = (folder / "mlruns").glob(f"*/{ids(folder)['mlflow']}/metrics/mfu_percent")
+    assert [int(line.split()[2]) for line in metric.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_trackio_continues_its_run_in_its_database(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
+    pytest.importorskip("trackio")
+    for steps in (range(1, 3), range(3, 5)):
+        train(folder, ["trackio"], steps)
+    assert findings(folder) == []
+    with sqlite3.connect(tmp_path / "trackio" / "longhaul.db") as database:
+        rows = database.execute("select run_name, step from metrics order by step").fetchall()
+    assert rows == [("tiny/tiny_512", step) for step in (1, 2, 3, 4)]
+
+
+def test_a_tracker_that_lags_behind_does_not_hold_training_up(folder, monkeypatch):
+    waits = threading.Event()
+    monkeypatch.setattr(trackers, "MOST_WAITING", 3)
+    monkeypatch.setattr(trackers, "SECONDS_TO_FINISH", 0.1)
+    monkeypatch.setattr(trackers, "open_logger", lambda *_, **__: waits.wait(60))
+    with pytest.warns(UserWarning, match="wandb does not take metrics from step 4 on"):
+        train(folder, ["wandb"], range(1, 10))
+    waits.set()
+    assert "3 steps behind" in findings(folder)[0]["cause"]
+
+
+def test_names_have_no_character_that_mlflow_refuses():
+    names = ("memory/max_active(GiB)", "mfu(%)", "loss_by_position/256+", "lr")
+    assert [*map(plain, names)] == [
+        "memory/max_active_GiB", "mfu_percent", "loss_by_position/256_up", "lr",
+    ]  # fmt: skip

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+import importlib.util
+
+import pytest
+
+from recipes.spec import trackers
+from recipes.spec.trackers import TRACKERS, require_trackers
+
+
+def test_names_are_given_back_once_in_their_order():
+    assert require_trackers(["wandb", "tensorboard", "wandb"]) == ("wandb", "tensorboard")
+    assert require_trackers([]) == ()
+
+
+def test_an_unknown_tracker_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match=r"no tracker is called 'wandbb'; did you mean wandb\?"):
+        require_trackers(["wandbb"])
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_without_its_package_is_refused_with_the_command(name, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
+    there = importlib.util.find_spec
+
+    def find(module: str) -> object:
+        return None if module == TRACKERS[name].module else there(module)
+
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", find)
+    with pytest.raises(ValueError, match=f"--track {name} needs the package .*: pip install "):
+        require_trackers([name])
+    assert require_trackers([name], here=False) == (name,)
+
+
+def test_opentelemetry_without_an_address_is_refused(monkeypatch):
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", raising=False)
+    with pytest.raises(ValueError, match="set OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318"):
+        require_trackers(["otel"], here=False)
