@@ -41,13 +41,13 @@ class State(NamedTuple):
 class Run:
     """A run folder, the command that trains into it, and all of its processes."""
 
-    def __init__(self, folder: Path, store: Path, steps: int) -> None:
+    def __init__(self, folder: Path, store: Path, steps: int, save_every: int = SAVE_EVERY) -> None:
         """Make a working folder, by which the processes are known."""
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True)
         self.words = [
             str(LONGHAUL), "pretrain", "--factory", STAGE, "--out", "run", "--store", str(store),
-            f"trainer.max_steps={steps}", f"log.ckpt.every_n_train_steps={SAVE_EVERY}",
+            f"trainer.max_steps={steps}", f"log.ckpt.every_n_train_steps={save_every}",
             "trainer.limit_val_batches=0", "data.global_batch_size=4", "data.micro_batch_size=2",
             "trainer.callbacks[0].tokens_per_batch=2048",
         ]  # fmt: skip
@@ -135,10 +135,15 @@ class Run:
         ranks.sort(key=lambda rank: rank.pid)
         return ranks if victim == "ranks" or not ranks else [choose(ranks)]
 
-    def wait_for_end(self, seconds: float) -> int:
-        """Wait for every process to end by itself; kill what is left, and return its number."""
+    def wait_for_end(self, seconds: float, last_step: int) -> int:
+        """Wait for every process to end by itself; kill what is left, and return its number.
+
+        Ranks that come to the last step are not waited for.
+        """
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and (not self.has_ended() or self.processes()):
+        while (not self.has_ended() or self.processes()) and (
+            time.monotonic() < deadline and max(self.steps(), default=0) < last_step
+        ):
             time.sleep(0.1)
         left = self.processes()
         kill(left)

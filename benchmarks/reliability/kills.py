@@ -12,8 +12,8 @@ The tiny model is trained on two gloo ranks by `longhaul pretrain`, which saves 
 The same command is started again after each kill until the stage ends. Killed are, in turn, one
 rank, all ranks, torchrun's agent, the command alone, and every process. The moment is drawn: some
 time after the start, some time after a number of steps, or inside a save, for which the folder of
-checkpoints is watched. Processes that a kill leaves may end by themselves; what runs after that
-time is killed too, and counted. Before each start the checkpoint that would be chosen is read and
+checkpoints is watched. Processes that a kill leaves may end by themselves, in some seconds and
+steps; what runs after that is killed too, and counted. Before each start the checkpoint that would be chosen is read and
 compared with its checksums, here and not by the code under test.
 
 Python processes that import NeMo are forked from one that has (`tests/warm_start`), which makes a
@@ -51,8 +51,9 @@ from benchmarks.reliability.killed_run import (
 
 Moment = Literal["start", "steps", "save"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
-STEPS_FOR_A_KILL = 4
-"""Of the stage: a kill loses up to a save's interval, so all of them find a stage that trains."""
+STEPS_FOR_A_KILL = 7
+STEPS_AFTER = 2 * SAVE_EVERY
+"""Steps that ranks without their agent or command may take before they are killed too."""
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class Pace:
     save: float
 
 
-def undisturbed(run: Run) -> Pace:
+def paced(run: Run) -> Pace:
     """Run to the end, and return how long the start, a step and a save took."""
     began = time.monotonic()
     run.start()
@@ -148,7 +149,7 @@ def killed_once(run: Run, kill_of: Kill, pace: Pace, draw: random.Random, grace:
     kill_of.killed = len(victims)
     state, ended = run.state(), time.monotonic()
     kill_of.step = max(run.steps(), default=0)
-    kill_of.left = run.wait_for_end(grace)
+    kill_of.left = run.wait_for_end(grace, kill_of.step + STEPS_AFTER)
     kill_of.ended = time.monotonic() - ended
     kill_of.in_save = bool(state.unfinished) or bool(run.state().unfinished)
 
@@ -191,25 +192,30 @@ def main() -> None:
     """Kill, compare, and write the page; exit with 1 where the claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--steps", type=int, help="of the stage; default: 4 for each kill")
+    parser.add_argument("--steps", type=int, help="of the stage; default: 7 for each kill")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--grace", type=float, default=60, help="seconds for others to end")
+    parser.add_argument("--grace", type=float, default=30, help="seconds for others to end")
     parser.add_argument("--cold", action="store_true", help="import NeMo in every process")
     parser.add_argument("--out", type=Path, help="write the page there as well")
     given = parser.parse_args()
-    steps = given.steps or STEPS_FOR_A_KILL * given.kills + SAVE_EVERY
+    steps = given.steps or STEPS_FOR_A_KILL * given.kills + 2 * STEPS_AFTER
     draw, kills, wrong = random.Random(given.seed), list[Kill](), list[str]()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as name, warm_start(given.cold):
         folder = Path(name).resolve()
         store = write_store(folder)
-        plain, run = (Run(folder / which, store, steps) for which in ("undisturbed", "killed"))
-        pace = undisturbed(plain)
+        paced(Run(folder / "first", store, SAVE_EVERY))  # imports, and files into the page cache
+        pace = paced(Run(folder / "paced", store, 2 * SAVE_EVERY))
         print(pace, file=sys.stderr)
-        expected = plain.steps()
+        plain = Run(folder / "undisturbed", store, steps, save_every=steps)
+        plain.start()
+        plain.finish()
+        expected, run = plain.steps(), Run(folder / "killed", store, steps)
         for number in range(1, given.kills + 1):
             victim = VICTIMS[(number - 1) % len(VICTIMS)]
             moment = "save" if number % 2 else draw.choice(MOMENTS[:2])
+            if steps - max(run.state().complete, default=0) <= 2 * STEPS_AFTER:
+                victim, moment = "all", "start"  # others would let it come to its end
             kill_of = Kill(number, victim, moment)
             killed_once(run, kill_of, pace, draw, given.grace)
             wrong += check(run, kill_of, expected)
@@ -283,8 +289,8 @@ def sections(
             ["claim", ""],
             [[claim, "holds" if holds else "DOES NOT HOLD"] for claim, holds in claims.items()],
         ),
-        f"By what was killed; others may end by themselves within {given.grace:.0f} s, then they "
-        "are killed:",
+        f"By what was killed; others may end by themselves within {given.grace:.0f} s and "
+        f"{STEPS_AFTER} steps, then they are killed:",
         table(
             ["killed", "", "kills", "in a save", "processes killed", "left after that",
              "s to the end, median", "s to the end, most"],
