@@ -31,6 +31,7 @@ from data.mixture.dataset import MixedDataset
 from data.mixture.groups import MixError
 from data.mixture.stage_rows import SEED, StageRows, mix_of
 from data.store import Manifest, StoreError
+from data.token_files import cached_order
 from data.token_files.stored_documents import StoredDocuments, require_whole
 from data.train_short.samples import PositionsOf, ScaleOf, TrainShort
 from data.train_short.sentences import SentenceSelection
@@ -65,6 +66,21 @@ class NumberedDataset(GPTDataset):
     def build_low_level_dataset(dataset_path: str, config: Any) -> StoredDocuments:
         """Open the documents of a prefix, whose tokens may be in several files."""
         return StoredDocuments(dataset_path, multimodal=False, mmap=config.mmap_bin_files)
+
+    def _build_document_sample_shuffle_indices(self) -> Any:
+        """Return the order of samples; what Megatron kept of it is read if it is undamaged.
+
+        The first rank builds before the others read.
+        """
+        folder = None if self.config.path_to_cache is None else Path(self.config.path_to_cache)
+        if folder is None or (dist.is_initialized() and dist.get_rank() != 0):
+            return super()._build_document_sample_shuffle_indices()
+        split = self.index_split.name
+        name = f"{self.unique_description_hash}-{type(self).__name__}-{split}"
+        cached_order.discard_damaged(folder, name)
+        order = super()._build_document_sample_shuffle_indices()
+        cached_order.write_sums(folder, name)
+        return order
 
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
         """Return tokens, labels, loss_mask, position_ids [S] and the sample's number.

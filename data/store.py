@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data.files.nearest import near_path
+from data.files.own_sum import has_wrong_sum, with_own_sum
 from data.splits import LengthBucket, Part, SourceFacts, Split, StoredFile
 from data.splits import StoreError as StoreError  # most callers have to do with the manifest alone
 
@@ -72,6 +73,8 @@ class Manifest:
     """The sums of the blocks of token files; older stores have none."""
     versions: dict[str, str] = field(default_factory=dict)
     """Releases of the packages that made it."""
+    tokenizer_files: tuple[StoredFile, ...] = field(default=(), compare=False)
+    """Those next to the tokenizer's definition, which has a fingerprint; older stores list none."""
 
     def __post_init__(self) -> None:
         """Refuse parts of sources that are not listed, and sources listed twice."""
@@ -127,6 +130,11 @@ class Manifest:
                 f"{root / MANIFEST} has format version {content.get('version')!r}, this program"
                 f" reads version {VERSION}; prepare the store again"
             )
+        if has_wrong_sum(content):
+            raise StoreError(
+                f"{root / MANIFEST} is damaged: its SHA-256 differs from what was written; restore "
+                "it from a copy, or prepare the store again"
+            )
         manifest = cls._from_json(root, content)
         manifest._require_files()
         return manifest
@@ -145,6 +153,9 @@ class Manifest:
                 skipped=dict(content["skipped"]),
                 blocks=StoredFile(**content["blocks"]) if content.get("blocks") else None,
                 versions=dict(content.get("versions", {})),
+                tokenizer_files=tuple(
+                    StoredFile(**file) for file in content.get("tokenizer_files", ())
+                ),
             )
         except StoreError as error:
             raise StoreError(f"{root / MANIFEST} is damaged: {error}") from error
@@ -154,7 +165,7 @@ class Manifest:
             ) from error
 
     def write(self) -> None:
-        """Write the manifest; the last step of making a store."""
+        """Write the manifest, with the tokenizer's files as they are; the last step of a store."""
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -166,8 +177,13 @@ class Manifest:
             "skipped": dict(sorted(self.skipped.items())),
             "blocks": None if self.blocks is None else asdict(self.blocks),
             "versions": self.versions,
+            "tokenizer_files": [
+                asdict(StoredFile.of(self.root, path.relative_to(self.root).as_posix()))
+                for path in sorted(self.tokenizer_path.rglob("*"))
+                if path.is_file() and path != self.tokenizer_path / TOKENIZER_FILE
+            ],
         }
-        text = json.dumps(content, indent=2) + "\n"
+        text = json.dumps(with_own_sum(content), indent=2) + "\n"
         (self.root / MANIFEST).write_text(text, encoding="utf-8")
 
     def split(self, name: SplitName) -> Split:
@@ -195,6 +211,7 @@ class Manifest:
     def _files(self) -> Iterable[StoredFile]:
         parts = [part for name in SPLITS for part in self.split(name).parts]
         files = [file for part in parts for file in (*part.bins, part.idx)]
+        files += self.tokenizer_files
         return files if self.blocks is None else [*files, self.blocks]
 
     def _require_files(self) -> None:
@@ -217,7 +234,7 @@ class Manifest:
                 )
         if not (self.tokenizer_path / TOKENIZER_FILE).is_file():
             raise StoreError(
-                f"the store has lost its tokenizer: {self.tokenizer_path} is incomplete"
+                f"the store has lost a file: {self.tokenizer_path / TOKENIZER_FILE} does not exist"
             )
 
 

@@ -20,6 +20,7 @@ from data.files.sha256 import Hashing, Part
 from data.splits import StoredFile
 from data.store import (
     SPLITS,
+    TOKENIZER_FILE,
     Manifest,
     SplitName,
     StoreError,
@@ -59,7 +60,11 @@ def verify(manifest: Manifest, *, whole: bool = False, splits: Sequence[SplitNam
     Raises:
         StoreError: for the first file that is damaged, or that cannot be read.
     """
-    require_tokenizer(manifest, tokenizer_fingerprint(manifest.tokenizer_path))
+    folder = manifest.tokenizer_path
+    fingerprint = tokenizer_fingerprint(folder)
+    require_tokenizer(manifest, fingerprint, f"{folder / TOKENIZER_FILE} now has")
+    for file in manifest.tokenizer_files:
+        _require_undamaged(manifest.root, file)
     expected: list[tuple[Part, int, str]] = []
     blocks = _blocks(manifest)
     for pair in [part for name in splits for part in manifest.split(name).parts]:
@@ -88,10 +93,7 @@ def _blocks(manifest: Manifest) -> dict[str, list[str]]:
     if manifest.blocks is None:
         return {}
     path = manifest.root / manifest.blocks.path
-    with Hashing([Part(path)]) as hashing:
-        (result,) = hashing.results()
-    if result != manifest.blocks.sha256:
-        raise StoreError(_damaged(Part(path), result))
+    _require_undamaged(manifest.root, manifest.blocks)
     content = json.loads(path.read_text(encoding="utf-8"))
     if content["block_bytes"] != BLOCK:
         raise StoreError(
@@ -150,6 +152,15 @@ def _require_size(path: Path, size: int) -> None:
             f"{path} has {found:,} bytes where {size:,} were written; restore it from a copy, or "
             "prepare the store again"
         )
+
+
+def _require_undamaged(root: Path, file: StoredFile) -> None:
+    """Raise StoreError for a small file that differs from the saved one."""
+    part = Part(root / file.path)
+    with Hashing([part]) as hashing:
+        (result,) = hashing.results()
+    if result != file.sha256:
+        raise StoreError(_damaged(part, result))
 
 
 def _required(result: str | OSError) -> str:

@@ -111,10 +111,16 @@ def require_whole(checkpoint: Path) -> None:
     The index is read without running code, and every file that the index or the marker names must
     have its size. Other files that Megatron or NeMo would unpickle are refused.
     """
-    for path, least in require_index(checkpoint).items():
-        _require_size(path, least, exactly=False)
-    for name, file in (saved_files(checkpoint, but=(CONTEXT, HUGGING_FACE)) or {}).items():
-        _require_size(checkpoint / name, file.bytes, exactly=True)
+    named, saved = require_index(checkpoint), saved_files(checkpoint) or {}
+    for name, file in saved.items():
+        if PurePosixPath(name).parts[0] not in (CONTEXT, HUGGING_FACE):
+            _require_size(checkpoint / name, file.bytes, exactly=True)
+    for path, least in named.items():
+        try:
+            _require_size(path, least, exactly=False)
+        except CheckpointError as error:  # the fault may be the index's
+            of_index = CheckpointError(str(error), path=weights_of(checkpoint) / INDEX)
+            raise damage(checkpoint, saved, of_index) or error from None
 
 
 def require_index(checkpoint: Path) -> dict[Path, int]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from custom_modules.checkpoints.index import CheckpointError
+from data.files.own_sum import KEY as OWN_SUM
+from data.files.own_sum import has_wrong_sum, with_own_sum
 from data.files.whole import write_text
 
 RECIPE = "config.yaml"
@@ -58,6 +60,11 @@ def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
         raise CheckpointError(_damaged(path, str(error)), path=path) from error
     if not isinstance(facts, dict):
         raise CheckpointError(_damaged(path, "it is not a JSON object"), path=path)
+    if has_wrong_sum(facts):
+        raise CheckpointError(
+            _damaged(path, "its SHA-256 differs from what was written"), path=path
+        )
+    facts.pop(OWN_SUM, None)
     types: dict[str, type] = {"step": int, "max_steps": int, "tokenizer": str}
     if VOCABULARY in facts:
         types[VOCABULARY] = int
@@ -70,7 +77,7 @@ def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
 
 def write_marker(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write the marker that makes a checkpoint complete, after all its other files."""
-    write_text(folder / MARKER, json.dumps(facts, indent=1), durable=True)
+    write_text(folder / MARKER, json.dumps(with_own_sum(facts), indent=1), durable=True)
 
 
 def require_vocabulary(checkpoint: Path, tokens: int) -> None:

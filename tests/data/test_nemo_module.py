@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
@@ -56,6 +57,28 @@ def test_positions_restart_with_each_document(small_store, megatron_rank):
     for sample in samples(small_store, "within"):
         table = Documents.from_starts(sample["document_starts"][None])
         assert torch.equal(sample["position_ids"], table.position_ids()[0])
+
+
+@pytest.mark.parametrize("change", ["flip", "cut", "remove", "pickle"])
+def test_a_damaged_order_of_samples_is_built_again_and_the_same(
+    tmp_path, small_store, megatron_rank, change, caplog
+):
+    store = Path(shutil.copytree(small_store, tmp_path / "store"))
+    before = [sample["tokens"] for sample in samples(store, "across")]
+    (path,) = (store / "index").glob("*-train-shuffle_index.npy")
+    content = path.read_bytes()
+    if change == "flip":
+        path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+    elif change == "cut":
+        path.write_bytes(content[:-8])
+    elif change == "remove":
+        path.unlink()
+    else:
+        np.save(path, np.array([{"what": "runs code when it is read"}]), allow_pickle=True)
+    after = [sample["tokens"] for sample in samples(store, "across")]
+    assert all(map(torch.equal, before, after))
+    assert path.read_bytes() == content
+    assert f"{path} is " in caplog.text
 
 
 def test_positions_run_on_where_attention_goes_across_documents(small_store, megatron_rank):

@@ -26,12 +26,20 @@ def store(tmp_path: Path, shared_store: Manifest) -> Path:
 
 def change_manifest(store: Path, change: Callable[[dict], object]) -> None:
     content = json.loads((store / "manifest.json").read_text())
+    del content["own_sha256"]  # as in a store of an earlier version
     change(content)
     (store / "manifest.json").write_text(json.dumps(content))
 
 
 def part_of(content: dict, split: str = "train") -> dict:
     return content["splits"][split]["parts"][0]
+
+
+def test_a_number_that_a_flipped_bit_made_another_is_damage(store: Path) -> None:
+    text = (store / "manifest.json").read_text()
+    (store / "manifest.json").write_text(text.replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(StoreError, match=r"manifest\.json is damaged: its SHA-256 differs"):
+        Manifest.load(store)
 
 
 def test_a_loaded_manifest_is_the_one_that_was_written(shared_store: Manifest) -> None:

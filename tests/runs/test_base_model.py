@@ -15,7 +15,12 @@ from custom_modules.rope.config import RopeScaling
 from data.store import Manifest
 from eval.finished_parts import partial_path, titles_of
 from eval.run_folder import base_evaluations, read_evaluation, read_stage
-from recipes.checkpoints.marker import TRAINED_ON, checkpoint_facts, newest_checkpoint
+from recipes.checkpoints.marker import (
+    TRAINED_ON,
+    checkpoint_facts,
+    newest_checkpoint,
+    write_marker,
+)
 from tests.ranks import Ranks
 from tests.runs.conftest import NEMO, TIMEOUT_SECONDS, TrainingRun
 from tests.runs.train import evaluate_on_forked_rank
@@ -46,7 +51,7 @@ def run(tmp_path_factory, small_store):
     marker = json.loads((start / "longhaul.json").read_text())
     del marker["rotation"]  # as of an import
     marker |= {"rope": OWN.to_dict(), "seq_length": 128}
-    (start / "longhaul.json").write_text(json.dumps(marker))
+    write_marker(start, marker)
     records.record(ResolvedStage.of(recipe(made.options | {"start": str(start)})), start=str(start))
     return made
 

@@ -116,11 +116,18 @@ def test_samples_differ_and_all_of_it_finds_what_a_sample_misses(in_blocks):
     assert 0 < len(found) < 200
 
 
+def test_a_flipped_bit_next_to_the_definition_of_the_tokenizer_is_damage_of_its_file(store):
+    manifest = Manifest.load(store)
+    flip(store / "tokenizer" / "tokenizer_config.json", 3)
+    with pytest.raises(StoreError, match=r"tokenizer_config\.json is damaged"):
+        verify(manifest)
+
+
 def test_a_store_without_sums_of_blocks_is_read_whole_where_it_is_asked_for_or_small(
     store, monkeypatch
 ):
     content = json.loads((store / "manifest.json").read_text())
-    del content["blocks"]
+    del content["blocks"], content["own_sha256"]
     (store / "manifest.json").write_text(json.dumps(content))
     (store / "blocks.json").unlink()
     manifest = Manifest.load(store)

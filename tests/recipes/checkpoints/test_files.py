@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,19 @@ def test_neither_an_earlier_marker_nor_a_file_that_is_being_written_is_described
     (checkpoint / ".longhaul.json.77.tmp").touch()
     (checkpoint / "weights" / ".metadata.tmp").touch()
     assert described(checkpoint) == before
+
+
+def test_a_damaged_index_that_names_more_bytes_is_the_file_that_is_named(checkpoint):
+    index = checkpoint / "weights" / ".metadata"
+    content = pickle.loads(index.read_bytes())  # noqa: S301  # written above
+    (info,) = content.storage_data.values()
+    info.length += 1_000
+    index.write_bytes(pickle.dumps(content))
+    facts = json.loads((checkpoint / "longhaul.json").read_text())
+    facts["files"]["weights/.metadata"]["bytes"] = index.stat().st_size
+    (checkpoint / "longhaul.json").write_text(json.dumps(facts))
+    with pytest.raises(CheckpointError, match=r"\.metadata is damaged: its SHA-256 differs"):
+        require_whole(checkpoint)
 
 
 def test_a_whole_checkpoint_passes_also_without_sums(checkpoint):

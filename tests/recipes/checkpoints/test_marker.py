@@ -66,6 +66,16 @@ def test_a_damaged_marker_is_named_and_not_taken_for_none(stage, content, why):
         assert error.value.path == marker
 
 
+def test_a_number_that_a_flipped_bit_made_another_is_damage(stage):
+    marker = stage / "step=4" / MARKER
+    text = marker.read_text()
+    marker.write_text(text.replace('"step": 4', '"step": 5'))
+    with pytest.raises(CheckpointError, match=r"longhaul\.json is damaged \(its SHA-256 differs"):
+        newest_checkpoint(stage)
+    marker.write_text(json.dumps(json.loads(text)))  # another layout of the same content
+    assert newest_checkpoint(stage) == stage / "step=4"
+
+
 def test_a_marker_that_cannot_be_read_is_not_taken_for_none(stage):
     marker = stage / "step=4" / MARKER
     marker.unlink()
