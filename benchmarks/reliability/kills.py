@@ -13,8 +13,8 @@ The same command is started again after each kill until the stage ends. Killed a
 rank, all ranks, torchrun's agent, the command alone, and every process. The moment is drawn: some
 time after the start, some time after a number of steps, or inside a save, for which the folder of
 checkpoints is watched. Processes that a kill leaves may end by themselves, in some seconds and
-steps; what runs after that is killed too, and counted. Before each start the checkpoint that would be chosen is read and
-compared with its checksums, here and not by the code under test.
+steps; what runs after that is killed too, and counted. Before each start the checkpoint that would
+be chosen is read and compared with its checksums, here and not by the code under test.
 
 Python processes that import NeMo are forked from one that has (`tests/warm_start`), which makes a
 start cost seconds of CPU time; with `--cold` each imports NeMo by itself.
@@ -135,7 +135,7 @@ def wait_for_moment(run: Run, moment: Moment, pace: Pace, draw: random.Random) -
 
 def killed_once(run: Run, kill_of: Kill, pace: Pace, draw: random.Random, grace: float) -> None:
     """Start the command, kill at the moment, and note what is left."""
-    began = time.monotonic()
+    began, before = time.monotonic(), set(run.state().unfinished)
     run.start()
     wait_for_moment(run, kill_of.moment, pace, draw)
     victims: list[object] = []
@@ -151,7 +151,7 @@ def killed_once(run: Run, kill_of: Kill, pace: Pace, draw: random.Random, grace:
     kill_of.step = max(run.steps(), default=0)
     kill_of.left = run.wait_for_end(grace, kill_of.step + STEPS_AFTER)
     kill_of.ended = time.monotonic() - ended
-    kill_of.in_save = bool(state.unfinished) or bool(run.state().unfinished)
+    kill_of.in_save = bool({*state.unfinished, *run.state().unfinished} - before)
 
 
 def check(run: Run, kill_of: Kill, expected: dict[int, list[object]]) -> Iterator[str]:
