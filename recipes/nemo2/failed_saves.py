@@ -92,7 +92,8 @@ def too_full(checkpoints: Path) -> Finding | None:
         f"system of {checkpoints} has {free / 1e9:,.3g} GB left",
         "the file system is nearly full; the last checkpoint is kept until the next is complete, "
         "so both have to fit",
-        "free some room, for example with `longhaul checkpoints RUN --prune`; the training goes on",
+        "the training goes on; free some room, for example in another run: "
+        "`longhaul checkpoints RUN --prune --keep-last 1`",
     )
 
 
