@@ -6,6 +6,7 @@ records why training fails on it; a full disk is recorded by the first rank that
 """
 
 import errno
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from custom_modules.callbacks.hang_guard import HangGuard, early
 from custom_modules.callbacks.loss_guard import LossBrokeError
@@ -21,7 +22,7 @@ from data.files.whole import chain
 from longhaul.health.alert import Alerts
 from longhaul.health.finding import Finding, append, begins, ends, read
 from longhaul.health.monitor import MetricsTail, Monitor
-from longhaul.health.thresholds import CHECK_SECONDS
+from longhaul.health.thresholds import CHECK_SECONDS, FREE_BYTES
 
 FULL = {
     errno.ENOSPC: "the file system is full",
@@ -29,6 +30,8 @@ FULL = {
     errno.EFBIG: "a file would be larger than its file system or `ulimit -f` admits",
 }
 """Errors of a write that finds no room."""
+OF_TORCH = "unexpected pos"
+"""What torch says of a file that could not be written whole; its processes lose the cause."""
 LOST = {errno.ENOENT, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ENODEV, errno.EHOSTDOWN}
 """Errors of a folder that is not there any more."""
 
@@ -53,7 +56,7 @@ class Health(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare the alerts, which have locks: NeMo copies a callback before it is set up."""
-        self.alerts = Alerts(self.alert, rank_zero_warn)
+        self.alerts = Alerts(self.alert, _warn)
         guards = [one for one in trainer.callbacks if isinstance(one, HangGuard)]
         if trainer.is_global_zero and guards:
             self._clock = HangClock(guards[0], self._hangs)
@@ -81,7 +84,7 @@ class Health(Callback):
             append(self.folder, [ends(finding, trainer.global_step) for finding in ended])
         except Exception as error:
             self._working = False
-            rank_zero_warn(f"health is not checked any more: {type(error).__name__}: {error}")
+            _warn(f"health is not checked any more: {type(error).__name__}: {error}")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -138,17 +141,17 @@ class Health(Callback):
         """Record findings that begin; a folder that cannot be written still alerts."""
         lines = [begins(finding) for finding in found]
         for finding, line in zip(found, lines, strict=True):
-            rank_zero_warn(f"health: {finding.kind} at step {finding.step}: {finding.said}")
+            _warn(f"health: {finding.kind} at step {finding.step}: {finding.said}")
             if self.alerts is not None:
                 self.alerts.send({"stage": str(self.folder), **line})
         try:
             append(self.folder, lines)
         except OSError as error:
-            rank_zero_warn(f"health: {self.folder} cannot be written: {error}")
+            _warn(f"health: {self.folder} cannot be written: {error}")
 
     def reason(self, trainer: Trainer, exception: BaseException) -> Finding | None:
         """Return the finding of an error that ends training; None for a person's Ctrl-C."""
-        if not isinstance(exception, Exception):
+        if isinstance(exception, KeyboardInterrupt | SystemExit):
             return None
         step, rank = int(trainer.global_step), int(trainer.global_rank)
         if isinstance(exception, LossBrokeError):
@@ -190,9 +193,17 @@ class HangClock:
                 self._moved.wait()
 
 
+def _warn(text: str) -> None:
+    """Log a warning; Python's own warnings are turned off on the ranks."""
+    rank_zero_info(f"warning: {text}")
+
+
 def of_error(error: BaseException, folder: Path, step: int, rank: int) -> Finding:
     """Return the finding of an error by what caused it: a full disk, a lost folder, or neither."""
-    numbers = {link.errno for link in chain(error) if isinstance(link, OSError)}
+    links = list(chain(error))
+    numbers = {link.errno for link in links if isinstance(link, OSError)}
+    if any(OF_TORCH in str(link) for link in links) or _has_no_room(folder):
+        numbers.add(errno.ENOSPC)
     for number, said in FULL.items():
         if number in numbers:
             return Finding(
@@ -215,6 +226,13 @@ def of_error(error: BaseException, folder: Path, step: int, rank: int) -> Findin
         said=f"training ended on rank {rank}: {_words(error)}",
         remedy="the rank's output has the whole error",
     )  # fmt: skip
+
+
+def _has_no_room(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < FREE_BYTES
+    except OSError:
+        return False
 
 
 def _words(error: BaseException) -> str:
