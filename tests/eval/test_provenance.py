@@ -22,6 +22,7 @@ ABOUT = Provenance(
     date="2026-11-25 02:00 UTC", commit=f"{'0123456789' * 4} and changes",
     command="longhaul evaluate --run runs/tiny", seeds={"windows": 0, "passkeys": 3},
     tokenizer="byte-level-bpe 0123abcd", parameters=12_345, tokens_seen=67_890,
+    rotation={"sha256": 6 * "0123456789", "longest_wavelength": 141_332.4, "temperature": 1.138629},
 )  # fmt: skip
 
 
@@ -36,7 +37,8 @@ def test_the_report_says_how_each_evaluation_was_measured(tmp_path):
     assert "How it was measured" in page
     shown = {
         ABOUT.date, "40", "12,345", "67,890", ABOUT.tokenizer, "stores/one",
-        "windows 0, passkeys 3", "012345678901 and changes", ABOUT.command,
+        "windows 0, passkeys 3", "longest wavelength 141,332, temperature 1.139, 012345678901",
+        "012345678901 and changes", ABOUT.command,
     }  # fmt: skip
     assert shown <= cells(page)
     assert read_evaluation(run, "tiny_2k").provenance == ABOUT
