@@ -178,7 +178,8 @@ def test_an_interrupted_evaluation_continues_with_the_parts_that_are_left(evalua
         evaluate(run, evaluate_until_the_second_row, base=False)
     assert not result.exists()
     assert titles_of(run.folder, STAGE) == [
-        "number of parameters", "loss by position", "gain from context", "passkeys of 256 tokens",
+        "number of parameters", "rotation in effect", "loss by position", "gain from context",
+        "passkeys of 256 tokens",
     ]  # fmt: skip
     evaluate(run, evaluate_only_the_second_row, base=False)
     found = read_evaluation(run.folder, STAGE)
