@@ -22,6 +22,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
@@ -90,6 +91,31 @@ class StepLog(Callback):
         self.lock.truncate(0)
         self.lock.write(json.dumps(_this_rank()))
         self.lock.flush()
+        self._require_own()
+
+    def _require_own(self) -> None:
+        """Raise RuntimeError if the file has steps of another plan, before any is dropped."""
+        sequences = self.tokens_per_batch // self.seq_length
+        for step, line in self._lines():
+            found = (line.get("tokens"), line.get("samples"))
+            planned = (self.tokens_per_batch, [(step - 1) * sequences, step * sequences - 1])
+            if None not in found and found != planned:
+                raise RuntimeError(
+                    f"{self.path} is of another run or recipe: its step {step} has {found[0]:,} "
+                    f"tokens and samples {found[1]}, this one's {planned[0]:,} and {planned[1]}; "
+                    "train into another run folder by --out, or move the file away"
+                )
+
+    def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the step and content of each line; one cut short by a kill is the last."""
+        if not self.path.exists():
+            return
+        for text in self.path.read_text(errors="replace").splitlines():
+            try:
+                line = json.loads(text)
+                yield line["step"], line
+            except (ValueError, KeyError, TypeError):
+                return
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure from now on what `StepMeasures` does, on every rank."""
@@ -111,15 +137,9 @@ class StepLog(Callback):
         """Drop the lines of steps that were lost by a kill."""
         if not trainer.is_global_zero:
             return
-        kept = []
-        if self.path.exists():
-            for line in self.path.read_text().splitlines():
-                try:
-                    step = json.loads(line)["step"]
-                except ValueError:
-                    break  # a line cut short by a kill is the last one
-                if step <= trainer.global_step:
-                    kept.append(line + "\n")
+        kept = [
+            json.dumps(line) + "\n" for step, line in self._lines() if step <= trainer.global_step
+        ]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text("".join(kept))

@@ -197,6 +197,26 @@ def test_a_resume_drops_a_line_cut_short_by_a_kill(log, path):
     assert [line["step"] for line in lines(path)] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "samples"), [(64, [0, 3]), (32, [4, 7])], ids=["tokens", "samples"]
+)
+def test_a_file_of_another_run_is_refused_and_left_as_it_is(log, path, tokens, samples):
+    path.parent.mkdir(parents=True)
+    content = json.dumps({"step": 1, "tokens": tokens, "samples": samples}) + "\n"
+    path.write_text(content)
+    with pytest.raises(RuntimeError, match="is of another run or recipe: its step 1 has"):
+        log.setup(trainer_at(0), None, "fit")
+    assert path.read_text() == content
+
+
+def test_a_file_of_this_run_is_continued(log, path):
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"step": 2, "tokens": 32, "samples": [4, 7]}) + "\n")
+    log.setup(trainer_at(2), None, "fit")
+    log.on_train_start(trainer_at(2), None)
+    assert [line["samples"] for line in lines(path)] == [[4, 7]]
+
+
 def test_a_rank_other_than_the_first_leaves_the_file_alone(log, path):
     trainer = trainer_at(0)
     trainer.is_global_zero = False
