@@ -2,11 +2,15 @@
 """Recipes as YAML files, which `--to-yaml` writes and `--yaml` reads.
 
 The format is nemo-run's (`_target_`, `_partial_`, `_call_`). Its reader is not used: it turns the
-file into command-line words and loses empty strings and `None`. Building a recipe imports what the
-file names, so only our packages and the libraries that recipes use are accepted.
+file into command-line words and loses empty strings and `None`. Building a recipe imports and calls
+what the file names, and a file may be a stranger's. So only our packages and parts of the libraries
+are accepted, and of functions only ours, not yet called: NeMo has functions and tokenizers that run
+code which other files name. For the same reason a file states no `resume.restore_config`, by which
+NeMo reads what a checkpoint says of its tokenizer; `resume.start` reads weights alone.
 """
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,20 @@ from data.files.whole import write_text
 from recipes.resolved.values import missing, wrong_types
 from recipes.spec.moved_names import current_name
 
-TRUSTED = ("recipes", "custom_modules", "data", "nemo", "megatron.core", "lightning.pytorch")
+OWN = ("recipes", "custom_modules", "data")
+TRUSTED = (
+    *OWN,
+    "nemo.collections.llm.api",
+    "nemo.collections.llm.gpt.model",
+    "nemo.lightning.nemo_logger",
+    "nemo.lightning.pytorch",
+    "megatron.core",
+    "lightning.pytorch.callbacks",
+    "lightning.pytorch.loggers",
+    "lightning.pytorch.plugins",
+    "lightning.pytorch.profilers",
+)
+"""Packages that a file may name."""
 
 
 def dump(recipe: run.Partial) -> str:
@@ -42,6 +59,10 @@ def read(path: Path) -> run.Partial:
             f"{path} holds no recipe: its top level is not a partial of llm.pretrain; `longhaul "
             "show NAME --to-yaml FILE` writes one"
         )
+    if getattr(recipe.resume, "restore_config", None) is not None:
+        raise ValueError(
+            f"{path}: resume.restore_config may read more than weights; state resume.start"
+        )
     problems = [*missing(recipe)] or [*wrong_types(recipe)]
     if problems:
         raise ValueError(f"{path}: {'; '.join(problems)}")
@@ -59,6 +80,7 @@ def _node(content: Any, where: str) -> Any:
     if content.get("_call_") is False:
         return target
     kind = run.Partial if content.get("_partial_") else run.Config
+    _require_class(target, content["_target_"], where, called=kind is run.Config)
     arguments = {
         key: _node(value, f"{where}.{key}")
         for key, value in content.items()
@@ -70,10 +92,28 @@ def _node(content: Any, where: str) -> Any:
         raise ValueError(f"{where}: {error}") from error
 
 
+def _require_class(target: Any, name: str, where: str, *, called: bool) -> None:
+    """Raise ValueError for a function, unless it is ours and not called yet, or the training."""
+    ours = not called and _is_below(name, OWN) and _is_below(_home(target), OWN)
+    if not isinstance(target, type) and not ours and target is not llm.pretrain:
+        raise ValueError(
+            f"{where}: _target_ {name!r} is a function; a recipe names classes, and functions of "
+            f"{', '.join(OWN)} with _partial_: true"
+        )
+
+
+def _is_below(name: str, rooms: Sequence[str]) -> bool:
+    return name.startswith(tuple(f"{room}." for room in rooms))
+
+
+def _home(target: Any) -> str:
+    """Return the module that defines a class or function, with a dot."""
+    return f"{getattr(target, '__module__', '')}."
+
+
 def _import(name: Any, where: str) -> Any:
     """Return the class or function of a dotted name under one of the trusted packages."""
-    rooms = tuple(f"{room}." for room in TRUSTED)
-    if not isinstance(name, str) or not name.startswith(rooms):
+    if not isinstance(name, str) or not _is_below(name, TRUSTED):
         raise ValueError(
             f"{where}: _target_ {name!r} is not from a package that recipes may use; use one of "
             f"{', '.join(TRUSTED)}"
@@ -83,7 +123,7 @@ def _import(name: Any, where: str) -> Any:
         target = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{where}: _target_ {name!r} cannot be imported: {error}") from error
-    home = f"{getattr(target, '__module__', '')}."
-    if not home.startswith(rooms):
+    home = _home(target)
+    if not _is_below(home, TRUSTED):
         raise ValueError(f"{where}: _target_ {name!r} is defined in {home[:-1]}; leave it out")
     return target

@@ -25,6 +25,8 @@ RULES = (
     "S102", "S103", "S108", "S113", "S202", "S301", "S302", "S306", "S307", "S323", "S501", "S506",
     "S507", "S602", "S604", "S605", "S701", "S702",
 )  # fmt: skip
+UNSAFE = ("load_from_checkpoint", "load_context", "unpack_archive", "extractall", "SqliteDict")
+"""Functions that run code of a file, or write where a file says."""
 WHOLE_ENVIRONMENT = {
     "longhaul.jobs.slurm_queue": "for squeue, without the variables that change its answer",
     "data.preparation.engines.pool": "for processes of this machine",
@@ -62,8 +64,10 @@ def faults(name: str, source: str) -> Iterator[str]:
             yield f"{name}: trust_remote_code={given['trust_remote_code']}"
         if given.get("allow_pickle", "False") != "False":
             yield f"{name}: allow_pickle={given['allow_pickle']}"
-        if last in ("load_from_checkpoint", "unpack_archive", "extractall", "SqliteDict"):
+        if last in UNSAFE:
             yield f"{name}: {last}"
+        if last == "RestoreConfig" and given.get("load_artifacts") != "False":
+            yield f"{name}: RestoreConfig without load_artifacts=False"
 
 
 def of_ruff(folder: Path, *rooms: str) -> list[str]:
@@ -162,6 +166,8 @@ def test_make_lint_has_the_rules_of_the_page():
         ("load_dataset('x', trust_remote_code=True)", "trust_remote_code=True"),
         ("numpy.load('x', allow_pickle=True)", "allow_pickle=True"),
         ("Model.load_from_checkpoint('x')", "load_from_checkpoint"),
+        ("nl.io.load_context('x')", "load_context"),
+        ("nl.RestoreConfig(path='x')", "RestoreConfig without load_artifacts=False"),
     ],
 )
 def test_each_call_that_is_ruled_out_is_found(tmp_path, source, rule):

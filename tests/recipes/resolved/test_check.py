@@ -7,6 +7,7 @@ import fiddle as fdl
 import nemo_run as run
 import pytest
 from nemo.collections import llm
+from nemo.lightning import RestoreConfig
 from nemo_run.cli.config import ConfigSerializer
 
 from custom_modules.rope.config import RopeScaling
@@ -118,12 +119,33 @@ def test_nemo_run_writes_the_same_yaml(name):
             "_target_: recipes.spec.model_card.ModelCard\n_partial_: true\nlayer: 3\n",
             "layer",
         ),
+        ("_target_: nemo.lightning.io.api.load_context\npath: x\n", "is not from a package"),
+        (
+            "_target_: nemo.collections.common.tokenizers.AutoTokenizer\ntrust_remote_code: true\n",
+            "is not from a package",
+        ),
+        ("_target_: lightning.pytorch.cli.LightningCLI\n", "is not from a package"),
+        ("_target_: nemo.collections.llm.api.import_ckpt\n_partial_: true\n", "is a function"),
+        ("_target_: data.prepare.prepare\nout: x\n", "'data.prepare.prepare' is a function"),
+        ("_target_: recipes.resolved.yaml_file.os.system\n", "cannot be imported"),
+        ("_target_: recipes.resolved.yaml_file.importlib\n", "is defined in"),
     ],
-    ids=["broken", "no recipe", "foreign", "foreign by prefix", "missing", "misspelled key"],
-)
+    ids=[
+        "broken", "no recipe", "foreign", "foreign by prefix", "missing", "misspelled key",
+        "context", "tokenizer", "command line", "function", "own function", "module of a module",
+        "module",
+    ],
+)  # fmt: skip
 def test_a_yaml_file_that_is_no_recipe_is_refused(tmp_path, text, words):
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(ValueError, match=words):
+        yaml_file.read(tmp_path / "recipe.yaml")
+
+
+def test_a_yaml_file_may_not_name_what_reads_more_than_weights(recipe, tmp_path):
+    recipe.resume.restore_config = run.Config(RestoreConfig, path="x", load_artifacts=True)
+    yaml_file.write(recipe, tmp_path / "recipe.yaml")
+    with pytest.raises(ValueError, match=r"resume\.restore_config may read more than weights"):
         yaml_file.read(tmp_path / "recipe.yaml")
 
 
