@@ -108,11 +108,11 @@ RECIPE_FILES: dict[str, tuple[bytes, str]] = {
     "circle": (b"a: &a [*a]\n", "line 1"),
     "system": (b"_target_: os.system\n_partial_: true\ncommand: 'true'\n", "os.system"),
     "passed on": (
-        b"_target_: lightning.pytorch.trainer.connectors.signal_connector.call\n_partial_: true\n",
-        "is defined in subprocess",
+        b"_target_: lightning.pytorch.callbacks.timer.timedelta\n_partial_: true\n",
+        "is defined in datetime",
     ),
     "other": (
-        b"_target_: nemo.collections.llm.api.validate\n_partial_: true\n", "holds no recipe",
+        b"_target_: nemo.collections.llm.api.validate\n_partial_: true\n", "is a function",
     ),
     "list": (b"[1]\n", "holds no recipe"),
     "large": (b"- 1\n" * 100_000, "262,144 bytes"),
