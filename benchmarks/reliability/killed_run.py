@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import psutil
 
+from benchmarks.harness.machine import TREE
 from data.prepare import prepare
 from recipes.checkpoints.marker import MARKER, newest_checkpoint
 
@@ -41,14 +42,22 @@ class State(NamedTuple):
 class Run:
     """A run folder, the command that trains into it, and all of its processes."""
 
-    def __init__(self, folder: Path, store: Path, steps: int, save_every: int = SAVE_EVERY) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: Path,
+        steps: int,
+        save_every: int = SAVE_EVERY,
+        layout: str = "dp2 mb2 fp32 cpu",
+    ) -> None:
         """Make a working folder, by which the processes are known."""
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True)
         self.words = [
-            str(LONGHAUL), "pretrain", "--factory", STAGE, "--out", "run", "--store", str(store),
+            str(LONGHAUL), "pretrain", "--factory", STAGE, "--layout", layout,
+            "--out", "run", "--store", str(store),
             f"trainer.max_steps={steps}", f"log.ckpt.every_n_train_steps={save_every}",
-            "trainer.limit_val_batches=0", "data.global_batch_size=4", "data.micro_batch_size=2",
+            "trainer.limit_val_batches=0", "data.global_batch_size=4",
             "trainer.callbacks[0].tokens_per_batch=2048",
         ]  # fmt: skip
         self.stage = self.folder / "run" / "stages" / STAGE
@@ -193,3 +202,19 @@ def write_store(folder: Path) -> Path:
     store = folder / "store"
     prepare(str(source), store, vocab_size=512)
     return store
+
+
+@contextmanager
+def warm_start(cold: bool) -> Iterator[None]:
+    """Have Python processes that import NeMo forked from one that has, unless `cold`."""
+    sys.path.insert(0, str(TREE))
+    from tests import warm_start as forked
+
+    if cold or forked.FOLDER in os.environ:
+        yield
+        return
+    forked.set_up()
+    try:
+        yield
+    finally:
+        forked.tear_down()

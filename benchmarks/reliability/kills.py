@@ -29,12 +29,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from benchmarks.harness.machine import TREE, facts
+from benchmarks.harness.machine import facts
 from benchmarks.harness.page import page, table, write
 from benchmarks.reliability.killed_run import (
     POLL_SECONDS,
@@ -46,6 +45,7 @@ from benchmarks.reliability.killed_run import (
     chosen_at_resume,
     kill,
     unreadable,
+    warm_start,
     write_store,
 )
 
@@ -170,22 +170,6 @@ def check(run: Run, kill_of: Kill, expected: dict[int, list[object]]) -> Iterato
         yield f"kill {kill_of.number}: {chosen.name} is chosen of {sorted(complete)}"
     for name in unreadable(chosen):
         yield f"kill {kill_of.number}: {chosen.name} is chosen and its {name} is not whole"
-
-
-@contextmanager
-def warm_start(cold: bool) -> Iterator[None]:
-    """Have Python processes that import NeMo forked from one that has, unless `cold`."""
-    sys.path.insert(0, str(TREE))
-    from tests import warm_start as forked
-
-    if cold or forked.FOLDER in os.environ:
-        yield
-        return
-    forked.set_up()
-    try:
-        yield
-    finally:
-        forked.tear_down()
 
 
 def main() -> None:

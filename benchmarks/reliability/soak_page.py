@@ -14,6 +14,8 @@ from benchmarks.harness.page import page, table, write
 SAMPLES = "samples.jsonl"
 SETTLED_MINUTES = 10
 MOST_GROWTH = 0.02
+CACHES = ("torchinductor_",)
+"""Folders of a library's cache, in the folder of temporary files: made once, and meant to stay."""
 COUNTS = ("threads", "files", "sockets", "pipes", "children")
 
 Line = dict[str, Any]
@@ -32,24 +34,33 @@ def settled(minutes: Sequence[Line]) -> list[Line]:
 def grew(name: str, minutes: Sequence[Line]) -> Iterator[str]:
     """Yield what a long-lived process has more of at the end than when it had settled."""
     of = [line["processes"][name] for line in settled(minutes)]
-    most = max(each["resident"] for each in of)
-    if most > of[0]["resident"] * (1 + MOST_GROWTH):
-        yield "resident memory"
-    for kind in COUNTS:
-        if of[-1][kind] > of[0][kind]:
+    most = max(each["unshared"] for each in of)
+    if most > of[0]["unshared"] * (1 + MOST_GROWTH):
+        yield "memory"
+    for kind, (before, after) in counts(of).items():
+        if after > before:
             yield kind
+
+
+def counts(of: Sequence[dict[str, int]]) -> dict[str, tuple[int, int]]:
+    """Return the smallest of each count in the first and the last ten minutes: turns have more."""
+    few = min(SETTLED_MINUTES, max(1, len(of) // 3))
+    return {
+        kind: (min(each[kind] for each in of[:few]), min(each[kind] for each in of[-few:]))
+        for kind in COUNTS
+    }
 
 
 def process_row(name: str, minutes: Sequence[Line]) -> list[str]:
     """Return the row of a long-lived process."""
     of = [line["processes"][name] for line in settled(minutes)]
     first, last = of[0], of[-1]
-    changes = [each["resident"] / first["resident"] - 1 for each in of]
-    counts = [f"{first[kind]} / {last[kind]}" for kind in COUNTS]
+    changes = [each["unshared"] / first["unshared"] - 1 for each in of]
     return [
-        name, "", f"{first['resident'] / 2**20:,.1f}", f"{last['resident'] / 2**20:,.1f}",
+        name, "", f"{first['resident'] / 2**20:,.0f} / {last['resident'] / 2**20:,.0f}",
+        f"{first['unshared'] / 2**20:,.1f} / {last['unshared'] / 2**20:,.1f}",
         f"{min(changes):+.2%}", f"{max(changes):+.2%}", f"{changes[-1]:+.2%}",
-        f"{last['unshared'] / first['unshared'] - 1:+.2%}", *counts,
+        *(f"{before} / {after}" for before, after in counts(of).values()),
         ", ".join(grew(name, minutes)) or "nothing",
     ]  # fmt: skip
 
@@ -60,8 +71,8 @@ def turn_rows(turns: Sequence[Line]) -> list[list[str]]:
     for by, what in (("loop", "`longhaul rehearse`, in the loop"), ("command", "`longhaul run`")):
         of = [turn for turn in turns if turn["by"] == by]
         left = [
-            str(sum(len(turn[kind]) for turn in of))
-            for kind in ("processes_left", "files_left", "names_left")
+            str(len([each for each in leaks(of) if f": {kind} left: " in each]))
+            for kind in ("processes", "files", "names")
         ]
         seconds = sorted(turn["seconds"] for turn in of)
         middle = f"{seconds[len(seconds) // 2]:.0f}" if seconds else "-"
@@ -75,7 +86,11 @@ def leaks(lines: Sequence[Line]) -> list[str]:
     for line in lines:
         where = f"turn {line['turn']} by {line['by']}" if "turn" in line else "the end"
         for kind in ("processes_left", "files_left", "names_left"):
-            found += [f"* {where}: {kind.replace('_', ' ')}: {each}" for each in line.get(kind, [])]
+            found += [
+                f"* {where}: {kind.replace('_', ' ')}: {each}"
+                for each in line.get(kind, [])
+                if not any(Path(part).name.startswith(CACHES) for part in Path(each).parts)
+            ]
     return found
 
 
@@ -90,8 +105,7 @@ def page_of(folder: Path) -> tuple[str, bool]:
     growing = [name for name in names if list(grew(name, minutes))]
     shared = settled(minutes)
     head = [
-        "process", "", f"MiB at {shared[0]['minute']:.0f} min", "MiB at the end", "least", "most",
-        "end", "unshared", *COUNTS, "grew",
+        "process", "", "resident MiB", "unshared MiB", "least", "most", "last", *COUNTS, "grew",
     ]  # fmt: skip
     temporary = f"{shared[0]['temporary_files']} / {shared[-1]['temporary_files']}"
     holds = not left and not growing and bool(end)
@@ -100,8 +114,11 @@ def page_of(folder: Path) -> tuple[str, bool]:
         + ("" if end else "; **the soak has not ended**")
         + f". The claim {'holds' if holds else 'does not hold'}: within {MOST_GROWTH:.0%} after "
         f"{SETTLED_MINUTES} minutes, nothing left.",
-        "Long-lived processes; changes are of resident memory since the first of the two minutes, "
-        "counts are at both:",
+        f"Long-lived processes at minute {shared[0]['minute']:.0f} / {shared[-1]['minute']:.0f}. "
+        "Changes are of unshared memory since the first of them: resident memory also has pages "
+        "of libraries, which the kernel drops when others need the memory. The fork server "
+        "shares its own with the ranks while these run. Counts are the smallest of the first and "
+        "of the last ten minutes.",
         table(head, [process_row(name, minutes) for name in names]),
         f"Temporary files at both minutes: {temporary}; named semaphores "
         f"{shared[0]['semaphores']} / {shared[-1]['semaphores']}, shared-memory segments "
