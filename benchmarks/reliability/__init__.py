@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What verification costs, and how wrong inputs are answered."""
+"""What is survived, what is detected and how it is said, and what that costs."""

@@ -24,7 +24,11 @@ from recipes.shipped.row import Row
 from recipes.spec.stage import Stage
 from slurm.experiment import Job
 
-PLACE = re.compile(r"log\.|resume\.|data\.store|trainer\.callbacks\[\d+\]\.(path|folder)")
+PLACE = re.compile(
+    r"log\.(?!ckpt\.(?!dirpath|filename))|resume\.|data\.store"
+    r"|trainer\.callbacks\[\d+\]\.(path|folder)"
+)
+"""Overrides of a path; those of `log.ckpt` also say when checkpoints are saved and kept."""
 EVALUATION_DOCUMENTS = 12
 EVALUATION_TRIALS = 1
 

@@ -139,6 +139,7 @@ def test_overrides_apply_to_both_small_stages(rehearse, tmp_path):
         (("tiny_2k", "--store", "nowhere"), "there is no store at nowhere"),
         (("tiny_2k", "trainer.max_stpes=2"), "did you mean trainer.max_steps"),
         (("tiny_2k", "log.name=other"), "use --out and --store"),
+        (("tiny_2k", "log.ckpt.dirpath=other"), "use --out and --store"),
         (("tiny_2k", "--out", "stores"), "stores exists and is not a rehearsal"),
         ((), "name one recipe: a shipped one by its NAME, any other by --card, --ladder and"),
         (("tiny_2k", "--card", "card.yaml"), "name one recipe: a shipped one by its NAME"),
