@@ -17,9 +17,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from custom_modules.checkpoints.index import CheckpointError
 from recipes.checkpoints.files import saved_files
 from recipes.checkpoints.marker import newest_checkpoint
+from recipes.nemo2.local_errors import KILLED
 
 HEALTH = "health.jsonl"
 """File in the folder of a stage: findings about its training, a line each."""
+NO_RESULTS = "results_queue"
+"""In Megatron's words where a process in the background ended without results."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -48,6 +51,8 @@ def reason(errors: Iterable[BaseException]) -> tuple[str, bool] | None:
     full = any(isinstance(link, OSError) and link.errno in FULL for link in links)
     said = next((link for link in links if isinstance(link, OSError) and link.errno), links[-1])
     words = f"{type(said).__name__}: {said}".split()
+    if NO_RESULTS in words:  # what is left of a process in the background that was killed
+        words = KILLED.split()
     return " ".join(words), full or "No space left" in " ".join(map(str, links))
 
 

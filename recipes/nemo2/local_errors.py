@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 PAUSE = 0.5
 """Seconds between two looks at whether a writing process still runs."""
+KILLED = "a process that wrote the checkpoint was killed"
 _recorded: dict[Path, list[BaseException]] = {}
 
 
@@ -123,6 +124,5 @@ def _ended(running: dict[int, Any]) -> tuple[int | None, Exception | None]:
     """Return a process that ended without a result, and the error; None for none."""
     for number, process in running.items():
         if process.exitcode not in (None, 0):
-            how = f"signal {-process.exitcode}" if process.exitcode < 0 else "an error"
-            return number, RuntimeError(f"a process that wrote the checkpoint was ended by {how}")
+            return number, RuntimeError(KILLED)
     return None, None

@@ -50,6 +50,6 @@ def kill_writer(but: set[int]) -> None:
     """Kill the child process that waits, of those that are not there yet."""
     until(lambda: {child.pid for child in psutil.Process().children()} - but)
     time.sleep(2)  # the others have written by then
-    for child in psutil.Process().children():
+    for child in psutil.Process().children(recursive=True):
         if child.pid not in but:
             child.kill()

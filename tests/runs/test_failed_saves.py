@@ -5,23 +5,27 @@ import json
 
 import pytest
 
+from recipes.checkpoints.marker import steps_taken
+
 pytestmark = pytest.mark.slow
 
 
-def test_saves_that_fail_on_a_rank_are_tried_again_and_only_the_last_has_to_succeed(training_run):
-    run = training_run("run", ranks=2, layout={"cp": 2}, failing_saves=True)
+@pytest.mark.parametrize("how", ["at once", "in the background"])
+def test_a_save_that_fails_on_a_rank_is_tried_again_and_only_the_last_ends_a_training(
+    training_run, how
+):
+    run = training_run("run", ranks=2, layout={"cp": 2}, failing_saves=how)
     stage = run.metrics.parent
-    with pytest.raises(RuntimeError, match=r"SaveFailedError: step 20 could not be saved .*15"):
+    with pytest.raises(RuntimeError, match=r"SaveFailedError: step 20 could not be saved"):
         run.finish()
+    assert [step["step"] for step in run.steps()] == list(range(1, 21))
     lines = [json.loads(line) for line in (stage / "health.jsonl").read_text().splitlines()]
-    found = [(line["step"], line["kind"]) for line in lines]
-    assert found[:4] == [
-        (5, "failed_save"), (5, "failed_save"), (10, "disk_full"), (15, "failed_save"),
+    said = {(line["step"], line["kind"]): line["said"] for line in lines}
+    assert list(said) == [
+        (5, "failed_save"), (10, "disk_full"), (15, "failed_save"), (20, "failed_save"),
     ]  # fmt: skip
-    assert set(found[4:]) == {(20, "failed_save")}
-    assert "No space left on device" in lines[2]["said"]
-    assert "was ended by signal 9" in lines[3]["said"]
-    assert [path.name for path in (stage / "checkpoints").iterdir()] == ["step=15"]
-    again = training_run("run", ranks=2, layout={"cp": 2})
-    assert [step["step"] for step in again.finish()] == list(range(1, 21))
-    assert [path.name for path in (stage / "checkpoints").iterdir()] == ["step=20"]
+    assert "No space left on device" in said[10, "disk_full"]
+    assert "killed" in said[15, "failed_save"]
+    (kept,) = (stage / "checkpoints").iterdir()  # no remains of those that failed
+    assert steps_taken(stage / "checkpoints") == int(kept.name.removeprefix("step="))
+    assert how != "at once" or kept.name == "step=15"

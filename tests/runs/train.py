@@ -85,6 +85,7 @@ def recipe(options: dict[str, Any]):
         from tests.runs.failing_saves import FailingSaves
 
         made.trainer.callbacks.append(nemo_run.Config(FailingSaves))
+        made.trainer.strategy.ckpt_async_save = options["failing_saves"] == "in the background"
     if "evaluate_every" in options:
         import nemo_run
 
