@@ -183,7 +183,8 @@ class StageCheckpoint(nl.ModelCheckpoint):
         if self.deferred_ckpts_to_remove:  # one list for each save in the background
             self.deferred_ckpts_to_remove.pop(0)
         if trainer.is_global_zero:
-            again = "it is tried again now" if self._again else "the training continues without it"
+            later = "at the end of a step" if self.async_save else "now"
+            again = f"it is tried again {later}" if self._again else "the training continues"
             finding = failed_saves.failure(folder, said, full, again)
             _remove_part(folder)
             failed_saves.tell(folder.parents[1], step, finding)
