@@ -3,6 +3,7 @@
 
 import errno
 import json
+import logging
 import shutil
 import time
 from collections.abc import Iterable
@@ -11,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from custom_modules.checkpoints.index import CheckpointError
@@ -19,6 +19,8 @@ from recipes.checkpoints.files import saved_files
 from recipes.checkpoints.marker import newest_checkpoint
 from recipes.nemo2.local_errors import KILLED
 
+LOG = logging.getLogger("custom_modules.checkpoints")
+"""The first rank of a training shows its messages; Python's warnings are off there."""
 HEALTH = "health.jsonl"
 """File in the folder of a stage: findings about its training, a line each."""
 NO_RESULTS = "results_queue"
@@ -119,7 +121,7 @@ def failure(checkpoint: Path, said: str, full: bool, again: str) -> Finding:
 
 def tell(stage: Path, step: int, finding: Finding) -> None:
     """Log a finding and append it to the stage's `health.jsonl`, if that can be written."""
-    rank_zero_warn(f"{finding.said}; {finding.remedy}")
+    LOG.warning("%s; %s", finding.said, finding.remedy)
     line = {"time": time.time(), "step": step, **asdict(finding)}
     with suppress(OSError), (stage / HEALTH).open("a") as file:
         file.write(json.dumps(line) + "\n")
