@@ -35,6 +35,15 @@ def caused_by(number: int) -> RuntimeError:
     return error
 
 
+def test_what_torch_makes_of_a_full_disk_in_another_process_is_one(tmp_path):
+    class CheckpointError(BaseException):
+        """As torch's own, which is no Exception and has the errors of ranks."""
+
+    error = CheckpointError()
+    error.failures = {0: (RuntimeError("[enforce fail] . unexpected pos 704 vs 598"), None)}
+    assert [line["kind"] for line in failed(tmp_path, error)] == ["disk_full"]
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_write_that_finds_no_room_is_a_full_disk_whatever_a_library_makes_of_it(tmp_path, number):
     (line,) = failed(tmp_path, caused_by(number))
@@ -78,6 +87,7 @@ def test_a_rank_that_hangs_says_so_before_its_guard_ends_it():
     assert len(said) == 1
 
 
-def test_the_line_of_a_finding_has_the_time_of_the_clock():
-    finding = of_error(RuntimeError("boom"), SimpleNamespace(is_dir=lambda: True), 1, 0)
+def test_the_line_of_a_finding_has_the_time_of_the_clock(tmp_path):
+    finding = of_error(RuntimeError("boom"), tmp_path, 1, 0)
+    assert finding.kind == "failed"
     assert abs(begins(finding)["time"] - time.time()) < 5
