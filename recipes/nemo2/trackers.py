@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ class Trackers(Callback):
             "time": time.time(), "step": step, "kind": "tracker_down",
             "said": said, "cause": cause, "remedy": REMEDIES[name],
         }  # fmt: skip
-        with self._lock, (self.folder / "health.jsonl").open("a") as file:
+        # A full disk ends no training either.
+        with suppress(OSError), self._lock, (self.folder / "health.jsonl").open("a") as file:
             file.write(json.dumps(finding) + "\n")
 
 
