@@ -140,7 +140,6 @@ class Sampler(threading.Thread):
         """Take the soak, and the seconds between two samples."""
         super().__init__(daemon=True)
         self.soak, self.seconds, self.over = soak, seconds, threading.Event()
-        self.gone = ""
 
     def run(self) -> None:
         """Sample until told to end, or until a process has gone."""
@@ -150,7 +149,9 @@ class Sampler(threading.Thread):
                 try:
                     samples.setdefault(name, []).append(held(process))
                 except (psutil.Error, OSError):
-                    self.gone = name
+                    if not self.over.is_set():
+                        print(f"the process {name!r} has ended; see {self.soak.folder}")
+                        os.kill(os.getpid(), signal.SIGTERM)  # the main thread waits for a turn
                     return
             if self.soak.minutes() >= minute + 1:
                 minute = int(self.soak.minutes())
@@ -217,7 +218,7 @@ def _turn_of_command(soak: Soak, run: Path) -> None:
     shutil.rmtree(run)
 
 
-def turns(soak: Soak, loop: "subprocess.Popen[str]", sampler: Sampler, given: Any) -> None:
+def turns(soak: Soak, loop: "subprocess.Popen[str]", given: Any) -> None:
     """Train the ladder again and again, and write what each turn leaves."""
     number, known = 0, {process.pid for process in soak.lived.values()}
     while soak.minutes() < given.minutes:
@@ -237,8 +238,6 @@ def turns(soak: Soak, loop: "subprocess.Popen[str]", sampler: Sampler, given: An
             files_left=sorted(soak.files(mark) - before),
             names_left=sorted(soak.names_that_stay() - names),
         )  # fmt: skip
-        if sampler.gone:
-            raise RuntimeError(f"the process {sampler.gone!r} has ended; see {soak.folder}")
         time.sleep(max(0.0, min(soak.pause, (given.minutes - soak.minutes()) * 60)))
 
 
@@ -258,7 +257,7 @@ def soaked(given: Any) -> None:
         soak.began = time.monotonic()
         sampler = Sampler(soak, given.sample_seconds)
         sampler.start()
-        turns(soak, loop, sampler, given)
+        turns(soak, loop, given)
         sampler.over.set()
         sampler.join()
         training.send_signal(signal.SIGINT)  # its ranks save first
