@@ -265,9 +265,11 @@ def soaked(given: Any) -> None:
         assert loop.stdin is not None
         loop.stdin.close()
         loop.wait(timeout=60)
-        left = [each for mark in ("training", "loop", "command") for each in soak.left(mark, set())]
+        running = [
+            each for mark in ("training", "loop", "command") for each in soak.left(mark, set())
+        ]
         soak.tell(
-            end=True, exit_code=code, processes_left=left,
+            end=True, exit_code=code, processes_left=running,
             files_left=sorted(files_below([soak.folder / "tmp"])),
             names_left=sorted(soak.names_that_stay() - first),
         )  # fmt: skip
@@ -276,9 +278,9 @@ def soaked(given: Any) -> None:
             if process.poll() is None:
                 process.kill()
         for mark in ("training", "loop", "command"):
-            for process in marked(f"{mark} {os.getpid()}"):
+            for left in marked(f"{mark} {os.getpid()}"):
                 with suppress(psutil.Error):
-                    process.kill()
+                    left.kill()
 
 
 def in_own_namespaces() -> None:
