@@ -112,7 +112,7 @@ class Soak:
         while True:
             running = [p for p in marked(f"{mark} {os.getpid()}") if p.pid not in known]
             if not running or time.monotonic() > deadline:
-                return [f"{p.pid} {' '.join(p.cmdline())[:200]}" for p in running]
+                return [described(process) for process in running]
             time.sleep(0.2)
 
     def names_that_stay(self) -> frozenset[str]:
@@ -131,6 +131,14 @@ class Soak:
     def files(self, mark: str) -> frozenset[str]:
         """Return what is in the temporary and home folders, and in the command's own."""
         return files_below([self.folder / "tmp" / mark, self.home, self.folder / mark])
+
+
+def described(process: psutil.Process) -> str:
+    """Return the number and the words of a process."""
+    words = list[str]()
+    with suppress(psutil.Error):  # it has ended meanwhile
+        words = process.cmdline()
+    return f"{process.pid} {' '.join(words)[:200]}"
 
 
 class Sampler(threading.Thread):
