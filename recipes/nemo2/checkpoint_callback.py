@@ -178,6 +178,7 @@ class StageCheckpoint(nl.ModelCheckpoint):
     def _abandon(self, trainer: Trainer, folder: Path, step: int, said: str, full: bool) -> None:
         """Remove the remains of a failed save and say so; on every rank."""
         self._failed, self._again = said, self._attempt < TRIES
+        local_errors.start_over()
         if self._last_global_step_saved == step:
             self._last_global_step_saved = 0
         if self.deferred_ckpts_to_remove:  # one list for each save in the background

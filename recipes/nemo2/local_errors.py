@@ -12,17 +12,19 @@ Megatron also waits without end for a writing process that was killed; here that
 
 import queue
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import torch.multiprocessing as mp
 from megatron.core.dist_checkpointing import serialization
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
 from megatron.core.dist_checkpointing.strategies.async_utils import _disable_gc
 from megatron.core.dist_checkpointing.strategies.common import TorchCommonSaveStrategy
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
-from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 
 PAUSE = 0.5
 """Seconds between two looks at whether a writing process still runs."""
@@ -58,6 +60,27 @@ def record_errors() -> None:
         torch_strategy.save_state_dict_async_finalize, lambda writer, *_: writer.checkpoint_dir
     )
     FileSystemWriterAsync.write_preloaded_data_multiproc = staticmethod(write_in_processes)
+    FileSystemWriterAsync.retrieve_write_results = _results_or_error(
+        FileSystemWriterAsync.retrieve_write_results
+    )
+
+
+def start_over() -> None:
+    """Let the next save have a queue of its own: the process that holds it may be gone."""
+    filesystem_async._results_queue = None
+
+
+def _results_or_error(retrieve: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `retrieve`, which then returns an error of its queue, as it does those of writers."""
+
+    @wraps(retrieve)
+    def call(writer: FileSystemWriterAsync) -> Any:
+        try:
+            return retrieve(writer)
+        except (OSError, EOFError) as error:
+            return _wrap_exception(error)
+
+    return call
 
 
 def _recording(function: Callable[..., Any], folder: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +122,9 @@ def write_in_processes(
         )
     for process in running.values():
         process.start()
-    results.put(_collected(running, local))
+    collected = _collected(running, local)
+    with suppress(OSError, EOFError):  # the queue is gone, which is found when it is read
+        results.put(collected)
 
 
 def _collected(running: dict[int, Any], local: Any) -> dict[int, Any] | Exception:
