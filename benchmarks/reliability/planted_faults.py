@@ -81,8 +81,8 @@ class Case:
     words: tuple[str, ...] = ()
     ranks: tuple[int, ...] | None = None
     """The ranks that have to be named; None: any."""
-    recorded: bool = True
-    """Whether `health.jsonl` can have it: not if its folder is gone."""
+    unrecorded: str = ""
+    """Why `health.jsonl` cannot have it; empty if it can."""
 
 
 CASES = (
@@ -93,8 +93,9 @@ CASES = (
          words=("data.num_workers=1",)),
     Case(fault="Leak", kinds=("memory_creep",), steps=72, ranks=(1,)),
     Case(fault="Divergence", kinds=("divergence",), steps=150, arguments={"step": 60}),
-    Case(fault="FullDisk", kinds=("disk_full", "failed_save"), steps=14),
-    Case(fault="LostFolder", kinds=("folder_lost",), steps=14, recorded=False),
+    Case(fault="FullDisk", kinds=("disk_full", "failed_save"), steps=14,
+         unrecorded="no room"),
+    Case(fault="LostFolder", kinds=("folder_lost",), steps=14, unrecorded="no folder"),
 )  # fmt: skip
 
 
@@ -112,8 +113,8 @@ class Outcome:
 
     @property
     def named(self) -> list[dict[str, Any]]:
-        """The findings of the planted kind, of the alert where the folder is gone."""
-        found = self.recorded if self.case.recorded else self.alerted
+        """The findings of the planted kind; of the alert where none can be recorded."""
+        found = self.alerted if self.case.unrecorded else self.recorded
         return [one for one in found if one["kind"] in self.case.kinds]
 
     @property
@@ -147,9 +148,7 @@ class Outcome:
         kinds = {one["kind"] for one in self.alerted} & set(self.case.kinds)
         return [
             self.case.fault or "nothing",
-            ("" if not self.named else first["kind"])
-            if self.case.recorded
-            else "the folder is gone",
+            self.case.unrecorded or first.get("kind", "-"),
             said[:240],
             ", ".join(sorted(kinds)) or "-",
             ", ".join(sorted(self.watched & set(self.case.kinds))) or "-",

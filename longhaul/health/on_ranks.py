@@ -106,7 +106,7 @@ class Health(Callback):
 
     def _is_first(self, finding: Finding, rank: int) -> bool:
         """Return whether another rank than 0 is to record a full disk, which no other has."""
-        if finding.kind != "disk_full":
+        if finding.kind != "disk_full" or _has_no_room(self.folder):  # a save fails on rank 0 too
             return False
         time.sleep(min(MOST_STAGGERED, rank * STAGGERED))  # all ranks of a save fail at once
         return not any(
@@ -202,13 +202,15 @@ def of_error(error: BaseException, folder: Path, step: int, rank: int) -> Findin
     """Return the finding of an error by what caused it: a full disk, a lost folder, or neither."""
     links = list(chain(error))
     numbers = {link.errno for link in links if isinstance(link, OSError)}
-    if any(OF_TORCH in str(link) for link in links) or _has_no_room(folder):
+    of_torch = [link for link in links if OF_TORCH in str(link)]
+    if of_torch or _has_no_room(folder):
         numbers.add(errno.ENOSPC)
+    first = (of_torch or [link for link in links if isinstance(link, OSError)] or [error])[-1]
     for number, said in FULL.items():
         if number in numbers:
             return Finding(
                 kind="disk_full", step=step, ranks=(rank,),
-                said=f"rank {rank} could not write: {said} ({_words(error)})",
+                said=f"rank {rank} could not write: {said} ({_words(first)})",
                 cause="checkpoints and logs of this or of other runs fill the file system",
                 remedy="make room and start the same command again: it resumes from the last "
                 "complete checkpoint",
