@@ -15,6 +15,7 @@ elsewhere a limit of file sizes.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,8 @@ if PLANTED and "LOCAL_RANK" in os.environ:
     sys.meta_path.insert(0, Planter())
 """
 """`sitecustomize` of the ranks: Python imports it before anything else."""
+PLACE, PACKAGE = re.compile(r"[^\s'\"]*/run/"), re.compile(r"[^\s'\"]*/site-packages/")
+"""Paths of this machine, which a page does not show."""
 TMPFS_MIB = 160
 LARGEST_FILE = 400_000
 """Bytes of a file where no tmpfs can be mounted: more than a log, less than a checkpoint's."""
@@ -143,6 +146,7 @@ class Outcome:
         """Return the line of the page."""
         first = self.named[0] if self.named else {}
         said = str(first.get("said", "")).replace("|", "/")
+        said = PLACE.sub("RUN/", PACKAGE.sub("", said))
         if self.case.fault == "NanSample" and first:
             said = said.partition("; run again")[0]
         kinds = {one["kind"] for one in self.alerted} & set(self.case.kinds)
@@ -298,7 +302,8 @@ def main() -> None:
     right = sum(outcome.is_right for outcome in outcomes)
     said = (
         f"{right} of {len(outcomes)} trainings were judged right: the fault was named in "
-        "health.jsonl, by the alert command and by `longhaul watch`, and nothing else was."
+        "health.jsonl where that can be written, by the alert command and by `longhaul watch`, and "
+        "nothing else was."
     )
     load = {"load over a minute": f"{os.getloadavg()[0]:.1f}"}
     text = page(
