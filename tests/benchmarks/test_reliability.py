@@ -14,8 +14,9 @@ from tests.benchmarks.test_benchmarks_run import page_of, rows_of
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # seven starts of two ranks
 def test_a_stage_that_is_killed_in_saves_and_at_its_start_ends_with_the_same_losses(tmp_path):
-    size = ["--kills", "3", "--steps", "33", "--grace", "20"]
+    size = ["--kills", "3", "--steps", "27", "--grace", "20"]
     page = page_of("reliability.kills", *size, out=tmp_path / "page.md")
     claims = rows_of(page, ["claim"])
     assert len(claims) == 5
