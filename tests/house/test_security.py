@@ -157,7 +157,7 @@ def test_make_lint_has_the_rules_of_the_page():
         ("import subprocess\nsubprocess.run('ls ' + input(), shell=True)", "S602"),
         ("import os\nos.system('ls ' + input())", "S605"),
         ("import tempfile\ntempfile.mktemp()", "S306"),
-        ("open('/tmp/longhaul.txt', 'w')", "S108"),
+        ("open('/var/tmp/longhaul.txt', 'w')", "S108"),
         ("import tarfile\ntarfile.open('x').extractall()", "S202"),
         ("import jinja2\njinja2.Environment(autoescape=False)", "S701"),
         ("import torch\ntorch.load('x')", "torch.load without weights_only=True"),
