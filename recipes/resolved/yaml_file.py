@@ -97,7 +97,7 @@ def _require_class(target: Any, name: str, where: str, *, called: bool) -> None:
     ours = not called and _is_below(name, OWN) and _is_below(_home(target), OWN)
     if not isinstance(target, type) and not ours and target is not llm.pretrain:
         raise ValueError(
-            f"{where}: _target_ {name!r} is a function; a recipe names classes, and functions of "
+            f"{where}: _target_ {name!r} is a function; name a class, or a function of "
             f"{', '.join(OWN)} with _partial_: true"
         )
 

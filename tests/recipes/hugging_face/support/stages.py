@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from custom_modules.rope.config import RopeScaling
+from recipes.checkpoints.marker import write_marker
 from recipes.spec.model_card import ModelCard
 
 LENGTH = 512
@@ -44,7 +45,7 @@ def untrained(imported: Path, card: ModelCard, rope: RopeScaling, run: Path) -> 
     marker = json.loads((imported / "longhaul.json").read_text())
     rotation = {"rope": rope.to_dict(), "temperature": rope.temperature}
     marker |= {"step": 5, "max_steps": 5, "seq_length": LENGTH, **rotation}
-    (checkpoint / "longhaul.json").write_text(json.dumps(marker))
+    write_marker(checkpoint, marker)
     folder = checkpoint.parents[1]
     yaml_file.write(made, folder / "config.yaml")
     return folder
