@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from custom_modules.rope.config import RopeScaling
+from recipes.checkpoints.marker import write_marker
 from recipes.hugging_face.safetensors_files import stored_tensors
 from tests.longhaul.support.hugging_face_stage import recipe, train_on_forked_rank
 from tests.ranks import Ranks
@@ -103,7 +104,7 @@ def stage(imported, tmp_path) -> Path:
     shutil.copytree(imported, checkpoint, ignore=shutil.ignore_patterns("hugging_face"))
     marker = json.loads((checkpoint / "longhaul.json").read_text())
     marker |= {"step": 5, "max_steps": 5, "seq_length": LENGTH, "rope": YARN.to_dict()}
-    (checkpoint / "longhaul.json").write_text(json.dumps(marker))
+    write_marker(checkpoint, marker)
     recipe = {
         "data": {"seq_length": LENGTH, "store": "stores/none"},
         "log": {"name": "longer"},
@@ -290,7 +291,7 @@ def test_a_checkpoint_of_another_format_is_refused(answer, stage):
     (checkpoint / "weights").rmdir()
     marker = json.loads((checkpoint / "longhaul.json").read_text())
     del marker["files"]
-    (checkpoint / "longhaul.json").write_text(json.dumps(marker))
+    write_marker(checkpoint, marker)
     assert "torch_dist" in answer("export", "--from", stage, "--to", "x").error()
     assert not Path("x").exists()
 
@@ -369,7 +370,7 @@ def test_a_model_from_scratch_exports_with_the_tokenizer_of_its_store(
     tokenizer = Manifest.load(small_store).tokenizer
     marker = stage / "checkpoints" / "step=5" / "longhaul.json"
     facts = json.loads(marker.read_text()) | {"tokenizer": tokenizer.fingerprint}
-    marker.write_text(json.dumps(facts))
+    write_marker(marker.parent, facts)
     assert answer(*words)[0] == 0
     model = transformers.AutoModelForCausalLM.from_pretrained("x")
     assert type(model).__name__ == "LlamaForCausalLM"
