@@ -72,7 +72,11 @@ def pretrain(
         optim=optimizer(stage, layout),
         log=logger(stage, planned),
         resume=run.Config(
-            StageResume, resume_if_exists=True, resume_ignore_no_checkpoint=True, start=None
+            StageResume,
+            resume_if_exists=True,
+            resume_ignore_no_checkpoint=True,
+            start=None,
+            **({"optimizer": "carried"} if stage.optimizer == "carried" else {}),
         ),
     )
     place(recipe, card, ladder, stage, run_to=run_folder(card, ladder), store=store_folder(card))

@@ -187,6 +187,7 @@ def _content(ladder: "Ladder") -> dict[str, object]:
                 "mix": None if stage.mix is None else asdict(stage.mix),
                 "recovers_tokens": stage.recovers,
                 "start": stage.start,
+                "optimizer": stage.optimizer,
             }
             for stage in ladder.stages
         ],

@@ -28,6 +28,7 @@ from recipes.checkpoints.marker import (
     RECIPE,
     checkpoint_facts,
     newest_checkpoint,
+    require_optimizer,
     require_vocabulary,
     start_checkpoint,
 )
@@ -179,7 +180,9 @@ def require_start(stage: ResolvedStage) -> None:
     start = stage.recipe.resume.start
     if start is not None and not newest_checkpoint(stage.checkpoints):
         try:
-            start_checkpoint(Path(start))
+            found = start_checkpoint(Path(start))
+            if stage.recipe.resume.optimizer == "carried":
+                require_optimizer(found)
         except ValueError as error:
             raise ValueError(f"{stage.name} cannot start: {error}") from None
 

@@ -92,15 +92,16 @@ def schedule(stage: Stage) -> str:
     else:
         shape = "cosine" if isinstance(lr, Cosine) else "line"
         course = f"{shape} {lr.peak:g} to {lr.peak * lr.final_ratio:g}"
-    return f"{course}, {warmup:,} to warm up"
+    return f"{course}, {warmup:,} to warm up" if warmup else f"{course}, no warm-up"
 
 
 def training(stage: Stage, card: ModelCard) -> Iterator[str]:
     """Yield the rotation of a stage, what it starts from, and its optimizer."""
     yield rotation_in_full(resolved(stage.rope, card))
+    carried = ", with the state of the previous stage" if stage.optimizer == "carried" else ""
     yield (
         f"starts from {_STARTS[stage.start]}; Adam with beta2 {stage.adam_beta2:g}, weight decay "
-        f"{stage.weight_decay:g}"
+        f"{stage.weight_decay:g}{carried}"
     )
     if stage.mix is not None:
         yield f"mix: {stage.mix.words}"

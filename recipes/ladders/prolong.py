@@ -9,9 +9,8 @@ princeton-nlp/ProLong). The paper's K, M and B are binary (its footnote 2), as t
 Paper and script differ on the second stage's peak, 1e-5 and 5e-6; neither says which was used for
 the published model. Here it is the paper's.
 
-The script carries the optimizer's state over to the second stage; here a stage starts with a new
-one. The source starts from the instruct model: import its weights with `longhaul import` in place
-of the card's.
+The script carries the optimizer's state over to the second stage. The source starts from the
+instruct model: import its weights with `longhaul import` in place of the card's.
 """
 
 from custom_modules.rope.config import RopeScaling
@@ -48,10 +47,6 @@ PROLONG = Ladder(
         "which was used for the published model.",
         "Documents are packed by best fit; the source packs in order.",
     ),
-    departures=(
-        "The script carries the optimizer's state over to the second stage; here each stage "
-        "starts with a new one.",
-    ),
     stages=(
         Stage(
             seq_length=64 * K,
@@ -83,6 +78,7 @@ PROLONG = Ladder(
             ),
             adam_beta2=0.95,
             weight_decay=0.1,
+            optimizer="carried",
         ),
     ),
 )

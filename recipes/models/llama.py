@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base models of Llama 2, 3, 3.1 and 3.2, from the published config.json of each."""
+"""Base models of Llama 2, 3, 3.1, 3.2 and of SmolLM2, from the published config.json of each."""
 
 from custom_modules.rope.config import RopeScaling
 from recipes.spec.model_card import ModelCard
@@ -63,3 +63,39 @@ LLAMA31_405B = _llama("3.1", "405B", layers=126, hidden=16384, ffn=53248, heads=
 
 LLAMA32_1B = _llama("3.2", "1B", layers=16, hidden=2048, ffn=8192, heads=32, kv=8)
 LLAMA32_3B = _llama("3.2", "3B", layers=28, hidden=3072, ffn=8192, heads=24, kv=8)
+
+
+def _smollm2(
+    size: str,
+    *,
+    layers: int,
+    hidden: int,
+    ffn: int,
+    heads: int,
+    kv: int,
+    base: float = 100_000,
+    init_std: float = 0.02,
+) -> ModelCard:
+    return ModelCard(
+        name=f"smollm2_{size.lower().replace('.', 'p')}",
+        layers=layers,
+        hidden=hidden,
+        ffn_hidden=ffn,
+        heads=heads,
+        kv_heads=kv,
+        head_dim=hidden // heads,
+        vocab=49_152,
+        tied_embeddings=True,
+        norm_epsilon=1e-5,
+        init_std=init_std,
+        native_context=8 * K,
+        native_rope=RopeScaling.base_change(base),
+        config_class=None,
+        hf_id=f"HuggingFaceTB/SmolLM2-{size}",
+        source="arXiv 2502.02737",
+    )
+
+
+SMOLLM2_135M = _smollm2("135M", layers=30, hidden=576, ffn=1536, heads=9, kv=3, init_std=1 / 24)
+SMOLLM2_360M = _smollm2("360M", layers=32, hidden=960, ffn=2560, heads=15, kv=5)
+SMOLLM2_1P7B = _smollm2("1.7B", layers=24, hidden=2048, ffn=8192, heads=32, kv=32, base=130_000)

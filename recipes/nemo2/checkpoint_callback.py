@@ -16,7 +16,7 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
@@ -36,6 +36,7 @@ from recipes.checkpoints.marker import (
     VOCABULARY,
     is_marked,
     newest_checkpoint,
+    require_optimizer,
     require_vocabulary,
     start_checkpoint,
     steps_taken,
@@ -326,11 +327,12 @@ def _remove_others(newest: Path, keep_last: int = 1, keep_every: int = 0) -> Non
 class StageResume(nl.AutoResume):
     """Resume this stage from its newest complete checkpoint; otherwise start from `start`.
 
-    `start` is a folder of checkpoints (or one checkpoint). Only weights are loaded from it;
-    optimizer and schedule start anew.
+    `start` is a folder of checkpoints (or one checkpoint). Weights are loaded from it, and with
+    `optimizer` "carried" the optimizer's state; the schedule always starts anew.
     """
 
     start: Optional[str] = None  # noqa: UP045 - nemo-run 0.11.1 cannot parse `str | None`
+    optimizer: Literal["new", "carried"] = "new"
     verify: bool = True
     """Whether the checksums of the files are verified when they are read."""
 
@@ -339,10 +341,12 @@ class StageResume(nl.AutoResume):
         read = self._find_trainer_ckpt_path()
         if self.start is not None and read is None:
             read = start_checkpoint(Path(self.start))
+            if self.optimizer == "carried":
+                require_optimizer(read)
             self.restore_config = nl.RestoreConfig(
                 path=str(read),
                 load_model_state=True,
-                load_optim_state=False,
+                load_optim_state=self.optimizer == "carried",
                 load_artifacts=False,  # the tokenizer is from the store; an import has no context
             )
         if read is not None and model is not None:

@@ -2,6 +2,7 @@
 """NeMo's Megatron strategy with validation weighted by tokens, and its version for CPU."""
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from custom_modules.checkpoints.results_queue import end_results_queue_with_rank
 from custom_modules.cpu.backend import cpu_backend
 from recipes.checkpoints.verified import verified
 from recipes.constraints import fp8
+
+OF_THE_STATE = ("params", "step")
+"""Keys of a parameter group that are not hyperparameters."""
 
 
 class LongContextStrategy(nl.MegatronStrategy):
@@ -68,6 +72,25 @@ class LongContextStrategy(nl.MegatronStrategy):
         with verified(folder, verify=self.verify_checkpoints):
             state: dict[str, Any] = super().load_checkpoint(checkpoint_path, selective_restore)
             return state
+
+    def load_optimizer_state_dict(
+        self, checkpoint: Mapping[str, Any], selective_restore: bool = False
+    ) -> None:
+        """Load the optimizer's state; a stage that carries it over keeps its own hyperparameters.
+
+        A state has the hyperparameters of its stage, and its last rate among them: with it the
+        first step would be taken at the rate of the stage before.
+        """
+        groups = [group for one in self.optimizers for group in one.param_groups]
+        own = [
+            {key: value for key, value in group.items() if key not in OF_THE_STATE}
+            for group in groups
+        ]
+        super().load_optimizer_state_dict(checkpoint, selective_restore)
+        if selective_restore:
+            loaded = [group for one in self.optimizers for group in one.param_groups]
+            for group, before in zip(loaded, own, strict=True):
+                group.update(before)
 
     def _refuse_fp8(self) -> None:
         chosen = self.precision_plugin.dtype_config

@@ -32,7 +32,7 @@ from recipes.notation.rope import rope_from, rope_with
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import NAME, budget_from, budget_word, length_from, length_word
 from recipes.spec.schema import decode
-from recipes.spec.stage import Cosine, DocumentPolicy, Ladder, Linear, Stage
+from recipes.spec.stage import Cosine, DocumentPolicy, Ladder, Linear, OptimizerState, Stage
 from recipes.spec.train_short import Positions
 
 SUFFIXES = (".yaml", ".yml", ".py")
@@ -87,6 +87,7 @@ class _Stage:
     adam_beta2: Number = 0.95
     weight_decay: Number = 0.1
     start: Literal["scratch", "card", "previous"] | None = None
+    optimizer: OptimizerState = "new"
     gate: dict[str, Any] = field(default_factory=dict)
 
 
@@ -241,6 +242,7 @@ def _stage(stated: _Stage, number: int, folder: Path, card: ModelCard | None) ->
         adam_beta2=stated.adam_beta2,
         weight_decay=stated.weight_decay,
         start=stated.start or ("previous" if number else "card"),
+        optimizer=stated.optimizer,
         gate=gate.read(stated.gate, folder),
     )
 

@@ -191,6 +191,9 @@ def rotation_refusal(card: ModelCard, stage: Stage) -> str | None:
     if rope.before == native and rope.original_length == card.native_context:
         return None  # it stretches the card's own rotation further
     plain = native.original_length or card.native_context
+    raised = rope.method == "llama3" and native.method == "default" and rope.base >= native.base
+    if raised and rope.original_length == plain:
+        return None  # a higher base as well, as Apertus has
     if (rope.base, rope.original_length) != (native.base, plain):
         return f"{card.name} was trained at base {native.base:,.10g} on {plain:,} tokens"
     return None

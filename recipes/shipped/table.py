@@ -10,18 +10,31 @@ ladder and stage is named by `longhaul pretrain --card --ladder --stage`. A row 
 
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.ladders import (
+    APERTUS15_8B,
+    APERTUS15_8B_AS_TRAINED,
+    APERTUS15_70B,
+    APERTUS15_70B_AS_TRAINED,
+    APERTUS_8B,
+    APERTUS_70B,
+    DEEPSEEK_V3,
     FIFTEEN_MILLION,
     FIVE_MILLION,
     GENE_64K,
+    K2V2,
     LLAMA2_LONG_16K,
     LLAMA2_LONG_32K,
     LLAMA31,
     LONGRECIPE_128K,
     LONGROPE2,
     LWM,
+    MEGABEAM,
+    MINIMAX01,
     NEMO,
+    OLMO3_7B,
+    OLMO3_32B,
     PROLONG,
     QWEN25_1M,
+    SMOLLM3,
     TINY_LADDER,
     ULTRALONG_1M,
     ULTRALONG_2M,
@@ -37,8 +50,9 @@ from recipes.models.llama import (
     LLAMA31_8B,
     LLAMA31_405B,
     LLAMA32_1B,
+    SMOLLM2_1P7B,
 )
-from recipes.models.mistral import MIXTRAL_8X7B, MIXTRAL_8X22B
+from recipes.models.mistral import MISTRAL_7B, MIXTRAL_8X7B, MIXTRAL_8X22B
 from recipes.models.nemotron import NEMOTRON3_22B, NEMOTRON4_15B
 from recipes.models.qwen import QWEN25_7B, QWEN25_14B
 from recipes.models.tiny import TINY
@@ -422,6 +436,248 @@ llama2_7b_gene_64k = Row(
     cluster="dgx_h100",
     nodes=1,
     layout=Layout(cp=ContextParallel.ulysses(4), dp=2),
+)
+
+llama3_70b_k2v2_64k = Row(
+    card=LLAMA3_70B,
+    ladder=K2V2,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=256,
+    layout=Layout(tp=2, cp=ContextParallel.hybrid(ulysses=4, ring=8), pp=8, dp=4),
+)
+
+llama3_70b_k2v2_128k = Row(
+    card=LLAMA3_70B,
+    ladder=K2V2,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=128,
+    layout=Layout(
+        tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=8), pp=4, dp=4, tiling=Tiling(loss=True)
+    ),
+)
+
+llama3_70b_k2v2_512k = Row(
+    card=LLAMA3_70B,
+    ladder=K2V2,
+    seq_length=512 * K,
+    cluster="dgx_h100",
+    nodes=128,
+    layout=Layout(
+        tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=32), pp=4, tiling=Tiling(loss=True)
+    ),
+)
+
+llama3_8b_apertus_8b_64k = Row(
+    card=LLAMA3_8B,
+    ladder=APERTUS_8B,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(tp=2, cp=ContextParallel.head_chunked(4), tiling=Tiling(loss=True)),
+)
+
+llama3_70b_apertus_70b_64k = Row(
+    card=LLAMA3_70B,
+    ladder=APERTUS_70B,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=8,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.ulysses(4),
+        pp=4,
+        dp=2,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
+        offload=Offload(tensors="both", cap_gib=20.3),
+    ),
+)
+
+llama3_8b_apertus15_8b_256k = Row(
+    card=LLAMA3_8B,
+    ladder=APERTUS15_8B,
+    seq_length=256 * K,
+    cluster="dgx_h100",
+    nodes=8,
+    layout=Layout(
+        cp=ContextParallel.ulysses(2),
+        dp=32,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=64.6),
+    ),
+)
+
+llama3_8b_apertus15_8b_as_trained_256k = Row(
+    card=LLAMA3_8B,
+    ladder=APERTUS15_8B_AS_TRAINED,
+    seq_length=256 * K,
+    cluster="dgx_h100",
+    nodes=8,
+    layout=Layout(
+        cp=ContextParallel.ulysses(2),
+        dp=32,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=64.6),
+    ),
+)
+
+llama3_70b_apertus15_70b_256k = Row(
+    card=LLAMA3_70B,
+    ladder=APERTUS15_70B,
+    seq_length=256 * K,
+    cluster="dgx_h100",
+    nodes=32,
+    layout=Layout(
+        tp=8,
+        cp=ContextParallel.head_chunked(1),
+        dp=32,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=80.8),
+    ),
+)
+
+llama3_70b_apertus15_70b_as_trained_256k = Row(
+    card=LLAMA3_70B,
+    ladder=APERTUS15_70B_AS_TRAINED,
+    seq_length=256 * K,
+    cluster="dgx_h100",
+    nodes=32,
+    layout=Layout(
+        tp=8,
+        cp=ContextParallel.head_chunked(1),
+        dp=32,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=80.8),
+    ),
+)
+
+smollm2_1p7b_smollm3_32k = Row(
+    card=SMOLLM2_1P7B,
+    ladder=SMOLLM3,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.head_chunked(1), dp=8, tiling=Tiling(loss=True)),
+)
+
+smollm2_1p7b_smollm3_64k = Row(
+    card=SMOLLM2_1P7B,
+    ladder=SMOLLM3,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.ulysses(4), dp=2, tiling=Tiling(loss=True)),
+)
+
+llama3_8b_olmo3_7b_64k = Row(
+    card=LLAMA3_8B,
+    ladder=OLMO3_7B,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(cp=ContextParallel.hybrid(ulysses=8, ring=2)),
+)
+
+llama3_70b_olmo3_32b_64k = Row(
+    card=LLAMA3_70B,
+    ladder=OLMO3_32B,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=32,
+    layout=Layout(tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=8), pp=4),
+)
+
+llama2_7b_deepseek_v3_32k = Row(
+    card=LLAMA2_7B,
+    ladder=DEEPSEEK_V3,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(cp=ContextParallel.ulysses(8), dp=2),
+)
+
+llama2_7b_deepseek_v3_128k = Row(
+    card=LLAMA2_7B,
+    ladder=DEEPSEEK_V3,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(cp=ContextParallel.hybrid(ulysses=8, ring=2), pp=2, tiling=Tiling(loss=True)),
+)
+
+llama3_8b_minimax01_128k = Row(
+    card=LLAMA3_8B,
+    ladder=MINIMAX01,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=16,
+    layout=Layout(cp=ContextParallel.hybrid(ulysses=8, ring=4), dp=4),
+)
+
+llama3_8b_minimax01_512k = Row(
+    card=LLAMA3_8B,
+    ladder=MINIMAX01,
+    seq_length=512 * K,
+    cluster="dgx_h100",
+    nodes=8,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(2),
+        dp=32,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=129.1),
+    ),
+)
+
+llama3_8b_minimax01_1m = Row(
+    card=LLAMA3_8B,
+    ladder=MINIMAX01,
+    seq_length=1 * M,
+    cluster="dgx_h100",
+    nodes=8,
+    layout=Layout(
+        cp=ContextParallel.ulysses(8),
+        dp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=64.6),
+    ),
+)
+
+mistral_7b_megabeam_300k = Row(
+    card=MISTRAL_7B,
+    ladder=MEGABEAM,
+    seq_length=300 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(1),
+        dp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=151.3),
+    ),
+)
+
+mistral_7b_megabeam_600k = Row(
+    card=MISTRAL_7B,
+    ladder=MEGABEAM,
+    seq_length=600 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(2),
+        dp=4,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=151.3),
+    ),
 )
 
 llama3_8b_five_million_5m = Row(

@@ -12,6 +12,7 @@ from recipes.spec.suites import SuiteRun
 from recipes.spec.train_short import Positions
 
 DocumentPolicy = Literal["across", "within"]
+OptimizerState = Literal["new", "carried"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +23,7 @@ class _Warmed:
     final_ratio: float = 0.1
     """Rate at the last step as a share of the peak; 1 for a constant rate."""
     warmup_ratio: float = 0.1
-    """Share of the stage's steps used for warm-up; `20 / 400` for 20 steps of 400."""
+    """Share of the stage's steps used for warm-up; `20 / 400` for 20 steps of 400, 0 for none."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for rates outside 0 to 1."""
@@ -39,8 +40,11 @@ class _Warmed:
 
 
 def warmup_steps(ratio: float, steps: int) -> int:
-    """Return the warm-up steps of a stage of `steps`, at least one: no step runs at rate 0."""
-    return max(1, round(ratio * steps))
+    """Return the warm-up steps of a stage of `steps`: none for 0, and otherwise at least one.
+
+    The first step of a warm-up has a share of the peak above 0.
+    """
+    return max(1, round(ratio * steps)) if ratio else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +85,10 @@ class Stage:
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
     start: Literal["scratch", "card", "previous"] = "previous"
-    """Initial weights: random, the card's published ones, or those of the previous stage.
-    Optimizer and schedule always start anew."""
+    """Initial weights: random, the card's published ones, or those of the previous stage."""
+    optimizer: OptimizerState = "new"
+    """Whether Adam's moments and step count start at zero, or are those of the previous stage. The
+    schedule of the rate is the stage's own either way."""
     gate: Gate = Gate()
     """Thresholds that its evaluation must meet before the next stage may start."""
 
@@ -90,6 +96,13 @@ class Stage:
         """Raise ValueError for a budget or batch that does not fit the sequence length."""
         if self.documents not in get_args(DocumentPolicy):
             raise ValueError(f"documents is {self.documents!r}; it must be 'across' or 'within'")
+        if self.optimizer not in get_args(OptimizerState):
+            raise ValueError(f"optimizer is {self.optimizer!r}; it must be 'new' or 'carried'")
+        if self.optimizer == "carried" and self.start != "previous":
+            raise ValueError(
+                f"optimizer is 'carried' and start {self.start!r}; only the previous stage has a "
+                "state to carry over"
+            )
         for name in ("seq_length", "tokens", "tokens_per_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")

@@ -17,7 +17,7 @@ from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.model_card import ModelCard
 from recipes.spec.stage import Cosine, Ladder, Stage
 from recipes.spec.units import K, M
-from tests.recipes.test_cards import EACH, EACH_PUBLISHED, NEMO, listed, nemo_defaults
+from tests.recipes.test_cards import EACH, EACH_IN_NEMO, NEMO, listed, nemo_defaults
 
 # What a recipe sets otherwise than NeMo's config of the same model, and why.
 MEANT = {
@@ -65,7 +65,7 @@ def recipe_of(card: ModelCard, **layout: Any) -> run.Partial:
     return pretrain(card, LADDER, 64 * K, spread)
 
 
-@EACH_PUBLISHED
+@EACH_IN_NEMO
 def test_a_recipe_departs_from_nemo_only_where_it_means_to(card):
     ours = fdl.ordered_arguments(recipe_of(card).model.config, include_defaults=True)
     departed = {

@@ -15,6 +15,7 @@ from recipes.shipped.rotation import rotation_refusal
 from recipes.spec import cluster
 from recipes.spec.naming import recipe_name
 from recipes.spec.stage import Ladder, Linear, Stage
+from tests.recipes.support.stated_figures import M4, M8, STATED, TOTALS
 
 EACH_LADDER = pytest.mark.parametrize("ladder", LADDERS.values(), ids=LADDERS)
 OF_CARDS = [(ladder, card) for ladder in LADDERS.values() for card in ladder.cards]
@@ -38,104 +39,9 @@ READ = {
     "documents": lambda stage: stage.documents,
     "target": lambda stage: stage.target_length,
     "start": lambda stage: stage.start,
+    "optimizer": lambda stage: stage.optimizer,
 }
 """How a figure is read off a stage, by the name it has below."""
-
-M4, M8 = 4_194_304, 8_388_608
-PROLONG = {"peak": 1e-5, "end": 1e-6, "decay": 0.1, "beta2": 0.95, "documents": "within"}
-YARN = {"original": 4_096, "peak": 2e-5, "end": 0, "warmup": 20, "decay": 0, "beta2": 0.95}
-LWM = {"batch": M4, "peak": 4e-5, "end": 4e-5}
-ULTRALONG = {"base": 500_000, "original": 8_192, "beta_fast": 4, "peak": 3e-5, "start": "card"}
-LONGRECIPE = {"peak": 5e-5, "end": 5e-5, "decay": 0.1, "beta2": 0.999}
-
-STATED = [
-    (
-        "llama2_long_32k",
-        {32_768: {"base": 500_000, "steps": 100_000, "batch": M4, "peak": 2e-5, "warmup": 2_000}},
-        "2309.16039, sections 1, 2.1 and 4.1; batch: 2307.09288, section 2.2",
-    ),
-    (
-        "llama2_long_16k",
-        {16_384: {"base": 500_000, "steps": 100_000, "batch": M4, "peak": 1e-5, "warmup": 2_000}},
-        "2309.16039, sections 1, 2.1 and 4.1; batch: 2307.09288, section 2.2",
-    ),
-    (
-        "llama31",
-        {
-            **{k * 1024: {"base": 500_000, "documents": "within"} for k in (16, 32, 48, 64, 96)},
-            131_072: {"base": 500_000, "documents": "within", "batch": 16_777_216},
-        },
-        "2407.21783, sections 3.2 and 3.4.2, table 4 (six stages, the last of 128K)",
-    ),
-    (
-        "prolong",
-        {
-            65_536: {**PROLONG, "base": 8e6, "steps": 5_000, "batch": M4, "warmup": 500},
-            524_288: {**PROLONG, "base": 1.28e8, "steps": 2_500, "batch": M8, "warmup": 250},
-        },
-        "2410.02660, table 9; steps and sequences: train_64K.sh, train_512K.sh",
-    ),
-    (
-        "qwen25_1m",
-        {65_536: {"base": 1e6}, 131_072: {"base": 5e6}, 262_144: {"base": 1e7}},
-        "2501.15383, section 3 (its stages three to five)",
-    ),
-    ("ultralong_1m", {1_048_576: {**ULTRALONG, "factor": 128}}, "2504.06214, section 3.1, table 5"),
-    ("ultralong_2m", {2_097_152: {**ULTRALONG, "factor": 256}}, "2504.06214, section 3.1, table 5"),
-    (
-        "ultralong_4m",
-        {4_194_304: {**ULTRALONG, "factor": 512, "steps": 150, "sequences": 2}},
-        "2504.06214, section 3.1, table 5; model card of UltraLong-4M",
-    ),
-    (
-        "lwm",
-        {
-            32_768: {**LWM, "base": 1e6, "steps": 1_200, "warmup": 100},
-            131_072: {**LWM, "base": 1e7, "steps": 3_000, "warmup": 200},
-            262_144: {**LWM, "base": 1e7, "steps": 3_000, "warmup": 200},
-            524_288: {**LWM, "base": 2.5e7, "steps": 720, "warmup": 50},
-            1_048_576: {**LWM, "base": 5e7, "steps": 450, "warmup": 25},
-        },
-        "2402.08268, table 11",
-    ),
-    (
-        "yarn",
-        {
-            65_536: {**YARN, "factor": 16, "steps": 400, "sequences": 64},
-            131_072: {**YARN, "factor": 32, "steps": 200, "batch": 64 * 65_536},
-        },
-        "2309.00071, section 4.1; end: finetune.py and deepspeed/zero3.json of jquesnelle/yarn",
-    ),
-    (
-        "longrope2",
-        {131_072: {"factor": 16, "original": 8_192, "sequences": 64, "peak": 2e-5}},
-        "2502.20082, section 4.1",
-    ),
-    (
-        "longrecipe_128k",
-        {38_400: {**LONGRECIPE, "base": 131.5e6, "steps": 104, "sequences": 96, "target": 131_072}},
-        "2409.00509, appendix A, table 4; zero3_offload.json of zhiyuanhubj/LongRecipe",
-    ),
-    (
-        "gene_64k",
-        {16_384: {"steps": 300, "sequences": 128, "peak": 2e-5, "warmup": 100, "factor": 16}},
-        "configs/ptrain_16k_64k.yaml of LhLi-QED/GeNE",
-    ),
-    ("five_million", {5_242_880: {"sequences": 1}}, "run_all_8B.sh of Untied-Ulysses"),
-    ("fifteen_million", {15_728_640: {"sequences": 1}}, "2506.13996, tables 2 to 4"),
-]
-"""Ladder, its lengths and of each what the source says, and where."""
-
-TOTALS = [
-    ("llama2_long_32k", 400e9, "2309.16039, section 2.1"),
-    ("llama2_long_16k", 400e9, "2309.16039, section 2.1"),
-    ("llama31", 800e9, "2407.21783, section 3.4.2"),
-    ("prolong", 40e9, "2410.02660, table 9"),
-    ("lwm", 4.8e9 + 12e9 + 12e9 + 3e9 + 1.8e9, "2402.08268, table 11"),
-    ("longrope2", 10e9, "2502.20082, section 4.1"),
-    ("longrecipe_128k", 384e6, "2409.00509, table 4"),
-]
-"""Tokens as published; a source's million is 1,000,000 or 5% more."""
 
 
 @pytest.mark.parametrize(("name", "lengths", "place"), STATED, ids=[row[0] for row in STATED])
@@ -254,7 +160,8 @@ def test_a_card_that_a_rotation_is_wrong_for_would_be_found(ladder, card, words)
 def test_a_rotation_reaches_the_context_that_its_stage_trains_for(ladder):
     for stage in ladder.stages:
         scaled = stage.rope != "native" and stage.rope.method != "default"
-        if scaled and ladder.name != "llama31":  # its factor of 8 is of 64K, as published
+        # Factors of one rotation for several lengths, as published.
+        if scaled and not ladder.name.startswith(("llama31", "apertus", "deepseek_v3")):
             assert stage.rope.reach == stage.target_length
 
 
@@ -275,24 +182,26 @@ def test_the_divisors_of_longrope2_are_in_the_space_that_its_search_has():
     assert long[15] == pytest.approx(4)
 
 
-def test_yarn_anneals_by_a_line_and_the_others_by_a_cosine():
+def test_a_rate_that_falls_by_a_line_is_of_the_ladders_whose_source_states_it():
     lines = {
         ladder.name
         for ladder in LADDERS.values()
         for stage in ladder.stages
-        if isinstance(stage.lr, Linear)
+        if isinstance(stage.lr, Linear) and stage.lr.final_ratio < 1
     }
-    assert lines == {"yarn"}
+    assert lines == {"yarn", "olmo3_7b", "olmo3_32b"}
 
 
-def test_only_llama_3_and_prolong_keep_documents_apart():
+def test_documents_are_kept_apart_by_the_ladders_whose_source_does_or_that_say_it_is_ours():
     apart = {
         ladder.name
         for ladder in LADDERS.values()
         for stage in ladder.stages
         if stage.documents == "within"
     }
-    assert apart == {"llama31", "prolong"}
+    stated = {"llama31", "prolong", "smollm3", "olmo3_7b", "olmo3_32b"}
+    stated |= {name for name in LADDERS if name.startswith("apertus")}
+    assert apart == stated | {"minimax01", "megabeam"}
 
 
 def test_a_length_in_the_name_of_a_ladder_is_not_said_twice():

@@ -25,7 +25,8 @@ def recipe(options: dict[str, Any]):
 
     `card` of the options holds in what the model differs from the tiny one, `positions` how those
     of the training samples are drawn, `mix` which documents they are of. With `overlap` gradients
-    are reduced and parameters gathered while the model computes, as on GPUs.
+    are reduced and parameters gathered while the model computes, as on GPUs. With `rate` the
+    learning rate is the same at every step.
     """
     from custom_modules.memory.config import Offload, Recompute, Tiling
     from custom_modules.rope.config import RopeScaling
@@ -35,7 +36,7 @@ def recipe(options: dict[str, Any]):
     from recipes.notation import mix
     from recipes.pretrain import pretrain
     from recipes.spec.layout import ContextParallel, Layout
-    from recipes.spec.stage import Cosine, Ladder, Stage
+    from recipes.spec.stage import Cosine, Ladder, Linear, Stage
     from recipes.spec.train_short import Positions
 
     sizes = dict(options["layout"])
@@ -48,6 +49,7 @@ def recipe(options: dict[str, Any]):
         device="cpu",
         **sizes,
     )
+    rate = options.get("rate")
     positions = Positions(**options.get("positions", {}))
     rope = RopeScaling.yarn(base=10_000, factor=4.0, original_length=128)
     if positions.kind == "gene":
@@ -57,7 +59,7 @@ def recipe(options: dict[str, Any]):
         rope=rope,
         tokens=STEPS * BATCH,
         tokens_per_batch=BATCH,
-        lr=Cosine(peak=2e-3),
+        lr=Cosine(peak=2e-3) if rate is None else Linear(peak=rate, final_ratio=1, warmup_ratio=0),
         documents=options.get("documents", "across"),
         positions=positions,
         mix=mix.read(options["mix"]) if "mix" in options else None,
@@ -71,6 +73,7 @@ def recipe(options: dict[str, Any]):
     made.trainer.max_steps = options.get("steps", STEPS)
     made.trainer.val_check_interval = 5
     made.resume.start = options.get("start")
+    made.resume.optimizer = options.get("optimizer", "new")
     if options.get("overlap"):
         import nemo_run
 
