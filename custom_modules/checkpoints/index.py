@@ -164,7 +164,7 @@ def outline(path: Path) -> dict[str, int]:
 
 
 def names(path: Path) -> set[str]:
-    """Return the names of the tensors and objects of a checkpoint, such as `optimizer.state.exp_avg`.
+    """Return the names of all tensors and objects, such as `optimizer.state.exp_avg`.
 
     Raises CheckpointError as `outline` does.
     """
