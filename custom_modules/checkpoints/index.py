@@ -9,7 +9,6 @@ its module is imported.
 
     read        the index itself, of torch's classes, for torch
     outline     the data files it names and their least sizes, without importing torch
-    names       the names of its tensors and objects, without importing torch
 
 Standard library only, so that a checkpoint is refused before anything large is loaded.
 """
@@ -143,7 +142,11 @@ def outline(path: Path) -> dict[str, int]:
     Raises CheckpointError for an index that is missing, damaged, that asks for a foreign class, or
     that names a file outside of its folder.
     """
-    index = _outlined(path)
+    try:
+        with path.open("rb") as stream:
+            index = _unpickled(_Outline(stream, path), path)
+    except OSError as error:
+        raise _unreadable(path, (error.strerror or str(error)).lower()) from error
     try:
         stored = [info.state for info in index.state["storage_data"].values()]
         places = [(s["relative_path"], s["offset"], s["length"]) for s in stored]
@@ -161,26 +164,6 @@ def outline(path: Path) -> dict[str, int]:
             )
         least[name] = max(offset + length, least.get(name, 0))
     return least
-
-
-def names(path: Path) -> set[str]:
-    """Return the names of all tensors and objects, such as `optimizer.state.exp_avg`.
-
-    Raises CheckpointError as `outline` does.
-    """
-    try:
-        return {str(name) for name in _outlined(path).state["state_dict_metadata"]}
-    except (AttributeError, KeyError, TypeError) as error:
-        raise _unreadable(path, f"{type(error).__name__}: {error}") from error
-
-
-def _outlined(path: Path) -> Any:
-    """Return the index of a file with placeholders for its objects."""
-    try:
-        with path.open("rb") as stream:
-            return _unpickled(_Outline(stream, path), path)
-    except OSError as error:
-        raise _unreadable(path, (error.strerror or str(error)).lower()) from error
 
 
 def _unpickled(reader: _Reader, path: Path) -> Any:

@@ -28,11 +28,11 @@ from recipes.checkpoints.marker import (
     RECIPE,
     checkpoint_facts,
     newest_checkpoint,
-    require_optimizer,
     require_vocabulary,
     start_checkpoint,
 )
 from recipes.checkpoints.rotation import rotation_before
+from recipes.checkpoints.stored import require_optimizer
 from recipes.resolved import yaml_file
 from recipes.resolved.overrides import require_same_rotary_dims
 from recipes.resolved.read import context_parallelism

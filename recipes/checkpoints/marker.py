@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from custom_modules.checkpoints.index import INDEX, CheckpointError, names
+from custom_modules.checkpoints.index import CheckpointError
 from data.files.own_sum import KEY as OWN_SUM
 from data.files.own_sum import has_wrong_sum, with_own_sum
 from data.files.whole import write_text
@@ -90,15 +90,6 @@ def require_vocabulary(checkpoint: Path, tokens: int) -> None:
         raise ValueError(
             f"{checkpoint} is of a model with a vocabulary of {found:,} and this one has "
             f"{tokens:,}; start from a checkpoint of the same model"
-        )
-
-
-def require_optimizer(checkpoint: Path) -> None:
-    """Raise ValueError if a checkpoint has no state of an optimizer to carry over."""
-    if not any(name.startswith("optimizer") for name in names(checkpoint / "weights" / INDEX)):
-        raise ValueError(
-            f"{checkpoint} has no state of an optimizer to carry over, as an import or an average "
-            "has none; start from a checkpoint of training, or set resume.optimizer=new"
         )
 
 

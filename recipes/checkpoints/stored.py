@@ -88,6 +88,15 @@ def _layout(folder: Path, files: Sequence[Path]) -> dict[str, int]:
         return {"ranks": max(writers) + 1} if writers else {}
 
 
+def require_optimizer(checkpoint: Path) -> None:
+    """Raise ValueError if a checkpoint has no state of an optimizer to carry over."""
+    if not _has_optimizer(checkpoint):
+        raise ValueError(
+            f"{checkpoint} has no state of an optimizer to carry over, as an import or an average "
+            "has none; start from a checkpoint of training, or set resume.optimizer=new"
+        )
+
+
 def _has_optimizer(folder: Path) -> bool | None:
     """Return whether the index names tensors of an optimizer; it is searched, not loaded."""
     try:

@@ -36,7 +36,6 @@ from recipes.checkpoints.marker import (
     VOCABULARY,
     is_marked,
     newest_checkpoint,
-    require_optimizer,
     require_vocabulary,
     start_checkpoint,
     steps_taken,
@@ -44,7 +43,7 @@ from recipes.checkpoints.marker import (
 )
 from recipes.checkpoints.reproduction import write_record
 from recipes.checkpoints.rotation import rotation_before
-from recipes.checkpoints.stored import LAYOUT
+from recipes.checkpoints.stored import LAYOUT, require_optimizer
 from recipes.checkpoints.surroundings import of_this_process
 from recipes.checkpoints.verified import LOG, described_by_ranks
 from recipes.nemo2 import failed_saves, local_errors

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from custom_modules.checkpoints.index import CheckpointError
 from recipes.checkpoints.marker import (
@@ -13,7 +12,6 @@ from recipes.checkpoints.marker import (
     checkpoint_facts,
     is_marked,
     newest_checkpoint,
-    require_optimizer,
     require_vocabulary,
     start_checkpoint,
     steps_taken,
@@ -104,20 +102,3 @@ def test_a_checkpoint_of_another_vocabulary_is_refused_and_an_earlier_one_is_not
     write_marker(tmp_path, FACTS | {"vocabulary": "32,000"})
     with pytest.raises(CheckpointError, match="'vocabulary' is '32,000'"):
         require_vocabulary(tmp_path, 32_000)
-
-
-def test_only_a_checkpoint_with_the_state_of_an_optimizer_is_one_to_carry_it_over_from(tmp_path):
-    import torch.distributed.checkpoint as dcp
-
-    for name, state in (("import", {}), ("trained", {"optimizer.state.exp_avg": torch.zeros(2)})):
-        dcp.save(
-            {"module.weight": torch.zeros(2), **state},
-            checkpoint_id=tmp_path / name / "weights",
-            no_dist=True,
-        )
-    require_optimizer(tmp_path / "trained")
-    with pytest.raises(ValueError, match="import has no state of an optimizer to carry over"):
-        require_optimizer(tmp_path / "import")
-    (tmp_path / "trained" / "weights" / ".metadata").unlink()
-    with pytest.raises(CheckpointError, match="not the whole index of a checkpoint"):
-        require_optimizer(tmp_path / "trained")
