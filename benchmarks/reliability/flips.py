@@ -52,7 +52,8 @@ CUTS = ("cut", "removed", "exchanged")
 KINDS = (
     (".distcp", "weights and optimizer"), (".metadata", "index of the weights"),
     ("weights/", "other files of the weights"), (MARKER, "marker"),
-    (f"{CONTEXT}/", "context, never read"), ("manifest.json", "manifest"), (".bin", "token files"),
+    (f"{CONTEXT}/", "context, never read"), ("reproduce/", "record of how it was made"),
+    ("layout.json", "layout that wrote it"), ("manifest.json", "manifest"), (".bin", "token files"),
     (".idx", "token index"), ("blocks.json", "sums of blocks"),
     ("tokenizer/tokenizer.json", "tokenizer"), ("tokenizer/", "other files of the tokenizer"),
     ("index/", "order of samples, built again"),

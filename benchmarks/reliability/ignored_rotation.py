@@ -32,6 +32,7 @@ from benchmarks.harness.machine import TREE, facts
 from benchmarks.harness.page import page, table, write
 from custom_modules.rope import rotary
 from custom_modules.rope.config import RopeScaling
+from recipes.checkpoints.marker import write_marker
 from recipes.models import TINY
 from recipes.notation import rope_file
 
@@ -206,7 +207,7 @@ def opened(folder: Path) -> Iterator[Row]:
         code, said, seconds = longhaul(folder, *commands[name])
         yield Row(name, "unchanged", code, 0, 0, seconds, said)
     (folder / "exported").rename(folder / "exported before")
-    marker.write_text(json.dumps(changed, indent=1))
+    write_marker(marker.parent, changed)
     for name, words in commands.items():
         code, said, seconds = longhaul(folder, *words)
         yield Row(name, "factor 8 recorded for 16", code, 0, 0, seconds, said)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from recipes.checkpoints.marker import write_marker
 from tests.longhaul.test_damaged import changed
 from tests.ranks import Ranks
 from tests.runs.conftest import NEMO, TIMEOUT_SECONDS
@@ -122,19 +123,19 @@ def other_factor(path: Path) -> None:
     rope = RopeScaling.yarn(base=10_000, factor=2.0, original_length=128)
     facts = json.loads(path.read_text())
     facts["rotation"] = stated_rotation(rope, 32, LENGTH).to_dict()
-    path.write_text(json.dumps(facts))
+    write_marker(path.parent, facts)
 
 
 def one_frequency(path: Path) -> None:
     facts = json.loads(path.read_text())
     facts["rotation"]["frequencies"][-1] *= 2
-    path.write_text(json.dumps(facts))
+    write_marker(path.parent, facts)
 
 
 def not_recorded(path: Path) -> None:
     facts = json.loads(path.read_text())
     del facts["rotation"]
-    path.write_text(json.dumps(facts))
+    write_marker(path.parent, facts)
 
 
 def commands(trained: Trained) -> dict[str, tuple]:
