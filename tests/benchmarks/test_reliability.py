@@ -31,7 +31,7 @@ def test_damages_of_each_kind_of_file_are_refused_by_name(tmp_path):
     size = ["--flips", "28", "--cuts", "14"]
     page = page_of("reliability.flips", *size, out=tmp_path / "page.md")
     rows = {row[0]: row[2:] for row in rows_of(page, ["file"])}
-    assert len(rows) == 13
+    assert len(rows) == 15
     flips, cuts, *_, named, unrefused, used = rows["all"]
     assert (flips, cuts, named, unrefused, used) == ("28", "14", "42", "0", "0")
 
