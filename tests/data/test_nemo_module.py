@@ -16,7 +16,7 @@ from nemo.collections.common.tokenizers import AutoTokenizer
 from custom_modules.attention.documents import Documents
 from custom_modules.rope.skipped_positions import gene_scale, longrecipe, pose
 from data.nemo_module import NumberedDataset, StoreDataModule
-from data.store import StoreError
+from data.store import Manifest, StoreError
 from data.train_short import samples as train_short
 from data.train_short.impactful_tokens import ImpactfulTokens
 from data.train_short.sentences import ENDS, SentenceSelection
@@ -64,6 +64,7 @@ def test_a_damaged_order_of_samples_is_built_again_and_the_same(
     tmp_path, small_store, megatron_rank, change, caplog
 ):
     store = Path(shutil.copytree(small_store, tmp_path / "store"))
+    shutil.rmtree(store / "index", ignore_errors=True)  # other tests have orders of their own in it
     before = [sample["tokens"] for sample in samples(store, "across")]
     (path,) = (store / "index").glob("*-train-shuffle_index.npy")
     content = path.read_bytes()
@@ -104,11 +105,13 @@ def test_a_sample_names_the_documents_that_its_tokens_are_of(small_store, megatr
 def padded_by(store, folder, token: int) -> Path:
     """Return a copy of a store whose tokenizer pads with a token of the text."""
     shutil.copytree(store, folder)
+    manifest = Manifest.load(folder)
     path = folder / "tokenizer" / "tokenizer_config.json"
     config = json.loads(path.read_text())
     content = AutoTokenizer(str(folder / "tokenizer")).ids_to_tokens([token])[0]
     path.write_text(json.dumps(config | {"pad_token": content}))
     (folder / "tokenizer" / "special_tokens_map.json").unlink()
+    manifest.write()
     return folder
 
 

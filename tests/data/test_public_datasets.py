@@ -48,7 +48,7 @@ def test_names_differ_and_an_unknown_one_is_answered_with_the_nearest() -> None:
         for stage in ladder.stages
         for share in (stage.mix.shares if stage.mix else ())
     }
-    assert of_ladders & set(IDS) == {"fineweb_edu"}
+    assert of_ladders & set(IDS) == {"fineweb_edu", "institutional_books"}
     assert not any("-" in name for name in {*of_ladders, *IDS})
     assert named("FineWeb-Edu").name == "fineweb_edu"
     with pytest.raises(UnknownDatasetError, match="no data set is called pg-19; did you mean pg19"):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,3 +19,10 @@ def slurm() -> Iterator[RealSlurm]:
         pytest.skip(why)
     with RealSlurm() as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _programs_of_this_environment(monkeypatch):
+    """Put this environment's torchrun on PATH, as the command does."""
+    programs = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", os.pathsep.join([programs, os.environ["PATH"]]))
