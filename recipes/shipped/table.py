@@ -469,6 +469,33 @@ llama3_70b_k2v2_512k = Row(
     ),
 )
 
+llama3_8b_apertus_8b_8k = Row(
+    card=LLAMA3_8B,
+    ladder=APERTUS_8B,
+    seq_length=8 * K,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(cp=ContextParallel.ulysses(2), dp=8),
+)
+
+llama3_8b_apertus_8b_16k = Row(
+    card=LLAMA3_8B,
+    ladder=APERTUS_8B,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.ulysses(8)),
+)
+
+llama3_8b_apertus_8b_32k = Row(
+    card=LLAMA3_8B,
+    ladder=APERTUS_8B,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(cp=ContextParallel.ulysses(8), dp=2),
+)
+
 llama3_8b_apertus_8b_64k = Row(
     card=LLAMA3_8B,
     ladder=APERTUS_8B,
@@ -476,6 +503,39 @@ llama3_8b_apertus_8b_64k = Row(
     cluster="dgx_h100",
     nodes=1,
     layout=Layout(tp=2, cp=ContextParallel.head_chunked(4), tiling=Tiling(loss=True)),
+)
+
+llama3_70b_apertus_70b_8k = Row(
+    card=LLAMA3_70B,
+    ladder=APERTUS_70B,
+    seq_length=8 * K,
+    cluster="dgx_h100",
+    nodes=16,
+    layout=Layout(tp=2, cp=ContextParallel.hybrid(ulysses=4, ring=2), pp=4, dp=2),
+)
+
+llama3_70b_apertus_70b_16k = Row(
+    card=LLAMA3_70B,
+    ladder=APERTUS_70B,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=16,
+    layout=Layout(tp=2, cp=ContextParallel.hybrid(ulysses=4, ring=4), pp=4),
+)
+
+llama3_70b_apertus_70b_32k = Row(
+    card=LLAMA3_70B,
+    ladder=APERTUS_70B,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=16,
+    layout=Layout(
+        tp=4,
+        cp=ContextParallel.hybrid(ulysses=2, ring=2, heads_per_stage=2),
+        pp=4,
+        dp=2,
+        tiling=Tiling(loss=True),
+    ),
 )
 
 llama3_70b_apertus_70b_64k = Row(
@@ -495,6 +555,33 @@ llama3_70b_apertus_70b_64k = Row(
     ),
 )
 
+llama3_8b_apertus15_8b_32k = Row(
+    card=LLAMA3_8B,
+    ladder=APERTUS15_8B,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(cp=ContextParallel.ulysses(8), dp=2),
+)
+
+llama3_8b_apertus15_8b_64k = Row(
+    card=LLAMA3_8B,
+    ladder=APERTUS15_8B,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(cp=ContextParallel.ulysses(8), pp=2, tiling=Tiling(loss=True)),
+)
+
+llama3_8b_apertus15_8b_128k = Row(
+    card=LLAMA3_8B,
+    ladder=APERTUS15_8B,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(cp=ContextParallel.hybrid(ulysses=8, ring=4)),
+)
+
 llama3_8b_apertus15_8b_256k = Row(
     card=LLAMA3_8B,
     ladder=APERTUS15_8B,
@@ -508,6 +595,33 @@ llama3_8b_apertus15_8b_256k = Row(
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="both", cap_gib=64.6),
     ),
+)
+
+llama3_8b_apertus15_8b_as_trained_32k = Row(
+    card=LLAMA3_8B,
+    ladder=APERTUS15_8B_AS_TRAINED,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(cp=ContextParallel.ulysses(8), dp=2),
+)
+
+llama3_8b_apertus15_8b_as_trained_64k = Row(
+    card=LLAMA3_8B,
+    ladder=APERTUS15_8B_AS_TRAINED,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=2,
+    layout=Layout(cp=ContextParallel.ulysses(8), pp=2, tiling=Tiling(loss=True)),
+)
+
+llama3_8b_apertus15_8b_as_trained_128k = Row(
+    card=LLAMA3_8B,
+    ladder=APERTUS15_8B_AS_TRAINED,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(cp=ContextParallel.hybrid(ulysses=8, ring=4)),
 )
 
 llama3_8b_apertus15_8b_as_trained_256k = Row(
@@ -525,6 +639,53 @@ llama3_8b_apertus15_8b_as_trained_256k = Row(
     ),
 )
 
+llama3_70b_apertus15_70b_32k = Row(
+    card=LLAMA3_70B,
+    ladder=APERTUS15_70B,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=16,
+    layout=Layout(
+        tp=4,
+        cp=ContextParallel.hybrid(ulysses=2, ring=2, heads_per_stage=2),
+        pp=4,
+        dp=2,
+        tiling=Tiling(loss=True),
+    ),
+)
+
+llama3_70b_apertus15_70b_64k = Row(
+    card=LLAMA3_70B,
+    ladder=APERTUS15_70B,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=16,
+    layout=Layout(
+        cp=ContextParallel.ulysses(8),
+        pp=8,
+        dp=2,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
+        offload=Offload(tensors="both", cap_gib=20.3),
+    ),
+)
+
+llama3_70b_apertus15_70b_128k = Row(
+    card=LLAMA3_70B,
+    ladder=APERTUS15_70B,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=32,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.hybrid(ulysses=4, ring=4),
+        pp=4,
+        dp=2,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
+    ),
+)
+
 llama3_70b_apertus15_70b_256k = Row(
     card=LLAMA3_70B,
     ladder=APERTUS15_70B,
@@ -538,6 +699,53 @@ llama3_70b_apertus15_70b_256k = Row(
         recompute=Recompute(kind="kept_attention"),
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="both", cap_gib=80.8),
+    ),
+)
+
+llama3_70b_apertus15_70b_as_trained_32k = Row(
+    card=LLAMA3_70B,
+    ladder=APERTUS15_70B_AS_TRAINED,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=16,
+    layout=Layout(
+        tp=4,
+        cp=ContextParallel.hybrid(ulysses=2, ring=2, heads_per_stage=2),
+        pp=4,
+        dp=2,
+        tiling=Tiling(loss=True),
+    ),
+)
+
+llama3_70b_apertus15_70b_as_trained_64k = Row(
+    card=LLAMA3_70B,
+    ladder=APERTUS15_70B_AS_TRAINED,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=16,
+    layout=Layout(
+        cp=ContextParallel.ulysses(8),
+        pp=8,
+        dp=2,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
+        offload=Offload(tensors="both", cap_gib=20.3),
+    ),
+)
+
+llama3_70b_apertus15_70b_as_trained_128k = Row(
+    card=LLAMA3_70B,
+    ladder=APERTUS15_70B_AS_TRAINED,
+    seq_length=128 * K,
+    cluster="dgx_h100",
+    nodes=32,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.hybrid(ulysses=4, ring=4),
+        pp=4,
+        dp=2,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True),
     ),
 )
 
@@ -678,6 +886,15 @@ mistral_7b_megabeam_600k = Row(
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="both", cap_gib=151.3),
     ),
+)
+
+mistral_7b_megabeam_50k = Row(
+    card=MISTRAL_7B,
+    ladder=MEGABEAM,
+    seq_length=50 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(tp=2, cp=ContextParallel.ulysses(4), tiling=Tiling(loss=True)),
 )
 
 llama3_8b_five_million_5m = Row(
