@@ -15,13 +15,13 @@ from rich.live import Live
 from eval.run_folder import plain
 from longhaul.defaults import default
 from longhaul.health.alert import Alerts, require_alert
-from longhaul.health.finding import Finding
 from longhaul.options import Alert, Json, print_json
 from longhaul.pages.watch_page import Changes, content, page
 from longhaul.run_folder.run_view import RunView, RunWatch, run_and_stage
 from longhaul.terminal.console import plain_console
 from longhaul.terminal.messages import note
 from longhaul.terminal.progress import PLAIN_EVERY_SECONDS
+from recipes.spec.finding import Finding
 
 POLL_SECONDS = 2.0
 POLL_SLURM_SECONDS = 15.0

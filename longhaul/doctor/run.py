@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from longhaul.health.finding import Finding, read
 from longhaul.health.monitor import MetricsTail, Monitor
 from longhaul.options import Json, print_json
 from longhaul.pages.watch_page import finding_lines, progress_of
 from longhaul.run_folder.run_view import RunWatch, StageView, run_and_stage
+from recipes.spec.finding import Finding, read
 from recipes.spec.naming import counted, stage_folder
 
 EVERY = 4

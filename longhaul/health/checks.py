@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from longhaul.health.finding import Finding
 from longhaul.health.loss_checks import divergence, not_finite, number, spike
 from longhaul.health.thresholds import (
     BUSY_SHARE,
@@ -31,6 +30,7 @@ from longhaul.health.thresholds import (
     SLOW_SHARE,
     STALL_SECONDS,
 )
+from recipes.spec.finding import Finding
 
 Line = Mapping[str, Any]
 MiB, GiB = 2**20, 2**30

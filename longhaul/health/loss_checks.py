@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from longhaul.health.finding import Finding
 from longhaul.health.thresholds import (
     DIVERGENCE_NATS,
     DIVERGENCE_NOISE,
@@ -23,6 +22,7 @@ from longhaul.health.thresholds import (
     SPIKE_NATS,
     SPIKE_NOISE,
 )
+from recipes.spec.finding import Finding
 
 Line = Mapping[str, Any]
 OF_NORMAL = 1.4826

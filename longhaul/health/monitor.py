@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from longhaul.health.checks import findings
-from longhaul.health.finding import Finding
 from longhaul.health.thresholds import KEPT_LINES, QUIET_STEPS
+from recipes.spec.finding import Finding
 
 LOOKED_AT = frozenset(
     {

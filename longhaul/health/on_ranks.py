@@ -20,9 +20,9 @@ from custom_modules.callbacks.hang_guard import HangGuard, early
 from custom_modules.callbacks.loss_guard import LossBrokeError
 from data.files.whole import chain
 from longhaul.health.alert import Alerts
-from longhaul.health.finding import Finding, append, begins, ends, read
 from longhaul.health.monitor import MetricsTail, Monitor
 from longhaul.health.thresholds import CHECK_SECONDS, FREE_BYTES
+from recipes.spec.finding import Finding, append, begins, ends, read
 
 FULL = {
     errno.ENOSPC: "the file system is full",

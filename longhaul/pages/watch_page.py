@@ -10,10 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from longhaul.health.finding import Finding
 from longhaul.health.loss_checks import number
 from longhaul.run_folder.run_view import RunView, StageView
 from longhaul.terminal.pace import duration
+from recipes.spec.finding import Finding
 
 BARS = (
     "\N{LOWER ONE EIGHTH BLOCK}\N{LOWER ONE QUARTER BLOCK}\N{LOWER THREE EIGHTHS BLOCK}"

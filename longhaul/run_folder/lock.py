@@ -24,6 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from data.files.json_object import json_object
 from data.files.whole import missing_folders, remove_empty
 
 FILE = "in_use.lock"
@@ -155,11 +156,7 @@ def _this_process() -> dict[str, Any]:
 
 def record_of(path: Path) -> dict[str, Any]:
     """Return the holder recorded in a lock's file; empty if it cannot be read."""
-    try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return holder if isinstance(holder, dict) else {}
+    return json_object(path)
 
 
 def _sentence(path: Path) -> str:

@@ -16,7 +16,6 @@ from statistics import median
 from typing import Any
 
 from longhaul.health.checks import findings
-from longhaul.health.finding import EVENTS, Finding, read, recorded
 from longhaul.health.loss_checks import number
 from longhaul.health.monitor import MetricsTail
 from longhaul.health.thresholds import (
@@ -30,6 +29,7 @@ from longhaul.run_folder.lock_holder import holder_of
 from longhaul.run_folder.stage_named import stage_named
 from longhaul.run_folder.state import RunState, StageState, run_state
 from recipes.checkpoints.marker import MARKER, newest_checkpoint
+from recipes.spec.finding import EVENTS, Finding, read, recorded
 from recipes.spec.naming import stage_folder
 
 AT_WORK = ("running", "in use", "queued")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from custom_modules.checkpoints.index import CheckpointError
+from data.files.json_object import json_object
 from data.files.sha256 import sha256_of
 from data.files.user_file import read_yaml
 from data.files.whole import write_bytes, write_text
@@ -89,11 +90,7 @@ def write_record(
 
 
 def _submitted(stage: Path) -> dict[str, Any]:
-    try:
-        content = json.loads((stage / SUBMITTED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    commit = content.get("commit") if isinstance(content, dict) else None
+    commit = json_object(stage / SUBMITTED).get("commit")
     return {"commit": commit} if isinstance(commit, str) else {}
 
 

@@ -1,45 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Say that a checkpoint was not saved, or will not fit: in the log and in `health.jsonl`."""
 
-import errno
-import json
 import logging
 import shutil
-import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
-
-from torch.distributed.checkpoint.api import CheckpointException
 
 from custom_modules.checkpoints.index import CheckpointError
+from data.files.whole import NO_ROOM, chain
 from recipes.checkpoints.files import saved_files
 from recipes.checkpoints.marker import newest_checkpoint
 from recipes.nemo2.local_errors import KILLED
+from recipes.spec.finding import Finding, append, begins
 
 LOG = logging.getLogger("custom_modules.checkpoints")
 """The first rank of a training shows its messages; Python's warnings are off there."""
-HEALTH = "health.jsonl"
-"""File in the folder of a stage: findings about its training, a line each."""
 NO_RESULTS = "results_queue"
 """In Megatron's words where a process in the background ended without results."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class SaveFailedError(RuntimeError):
     """Raised on all ranks when the last checkpoint of a training could not be saved."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A line of `health.jsonl`."""
-
-    kind: Literal["failed_save", "disk_full"]
-    said: str
-    cause: str
-    remedy: str
 
 
 def reason(errors: Iterable[BaseException]) -> tuple[str, bool] | None:
@@ -47,27 +30,15 @@ def reason(errors: Iterable[BaseException]) -> tuple[str, bool] | None:
 
     Only the first rank has the details of Megatron's error about writing processes.
     """
-    links = [link for error in errors for link in _links(error)]
+    links = [link for error in errors for link in chain(error)]
     if not links:
         return None
-    full = any(isinstance(link, OSError) and link.errno in FULL for link in links)
+    full = any(isinstance(link, OSError) and link.errno in NO_ROOM for link in links)
     said = next((link for link in links if isinstance(link, OSError) and link.errno), links[-1])
     words = f"{type(said).__name__}: {said}".split()
     if NO_RESULTS in words:  # what is left of a process in the background that was killed
         words = KILLED.split()
     return " ".join(words), full or "No space left" in " ".join(map(str, links))
-
-
-def _links(error: BaseException | None) -> list[BaseException]:
-    """Return an error, what caused it, and those of single ranks that torch collected."""
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        if isinstance(error, CheckpointException):
-            for of_rank, _ in error.failures.values():
-                found += _links(of_rank)
-        error = error.__cause__ or error.__context__
-    return found
 
 
 def newest_bytes(folder: Path) -> int | None:
@@ -94,12 +65,13 @@ def too_full(checkpoints: Path) -> Finding | None:
     if needed is None or free is None or free >= needed:
         return None
     return Finding(
-        "disk_full",
-        f"the next checkpoint needs about {needed / 1e9:,.3g} GB like the last one, and the file "
-        f"system of {checkpoints} has {free / 1e9:,.3g} GB left",
-        "the file system is nearly full; the last checkpoint is kept until the next is complete, "
-        "so both have to fit",
-        "the training goes on; free some room, for example in another run: "
+        kind="disk_full",
+        step=0,
+        said=f"the next checkpoint needs about {needed / 1e9:,.3g} GB like the last one, and the "
+        f"file system of {checkpoints} has {free / 1e9:,.3g} GB left",
+        cause="the file system is nearly full; the last checkpoint is kept until the next is "
+        "complete, so both have to fit",
+        remedy="the training goes on; free some room, for example in another run: "
         "`longhaul checkpoints RUN --prune --keep-last 1`",
     )
 
@@ -112,16 +84,18 @@ def failure(checkpoint: Path, said: str, full: bool, again: str) -> Finding:
     size = "" if needed is None else f"; it needs about {needed / 1e9:,.3g} GB"
     left = "" if free is None else f", and {free / 1e9:,.3g} GB are free"
     return Finding(
-        "disk_full" if full else "failed_save",
-        f"{checkpoint.name} could not be saved ({said}){size}{left}; {again}",
-        "the file system is full" if full else "writing failed on a rank",
-        "free some room" if full else f"see that every rank can write into {checkpoint.parent}",
+        kind="disk_full" if full else "failed_save",
+        step=0,
+        said=f"{checkpoint.name} could not be saved ({said}){size}{left}; {again}",
+        cause="the file system is full" if full else "writing failed on a rank",
+        remedy="free some room"
+        if full
+        else f"see that every rank can write into {checkpoint.parent}",
     )
 
 
 def tell(stage: Path, step: int, finding: Finding) -> None:
-    """Log a finding and append it to the stage's `health.jsonl`, if that can be written."""
+    """Log a finding, and append it to the stage's record with its step if that can be written."""
     LOG.warning("%s; %s", finding.said, finding.remedy)
-    line = {"time": time.time(), "step": step, **asdict(finding)}
-    with suppress(OSError), (stage / HEALTH).open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    with suppress(OSError):
+        append(stage, [begins(replace(finding, step=step))])

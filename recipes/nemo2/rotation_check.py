@@ -26,6 +26,7 @@ from custom_modules.gpt.rotation import TableProbe, rotation_of
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.in_effect import RotationInEffect
 from custom_modules.rope.rotary import stated_rotation
+from data.files.json_object import json_object
 from data.files.whole import write_text
 from recipes.checkpoints.marker import checkpoint_facts
 from recipes.checkpoints.rotation import (
@@ -144,17 +145,8 @@ def _record(trainer: Trainer, config: Any, found: RotationInEffect, start: Path 
         return
     path = Path(trainer.checkpoint_callback.dirpath).parent / RECORD
     if start is None:  # a resume keeps what the first start wrote
-        content |= {name: value for name, value in _written(path).items() if name != "in_effect"}
+        content |= {name: value for name, value in json_object(path).items() if name != "in_effect"}
     write_text(path, json.dumps(content, indent=1) + "\n")
-
-
-def _written(path: Path) -> dict[str, Any]:
-    """Return the content of an earlier record; empty without one that can be read."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _before(start: Path, config: Any) -> RotationInEffect | None:

@@ -19,8 +19,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from custom_modules.metrics.names import tracked
+from data.files.json_object import json_object
 from data.files.whole import write_text
 from recipes.nemo2.tracker_loggers import TrackedLogger, open_logger
+from recipes.spec.finding import Finding, append, begins
 
 IDS = "trackers.json"
 MOST_WAITING = 1000
@@ -48,7 +50,7 @@ class Trackers(Callback):
         """Begin to open the trackers."""
         if not trainer.is_global_zero:
             return
-        ids, config = _read(self.folder / IDS), _read(self.folder / "stage.json")
+        ids, config = json_object(self.folder / IDS), json_object(self.folder / "stage.json")
         config = {"stage": self.folder.name, **config}
         # A stage of run `runs/tiny` is in `runs/tiny/stages/NAME`.
         first = int(trainer.global_step) + 1
@@ -102,13 +104,11 @@ class Trackers(Callback):
         cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         said = f"{name} does not take metrics from step {step} on; training continues"
         rank_zero_warn(f"{said}. {cause}. {REMEDIES[name]}")
-        finding = {
-            "time": time.time(), "step": step, "kind": "tracker_down",
-            "said": said, "cause": cause, "remedy": REMEDIES[name],
-        }  # fmt: skip
-        # A full disk ends no training either.
-        with suppress(OSError), self._lock, (self.folder / "health.jsonl").open("a") as file:
-            file.write(json.dumps(finding) + "\n")
+        finding = Finding(
+            kind="tracker_down", step=step, said=said, cause=cause, remedy=REMEDIES[name]
+        )
+        with suppress(OSError), self._lock:  # a full disk ends no training either
+            append(self.folder, [begins(finding)])
 
 
 class _Sender:
@@ -162,12 +162,3 @@ class _Sender:
             tracker.close()
         except Exception as error:  # whatever a tracker raises, training continues
             self._lose(self._step, error)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return a JSON mapping; empty if there is none, or it cannot be read."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -16,11 +16,11 @@ import pytest
 
 from eval.run_folder import append_step
 from longhaul.commands import watch
-from longhaul.health.finding import Finding, append, begins
 from longhaul.pages.watch_page import page, sparkline
 from longhaul.run_folder import run_view
 from longhaul.run_folder.run_view import RunWatch
 from longhaul.terminal.console import plain_console
+from recipes.spec.finding import Finding, append, begins
 from recipes.spec.naming import stage_folder
 from tests.longhaul.commands.test_status import STEPS, make_run
 from tests.longhaul.test_light_commands import after

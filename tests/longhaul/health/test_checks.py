@@ -8,8 +8,8 @@ import random
 import pytest
 
 from longhaul.health.checks import findings
-from longhaul.health.finding import Finding, append, begins, ends, read, recorded
 from longhaul.health.monitor import MetricsTail, Monitor
+from recipes.spec.finding import Finding, append, begins, ends, read, recorded
 
 
 def steps(count: int, **more) -> list[dict]:

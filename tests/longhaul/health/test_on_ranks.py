@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from custom_modules.callbacks.loss_guard import LossBrokeError
-from longhaul.health.finding import begins, read
 from longhaul.health.on_ranks import HangClock, Health, of_error
+from recipes.spec.finding import begins, read
 
 
 def trainer(rank: int = 0) -> SimpleNamespace:
