@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each rank did by itself in a step, so that a slow or a growing one can be named.
+"""Measure each rank by itself in a step, to name one that is slow or whose memory grows.
 
 The time of a step is the same on all ranks: the fast ones wait for the slow one in the reduction of
 the gradients. So the time that is compared ends before it, when the last backward is done, and does
@@ -19,7 +19,7 @@ on GPUs `Stragglers` still compares the kernels of single ranks.
 Anonymous memory does not contain the pages of a store that is mapped into memory, which grow while
 it is read and are given back when memory is short.
 
-Cost: one all-gather of four float64 per rank and step.
+Cost: four float64 per rank in the all-gather of the step log.
 """
 
 import math
@@ -35,6 +35,10 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from megatron.core import parallel_state
 
+from custom_modules.metrics.rank_facts import Gathered
+
+FACTS = ("own_seconds", "waited_seconds", "private_bytes", "allocated_bytes")
+"""Names of a rank's values in the step log's all-gather."""
 LISTED = 1.1
 """Ratio to the others from which a replica is in `slow_ranks`."""
 MOST_LISTED = 4
@@ -42,7 +46,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class RankTimes(Callback):
-    """Measure each rank's own time, wait for data and memory; `StepLog` asks for the values."""
+    """Measure each rank's own time, wait for data and memory; `StepLog` gathers the values."""
 
     def __init__(self) -> None:
         """Measure nothing before training starts."""
@@ -69,21 +73,17 @@ class RankTimes(Callback):
         """Note the start of a step."""
         self._began, self._ended = self._now(), None
 
-    def measured_at_step(
-        self, trainer: Trainer, pl_module: LightningModule, step: int, seconds: float
-    ) -> dict[str, Any]:
-        """Return the values of a step; every rank calls it, after its device is done."""
+    def rank_facts(self, pl_module: LightningModule) -> dict[str, float]:
+        """Return this rank's values of a step, once its device is done."""
         waited = float(pl_module.tally.waited)
-        own = self._seconds() - waited
-        memory = float(torch.cuda.memory_allocated()) if self.on_gpu else 0.0
-        mine = torch.tensor(
-            [own, waited, private_bytes(), memory],
-            dtype=torch.float64,
-            device=torch.cuda.current_device(),
+        allocated = float(torch.cuda.memory_allocated()) if self.on_gpu else 0.0
+        return dict(
+            zip(FACTS, (self._seconds() - waited, waited, private_bytes(), allocated), strict=True)
         )
-        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, mine)
-        times, waits, private, allocated = torch.stack(everyone).T.tolist()
+
+    def of_gathered(self, gathered: Gathered) -> dict[str, Any]:
+        """Return what the values of all ranks say, for the step's line."""
+        times, waits, private, allocated = map(gathered.of, FACTS)
         found: dict[str, Any] = compared(times, self.replicas) if self.replicas else {}
         found |= _largest(waits, "longest_data_wait_seconds", "longest_data_wait_rank")
         found |= _largest(private, "host_private_bytes", "host_private_rank")

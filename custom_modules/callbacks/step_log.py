@@ -169,9 +169,9 @@ class StepLog(Callback):
         seconds = time.perf_counter() - self.started
         if measures is not None:
             measures.end()
-        gathered = self._gathered(trainer, tally)
+        gathered = self._gathered(trainer, pl_module)
         first, last = self._assert_consumed(step, gathered)
-        measured = _of_callbacks(trainer, pl_module, step, seconds)
+        measured = _of_callbacks(trainer, pl_module, step, seconds, gathered)
         if not trainer.is_global_zero:
             return
         norm = trainer.callback_metrics.get("grad_norm")
@@ -210,8 +210,9 @@ class StepLog(Callback):
             f"{rate:,.0f} tokens/s/rank  {seconds:.2f} s"
         )
 
-    def _gathered(self, trainer: Trainer, tally: Tally) -> Gathered:
-        """Return what every rank has received and measured."""
+    def _gathered(self, trainer: Trainer, pl_module: LightningModule) -> Gathered:
+        """Return what every rank has received and measured, callbacks with `rank_facts` too."""
+        tally: Tally = pl_module.tally
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         copies = parallel_state.get_context_parallel_world_size()
         planned = self.tokens_per_batch // self.seq_length * copies // group.size()
@@ -221,6 +222,9 @@ class StepLog(Callback):
         if self.measures is not None:
             facts |= self.measures.facts(tally)
             sums = self.measures.sums()
+        for callback in getattr(trainer, "callbacks", ()):
+            if hasattr(callback, "rank_facts"):
+                facts |= callback.rank_facts(pl_module)
         return gather(facts, samples, sums)
 
     def _assert_consumed(self, step: int, gathered: Gathered) -> tuple[int, int]:
@@ -256,11 +260,17 @@ def _of_data(trainer: Trainer, step: int) -> dict[str, Any]:
 
 
 def _of_callbacks(
-    trainer: Trainer, pl_module: LightningModule, step: int, seconds: float
+    trainer: Trainer,
+    pl_module: LightningModule,
+    step: int,
+    seconds: float,
+    gathered: Gathered,
 ) -> dict[str, Any]:
     """Return what other callbacks measure at a step, on every rank; it is not in its seconds."""
     measured: dict[str, Any] = {}
     for callback in getattr(trainer, "callbacks", ()):
+        if hasattr(callback, "of_gathered"):
+            measured |= callback.of_gathered(gathered)
         measure = getattr(callback, "measured_at_step", None)
         if measure is not None:
             measured |= measure(trainer, pl_module, step, seconds)
