@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is survived, what is detected and how it is said, and what that costs."""
+"""Benchmarks of faults: runs that survive them, damage that is found, and messages about them."""

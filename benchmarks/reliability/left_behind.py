@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What long-lived processes hold, and what a command leaves behind when it has ended."""
+"""Resources of long-running processes, and those left behind by a command that has ended."""
 
 import os
 import statistics

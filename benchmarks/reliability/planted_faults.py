@@ -122,7 +122,7 @@ class Outcome:
 
     @property
     def others(self) -> set[str]:
-        """Kinds that were named and not planted; how a run ended is no fault of its own."""
+        """Kinds that were named but not planted, except for the kinds that say how a run ended."""
         seen = {one["kind"] for one in (*self.recorded, *self.alerted)} | self.watched
         return seen - {*self.case.kinds, "ended", "failed"}
 

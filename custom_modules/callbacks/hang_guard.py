@@ -7,9 +7,9 @@ that waits elsewhere (a file system, a data worker, a deadlock) waits forever. T
 limits are derived from the planned step (`recipes.planner.timeouts`); validation and a checkpoint
 fall between two steps.
 
-Shortly before the limit a process beside the rank (`stack_dumper`) writes the stacks of its C++ and
-of its child processes too, with py-spy, to `rank_N_pyspy.txt`. Where ptrace is not permitted that
-file says so, and Python's stacks remain.
+Shortly before the limit, a helper process of the rank (`stack_dumper`) also writes the stacks of
+C++ code and of the rank's child processes to `rank_N_pyspy.txt`, with py-spy. If ptrace is not
+permitted, that file says so, and only Python's stacks are available.
 """
 
 import contextlib
@@ -98,8 +98,8 @@ def dumper(file: Path) -> "subprocess.Popen[bytes] | None":
 
     It is in a session of its own, since Ctrl-C is for the ranks.
     """
-    beside = Path(sys.executable).with_name("py-spy")
-    program = str(beside) if beside.is_file() else shutil.which("py-spy")
+    installed = Path(sys.executable).with_name("py-spy")
+    program = str(installed) if installed.is_file() else shutil.which("py-spy")
     if program is None:
         return None
     file.unlink(missing_ok=True)

@@ -29,8 +29,8 @@ EXCHANGE = (
 """Context parallelism's messages: started, and waited for.
 
 They are of ring, Ulysses and the kinds that combine them; Transformer Engine's own kinds exchange
-inside its kernel and show in the timeline as NCCL's operators only. With gloo the host stands still
-while it waits; on CUDA it goes on and the stream waits.
+inside its kernel and show in the timeline as NCCL's operators only. With gloo the host itself waits
+for a message; on CUDA the stream waits, and the host continues.
 """
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process beside a rank that writes the rank's stacks with py-spy if no step ends for long.
+"""Helper process of a rank: writes the rank's stacks with py-spy if no step ends for a long time.
 
 It is started as a script, without any package, with the number of the rank's process, the file to
 write and the path of py-spy. The rank writes a line with the seconds to wait to its standard input

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step measures: seconds by part, model FLOPs, loss by position and source, GPU sensors."""
+"""Measures of a step: seconds by part, model FLOPs, loss by position and source, GPU sensors."""

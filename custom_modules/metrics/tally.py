@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank has received in one optimizer step: tokens, samples, documents, time waited."""
+"""Count what a rank receives in one optimizer step: tokens, samples, documents, waiting time."""
 
 from torch import Tensor
 
 ROW_FACTS = ("documents", "sum_squared_lengths", "padding_tokens")
-"""What a data set says of each whole row, as a sample's `row_facts` [3].
+"""Names of the facts of a whole row that a data set gives with a sample, as `row_facts` [3].
 
 Documents and pieces of documents; the sum of the squared lengths that tokens attend within, without
 padding: those of documents, or of the row if attention goes across; and tokens of padding.
