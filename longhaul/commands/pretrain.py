@@ -12,9 +12,8 @@ import typer
 
 from data.files.writable import require_file, require_folder
 from longhaul.defaults import default, planned_cluster, run_of, store_of
-from longhaul.health.alert import require_alert
 from longhaul.jobs import ladder_run
-from longhaul.jobs.profile_request import ProfileRequest, nsys_command, require_profile
+from longhaul.jobs.on_ranks import OnRanks
 from longhaul.options import (
     WRITTEN_WHEN_STARTED,
     Account,
@@ -52,7 +51,6 @@ from recipes.spec.suggest import lookup
 if TYPE_CHECKING:
     import nemo_run
 
-    from longhaul.jobs.evaluated_training import Interval
     from recipes.shipped.row import Row
 
 
@@ -99,10 +97,14 @@ def pretrain(
         raise ValueError(
             "name one recipe: --factory NAME or --yaml FILE, or --card with --ladder and --stage"
         )
-    evaluate_every = evaluation_interval(eval_every)
-    if profile is not None:
-        ProfileRequest.of(profile)
-    tracked_by = trackers(track, here=executor != "slurm")
+    submits = executor == "slurm"
+    on_ranks = OnRanks(
+        evaluate_every=evaluation_interval(eval_every),
+        alert=default("alert", alert),
+        profile=profile,
+        track=trackers(track, here=not submits),
+    )
+    on_ranks.require(here=not submits)
     require_device(device)
     require_executor(executor, account=account, partition=partition)
     sizes = {"nodes": nodes, "gpus": gpus, "layout": layout, "cluster": cluster}
@@ -110,21 +112,17 @@ def pretrain(
         _require_file(yaml, executor, {**sizes, "out": out, "store": store})
     if to_yaml is not None:
         require_file(to_yaml, "--to-yaml")
-        if executor == "slurm":
+        if submits:
             raise ValueError("--to-yaml writes and --executor slurm submits; take one of them")
-    on_ranks = {
-        "--eval-every": evaluate_every, "--alert": alert or None, "--profile": profile,
-        "--track": track or None,
+    no_part = {
+        "--eval-every": eval_every, "--alert": alert, "--profile": profile, "--track": track,
     }  # fmt: skip
-    attached = [name for name, value in on_ranks.items() if value is not None]
+    attached = [name for name, value in no_part.items() if value]
     if attached and to_yaml is not None:
         raise ValueError(
             f"{attached[0]} is not part of a recipe; leave it out with --to-yaml, and give it to "
             "the command that trains the file"
         )
-    submits = executor == "slurm"
-    alert = default("alert", alert)
-    require_alert(alert, here=not submits)
     asked = Machines(
         nodes=nodes, gpus=gpus, layout=layout, device=device,
         cluster=default("cluster", cluster) if submits
@@ -155,16 +153,13 @@ def pretrain(
             note(f"note: {words}")
         _submit(
             row, context.args, asked, rope=rope, account=account, partition=partition, out=out,
-            store=store, verify=verify, evaluate_every=evaluate_every, alert=alert, profile=profile,
-            track=tracked_by,
-            dryrun=dryrun,
+            store=store, verify=verify, on_ranks=on_ranks, dryrun=dryrun,
         )  # fmt: skip
         return
     if row is not None and to_yaml is None and not dryrun:
         ladder_run.require_gpus_of([row], device, context.args)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import records, stage_checks, training
-        from longhaul.jobs.evaluated_training import describe, with_evaluations
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_undamaged
         from recipes.resolved import overrides, read, yaml_file
@@ -194,11 +189,8 @@ def pretrain(
         return
     read.absolute(recipe)
     require_places(recipe)
-    resolved = with_evaluations(ResolvedStage.of(recipe), evaluate_every)
-    resolved = replace(resolved, alert=alert, profile=profile, track=tracked_by)
-    standing = [*describe([resolved], evaluate_every), *require_profile([resolved], profile)]
-    if of_nsys := nsys_command(profile):
-        standing.append(f"nsys records it where it starts the ranks: {of_nsys}")
+    resolved = on_ranks.given_to(ResolvedStage.of(recipe))
+    standing = on_ranks.notes([resolved])
     folder = resolved.folder
     several = _several_nodes(recipe, row)
     if dryrun:
@@ -273,10 +265,7 @@ def _submit(
     out: Path | None,
     store: Path | None,
     verify: bool | None,
-    evaluate_every: "Interval | None",
-    alert: str,
-    profile: str | None,
-    track: tuple[str, ...],
+    on_ranks: OnRanks,
     dryrun: bool,
 ) -> None:
     """Submit the stage of a row as a job on the cluster, or print its script."""
@@ -295,8 +284,7 @@ def _submit(
     with nullcontext() if dryrun else in_use(plan.run):
         run_on_cluster(
             plan, words, asked, account=account, partition=partition, dryrun=dryrun, row=row,
-            change=change if rope else None, evaluated=False, evaluate_every=evaluate_every,
-            alert=alert, profile=profile, track=track,
+            change=change if rope else None, evaluated=False, on_ranks=on_ranks,
         )  # fmt: skip
 
 

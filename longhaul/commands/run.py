@@ -12,9 +12,8 @@ import typer
 
 from data.files.writable import require_folder
 from longhaul.defaults import default, planned_cluster
-from longhaul.health.alert import require_alert
 from longhaul.jobs import ladder_run
-from longhaul.jobs.profile_request import ProfileRequest, nsys_command, require_profile
+from longhaul.jobs.on_ranks import OnRanks
 from longhaul.options import (
     WRITTEN_WHEN_STARTED,
     Account,
@@ -45,7 +44,6 @@ from longhaul.terminal.progress import Watched, progress
 from recipes.shipped.machines import Machines, require_no_machines
 
 if TYPE_CHECKING:
-    from longhaul.jobs.evaluated_training import Interval
     from recipes.shipped.row import Row
 
 
@@ -113,12 +111,13 @@ def run(
     from recipes.shipped.select import short, stage_of
 
     submits = executor == "slurm"
-    evaluate_every = evaluation_interval(eval_every)
-    alert = default("alert", alert)
-    require_alert(alert, here=not submits)
-    if profile is not None:
-        ProfileRequest.of(profile)
-    tracked_by = trackers(track, here=not submits)
+    on_ranks = OnRanks(
+        evaluate_every=evaluation_interval(eval_every),
+        alert=default("alert", alert),
+        profile=profile,
+        track=trackers(track, here=not submits),
+    )
+    on_ranks.require(here=not submits)
     require_device(device)
     require_executor(
         executor, account=account, partition=partition, source=source, tokenizer=tokenizer,
@@ -147,9 +146,7 @@ def run(
             run_on_cluster(
                 plan, context.args, asked, account=account, partition=partition,
                 source=source or (), prepare_jobs=prepare_jobs, tokenizer=tokenizer, export=export,
-                gate=gate, evaluate_every=evaluate_every, alert=alert, profile=profile,
-                track=tracked_by,
-                dryrun=dryrun,
+                gate=gate, on_ranks=on_ranks, dryrun=dryrun,
             )  # fmt: skip
         return
     require_folder(plan.run, "--out")
@@ -159,10 +156,7 @@ def run(
         for said in short(row):
             note(f"note: {said}")
     with nullcontext() if dryrun else in_use(plan.run):
-        _run_here(
-            plan, rows, context.args, device, evaluate_every=evaluate_every, alert=alert,
-            profile=profile, track=tracked_by, dryrun=dryrun,
-        )  # fmt: skip
+        _run_here(plan, rows, context.args, device, on_ranks, dryrun=dryrun)
 
 
 def _run_here(
@@ -170,11 +164,8 @@ def _run_here(
     rows: "Sequence[Row]",
     words: Sequence[str],
     device: str | None,
+    on_ranks: OnRanks,
     *,
-    evaluate_every: "Interval | None",
-    alert: str,
-    profile: str | None,
-    track: tuple[str, ...],
     dryrun: bool,
 ) -> None:
     """Run what is left of the ladder on this machine, or print it."""
@@ -193,16 +184,12 @@ def _run_here(
             local_chain,
             stage_checks,
         )
-        from longhaul.jobs.evaluated_training import describe, with_evaluations
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_undamaged
         from slurm.experiment import commands, run_in_order
 
         stages = [
-            replace(
-                with_evaluations(stage, evaluate_every), alert=alert, profile=profile, track=track
-            )
-            for stage in local_chain.stages(plan, rows, words, device)
+            on_ranks.given_to(stage) for stage in local_chain.stages(plan, rows, words, device)
         ]
         several = local_chain.several_nodes(plan, stages, rows)
         if several and not dryrun:
@@ -219,12 +206,9 @@ def _run_here(
         notes = [*stage_checks.smaller_gpu(stages[0], rows[0]), *notes]
         standing = [
             *local_chain.standing(stages),
-            *describe(stages, evaluate_every),
-            *require_profile(stages, profile),
+            *on_ranks.notes(stages),
             *evaluation.describe(stages[-1:], plan.evaluation),
         ]
-        if of_nsys := nsys_command(profile):
-            standing.append(f"nsys records it where it starts the ranks: {of_nsys}")
     for said in notes if dryrun else (*notes, *standing):
         note(f"note: {said}")
     ladder_table.describe(plan, stages)

@@ -15,7 +15,7 @@ from longhaul.defaults import default
 from longhaul.jobs import ladder_run, suite_data
 from longhaul.jobs.cluster_checks import folders, require_complete, ruler_folders, with_names
 from longhaul.jobs.git_tree import uncommitted
-from longhaul.jobs.profile_request import require_profile
+from longhaul.jobs.on_ranks import OnRanks
 from longhaul.jobs.store_source import documents_of
 from longhaul.pages import ladder_table
 from longhaul.terminal.console import held_back, loading
@@ -30,7 +30,6 @@ from slurm.nameable import require_nameable
 if TYPE_CHECKING:
     import nemo_run
 
-    from longhaul.jobs.evaluated_training import Interval
     from recipes.shipped.row import Row
 
 
@@ -41,6 +40,7 @@ def run_on_cluster(
     *,
     account: str,
     partition: str,
+    on_ranks: OnRanks,
     dryrun: bool,
     row: "Row | None" = None,
     change: "Callable[[nemo_run.Partial], nemo_run.Partial] | None" = None,
@@ -50,10 +50,6 @@ def run_on_cluster(
     export: Path | None = None,
     gate: str = "",
     evaluated: bool = True,
-    evaluate_every: "Interval | None" = None,
-    alert: str = "",
-    profile: str | None = None,
-    track: tuple[str, ...] = (),
 ) -> None:
     """Submit the chain and print its jobs; with `dryrun` print the scripts and submit nothing.
 
@@ -62,7 +58,7 @@ def run_on_cluster(
     cluster = asked.cluster or CLUSTER
     file = with_names(load(cluster), default("account", account), default("partition", partition))
     # In a container or behind a tunnel ranks have packages of their own.
-    require_trackers(track, here=file.container is None and file.tunnel.kind != "ssh")
+    require_trackers(on_ranks.track, here=file.container is None and file.tunnel.kind != "ssh")
     plan = _with_gates(plan, gate)
     trains_alone = not evaluated and not plan.store.exists() and plan.card.hf_id is not None
     documents = None if trains_alone else documents_of(plan, source, tokenizer, prepare_jobs)
@@ -90,7 +86,6 @@ def run_on_cluster(
             stage_checks,
             submission_checks,
         )
-        from longhaul.jobs.evaluated_training import describe, with_evaluations
         from longhaul.jobs.job_times import require_time
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_checkpoints
@@ -103,15 +98,7 @@ def run_on_cluster(
         asked = replace(asked, cluster=cluster if known else "")
         rows = [row] if row is not None else ladder_run.rows(plan, asked, submitted=True)
         resolved = local_chain.stages(plan, rows, words, asked.device, change)
-        stages = [
-            replace(
-                with_evaluations(stage.planned(plan.card, file.hardware), evaluate_every),
-                alert=alert,
-                profile=profile,
-                track=track,
-            )
-            for stage in resolved
-        ]
+        stages = [on_ranks.given_to(stage.planned(plan.card, file.hardware)) for stage in resolved]
         if file.hardware is None and any(stage.layout.device == "cuda" for stage in stages):
             notes = [*notes, f"{cluster} states no hardware; layouts are planned for {CLUSTER}"]
         if documents is None and plan.store.exists():
@@ -128,8 +115,7 @@ def run_on_cluster(
             stage_checks.require_same(stage)
         standing = [
             *local_chain.standing(stages),
-            *describe(stages, evaluate_every),
-            *require_profile(stages, profile, submitted=True),
+            *on_ranks.notes(stages, submitted=True),
             *evaluation.describe(stages, plan.evaluation),
         ]
         if not dryrun:
