@@ -475,7 +475,8 @@ llama3_8b_apertus_8b_8k = Row(
     seq_length=8 * K,
     cluster="dgx_h100",
     nodes=2,
-    layout=Layout(cp=ContextParallel.ulysses(2), dp=8),
+    layout=Layout(tp=2, dp=8),
+    pinned="the source's layout: TP 2, no context parallelism",
 )
 
 llama3_8b_apertus_8b_16k = Row(
