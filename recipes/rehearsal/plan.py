@@ -199,7 +199,7 @@ def _parts(
 ) -> tuple[Part, Part]:
     """Return the small stages in new ladders: one ladder of both, or one each."""
     before, asked = stages
-    before = replace(before, start="scratch")
+    before = replace(before, start="scratch", optimizer="new")
     if whole[0].ladder.name == STAND_IN:
         ladders = [
             replace(part.ladder, stages=(stage,))
