@@ -34,6 +34,8 @@ VARIABLES = frozenset({
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_CUDNN_V8_API_DISABLED", "TORCH_DISABLE_ADDR2LINE",
 })  # fmt: skip
 PREFIXES = ("NCCL_", "NVTE_", "TORCH_NCCL_", "UCX_")
+SET_BY_MEGATRON = frozenset({"NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"})
+"""Set from the recipe's attention backend when a model is built; it refuses any other value."""
 NEVER = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 SECRET = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY"
@@ -100,6 +102,7 @@ def environment() -> dict[str, str]:
         name: value
         for name, value in sorted(os.environ.items())
         if (name in VARIABLES or name.startswith(PREFIXES))
+        and name not in SET_BY_MEGATRON
         and not NEVER.search(name)
         and not SECRET.search(value)
     }

@@ -170,6 +170,13 @@ def test_no_secret_is_recorded(saved, monkeypatch):
         assert not withheld_text("it", line), line
 
 
+def test_what_megatron_sets_while_it_builds_a_model_is_not_told_as_a_difference(monkeypatch):
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("NVTE_DEBUG", "1")
+    assert {name for name in environment() if name.startswith("NVTE_")} == {"NVTE_DEBUG"}
+
+
 def git(tree: Path, *words: str) -> str:
     who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
     done = subprocess.run(["git", "-C", tree, *who, *words], capture_output=True, check=True)
