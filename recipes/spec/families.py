@@ -22,8 +22,8 @@ class Family:
     """Dotted name of NeMo's config class, the base of ours."""
     config_class: str
     """Dotted name of our config class."""
-    activation: Literal["silu", "relu2"] = "silu"
-    """Name in transformers; relu2 is the square of a ReLU."""
+    activation: Literal["silu", "relu2", "gelu_pytorch_tanh"] = "silu"
+    """Name in transformers; relu2 is the square of a ReLU, the last GELU by its tanh formula."""
     gated: bool = True
     """Whether the MLP has a gate projection."""
     normalization: Literal["RMSNorm", "LayerNorm"] = "RMSNorm"
@@ -31,7 +31,17 @@ class Family:
     """Whether norms scale by 1 + weight."""
     qkv_bias: bool = False
     qk_norm: bool = False
-    """Whether queries and keys are normalised per head before rotation."""
+    """Whether queries and keys are normalised before rotation: each head, unless `wide_qk_norm`."""
+    wide_qk_norm: bool = False
+    """Whether that norm is over all heads of a token at once."""
+    pre_norm: bool = True
+    """Whether attention and MLP have a norm before them."""
+    post_norm: bool = False
+    """Whether they have one after them, before the residual is added."""
+    scaled_embedding: bool = False
+    """Whether embeddings are multiplied by the square root of their width."""
+    patterned: bool = False
+    """Whether some layers differ (`custom_modules.rope.layers.LayerPattern`)."""
     experts: bool = False
     """Whether MLPs are experts, some of which a router selects for each token.
 
@@ -100,6 +110,39 @@ FAMILIES: dict[str, Family] = {
             gated=False,
             normalization="LayerNorm",
             zero_centered=True,
+        ),
+        Family(
+            name="smollm3",
+            architecture="SmolLM3ForCausalLM",
+            model_type="smollm3",
+            nemo_config=f"{_NEMO}.llama.LlamaConfig",
+            config_class="recipes.nemo2.model.LongContextSmolLM3Config",
+            patterned=True,
+        ),
+        Family(
+            name="olmo3",
+            architecture="Olmo3ForCausalLM",
+            model_type="olmo3",
+            nemo_config=f"{_NEMO}.llama.LlamaConfig",
+            config_class="recipes.nemo2.model.LongContextOlmo3Config",
+            qk_norm=True,
+            wide_qk_norm=True,
+            pre_norm=False,
+            post_norm=True,
+            patterned=True,
+        ),
+        Family(
+            name="gemma3",
+            architecture="Gemma3ForCausalLM",
+            model_type="gemma3_text",
+            nemo_config=f"{_NEMO}.llama.LlamaConfig",
+            config_class="recipes.nemo2.model.LongContextGemma3Config",
+            activation="gelu_pytorch_tanh",
+            zero_centered=True,
+            qk_norm=True,
+            post_norm=True,
+            scaled_embedding=True,
+            patterned=True,
         ),
     )
 }

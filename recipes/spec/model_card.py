@@ -5,6 +5,7 @@ import shlex
 from dataclasses import dataclass
 
 from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.layers import LayerPattern
 from recipes.spec.families import FAMILIES, Family
 
 _WITH_EXPERTS = " or ".join(family.name for family in FAMILIES.values() if family.experts)
@@ -37,6 +38,8 @@ class ModelCard:
     config_contexts: tuple[int, ...] = ()
     """Other values of `max_position_embeddings` in revisions of the published config.json."""
     native_rope: RopeScaling
+    pattern: LayerPattern | None = None
+    """Which layers have a window, another rotation or none; None: all are alike."""
     config_class: str | None = None
     """Dotted name of NeMo's config class of this model; None if NeMo has none."""
     hf_id: str | None
@@ -57,7 +60,7 @@ class ModelCard:
             raise ValueError(
                 f"{self.name}: {self.heads} heads do not divide into {self.kv_heads} KV heads"
             )
-
+        self._require_pattern()
         if self.facts.experts and not 1 <= self.experts_per_token <= self.experts:
             raise ValueError(
                 f"{self.name}: {self.experts_per_token} experts per token of {self.experts}; "
@@ -68,6 +71,29 @@ class ModelCard:
                 f"{self.name}: {self.experts} experts, {self.experts_per_token} per token, but "
                 f"family {self.family} has none; leave both 0, or take {_WITH_EXPERTS}"
             )
+
+    def _require_pattern(self) -> None:
+        pattern = self.pattern
+        if pattern is None:
+            return
+        if not self.facts.patterned:
+            with_one = " or ".join(family.name for family in FAMILIES.values() if family.patterned)
+            raise ValueError(
+                f"{self.name}: layers that differ ({pattern.describe()}), which {self.family} does "
+                f"not have; leave the pattern out, or take {with_one}"
+            )
+        if pattern.every > self.layers:
+            raise ValueError(
+                f"{self.name}: the pattern has a full layer after every {pattern.every}, and there "
+                f"are {self.layers} layers; every is at most {self.layers}"
+            )
+        own = pattern.local_rope
+        for name in () if own is None else ("partial_rotary_factor", "interleaved"):
+            if getattr(own, name) != getattr(self.native_rope, name):
+                raise ValueError(
+                    f"{self.name}: {name} is {getattr(self.native_rope, name)} and in local layers "
+                    f"{getattr(own, name)}; it is one fact of the model"
+                )
 
     @property
     def word(self) -> str:
@@ -93,9 +119,25 @@ class ModelCard:
         embedding = 0 if self.tied_embeddings else self.hidden * self.vocab
         norm = self.hidden * (2 if self.facts.normalization == "LayerNorm" else 1)
         biases = self.head_dim * (self.heads + 2 * self.kv_heads) if self.facts.qkv_bias else 0
-        qk_norm = 2 * self.head_dim if self.facts.qk_norm else 0
-        vectors = self.layers * (2 * norm + biases + qk_norm) + norm
+        norms = 2 * norm * (self.facts.pre_norm + self.facts.post_norm)
+        vectors = self.layers * (norms + biases + self.qk_norm_weights) + norm
         return self._matrices(self.experts) + embedding + vectors
+
+    @property
+    def qk_norm_weights(self) -> int:
+        """Weights of a layer's norms of queries and keys."""
+        if not self.facts.qk_norm:
+            return 0
+        return self.head_dim * (self.heads + self.kv_heads if self.facts.wide_qk_norm else 2)
+
+    def attended_length(self, seq_length: float) -> float:
+        """Return the sum over layers of the sequence length whose causal attention does their work.
+
+        `layers * seq_length` unless some layers have a window.
+        """
+        if self.pattern is None:
+            return self.layers * seq_length
+        return self.pattern.attended_length(seq_length, self.layers)
 
     def _matrices(self, experts: int) -> int:
         """Return the number of weights in matrices, counting `experts` experts."""
@@ -106,6 +148,9 @@ class ModelCard:
         return self.layers * (attention + mlp) + self.hidden * self.vocab
 
     def flops_per_token(self, seq_length: int) -> int:
-        """Model FLOPs per trained token, causal, no recompute: `6 P_mm + 6 L (H D) S`."""
-        attention = self.layers * self.heads * self.head_dim * seq_length
-        return 6 * (self.matmul_parameters + attention)
+        """Model FLOPs per trained token, causal, no recompute: `6 P_mm + 6 L (H D) S`.
+
+        In layers with a window S is `attended_length`'s.
+        """
+        attention = self.heads * self.head_dim * self.attended_length(seq_length)
+        return 6 * (self.matmul_parameters + round(attention))
