@@ -49,6 +49,9 @@ class Documents:
     _shards: dict[tuple[int, int], "Documents"] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
+    _cuts: dict[int, "Documents"] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
     qkv_format: ClassVar[str] = "sbhd"
     """Read by Megatron-Core as a field of packed_seq_params: tensors stay [s, b, h, D]."""
 
@@ -155,6 +158,21 @@ class Documents:
         """Return positions [b, S] that restart at each document."""
         rows = [torch.cat([torch.arange(length) for length in row]) for row in self.lengths]
         return torch.stack(rows)
+
+    def cut(self, length: int) -> "Documents":
+        """Return the table in which documents are cut into pieces of `length`, the last shorter."""
+        if length not in self._cuts:  # every layer asks, forward and backward
+            rows = (
+                [
+                    piece
+                    for whole, rest in (divmod(one, length) for one in row)
+                    for piece in (*[length] * whole, rest)
+                    if piece
+                ]
+                for row in self.lengths
+            )
+            self._cuts[length] = Documents.of(list(rows))
+        return self._cuts[length]
 
     def require(self, *, batch: int, seq_length: int) -> None:
         """Raise ValueError unless the table is of sequences of this number and length."""

@@ -5,7 +5,7 @@
 
 `attend` combines three independent parts: an attention kernel
 (`custom_modules.attention.registry`), the ring that turns it into a kernel over the keys of a group
-(`custom_modules.context_parallel.ring`), and the all-to-all around either
+(`custom_modules.context_parallel.ring`; `halo` within a window), and the all-to-all around either
 (`custom_modules.context_parallel.ulysses`). With both groups it is the 2-D hybrid of USP (arXiv
 2405.07719).
 
@@ -29,6 +29,8 @@ from torch.autograd.function import once_differentiable
 from custom_modules.attention.documents import Documents
 from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.registry import require_alike
+from custom_modules.attention.window import windowed
+from custom_modules.context_parallel.halo import windowed_ring_kernel
 from custom_modules.context_parallel.ring import ring_kernel
 from custom_modules.context_parallel.ulysses import require_heads, to_heads, to_tokens
 from custom_modules.memory.recompute import on_attention_backward_done, reuse_saved_attention
@@ -41,9 +43,13 @@ class Groups:
     ulysses: dist.ProcessGroup | None
     ring: dist.ProcessGroup | None
 
-    def kernel(self, inner: AttentionKernel) -> AttentionKernel:
-        """Return the kernel over all keys of the ring."""
-        return inner if self.ring is None else ring_kernel(inner, self.ring)
+    def kernel(self, inner: AttentionKernel, window: int | None = None) -> AttentionKernel:
+        """Return the kernel over all keys of the ring, or over those within a window."""
+        if window is None:
+            return inner if self.ring is None else ring_kernel(inner, self.ring)
+        if self.ring is None:
+            return windowed(inner, window)
+        return windowed_ring_kernel(inner, self.ring, window)
 
     @property
     def ring_size(self) -> int:
@@ -122,11 +128,13 @@ def attend(
     groups: Groups,
     causal: bool,
     documents: Documents | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Return softmax(q k^T / sqrt(D)) v, [s, b, h, D], of zigzag shards over all ranks of `groups`.
 
     Takes q [s, b, h, D] and k, v [s, b, g, D] of one dtype. `documents` is the table of the whole
-    sequence: tokens then attend only within their document. Raises ValueError for mixed dtypes and
+    sequence: tokens then attend only within their document. With a `window` a token attends to that
+    many tokens, itself included; attention is then causal. Raises ValueError for mixed dtypes and
     shapes, heads that do not fit, and a table that does not add up to the sequence.
     """
     require_alike(q, k, v)
@@ -134,7 +142,7 @@ def attend(
     if documents is not None:
         ranks = groups.ring_size * groups.ulysses_size
         documents.require(batch=q.shape[1], seq_length=q.shape[0] * ranks)
-    over_ring = groups.kernel(kernel)
+    over_ring = groups.kernel(kernel, window)
     if groups.ulysses is None:
         return _Attend.apply(q, k, v, over_ring, causal, documents)
     heads = q.shape[2]

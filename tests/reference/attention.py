@@ -11,10 +11,17 @@ Lengths = list[list[int]]
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, documents: Lengths | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    documents: Lengths | None = None,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out [b, h, s, D] and log-sum-exp [b, h, s] for q [b, h, s, D], k and v [b, g, s, D].
 
+    With a window, a query attends to that many tokens, itself included.
     Query heads share KV heads in runs of h / g neighbours, as in Llama.
     """
     heads, kv_heads, length = q.shape[1], k.shape[1], q.shape[2]
@@ -25,6 +32,9 @@ def attention(
         if causal:
             for row in range(length):
                 scores[:, row, row + 1 :] = -math.inf
+        if window is not None:
+            for row in range(window, length):
+                scores[:, row, : row - window + 1] = -math.inf
         if documents is not None:
             scores = scores.masked_fill(apart(documents), -math.inf)
         outs.append(torch.softmax(scores, dim=-1) @ v[:, kv])
@@ -48,8 +58,9 @@ def attention_with_gradients(
     *,
     causal: bool,
     documents: Lengths | None = None,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return out and the gradients of q, k and v, all float64."""
     leaves = [t.detach().double().requires_grad_() for t in (q, k, v)]
-    out, _ = attention(*leaves, causal=causal, documents=documents)
+    out, _ = attention(*leaves, causal=causal, documents=documents, window=window)
     return out.detach(), *torch.autograd.grad(out, leaves, grad_out.double())
