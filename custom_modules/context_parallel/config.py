@@ -122,14 +122,22 @@ def degrees(
     head_dim: int,
     seq_length: int,
     ranks_per_link: int,
+    chunks: bool = True,
 ) -> Degrees:
     """Resolve a kind for `size` ranks; raise ValueError, with possible values, if it does not fit.
 
     `heads` and `kv_heads` are those of a tensor parallel rank, `ranks_per_link` the neighbouring
-    context ranks that share the fast link (NVLink): `auto` keeps the all-to-all inside it.
+    context ranks that share the fast link (NVLink): `auto` keeps the all-to-all inside it. Without
+    `chunks` a model cannot project a few heads at a time, since it normalises all of them at once.
     """
     if cp.kind == "auto":
-        return _chosen(size, heads, kv_heads, head_dim, seq_length, ranks_per_link)
+        return _chosen(size, heads, kv_heads, head_dim, seq_length, ranks_per_link, chunks)
+    if not chunks and (cp.kind == "head_chunked" or cp.heads_per_stage is not None):
+        raise ValueError(
+            f"context parallel kind {cp.kind} projects a few heads at a time, and this model "
+            "normalises queries and keys over all heads of a token; take ulysses, ring, or hybrid "
+            "without heads_per_stage"
+        )
     if cp.ulysses is not None and size % cp.ulysses:
         divisors = [n for n in ulysses_sizes(heads, kv_heads) if size % n == 0]
         raise ValueError(
@@ -188,7 +196,13 @@ def require_stage(heads_per_stage: int, heads: int, kv_heads: int, ulysses: int)
 
 
 def _chosen(
-    size: int, heads: int, kv_heads: int, head_dim: int, seq_length: int, ranks_per_link: int
+    size: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    seq_length: int,
+    ranks_per_link: int,
+    chunks: bool,
 ) -> Degrees:
     """Choose by heads, ranks, links and length; give the reason."""
     inside = [
@@ -207,7 +221,7 @@ def _chosen(
         because.append(f"allow an all-to-all of {ulysses}, so a ring of {ring} goes round it")
     buffers = 2 * (heads + 2 * kv_heads) * head_dim * (seq_length / size) * 2 / 2**30
     stages = stage_sizes(heads, kv_heads, ulysses)
-    chunked = ulysses > 1 and buffers > HEAD_CHUNK_FROM_GIB and stages[0] < heads
+    chunked = chunks and ulysses > 1 and buffers > HEAD_CHUNK_FROM_GIB and stages[0] < heads
     if chunked:
         because.append(
             f"; at {seq_length:,} tokens q, k and v before and after it would take "

@@ -6,8 +6,10 @@ Differences from `megatron.core.models.gpt.GPTModel`:
 * rotary tables come from the position ids of this rank (`custom_modules.rope.rotary`), on every
   pipeline stage, and the rotation is fp32;
 * attention is a kernel pair with any kind of context parallelism around it
-  (`custom_modules.gpt.self_attention`); no mask is ever materialised, and attention stays within
+  (`custom_modules.gpt.core_attention`); no mask is ever materialised, and attention stays within
   documents if a table of them is given as `packed_seq_params`;
+* layers may differ: a window, another rotation or none (`custom_modules.rope.layers`), and a family
+  may have its norms elsewhere (`custom_modules.gpt.block`);
 * the norm's parameters are marked for sequence parallelism, so it works without Transformer Engine;
 * experts, if the config has them, are routed the same way on any number of ranks;
 * optionally (`custom_modules.memory.config`) layers are rebuilt in the backward, their kept tensors
@@ -25,6 +27,7 @@ checkpoints have its names and reshard by its rules.
 
 from typing import Any
 
+import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -39,15 +42,13 @@ from torch import Tensor, nn
 
 from custom_modules.attention.registry import KernelName
 from custom_modules.context_parallel.config import TRANSFORMER_ENGINE_KINDS, ContextParallelKind
+from custom_modules.gpt.block import LLAMA, Block, shape_layer
+from custom_modules.gpt.core_attention import ContextParallelAttention, TransformerEngineAttention
 from custom_modules.gpt.layer import LongContextLayer
 from custom_modules.gpt.moe_router import refuse_experts
 from custom_modules.gpt.norm import norm_of
 from custom_modules.gpt.output_layer import loss_of, refuse_output_layer
-from custom_modules.gpt.self_attention import (
-    ContextParallelAttention,
-    LongContextSelfAttention,
-    TransformerEngineAttention,
-)
+from custom_modules.gpt.self_attention import LongContextSelfAttention
 from custom_modules.gpt.vocabulary import clear_padding, hide_padding, padded_vocabulary
 from custom_modules.memory.config import (
     KEEP_ALL,
@@ -60,6 +61,7 @@ from custom_modules.memory.config import (
 )
 from custom_modules.memory.host_offload import HostOffload
 from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.layers import LayerPattern
 from custom_modules.rope.rotary import Rotation
 from custom_modules.rope.skipped_positions import scaled_table
 
@@ -75,6 +77,8 @@ def long_context_spec(
     recompute: Recompute = KEEP_ALL,
     tiling: Tiling = UNTILED,
     offload: Offload = ON_DEVICE,
+    pattern: LayerPattern | None = None,
+    block: Block = LLAMA,
     vp_stage: int | None = None,
 ) -> TransformerBlockSubmodules:
     """Return the layers of this pipeline stage with this package's modules.
@@ -83,8 +87,9 @@ def long_context_spec(
     is the kind of context parallelism (None: chosen, for `seq_length` tokens over all ranks and
     `ranks_per_node` ranks that share the fast link, by default a DGX's). `recompute`, `tiling` and
     `offload` determine what layers keep for their backward, and where; the model tiles the loss.
-    Raises ValueError for Transformer Engine's kinds without it or with kept attention, and for
-    choices of memory that exclude each other.
+    `pattern` says which layers have a window or another rotation, `block` which norms all have.
+    Raises ValueError for Transformer Engine's kinds without it, with kept attention or a window,
+    and for choices of memory that exclude each other.
     """
     cp = cp or ContextParallelKind()
     ours = norm_of(config)
@@ -120,6 +125,11 @@ def long_context_spec(
             f"recompute kept_attention with context parallel kind {cp.kind}, whose output only "
             "Transformer Engine can keep; take ring, ulysses, head_chunked or hybrid"
         )
+    if pattern is not None and pattern.window and cp.kind in TRANSFORMER_ENGINE_KINDS:
+        raise ValueError(
+            f"a window of {pattern.window:,} tokens with context parallel kind {cp.kind}, which "
+            "is Transformer Engine's and has none here; take ring, ulysses, head_chunked or hybrid"
+        )
     qk_layernorm = config.qk_layernorm
     core: dict[str, Any] = {"cp": cp, "seq_length": seq_length, "ranks_per_node": ranks_per_node}
     if cp.kind in TRANSFORMER_ENGINE_KINDS:
@@ -131,7 +141,8 @@ def long_context_spec(
         core_attention = ModuleSpec(module=TransformerEngineAttention, params=core)
     else:
         core_attention = ModuleSpec(
-            module=ContextParallelAttention, params={**core, "kernel": kernel}
+            module=ContextParallelAttention,
+            params={**core, "kernel": kernel, "pattern": pattern, "chunks": not block.wide_qk_norm},
         )
     norm: type[nn.Module]
     if transformer_engine:
@@ -170,7 +181,9 @@ def long_context_spec(
         if config.num_moe_experts:
             # Transformer Engine has this norm apart from experts, under its own name.
             del layer.submodules.sharded_state_dict_keys_map["pre_mlp_layernorm."]
+    shape_layer(layer.submodules, config, block, transformer_engine=transformer_engine)
     layer.submodules.self_attention.module = LongContextSelfAttention
+    layer.submodules.self_attention.params["pattern"] = pattern
     layer.submodules.self_attention.submodules.core_attention = core_attention
     layers = get_num_layers_to_build(config, vp_stage)
     first = get_transformer_layer_offset(config, vp_stage) + 1
@@ -208,6 +221,8 @@ class LongContextGPT(GPTModel):
         recompute: Recompute = KEEP_ALL,
         tiling: Tiling = UNTILED,
         offload: Offload = ON_DEVICE,
+        pattern: LayerPattern | None = None,
+        block: Block = LLAMA,
         vp_stage: int | None = None,
         **megatron: Any,
     ) -> None:
@@ -228,6 +243,8 @@ class LongContextGPT(GPTModel):
                 recompute=recompute,
                 tiling=tiling,
                 offload=offload,
+                pattern=pattern,
+                block=block,
                 vp_stage=vp_stage,
             ),
             vocab_size=padded_vocabulary(vocab_size, config.tensor_model_parallel_size),
@@ -255,6 +272,10 @@ class LongContextGPT(GPTModel):
         # Not a buffer: a model cast to bf16 would cast it too.
         self.rotation = Rotation(rope, config.kv_channels)
         self.rope_scale: Tensor | None = None
+        self.pattern = pattern
+        own = None if pattern is None else pattern.local_rope
+        self.local_rotation = None if own is None else Rotation(own, config.kv_channels)
+        self.embedding_scale = config.hidden_size**0.5 if block.scaled_embedding else None
 
     def _exclude_padding(self) -> None:
         """Set this rank's padding of the vocabulary to 0, and keep its logits out of any loss."""
@@ -315,6 +336,9 @@ class LongContextGPT(GPTModel):
         """Embed on the first stage; make the rotary table of this rank's positions on every one."""
         if decoder_input is None and self.pre_process:
             decoder_input = self.embedding(input_ids=input_ids, position_ids=position_ids)
+            if self.embedding_scale is not None:  # rounded to the dtype, as in transformers
+                scale = torch.tensor(self.embedding_scale, dtype=decoder_input.dtype)
+                decoder_input = decoder_input * scale.item()
         if decoder_input is not None:  # otherwise GPTModel would hold it through the whole forward
             decoder_input = WrappedTensor(decoder_input)
         length = position_ids.shape[1] * self.cp_group.size()
@@ -322,4 +346,6 @@ class LongContextGPT(GPTModel):
             table = self.rotation.table(position_ids, length)
         else:
             table = scaled_table(self.rotation, position_ids, length, self.rope_scale)
+        if self.local_rotation is not None:
+            table = torch.stack((table, self.local_rotation.table(position_ids, length)))
         return decoder_input, table, None, None, None

@@ -10,7 +10,7 @@ import nemo_run as run
 
 from custom_modules.attention.registry import KernelName
 from custom_modules.context_parallel.config import TRANSFORMER_ENGINE_KINDS
-from custom_modules.gpt.self_attention import ignored_settings
+from custom_modules.gpt.core_attention import ignored_settings
 from custom_modules.memory.config import Recompute
 from recipes.nemo2.settings import MEGATRON_FSDP
 from recipes.spec.stage import DocumentPolicy

@@ -80,6 +80,8 @@ def answers(ranks: int, names: list[str]) -> dict[tuple[str, str, int, int, str]
             for family in names:
                 for dispatcher in DISPATCHERS.get(family, ("none",)):
                     for name, kind in kinds.items():
+                        if kind is CHUNKED and family in families.UNCHUNKED:
+                            continue
                         found[family, dispatcher, tp, cp, name] = answer(family, kind, dispatcher)
             parallel_state.destroy_model_parallel()
     return found
@@ -111,9 +113,10 @@ def too_large(found: dict[tuple[str, str, str], float]) -> dict[tuple[str, str, 
 
 def test_logits_and_every_gradient_on_two_ranks_are_those_of_one():
     found = differences(2, list(families.FAMILIES))
-    assert len({key[:2] for key in found}) == 6 * (len(families.FAMILIES) + 1)
+    every = 6 * (len(families.FAMILIES) + 1) - 2 * len(families.UNCHUNKED)
+    assert len({key[:2] for key in found}) == every
     assert too_large(found) == {}
 
 
 def test_tensor_and_context_ranks_together_give_those_of_one():
-    assert too_large(differences(4, ["mixtral", "nemotron"])) == {}
+    assert too_large(differences(4, ["mixtral", "nemotron", "gemma3"])) == {}

@@ -7,8 +7,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnMaskType
 
 from custom_modules.context_parallel.config import TRANSFORMER_ENGINE_KINDS, ContextParallelKind
+from custom_modules.gpt.core_attention import ContextParallelAttention
 from custom_modules.gpt.model import LongContextGPT, long_context_spec
-from custom_modules.gpt.self_attention import ContextParallelAttention
 from custom_modules.memory.config import Tiling
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 import transformers
 from megatron.core import parallel_state
-from megatron.core.activations import squared_relu
+from megatron.core.activations import fast_gelu, squared_relu
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import Tensor
 
 from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.gpt.block import Block
 from custom_modules.gpt.model import LongContextGPT
 from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.layers import LayerPattern
 from tests.custom_modules.support.llamas import configuration
 
 LAYERS, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB, EPS = 2, 32, 48, 8, 4, 8, 64, 1e-5
@@ -37,6 +39,12 @@ SHAPE = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+WINDOW, LOCAL_BASE, NATIVE = 9, 50.0, 12
+LAYER_TYPES = ["sliding_attention", "full_attention"]
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": NATIVE,
+    "beta_fast": 32.0, "beta_slow": 1.0,
+}  # fmt: skip
 THEIRS: dict[str, transformers.PretrainedConfig] = {
     "llama": transformers.LlamaConfig(**SHAPE),
     "qwen2": transformers.Qwen2Config(**SHAPE),
@@ -53,6 +61,18 @@ THEIRS: dict[str, transformers.PretrainedConfig] = {
         norm_topk_prob=True,
     ),
     "nemotron": transformers.NemotronConfig(**SHAPE, norm_eps=EPS, partial_rotary_factor=0.5),
+    "smollm3": transformers.SmolLM3Config(**SHAPE, no_rope_layers=[1, 0]),
+    "olmo3": transformers.Olmo3Config(
+        **SHAPE, sliding_window=WINDOW, layer_types=LAYER_TYPES, rope_scaling=YARN
+    ),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SHAPE,
+        sliding_window=WINDOW,
+        layer_types=LAYER_TYPES,
+        query_pre_attn_scalar=HEAD_DIM,
+        rope_local_base_freq=LOCAL_BASE,
+        rope_scaling={"rope_type": "linear", "factor": 4.0},
+    ),
 }
 OF_EXPERTS = {
     "num_moe_experts": EXPERTS,
@@ -73,7 +93,35 @@ OURS: dict[str, dict[str, Any]] = {
         "activation_func": squared_relu,
         "gated_linear_unit": False,
     },
+    "smollm3": {},
+    "olmo3": {},
+    "gemma3": {
+        "qk_layernorm": True,
+        "layernorm_zero_centered_gamma": True,
+        "activation_func": fast_gelu,
+    },
 }
+_LOCAL = {"every": 2, "window": WINDOW}
+ROPES = {
+    "olmo3": RopeScaling.yarn(base=BASE, factor=4.0, original_length=NATIVE),
+    "gemma3": RopeScaling.linear(base=BASE, factor=4.0, original_length=NATIVE),
+}
+"""Of families that are not plain here."""
+ARCHITECTURE: dict[str, dict[str, Any]] = {
+    "smollm3": {"pattern": LayerPattern(every=2, full_rotates=False)},
+    "olmo3": {
+        "pattern": LayerPattern(local_rope=RopeScaling.base_change(BASE), **_LOCAL),
+        "block": Block(pre_norm=False, post_norm=True, wide_qk_norm=True),
+    },
+    "gemma3": {
+        "pattern": LayerPattern(local_rope=RopeScaling.base_change(LOCAL_BASE), **_LOCAL),
+        "block": Block(post_norm=True, scaled_embedding=True),
+    },
+}
+"""Arguments of the model by which a family differs."""
+UNCHUNKED = ("olmo3",)
+"""Families whose heads are normalised together, so that none is projected alone."""
+ZERO_CENTERED = ("nemotron", "gemma3")
 FAMILIES = tuple(THEIRS)
 NAMES_OF_EXPERTS = {
     "block_sparse_moe": ("w1", "w2", "w3"),
@@ -92,7 +140,7 @@ def hugging_face(family: str, dtype: torch.dtype) -> transformers.PreTrainedMode
             made = torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
             matrix = parameter.ndim == 2
             made *= 2 / parameter.shape[1] ** 0.5 if matrix else 0.3
-            if "norm" in name and name.endswith("weight") and family != "nemotron":
+            if "norm" in name and name.endswith("weight") and family not in ZERO_CENTERED:
                 made += 1
             parameter.copy_(made)
     return model
@@ -118,7 +166,16 @@ def megatron_weights(theirs: Mapping[str, Tensor]) -> Weights:
         for name, megatrons in attention.items():
             found |= _both(theirs, f"{of}.self_attn.{name}", f"{at}.self_attention.{megatrons}")
         found |= _both(theirs, f"{of}.input_layernorm", f"{at}.input_layernorm")
-        found |= _both(theirs, f"{of}.post_attention_layernorm", f"{at}.pre_mlp_layernorm")
+        if f"{of}.post_feedforward_layernorm.weight" in theirs:  # norms after both
+            after = {
+                "pre_feedforward_layernorm": "pre_mlp_layernorm",
+                "post_attention_layernorm": "self_attention.linear_proj.post_layernorm",
+                "post_feedforward_layernorm": "mlp.linear_fc2.post_layernorm",
+            }
+        else:
+            after = {"post_attention_layernorm": "pre_mlp_layernorm"}
+        for name, megatrons in after.items():
+            found |= _both(theirs, f"{of}.{name}", f"{at}.{megatrons}")
         for kind in ("weight", "bias"):
             heads = [theirs.get(f"{of}.self_attn.{name}_proj.{kind}") for name in "qkv"]
             if heads[0] is not None:
@@ -154,7 +211,9 @@ def part(family: str, name: str, whole: Tensor, rank: int, size: int) -> Tensor:
     """Return what tensor rank `rank` of `size` has of a tensor under Megatron's name."""
     if "linear_fc1" in name and family != "nemotron":  # gate and up, each split
         return torch.cat([half.chunk(size)[rank] for half in whole.chunk(2)])
-    if "linear_proj" in name or "linear_fc2" in name:
+    if family == "olmo3" and ("q_layernorm" in name or "k_layernorm" in name):
+        return whole.chunk(size)[rank]
+    if ("linear_proj" in name or "linear_fc2" in name) and "layernorm" not in name:
         return whole.chunk(size, dim=1)[rank]
     if any(key in name for key in ("linear_fc1", "linear_qkv", "word_embeddings", "output_layer")):
         return whole.chunk(size)[rank]
@@ -163,6 +222,8 @@ def part(family: str, name: str, whole: Tensor, rank: int, size: int) -> Tensor:
 
 def rope(family: str) -> RopeScaling:
     """Return the rotation of a family's small model."""
+    if family in ROPES:
+        return ROPES[family]
     return RopeScaling(
         method="default", base=BASE, partial_rotary_factor=0.5 if family == "nemotron" else 1.0
     )
@@ -195,6 +256,7 @@ def ours(
         cp=cp,
         ranks_per_node=8,
         share_embeddings_and_output_weights=False,
+        **ARCHITECTURE.get(family, {}),
         **(memory or {}),
     )
     with torch.no_grad():

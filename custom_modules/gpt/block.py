@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the layers of a family have besides Llama's: norms elsewhere, a scaled embedding.
+
+    x + post(attention(pre(x))),    then the same with the MLP
+
+| family | pre | post | norm of queries and keys | embedding |
+| --- | --- | --- | --- | --- |
+| Llama, SmolLM3 | yes | no | none | as it is |
+| Qwen 3 | yes | no | each head | as it is |
+| Olmo 3 (arXiv 2512.13961) | no | yes | all heads of a token at once | as it is |
+| Gemma 3 (arXiv 2503.19786) | yes | yes | each head | times the root of its width |
+
+A norm after attention or MLP is part of its last projection, `NormAfter`, so that everything that
+runs, rebuilds or tiles these modules has it.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed.nn.functional as differentiable
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.layers import (
+    RowParallelLinear,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import (
+    make_sharded_tensors_for_checkpoint,
+    sharded_state_dict_default,
+)
+from torch import Tensor, nn
+
+from custom_modules.dtypes import accumulation_dtype
+from custom_modules.gpt.norm import RMSNorm, norm_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Norms of a layer, and the scale of the embedding."""
+
+    pre_norm: bool = True
+    """Whether attention and MLP have a norm before them."""
+    post_norm: bool = False
+    """Whether they have one after them, before the residual is added."""
+    wide_qk_norm: bool = False
+    """Whether queries and keys are normalised over all heads of a token at once."""
+    scaled_embedding: bool = False
+    """Whether embeddings are multiplied by the square root of their width, in their dtype."""
+
+
+LLAMA = Block()
+
+
+class NormAfter:
+    """Mixin of a projection that is followed by a norm of its output [s, b, hidden]."""
+
+    def __init__(
+        self, input_size: int, output_size: int, *, config: TransformerConfig, **megatron: Any
+    ) -> None:
+        """Take Megatron-Core's arguments of a projection; raise ValueError for one with a bias."""
+        if megatron.get("bias"):
+            raise ValueError(
+                "add_bias_linear is true and a norm follows the projection, which Megatron-Core "
+                "would add the bias after; leave the bias out"
+            )
+        super().__init__(input_size, output_size, config=config, **megatron)
+        self.post_layernorm = norm_of(config)(config, output_size, config.layernorm_epsilon)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        """Return the norm of the projection, and no bias."""
+        out, _ = super().forward(x)  # type: ignore[misc]
+        return self.post_layernorm(out), None
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the projection's sharded state, and the norm's, which all TP ranks have."""
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
+        name = f"{prefix}post_layernorm."
+        state.update(
+            sharded_state_dict_default(self.post_layernorm, name, sharded_offsets, metadata)
+        )
+        return state
+
+
+class RowParallelLinearThenNorm(NormAfter, RowParallelLinear):
+    """Megatron-Core's own projection from TP shards, then a norm."""
+
+
+@cache
+def projection_then_norm(*, transformer_engine: bool) -> type[nn.Module]:
+    """Return the class of a projection with a norm after it."""
+    if not transformer_engine:
+        return RowParallelLinearThenNorm
+    from megatron.core.extensions.transformer_engine import TERowParallelLinear
+
+    return type("TERowParallelLinearThenNorm", (NormAfter, TERowParallelLinear), {})
+
+
+class WideNorm(RMSNorm):
+    """RMSNorm over all heads of a token, which tensor parallel ranks share.
+
+    out = t / sqrt(mean(t^2) + eps) * w    over the last two dimensions of t [s, b, h, D]
+
+    Each rank has the weights of its own heads. With several ranks they exchange one number a token.
+    """
+
+    weight_axes: ClassVar[dict[str, int]] = {"weight": 0}
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, *, heads: int
+    ) -> None:
+        """Take Megatron-Core's arguments of a norm of heads, and how many all ranks have."""
+        self.ranks = parallel_state.get_tensor_model_parallel_world_size()
+        super().__init__(config, hidden_size * heads // self.ranks, eps)
+        # Its gradient is this rank's alone: summed over TP it would be that of other heads.
+        self.weight.sequence_parallel = False  # type: ignore[attr-defined]
+        set_tensor_model_parallel_attributes(self.weight, self.ranks > 1, 0, 1)
+
+    def forward(self, t: Tensor) -> Tensor:
+        """Return `t` [s, b, h, D] normalised, in its dtype."""
+        flat = t.flatten(2)
+        if self.ranks == 1:
+            return super().forward(flat).view_as(t)
+        wide = flat.to(accumulation_dtype(t.dtype))
+        group = parallel_state.get_tensor_model_parallel_group()
+        squares = wide.square().sum(-1, keepdim=True)
+        total: Tensor = differentiable.all_reduce(squares, group=group)  # type: ignore[no-untyped-call]
+        inverse = torch.rsqrt(total / (wide.shape[-1] * self.ranks) + self.eps)
+        (weight,) = self.wide(wide.dtype, self.weight)
+        return (wide * inverse * weight).to(t.dtype).view_as(t)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the weight as a shard of all heads'."""
+        state = self.state_dict(prefix="", keep_vars=True)
+        found: dict[str, Any] = make_sharded_tensors_for_checkpoint(
+            state, prefix, self.weight_axes, sharded_offsets
+        )
+        return found
+
+
+def shape_layer(
+    submodules: Any, config: TransformerConfig, block: Block, *, transformer_engine: bool
+) -> None:
+    """Set the norms of a layer's submodules; raise ValueError for what Megatron cannot take."""
+    attention, mlp = submodules.self_attention.submodules, submodules.mlp.submodules
+    if (not block.pre_norm or block.post_norm) and config.num_moe_experts:
+        raise ValueError("norms after the MLP, or none before it, are not known with experts")
+    if not block.pre_norm:
+        submodules.input_layernorm = submodules.pre_mlp_layernorm = IdentityOp
+        if transformer_engine:  # otherwise the norm is inside the projection
+            from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
+
+            attention.linear_qkv = mlp.linear_fc1 = TEColumnParallelLinear
+    if block.post_norm:
+        then_norm = projection_then_norm(transformer_engine=transformer_engine)
+        attention.linear_proj = mlp.linear_fc2 = then_norm
+    if block.wide_qk_norm:
+        if config.normalization != "RMSNorm" or config.qk_layernorm:
+            raise ValueError(
+                f"wide_qk_norm is an RMSNorm in place of qk_layernorm; normalization is "
+                f"{config.normalization!r} and qk_layernorm {config.qk_layernorm}"
+            )
+        groups = config.num_query_groups or config.num_attention_heads
+        for name, heads in (("q", config.num_attention_heads), ("k", groups)):
+            spec = ModuleSpec(module=WideNorm, params={"heads": heads})
+            setattr(attention, f"{name}_layernorm", spec)
