@@ -25,7 +25,7 @@ CONSTRAINTS := $(wildcard $(LOCK))
 INSTALLED := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 
-.PHONY: help demo gpu gpu-check real test test-pythons durations rehearsals lint docs golden lock audit sbom clean
+.PHONY: help demo gpu gpu-check real test test-pythons test-transformers-5 durations rehearsals lint docs golden lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -68,6 +68,19 @@ test: $(INSTALLED)  ## run every test, on WORKERS=3 processes; ONLY='not slow' f
 # Not of the suite: an environment of 3 to 7 GB for each Python, kept in .pythons for the next time.
 test-pythons:  ## dry run, training and fast tests on each Python of this machine, or on PYTHONS='A B'
 	@$(PYTHON) -m tests.every_python $(PYTHONS)
+
+# Not of the suite: transformers 5 and what it needs, which this project's own packages exclude; torch is that of VENV.
+VERSION_5 := .pythons/transformers-5
+$(VERSION_5)/.installed: $(INSTALLED)
+	@$(PY) -m venv --clear $(VERSION_5)
+	@$(VERSION_5)/bin/python -m pip --quiet --disable-pip-version-check install 'transformers>=5,<6' 'numpy<2'
+	@shared=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	    echo "$$shared" > "$$($(VERSION_5)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
+	@touch $@
+
+test-transformers-5: $(VERSION_5)/.installed  ## compare the rotation of exports with transformers 5 (0.5 GB, in .pythons)
+	@TRANSFORMERS_5=$(abspath $(VERSION_5))/bin/python $(PY) -m pytest --quiet -n 0 \
+	    tests/recipes/hugging_face/test_rope_parameters.py
 
 durations: $(INSTALLED)  ## run every test and record the seconds of each file in tests/durations.json
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --write-durations

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from custom_modules.rope.config import RopeScaling
 from data.files.user_file import read_json
 from recipes.hugging_face.config_fields import CONFIG as CONFIG
-from recipes.hugging_face.config_fields import mapping, number, whole, words
+from recipes.hugging_face.config_fields import number, whole, words
 from recipes.hugging_face.rope import RECORD, head_dim_of, rope_fields, rope_of
 from recipes.hugging_face.safetensors_files import Stored
 from recipes.hugging_face.weight_map import weight_map
@@ -206,11 +206,13 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
 
 
 def _refuse_scaling(config: Mapping[str, Any], family: Family) -> None:
-    scaling = mapping(config, "rope_parameters") or mapping(config, "rope_scaling")
-    method = scaling.get("rope_type", scaling.get("type", "default"))
-    if method != "default" and not HF_DEFAULTS[family.name].reads_scaling:
+    """Raise ValueError for a stretched rotation of a family that is not computed with one."""
+    if HF_DEFAULTS[family.name].reads_scaling:
+        return
+    method = rope_of({key: value for key, value in config.items() if key != RECORD}).method
+    if method != "default":
         raise ValueError(
-            f"{CONFIG} has rope_scaling {method}, which {family.architecture} of transformers "
+            f"{CONFIG} has rope_scaling {method}, which {family.architecture} of transformers 4 "
             "ignores, so it would compute something else; a model of this family is stretched "
             "by its base alone (default or ntk)"
         )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convert a rotation to the fields of Hugging Face's config.json, and back.
 
-`rope_fields` writes the fields that transformers and the serving engines use, so that all of them
-rotate heads as in training. A method that they do not have is written as another with the same
-frequencies:
+`rope_fields` writes the fields that transformers 4 and 5 and the serving engines use, so that all
+of them rotate heads as in training: `rope_scaling` with `rope_theta` next to it, and the same as
+`rope_parameters`. A method that they do not have is written as another with the same frequencies:
 
 * `ntk` is plain RoPE with the resulting base;
 * `ntk_by_parts` is `yarn` with its attention factor at 1;
@@ -21,13 +21,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from custom_modules.rope.config import RopeScaling
-from recipes.hugging_face.config_fields import mapping, number, numbers, whole
+from recipes.hugging_face.config_fields import CONFIG, mapping, number, numbers, whole
+from recipes.hugging_face.rope_parameters import NEW, OLD, RopeFields, rope_fields_by_kind
 
 RECORD = "longhaul_rope"
 """Our own key in config.json; other libraries ignore it."""
 
 BASE_WHERE_UNSTATED = {"mixtral": 1_000_000.0}
 """Default of the config class in transformers, if not 10,000."""
+
+_SHAPE = ("model_type", "hidden_size", "num_attention_heads", "head_dim")
+"""Fields that the reading of a rotation depends on, besides its own."""
 
 _COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _KEYS = {
@@ -52,19 +56,49 @@ def rope_of(config: Mapping[str, Any], rotated: float = 1.0) -> RopeScaling:
     """Return the rotation of a model with this config.json.
 
     `rotated` is the family's `partial_rotary_factor` if the config states none. Raises ValueError,
-    with its name, for an unknown rotation or parameter, and for two fields that disagree.
+    with its name, for an unknown rotation or parameter, for two fields that disagree, and for kinds
+    of layers that rotate differently, which `rotations_of` reads.
     """
-    found = _stated(config, rotated)
+    rotations = rotations_of(config, rotated)
+    found, *others = rotations.values()
+    if found is None or any(other != found for other in others):
+        raise ValueError(
+            f"{NEW} of {CONFIG} has {_listed(rotations)}; every layer of a model of this family "
+            "rotates heads in the same way here"
+        )
     record = mapping(config, RECORD)
     if not record:
         return found
     recorded = RopeScaling.from_dict(record)
-    written = rope_fields(recorded, head_dim=head_dim_of(config), length=1)
-    meant = ("rope_theta", "rope_scaling", "original_max_position_embeddings")
-    plain = json.loads(json.dumps(written))
-    same = all(plain.get(key) == config.get(key) for key in meant)
-    part = recorded.partial_rotary_factor == found.partial_rotary_factor
-    return recorded if same and part else found
+    return recorded if _reads_as(recorded, config, rotated) == found else found
+
+
+def rotations_of(config: Mapping[str, Any], rotated: float = 1.0) -> dict[str, RopeScaling | None]:
+    """Return the rotation of each kind of layer, None for a kind without one.
+
+    Kinds are named as in `layer_types`; a config that does not tell layers apart has one entry,
+    `full_attention`. Raises ValueError like `rope_of`.
+    """
+    return {
+        kind: None if fields is None else _stated(fields, config, rotated)
+        for kind, fields in rope_fields_by_kind(config).items()
+    }
+
+
+def _listed(rotations: Mapping[str, RopeScaling | None]) -> str:
+    return " and ".join(
+        f"{kind} ({'no rotation' if rope is None else f'{rope.method}, base {rope.base:,}'})"
+        for kind, rope in rotations.items()
+    )
+
+
+def _reads_as(recorded: RopeScaling, config: Mapping[str, Any], rotated: float) -> RopeScaling:
+    """Return what others read of an export of the recorded rotation with this config's shape."""
+    shape = {key: config[key] for key in _SHAPE if key in config}
+    length = whole(config, "max_position_embeddings", 1)
+    fields = rope_fields(recorded, head_dim=head_dim_of(config), length=length, rotated=rotated)
+    del fields[RECORD]
+    return rope_of(shape | json.loads(json.dumps(fields)), rotated)
 
 
 def head_dim_of(config: Mapping[str, Any]) -> int:
@@ -74,39 +108,38 @@ def head_dim_of(config: Mapping[str, Any]) -> int:
     return whole(config, "hidden_size") // whole(config, "num_attention_heads")
 
 
-def _stated(config: Mapping[str, Any], rotated: float) -> RopeScaling:
+def _stated(fields: RopeFields, config: Mapping[str, Any], rotated: float) -> RopeScaling:
     """Return the rotation of the standard fields, by the rules of transformers."""
-    scaling = _scaling_of(config)
-    method = _method(scaling)
+    scaling, method = fields.content, _method(fields)
     if method not in _KEYS:
         raise ValueError(
-            f"rope_scaling of config.json has rope_type {method!r}, which is not known here; "
+            f"{fields.name} of {CONFIG} has rope_type {method!r}, which is not known here; "
             f"known are {', '.join(_KEYS)}"
         )
     strange = [key for key in scaling if key not in (*_COMMON, *_KEYS[method])]
     if strange:
         raise ValueError(
-            f"rope_scaling of config.json has {', '.join(strange)}, which rope_type {method} does "
+            f"{fields.name} of {CONFIG} has {', '.join(strange)}, which rope_type {method} does "
             f"not take here; it takes {', '.join(_KEYS[method]) or 'nothing'}"
         )
     unstated = BASE_WHERE_UNSTATED.get(str(config.get("model_type")), 10_000.0)
     given: dict[str, Any] = {
         "method": method,
-        "base": _whole(number(_once(scaling, config, "rope_theta"), "rope_theta", unstated)),
+        "base": _whole(number(_once(fields, config, "rope_theta"), "rope_theta", unstated)),
         "partial_rotary_factor": number(
-            _once(scaling, config, "partial_rotary_factor"), "partial_rotary_factor", rotated
+            _once(fields, config, "partial_rotary_factor"), "partial_rotary_factor", rotated
         ),
     }
     if method == "default":
         return RopeScaling(**given)
-    given["factor"] = _factor(scaling, config, method)
-    given["original_length"] = _original(scaling, config, method)
+    given["factor"] = _factor(fields, config, method)
+    given["original_length"] = _original(fields, config, method)
     if method == "llama3":
         for key in ("low_freq_factor", "high_freq_factor"):
-            given[key] = number(_having(scaling, key, method), key)
+            given[key] = number(_having(fields, key, method), key)
     if method == "longrope":
         for key in ("short_factor", "long_factor"):
-            given[key] = numbers(_having(scaling, key, method), key)
+            given[key] = numbers(_having(fields, key, method), key)
     if method == "yarn":
         given |= {
             key: number(scaling, key) for key in ("beta_fast", "beta_slow") if scaling.get(key)
@@ -119,75 +152,65 @@ def _stated(config: Mapping[str, Any], rotated: float) -> RopeScaling:
     return RopeScaling(**given)
 
 
-def _method(scaling: Mapping[str, Any]) -> str:
+def _method(fields: RopeFields) -> str:
     """Return the method by `rope_type` or its former name `type`; they must agree.
 
     transformers 4.57 computes by `type` for Llama and Qwen and by `rope_type` for Mistral.
     """
-    former = {"su": "longrope"}
-    words = [str(scaling[key]) for key in ("rope_type", "type") if scaling.get(key) is not None]
+    former, content = {"su": "longrope"}, fields.content
+    words = [str(content[key]) for key in ("rope_type", "type") if content.get(key) is not None]
     methods = [former.get(word, word) for word in words]
     if len(set(methods)) > 1:
         raise ValueError(
-            f"rope_scaling of config.json has rope_type {words[0]!r} and type {words[1]!r}, and "
+            f"{fields.name} of {CONFIG} has rope_type {words[0]!r} and type {words[1]!r}, and "
             "models differ in which of them they compute by; leave one of them"
         )
     return methods[0] if methods else "default"
 
 
-def _scaling_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `rope_scaling`, or the field that replaces it in transformers 5."""
-    old, new = mapping(config, "rope_scaling"), mapping(config, "rope_parameters")
-    differing = [key for key in old if old and new and old[key] != new.get(key)]
-    if differing:
+def _once(fields: RopeFields, config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the mapping with a field: that of the rotation or the config; both must agree.
+
+    The fields of one kind of layer outrank the config's, which are those of another kind.
+    """
+    inside, beside = fields.content.get(key), config.get(key)
+    of_one_kind = fields.name not in (OLD, NEW)
+    if inside is not None and beside is not None and inside != beside and not of_one_kind:
         raise ValueError(
-            f"config.json has rope_scaling and rope_parameters, and {differing[0]} differs; leave "
-            "one of them"
+            f"{CONFIG} has {key} {beside!r} and in {fields.name} {inside!r}; they must be equal"
         )
-    return new or old
+    return config if inside is None else fields.content
 
 
-def _once(scaling: Mapping[str, Any], config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the mapping with a field: rope_scaling or the config; both must agree."""
-    inside, beside = scaling.get(key), config.get(key)
-    if inside is not None and beside is not None and inside != beside:
-        raise ValueError(
-            f"config.json has {key} {beside!r} and in rope_scaling {inside!r}; they must be equal"
-        )
-    return config if inside is None else scaling
+def _having(fields: RopeFields, key: str, method: str) -> Mapping[str, Any]:
+    if fields.content.get(key) is None:
+        raise ValueError(f"{fields.name} of {CONFIG} has no {key}, which rope_type {method} needs")
+    return fields.content
 
 
-def _having(scaling: Mapping[str, Any], key: str, method: str) -> Mapping[str, Any]:
-    if scaling.get(key) is None:
-        raise ValueError(
-            f"rope_scaling of config.json has no {key}, which rope_type {method} needs"
-        )
-    return scaling
-
-
-def _original(scaling: Mapping[str, Any], config: Mapping[str, Any], method: str) -> int:
+def _original(fields: RopeFields, config: Mapping[str, Any], method: str) -> int:
     """Return the context before extension, from the field that transformers uses."""
     key, longest = "original_max_position_embeddings", "max_position_embeddings"
-    stated = _once(scaling, config, key)
+    stated = _once(fields, config, key)
     if stated.get(key) is None or method == "dynamic":
         if config.get(longest) is None:
-            raise ValueError(f"config.json has neither {key} nor {longest}")
+            raise ValueError(f"{CONFIG} has neither {key} nor {longest}")
         found = whole(config, longest)
         if method == "dynamic" and stated.get(key) not in (None, found):
             raise ValueError(
-                f"config.json has {key} {stated[key]!r} and transformers computes rope_type "
+                f"{CONFIG} has {key} {stated[key]!r} and transformers computes rope_type "
                 f"dynamic from {longest} {found:,}; they must be equal"
             )
         return found
     return whole(stated, key)
 
 
-def _factor(scaling: Mapping[str, Any], config: Mapping[str, Any], method: str) -> float:
+def _factor(fields: RopeFields, config: Mapping[str, Any], method: str) -> float:
     key = "original_max_position_embeddings"
     if method == "longrope" and config.get(key) is not None:
-        # transformers uses the ratio and ignores factor
+        # transformers 4 uses the ratio and ignores factor
         return whole(config, "max_position_embeddings") / whole(config, key)
-    return number(_having(scaling, "factor", method), "factor")
+    return number(_having(fields, "factor", method), "factor")
 
 
 def _whole(base: float) -> float:
@@ -216,19 +239,28 @@ def rope_fields(
     }
     if rope.partial_rotary_factor != rotated:
         fields["partial_rotary_factor"] = rope.partial_rotary_factor
-    if rope.method == "default":
-        return fields
-    if rope.before is not None and rope.before.method != "default":
-        return fields  # one set of divisors: vLLM would serve up to a length at the top alone
-    fields["original_max_position_embeddings"] = rope.original_length
-    if rope.method == "ntk":
-        rotated = int(head_dim * rope.partial_rotary_factor)
-        fields["rope_theta"] = rope.base * rope.factor ** (rotated / (rotated - 2))
-    if rope.method in ("linear", "dynamic"):
-        # vLLM and SGLang serve these two up to this field times the factor, and transformers
-        # computes dynamic from it.
-        fields["max_position_embeddings"] = rope.original_length
+    stretches_another = rope.before is not None and rope.before.method != "default"
+    if rope.method != "default" and not stretches_another:
+        # With one set of divisors (stretches_another) vLLM would serve up to this length alone.
+        fields["original_max_position_embeddings"] = rope.original_length
+        if rope.method == "ntk":
+            turned = int(head_dim * rope.partial_rotary_factor)
+            fields["rope_theta"] = rope.base * rope.factor ** (turned / (turned - 2))
+        if rope.method in ("linear", "dynamic"):
+            # vLLM and SGLang serve these two up to this field times the factor, and transformers
+            # computes dynamic from it.
+            fields["max_position_embeddings"] = rope.original_length
+    fields[NEW] = _parameters(fields)
     return fields
+
+
+def _parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `rope_parameters` of transformers 5: base and rotated part are inside."""
+    inside = ("rope_theta", "partial_rotary_factor")
+    return {
+        **(fields[OLD] or {"rope_type": "default"}),
+        **{key: fields[key] for key in inside if key in fields},
+    }
 
 
 def _scaling(rope: RopeScaling, head_dim: int) -> dict[str, Any] | None:
