@@ -193,6 +193,7 @@ def described_card(card: "ModelCard") -> dict[str, Any]:
         "family": card.family,
         "parameters": card.parameters,
         "native_context": card.native_context,
+        "pattern": None if card.pattern is None else card.pattern.to_dict(),
         "hf_id": card.hf_id,
         "ladders": _ladders(card),
     }

@@ -118,7 +118,10 @@ def model(card: ModelCard) -> Iterator[str]:
         f"{card.head_dim}; vocabulary of {card.vocab:,}; {amount(card.parameters)} weights"
     )
     yield (f"native context {card.native_context:,} tokens, {rotation_in_full(card.native_rope)}")
-    yield f"Hugging Face: {card.hf_id or 'not published'}"
+    if card.pattern is not None:
+        yield f"layers differ: {card.pattern.describe()}"
+    revision = f", revision {card.hf_revision}" if card.hf_revision else ""
+    yield f"Hugging Face: {card.hf_id or 'not published'}{revision}"
 
 
 def weights(ladder: Ladder, card: ModelCard) -> str:

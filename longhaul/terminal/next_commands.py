@@ -111,7 +111,8 @@ def importing(card: ModelCard) -> str:
     if card.path and card.hf_id is not None:
         to = MODELS / card.name
         return f"longhaul import --from {shlex.quote(card.path.removeprefix(OF_THE_HUB))} --to {to}"
-    return f"longhaul import --from {card.hf_id or 'YOUR_WEIGHTS'} --card {card.name}"
+    revision = f" --revision {card.hf_revision}" if card.hf_revision else ""
+    return f"longhaul import --from {card.hf_id or 'YOUR_WEIGHTS'}{revision} --card {card.name}"
 
 
 def preparing(card: ModelCard, ladder: Ladder) -> str:

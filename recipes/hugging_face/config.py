@@ -42,6 +42,7 @@ _NOT_FACTS = (
     "config_class",
     "config_contexts",
     "hf_id",
+    "hf_revision",
     "source",
     "path",
     "start",

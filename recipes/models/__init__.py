@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model cards by family."""
 
-from recipes.models import llama, mistral, nemotron, qwen, tiny
+from recipes.models import gemma3, llama, mistral, nemotron, olmo3, qwen, smollm3, tiny
 from recipes.models.llama import LLAMA31_8B, LLAMA32_1B
 from recipes.models.tiny import TINY
 from recipes.spec.model_card import ModelCard
@@ -10,7 +10,7 @@ __all__ = ["CARDS", "LLAMA31_8B", "LLAMA32_1B", "TINY"]
 
 CARDS: dict[str, ModelCard] = {
     card.name: card
-    for family in (tiny, llama, qwen, mistral, nemotron)
+    for family in (tiny, llama, qwen, mistral, nemotron, smollm3, olmo3, gemma3)
     for card in vars(family).values()
     if isinstance(card, ModelCard)
 }

@@ -44,6 +44,8 @@ class ModelCard:
     """Dotted name of NeMo's config class of this model; None if NeMo has none."""
     hf_id: str | None
     """Hugging Face repository of weights and tokenizer; None if none are published."""
+    hf_revision: str = ""
+    """Branch of that repository; empty for its main one."""
     source: str
     path: str = ""
     """Folder that it was read from, as a command named it; empty for a shipped card."""
