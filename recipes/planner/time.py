@@ -6,7 +6,8 @@ Work of a micro-batch on one rank, t tokens of a TP group, S the sequence, e byt
     matmul      2 P t forward, 4 P t backward, P the rank's weights in products (LM head separate);
                 2 P t more if a layer is recomputed; head-chunked attention also recomputes q, k, v
     attention   2 A S t forward, causal, A = heads x D / TP; 5/2 of that backward (a flash backward
-                executes 5 products, the forward 2); forward once more if it is recomputed
+                executes 5 products, the forward 2); forward once more if it is recomputed. In a
+                layer with a window of W, 2 W - W^2 / S in place of S (`attention_time`)
     memory      norms, rotation, activations, residuals, logits: bytes moved through device memory
     TP          4 messages of t h e (TP - 1)/TP forward, 6 backward (inputs are gathered once more
                 for the weights' gradients): sequence parallelism, arXiv 2205.05198. Experts
@@ -16,7 +17,8 @@ Work of a micro-batch on one rank, t tokens of a TP group, S the sequence, e byt
                 overlapped
     CP          all-to-all: (u - 1)/u (2 H + 2 K) head slices each way, not overlapped (arXiv
                 2309.14509), a stage of heads twice that backward; ring: (c - 1) 2 K forward, twice
-                that and fp32 gradients backward, overlapped with attention (arXiv 2310.01889)
+                that and fp32 gradients backward, overlapped with attention (arXiv 2310.01889); of
+                a layer with a window only the keys that it reaches
     PP          the last stage has the LM head and sets the pace, or one between if those have more
                 layers; the pipeline fills and drains for a micro-batch of each other stage (1F1B,
                 arXiv 2104.04473); t h e / TP to and from each neighbour, not overlapped.
@@ -37,16 +39,17 @@ of nodes with slower links between them, all-to-alls and pipeline messages beyon
 those; rings cross the end of a block from one node only, at the full rate of its ports.
 
 Throughput is tokens/s/GPU. MFU is causal: `6 P_mm + 6 L (H D) S` FLOPs per token over the bf16
-peak, recompute not counted.
+peak, in layers with a window its length in place of S; recompute is not counted.
 """
 
 from dataclasses import dataclass
 
+from recipes.planner.attention_time import TERA, Attention
 from recipes.planner.documents import WHOLE, Attended
 from recipes.planner.workload import Workload
 from recipes.spec.cluster import Cluster
 
-GB, TERA = 1e9, 1e12
+GB = 1e9
 ADAM_BYTES = 30
 """Bytes read and written per parameter and step: gradient, moments, fp32 and bf16 weight."""
 
@@ -61,7 +64,7 @@ class Time:
     mfu: float
     """Causal MFU, of the bf16 peak; within documents where their lengths are known."""
     attended: Attended = WHOLE
-    """Attention within documents."""
+    """Attention within documents, of layers without a window."""
     micro_batch: float
     """Seconds of forward and backward of one micro-batch on a rank."""
 
@@ -84,19 +87,19 @@ def time(workload: Workload, cluster: Cluster) -> Time:
     vpp = workload.layout.vpp
     bubble = (sum(seconds) + (pp - len(seconds)) * seconds[-2:][0] - busy) / vpp
     if workload.documents is not None:
-        categories["waiting"] = m * work.waiting()
+        categories["waiting"] = m * work.attention.waiting()
     categories["PP"] = bubble + m * vpp * work.pipeline()
     categories["DP"] = work.data_parallel(compute)
     categories["optimizer"] = work.optimizer()
     step = sum(categories.values())
     rate = workload.tokens_per_batch / step / workload.layout.world_size
-    flops = workload.card.flops_per_token(round(workload.seq_length * work.attended.pairs))
+    flops = work.attention.flops_per_token
     return Time(
         categories=categories,
         tokens_per_gpu_second=rate,
         mfu=rate * flops / (cluster.gpu.bf16_tflops * TERA),
         micro_batch=busy,
-        attended=work.attended,
+        attended=work.attention.attended,
     )
 
 
@@ -106,9 +109,9 @@ class _Work:
     def __init__(self, workload: Workload, cluster: Cluster, stage: int) -> None:
         self.workload, self.cluster, self.efficiency = workload, cluster, cluster.efficiency
         self.layers, self.e = len(workload.stages[stage]), workload.element_bytes
-        self.attended = self._attended()
         self.again = self._again()
         """Recomputed shares of a layer's forward: products, attention, MLP."""
+        self.attention = Attention(workload, cluster, workload.stages[stage], self.again[1])
 
     def micro_batch(self, head: bool) -> dict[str, float]:
         """Return the seconds by category of a stage with or without the LM head.
@@ -116,9 +119,9 @@ class _Work:
         Only exposed communication counts.
         """
         matmul, rebuilt = self._matmul(head)
-        forward, backward, repeated = self._attention()
+        full, local = self.attention.of_full(), self.attention.of_local()
+        forward, backward, repeated = (sum(both) for both in zip(full, local, strict=True))
         memory, memory_again = self._memory(head)
-        exposed = self._context_parallel(forward, backward, repeated)
         compute = matmul + rebuilt + forward + backward + repeated + memory + memory_again
         return {
             "matmul": matmul,
@@ -127,26 +130,10 @@ class _Work:
             "memory": memory,
             "TP": self._tensor_parallel(head),
             **self._expert_parallel(),
-            "CP": exposed,
+            "CP": self._context_parallel(),
             "copies": self._copies(compute),
             **self._host(),
         }
-
-    def _attended(self) -> Attended:
-        workload = self.workload
-        if workload.documents is None:
-            return WHOLE
-        return workload.documents.attended(
-            seq_length=workload.seq_length,
-            ring=workload.degrees.ring,
-            data_ranks=workload.layout.dp,
-            sequences=workload.micro_batches * workload.layout.micro_batch,
-            block=self.efficiency.ring_block,
-        )
-
-    def waiting(self) -> float:
-        """Return the seconds of a micro-batch spent waiting for ranks with longer documents."""
-        return sum(self._attention()) * (self.attended.slowest / self.attended.mean - 1)
 
     def _host(self) -> dict[str, float]:
         each = self.efficiency.layer_seconds
@@ -196,19 +183,6 @@ class _Work:
             again += (1 - only_kept) * of_attention * qkv / attention
         return 3 * (of_attention + of_mlp + of_head), again
 
-    def _attention(self) -> tuple[float, float, float]:
-        """Return the seconds of forward, backward and recomputed forward."""
-        workload = self.workload
-        width = workload.card.heads * workload.card.head_dim / workload.layout.tp
-        unit = width * workload.seq_length * workload.tokens * self.layers * self.attended.mean
-        peak = self.cluster.gpu.bf16_tflops * TERA
-        if workload.degrees.ring > 1:  # queries and keys of a step: a chunk, half of a zigzag shard
-            chunk = workload.seq_length / workload.degrees.ring / 2
-            peak /= 1 + self.efficiency.ring_block / chunk
-        forward = 2 * unit / (peak * self.efficiency.attention_forward)
-        backward = 5 * unit / (peak * self.efficiency.attention_backward)
-        return forward, backward, self.again[1] * forward
-
     def _memory(self, head: bool) -> tuple[float, float]:
         """Return the seconds of device memory traffic, and of the recomputed part."""
         workload, card, tp = self.workload, self.workload.card, self.workload.layout.tp
@@ -219,7 +193,9 @@ class _Work:
         passes = 3 if workload.layout.tiling.loss else 8
         logits = passes * workload.tokens * workload.vocabulary_rows * self.e * head
         rate = self.cluster.gpu.memory_gbps * GB * self.efficiency.memory
-        return (3 * traffic + logits) / rate, self.again[0] * traffic / rate
+        merged, merged_back = self.attention.merged_bytes()
+        moved = 3 * traffic + logits + merged + merged_back
+        return moved / rate, (self.again[0] * traffic + self.again[1] * merged) / rate
 
     def _tensor_parallel(self, head: bool) -> float:
         workload, card, tp = self.workload, self.workload.card, self.workload.layout.tp
@@ -258,7 +234,7 @@ class _Work:
             rate = min(rate, self._between_blocks * max(1.0, block / stage))
         return sent / rate
 
-    def _context_parallel(self, forward: float, backward: float, repeated: float) -> float:
+    def _context_parallel(self) -> float:
         workload, shape = self.workload, self.workload.attention
         u, c = workload.degrees.ulysses, workload.degrees.ring
         inner = max(shape.kv_heads, u)
@@ -269,17 +245,7 @@ class _Work:
             runs = (3 + self.again[1]) / self.efficiency.staged
         slices = (2 * shape.heads + 2 * inner) * shape.slice_bytes
         waited = runs * slices * self.layers * self._exchange(u, workload.layout.tp)
-        if c == 1:
-            return waited
-        keys: float = (c - 1) * 2 * inner * shape.slice_bytes * self.layers
-        if (stage := workload.degrees.heads_per_stage) is not None:  # once for each stage
-            keys *= shape.heads // stage * min(stage, inner) / inner
-        link = self._link(workload.layout.tp * u * c)
-        sums = max(4, self.e) / self.e
-        exposed = max(0.0, keys / link - forward)
-        exposed += max(0.0, keys * (1 + sums) / link - backward)
-        exposed += max(0.0, self.again[1] * (keys / link - repeated))
-        return waited + exposed
+        return waited + self.attention.ring(self._link(workload.layout.tp * u * c))
 
     def _copies(self, compute: float) -> float:
         """Return the exposed seconds of copies to and from the host."""

@@ -83,6 +83,21 @@ class Workload:
         return max(map(of_stage, self.unlike))
 
     @property
+    def window(self) -> int | None:
+        """Tokens that a token of a local layer attends to; None if all layers are full."""
+        pattern = self.card.pattern
+        if pattern is None or pattern.window is None or pattern.window >= self.seq_length:
+            return None
+        return pattern.window
+
+    def windowed(self, numbers: Sequence[int]) -> int:
+        """Return how many of the layers with these numbers attend within a window."""
+        pattern = self.card.pattern
+        if pattern is None or self.window is None:
+            return 0
+        return sum(not pattern.is_full(number) for number in numbers)
+
+    @property
     def replicas(self) -> int:
         """Ranks that hold the same parameters, but for experts, and share the optimizer's state."""
         return self.layout.dp * self.layout.cp.size
