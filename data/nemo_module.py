@@ -27,7 +27,7 @@ from nemo.collections.common.tokenizers import AutoTokenizer
 from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
 
 from data.mixture.config import Mix
-from data.mixture.dataset import MixedDataset
+from data.mixture.dataset import MixedDataset, squared
 from data.mixture.groups import MixError
 from data.mixture.stage_rows import SEED, StageRows, mix_of
 from data.store import Manifest, StoreError
@@ -56,6 +56,8 @@ class NumberedDataset(GPTDataset):
     cached_loss_mask: torch.Tensor | None
     passed_over: tuple[tuple[int, int], ...] = ()
     """Windows of samples to skip: the first sample and the count of each."""
+    window: int | None = None
+    """Tokens that a token attends to in the model's local layers; None if it has none."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what Megatron's dataset takes."""
@@ -87,7 +89,8 @@ class NumberedDataset(GPTDataset):
 
         If positions restart, `document_starts` [S] is true at each first token; if the rotation has
         a random scale, `rope_scale` is the scale. The number does not depend on skipped windows.
-        `row_facts` [3] are for the step log (`custom_modules.metrics.tally`).
+        `row_facts` [3], or [4] with a window, are for the step log
+        (`custom_modules.metrics.tally`).
         """
         sample = super().__getitem__(None if idx is None else self.place_of(idx))
         if self.cached_loss_mask is not None:
@@ -107,9 +110,12 @@ class NumberedDataset(GPTDataset):
         if "document_starts" in sample:
             begins = sample["document_starts"].nonzero().flatten()
             ends = torch.cat([begins[1:], begins.new_tensor([length])])
-            return torch.tensor([begins.numel(), int(((ends - begins) ** 2).sum()), 0])
-        inside = tokens[:-1] == self.config.tokenizer.eod  # a document begins after each
-        return torch.tensor([int(inside.sum()) + 1, length**2, 0])
+            documents, lengths = begins.numel(), ends - begins
+        else:
+            inside = tokens[:-1] == self.config.tokenizer.eod  # a document begins after each
+            documents, lengths = int(inside.sum()) + 1, torch.tensor([length])
+        in_window = [] if self.window is None else [squared(lengths, self.window)]
+        return torch.tensor([documents, squared(lengths), 0, *in_window])
 
     def place_of(self, number: int) -> int:
         """Return the index in the data of the sample with a number.
@@ -151,6 +157,7 @@ class StoreDataModule(PreTrainingDataModule):
         sentences: SentenceSelection | None = None,
         mix: Mix | None = None,
         recovers: Optional[int] = None,  # noqa: UP045  (nemo-run cannot parse X | None)
+        window: Optional[int] = None,  # noqa: UP045
     ) -> None:
         """Open the store; raises `data.store.StoreError` where it is missing or cut short.
 
@@ -158,7 +165,8 @@ class StoreDataModule(PreTrainingDataModule):
         of a sequence or stays within each. For training samples only, `positions` draws the
         positions, `rope_scale` the scale of the rotation, and `sentences` chooses the text; `mix`
         chooses documents and packs them. `recovers` is the context length that a recovery stage
-        keeps; only what describes the stage reads it.
+        keeps; only what describes the stage reads it. `window` is that of the model's local layers,
+        for the step log.
         """
         if documents not in ("across", "within"):
             raise ValueError(f"documents is {documents!r}; attention goes 'across' or 'within'")
@@ -209,6 +217,7 @@ class StoreDataModule(PreTrainingDataModule):
         self.mix = mix
         self.documents = documents
         self.recovers = recovers
+        self.window = window
         self.sentences = sentences
         self.train_short: TrainShort | None = None
         if positions is not None or rope_scale is not None or sentences is not None:
@@ -239,6 +248,7 @@ class StoreDataModule(PreTrainingDataModule):
             with self._building([None, *others], self.seq_length):
                 super().build(*args, **kwargs)
             self._train_ds = built
+        self._train_ds.window = self.window
         if self.train_short is None:
             return
         assert isinstance(self._train_ds, NumberedDataset)  # of one split, never a blend

@@ -21,7 +21,7 @@ from custom_modules.metrics.gpu_sensors import GpuSensors
 from custom_modules.metrics.loss_bins import LossBins
 from custom_modules.metrics.model_flops import ModelFlops
 from custom_modules.metrics.rank_facts import MEMORY, Gathered, by_rank, memory
-from custom_modules.metrics.tally import ROW_FACTS, Tally
+from custom_modules.metrics.tally import IN_WINDOW, ROW_FACTS, Tally
 
 SENSORS = ("gpu_utilization", "gpu_power_watts", "gpu_clock_mhz")
 
@@ -44,7 +44,10 @@ class StepMeasures:
         self.device = trainer.strategy.root_device
         self.peak_flops = _of_device(self.device, gpu, peak_flops)
         self.flops = ModelFlops.of(
-            pl_module.config, flops_per_token=flops_per_token, seq_length=seq_length
+            pl_module.config,
+            flops_per_token=flops_per_token,
+            seq_length=seq_length,
+            pattern=getattr(pl_module.config, "pattern", None),
         )
         self.timers = EventTimers()
         pl_module.config.timers = self.timers
@@ -78,10 +81,10 @@ class StepMeasures:
 
     def facts(self, tally: Tally) -> dict[str, float]:
         """Return this rank's numbers of a step; NaN of what it does not know."""
-        rows: Sequence[float] = tally.row_facts or [math.nan] * len(ROW_FACTS)
+        stated = map(float, tally.row_facts or ())
         return {
             **memory(self.device),
-            **dict(zip(ROW_FACTS, map(float, rows), strict=True)),
+            **{name: next(stated, math.nan) for name in ROW_FACTS},
             **dict(zip(SENSORS, self.sensors.means(), strict=True)),
         }
 
@@ -115,8 +118,9 @@ class StepMeasures:
         squares = columns["sum_squared_lengths"]
         if any(math.isnan(value) for value in squares):
             return {}
+        known = {name: column for name, column in columns.items() if not math.isnan(column[0])}
         return {
-            **{name: round(sum(column) / copies) for name, column in columns.items()},
+            **{name: round(sum(column) / copies) for name, column in known.items()},
             "sum_squared_lengths_max_over_mean": max(squares) * len(squares) / sum(squares),
         }
 
@@ -133,6 +137,7 @@ class StepMeasures:
             flops["mfu_documents"] = self.flops.documents(
                 tokens=tokens - data["padding_tokens"],
                 sum_squared_lengths=data["sum_squared_lengths"],
+                in_window=data.get(IN_WINDOW),
             )
         if self.peak_flops is None:
             return dict.fromkeys(flops)

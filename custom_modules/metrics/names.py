@@ -99,6 +99,11 @@ METRICS = (
         "relative to the mean", "data/sum_squared_lengths_max_over_mean",
     ),
     Metric("padding_tokens", "tokens", "tokens of padding", "data/padding_tokens"),
+    Metric(
+        "sum_squared_lengths_in_window", "tokens^2", "squared lengths, of layers with a window "
+        "what their pairs of tokens add up to; absent of models without them",
+        "data/sum_squared_lengths_in_window",
+    ),
     Metric("loss_by_position", "nats", "loss by the position of the token", "loss_by_position"),
     Metric("loss_by_source", "nats", "loss by the source of the row", "loss_by_source"),
     Metric(

@@ -73,6 +73,8 @@ class MixedDataset(Dataset[dict[str, Tensor]]):
             self.spans = [(first, first + chunk) for first in firsts]
         self.passed_over: tuple[tuple[int, int], ...] = ()
         """Windows of samples to skip: the first sample and the count of each."""
+        self.window: int | None = None
+        """Tokens that a token attends to in the model's local layers; None if it has none."""
         self.bytes_read = 0
         """Bytes of tokens that this process has read."""
         self._shares = lru_cache(maxsize=4)(self._balanced)
@@ -87,8 +89,8 @@ class MixedDataset(Dataset[dict[str, Tensor]]):
         tokens, labels, position_ids int64 [s] and loss_mask float32 [s], with s = S / C;
         `document_lengths` int32 [most], zeros after the last, of the whole sequence if tokens
         attend within documents; `sample_id`, and `sharded` as a mark that s is a rank's share.
-        For the step log: `source`, the number of its part of the train split, and `row_facts` [3]
-        of the whole sequence (`custom_modules.metrics.tally`).
+        For the step log: `source`, the number of its part of the train split, and `row_facts` [3],
+        or [4] with a window, of the whole sequence (`custom_modules.metrics.tally`).
         """
         sequence = self.rows.sequence(self.row_of(number))
         ends = np.cumsum(sequence.lengths)
@@ -112,8 +114,11 @@ class MixedDataset(Dataset[dict[str, Tensor]]):
         """Return pieces of documents, the sum of squares of what tokens attend within, padding."""
         lengths = sequence.lengths[sequence.documents != PADDING]
         tokens = int(lengths.sum())
-        squares = int((lengths**2).sum()) if self.within else tokens**2
-        return torch.tensor([lengths.size, squares, self.rows.seq_length - tokens])
+        attended = torch.from_numpy(lengths) if self.within else torch.tensor([tokens])
+        facts = [lengths.size, squared(attended), self.rows.seq_length - tokens]
+        if self.window is not None:
+            facts.append(squared(attended, self.window))
+        return torch.tensor(facts)
 
     def row_of(self, number: int) -> RowRef:
         """Return the row that a sample is."""
@@ -206,3 +211,14 @@ class MixedDataset(Dataset[dict[str, Tensor]]):
                 tokens = tokens.copy()
                 tokens[-1] = self.separator_id
         return tokens
+
+
+def squared(lengths: Tensor, window: int | None = None) -> int:
+    """Return the sum of squared lengths [n]; with a window, of what its pairs of tokens add up to.
+
+    Of a document of l tokens with a window of W below l, that is 2 W l - W^2.
+    """
+    if window is None:
+        return int((lengths**2).sum())
+    inside = lengths.clamp(max=window)
+    return int((inside * (2 * lengths - inside)).sum())

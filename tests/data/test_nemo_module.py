@@ -5,6 +5,7 @@ import json
 import shutil
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,23 @@ def test_positions_restart_with_each_document(small_store, megatron_rank):
     for sample in samples(small_store, "within"):
         table = Documents.from_starts(sample["document_starts"][None])
         assert torch.equal(sample["position_ids"], table.position_ids()[0])
+
+
+@pytest.mark.parametrize("documents", ["across", "within"])
+def test_a_sample_says_what_a_window_leaves_of_its_squares(small_store, megatron_rank, documents):
+    train = dataset(small_store, documents)
+    for index in range(10):
+        plain = train[index]["row_facts"].tolist()
+        train.window = 50
+        counted, squares, padding, in_window = train[index]["row_facts"].tolist()
+        train.window = None
+        assert [counted, squares, padding] == plain
+        starts = [LENGTH]
+        if documents == "within":
+            starts = [*train[index]["document_starts"].nonzero().flatten().tolist()[1:], LENGTH]
+        lengths = [end - start for start, end in pairwise([0, *starts])]
+        pairs = sum(min(at + 1, 50) for length in lengths for at in range(length))
+        assert in_window == 2 * pairs - sum(min(length, 50) for length in lengths)
 
 
 @pytest.mark.parametrize("change", ["flip", "cut", "remove", "pickle"])

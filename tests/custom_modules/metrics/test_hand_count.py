@@ -13,6 +13,7 @@ from custom_modules.metrics.gpu_sensors import GpuSensors
 from custom_modules.metrics.loss_bins import LossBins
 from custom_modules.metrics.rank_facts import by_rank, gather
 from custom_modules.metrics.tally import Tally
+from custom_modules.rope.layers import LayerPattern
 
 # A layer of 2 heads of 8, hidden 16, MLP of 3 matrices 16 x 24, 32 words, untied:
 # 16 * 16 * 4 + 3 * 16 * 24 = 2176 weights in the layer, and 512 in the head and in the embedding.
@@ -70,6 +71,46 @@ def test_a_line_has_the_figures_of_a_hand_count(module):
     expected = {**dict.fromkeys(octaves, 1.5), "32+": pytest.approx(of_last)}
     assert line["loss_by_position"] == expected
     assert gathered.samples.tolist() == [[0, 1]]
+
+
+@pytest.mark.usefixtures("megatron_rank")
+def test_layers_with_a_window_count_by_the_pairs_in_it(module):
+    # Two layers, of which the first has a window of 16 tokens; the rows are those of above.
+    pattern = LayerPattern(every=2, window=16)
+    module.config = SimpleNamespace(**{**vars(CONFIG), "num_layers": 2, "pattern": pattern})
+    lengths = (40, 20, 10, 54)
+    pairs = sum(min(at + 1, 16) for length in lengths for at in range(length))
+    squares = 2 * pairs - sum(min(length, 16) for length in lengths)  # as l^2 of l (l + 1) / 2
+    causal = 6 * (2 * LAYER + WORDS) + 6 * 16 * (S + 2 * 16 - 16**2 / S)
+    measures = measures_of(module, flops_per_token=causal)
+    measures.begin()
+    module.tally.add(
+        torch.zeros(2, S, dtype=torch.int64), torch.tensor([0, 1]),
+        torch.tensor([[2, 2000, 4, 1408], [2, 3016, 0, squares - 1408]]),
+    )  # fmt: skip
+    measures.end()
+    gathered = gather({"tokens": 128.0} | measures.facts(module.tally), [0, 1], measures.sums())
+    line = measures.line(gathered, seconds=2.0, tokens=128)
+    assert line["sum_squared_lengths_in_window"] == squares
+    assert line["mfu"] == pytest.approx(causal * 128 / (2 * 1e6))
+    within = 6 * (2 * LAYER + WORDS) * 124 + 6 * 16 * (5016 + squares)
+    assert line["mfu_documents"] == pytest.approx(within / (2 * 1e6))
+
+
+@pytest.mark.usefixtures("megatron_rank")
+def test_data_without_the_pairs_of_a_window_has_no_share_of_documents(module):
+    pattern = LayerPattern(every=2, window=16)
+    module.config = SimpleNamespace(**{**vars(CONFIG), "num_layers": 2, "pattern": pattern})
+    measures = measures_of(module)
+    measures.begin()
+    tokens = torch.zeros(1, S, dtype=torch.int64)
+    module.tally.add(tokens, torch.tensor([0]), torch.tensor([[2, 2000, 4]]))
+    measures.end()
+    gathered = gather({"tokens": 64.0} | measures.facts(module.tally), [0], measures.sums())
+    line = measures.line(gathered, seconds=2.0, tokens=64)
+    assert line["mfu_documents"] is None
+    assert line["sum_squared_lengths"] == 2000
+    assert "sum_squared_lengths_in_window" not in line
 
 
 @pytest.mark.usefixtures("megatron_rank")

@@ -80,6 +80,13 @@ def test_a_sample_is_its_documents_end_to_end(
         real = [length for name, _, length in zip(*sequence[1:], strict=True) if name != PADDING]
         squares = sum(length**2 for length in real) if within else sum(real) ** 2
         assert sample["row_facts"].tolist() == [len(real), squares, S - sum(real)]
+        attended = real if within else [sum(real)]
+        for window in (1, 9, S):
+            samples.window = window
+            pairs = sum(min(at + 1, window) for length in attended for at in range(length))
+            in_window = 2 * pairs - sum(min(length, window) for length in attended)
+            assert samples[number]["row_facts"].tolist()[3] == in_window
+        samples.window = None
         assert two_sources.train.parts[int(sample["source"])].source == source
 
 
