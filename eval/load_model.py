@@ -19,6 +19,7 @@ from custom_modules.gpt.model import LongContextGPT
 from custom_modules.gpt.rotation import rotation_of
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.layers import LayerPattern
 from custom_modules.rope.rotary import stated_rotation
 from recipes.checkpoints.marker import newest_checkpoint
 from recipes.checkpoints.rotation import RotationError, require_recorded, rotation_before
@@ -73,7 +74,7 @@ def load(
     config: gpt.LongContextMixin = fdl.build(node)
     before = rotation_before(checkpoint)
     model = config.configure_model(tokenizer=None)
-    require_rotation(model, config.rope, seq_length)
+    require_rotation(model, config.rope, seq_length, config.pattern)
     if rope is None:
         length = seq_length if before is None or before.length is None else before.length
         require_recorded(checkpoint, rotation_of(model, length), f"the model of {stage}")
@@ -93,9 +94,11 @@ def load(
     return model
 
 
-def require_rotation(model: LongContextGPT, rope: RopeScaling, length: int) -> None:
+def require_rotation(
+    model: LongContextGPT, rope: RopeScaling, length: int, pattern: LayerPattern | None = None
+) -> None:
     """Raise RotationError unless a built model rotates sequences of a length as stated."""
-    stated = stated_rotation(rope, model.config.kv_channels, length)
+    stated = stated_rotation(rope, model.config.kv_channels, length, pattern)
     why = rotation_of(model, length).difference(stated)
     if why:
         raise RotationError(

@@ -118,6 +118,7 @@ def model_config(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
         config_class(card.facts),
         **(experts if card.facts.experts else {}),
         **(interleaved if layout.vpp > 1 else {}),
+        **({} if card.pattern is None else {"pattern": as_config_node(card.pattern)}),
         num_layers=card.layers,
         hidden_size=card.hidden,
         ffn_hidden_size=card.ffn_hidden,

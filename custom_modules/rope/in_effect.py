@@ -7,6 +7,8 @@
     interleaved      whether 2i pairs with 2i + 1, or i with i + R/2
     length           only if the frequencies depend on it: tokens of the sequences they are for
     long_frequencies, long_above     those of longer sequences, and the length above which they are
+    layers           only if layers differ: which do and how, in words
+    local            the rotation of local layers, if they have one of their own
 
 A configuration says what should happen, this says what does: a builder that ignores a factor
 leaves the configuration right and the frequencies wrong.
@@ -44,11 +46,13 @@ class RotationInEffect:
     length: int | None = None
     long_frequencies: tuple[float, ...] = ()
     long_above: int | None = None
+    layers: str = ""
+    local: "RotationInEffect | None" = None
 
     @property
     def sha256(self) -> str:
         """The hash of the canonical form, in hexadecimal."""
-        content = {
+        content: dict[str, Any] = {
             "frequencies": [_digits(each) for each in self.frequencies],
             "temperature": _digits(self.temperature),
             "head_dim": self.head_dim,
@@ -57,6 +61,10 @@ class RotationInEffect:
             "long_frequencies": [_digits(each) for each in self.long_frequencies],
             "long_above": self.long_above,
         }
+        if self.layers:
+            content["layers"] = self.layers
+        if self.local is not None:
+            content["local"] = self.local.sha256
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return sha256(text.encode("ascii")).hexdigest()
 
@@ -68,9 +76,11 @@ class RotationInEffect:
     def describe(self) -> str:
         """Return the rotation in words."""
         at = "" if self.length is None else f" at {self.length:,} tokens"
+        layers = f"; {self.layers}" if self.layers else ""
         return (
             f"{len(self.frequencies)} pairs, longest wavelength {self.longest_wavelength:,.0f} "
             f"tokens{at}, temperature {self.temperature:.6g}, SHA-256 {self.sha256[:SHOWN]}"
+            f"{layers}"
         )
 
     def difference(
@@ -89,19 +99,36 @@ class RotationInEffect:
             own, other = getattr(self, name), getattr(expected, name)
             if own != other:
                 return f"{name} is {own} instead of {other}"
+        if self.layers != expected.layers:
+            return (
+                f"the model has {self.layers or 'layers that are all alike'}, instead of "
+                f"{expected.layers or 'layers that are all alike'}"
+            )
         turned = _turned(self.frequencies, expected.frequencies, tolerance) or _turned(
             self.long_frequencies,
             expected.long_frequencies,
             tolerance,
             f" in sequences above {self.long_above} tokens",
         )
-        if turned or math.isclose(self.temperature, expected.temperature, rel_tol=tolerance):
+        if turned:
             return turned
+        if math.isclose(self.temperature, expected.temperature, rel_tol=tolerance):
+            return self._of_local(expected, tolerance)
         return f"the temperature is {self.temperature:.6g} instead of {expected.temperature:.6g}"
+
+    def _of_local(self, expected: "RotationInEffect", tolerance: float) -> str:
+        """Return how the rotations of local layers differ; empty if they do not."""
+        if self.local is None or expected.local is None:
+            if self.local is expected.local:
+                return ""
+            has = "no rotation" if self.local is None else "a rotation"
+            return f"local layers have {has} of their own, unlike what is expected"
+        why = self.local.difference(expected.local, tolerance=tolerance)
+        return f"in local layers {why}" if why else ""
 
     def summary(self) -> dict[str, Any]:
         """Return the SHA-256 and the figures that a reader checks by eye, ready for JSON."""
-        content = {
+        content: dict[str, Any] = {
             "sha256": self.sha256,
             "pairs": len(self.frequencies),
             "rotated_share": 2 * len(self.frequencies) / self.head_dim,
@@ -109,6 +136,8 @@ class RotationInEffect:
             "temperature": self.temperature,
             "interleaved": self.interleaved,
         }
+        if self.layers:
+            content["layers"] = self.layers
         return content if self.length is None else {**content, "length": self.length}
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,6 +152,8 @@ class RotationInEffect:
                 "long_above": self.long_above,
                 "long_frequencies": list(self.long_frequencies),
             }
+        if self.local is not None:
+            content["local"] = self.local.to_dict()
         return content
 
     @classmethod
@@ -139,6 +170,8 @@ class RotationInEffect:
                 length=content.get("length"),
                 long_frequencies=_numbers(content.get("long_frequencies", ())),
                 long_above=content.get("long_above"),
+                layers=str(content.get("layers", "")),
+                local=None if content.get("local") is None else cls.from_dict(content["local"]),
             )
             stated = content["sha256"]
         except KeyError as error:

@@ -23,6 +23,7 @@ The sources of the methods are in `custom_modules.rope.config`.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from custom_modules.rope.config import MAX_POSITION, RopeScaling
 from custom_modules.rope.in_effect import RotationInEffect
+from custom_modules.rope.layers import LayerPattern
 
 TILE_ELEMENTS = 2**24
 """Elements rotated at a time: bounds the fp32 copies to 64 MiB each, whatever the length."""
@@ -203,11 +205,21 @@ class Rotation:
         )
 
 
-def stated_rotation(scaling: RopeScaling, head_dim: int, length: int) -> RotationInEffect:
+def stated_rotation(
+    scaling: RopeScaling, head_dim: int, length: int, pattern: LayerPattern | None = None
+) -> RotationInEffect:
     """Return what a `RopeScaling` means for heads of a size and sequences of `length` tokens.
 
-    It is computed apart from `Rotation`, since that is compared with it.
+    With a `pattern` it is the rotation of the layers that have none of their own. It is computed
+    apart from `Rotation`, since that is compared with it.
     """
+    if pattern is not None:
+        own = pattern.local_rope
+        return replace(
+            stated_rotation(scaling, head_dim, length),
+            layers=pattern.describe(),
+            local=None if own is None else stated_rotation(own, head_dim, length),
+        )
     return _in_effect(
         lambda at: inverse_frequencies(scaling, head_dim, at)[0],
         scaling,

@@ -25,6 +25,7 @@ TRAINED_ON = "trained_on"
 """Fact of a marker: `Manifest.train_sha256` of the store that it was trained on. Markers of earlier
 versions and of imports lack it."""
 
+PATTERN = "pattern"
 ROTATION = "rotation"
 """Fact of a marker: what the built model rotated by (`recipes.checkpoints.rotation`). Markers of
 earlier versions and of imports lack it."""

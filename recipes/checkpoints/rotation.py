@@ -2,6 +2,7 @@
 """The rotation that a checkpoint was trained with, as its marker records it.
 
     "rope"        how the stage is configured
+    "pattern"     which layers differ, if any do
     "rotation"    what the built model rotated by (`custom_modules.rope.in_effect`)
 
 Markers of earlier versions and of imports have no `rotation`: it is not recorded, which is no
@@ -9,13 +10,16 @@ error. A checkpoint whose two facts disagree was trained with another rotation t
 its marker was changed; it is used for nothing.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from custom_modules.checkpoints.index import CheckpointError
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.in_effect import RotationInEffect
+from custom_modules.rope.layers import LayerPattern
 from custom_modules.rope.rotary import stated_rotation
-from recipes.checkpoints.marker import MARKER, ROTATION, checkpoint_facts
+from recipes.checkpoints.marker import MARKER, PATTERN, ROTATION, checkpoint_facts
 
 
 class RotationError(ValueError):
@@ -41,6 +45,12 @@ def recorded_rotation(checkpoint: Path) -> RotationInEffect | None:
         ) from None
 
 
+def pattern_in(facts: Mapping[str, Any]) -> LayerPattern | None:
+    """Return which layers differ in the model of a marker's facts; None if none does."""
+    content = facts.get(PATTERN)
+    return None if content is None else LayerPattern.from_dict(content)
+
+
 def rotation_before(checkpoint: Path) -> RotationInEffect | None:
     """Return what a checkpoint was trained with: what its marker records, else what it states.
 
@@ -51,7 +61,8 @@ def rotation_before(checkpoint: Path) -> RotationInEffect | None:
     if found is None or "rope" not in facts:
         return found
     length = int(facts["seq_length"]) if found.length is None else found.length
-    stated = stated_rotation(RopeScaling.from_dict(facts["rope"]), found.head_dim, length)
+    rope, pattern = RopeScaling.from_dict(facts["rope"]), pattern_in(facts)
+    stated = stated_rotation(rope, found.head_dim, length, pattern)
     why = found.difference(stated)
     if why:
         raise RotationError(

@@ -5,12 +5,18 @@ Transformers' functions are called themselves, so a field that it reads otherwis
 is seen before a folder is served. It computes in fp32.
 """
 
+import copy
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from custom_modules.rope.in_effect import RotationInEffect
+from custom_modules.rope.layers import LayerPattern
 from recipes.checkpoints.rotation import RotationError
+from recipes.hugging_face.layers import LOCAL_BASE, full_rope_of, pattern_of
+from recipes.spec.families import FAMILIES
 
 FP32 = 1e-5
 """Relative difference of powers and quotients in fp32 that is rounding."""
@@ -38,6 +44,19 @@ def rotation_of_folder(folder: Path, like: RotationInEffect, length: int) -> Rot
         frequencies, temperature = compute(config, torch.device("cpu"), seq_len=tokens)
         return tuple(frequencies.double().tolist()), float(temperature)
 
+    local = None
+    if like.local is not None:
+        base = getattr(config, LOCAL_BASE, config.rope_theta)
+        plain = copy.copy(config)
+        plain.rope_theta, plain.rope_scaling = base, None
+        plain.rope_parameters = None
+        frequencies, of_local = ROPE_INIT_FUNCTIONS["default"](plain, torch.device("cpu"))
+        local = replace(
+            like.local,
+            frequencies=tuple(frequencies.double().tolist()),
+            temperature=float(of_local),
+        )
+    pattern = _pattern(config)
     short, temperature = at(like.long_above or like.length or length)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return RotationInEffect(
@@ -47,7 +66,20 @@ def rotation_of_folder(folder: Path, like: RotationInEffect, length: int) -> Rot
         length=like.length,
         long_frequencies=() if like.long_above is None else at(like.long_above + 1)[0],
         long_above=like.long_above,
+        layers="" if pattern is None else pattern.describe(),
+        local=local,
     )
+
+
+def _pattern(config: Any) -> LayerPattern | None:
+    """Return which layers differ by a config that transformers has read."""
+    content = config.to_dict()
+    family = next(
+        (one for one in FAMILIES.values() if one.model_type == content.get("model_type")), None
+    )
+    if family is None or not family.patterned:
+        return None
+    return pattern_of(content, family.name, full_rope_of(content, 1.0))
 
 
 def require_as_computed(folder: Path, trained: RotationInEffect, length: int) -> None:

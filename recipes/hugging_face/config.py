@@ -15,6 +15,13 @@ from custom_modules.rope.config import RopeScaling
 from data.files.user_file import read_json
 from recipes.hugging_face.config_fields import CONFIG as CONFIG
 from recipes.hugging_face.config_fields import number, whole, words
+from recipes.hugging_face.layers import (
+    OF_LAYERS,
+    full_rope_of,
+    layer_fields,
+    local_rope_fields,
+    pattern_of,
+)
 from recipes.hugging_face.rope import RECORD, head_dim_of, rope_fields, rope_of
 from recipes.hugging_face.safetensors_files import Stored
 from recipes.hugging_face.weight_map import weight_map
@@ -53,11 +60,14 @@ _NOT_FACTS = (
 class HfDefaults:
     """Meaning of fields that a family's config.json leaves out, as in transformers 4.57."""
 
+    activation: str = "hidden_act"
+    """Name of the field."""
     norm_epsilon: str = "rms_norm_eps"
     """Name of the field, not a default: it must be stated."""
     init_std: float = 0.02
     kv_heads: Literal["all heads", "must be stated"] = "must be stated"
     head_dim: Literal["hidden / heads", "must be stated"] = "hidden / heads"
+    tied: bool = False
     window: int | None = None
     window_switch: bool = False
     """Whether a window is used only if `use_sliding_window` is true."""
@@ -97,6 +107,18 @@ HF_DEFAULTS = {
         rotated=0.5,
         reads_scaling=False,
     ),
+    "smollm3": HfDefaults(tied=True),
+    "olmo3": HfDefaults(kv_heads="all heads"),
+    "gemma3": HfDefaults(
+        activation="hidden_activation",
+        head_dim="must be stated",
+        tied=True,
+        only=(
+            ("attn_logit_softcapping", None, None),
+            ("final_logit_softcapping", None, None),
+            ("use_bidirectional_attention", False, False),
+        ),
+    ),
 }
 """By family."""
 
@@ -129,6 +151,7 @@ def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> M
     if unstated.head_dim == "must be stated":
         whole(config, "head_dim")
     rope = _rope(config, unstated)
+    pattern = pattern_of(config, family.name, rope) if family.patterned else None
     context = whole(config, "max_position_embeddings")
     if rope.method in ("linear", "dynamic"):  # for these the field is the length before extension
         context = rope.reach or context
@@ -142,11 +165,12 @@ def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> M
         kv_heads=kv_heads,
         head_dim=head_dim_of(config),
         vocab=whole(config, "vocab_size", most=LARGEST),
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        tied_embeddings=bool(config.get("tie_word_embeddings", unstated.tied)),
         norm_epsilon=number(config, unstated.norm_epsilon),
         init_std=number(config, "initializer_range", unstated.init_std),
         native_context=context,
         native_rope=rope,
+        pattern=pattern,
         hf_id=hf_id,
         source=f"{CONFIG} of {hf_id or name}",
         experts=whole(config, unstated.experts) if family.experts else 0,
@@ -169,7 +193,7 @@ def _family(config: Mapping[str, Any]) -> Family:
 def _refuse(config: Mapping[str, Any], family: Family) -> None:
     """Raise ValueError for a field value that our model does not support."""
     only = {
-        "hidden_act": family.activation,
+        HF_DEFAULTS[family.name].activation: family.activation,
         "attention_bias": False,
         "mlp_bias": False,
         "quantization_config": None,
@@ -194,6 +218,16 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
                 f"{family.architecture} trained here has {value!r}"
             )
     _refuse_scaling(config, family)
+    if family.name == "gemma3" and config.get("query_pre_attn_scalar", 256) != config.get(
+        "head_dim"
+    ):
+        raise ValueError(
+            f"{CONFIG} has query_pre_attn_scalar {config.get('query_pre_attn_scalar', 256)!r} and "
+            f"head_dim {config.get('head_dim')!r}; attention here divides by the root of the head "
+            "size, so they must be equal, as in all sizes of Gemma 3 but 27B"
+        )
+    if family.patterned:
+        return  # `pattern_of` reads windows and kinds of layers
     window = config.get("sliding_window", unstated.window)
     if unstated.window_switch and not config.get("use_sliding_window", False):
         window = None
@@ -220,7 +254,7 @@ def _refuse_scaling(config: Mapping[str, Any], family: Family) -> None:
 
 
 def _rope(config: Mapping[str, Any], unstated: HfDefaults) -> RopeScaling:
-    rope = rope_of(config, rotated=unstated.rotated)
+    rope = full_rope_of(config, unstated.rotated)
     _refuse_part(rope, unstated)
     pairs = int(head_dim_of(config) * rope.partial_rotary_factor) // 2
     for name in ("short_factor", "long_factor"):
@@ -310,11 +344,12 @@ def exported_config(
     transformers does not support.
     """
     config = dict(_made(card) if base is None else base)
-    for key in (*OF_ROPE, *_OTHER_LENGTHS):
+    for key in (*OF_ROPE, *_OTHER_LENGTHS, *(OF_LAYERS if card.facts.patterned else ())):
         config.pop(key, None)
     unstated = HF_DEFAULTS[card.family]
     _refuse_part(rope, unstated)
-    config |= rope_fields(rope, head_dim=card.head_dim, length=length, rotated=unstated.rotated)
+    of_rope = rope_fields(rope, head_dim=card.head_dim, length=length, rotated=unstated.rotated)
+    config |= of_rope | local_rope_fields(card, of_rope) | layer_fields(card)
     _refuse_scaling(config, card.facts)
     for key in ("dtype", "torch_dtype"):
         if key in config or (key == "torch_dtype" and "dtype" not in config):
@@ -335,7 +370,7 @@ def _made(card: ModelCard) -> dict[str, Any]:
         "head_dim": card.head_dim,
         "vocab_size": card.vocab,
         "tie_word_embeddings": card.tied_embeddings,
-        "hidden_act": card.facts.activation,
+        unstated.activation: card.facts.activation,
         unstated.norm_epsilon: card.norm_epsilon,
         "initializer_range": card.init_std,
         "use_cache": True,
@@ -344,4 +379,6 @@ def _made(card: ModelCard) -> dict[str, Any]:
         config["sliding_window"] = None
     if card.experts:
         config |= {unstated.experts: card.experts, "num_experts_per_tok": card.experts_per_token}
+    if card.family == "gemma3":
+        config["query_pre_attn_scalar"] = card.head_dim
     return config | {key: value for key, _, value in unstated.only}

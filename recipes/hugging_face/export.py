@@ -130,7 +130,9 @@ def _write_rotation(source: Trained, part: Path) -> None:
     """
     recorded = rotation_before(source.checkpoint)
     length = source.rope.original_length or source.length
-    trained = recorded or stated_rotation(source.rope, source.card.head_dim, length)
+    trained = recorded or stated_rotation(
+        source.rope, source.card.head_dim, length, source.card.pattern
+    )
     require_as_computed(part, trained, length)
     content = {
         "checkpoint": source.checkpoint.name,

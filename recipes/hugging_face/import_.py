@@ -39,7 +39,7 @@ from data.files.appearing import appearing
 from data.hub import TOKENIZER_FILES
 from data.tokenization import tokenizer
 from recipes.checkpoints.files import FILES, HUGGING_FACE, described, for_marker
-from recipes.checkpoints.marker import ORIGIN, VOCABULARY, origin_of, write_marker
+from recipes.checkpoints.marker import ORIGIN, PATTERN, VOCABULARY, origin_of, write_marker
 from recipes.checkpoints.streamed_weights import write_weights
 from recipes.hugging_face import weight_map
 from recipes.hugging_face.convert import DTYPES, to_megatron
@@ -75,6 +75,7 @@ def write_checkpoint(
             "max_steps": 0,
             "seq_length": card.native_context,
             "rope": card.native_rope.to_dict(),
+            **({} if card.pattern is None else {PATTERN: card.pattern.to_dict()}),
             "temperature": card.native_rope.temperature,
             "tokenizer": fingerprint(source),
             VOCABULARY: card.vocab,

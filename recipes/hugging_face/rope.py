@@ -27,7 +27,9 @@ from recipes.hugging_face.rope_parameters import NEW, OLD, RopeFields, rope_fiel
 RECORD = "longhaul_rope"
 """Our own key in config.json; other libraries ignore it."""
 
-BASE_WHERE_UNSTATED = {"mixtral": 1_000_000.0}
+BASE_WHERE_UNSTATED = {
+    "mixtral": 1_000_000.0, "gemma3_text": 1_000_000.0, "smollm3": 2_000_000.0,
+}  # fmt: skip
 """Default of the config class in transformers, if not 10,000."""
 
 _SHAPE = ("model_type", "hidden_size", "num_attention_heads", "head_dim")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.layers import LayerPattern
 from data.files.user_file import read_yaml
 from recipes.checkpoints.files import HUGGING_FACE
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, checkpoints_in, newest_checkpoint
@@ -26,6 +27,7 @@ OF_RECIPES = {
     "bias_dropout_fusion", "cp", "cross_entropy_loss_fusion", "ffn_hidden_size",
     "gradient_accumulation_fusion", "hidden_size", "init_method_std", "kv_channels",
     "layernorm_epsilon", "masked_softmax_fusion", "moe_ffn_hidden_size", "moe_grouped_gemm",
+    "pattern",
     "moe_permute_fusion", "moe_router_fusion", "moe_router_topk", "num_attention_heads",
     "num_layers", "num_moe_experts", "num_query_groups", "offload", "persist_layer_norm",
     "recompute", "rope", "seq_length", "share_embeddings_and_output_weights", "tiling",
@@ -203,6 +205,20 @@ def _family(target: str) -> str:
     raise ValueError(f"{RECIPE} has a model of {target}, whose family cannot be exported")
 
 
+def _pattern(content: dict[str, Any] | None) -> LayerPattern | None:
+    """Return the pattern of layers that a resolved recipe states; None if all are alike."""
+    if content is None:
+        return None
+    stated = _stated(content)
+    own = stated.get("local_rope")
+    return LayerPattern.from_dict(stated if own is None else {**stated, "local_rope": _stated(own)})
+
+
+def _stated(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a node of the tree that are set."""
+    return {key: value for key, value in content.items() if key != "_target_" and value is not None}
+
+
 def _card(recipe: dict[str, Any], rope: RopeScaling, length: int) -> ModelCard:
     """Return the shape that a resolved recipe states."""
     config = recipe["model"]["config"]
@@ -230,6 +246,7 @@ def _card(recipe: dict[str, Any], rope: RopeScaling, length: int) -> ModelCard:
             init_std=float(config["init_method_std"]),
             native_context=length,
             native_rope=rope,
+            pattern=_pattern(config.get("pattern")),
             hf_id=None,
             source=RECIPE,
         )

@@ -104,7 +104,7 @@ def _layer(card: ModelCard, number: int) -> Iterator[WeightShard]:
     layer = _Layer(layer=number, layers=card.layers)
     hidden, queries, keys = card.hidden, card.heads * card.head_dim, card.kv_heads * card.head_dim
     rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-    for name in _norm(card):
+    for name in _norm(card) if card.facts.pre_norm else ():
         yield layer.piece(
             f"self_attention.linear_qkv.layer_norm_{name}", {f"input_layernorm.{name}": (hidden,)}
         )
@@ -114,16 +114,24 @@ def _layer(card: ModelCard, number: int) -> Iterator[WeightShard]:
         biases = {f"self_attn.{name}.bias": (count,) for name, count in rows.items()}
         yield layer.piece("self_attention.linear_qkv.bias", biases, "qkv")
     if card.facts.qk_norm:
-        for one in ("q", "k"):
-            shapes = {f"self_attn.{one}_norm.weight": (card.head_dim,)}
+        for one, width in (("q", queries), ("k", keys)):
+            size = width if card.facts.wide_qk_norm else card.head_dim
+            shapes = {f"self_attn.{one}_norm.weight": (size,)}
             yield layer.piece(f"self_attention.{one}_layernorm.weight", shapes)
     yield layer.piece(
         "self_attention.linear_proj.weight", {"self_attn.o_proj.weight": (hidden, queries)}
     )
     # Before experts the norm is a separate module; before a single MLP it is part of linear_fc1.
     norm = "pre_mlp_layernorm." if card.experts else "mlp.linear_fc1.layer_norm_"
-    for name in _norm(card):
-        yield layer.piece(f"{norm}{name}", {f"post_attention_layernorm.{name}": (hidden,)})
+    before_mlp = "post_attention_layernorm"
+    if card.facts.post_norm:  # then Hugging Face's name is that of the norm after attention
+        after = {"self_attention.linear_proj": before_mlp,
+                 "mlp.linear_fc2": "post_feedforward_layernorm"}  # fmt: skip
+        for module, theirs in after.items():
+            yield layer.piece(f"{module}.post_layernorm.weight", {f"{theirs}.weight": (hidden,)})
+        before_mlp = "pre_feedforward_layernorm"
+    for name in _norm(card) if card.facts.pre_norm else ():
+        yield layer.piece(f"{norm}{name}", {f"{before_mlp}.{name}": (hidden,)})
     if card.experts:
         yield from _experts(card, layer)
     else:

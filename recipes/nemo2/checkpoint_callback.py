@@ -31,6 +31,7 @@ from data.files.whole import write_text
 from recipes.checkpoints.files import FILES, SavedFile, for_marker, require_whole, weights_of
 from recipes.checkpoints.marker import (
     MARKER,
+    PATTERN,
     ROTATION,
     TRAINED_ON,
     VOCABULARY,
@@ -283,6 +284,7 @@ def _write_marker(folder: Path, trainer: Trainer, step: int, files: dict[str, Sa
         "max_steps": trainer.max_steps,
         "seq_length": config.seq_length,
         "rope": config.rope.to_dict(),
+        **({} if config.pattern is None else {PATTERN: config.pattern.to_dict()}),
         "temperature": config.rope.temperature,
         ROTATION: rotation_of(trainer.strategy.megatron_parallel, config.seq_length).to_dict(),
         "tokenizer": trainer.datamodule.manifest.tokenizer.fingerprint,

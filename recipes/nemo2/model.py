@@ -5,11 +5,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import Callback
 from megatron.core import parallel_state
+from megatron.core.activations import fast_gelu
 from megatron.core.utils import get_batch_on_this_cp_rank
 from nemo.collections.llm.gpt.model.base import GPTModel
 from nemo.collections.llm.gpt.model.llama import LlamaConfig
@@ -24,12 +25,14 @@ from torch import Tensor
 from custom_modules.attention.documents import Documents
 from custom_modules.attention.registry import KernelName
 from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.gpt.block import LLAMA, Block
 from custom_modules.gpt.model import LongContextGPT
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.metrics.event_timers import COPY_TIMER, DATA_TIMER, timed
 from custom_modules.metrics.loss_bins import LossBins
 from custom_modules.metrics.tally import Tally
 from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.layers import LayerPattern
 from recipes.nemo2.rotation_check import RotationCheck
 
 
@@ -67,6 +70,8 @@ class LongContextMixin:
     """
 
     rope: RopeScaling = field(default_factory=lambda: RopeScaling.base_change(10_000))
+    pattern: LayerPattern | None = None
+    block: ClassVar[Block] = LLAMA
     cp: ContextParallelKind = field(default_factory=ContextParallelKind)
     attention_kernel: KernelName = "auto"
     recompute: Recompute = field(default_factory=Recompute)
@@ -107,6 +112,8 @@ class LongContextMixin:
         return LongContextGPT(
             config,
             rope=self.rope,
+            pattern=self.pattern,
+            block=self.block,
             cp=self.cp,
             kernel=self.attention_kernel,
             ranks_per_node=ranks_per_node(),
@@ -160,6 +167,29 @@ class LongContextQwen3MoeConfig(LongContextMixin, Qwen3MoEConfig):
 @dataclass(kw_only=True)
 class LongContextNemotronConfig(LongContextMixin, NemotronConfig):
     """NeMo's Nemotron 3 and 4 config with a `LongContextGPT` as its model."""
+
+
+@dataclass(kw_only=True)
+class LongContextSmolLM3Config(LongContextMixin, LlamaConfig):
+    """SmolLM3, of which NeMo has no config: Llama's, whose pattern of layers is the recipe's."""
+
+
+@dataclass(kw_only=True)
+class LongContextOlmo3Config(LongContextMixin, LlamaConfig):
+    """Olmo 3, of which NeMo has no config: Llama's with its norms after attention and MLP."""
+
+    block: ClassVar[Block] = Block(pre_norm=False, post_norm=True, wide_qk_norm=True)
+
+
+@dataclass(kw_only=True)
+class LongContextGemma3Config(LongContextMixin, LlamaConfig):
+    """Gemma 3's text models, on Llama's config: NeMo's own builds its layers by itself."""
+
+    block: ClassVar[Block] = Block(post_norm=True, scaled_embedding=True)
+    activation_func: Callable[[Tensor], Tensor] = fast_gelu
+    bias_activation_fusion: bool = False  # Megatron-Core fuses another formula of GELU
+    qk_layernorm: bool = True
+    layernorm_zero_centered_gamma: bool = True
 
 
 class TokenWeightedLoss(MaskedTokenLossReduction):

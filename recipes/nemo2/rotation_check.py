@@ -31,6 +31,7 @@ from data.files.whole import write_text
 from recipes.checkpoints.marker import checkpoint_facts
 from recipes.checkpoints.rotation import (
     RotationError,
+    pattern_in,
     recorded_rotation,
     require_recorded,
     rotation_before,
@@ -55,7 +56,9 @@ class RotationCheck(Callback):
         found: RotationInEffect | None = None
         try:
             found = rotation_of(model, config.seq_length)
-            stated = stated_rotation(config.rope, config.kv_channels, config.seq_length)
+            stated = stated_rotation(
+                config.rope, config.kv_channels, config.seq_length, config.pattern
+            )
             why = found.difference(stated)
             said = f"{_refused(config.rope)}: {why}" if why else ""
             if (resumed := _folder(trainer.ckpt_path)) is not None and not said:
@@ -67,7 +70,7 @@ class RotationCheck(Callback):
         start = _folder(getattr(trainer.strategy.restore_config, "path", None))
         if trainer.is_global_zero:
             _record(trainer, config, found, start)
-        self.probe = TableProbe(model, config.rope)
+        self.probe = TableProbe(model, config.rope, config.pattern)
 
     def on_train_batch_end(
         self,
@@ -155,5 +158,7 @@ def _before(start: Path, config: Any) -> RotationInEffect | None:
     before = rotation_before(start)
     if before is None and "rope" in facts:
         rope = RopeScaling.from_dict(facts["rope"])
-        before = stated_rotation(rope, config.kv_channels, int(facts["seq_length"]))
+        before = stated_rotation(
+            rope, config.kv_channels, int(facts["seq_length"]), pattern_in(facts)
+        )
     return before

@@ -11,6 +11,7 @@ from custom_modules.callbacks.step_log import StepLog
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.layers import LayerPattern
 from data.mixture.config import Mix
 from recipes.spec.gate import Gate, SuiteThreshold
 from recipes.spec.layout import Fp8, Sharding
@@ -28,6 +29,7 @@ MEGATRON_FSDP: dict[Sharding, str] = {
 
 def as_config_node(
     noun: RopeScaling
+    | LayerPattern
     | ContextParallelKind
     | Recompute
     | Tiling
@@ -39,12 +41,15 @@ def as_config_node(
     """Return a description as a node of the tree, so that overrides can set its fields.
 
     Tuples become lists, the only sequence of YAML and nemo-run's overrides. A rotation that
-    stretches another has that as a nested node. A gate's thresholds of scores are left out: the
-    jobs that run suites and RULER have them.
+    stretches another has that as a nested node, and so has a pattern of layers the rotation of
+    local ones. A gate's thresholds of scores are left out: the jobs that run suites and RULER have
+    them.
     """
     fields = {name: getattr(noun, name) for name in type(noun).__dataclass_fields__}
     if isinstance(noun, RopeScaling) and noun.before is not None:
         fields["before"] = as_config_node(noun.before)
+    if isinstance(noun, LayerPattern) and noun.local_rope is not None:
+        fields["local_rope"] = as_config_node(noun.local_rope)
     if isinstance(noun, Gate):
         del fields["suites"], fields["ruler"]
     lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}

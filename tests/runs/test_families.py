@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage of a model with experts, and of one with LayerNorm, trains alike under each layout."""
+"""A stage of a model with experts, of one with LayerNorm and of one with windows and norms after
+attention and MLP trains alike under each layout."""
 
 from pathlib import Path
 
@@ -12,6 +13,10 @@ pytestmark = pytest.mark.slow
 CARDS = {
     "mixtral": {"family": "mixtral", "experts": 4, "experts_per_token": 2},
     "nemotron": {"family": "nemotron"},
+    "olmo3": {
+        "family": "olmo3",
+        "pattern": {"every": 2, "window": 48, "local_rope": {"method": "default", "base": 10_000}},
+    },
 }
 KEPT = {"recompute": {"kind": "kept_attention"}}
 LAYOUTS = {

@@ -31,6 +31,7 @@ def recipe(options: dict[str, Any]):
     from custom_modules.memory.config import Offload, Recompute, Tiling
     from custom_modules.rope.config import RopeScaling
     from custom_modules.rope.gene import gene_rotation
+    from custom_modules.rope.layers import LayerPattern
     from recipes.models import TINY
     from recipes.nemo2.settings import place
     from recipes.notation import mix
@@ -66,7 +67,10 @@ def recipe(options: dict[str, Any]):
         start="scratch",
     )
     ladder = Ladder(name="tiny", source="a test", stages=(stage,))
-    card = replace(TINY, **options.get("card", {}))
+    other = dict(options.get("card", {}))
+    if "pattern" in other:
+        other["pattern"] = LayerPattern.from_dict(other["pattern"])
+    card = replace(TINY, **other)
     made = pretrain(card, ladder, SEQ_LENGTH, layout)
     place(made, card, ladder, stage, run_to=Path(options["run"]), store=Path(options["store"]))
     made.log.ckpt.every_n_train_steps = 5

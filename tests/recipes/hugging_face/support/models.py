@@ -24,6 +24,7 @@ SHAPE = {
     "rope_theta": 5000.0,
     "tie_word_embeddings": False,
 }
+WINDOWS = {"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"]}
 CONFIGS = {
     "llama": transformers.LlamaConfig(**SHAPE),
     "llama, tied": transformers.LlamaConfig(**SHAPE | {"tie_word_embeddings": True}),
@@ -42,6 +43,11 @@ CONFIGS = {
         norm_topk_prob=True,
     ),
     "nemotron": transformers.NemotronConfig(**SHAPE, partial_rotary_factor=0.5),
+    "smollm3": transformers.SmolLM3Config(**SHAPE, no_rope_layers=[1, 0]),
+    "olmo3": transformers.Olmo3Config(**SHAPE, **WINDOWS),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SHAPE, **WINDOWS, query_pre_attn_scalar=16, rope_local_base_freq=500.0
+    ),
 }
 
 
