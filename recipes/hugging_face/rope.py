@@ -18,6 +18,7 @@ round trip.
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from custom_modules.rope.config import RopeScaling
@@ -149,9 +150,12 @@ def _stated(fields: RopeFields, config: Mapping[str, Any], rotated: float) -> Ro
         given["truncate"] = bool(scaling.get("truncate", True))
         for key in ("mscale", "mscale_all_dim"):
             given[key] = number(scaling, key) if scaling.get(key) else None  # 0 means not set
-    if scaling.get("attention_factor") is not None:
-        given["attention_factor"] = number(scaling, "attention_factor")
-    return RopeScaling(**given)
+    found = RopeScaling(**given)
+    if scaling.get("attention_factor") is None:
+        return found
+    stated = number(scaling, "attention_factor")
+    # The method's own is the default of a card: stated or not, it is one rotation.
+    return found if stated == found.temperature else replace(found, attention_factor=stated)
 
 
 def _method(fields: RopeFields) -> str:
