@@ -20,6 +20,8 @@ from tests.recipes.hugging_face.test_parity import imported
 
 pytestmark = pytest.mark.slow
 
+WITHOUT = ("qwen2, tied", "smollm3", "olmo3", "gemma3")
+"""Models that NeMo 2.7.3 does not import; its Gemma 3 is the one with images."""
 IMPORTERS = {
     "llama": "llama.HFLlamaImporter",
     "qwen2": "qwen2.HFQwen2Importer",
@@ -74,7 +76,7 @@ class Tree(nn.Module):
             module.register_parameter(last, nn.Parameter(torch.full_like(tensor, torch.nan)))
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "qwen2, tied"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in WITHOUT])
 def test_an_import_has_the_tensors_of_nemos_importer(tmp_path, megatron_rank, name):
     source = folder(tmp_path / "published", name, dtype=torch.bfloat16)
     card = imported(source, tmp_path / "imported")
