@@ -20,8 +20,8 @@ from tests.recipes.hugging_face.test_parity import imported
 
 pytestmark = pytest.mark.slow
 
-WITHOUT = ("qwen2, tied", "smollm3", "olmo3", "gemma3")
-"""Models that NeMo 2.7.3 does not import; its Gemma 3 is the one with images."""
+WITHOUT = ("qwen2, tied", "smollm3", "olmo3")
+"""Models that NeMo 2.7.3 does not import."""
 IMPORTERS = {
     "llama": "llama.HFLlamaImporter",
     "qwen2": "qwen2.HFQwen2Importer",
@@ -30,6 +30,7 @@ IMPORTERS = {
     "mixtral": "mixtral.HFMixtralImporter",
     "qwen3_moe": "qwen3.HFQwen3Importer",
     "nemotron": "nemotron.HFNemotronImporter",
+    "gemma3": "gemma3.HFGemma3Importer",
 }
 
 

@@ -46,7 +46,10 @@ CONFIGS = {
     "smollm3": transformers.SmolLM3Config(**SHAPE, no_rope_layers=[1, 0]),
     "olmo3": transformers.Olmo3Config(**SHAPE, **WINDOWS),
     "gemma3": transformers.Gemma3TextConfig(
-        **SHAPE, **WINDOWS, query_pre_attn_scalar=16, rope_local_base_freq=500.0
+        **SHAPE | {"tie_word_embeddings": True},
+        **WINDOWS,
+        query_pre_attn_scalar=16,
+        rope_local_base_freq=500.0,
     ),
 }
 
