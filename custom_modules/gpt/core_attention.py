@@ -37,17 +37,27 @@ log = logging.getLogger(__name__)
 
 IGNORED = {
     "attention_dropout": 0.0,
+    "attention_output_gate": False,
+    "experimental_attention_variant": None,
+    "fine_grained_activation_offloading": False,
     "flash_decode": False,
     "fp8_dot_product_attention": False,
     "fp8_multi_head_attention": False,
     "fused_single_qkv_rope": False,
+    "log_max_attention_logit": False,
     "multi_latent_attention": False,
     "no_rope_freq": None,
+    "qk_clip": False,
+    "qk_l2_norm": False,
     "softmax_scale": None,
     "softmax_type": "vanilla",
+    "use_kitchen_attention": False,
     "window_size": None,
 }
-"""Fields of Megatron's config that this attention does not honour, and the supported value."""
+"""Fields of Megatron's config that this attention does not honour, and the supported value.
+
+Some are not in every release: a config without the field has nothing to honour.
+"""
 
 
 def ignored_settings(settings: Mapping[str, Any]) -> Iterator[str]:

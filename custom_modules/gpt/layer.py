@@ -20,6 +20,7 @@ from megatron.core.utils import make_viewless_tensor
 from torch import Tensor
 
 from custom_modules.gpt import fp8_recompute
+from custom_modules.gpt.megatron_releases import require_unset
 from custom_modules.gpt.moe_router import mark_experts, weigh_by_tokens
 from custom_modules.memory.config import Recompute, Tiling
 from custom_modules.memory.host_offload import HostOffload
@@ -78,7 +79,10 @@ class LongContextLayer(TransformerLayer):
         out = recomputed(hidden_states, attention, self._checkpoint, rest=self._forward_mlp)
         return out, megatron.get("context")
 
-    def _forward_mlp(self, hidden_states: Tensor, inference_context: Any = None) -> Tensor:
+    def _forward_mlp(
+        self, hidden_states: Tensor, inference_context: Any = None, **later: Any
+    ) -> Tensor:
+        require_unset(later, but="packed_seq_params")
         if self.mlp_tile is None:
             return super()._forward_mlp(hidden_states, inference_context)
         function = TokenFunction(

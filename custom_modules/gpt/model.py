@@ -45,6 +45,7 @@ from custom_modules.context_parallel.config import TRANSFORMER_ENGINE_KINDS, Con
 from custom_modules.gpt.block import LLAMA, Block, shape_layer
 from custom_modules.gpt.core_attention import ContextParallelAttention, TransformerEngineAttention
 from custom_modules.gpt.layer import LongContextLayer
+from custom_modules.gpt.megatron_releases import preprocessed, require_unset
 from custom_modules.gpt.moe_router import refuse_experts
 from custom_modules.gpt.norm import norm_of
 from custom_modules.gpt.output_layer import loss_of, refuse_output_layer
@@ -332,8 +333,10 @@ class LongContextGPT(GPTModel):
         decoder_input: Tensor | None = None,
         inference_context: Any = None,
         packed_seq_params: Any = None,
-    ) -> tuple[WrappedTensor | None, Tensor, None, None, None]:
+        **later: Any,
+    ) -> tuple[WrappedTensor | Tensor | None, ...]:
         """Embed on the first stage; make the rotary table of this rank's positions on every one."""
+        require_unset(later)
         if decoder_input is None and self.pre_process:
             decoder_input = self.embedding(input_ids=input_ids, position_ids=position_ids)
             if self.embedding_scale is not None:  # rounded to the dtype, as in transformers
@@ -348,4 +351,4 @@ class LongContextGPT(GPTModel):
             table = scaled_table(self.rotation, position_ids, length, self.rope_scale)
         if self.local_rotation is not None:
             table = torch.stack((table, self.local_rotation.table(position_ids, length)))
-        return decoder_input, table, None, None, None
+        return preprocessed(decoder_input, table, later)

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 HOOK = Path(__file__).resolve().parent / "hook"
@@ -18,7 +19,12 @@ MODULES = (
 
 
 def set_up() -> None:
-    """Have every Python started from now on look for the server, which the first one starts."""
+    """Have every Python started from now on look for the server, which the first one starts.
+
+    Without NeMo (tests/every_megatron.py) every process imports what it needs by itself.
+    """
+    if find_spec("nemo") is None:
+        return
     os.environ[FOLDER] = str(make_folder())
     os.environ["PYTHONPATH"] = os.pathsep.join(
         part for part in (str(HOOK), os.environ.get("PYTHONPATH")) if part
@@ -35,7 +41,8 @@ def make_folder(modules: Iterable[str] = MODULES) -> Path:
 
 def tear_down() -> None:
     """Remove the server's folder; the server ends with this process."""
-    shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
+    if folder := os.environ.pop(FOLDER, None):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def path_with(*folders: Path | str) -> str:
