@@ -11,6 +11,7 @@ from functools import cached_property
 
 from custom_modules.context_parallel.config import ContextParallelKind, Degrees, degrees
 from custom_modules.memory.config import Offload, Recompute, SavedTensors, Tiling
+from custom_modules.rope.layers import LayerPattern
 from recipes.spec import pipeline
 from recipes.spec.layout import Fp8, Sharding
 
@@ -26,6 +27,10 @@ class TrainingStep:
     hidden: int
     ffn_hidden: int
     layers: int
+    pattern: LayerPattern | None = None
+    """Which layers differ; None: all are alike."""
+    wide_qk_norm: bool = False
+    """Whether queries and keys are normalised over all heads of a token at once."""
     vocab: int
     experts: int = 0
     ep: int = 1
@@ -84,6 +89,7 @@ class TrainingStep:
             head_dim=self.head_dim,
             seq_length=self.seq_length,
             ranks_per_link=max(1, self.ranks_per_node // self.tp),
+            chunks=not self.wide_qk_norm,
         )
 
     @property

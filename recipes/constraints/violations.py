@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from recipes.constraints import fp8, memory, shapes, sharding
+from recipes.constraints import fp8, layers, memory, shapes, sharding
 from recipes.constraints.training_step import TrainingStep
 
 OF_EXPERTS = (
@@ -21,6 +21,7 @@ def violations(step: TrainingStep) -> Iterator[str]:
     if of_shapes:
         yield from of_shapes
         return
+    yield from layers.violations(step)
     yield from sharding.violations(step)
     yield from memory.violations(step)
     yield from fp8.violations(step)

@@ -51,6 +51,8 @@ def training_step(workload: Workload, ranks_per_node: int) -> TrainingStep:
         hidden=card.hidden,
         ffn_hidden=card.ffn_hidden,
         layers=card.layers,
+        pattern=card.pattern,
+        wide_qk_norm=card.facts.wide_qk_norm,
         vocab=card.vocab,
         experts=card.experts if card.facts.experts else 0,
         ep=layout.ep,

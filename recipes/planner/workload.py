@@ -43,6 +43,7 @@ class Workload:
             head_dim=self.card.head_dim,
             seq_length=self.seq_length,
             ranks_per_link=max(1, self.gpus_per_node // tp),
+            chunks=not self.card.facts.wide_qk_norm,
         )
 
     @property

@@ -71,6 +71,7 @@ class ParallelDegrees:
             head_dim=card.head_dim,
             seq_length=seq_length,
             ranks_per_link=max(1, ranks_per_node // layout.tp),
+            chunks=not card.facts.wide_qk_norm,
         )
         sizes = (cp.ulysses, cp.ring, layout.tp, layout.pp, layout.dp)
         return cls(ranks=dict(zip(RANKS_BY_KIND, sizes, strict=True)), cp=cp)

@@ -18,10 +18,12 @@ from recipes.hugging_face.config import HF_DEFAULTS
 from recipes.resolved.ineffective import without_effect
 from recipes.resolved.read import (
     fp8,
+    pattern_of,
     rank_tokens,
     sharding_of,
     tokens_per_batch,
     trained_length,
+    wide_qk_norm,
     world_size,
 )
 from recipes.resolved.values import missing, out_of_range, wrong_types
@@ -203,6 +205,8 @@ def training_step(recipe: run.Partial) -> TrainingStep:
         hidden=config.hidden_size,
         ffn_hidden=config.ffn_hidden_size,
         layers=config.num_layers,
+        pattern=pattern_of(recipe),
+        wide_qk_norm=wide_qk_norm(recipe),
         vocab=config.vocab_size,
         experts=config.num_moe_experts or 0,
         ep=strategy.expert_model_parallel_size,

@@ -9,9 +9,11 @@ import nemo_run as run
 
 from custom_modules.callbacks.step_log import StepLog
 from custom_modules.context_parallel.config import Degrees, degrees
+from custom_modules.rope.layers import LayerPattern
 from recipes.checkpoints.marker import checkpoints_in
 from recipes.nemo2.settings import MEGATRON_FSDP
 from recipes.nemo2.strategy import CpuStrategy
+from recipes.spec.families import FAMILIES
 from recipes.spec.layout import ContextParallel, Fp8, Layout, Sharding
 
 
@@ -54,7 +56,23 @@ def context_parallelism(recipe: run.Partial) -> Degrees:
         head_dim=config.kv_channels,
         seq_length=recipe.data.seq_length,
         ranks_per_link=max(1, recipe.trainer.devices // tp),
+        chunks=not wide_qk_norm(recipe),
     )
+
+
+def wide_qk_norm(recipe: run.Partial) -> bool:
+    """Return whether the family normalises queries and keys over all heads of a token at once."""
+    target = fdl.get_callable(recipe.model.config)
+    name = f"{target.__module__}.{target.__name__}"
+    return any(family.config_class == name and family.wide_qk_norm for family in FAMILIES.values())
+
+
+def pattern_of(recipe: run.Partial) -> LayerPattern | None:
+    """Return which layers of the model differ; None if all are alike."""
+    given = fdl.ordered_arguments(recipe.model.config, include_defaults=True).get("pattern")
+    built = None if given is None else fdl.build(given)
+    assert built is None or isinstance(built, LayerPattern)
+    return built
 
 
 def sharding_of(recipe: run.Partial) -> Sharding:

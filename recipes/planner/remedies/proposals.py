@@ -74,6 +74,8 @@ def _head_chunked(workload: Workload, cluster: Cluster) -> Proposed:
     cp = workload.layout.cp
     if workload.degrees.heads_per_stage:
         return "attention takes a few heads at a time"
+    if workload.card.facts.wide_qk_norm:
+        return "queries and keys are normalised over all heads at once"
     if workload.degrees.ring > 1 and workload.degrees.ulysses == 1:
         return "a ring has no all-to-all to take in stages"
     return [_with(workload, cp=kind) for kind in _chunked(workload, cp.size)]

@@ -9,14 +9,17 @@ from collections import Counter
 from collections.abc import Iterator
 
 from custom_modules.context_parallel.config import fits_ulysses, stage_sizes
+from recipes.constraints.layers import evenly_full
 from recipes.planner.search.request import SearchRequest
 from recipes.spec import pipeline
 from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.model_card import ModelCard
 from recipes.spec.units import K
 
 MOST_PP, MICRO_BATCHES = 16, (1, 2, 4)
 UNEVEN_SEQUENCE = "2 x CP x TP does not divide a sequence of {:,} tokens"
 UNEVEN_BATCH = "DP does not divide a batch of {:,} sequences"
+CUT_PATTERN = "PP {} has stages with different numbers of full layers"
 LARGEST_CLUSTER = 2**20
 """Largest number of GPUs that is planned for."""
 MICRO_BATCH_BELOW = 16 * K
@@ -46,6 +49,9 @@ def parallel_sizes(question: SearchRequest, ruled_out: Counter[str]) -> Iterator
         for pp in divisors(gpus // tp if gpus % tp == 0 else 1):
             if pp > MOST_PP or not pipeline.divides(pp, card.layers) or gpus % (tp * pp):
                 continue
+            if cuts(card, question.seq_length, pp):
+                ruled_out[CUT_PATTERN.format(pp)] += 1
+                continue
             for cp in divisors(gpus // (tp * pp)):
                 dp = gpus // (tp * pp * cp)
                 if question.seq_length % (cp * tp * (2 if cp > 1 else 1)):
@@ -54,6 +60,14 @@ def parallel_sizes(question: SearchRequest, ruled_out: Counter[str]) -> Iterator
                     ruled_out[UNEVEN_BATCH.format(sequences)] += 1
                 else:
                     yield from _of_sizes(question, tp, pp, cp, dp, sequences)
+
+
+def cuts(card: ModelCard, seq_length: int, pp: int) -> bool:
+    """Whether pipeline stages would have different numbers of layers without a window."""
+    pattern = card.pattern
+    if pattern is None or pattern.window is None or pattern.window >= seq_length:
+        return False
+    return not evenly_full(pattern, card.layers, pp)
 
 
 def _powers(most: int) -> list[int]:
@@ -112,13 +126,15 @@ def _experts(question: SearchRequest, tp: int, ranks: int) -> Iterator[tuple[int
 def _kinds(question: SearchRequest, tp: int, cp: int) -> Iterator[ContextParallel]:
     """Yield the kinds of context parallelism for the heads of a TP rank."""
     heads, kv_heads = question.card.heads // tp, question.card.kv_heads // tp
+    chunks = not question.card.facts.wide_qk_norm
     if cp == 1:
         yield ContextParallel.ulysses(1)
-        yield ContextParallel.head_chunked(1)
+        if chunks:
+            yield ContextParallel.head_chunked(1)
         return
     if fits_ulysses(heads, kv_heads, cp):
         yield ContextParallel.ulysses(cp)
-        if stage_sizes(heads, kv_heads, cp)[0] < heads:
+        if chunks and stage_sizes(heads, kv_heads, cp)[0] < heads:
             yield ContextParallel.head_chunked(cp)
     yield ContextParallel.ring(cp)
     inside = [
@@ -130,7 +146,7 @@ def _kinds(question: SearchRequest, tp: int, cp: int) -> Iterator[ContextParalle
     if inside:
         yield ContextParallel.hybrid(ulysses=inside[-1], ring=cp // inside[-1])
         stage = stage_sizes(heads, kv_heads, inside[-1])[0]
-        if stage < heads:
+        if chunks and stage < heads:
             yield ContextParallel.hybrid(
                 ulysses=inside[-1], ring=cp // inside[-1], heads_per_stage=stage
             )
