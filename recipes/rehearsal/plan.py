@@ -255,6 +255,7 @@ def _facts(card: ModelCard, part: Part) -> dict[str, str]:
         "steps": f"{stage.steps:,}",
         "peak rate": f"{stage.lr.peak:g}",
         "model": f"{card.family}, {card.layers} layers of {card.hidden}{experts}",
+        **({} if card.pattern is None else {"layers that differ": card.pattern.describe()}),
         "heads": f"{card.heads}, {card.kv_heads} KV, of {card.head_dim}",
         **{name: str(size) for name, size in kinds.items()},
         "CP kind": str(share.cp).partition(":")[0] if layout.cp != UNSHARED else "none",

@@ -3,7 +3,9 @@
 
 All lengths, and the rotations with them, are divided by one number, so a context extended 4 times
 is still extended 4 times. Widths, layers, vocabulary and experts become small and keep their
-divisors. Each parallel size above 1 becomes 2, and more if enough ranks are available.
+divisors. Each parallel size above 1 becomes 2, and more if enough ranks are available. Where some
+layers differ, there are at least as many as from one full layer to the next, on each pipeline rank
+if the others have a window, and the window is divided as the lengths are.
 """
 
 from collections.abc import Iterable
@@ -23,6 +25,8 @@ from custom_modules.context_parallel.config import (
 from custom_modules.gpt.vocabulary import padded_vocabulary
 from custom_modules.memory.config import Recompute
 from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.layers import LayerPattern
+from recipes.constraints.layers import evenly_full
 from recipes.rehearsal.mix import smaller_mix
 from recipes.spec import pipeline
 from recipes.spec.layout import ContextParallel, Fp8, Layout
@@ -177,13 +181,35 @@ def smaller_card(
         init_std=card.init_std if hidden == card.hidden else 0.5 * hidden**-0.5,
         native_context=length(card.native_context, by),
         native_rope=rotation(card.native_rope, by, head_dim=head_dim, whole_head_dim=card.head_dim),
+        pattern=_pattern(card, by, head_dim),
         hf_id=None,
+        hf_revision="",
     )
 
 
+def _pattern(card: ModelCard, by: int, head_dim: int) -> LayerPattern | None:
+    """Return which layers differ, with the window and the rotation of contexts divided by `by`."""
+    pattern = card.pattern
+    if pattern is None:
+        return None
+    own = pattern.local_rope
+    if own is not None:
+        own = rotation(own, by, head_dim=head_dim, whole_head_dim=card.head_dim)
+    window = None if pattern.window is None else max(1, pattern.window // by)
+    return replace(pattern, window=window, local_rope=own)
+
+
 def _layers(card: ModelCard, shares: list[tuple[ParallelDegrees, dict[str, int]]]) -> int:
-    """Return two layers for each pipeline rank; one on its ends if they are shorter in full."""
+    """Return two layers for each pipeline rank; one on its ends if they are shorter in full.
+
+    Where layers differ, from one full layer to the next, on each rank if the others have a window.
+    """
     most = max(kept["PP"] for _, kept in shares)
+    pattern = card.pattern
+    if pattern is not None and (pattern.window is not None or most == 1):
+        return max(pattern.every, LAYERS_OF_RANK) * most
+    if pattern is not None:
+        return most * max(LAYERS_OF_RANK, ceil(pattern.every / most))
     uneven = any(pipeline.is_uneven(card.layers, whole.ranks["PP"]) for whole, _ in shares)
     layers = LAYERS_OF_RANK * most - 2 * (uneven and most > 2)
     fit = all(pipeline.divides(kept["PP"], layers) for _, kept in shares)
@@ -257,6 +283,9 @@ def smaller_layout(
 def _chunks(layout: Layout, pp: int, small: ModelCard) -> int:
     """Return the chunks of a pipeline rank: as many as its layers allow, if it is interleaved."""
     interleaved = layout.vpp > 1 and pp > 1 and pipeline.divides(pp, small.layers, LAYERS_OF_RANK)
+    pattern = small.pattern
+    if interleaved and pattern is not None and pattern.window is not None:
+        interleaved = evenly_full(pattern, small.layers, pp, LAYERS_OF_RANK)
     return LAYERS_OF_RANK if interleaved else 1
 
 

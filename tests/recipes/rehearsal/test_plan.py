@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from custom_modules.rope.config import RopeScaling
 from recipes.constraints import rope as rope_constraints
 from recipes.constraints import train_short, violations
+from recipes.models import CARDS
 from recipes.planner.feasibility import training_step
 from recipes.planner.workload import Workload
 from recipes.rehearsal import shrink
@@ -119,6 +121,46 @@ def test_a_drawn_rotation_reaches_its_small_target():
     assert stage.rope.reach == stage.positions.target_length
     least = math.ceil(stage.seq_length / stage.rope.original_length)
     assert stage.rope.factor // least * least == stage.rope.factor
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_a_pattern_keeps_its_full_and_local_layers_on_every_pipeline_rank(ranks):
+    whole, made = ALL["windows"], of("windows", ranks)
+    pattern, pp = made.card.pattern, made.parts[-1].layout.pp
+    assert pattern.every == whole.card.pattern.every == 4
+    assert made.card.layers == 4 * pp
+    by = 64 * K // made.parts[-1].stage.seq_length
+    assert pattern.window * by == whole.card.pattern.window
+    assert pattern.window < min(part.stage.seq_length for part in made.parts)
+    assert pattern.local_rope == whole.card.pattern.local_rope  # a plain one has no length
+    assert made.parts[-1].stage.rope.original_length * by == 8 * K
+
+
+def test_two_rotations_stay_two_and_the_window_at_least_a_token():
+    card, made = CARDS["gemma3_1b"], of("two_rotations")
+    assert made.card.pattern.local_rope.base == 10_000 != made.card.native_rope.base
+    assert 1 <= made.card.pattern.window < card.pattern.window
+    assert (made.card.layers, made.card.pattern.every) == (6, 6)
+    stretched = replace(
+        card.pattern,
+        window=3,
+        local_rope=RopeScaling.linear(base=10_000, factor=4, original_length=1 * M),
+    )
+    row = ALL["two_rotations"]
+    changed = replace(row, card=replace(card, pattern=stretched))
+    small = rehearsal(changed, ranks=1, rows=ROWS)
+    assert small.card.pattern.window == 1
+    by = 1 * M // small.parts[-1].stage.seq_length
+    assert small.card.pattern.local_rope.original_length * by == 1 * M
+
+
+@pytest.mark.parametrize(("ranks", "layers"), [(1, 4), (2, 4), (4, 4)])
+def test_layers_without_rotation_are_among_the_small_ones(ranks, layers):
+    made = of("unrotated", ranks)
+    assert made.card.layers == layers
+    assert made.card.pattern == ALL["unrotated"].card.pattern
+    said = "no rotation in every 4th layer"
+    assert ("layers that differ", said, said) in made.compared()
 
 
 def test_experts_stay_more_than_a_token_takes():

@@ -6,7 +6,7 @@ from dataclasses import replace
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.gene import gene_rotation
-from recipes.models import LLAMA31_8B, TINY
+from recipes.models import CARDS, LLAMA31_8B, TINY
 from recipes.shipped.row import Row
 from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.stage import Cosine, Ladder, Stage
@@ -72,6 +72,15 @@ _ROWS = (
         cp=ContextParallel.hybrid(ulysses=8, ring=4, heads_per_stage=16),
     ),
     row("auto", stage(1 * M), nodes=8, tp=2, cp=ContextParallel.auto(32)),
+    row(
+        "windows", stage(64 * K, rope=CARDS["olmo3_7b"].native_rope), card=CARDS["olmo3_8k_7b"],
+        tp=2, pp=4, cp=ContextParallel.ring(2), nodes=2,
+    ),
+    row("two_rotations", stage(1 * M), card=CARDS["gemma3_1b"], cp=ContextParallel.ring(8)),
+    row(
+        "unrotated", stage(32 * K), stage(64 * K, start="previous"), card=CARDS["smollm3_4k_3b"],
+        pp=2, dp=4, recompute=KEPT,
+    ),
     row(
         "pipeline", stage(32 * K), stage(64 * K, start="previous"), tp=2, pp=4, dp=2,
         recompute=Recompute(kind="block", layers=3),
