@@ -55,6 +55,9 @@ def show(
     to_yaml: Annotated[
         Path | None, typer.Option(help="Write the recipe, for `longhaul pretrain --yaml`.")
     ] = None,
+    to_bridge: Annotated[
+        Path | None, typer.Option(help="Write it as a Megatron-Bridge configuration, in YAML.")
+    ] = None,
 ) -> None:
     """Show a recipe: its model, ladder, stage, data and layout, and what to type next."""
     asked = Machines(nodes=nodes, gpus=gpus, layout=layout, cluster=cluster)
@@ -63,8 +66,8 @@ def show(
             "name one recipe: a shipped one by its NAME, any other by --card, --ladder and --stage"
         )
     row, notes = _named(name, asked) if name else _combined(card, ladder, stage, asked)
-    if as_json and to_yaml is not None:
-        raise ValueError("--json prints and --to-yaml writes; take one of them")
+    if as_json + (to_yaml is not None) + (to_bridge is not None) > 1:
+        raise ValueError("--json prints, --to-yaml and --to-bridge write; take one of them")
     if to_yaml is not None:
         from data.files.writable import require_file
 
@@ -74,6 +77,14 @@ def show(
 
             yaml_file.write(row(), to_yaml)
         typer.echo(to_yaml)
+    elif to_bridge is not None:
+        from data.files.whole import write_text
+        from data.files.writable import require_file
+        from recipes.megatron_bridge.config import text
+
+        require_file(to_bridge, "--to-bridge")
+        write_text(to_bridge, text(row.card, row.ladder, row.seq_length, row.layout))
+        typer.echo(to_bridge)
     elif as_json:
         print_json(content(row))
     else:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe as a configuration of Megatron-Bridge: docs/megatron_bridge.md; light."""
