@@ -25,7 +25,7 @@ CONSTRAINTS := $(wildcard $(LOCK))
 INSTALLED := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 
-.PHONY: help demo gpu gpu-check real test test-pythons test-transformers-5 durations rehearsals lint docs golden lock audit sbom clean
+.PHONY: help demo gpu gpu-check real test test-pythons test-megatron test-transformers-5 durations rehearsals lint docs golden lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -81,6 +81,12 @@ $(VERSION_5)/.installed: $(INSTALLED)
 test-transformers-5: $(VERSION_5)/.installed  ## compare the rotation of exports with transformers 5 (0.5 GB, in .pythons)
 	@TRANSFORMERS_5=$(abspath $(VERSION_5))/bin/python $(PY) -m pytest --quiet -n 0 \
 	    tests/recipes/hugging_face/test_rope_parameters.py
+
+# Not of the suite: an environment of 2 to 5 GB for all releases and of 20 MB for each, kept in .pythons.
+MEGATRON_WORDS = $(if $(filter command,$(firstword $(origin PYTHON))),--python $(PYTHON)) \
+    $(if $(ONLY),--only '$(ONLY)') $(if $(OUT),--out $(OUT))
+test-megatron: $(INSTALLED)  ## tests of custom_modules on other Megatron-Core: VERSION='0.17 0.18 0.19'
+	@$(PY) -m tests.every_megatron $(or $(VERSION),"") $(MEGATRON_WORDS)
 
 durations: $(INSTALLED)  ## run every test and record the seconds of each file in tests/durations.json
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --write-durations

@@ -7,7 +7,7 @@ For each release: an environment `.pythons/megatron-<version>` with that release
 that all of them share, `.pythons/megatron`, with torch and what the tests import. Neither has NeMo.
 Both are kept for the next time. Megatron-Core 0.17 and later need Python 3.12.
 
-Ends with 1 if a test fails that `LEFT` does not name, or passes that it does.
+Ends with 1 if a test fails that `LEFT` does not name, or one passes that it names.
 """
 
 import argparse
@@ -165,7 +165,7 @@ def tested(python: Path, only: str, words: Sequence[str]) -> Outcome:
         subprocess.run(command, cwd=TREE, env=variables, check=False)
         if not result.exists():
             raise ValueError(f"the tests on Megatron-Core {release} did not run to their end")
-        return outcome(release, ElementTree.parse(result).getroot())  # noqa: S314  our own file
+        return outcome(release, ElementTree.parse(result).getroot())
 
 
 def outcome(release: str, root: ElementTree.Element) -> Outcome:

@@ -54,6 +54,8 @@ class Documents:
     )
     qkv_format: ClassVar[str] = "sbhd"
     """Read by Megatron-Core as a field of packed_seq_params: tensors stay [s, b, h, D]."""
+    cp_group: ClassVar[None] = None
+    """Read so too, from Megatron-Core 0.17 on: the context ranks are those of the model."""
 
     def __post_init__(self) -> None:
         """Refuse empty documents, and rows of different lengths."""

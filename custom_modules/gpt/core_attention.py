@@ -91,11 +91,17 @@ def degrees_for(
     `chunks` heads cannot be projected a few at a time.
     """
     size, tp = groups.cp.size(), groups.tp.size()
+    kv_heads = config.num_query_groups or config.num_attention_heads
+    if kv_heads % tp:  # Megatron-Core before 0.17 refuses it
+        raise ValueError(
+            f"num_query_groups is {kv_heads}, which {tp} tensor parallel ranks do not divide; "
+            "long-context attention has whole KV heads on each: take fewer"
+        )
     return degrees(
         cp,
         size=size,
         heads=config.num_attention_heads // tp,
-        kv_heads=(config.num_query_groups or config.num_attention_heads) // tp,
+        kv_heads=kv_heads // tp,
         head_dim=config.kv_channels,
         seq_length=seq_length,
         ranks_per_link=max(1, ranks_per_node // tp),

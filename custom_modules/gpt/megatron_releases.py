@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between Megatron-Core 0.15.3 and later releases, for the modules of this folder.
+"""Differences between Megatron-Core 0.15.3 and 0.17 to 0.19 for the modules of this folder.
 
 Each difference is read from what Megatron-Core passes or defines, never from its version number:
 docs/megatron_versions.md lists them.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from megatron.core.utils import WrappedTensor
@@ -20,7 +22,7 @@ def require_unset(later: Mapping[str, Any], *, but: str | None = None) -> None:
     if given := [name for name, value in later.items() if value is not None and name != but]:
         raise ValueError(
             f"long-context models do not take {', '.join(given)}; leave tokens out of the loss "
-            "with loss_mask, and the padding out of the batch"
+            "with loss_mask, and padding out of the batch"
         )
 
 
@@ -34,3 +36,9 @@ def preprocessed(
     """
     five = (decoder_input, table, None, None, None)
     return (*five, later["padding_mask"]) if "padding_mask" in later else five
+
+
+@cache
+def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the names of a function's parameters, by which releases are told apart."""
+    return frozenset(inspect.signature(function).parameters)

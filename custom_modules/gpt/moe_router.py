@@ -6,9 +6,9 @@
 The layer is Megatron's (`MoELayer`): dropless, its experts run one after the other or grouped by
 Transformer Engine. What differs is the weight of the load-balancing loss. With
 `calculate_per_token_loss` the step divides all gradients by its tokens, so the auxiliary loss has
-to enter times the tokens of the micro-batch. Megatron-Core 0.15.3 multiplies by those of the rank:
-summed over the ranks that share the sequence (tensor ranks by sequence parallelism, and context
-ranks), each of which holds its own part of the loss, that is TP x CP times too little.
+to enter times the tokens of the micro-batch. Megatron-Core 0.15 to 0.18 multiplies by those of the
+rank: summed over the ranks that share the sequence (tensor ranks by sequence parallelism, and
+context ranks), each of which holds its own part of the loss, that is TP x CP times too little.
 `TokenWeightedRouter` weighs by the tokens of all of them.
 
 Experts may be divided among ranks (EP) and split over other ranks than the other layers (ETP, arXiv
@@ -32,21 +32,29 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from custom_modules.gpt.megatron_releases import parameters_of
 from custom_modules.memory.config import Tiling
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "fp8": (None, False),
     "moe_expert_capacity_factor": (None,),
+    "moe_enable_routing_replay": (False,),
     "moe_input_jitter_eps": (None,),
+    "moe_latent_size": (None,),
     "moe_layer_freq": (1,),
+    "moe_paged_stash": (False,),
     "moe_router_enable_expert_bias": (False,),
+    "moe_router_force_biased": (None,),
     "moe_router_force_load_balancing": (False,),
     "moe_router_load_balancing_type": ("aux_loss", "none"),
     "moe_shared_expert_intermediate_size": (None,),
     "moe_token_dispatcher_type": ("alltoall", "allgather"),
     "moe_z_loss_coeff": (None,),
 }
-"""Fields of Megatron's config and the values that layers with experts support."""
+"""Fields of Megatron's config and the values that layers with experts support.
+
+Some are not in every release: a config without the field has its first value.
+"""
 
 
 class TokenWeightedRouter(TopKRouter):
@@ -69,16 +77,33 @@ class TokenWeightedRouter(TopKRouter):
         aux_loss: Tensor,
         aux_loss_name: str,
         reduce_group: torch.distributed.ProcessGroup,
+        **later: Any,
     ) -> Tensor:
         """Return `activation` [tokens, experts] with this rank's part of the loss in its graph."""
-        out: Tensor = super().attach_and_log_load_balancing_loss(
-            activation, aux_loss_coeff, aux_loss, aux_loss_name, reduce_group
-        )
-        if not self.calculate_per_token_loss:
+        stated = self.calculate_per_token_loss
+        once = stated and takes_token_count()
+        self.calculate_per_token_loss = stated and not once
+        try:
+            out: Tensor = super().attach_and_log_load_balancing_loss(
+                activation, aux_loss_coeff, aux_loss, aux_loss_name, reduce_group, **later
+            )
+        finally:
+            self.calculate_per_token_loss = stated
+        if not stated:
             return out
-        of_others = activation.shape[0] * (reduce_group.size() - 1)
-        weighted: Tensor = MoEAuxLossAutoScaler.apply(out, aux_loss * of_others)
+        tokens = activation.shape[0]
+        rest = tokens * reduce_group.size() - (1 if once else tokens)
+        weighted: Tensor = MoEAuxLossAutoScaler.apply(out, aux_loss * rest)
         return weighted
+
+
+def takes_token_count() -> bool:
+    """Return whether Megatron-Core may weigh the auxiliary loss by more than this rank's tokens.
+
+    From 0.17 on it is told the tokens to count, and 0.19 counts those of all ranks by itself. There
+    it is asked for the loss unweighted, and the whole weight is put on here.
+    """
+    return "valid_token_count" in parameters_of(TopKRouter.attach_and_log_load_balancing_loss)
 
 
 def weigh_by_tokens(layer: MoELayer, groups: Any) -> None:
@@ -99,7 +124,7 @@ def refuse_experts(config: TransformerConfig, tiling: Tiling, *, transformer_eng
     if not config.num_moe_experts:
         return
     for name, known in ONLY.items():
-        value = getattr(config, name)
+        value = getattr(config, name, known[0])
         if value not in known:
             values = " or ".join(map(repr, known))
             raise ValueError(f"{name} is {value!r}; layers with experts train with {values}")

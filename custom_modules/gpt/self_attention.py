@@ -12,9 +12,7 @@ the angles that a plain `GPTModel` makes.
 from typing import Any
 
 import torch
-from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
-    _yarn_get_concentration_factor_from_config,
-)
+from megatron.core.models.common.embeddings import yarn_rotary_pos_embedding
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -144,7 +142,8 @@ class LongContextSelfAttention(SelfAttention):
             return rotary_pos_emb
         if not isinstance(rotary_pos_emb, Tensor):
             raise ValueError("only one rotary table, for both queries and keys, is supported")
-        if _yarn_get_concentration_factor_from_config(self.config) != 1.0:
+        # Looked up where it is called: Megatron-Bridge puts its own in that place.
+        if yarn_rotary_pos_embedding._yarn_get_concentration_factor_from_config(self.config) != 1:
             raise ValueError("YaRN has a temperature; take LongContextGPT with RopeScaling.yarn")
         if self.config.rotary_interleaved:  # each angle twice in a row
             half = rotary_pos_emb[..., ::2].float()

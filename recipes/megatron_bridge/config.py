@@ -129,7 +129,7 @@ def refusals(card: ModelCard, stage: Stage, layout: Layout) -> Iterator[str]:
     if layout.sharding not in ("none", "optimizer"):
         yield f"sharding {layout.sharding} is Megatron FSDP's; take optimizer or none"
     if stage.optimizer == "carried":
-        yield "the optimizer is carried over, and Bridge starts a pretrained checkpoint with a new one"
+        yield "its optimizer is carried over, and Bridge starts from weights with a new one"
     if layout.fp8.recipe != "none":
         yield f"fp8 {layout.fp8.recipe} is not exported; take a layout in bf16"
     if layout.optimizer_offload:
@@ -144,8 +144,8 @@ def refusals(card: ModelCard, stage: Stage, layout: Layout) -> Iterator[str]:
 def left_out(stage: Stage, layout: Layout) -> Iterator[str]:
     """Yield what the stage has here and not in Bridge; none of it changes what is computed."""
     yield (
-        "the store is in this project's format: write its documents as Megatron-Core's .bin and "
-        ".idx to the data_path"
+        "the store, which has this project's format: write its documents as Megatron-Core's .bin "
+        "and .idx to the data_path"
     )
     yield "guards of loss, time and hangs, the step log and the gate: Bridge has its own logger"
     yield "the verified, atomic checkpoints: Bridge writes Megatron-Core's"
