@@ -25,7 +25,7 @@ CONSTRAINTS := $(wildcard $(LOCK))
 INSTALLED := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 
-.PHONY: help demo gpu gpu-check real test test-pythons test-megatron test-transformers-5 durations rehearsals lint docs golden lock audit sbom clean
+.PHONY: help demo gpu gpu-check real test test-pythons test-megatron test-transformers-5 bridge durations rehearsals lint docs golden lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -87,6 +87,9 @@ MEGATRON_WORDS = $(if $(filter command,$(firstword $(origin PYTHON))),--python $
     $(if $(ONLY),--only '$(ONLY)') $(if $(OUT),--out $(OUT))
 test-megatron: $(INSTALLED)  ## tests of custom_modules on other Megatron-Core: VERSION='0.17 0.18 0.19'
 	@$(PY) -m tests.every_megatron $(or $(VERSION),"") $(MEGATRON_WORDS)
+
+bridge: $(INSTALLED)  ## build recipes with Megatron-Bridge: RECIPES='llama3_8b_nemo_16k tiny_512'
+	@$(PY) -m tests.every_megatron $(MEGATRON_WORDS) --bridge $(or $(RECIPES),llama3_8b_nemo_16k tiny_512)
 
 durations: $(INSTALLED)  ## run every test and record the seconds of each file in tests/durations.json
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --write-durations

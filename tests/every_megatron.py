@@ -2,10 +2,14 @@
 """The tests of `custom_modules` on other releases of Megatron-Core: `make test-megatron`.
 
     python -m tests.every_megatron 0.17 0.19.2 [--out PAGE.md] [--only 'not slow']
+    python -m tests.every_megatron --bridge llama3_8b_nemo_16k tiny_512 [--out PAGE.md]
 
 For each release: an environment `.pythons/megatron-<version>` with that release alone, over one
 that all of them share, `.pythons/megatron`, with torch and what the tests import. Neither has NeMo.
 Both are kept for the next time. Megatron-Core 0.17 and later need Python 3.12.
+
+The second form, `make bridge`, has `benchmarks.bridge_build` build recipes with Megatron-Bridge, in
+an environment of the same kind.
 
 Ends with 1 if a test fails that `LEFT` does not name, or one passes that it names.
 """
@@ -22,8 +26,6 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from benchmarks.harness.machine import facts
-from benchmarks.harness.page import page, table, write
 from tests.every_python import interpreters, release_of, say
 
 TREE = Path(__file__).resolve().parents[1]
@@ -38,6 +40,13 @@ PACKAGES = (
     "pytest", "pytest-timeout", "pytest-xdist",
 )  # fmt: skip
 """What the tests of `custom_modules` import besides torch and Megatron-Core, as the lock has it."""
+BRIDGE = ("megatron-core==0.19.2", "megatron-bridge==0.6.2")
+"""Installed without their dependencies, most of which are for GPUs, images or sound."""
+OF_BRIDGE = (
+    "numpy<2", "transformers==5.12.1", "omegaconf>=2.3", "hydra-core<1.4", "einops", "datasets",
+    "tensorboard", "tqdm", "six", "peft", "accelerate", "diffusers", "pillow",
+)  # fmt: skip
+"""What Megatron-Bridge imports of them to read, validate and build a GPT."""
 WITHOUT = {
     "tests/custom_modules/callbacks/test_stragglers.py": (
         "nvidia-resiliency-ext before 0.5, which the pins of NeMo 2 ask for, stops the import of "
@@ -114,19 +123,14 @@ def environment(version: str, base: Path) -> Path:
     Raises ValueError for a release that is not published.
     """
     folder = ENVIRONMENTS / f"megatron-{version}"
-    own, stamp = folder / "bin" / "python", folder / ".installed"
+    stamp = folder / ".installed"
     if stamp.exists():
-        return own
-    run([base, "-m", "venv", "--clear", "--without-pip", folder])
-    site = next(folder.glob("lib/python*/site-packages"))
-    below = next(SHARED.glob("lib/python*/site-packages"))
-    (site / "shared.pth").write_text(f"{below}\n")
+        return folder / "bin" / "python"
+    own = empty(folder, base)
     wanted = f"megatron-core=={version}" + ("" if version.count(".") == 2 else ".*")
     done = subprocess.run(
-        [base, "-m", "pip", "--python", own, "--disable-pip-version-check", "install", "--quiet",
-         "--no-deps", wanted],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [*pip_for(own, base), "--no-deps", wanted], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         published = re.search(r"from versions: ([^)]*)\)", done.stderr)
         if published is None:
@@ -137,6 +141,34 @@ def environment(version: str, base: Path) -> Path:
         )
     stamp.touch()
     return own
+
+
+def bridge(base: Path) -> Path:
+    """Return the interpreter of the environment with Megatron-Bridge; make it at first."""
+    folder = ENVIRONMENTS / "megatron-bridge"
+    stamp, key = folder / ".installed", " ".join((*BRIDGE, *OF_BRIDGE))
+    if stamp.exists() and stamp.read_text() == key:
+        return folder / "bin" / "python"
+    say(f"Installing into {folder.relative_to(TREE)}: 0.4 GB, kept for the next time ...")
+    own = empty(folder, base)
+    run([*pip_for(own, base), "--no-deps", *BRIDGE])
+    run([*pip_for(own, base), *OF_BRIDGE])
+    stamp.write_text(key)
+    return own
+
+
+def empty(folder: Path, base: Path) -> Path:
+    """Return the interpreter of a new environment over the shared one, whose packages it sees."""
+    run([base, "-m", "venv", "--clear", "--without-pip", folder])
+    site = next(folder.glob("lib/python*/site-packages"))
+    below = next(SHARED.glob("lib/python*/site-packages"))
+    (site / "shared.pth").write_text(f"{below}\n")
+    return folder / "bin" / "python"
+
+
+def pip_for(python: Path, base: Path) -> list[str | Path]:
+    """Return the shared environment's pip, installing into another."""
+    return [base, "-m", "pip", "--python", python, "--disable-pip-version-check", "install", "-q"]
 
 
 def run(words: Sequence[str | Path]) -> None:
@@ -193,6 +225,8 @@ def room(name: str) -> str:
 
 def sections(outcomes: Sequence[Outcome], only: str) -> list[str]:
     """Return the tables of a page."""
+    from benchmarks.harness.page import table  # imports torch
+
     rooms = sorted({room(name) for each in outcomes for name in (*each.passed, *each.failed)})
     cells = [
         [folder, *(
@@ -224,23 +258,28 @@ def sections(outcomes: Sequence[Outcome], only: str) -> list[str]:
     return said
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Test the releases; return 1 where one is not as `LEFT` says, 2 for a mistake."""
     parser = argparse.ArgumentParser(prog="make test-megatron", description=__doc__)
     parser.add_argument("versions", nargs="*", help="releases, as 0.19 or 0.19.2")
     parser.add_argument("--python", default="", help="a Python 3.12")
     parser.add_argument("--only", default="", help="a mark of pytest, as 'not slow'")
     parser.add_argument("--tests", nargs="*", default=(), help="files instead of all")
+    parser.add_argument("--bridge", nargs="+", help="recipes for Megatron-Bridge to build")
     parser.add_argument("--out", type=Path, help="page to write")
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
     try:
-        for version in asked.versions or [""]:
+        for version in () if asked.bridge else asked.versions or [""]:
             if not RELEASE.fullmatch(version):
                 raise ValueError(
                     f"VERSION {version!r} is not a release of Megatron-Core; expected one such as "
                     "0.19 or 0.19.2, or several: VERSION='0.17 0.18 0.19'"
                 )
         base = shared(python312(asked.python))
+        if asked.bridge:
+            built = [bridge(base), "-W", "ignore", "-m", "benchmarks.bridge_build", *asked.bridge]
+            page_words = ["--out", asked.out.resolve()] if asked.out else []
+            return subprocess.run([*built, *page_words], cwd=TREE, check=False).returncode
         outcomes = [
             tested(environment(version, base), asked.only, asked.tests)
             for version in asked.versions
@@ -248,12 +287,20 @@ def main() -> int:
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    return report(outcomes, asked.only, asked.out)
+
+
+def report(outcomes: Sequence[Outcome], only: str, out: Path | None) -> int:
+    """Print the page, write it if asked, and say what `LEFT` does not; return 1 then, else 0."""
+    from benchmarks.harness.machine import facts  # imports torch
+    from benchmarks.harness.page import page, write
+
     text = page(
-        "custom_modules on other releases of Megatron-Core", facts(), sections(outcomes, asked.only)
+        "custom_modules on other releases of Megatron-Core", facts(), sections(outcomes, only)
     )
     say(text)
-    if asked.out:
-        write(asked.out, text)
+    if out:
+        write(out, text)
     surprises = [f"{each.release}: {line}" for each in outcomes for line in each.surprises()]
     for line in surprises:
         say(line)
