@@ -78,7 +78,8 @@ def one_step(provider: Any, row: Row) -> tuple[str, str, str]:
 
     provider.context_parallel_size = 1
     with cpu_backend(force=True):
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         parallel_state.initialize_model_parallel()
         model_parallel_cuda_manual_seed(1)
         provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()

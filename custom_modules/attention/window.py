@@ -142,9 +142,7 @@ def attend_parts(
     """
     for part in parts:
         at, of = _at(part, "queries"), _at(part, "keys")
-        queries, keys, values = (_batch(part, x) for x in (at(q), of(k), of(v)))
-        if part.way == "backward":
-            queries, keys, values = (x.flip(2) for x in (queries, keys, values))
+        queries, keys, values = (_turned(part, x) for x in (at(q), of(k), of(v)))
         own, own_lse = inner.forward(queries, keys, values, part.way != "whole", None)
         if part.way == "backward":
             own, own_lse = own.flip(2), own_lse.flip(2)
@@ -172,10 +170,11 @@ def gradients_of_parts(
     grad_out, q, k, v, out, lse = given
     for part in parts:
         at, of = _at(part, "queries"), _at(part, "keys")
-        inputs = [_batch(part, x) for x in (at(grad_out), at(q), of(k), of(v), at(out), at(lse))]
-        if part.way == "backward":
-            inputs = [x.flip(2) for x in inputs]
-        grads = inner.backward(*inputs, part.way != "whole", None)
+        views = (at(grad_out), at(q), of(k), of(v), at(out), at(lse))
+        g, queries, keys, values, own_out, own_lse = (_turned(part, x) for x in views)
+        grads = inner.backward(
+            g, queries, keys, values, own_out, own_lse, part.way != "whole", None
+        )
         for place, total, grad in zip((at, of, of), sums, grads, strict=True):
             to = place(total)
             own = _like(grad.flip(2) if part.way == "backward" else grad, to)
@@ -264,9 +263,10 @@ def _at(part: Part, of: Literal["queries", "keys"]) -> Callable[[Tensor], Tensor
     return view
 
 
-def _batch(part: Part, x: Tensor) -> Tensor:
-    """Return blocks [b, count, h, n, ...] as a batch, [b * count, h, n, ...]; one as it is."""
-    return x if part.count == 1 else x.flatten(0, 1)
+def _turned(part: Part, x: Tensor) -> Tensor:
+    """Return a view [b, h, n, ...] or [b, count, h, n, ...] as a batch, in the part's order."""
+    batch = x if part.count == 1 else x.flatten(0, 1)
+    return batch.flip(2) if part.way == "backward" else batch
 
 
 def _like(x: Tensor, view: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class NormAfter:
                 "add_bias_linear is true and a norm follows the projection, which Megatron-Core "
                 "would add the bias after; leave the bias out"
             )
-        super().__init__(input_size, output_size, config=config, **megatron)
+        super().__init__(input_size, output_size, config=config, **megatron)  # type: ignore[call-arg]
         self.post_layernorm = norm_of(config)(config, output_size, config.layernorm_epsilon)
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
@@ -129,7 +129,7 @@ class WideNorm(RMSNorm):
         wide = flat.to(accumulation_dtype(t.dtype))
         group = parallel_state.get_tensor_model_parallel_group()
         squares = wide.square().sum(-1, keepdim=True)
-        total: Tensor = differentiable.all_reduce(squares, group=group)  # type: ignore[no-untyped-call]
+        total: Tensor = differentiable.all_reduce(squares, group=group)
         inverse = torch.rsqrt(total / (wide.shape[-1] * self.ranks) + self.eps)
         (weight,) = self.wide(wide.dtype, self.weight)
         return (wide * inverse * weight).to(t.dtype).view_as(t)

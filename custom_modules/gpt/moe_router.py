@@ -80,7 +80,7 @@ class TokenWeightedRouter(TopKRouter):
         **later: Any,
     ) -> Tensor:
         """Return `activation` [tokens, experts] with this rank's part of the loss in its graph."""
-        stated = self.calculate_per_token_loss
+        stated: bool = self.calculate_per_token_loss  # type: ignore[has-type]
         once = stated and takes_token_count()
         self.calculate_per_token_loss = stated and not once
         try:

@@ -138,7 +138,10 @@ def layer_fields(card: ModelCard) -> dict[str, Any]:
         interval = card.layers + 1 if pattern is None else pattern.every
         return {"no_rope_layers": turns, "no_rope_layer_interval": interval}
     window = WINDOW if pattern is None else pattern.window
-    found = {"layer_types": [FULL if one else LOCAL for one in full], "sliding_window": window}
+    found: dict[str, Any] = {
+        "layer_types": [FULL if one else LOCAL for one in full],
+        "sliding_window": window,
+    }
     if card.family == "gemma3" and pattern is not None:
         assert pattern.local_rope is not None
         found["sliding_window_pattern"] = pattern.every
