@@ -49,6 +49,10 @@ class Documents:
     _shards: dict[tuple[int, int], "Documents"] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
+    blocks: dict[tuple[int, int, int], "Documents"] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """Kept by `custom_modules.context_parallel.halo`, by rank, size and window."""
     _cuts: dict[int, "Documents"] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -160,6 +164,20 @@ class Documents:
         """Return positions [b, S] that restart at each document."""
         rows = [torch.cat([torch.arange(length) for length in row]) for row in self.lengths]
         return torch.stack(rows)
+
+    def apart(self, rank: int, size: int) -> "Documents":
+        """Return the documents of a zigzag shard whose two chunks stay apart, the first's first."""
+        chunk = self.seq_length // (2 * size)
+        rows = [
+            [
+                end - begin
+                for c in chunks_of(rank, size)
+                for start, stop in self.spans(row)
+                if (begin := max(start, c * chunk)) < (end := min(stop, (c + 1) * chunk))
+            ]
+            for row in range(self.batch)
+        ]
+        return Documents.of(rows)
 
     def cut(self, length: int) -> "Documents":
         """Return the table in which documents are cut into pieces of `length`, the last shorter."""

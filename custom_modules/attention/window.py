@@ -17,7 +17,9 @@ and these are merged by their log-sum-exp, as in ring attention. Blocks of one l
 of one call. The work is W S - W^2 / 2 pairs of a query and a key of S tokens, those of the mask.
 
 Memory on top of inputs and outputs: the output in fp32 (float64 for float64), in the backward dq,
-dk and dv in fp32; of `backward` parts a copy of their queries, keys and values, turned round.
+dk and dv in fp32. While a part is computed, what the kernel returns of it; of a `backward` part,
+turned round, a copy of all that the kernel takes, and in the backward of what it returns. All
+blocks of a sequence are one part, so these are as long as the sequence.
 
 `windowed` is itself an attention kernel, so Ulysses and head-chunked Ulysses take it where they
 take a plain one; `custom_modules.context_parallel.halo` is its form over a ring's shards.
@@ -103,13 +105,13 @@ def parts_of(runs: Iterable[Run], window: int) -> Iterator[Part]:
 
 def parts_before(rows: slice, queries: int, keys: int, least: int) -> Iterator[Part]:
     """Yield the parts of so many queries over earlier keys: i attends to j >= i + `least`."""
-    if not keys:
-        return
-    whole = min(queries, max(0, 1 - least))  # those that attend to every key
-    if whole:
+    whole = min(
+        queries, max(0, -least)
+    )  # the next one attends to every key too, as a triangle's first
+    if whole and keys:
         yield Part(rows, (0, whole), (0, keys), "whole")
     stop = min(queries, keys - least)  # the others attend to none
-    if stop <= whole:
+    if stop <= whole or not keys:
         return
     first, end = whole + least, stop + least
     yield Part(rows, (whole, stop), (first, end), "backward")
@@ -140,21 +142,28 @@ def attend_parts(
 
     A causal part is the first of its queries and is written over what is there.
     """
-    for part in parts:
-        at, of = _at(part, "queries"), _at(part, "keys")
-        queries, keys, values = (_turned(part, x) for x in (at(q), of(k), of(v)))
-        own, own_lse = inner.forward(queries, keys, values, part.way != "whole", None)
-        if part.way == "backward":
-            own, own_lse = own.flip(2), own_lse.flip(2)
-        to, to_lse = at(out), at(lse)
-        own, own_lse = (_like(x, y) for x, y in ((own, to), (own_lse, to_lse)))
-        if part.way == "causal":
-            to.copy_(own)
-            to_lse.copy_(own_lse)
-            continue
-        weight = torch.sigmoid(own_lse - to_lse)
-        to.lerp_(own.to(to.dtype), weight[..., None])
-        to_lse.copy_(torch.logaddexp(to_lse, own_lse))
+    for part in parts:  # each in a call of its own: no tensor of a part outlives it
+        _attend(inner, part, q, k, v, out, lse)
+
+
+def _attend(
+    inner: AttentionKernel, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+) -> None:
+    at, of = _at(part, "queries"), _at(part, "keys")
+    queries, keys, values = (_turned(part, x) for x in (at(q), of(k), of(v)))
+    own, own_lse = inner.forward(queries, keys, values, part.way != "whole", None)
+    del queries, keys, values
+    to, to_lse = at(out), at(lse)
+    if part.way == "backward":
+        own, own_lse = own.flip(2), own_lse.flip(2)
+    own, own_lse = own.reshape(to.shape), own_lse.reshape(to_lse.shape)
+    if part.way == "causal":
+        to.copy_(own)
+        to_lse.copy_(own_lse)
+        return
+    weight = torch.sigmoid(own_lse - to_lse)
+    to.lerp_(own.to(to.dtype), weight[..., None])
+    to_lse.copy_(torch.logaddexp(to_lse, own_lse))
 
 
 def gradients_of_parts(
@@ -167,21 +176,29 @@ def gradients_of_parts(
 
     `given` is grad_out, q, k, v, out and lse, where the last two are those of the whole attention.
     """
-    grad_out, q, k, v, out, lse = given
     for part in parts:
-        at, of = _at(part, "queries"), _at(part, "keys")
-        views = (at(grad_out), at(q), of(k), of(v), at(out), at(lse))
-        g, queries, keys, values, own_out, own_lse = (_turned(part, x) for x in views)
-        grads = inner.backward(
-            g, queries, keys, values, own_out, own_lse, part.way != "whole", None
-        )
-        for place, total, grad in zip((at, of, of), sums, grads, strict=True):
-            to = place(total)
-            own = _like(grad.flip(2) if part.way == "backward" else grad, to)
-            if part.way == "causal":
-                to.copy_(own)
-            else:
-                to.add_(own)
+        _add_gradients(inner, part, given, sums)
+
+
+def _add_gradients(
+    inner: AttentionKernel,
+    part: Part,
+    given: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    sums: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    grad_out, q, k, v, out, lse = given
+    at, of = _at(part, "queries"), _at(part, "keys")
+    views = (at(grad_out), at(q), of(k), of(v), at(out), at(lse))
+    g, queries, keys, values, own_out, own_lse = (_turned(part, x) for x in views)
+    grads = inner.backward(g, queries, keys, values, own_out, own_lse, part.way != "whole", None)
+    del g, queries, keys, values, own_out, own_lse
+    for place, total, grad in zip((at, of, of), sums, grads, strict=True):
+        to = place(total)
+        own = (grad.flip(2) if part.way == "backward" else grad).reshape(to.shape)
+        if part.way == "causal":
+            to.copy_(own)
+        else:
+            to.add_(own)
 
 
 class _Windowed:
@@ -267,8 +284,3 @@ def _turned(part: Part, x: Tensor) -> Tensor:
     """Return a view [b, h, n, ...] or [b, count, h, n, ...] as a batch, in the part's order."""
     batch = x if part.count == 1 else x.flatten(0, 1)
     return batch.flip(2) if part.way == "backward" else batch
-
-
-def _like(x: Tensor, view: Tensor) -> Tensor:
-    """Return a result in the shape of the view that it goes to."""
-    return x.reshape(view.shape)

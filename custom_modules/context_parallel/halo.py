@@ -112,8 +112,14 @@ class _Halo:
             return self.ring.forward(q, k, v, causal, documents)
         self._require(q, causal, documents)
         halos, messages = self._fetch(k, v)
-        lse = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
-        out = torch.empty_like(q, dtype=lse.dtype)
+        blocks = self._blocks(documents)
+        if blocks is None:
+            lse = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
+            out = torch.empty_like(q, dtype=lse.dtype)
+        else:
+            first, lse = self.inner.forward(q, k, v, True, blocks)
+            out = first.to(lse.dtype)
+            del first
         attend_parts(self.inner, self._own(q, documents), q, k, v, out, lse)
         messages.wait()
         for number, (keys, values) in zip(self.chunks, halos, strict=True):
@@ -131,8 +137,14 @@ class _Halo:
         self._require(q, causal, documents)
         halos, messages = self._fetch(k, v)
         sum_in = accumulation_dtype(q.dtype)
-        dq, dk, dv = (torch.empty_like(x, dtype=sum_in) for x in (q, k, v))
         given = (grad_out, q, k, v, out, lse)
+        blocks = self._blocks(documents)
+        if blocks is None:
+            dq, dk, dv = (torch.empty_like(x, dtype=sum_in) for x in (q, k, v))
+        else:
+            grads = self.inner.backward(*given, True, blocks)
+            dq, dk, dv = (grad.to(sum_in) for grad in grads)
+            del grads
         gradients_of_parts(self.inner, self._own(q, documents), given, (dq, dk, dv))
         messages.wait()
         of_halos = []
@@ -161,8 +173,20 @@ class _Halo:
             documents.require(batch=q.shape[0], seq_length=q.shape[2] * self.size)
 
     def _own(self, q: Tensor, documents: Documents | None) -> Iterator[Part]:
-        """Yield the parts of this rank's queries over its own keys, chunk by chunk."""
-        return parts_of(self._runs(q, documents), self.window)
+        """Yield the parts of this rank's queries over its own keys that no packed call computes."""
+        packed = self._blocks(documents) is not None
+        for part in parts_of(self._runs(q, documents), self.window):
+            if not (packed and part.way == "causal"):
+                yield part
+
+    def _blocks(self, documents: Documents | None) -> Documents | None:
+        """Return the blocks of this rank's chunks as a table, for a kernel that takes them all."""
+        if documents is None or not self.inner.packed:
+            return None
+        key = (self.rank, self.size, self.window)
+        if key not in documents.blocks:  # every layer asks, forward and backward
+            documents.blocks[key] = documents.apart(self.rank, self.size).cut(self.window)
+        return documents.blocks[key]
 
     def _runs(self, q: Tensor, documents: Documents | None) -> Iterator[Run]:
         chunk = q.shape[2] // 2

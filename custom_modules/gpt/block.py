@@ -19,7 +19,6 @@ from functools import cache
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed.nn.functional as differentiable
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.layers import (
     RowParallelLinear,
@@ -33,9 +32,11 @@ from megatron.core.transformer.utils import (
     sharded_state_dict_default,
 )
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from custom_modules.dtypes import accumulation_dtype
-from custom_modules.gpt.norm import RMSNorm, norm_of
+from custom_modules.gpt.norm import RMSNorm, norm_of, tiles
+from custom_modules.memory.recompute import refuse_autocast
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +65,8 @@ class NormAfter:
         """Take Megatron-Core's arguments of a projection; raise ValueError for one with a bias."""
         if megatron.get("bias"):
             raise ValueError(
-                "add_bias_linear is true and a norm follows the projection, which Megatron-Core "
-                "would add the bias after; leave the bias out"
+                "add_bias_linear is true and a norm follows the projection; Megatron-Core would "
+                "add the bias after the norm: set it to false"
             )
         super().__init__(input_size, output_size, config=config, **megatron)  # type: ignore[call-arg]
         self.post_layernorm = norm_of(config)(config, output_size, config.layernorm_epsilon)
@@ -126,13 +127,9 @@ class WideNorm(RMSNorm):
         flat = t.flatten(2)
         if self.ranks == 1:
             return super().forward(flat).view_as(t)
-        wide = flat.to(accumulation_dtype(t.dtype))
-        group = parallel_state.get_tensor_model_parallel_group()
-        squares = wide.square().sum(-1, keepdim=True)
-        total: Tensor = differentiable.all_reduce(squares, group=group)
-        inverse = torch.rsqrt(total / (wide.shape[-1] * self.ranks) + self.eps)
-        (weight,) = self.wide(wide.dtype, self.weight)
-        return (wide * inverse * weight).to(t.dtype).view_as(t)
+        refuse_autocast(t)
+        out: Tensor = _Shared.apply(flat, self.weight, self)
+        return out.view_as(t)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
@@ -143,6 +140,55 @@ class WideNorm(RMSNorm):
             state, prefix, self.weight_axes, sharded_offsets
         )
         return found
+
+
+class _Shared(torch.autograd.Function):
+    """`WideNorm` of t [s, b, h * D] over several ranks; saves t and one number a token.
+
+    With n = 1 / sqrt(mean(t^2) + eps) and g the gradient of the output
+
+        dt = n * g * w - t * n^3 * mean(g * w * t)        dw = sum over tokens of n * g * t
+
+    where means are over the heads of all ranks.
+    """
+
+    @staticmethod
+    def forward(ctx, t: Tensor, weight: Tensor, norm: WideNorm) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.norm, wide = norm, accumulation_dtype(t.dtype)
+        squares = torch.linalg.vector_norm(t, dim=-1, keepdim=True, dtype=wide).square_()
+        inverse = _mean(squares, norm, t).add_(norm.eps).rsqrt_()
+        ctx.save_for_backward(t, weight, inverse)
+        (factor,) = norm.wide(wide, weight)
+        out = torch.empty_like(t)
+        for tile, scale, of_out in tiles(t, inverse, out):
+            of_out.copy_((tile.to(wide) * scale).mul_(factor))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        t, weight, inverse = ctx.saved_tensors
+        wide = inverse.dtype
+        (factor,) = ctx.norm.wide(wide, weight)
+        products = torch.empty_like(inverse)
+        of_weight = torch.zeros_like(factor)
+        for g, tile, scale, product in tiles(grad, t, inverse, products):
+            both = g.to(wide) * tile
+            product.copy_((both @ factor).unsqueeze(-1))
+            of_weight += scale.flatten() @ both.flatten(0, -2)
+        slope = _mean(products, ctx.norm, t).mul_(inverse.pow(3))
+        dt = torch.empty_like(t)
+        for g, tile, scale, sloped, of_dt in tiles(grad, t, inverse, slope, dt):
+            straight = (g.to(wide) * factor).mul_(scale)
+            of_dt.copy_(straight.sub_(tile.to(wide) * sloped))
+        return dt, of_weight.to(weight.dtype), None
+
+
+def _mean(of_this_rank: Tensor, norm: WideNorm, t: Tensor) -> Tensor:
+    """Return sums over this rank's width as means over that of all, in place."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    torch.distributed.all_reduce(of_this_rank, group=group)
+    return of_this_rank.div_(t.shape[-1] * norm.ranks)
 
 
 def shape_layer(

@@ -254,6 +254,11 @@ class LongContextGPT(GPTModel):
             vp_stage=vp_stage,
             **megatron,
         )
+        if self.mtp_process and (pattern is not None or block != LLAMA):
+            raise ValueError(
+                "mtp_num_layers with layers that differ or norms after them: multi-token "
+                "prediction has layers and an embedding of its own; leave it out"
+            )
         self.vocabulary = vocab_size
         if self.vocabulary != self.vocab_size:
             self._exclude_padding()

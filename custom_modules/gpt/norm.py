@@ -151,7 +151,7 @@ class _Tiled(torch.autograd.Function):
         ctx.norm, ctx.dtype = norm, accumulation_dtype(t.dtype)
         ctx.save_for_backward(t, *parameters)
         wide, out = norm.wide(ctx.dtype, *parameters), torch.empty_like(t)
-        for tile, of_out in _tiles(t, out):
+        for tile, of_out in tiles(t, out):
             norm.write(of_out, tile.to(ctx.dtype), *wide)
         return out
 
@@ -162,14 +162,14 @@ class _Tiled(torch.autograd.Function):
         wide = ctx.norm.wide(ctx.dtype, *parameters)
         dt = torch.empty_like(t)
         sums: Sequence[Tensor] = ()
-        for of_grad, tile, of_dt in _tiles(grad, t, dt):
+        for of_grad, tile, of_dt in tiles(grad, t, dt):
             inputs = of_grad.to(ctx.dtype), tile.to(ctx.dtype)
             found = ctx.norm.write_gradient(of_dt, *inputs, *wide)
             sums = [a.add_(b) for a, b in zip(sums, found, strict=True)] if sums else found
         return dt, None, *(s.type_as(p) for s, p in zip(sums, parameters, strict=True))
 
 
-def _tiles(*tensors: Tensor) -> Iterator[Sequence[Tensor]]:
+def tiles(*tensors: Tensor) -> Iterator[Sequence[Tensor]]:
     """Yield views of at most TILE tokens of each, or one entry of the first dimension."""
     shape = tensors[0].shape
     rows = max(1, TILE // max(1, shape[1] if len(shape) > 2 else 1))

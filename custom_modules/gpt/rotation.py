@@ -44,7 +44,7 @@ def rotation_of(model: nn.Module, length: int) -> RotationInEffect:
         for interleaved in _pairings(chunk):
             own = chunk.rotation.in_effect(length, device, interleaved=interleaved)
             if chunk.pattern is not None:
-                own = replace(own, layers=chunk.pattern.describe())
+                own = replace(own, layers=chunk.pattern.describe(base=False))
             if chunk.local_rotation is not None:
                 local = chunk.local_rotation.in_effect(length, device, interleaved=interleaved)
                 own = replace(own, local=local)

@@ -101,8 +101,8 @@ class RotationInEffect:
                 return f"{name} is {own} instead of {other}"
         if self.layers != expected.layers:
             return (
-                f"the model has {self.layers or 'layers that are all alike'}, instead of "
-                f"{expected.layers or 'layers that are all alike'}"
+                f"the model has {self.layers or 'the same attention in all layers'} instead of "
+                f"{expected.layers or 'the same attention in all layers'}"
             )
         turned = _turned(self.frequencies, expected.frequencies, tolerance) or _turned(
             self.long_frequencies,

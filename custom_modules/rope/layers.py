@@ -95,11 +95,12 @@ class LayerPattern:
             local = 2 * window - window**2 / seq_length
         return full * seq_length + (layers - full) * local
 
-    def describe(self) -> str:
-        """Return the pattern in words."""
+    def describe(self, *, base: bool = True) -> str:
+        """Return the pattern in words, with the base of local layers unless that is told apart."""
         local = [] if self.window is None else [f"a window of {self.window:,} tokens"]
         if self.local_rope is not None:
-            local.append(f"a rotation of base {self.local_rope.base:,.0f} of their own")
+            of_base = f" of base {self.local_rope.base:,.0f}" if base else ""
+            local.append(f"a rotation{of_base} of their own")
         said = f"full attention in every {ordinal(self.every)} layer"
         if not self.full_rotates:
             said = f"no rotation in every {ordinal(self.every)} layer"

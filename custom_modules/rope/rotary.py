@@ -217,7 +217,7 @@ def stated_rotation(
         own = pattern.local_rope
         return replace(
             stated_rotation(scaling, head_dim, length),
-            layers=pattern.describe(),
+            layers=pattern.describe(base=False),
             local=None if own is None else stated_rotation(own, head_dim, length),
         )
     return _in_effect(

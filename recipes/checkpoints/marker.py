@@ -26,6 +26,8 @@ TRAINED_ON = "trained_on"
 versions and of imports lack it."""
 
 PATTERN = "pattern"
+"""Fact of a marker: which layers of the model differ; it is there only if some do."""
+
 ROTATION = "rotation"
 """Fact of a marker: what the built model rotated by (`recipes.checkpoints.rotation`). Markers of
 earlier versions and of imports lack it."""

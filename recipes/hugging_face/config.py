@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from custom_modules.rope.config import RopeScaling
+from custom_modules.rope.layers import LayerPattern
 from data.files.user_file import read_json
 from recipes.hugging_face.config_fields import CONFIG as CONFIG
 from recipes.hugging_face.config_fields import number, whole, words
@@ -331,6 +332,8 @@ def require_same(card: ModelCard, other: ModelCard, what: str, but: Collection[s
 
 
 def _said(fact: Any) -> str:
+    if isinstance(fact, LayerPattern):
+        return fact.describe()
     return str(fact.to_dict() if isinstance(fact, RopeScaling) else fact)
 
 

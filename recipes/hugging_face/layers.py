@@ -53,6 +53,11 @@ def pattern_of(config: Mapping[str, Any], family: str, rope: RopeScaling) -> Lay
     every = _every(config, family, layers)
     if every is None:
         return None
+    if "sliding_window" in config and config["sliding_window"] is None:
+        raise ValueError(
+            f"{CONFIG} has sliding_window null and layers of {LOCAL}; state the tokens of the "
+            f"window, or {FULL} in every layer"
+        )
     window = whole(config, "sliding_window", WINDOW)
     return LayerPattern(every=every, window=window, local_rope=_local_rope(config, family, rope))
 
@@ -65,6 +70,10 @@ def _unrotated(config: Mapping[str, Any], layers: int) -> LayerPattern | None:
     turns = config.get("no_rope_layers")
     if turns is None:
         every = whole(config, "no_rope_layer_interval", EVERY["smollm3"])
+        if every == 1:
+            raise ValueError(
+                f"{CONFIG} has no_rope_layer_interval 1, so no layer would rotate; it is at least 2"
+            )
         return LayerPattern(every=every, full_rotates=False) if every <= layers else None
     if not isinstance(turns, list) or any(turn not in (0, 1) for turn in turns):
         raise ValueError(
@@ -97,33 +106,40 @@ def _period(full: Sequence[bool], layers: int, name: str, word: str) -> int | No
     """Return the distance of full layers; None if all are alike without a window."""
     if len(full) != layers:
         raise ValueError(f"{CONFIG} has {len(full)} entries in {name} and {layers} layers")
-    if name == "layer_types" and all(full):
+    of_windows = name == "layer_types"
+    if all(full) if of_windows else not any(full):
         return None
-    if name == "no_rope_layers" and not any(full):
-        return None
-    every = full.index(True) + 1 if any(full) else 0
-    expected = [every > 0 and number % every == 0 for number in range(1, layers + 1)]
-    if every < 2 or list(full) != expected:
-        at = next((n for n, pair in enumerate(zip(full, expected, strict=True), 1)
-                   if pair[0] != pair[1]), 1)  # fmt: skip
+    if all(full) or not any(full):
         raise ValueError(
-            f"{CONFIG} has a {name} that does not divide the layers by a period: {word} is first "
-            f"layer {every or 'none'}, and layer {at} does not follow from it; a model trained "
-            f"here has it at every n-th layer, n at least 2"
+            f"{CONFIG} has {name} with {'no' if of_windows else 'every layer'} {word}; a model "
+            f"trained here has {word} at every n-th layer, n at least 2"
+        )
+    every = full.index(True) + 1
+    wrong = [at for at, is_full in enumerate(full, start=1) if is_full != (at % every == 0)]
+    if wrong:
+        raise ValueError(
+            f"{CONFIG} has {name} without a period: {word} is at layer {every} first, and by that "
+            f"layer {wrong[0]} would differ; a model trained here has {word} at every n-th layer, "
+            "n at least 2"
         )
     return every
 
 
 def _local_rope(config: Mapping[str, Any], family: str, rope: RopeScaling) -> RopeScaling:
-    if isinstance(mapping(config, NEW).get(LOCAL), Mapping):
-        found = rotations_of({**config, "layer_types": [LOCAL]})[LOCAL]
-        if found is None:
-            raise ValueError(f"{NEW} of {CONFIG} has no rotation for {LOCAL}, which turns here")
-        return found
-    if family == "gemma3":
-        base = number(config, LOCAL_BASE, 10_000.0)
-        return RopeScaling.base_change(int(base) if base.is_integer() else base)
-    return RopeScaling.base_change(rope.base)
+    stated, name = config.get(LOCAL_BASE), LOCAL_BASE  # by the rule of transformers 4
+    if family == "olmo3":
+        stated, name = config.get("rope_theta"), "rope_theta"
+    if not isinstance(mapping(config, NEW).get(LOCAL), Mapping):
+        base = number(config, LOCAL_BASE, 10_000.0) if family == "gemma3" else rope.base
+        return RopeScaling.base_change(int(base) if float(base).is_integer() else base)
+    found = rotations_of({**config, "layer_types": [LOCAL]} | {"rope_theta": None})[LOCAL]
+    assert found is not None
+    if stated is not None and float(stated) != float(found.base):
+        raise ValueError(
+            f"{CONFIG} has {name} {stated!r} and in {NEW} a rope_theta of {found.base!r} for "
+            f"{LOCAL}; transformers 4 computes by the first, 5 by the second: leave one of them"
+        )
+    return found
 
 
 def layer_fields(card: ModelCard) -> dict[str, Any]:
@@ -142,22 +158,24 @@ def layer_fields(card: ModelCard) -> dict[str, Any]:
         "layer_types": [FULL if one else LOCAL for one in full],
         "sliding_window": window,
     }
-    if card.family == "gemma3" and pattern is not None:
-        assert pattern.local_rope is not None
+    if card.family == "gemma3" and pattern is not None and pattern.local_rope is not None:
         found["sliding_window_pattern"] = pattern.every
         found[LOCAL_BASE] = float(pattern.local_rope.base)
     return found
 
 
 def local_rope_fields(card: ModelCard, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `rope_parameters` by kind of layer, where the kinds differ; else nothing.
+    """Return `rope_parameters` by kind of layer, the form that transformers 5 has for a family.
 
+    Nothing for families with one rotation.
     `fields` are those of full layers (`rope_fields`). Raises ValueError for a rotation that one of
     the versions of transformers would not compute in local layers.
     """
+    if not card.facts.windowed:
+        return {}
     own = None if card.pattern is None else card.pattern.local_rope
     if own is None:
-        return {}
+        return {NEW: {FULL: fields[NEW]}}
     if own.method != "default":
         raise ValueError(
             f"local layers rotate by {own.method}, and transformers 4 rotates them by a base alone"

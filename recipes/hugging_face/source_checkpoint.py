@@ -27,9 +27,9 @@ OF_RECIPES = {
     "bias_dropout_fusion", "cp", "cross_entropy_loss_fusion", "ffn_hidden_size",
     "gradient_accumulation_fusion", "hidden_size", "init_method_std", "kv_channels",
     "layernorm_epsilon", "masked_softmax_fusion", "moe_ffn_hidden_size", "moe_grouped_gemm",
-    "pattern",
     "moe_permute_fusion", "moe_router_fusion", "moe_router_topk", "num_attention_heads",
-    "num_layers", "num_moe_experts", "num_query_groups", "offload", "persist_layer_norm",
+    "num_layers", "num_moe_experts", "num_query_groups", "offload", "pattern",
+    "persist_layer_norm",
     "recompute", "rope", "seq_length", "share_embeddings_and_output_weights", "tiling",
     "transformer_engine", "use_cpu_initialization", "vocab_size",
 }  # fmt: skip

@@ -41,7 +41,9 @@ class Family:
     scaled_embedding: bool = False
     """Whether embeddings are multiplied by the square root of their width."""
     patterned: bool = False
-    """Whether some layers differ (`custom_modules.rope.layers.LayerPattern`)."""
+    """Whether some layers may differ (`custom_modules.rope.layers.LayerPattern`)."""
+    windowed: bool = False
+    """Whether those have a window and a rotation of their own; else some do not rotate."""
     experts: bool = False
     """Whether MLPs are experts, some of which a router selects for each token.
 
@@ -130,6 +132,7 @@ FAMILIES: dict[str, Family] = {
             pre_norm=False,
             post_norm=True,
             patterned=True,
+            windowed=True,
         ),
         Family(
             name="gemma3",
@@ -143,6 +146,7 @@ FAMILIES: dict[str, Family] = {
             post_norm=True,
             scaled_embedding=True,
             patterned=True,
+            windowed=True,
         ),
     )
 }

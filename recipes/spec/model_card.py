@@ -84,6 +84,17 @@ class ModelCard:
                 f"{self.name}: layers that differ ({pattern.describe()}), which {self.family} does "
                 f"not have; leave the pattern out, or take {with_one}"
             )
+        windowed = pattern.window is not None and pattern.local_rope is not None
+        if self.facts.windowed and not (windowed and pattern.full_rotates):
+            raise ValueError(
+                f"{self.name}: the local layers of {self.family} have a window and a local_rope, "
+                f"and its full layers rotate; its pattern is {pattern.describe()}"
+            )
+        if not self.facts.windowed and (pattern.window or pattern.local_rope):
+            raise ValueError(
+                f"{self.name}: layers of {self.family} have no window and no rotation of their "
+                f"own; its pattern is {pattern.describe()}"
+            )
         if pattern.every > self.layers:
             raise ValueError(
                 f"{self.name}: the pattern has a full layer after every {pattern.every}, and there "

@@ -14,7 +14,7 @@ from torch import Tensor
 from custom_modules.attention.documents import Documents
 from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.registry import CPU_FLASH
-from custom_modules.attention.window import parts_of, windowed
+from custom_modules.attention.window import parts_before, parts_of, windowed
 from custom_modules.context_parallel.attend import Groups, attend, split_group
 from custom_modules.context_parallel.halo import transfers
 from tests.custom_modules.support.zigzag import differences, made_up, shard_of
@@ -132,6 +132,48 @@ def test_parts_are_each_pair_of_the_window_once(window, length):
             here += {"whole": every, "causal": every.tril(), "backward": every.triu()}[part.way]
     distance = torch.arange(length)[:, None] - torch.arange(length)
     assert torch.equal(seen, ((distance >= 0) & (distance < window)).long())
+
+
+@pytest.mark.parametrize("least", [-20, -7, -1, 0, 1, 4, 9])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (7, 3), (3, 7), (1, 1), (4, 0)])
+def test_parts_over_earlier_keys_are_each_pair_once(queries, keys, least):
+    seen = torch.zeros(queries, keys, dtype=torch.int64)
+    for part in parts_before(slice(None), queries, keys, least):
+        here = seen[slice(*part.queries), slice(*part.keys)]
+        every = torch.ones_like(here)
+        here += every if part.way == "whole" else every.triu()
+        assert here.numel()
+    wanted = torch.arange(keys)[None] >= torch.arange(queries)[:, None] + least
+    assert torch.equal(seen, wanted.long())
+
+
+class Counting:
+    """A kernel for documents of any lengths that counts its calls."""
+
+    def __init__(self) -> None:
+        self.packed = self.others = 0
+
+    def kernel(self) -> AttentionKernel:
+        def forward(q, k, v, causal, documents):
+            self.packed += documents is not None
+            self.others += documents is None
+            return CPU_FLASH.forward(q, k, v, causal, documents)
+
+        return replace(PACKED, forward=forward)
+
+
+def calls_of_short_documents() -> tuple[int, int]:
+    counting = Counting()
+    q, k, v, _ = (t[: LENGTH // 2] for t in tokens(torch.float64))
+    documents = Documents.of([[2] * 24] * BATCH)
+    groups = split_group(dist.group.WORLD, 1)
+    attend(q, k, v, kernel=counting.kernel(), groups=groups, causal=True, documents=documents,
+           window=4)  # fmt: skip
+    return counting.packed, counting.others
+
+
+def test_documents_within_the_window_are_one_call_also_over_a_ring():
+    assert run_ranks(calls_of_short_documents, 2) == [(1, 0)] * 2
 
 
 @pytest.mark.parametrize("window", WINDOWS)

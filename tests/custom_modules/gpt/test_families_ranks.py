@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each family's small model over tensor and context ranks against one rank, every gradient too."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
-from megatron.core import parallel_state
+from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
@@ -119,4 +120,34 @@ def test_logits_and_every_gradient_on_two_ranks_are_those_of_one():
 
 
 def test_tensor_and_context_ranks_together_give_those_of_one():
-    assert too_large(differences(4, ["mixtral", "nemotron", "gemma3"])) == {}
+    assert too_large(differences(4, ["mixtral", "nemotron", "olmo3", "gemma3"])) == {}
+
+
+def resharded(folder: str) -> list[str]:
+    """Save each family on two tensor ranks and load it on one; return what did not come back."""
+    wrong = []
+    with cpu_backend(force=True):
+        for family in ("olmo3", "gemma3"):
+            theirs = families.hugging_face(family, torch.float64)
+            weights = families.megatron_weights(theirs.state_dict())
+            parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+            saved = families.ours(family, weights, torch.float64)
+            path = Path(folder) / family
+            if torch.distributed.get_rank() == 0:
+                path.mkdir()
+            torch.distributed.barrier()
+            dist_checkpointing.save(saved.sharded_state_dict(), str(path))
+            parallel_state.destroy_model_parallel()
+            parallel_state.initialize_model_parallel()
+            zeros = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+            loaded = families.ours(family, zeros, torch.float64)
+            state = dist_checkpointing.load(loaded.sharded_state_dict(), str(path))
+            loaded.load_state_dict(state)
+            parameters = loaded.named_parameters()
+            wrong += [name for name, one in parameters if not torch.equal(one, weights[name])]
+            parallel_state.destroy_model_parallel()
+    return wrong
+
+
+def test_norms_over_all_heads_and_after_projections_are_resharded(tmp_path):
+    assert run_ranks(resharded, 2, str(tmp_path)) == [[], []]

@@ -134,12 +134,19 @@ def test_a_model_whose_layers_are_alike_has_no_pattern():
     ("config", "changed", "said"),
     [
         (OLMO3, {"layer_types": [LOCAL] * 31 + [FULL, LOCAL]}, "33 entries in layer_types and 32"),
-        (OLMO3, {"layer_types": [LOCAL, FULL, FULL, LOCAL] * 8}, "does not divide the layers by a "
-         "period: full_attention is first layer 2, and layer 3 does not follow"),
-        (OLMO3, {"layer_types": [LOCAL] * 32}, "full_attention is first layer none"),
+        (OLMO3, {"layer_types": [LOCAL, FULL, FULL, LOCAL] * 8}, "layer_types without a period: "
+         "full_attention is at layer 2 first, and by that layer 3 would differ"),
+        (OLMO3, {"layer_types": [LOCAL] * 32}, "layer_types with no full_attention"),
+        (OLMO3, {"sliding_window": None}, "sliding_window null and layers of sliding_attention"),
+        (OLMO3, {"rope_parameters": {FULL: {"rope_theta": 500000, **OLMO3["rope_scaling"]},
+         LOCAL: {"rope_theta": 10000, "rope_type": "default"}}}, "rope_theta 500000 and in rope_p"),
+        (GEMMA3, {"rope_parameters": {FULL: {"rope_theta": 1000000, "rope_type": "default"},
+         LOCAL: {"rope_theta": 20000, "rope_type": "default"}}}, "rope_local_base_freq 10000 and"),
+        (SMOLLM3, {"no_rope_layers": [0] * 36}, "no_rope_layers with every layer 0"),
+        (SMOLLM3, {"no_rope_layers": None, "no_rope_layer_interval": 1}, "no layer would rotate"),
         (OLMO3, {"layer_types": ["chunked_attention", FULL] * 16}, "chunked_attention in layer_ty"),
         (OLMO3, {"sliding_window": 0}, "sliding_window 0; it is a whole number, at least 1"),
-        (SMOLLM3, {"no_rope_layers": [1, 0, 0, 1] * 9}, "no_rope_layers that does not divide"),
+        (SMOLLM3, {"no_rope_layers": [1, 0, 0, 1] * 9}, "no_rope_layers without a period: 0 is"),
         (SMOLLM3, {"no_rope_layers": "every 4th"}, "no_rope_layers 'every 4th'; it is a list"),
         (SMOLLM3, {"use_sliding_window": True}, "use_sliding_window true; the SmolLM3 trained"),
         (GEMMA3, {"query_pre_attn_scalar": 168}, "query_pre_attn_scalar 168 and head_dim 256"),
@@ -151,6 +158,29 @@ def test_a_model_whose_layers_are_alike_has_no_pattern():
 def test_layers_that_are_not_known_are_refused_by_name(config, changed, said):
     with pytest.raises(ValueError, match=said):
         card_of(config | changed, "it")
+
+
+@pytest.mark.parametrize("config", [OLMO3, GEMMA3])
+def test_an_export_of_layers_that_are_alike_has_the_form_of_transformers_5_too(config):
+    alike = card_of(config | {"layer_types": [FULL] * config["num_hidden_layers"]}, "it")
+    rope = RopeScaling.yarn(base=alike.native_rope.base, factor=16.0, original_length=8192)
+    written = exported_config(None, alike, rope, 131_072, "bfloat16")
+    assert written["rope_parameters"].keys() == {FULL}
+    assert card_of(json.loads(json.dumps(written)), "it").native_rope == rope
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        ("olmo3_7b", {"window": None}, "layers of olmo3 have a window and a local_rope"),
+        ("gemma3_1b", {"local_rope": None}, "layers of gemma3 have a window and a local_rope"),
+        ("smollm3_3b", {"window": 512}, "layers of smollm3 have no window and no rotation"),
+    ],
+)
+def test_a_pattern_that_a_family_does_not_have_is_refused(name, changed, said):
+    card = CARDS[name]
+    with pytest.raises(ValueError, match=said):
+        replace(card, pattern=replace(card.pattern, **changed))
 
 
 def test_an_export_that_one_version_of_transformers_would_rotate_otherwise_is_refused():
