@@ -14,7 +14,10 @@ from typing import Any
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.profiling.categories import Category
 from recipes.models import LLAMA31_8B, TINY
+from recipes.models.gemma3 import GEMMA3_1B
+from recipes.models.olmo3 import OLMO3_7B
 from recipes.models.qwen import QWEN3_8B
+from recipes.models.smollm3 import SMOLLM3_3B
 from recipes.planner.kernels import PLAIN
 from recipes.planner.memory import Memory, memory
 from recipes.planner.workload import Workload
@@ -26,11 +29,18 @@ SCALE, LAYERS, TILE = 16, 4, 256
 
 
 def _sixteenth(card: ModelCard) -> ModelCard:
-    """Return a card with its widths and vocabulary divided by 16, and four layers."""
+    """Return a card with its widths, vocabulary and window divided by 16, and four layers or so.
+
+    Where layers differ, there are as many as from one full layer to the next.
+    """
+    pattern = card.pattern
+    if pattern is not None and pattern.window is not None:
+        pattern = replace(pattern, window=pattern.window // SCALE)
     return replace(
         card,
         name=f"{card.name}_sixteenth",
-        layers=LAYERS,
+        pattern=pattern,
+        layers=LAYERS if pattern is None else pattern.every,
         hidden=card.hidden // SCALE,
         ffn_hidden=card.ffn_hidden // SCALE,
         head_dim=card.head_dim // SCALE,
@@ -39,7 +49,8 @@ def _sixteenth(card: ModelCard) -> ModelCard:
     )
 
 
-CARDS = {card.name: card for card in (TINY, _sixteenth(LLAMA31_8B), _sixteenth(QWEN3_8B))}
+WHOLE = (LLAMA31_8B, QWEN3_8B, SMOLLM3_3B, OLMO3_7B, GEMMA3_1B)
+CARDS = {card.name: card for card in (TINY, *map(_sixteenth, WHOLE))}
 STATE: tuple[Category, ...] = ("weights", "gradients", "optimizer", "host")
 """Causes that are not activations of the device."""
 

@@ -68,7 +68,7 @@ def pretrain(
         llm.pretrain,
         model=run.Config(LongContextModel, config=model_config(card, stage, layout)),
         trainer=trainer(card, stage, layout, nodes=nodes, planned=planned),
-        data=data_module(stage, layout),
+        data=data_module(card, stage, layout),
         optim=optimizer(stage, layout),
         log=logger(stage, planned),
         resume=run.Config(
@@ -228,8 +228,9 @@ def trainer(
     )
 
 
-def data_module(stage: Stage, layout: Layout) -> run.Config:
+def data_module(card: ModelCard, stage: Stage, layout: Layout) -> run.Config:
     """Return the data module of the store, with batch sizes in sequences."""
+    window = None if card.pattern is None else card.pattern.window
     return run.Config(
         StoreDataModule,
         seq_length=stage.seq_length,
@@ -240,6 +241,7 @@ def data_module(stage: Stage, layout: Layout) -> run.Config:
         pin_memory=True,
         **({} if stage.mix is None else {"mix": mix_node(stage.mix)}),
         **({} if stage.recovers is None else {"recovers": stage.recovers}),
+        **({} if window is None else {"window": window}),
         **train_short(stage),
     )
 

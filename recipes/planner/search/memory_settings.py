@@ -23,6 +23,7 @@ from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.planner.kernels import FUSED
 from recipes.planner.memory import Memory
 from recipes.planner.plan import host_cap, short
+from recipes.planner.search.parallel_sizes import cuts
 from recipes.planner.search.request import SearchRequest
 from recipes.spec import pipeline
 from recipes.spec.layout import Layout
@@ -88,6 +89,7 @@ def chunks_of_stage(question: SearchRequest, shape: Layout) -> list[int]:
         vpp
         for vpp in range(2, MOST_CHUNKS + 1)
         if pipeline.divides(shape.pp, question.card.layers, vpp)
+        and not cuts(question.card, question.seq_length, shape.pp, vpp)
     ]
 
 

@@ -62,12 +62,12 @@ def parallel_sizes(question: SearchRequest, ruled_out: Counter[str]) -> Iterator
                     yield from _of_sizes(question, tp, pp, cp, dp, sequences)
 
 
-def cuts(card: ModelCard, seq_length: int, pp: int) -> bool:
+def cuts(card: ModelCard, seq_length: int, pp: int, vpp: int = 1) -> bool:
     """Whether pipeline stages would have different numbers of layers without a window."""
     pattern = card.pattern
     if pattern is None or pattern.window is None or pattern.window >= seq_length:
         return False
-    return not evenly_full(pattern, card.layers, pp)
+    return not evenly_full(pattern, card.layers, pp, vpp)
 
 
 def _powers(most: int) -> list[int]:

@@ -71,7 +71,7 @@ def test_a_value_out_of_domain_or_without_effect_is_refused(fields, words):
 
 
 def test_a_stage_has_consecutive_positions_and_its_data_module_no_argument_for_them():
-    plain = fdl.ordered_arguments(data_module(stage(Positions()), Layout()))
+    plain = fdl.ordered_arguments(data_module(TINY, stage(Positions()), Layout()))
     assert not {"positions", "rope_scale", "sentences"} & set(plain)
 
 
@@ -120,7 +120,7 @@ def test_longrecipe_chooses_sentences_from_a_text_of_the_target_length():
     data = recipe(DIGITS).data
     assert (data.sentences.source_length, data.positions.target_length) == (2048, 2048)
     assert (data.sentences.anchors, data.sentences.keep_others) == ("digits", 0.5)
-    whole = data_module(stage(Positions.longrecipe(2048, sentences="all")), Layout())
+    whole = data_module(TINY, stage(Positions.longrecipe(2048, sentences="all")), Layout())
     assert "sentences" not in fdl.ordered_arguments(whole)
 
 
@@ -128,7 +128,9 @@ def test_longrecipe_chooses_sentences_from_a_text_of_the_target_length():
     ("seq_length", "least", "scales"), [(256, 1, 8), (512, 2, 4), (1024, 4, 2)]
 )
 def test_gene_draws_multiples_of_what_the_length_needs_up_to_the_factor(seq_length, least, scales):
-    data = data_module(stage(Positions.gene(2048), rope=GENE, seq_length=seq_length), Layout())
+    data = data_module(
+        TINY, stage(Positions.gene(2048), rope=GENE, seq_length=seq_length), Layout()
+    )
     assert (data.rope_scale.least, data.rope_scale.scales) == (least, scales)
 
 
@@ -146,7 +148,7 @@ def test_gene_draws_multiples_of_what_the_length_needs_up_to_the_factor(seq_leng
 )
 def test_gene_needs_a_rotation_that_reaches_its_target(rope, words):
     with pytest.raises(ValueError, match=words):
-        data_module(stage(Positions.gene(2048), rope=rope), Layout())
+        data_module(TINY, stage(Positions.gene(2048), rope=rope), Layout())
 
 
 FITS = {
