@@ -9,7 +9,9 @@ over the heads and tokens that it gets from the all-to-all.
 
 Counted in head slices, e = s * b * D elements of this rank, and turned into bytes at the end. For
 `ring`, `ulysses` and `hybrid` without stages q, k, v are given and counted; with stages the block
-begins at x, which is not. Not counted: rotary tables, weights, workspaces of a kernel.
+begins at x, which is not. Not counted: rotary tables, weights, workspaces of a kernel. Of a window
+(`custom_modules.attention.window`, `custom_modules.context_parallel.halo`) the sums in fp32, the
+squares that are turned round, their results and the results before, and the halo.
 """
 
 from dataclasses import dataclass
@@ -53,6 +55,8 @@ class AttentionShape:
     ring_rank: int = 1
     """Place in the ring. If causal, keys of earlier ranks meet all queries of this one, keys of
     later ranks half of them; the default has the highest peak."""
+    window: int | None = None
+    """Tokens that a token attends to; None: all before it."""
 
     @property
     def slice_bytes(self) -> int:
@@ -101,6 +105,8 @@ class AttentionShape:
         """Bytes that the rank sends in the forward."""
         u, c = self.degrees.ulysses, self.degrees.ring
         by_ring = (c - 1) * 2 * self._inner_kv
+        if self._within:
+            by_ring = 2 * self._inner_kv * self._halo
         if self.degrees.heads_per_stage is not None:
             by_ring *= self.heads // self.degrees.heads_per_stage * self._held_kv
             by_ring //= self._inner_kv
@@ -228,6 +234,8 @@ class AttentionShape:
     def _kernel_forward(self, heads: int, kv_heads: int) -> float:
         """Slices that the kernel, a plain one or a ring, holds in addition to its inputs."""
         ring = self.degrees.ring
+        if self._within:
+            return self._windowed_forward(heads, kv_heads)
         if ring == 1:
             return heads * (1 + self._lse)
         merge, share = self._merge, 0.5 if self.ring_rank == 0 and self.causal else 1.0
@@ -238,8 +246,72 @@ class AttentionShape:
         step = sets + heads * (merge + share * (1 + cast) + self._lse * (1 + sums * share))
         return max(own, step)
 
+    def _windowed_forward(self, heads: int, kv_heads: int) -> float:
+        """Slices of a window's kernel: sums, squares turned round, their result, the one before."""
+        merge, turned, before = self._merge, self._turned, self._before
+        wide = merge if merge > 1 else 0
+        inputs = heads + 2 * kv_heads
+        results = heads * max(before + turned, turned * max(2, 1 + wide))
+        most = max(turned * inputs + results, self._copied * inputs + before * heads)
+        return heads * (merge + self._lse * 2) + most + 4 * kv_heads * self._halo
+
+    def _windowed_backward(self, heads: int, kv_heads: int) -> float:
+        turned, before = self._turned, self._before
+        grads, inputs = heads + 2 * kv_heads, 3 * heads + 2 * kv_heads
+        results = max((before + turned) * grads, turned * (grads + heads + kv_heads))
+        most = max(turned * inputs + results, self._copied * inputs + before * grads)
+        return self._merge * grads + most + 4 * kv_heads * self._halo * (1 + self._merge)
+
+    @property
+    def _within(self) -> bool:
+        """Whether the window is shorter than the sequence."""
+        whole = self.tokens * self.degrees.ulysses * self.degrees.ring
+        return self.window is not None and self.window < whole
+
+    @property
+    def _squares(self) -> tuple[float, int, float]:
+        """A square, as a share of a rank's tokens; the squares of a run of tokens, and the rest.
+
+        A run is what follows one another: one of the two chunks of a ring rank.
+        """
+        assert self.window is not None
+        whole = self.tokens * self.degrees.ulysses
+        run = whole / (2 if self.degrees.ring > 1 else 1)
+        return self.window / whole, int(run // self.window), run % self.window / whole
+
+    @property
+    def _turned(self) -> float:
+        """Tokens in the squares before the diagonal of one run."""
+        each, squares, _ = self._squares
+        return max(0, squares - 1) * each
+
+    @property
+    def _before(self) -> float:
+        """Tokens in the part on the diagonal that is computed last."""
+        each, squares, rest = self._squares
+        return rest or squares * each
+
+    @property
+    def _copied(self) -> float:
+        """Tokens of copies that squares of several sequences need, those before included."""
+        each, squares, rest = self._squares
+        if self.batch == 1 or squares < 2:
+            return 0.0
+        turned = self._turned if squares > 2 else 0.0
+        return max(squares * each, turned + (turned if rest else self._before))
+
+    @property
+    def _halo(self) -> float:
+        """Tokens before its two chunks that a ring rank gets, as a share of its own."""
+        if self.degrees.ring == 1 or self.window is None:
+            return 0.0
+        whole = self.tokens * self.degrees.ulysses
+        return 2 * min(self.window - 1, whole * (self.degrees.ring - 0.5)) / whole
+
     def _kernel_backward(self, heads: int, kv_heads: int) -> float:
         ring = self.degrees.ring
+        if self._within:
+            return self._windowed_backward(heads, kv_heads)
         if ring == 1:
             return heads + 2 * kv_heads
         merge = self._merge

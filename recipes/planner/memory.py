@@ -9,6 +9,8 @@ over TP; e bytes per number. Without recompute a layer holds
     input  h,   norm  h,   q k v  A + 2K,   rotated q and k  A + K,   output  A,   log-sum-exp,
     middle h,   norm  h,   MLP  5F (gate and up, activation, product; 3F where they are fused)
 
+A norm after attention or the MLP keeps h more, one that is not before them h less.
+
 With an all-to-all the exchanged q, k, v and output are kept instead of those before it, and the
 output after the exchange back; head-chunked attention keeps only its output. Norms of q and k keep
 what they are given. The table in `custom_modules.memory.config` lists what recompute leaves of it.
@@ -33,6 +35,7 @@ optimizer, fp32 gradients and, for bf16, 12 bytes a parameter over the ranks tha
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from custom_modules.context_parallel.cost import AttentionShape
 from custom_modules.memory.config import LayerKind
 from recipes.planner.kernels import FUSED, Kernels
 from recipes.planner.workload import Workload
@@ -88,9 +91,8 @@ def _of_stage(
     workload: Workload, kernels: Kernels, layer: "_Layer", stage: int, host: float
 ) -> Memory:
     fixed = _fixed(workload, kernels, stage)
-    moments = dict(layer.moments(stage))
-    moment = max(moments, key=lambda name: sum(moments[name].values()))
-    return Memory(categories=fixed | moments[moment], peak_in=moment, stage=stage, host=host)
+    moment, held = max(layer.moments(stage), key=lambda one: sum(one[1].values()))
+    return Memory(categories=fixed | held, peak_in=moment, stage=stage, host=host)
 
 
 def _fixed(workload: Workload, kernels: Kernels, stage: int) -> dict[str, float]:
@@ -154,9 +156,15 @@ class _Layer:
             most = k * workload.fullest_experts
             self.mlp = most * (self.mlp + gathered) + k * self.x
             self.mlp_gradients = most * (self.mlp_gradients + gathered)
+        pattern = card.pattern
+        self.tables = 1 if pattern is None or pattern.local_rope is None else 2
+        """Rotations, each with its cos and sin."""
         self.by_head = workload.degrees.heads_per_stage is not None
         self.exchanged = workload.degrees.ulysses > 1
-        self.norm = kernels.norm_kept * self.x
+        facts = card.facts
+        self.norm = kernels.norm_kept * self.x * facts.pre_norm
+        self.after = kernels.norm_kept * self.x * facts.post_norm
+        """Kept of a norm after attention or the MLP: what it is given."""
         copied = self.heads + 2 * self.heads / workload.attention.heads * self._inner_kv
         self.copies = kernels.exchange_copies * copied * self.exchanged * (not self.by_head)
         self.unrotated = self.heads + self.kv_heads if kernels.fused_qkv else 0.0
@@ -167,6 +175,8 @@ class _Layer:
     def _unnormed(self) -> float:
         """Return what norms of q and k keep of what they are given, beyond `unrotated`."""
         kernels, card = self.kernels, self.workload.card
+        if card.facts.wide_qk_norm:  # heads that lie apart are copied next to one another
+            return self.heads + self.kv_heads
         if not kernels.fused_qkv or kernels.norm_copies:
             return max(1, kernels.norm_kept - 1) * (self.heads + self.kv_heads)
         # Megatron-Core copies q out of the product where heads are grouped; k is a part of it.
@@ -181,7 +191,7 @@ class _Layer:
     @property
     def attention(self) -> float:
         """Bytes kept of the attention block without its input: norms, q, k, v and output."""
-        ends = self.norm + self.x + self.unnormed
+        ends = self.norm + self.x + self.unnormed + self.after
         if self.by_head:
             return ends + self.result
         if self.exchanged:
@@ -192,7 +202,7 @@ class _Layer:
     @property
     def whole(self) -> dict[str, float]:
         """All bytes of a layer, by category."""
-        mlp = 0.0 if self.workload.layout.tiling.mlp else self.norm + self.mlp
+        mlp = 0.0 if self.workload.layout.tiling.mlp else self.norm + self.mlp + self.after
         return {"saved inputs": self.x, "attention": self.attention, "mlp": mlp}
 
     def kept(self, number: int) -> dict[str, float]:
@@ -238,7 +248,7 @@ class _Layer:
         if "core_attn" in modules:
             whole["attention"] -= self.lse
         if "mlp" in modules:
-            whole["mlp"] = self.x
+            whole["mlp"] = self.x * self.workload.card.facts.pre_norm
         return whole
 
     def moments(self, stage: int) -> Iterator[tuple[str, dict[str, float]]]:
@@ -251,7 +261,7 @@ class _Layer:
         every = {name: size * in_flight for name, size in kept.items()}
         always = {
             "other": INPUTS_BYTES * self.tokens * chunks,
-            "attention": 4 * workload.card.head_dim * self.tokens,  # cos and sin, fp32
+            "attention": 4 * self.tables * workload.card.head_dim * self.tokens,  # cos, sin: fp32
             "communication": self.x * layout.tp if layout.tp > 1 else 0.0,
         }
         if self.kernels.unknown_inputs:
@@ -278,9 +288,26 @@ class _Layer:
         others = _sum(others, {name: size * (chunk - 1) for name, size in self.whole.items()})
         others["saved inputs"] = max(0.0, others.get("saved inputs", 0.0))
         yield "mlp", _sum(others, self._mlp_backward())
-        yield "attention", _sum(others, self._attention_backward())
         rebuilt = layout.recompute.kind != "none"
-        yield "rebuild", _sum(others, self._attention_forward(rebuilt))
+        for shape, freed in self._kinds(numbers):
+            held = _sum(others, {name: -size for name, size in freed.items()})
+            held["saved inputs"] = max(0.0, held["saved inputs"])
+            yield "attention", _sum(held, self._attention_backward(shape))
+            yield "rebuild", _sum(held, self._attention_forward(rebuilt, shape))
+
+    def _kinds(self, numbers: Sequence[int]) -> Iterator[tuple[AttentionShape, dict[str, float]]]:
+        """Yield the attention of the last layer of each kind, and what layers after it held."""
+        windowed, shape = self.workload.windowed, self.workload.attention
+        seen: set[bool] = set()
+        freed: dict[str, float] = {}
+        for number in reversed(numbers):
+            local = windowed([number]) > 0
+            if local not in seen:
+                seen.add(local)
+                yield replace(shape, window=self.workload.window if local else None), dict(freed)
+            if len(seen) == 1 + (self.workload.window is not None):
+                return
+            _add(freed, self.kept(number))
 
     def _loss(self) -> float:
         """Return the bytes of the loss: norm, head and cross-entropy."""
@@ -327,8 +354,7 @@ class _Layer:
         down = tile * (self.kernels.mlp_kept * card.ffn_hidden + gradients + ends) + sums + one
         return max(down, tile * (gradients + ends) + sums + matrices * one)
 
-    def _attention_backward(self) -> dict[str, float]:
-        shape = self.workload.attention
+    def _attention_backward(self, shape: AttentionShape) -> dict[str, float]:
         home = 2 * self.heads if self.exchanged and not self.by_head else 0.0
         dead = 0.0 if self.by_head or self.exchanged else self.unrotated
         inside = self.norm + dead + self.unnormed + shape.backward_peak - home + self.copies
@@ -355,10 +381,10 @@ class _Layer:
         of_heads = self.kernels.attention.bytes_of(*shape.heads_of_kernel)
         return of_heads * shape.slice_bytes / shape.element_bytes
 
-    def _attention_forward(self, rebuilt: bool) -> dict[str, float]:
+    def _attention_forward(self, rebuilt: bool, shape: AttentionShape) -> dict[str, float]:
         dead = 0.0 if self.by_head else self.unrotated
         inside = self.norm + dead + self.unnormed
-        inside += self.workload.attention.forward_peak + self.copies
+        inside += shape.forward_peak + self.copies
         return {"saved inputs": self.x, "attention": inside, "loss": self.x * rebuilt}
 
 
