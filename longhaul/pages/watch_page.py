@@ -3,6 +3,7 @@
 
 import itertools
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -136,7 +137,8 @@ def page(view: RunView, console: Console) -> RenderableType:
     parts += [Text(""), Text("\n".join(found) or "no finding", overflow="fold")]
     past = sum(len(stage.past) for stage in view.stages)
     if past:
-        parts.append(Text(f"{past} earlier; longhaul doctor run {view.run} lists them"))
+        listing = shlex.join(["longhaul", "doctor", "run", str(view.run)])
+        parts.append(Text(f"{past} earlier; {listing} lists them"))
     if state is not None and state.trouble:
         parts.append(Text(f"broken: {state.trouble}", overflow="fold"))
     return Group(*parts)
@@ -159,7 +161,8 @@ class Changes:
         for stage in view.stages:
             name, state = stage.state.name, stage.state
             if self._states.get(name) != state.state:
-                reason = f": {state.reason}" if state.reason else ""
+                is_said = state.state == "broken"  # by its finding
+                reason = f": {state.reason}" if state.reason and not is_said else ""
                 shown = f"  {self._figures(stage)}" if name not in self._states else ""
                 yield f"{name}  {state.state}  step {progress_of(stage)}{shown}{reason}".rstrip()
                 self._states[name] = state.state

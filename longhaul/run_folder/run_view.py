@@ -28,7 +28,7 @@ from longhaul.health.thresholds import (
 from longhaul.run_folder.lock_holder import holder_of
 from longhaul.run_folder.stage_named import stage_named
 from longhaul.run_folder.state import RunState, StageState, run_state
-from recipes.checkpoints.marker import MARKER, newest_checkpoint
+from recipes.checkpoints.marker import MARKER
 from recipes.spec.finding import EVENTS, Finding, read, recorded
 from recipes.spec.naming import stage_folder
 
@@ -157,9 +157,9 @@ class RunWatch:
         if tail.last and tail.last["step"] > state.step:  # written since the state was read
             state = replace(state, step=tail.last["step"])
         silent = self._age((state.name, "line"), state.step, tail.path)
-        newest = newest_checkpoint(folder / "checkpoints")
         saved = math.nan
-        if newest is not None:
+        if state.checkpoint_step is not None:
+            newest = folder / "checkpoints" / f"step={state.checkpoint_step}"
             saved = self._age((state.name, "saved"), newest.name, newest / MARKER)
         if state.state == "running":
             self._worked.add(state.name)
@@ -185,10 +185,11 @@ class RunWatch:
     ) -> tuple[list[Finding], list[Finding]]:
         """Return the findings of a stage that hold, and those that it has survived.
 
-        A stage that is done has none that hold. An event holds until a step is taken after it.
+        A stage that is done has at most that its files are of another run. An event holds until a
+        step is taken after it.
         """
         if state.state == "done":
-            return [], [*past, *current]
+            return _foreign(state, lines), [*past, *current]
         found = list(current)
         last = lines[-1]["step"] if lines else 0
         events = [one for one in past if one.kind in EVENTS and one.step >= last]
@@ -196,6 +197,7 @@ class RunWatch:
         known = {one.kind for one in found}
         found += [one for one in findings(lines) if one.kind not in known]
         known |= {one.kind for one in found}
+        found += _foreign(state, lines)
         observed = _observed(state, lines, silent, worked=state.name in self._worked)
         if observed is not None and not (observed.kind in EVENTS | {"ended"} and events):
             found += [observed] if observed.kind not in known else []
@@ -241,6 +243,21 @@ def _file_age(path: Path) -> float:
     return age if 0 <= age < LONGEST_AGE else (0.0 if -5 < age < 0 else math.nan)
 
 
+def _foreign(state: StageState, lines: Sequence[dict[str, Any]]) -> list[Finding]:
+    """Return the finding that metrics are not of this stage: they have a step that it has not."""
+    last = lines[-1]["step"] if lines else 0
+    if not last > state.steps:
+        return []
+    return [
+        Finding(
+            kind="foreign_metrics", step=last,
+            said=f"metrics.jsonl has step {last:,}, and {state.name} has {state.steps:,.0f} steps",
+            cause="the file is of another run or stage",
+            remedy="put the stage's own file back, or move this one away; no checkpoint needs it",
+        )
+    ]  # fmt: skip
+
+
 def _observed(
     state: StageState, lines: Sequence[dict[str, Any]], silent: float, *, worked: bool
 ) -> Finding | None:
@@ -252,6 +269,8 @@ def _observed(
             kind="node_lost", step=step, cause="the node crashed or was taken out of the cluster",
             said=f"a node of job {state.job.number} is lost (NODE_FAIL)", remedy=resumes,
         )  # fmt: skip
+    if state.state == "broken":
+        return Finding(kind="damaged", step=step, said=state.reason)
     if state.state == "failed":
         return Finding(
             kind="failed", step=step, said=f"{state.name} failed: {state.reason or 'no reason'}",

@@ -14,6 +14,7 @@ from typing import Any
 
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.layers import LayerPattern
+from data.files.nearest import near_path
 from data.files.user_file import read_yaml
 from recipes.checkpoints.files import HUGGING_FACE
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, checkpoints_in, newest_checkpoint
@@ -93,6 +94,11 @@ def checkpoint_of(source: Path) -> Path:
 
     Raises ValueError if there is none; for a run, with one of its stages.
     """
+    if not source.is_dir():
+        what = f"{source} is a file" if source.exists() else f"there is no folder {source}"
+        raise ValueError(
+            f"{what}{near_path(source)}; name the folder of a trained stage or of an import"
+        )
     checkpoint = newest_checkpoint(checkpoints_in(source))
     if checkpoint is None:
         stages = sorted(path.name for path in (source / "stages").glob("*"))

@@ -3,10 +3,15 @@
 
 import importlib.util
 import os
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from recipes.spec.suggest import did_you_mean
+
+TREE = Path(__file__).resolve().parents[2]
+"""The clone, which the extras are installed from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +59,11 @@ def require_trackers(names: Iterable[str], *, here: bool = True) -> tuple[str, .
             raise ValueError(f"no tracker is called {name!r}; {did_you_mean(name, list(TRACKERS))}")
         tracker = TRACKERS[name]
         if here and not _is_there(tracker.module):
-            install = f"pip install -e '.[{tracker.extra}]'" if tracker.extra else ""
-            install = install or f"pip install {tracker.module}"
-            raise ValueError(f"--track {name} needs the package {tracker.module}: {install}")
+            extra = shlex.quote(f"{TREE}[{tracker.extra}]")
+            install = f"-e {extra}" if tracker.extra else tracker.module
+            raise ValueError(
+                f"--track {name} needs the package {tracker.module}: pip install {install}"
+            )
         if tracker.variables and not any(map(os.environ.get, tracker.variables)):
             raise ValueError(
                 f"--track {name} sends to an address that no variable states; set "

@@ -63,5 +63,17 @@ def test_what_cannot_be_merged_is_refused_first(answer, models, words, said):
 
 def test_a_folder_without_a_checkpoint_is_refused(answer, models, tmp_path):
     _, start, _ = models
-    told = answer("merge", start, tmp_path / "none", "--to", "mean").error()
-    assert "none has no complete checkpoint; name the folder of a trained stage" in told
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    told = answer("merge", start, empty, "--to", "mean").error()
+    assert "empty has no complete checkpoint; name the folder of a trained stage" in told
+
+
+def test_a_folder_that_is_not_there_is_refused_with_the_nearest_one(answer, tmp_path):
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "file").touch()
+    for command in (("export", "--to", tmp_path / "to", "--from"), ("reproduce",)):
+        told = answer(*command, tmp_path / "traned").error()
+        near = f"there is no folder {tmp_path / 'traned'} (did you mean {tmp_path / 'trained'}?)"
+        assert f"{near}; name the folder of a trained stage or of an import" in told
+        assert f"{tmp_path / 'file'} is a file" in answer(*command, tmp_path / "file").error()

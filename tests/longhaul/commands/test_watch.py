@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from eval.run_folder import append_step
 from longhaul.commands import watch
@@ -228,3 +229,32 @@ def test_what_is_not_a_run_is_refused_in_a_sentence(answer, tmp_path):
 def test_watching_loads_nothing_heavy(run):
     assert after("watch", str(run), "--once").returncode == 0
     assert after("doctor", "run", str(run)).returncode == 1
+
+
+def test_a_stage_with_a_damaged_marker_is_a_finding_and_the_others_are_shown(answer, run):
+    marker = stage_folder(run, "tiny_2k") / "checkpoints" / "step=8" / "longhaul.json"
+    marker.write_text("{")
+    code, out, _ = answer("watch", run, "--once")
+    assert code == 0
+    assert "tiny_512  done  step 40/40" in out
+    assert "tiny_2k  broken  step 10/?" in out
+    assert out.count(f"{marker} is damaged") == 1
+    code, out, _ = answer("doctor", "run", run)
+    assert code == 1
+    assert f"damaged since step 10: {marker} is damaged" in out
+
+
+def test_metrics_of_another_run_are_a_finding_even_if_the_stage_is_done(answer, run):
+    assert kinds(RunWatch(run, "tiny_512").look()) == []
+    append_step(stage_folder(run, "tiny_512") / "metrics.jsonl", {"step": 41, "loss": 3.0})
+    code, out, _ = answer("doctor", "run", run, "--stage", "tiny_512")
+    assert code == 1
+    assert "metrics.jsonl has step 41, and tiny_512 has 40 steps" in out
+
+
+def test_the_command_that_the_page_names_can_be_typed(tmp_path):
+    run = make_run(tmp_path / "my run", taken=(40, 40), saved=(40, 40))
+    append(stage_folder(run, "tiny_2k"), [begins(SLOW)])
+    console = Console(file=io.StringIO(), width=400)
+    console.print(page(RunWatch(run).look(), console))
+    assert f"1 earlier; longhaul doctor run '{run}' lists them" in console.file.getvalue()

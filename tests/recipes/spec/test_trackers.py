@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import importlib.util
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +38,11 @@ def test_opentelemetry_without_an_address_is_refused(monkeypatch):
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", raising=False)
     with pytest.raises(ValueError, match="set OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318"):
         require_trackers(["otel"], here=False)
+
+
+def test_the_command_that_installs_a_tracker_works_in_any_folder(monkeypatch):
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda module: None)
+    with pytest.raises(ValueError, match="pip install") as refused:
+        require_trackers(["mlflow"])
+    *_, path = shlex.split(str(refused.value))
+    assert (Path(path.removesuffix("[mlflow]")) / "pyproject.toml").is_file()
