@@ -23,7 +23,7 @@ from typing import Any
 SECONDS = 30.0
 """How long a command may run."""
 CLOSING_SECONDS = 2.0
-"""How long the end of training waits until the last alerts have been started."""
+"""How long the end of training waits for the last alerts to end, and again for them to start."""
 MOST_WAITING = 64
 """Findings that may wait for a command that hangs; further ones are only recorded."""
 
@@ -84,13 +84,14 @@ class Alerts:
             self._thread.start()
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
-        """Start what still waits, and return once it is started, or after some seconds.
+        """Return once all have ended, or after some seconds, when what still waits is started.
 
         A command that runs then outlives this process, in its own session.
         """
+        if self._thread is None or self._idle.wait(seconds):
+            return
         self._closing.set()
-        if self._thread is not None:
-            self._idle.wait(seconds)
+        self._idle.wait(seconds)
 
     def _work(self) -> None:
         while True:

@@ -58,6 +58,22 @@ def test_the_last_alert_is_started_before_the_caller_ends(tmp_path):
     assert waited_for(lambda: out.exists() and out.read_text() != "")
 
 
+def test_the_last_alert_that_fails_is_said_before_the_caller_ends():
+    said = []
+    alerts = Alerts("sh -c 'sleep 0.3; exit 3'", said.append)
+    alerts.send({})
+    alerts.close(20.0)
+    assert "exit code 3" in said[0]
+
+
+def test_alerts_behind_a_command_that_hangs_are_started_before_the_caller_ends(tmp_path):
+    alerts = Alerts(f"sh -c 'mktemp -p {tmp_path}; exec sleep 20'", print)
+    for _ in range(3):
+        alerts.send({})
+    alerts.close(1.0)
+    assert waited_for(lambda: len(list(tmp_path.iterdir())) == 3)
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
