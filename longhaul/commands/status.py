@@ -24,12 +24,22 @@ EXPENDABLE = ("evaluated", "tokens", "checkpoint", "left", "job")
 """Columns that a narrow terminal shows as lines below the table, from the first on."""
 
 
+STAGE = "stage.json"
+"""File of the folder of a stage."""
+MOST_NAMED = 5
+"""Runs that an error names."""
+
+
 def status(
-    run: Annotated[Path, typer.Argument(help="Run folder, as written by `longhaul run`.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or the folder of a stage in it.")],
     as_json: Json = False,
 ) -> None:
     """Show how far a run is: state, step, time left, checkpoint and job of each stage."""
+    if run.parent.name == "stages" and (run / STAGE).is_file():
+        run = run.parent.parent
     found = run_state(run)
+    if not found.stages and not found.jobs:
+        _require_no_runs(run)
     if as_json:
         print_json(_content(found))
         return
@@ -142,3 +152,11 @@ def _content(found: RunState) -> dict[str, Any]:
             for stage in found.stages
         ],
     }
+
+
+def _require_no_runs(folder: Path) -> None:
+    """Raise ValueError for a folder that runs are in."""
+    runs = sorted(path.parent.name for path in folder.glob("*/stages/"))
+    if runs:
+        named = ", ".join([*runs[:MOST_NAMED], *(["..."] if len(runs) > MOST_NAMED else [])])
+        raise ValueError(f"{folder} is not a run folder; name one of the runs in it: {named}")

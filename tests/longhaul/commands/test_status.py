@@ -251,6 +251,14 @@ def test_an_empty_folder_says_that_nothing_has_begun(answer, tmp_path):
     assert (code, "no stage has been started here" in out) == (0, True)
 
 
+def test_the_folder_of_a_stage_is_taken_for_its_run_and_one_of_runs_is_refused(answer, tmp_path):
+    run = make_run(tmp_path / "runs" / "first")
+    shown = answer("status", run).out
+    assert answer("status", stage_folder(run, "tiny_2k")).out == shown
+    told = answer("status", tmp_path / "runs").error()
+    assert f"{tmp_path / 'runs'} is not a run folder; name one of the runs in it: first" in told
+
+
 def test_a_place_that_is_no_folder_is_refused(answer, tmp_path):
     assert "no run folder at" in answer("status", tmp_path / "nowhere").error()
 
