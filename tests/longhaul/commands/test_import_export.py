@@ -246,7 +246,7 @@ def test_a_folder_that_is_no_such_model_is_refused(answer, published, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--from", "none", "--to", "x"), "no complete checkpoint"),
+        (("--from", "none", "--to", "x"), "there is no folder none; name the folder"),
         (("--from", "STAGE", "--to", "."), "already exists"),
         (("--from", "STAGE", "--to", "x", "--dtype", "int8"), "one of bfloat16"),
         (("--from", "STAGE", "--to", "x", "--max-shard-gib", "0"), "at least 3.05176e-05 (32 KiB)"),
