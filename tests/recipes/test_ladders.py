@@ -24,6 +24,9 @@ EACH_CARD = pytest.mark.parametrize(
 )
 
 READ = {
+    "length": lambda stage: stage.seq_length,
+    "tokens": lambda stage: stage.tokens,
+    "method": lambda stage: stage.rope.method,
     "base": lambda stage: stage.rope.base,
     "factor": lambda stage: stage.rope.factor,
     "original": lambda stage: stage.rope.original_length,

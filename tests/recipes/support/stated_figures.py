@@ -1,32 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sources of the shipped ladders state: figures of each stage, and total tokens."""
+"""What the sources of the shipped ladders state: figures of each stage, and total tokens.
+
+`tests.recipes.support.ladder_table` makes docs/ladders.md of them and of the ladders.
+"""
 
 M4, M8 = 4_194_304, 8_388_608
-PROLONG = {"peak": 1e-5, "end": 1e-6, "decay": 0.1, "beta2": 0.95, "documents": "within"}
-YARN = {"original": 4_096, "peak": 2e-5, "end": 0, "warmup": 20, "decay": 0, "beta2": 0.95}
-LWM = {"batch": M4, "peak": 4e-5, "end": 4e-5}
-ULTRALONG = {"base": 500_000, "original": 8_192, "beta_fast": 4, "peak": 3e-5, "start": "card"}
-K2V2 = {"batch": 13_107_200, "peak": 6e-6, "end": 6e-6, "warmup": 0, "decay": 0.05, "beta2": 0.95}
-APERTUS = {"original": 8_192, "decay": 0.1, "beta2": 0.999, "optimizer": "new"}
+PROLONG = {
+    "method": "default", "peak": 1e-5, "end": 1e-6, "decay": 0.1, "beta2": 0.95,
+    "documents": "within",
+}  # fmt: skip
+YARN = {
+    "method": "yarn", "original": 4_096, "peak": 2e-5, "end": 0, "warmup": 20, "decay": 0,
+    "beta2": 0.95,
+}  # fmt: skip
+LWM = {"method": "default", "batch": M4, "peak": 4e-5, "end": 4e-5}
+ULTRALONG = {
+    "method": "yarn", "base": 500_000, "original": 8_192, "beta_fast": 4, "peak": 3e-5,
+    "documents": "across", "start": "card",
+}  # fmt: skip
+K2V2 = {
+    "method": "default", "batch": 13_107_200, "peak": 6e-6, "end": 6e-6, "warmup": 0,
+    "decay": 0.05, "beta2": 0.95,
+}  # fmt: skip
+APERTUS = {
+    "method": "llama3", "original": 8_192, "decay": 0.1, "beta2": 0.999, "optimizer": "new",
+}  # fmt: skip
 APERTUS_8B = {**APERTUS, "batch": M8, "peak": 1.1e-5, "end": 1.1e-5}
 APERTUS_70B = {**APERTUS, "batch": 2 * M8}
-SMOLLM3 = {"peak": 2e-5, "end": 0, "warmup": 1_000, "decay": 0.1, "documents": "within"}
-OLMO3 = {
-    "base": 500_000, "original": 8_192, "factor": 8, "beta_fast": 32, "peak": 2.0712e-4, "end": 0,
-    "warmup": 200, "decay": 0.1, "beta2": 0.95, "documents": "within",
+V1_8B = {**APERTUS_8B, "factor": 8, "warmup": 150}
+V1_70B = {**APERTUS_70B, "factor": 8, "peak": 1e-6, "end": 1e-6, "warmup": 75}
+V15_8B = {**APERTUS_8B, "documents": "within"}
+V15_70B = {**APERTUS_70B, "documents": "within", "peak": 2e-6, "end": 2e-6}
+SMOLLM3 = {
+    "method": "default", "peak": 2e-5, "end": 0, "warmup": 1_000, "decay": 0.1, "beta2": 0.95,
+    "documents": "within",
 }  # fmt: skip
-DEEPSEEK = {"base": 10_000, "original": 4_096, "factor": 40, "steps": 1_000, "peak": 7.3e-6}
-LONGRECIPE = {"peak": 5e-5, "end": 5e-5, "decay": 0.1, "beta2": 0.999}
+OLMO3 = {
+    "method": "yarn", "base": 500_000, "original": 8_192, "factor": 8, "beta_fast": 32,
+    "peak": 2.0712e-4, "end": 0, "warmup": 200, "decay": 0.1, "beta2": 0.95, "documents": "within",
+}  # fmt: skip
+DEEPSEEK = {
+    "method": "yarn", "base": 10_000, "original": 4_096, "factor": 40, "beta_fast": 32,
+    "steps": 1_000, "peak": 7.3e-6, "end": 7.3e-6, "decay": 0.1, "beta2": 0.95,
+}  # fmt: skip
+LONGRECIPE = {"warmup": 0, "peak": 5e-5, "end": 5e-5, "decay": 0.1, "beta2": 0.999}
+LLAMA2_LONG = {
+    "method": "default", "base": 500_000, "steps": 100_000, "batch": M4, "warmup": 2_000,
+}  # fmt: skip
+GENE = {"factor": 16, "original": 4_096, "peak": 2e-5, "end": 0, "decay": 0, "beta2": 0.999}
+ABF = {"method": "default"}
 
 STATED = [
     (
         "llama2_long_32k",
-        {32_768: {"base": 500_000, "steps": 100_000, "batch": M4, "peak": 2e-5, "warmup": 2_000}},
+        {32_768: {**LLAMA2_LONG, "peak": 2e-5}},
         "2309.16039, sections 1, 2.1 and 4.1; batch: 2307.09288, section 2.2",
     ),
     (
         "llama2_long_16k",
-        {16_384: {"base": 500_000, "steps": 100_000, "batch": M4, "peak": 1e-5, "warmup": 2_000}},
+        {16_384: {**LLAMA2_LONG, "peak": 1e-5}},
         "2309.16039, sections 1, 2.1 and 4.1; batch: 2307.09288, section 2.2",
     ),
     (
@@ -54,7 +86,11 @@ STATED = [
     ),
     (
         "qwen25_1m",
-        {65_536: {"base": 1e6}, 131_072: {"base": 5e6}, 262_144: {"base": 1e7}},
+        {
+            65_536: {**ABF, "base": 1e6},
+            131_072: {**ABF, "base": 5e6},
+            262_144: {**ABF, "base": 1e7},
+        },
         "2501.15383, section 3 (its stages three to five)",
     ),
     ("ultralong_1m", {1_048_576: {**ULTRALONG, "factor": 128}}, "2504.06214, section 3.1, table 5"),
@@ -85,7 +121,16 @@ STATED = [
     ),
     (
         "longrope2",
-        {131_072: {"factor": 16, "original": 8_192, "sequences": 64, "peak": 2e-5}},
+        {
+            131_072: {
+                "method": "longrope",
+                "factor": 16,
+                "original": 8_192,
+                "sequences": 64,
+                "tokens": 10e9,
+                "peak": 2e-5,
+            }
+        },
         "2502.20082, section 4.1",
     ),
     (
@@ -95,7 +140,7 @@ STATED = [
     ),
     (
         "gene_64k",
-        {16_384: {"steps": 300, "sequences": 128, "peak": 2e-5, "warmup": 100, "factor": 16}},
+        {16_384: {**GENE, "steps": 300, "sequences": 128, "warmup": 100, "target": 65_536}},
         "configs/ptrain_16k_64k.yaml of LhLi-QED/GeNE",
     ),
     (
@@ -122,60 +167,72 @@ STATED = [
     (
         "apertus_8b",
         {
-            8_192: {**APERTUS_8B, "base": 1e6, "steps": 9_350, "sequences": 1_024, "warmup": 150},
-            16_384: {**APERTUS_8B, "base": 2e6, "steps": 6_930, "sequences": 512, "warmup": 150},
-            32_768: {**APERTUS_8B, "base": 4e6, "steps": 7_000, "sequences": 256, "warmup": 150},
-            65_536: {**APERTUS_8B, "base": 12e6, "steps": 3_480, "sequences": 128, "warmup": 150},
+            8_192: {
+                **V1_8B,
+                "base": 1e6,
+                "steps": 9_350,
+                "sequences": 1_024,
+                "documents": "within",
+            },
+            16_384: {**V1_8B, "base": 2e6, "steps": 6_930, "sequences": 512, "documents": "within"},
+            32_768: {**V1_8B, "base": 4e6, "steps": 7_000, "sequences": 256, "documents": "within"},
+            65_536: {
+                **V1_8B,
+                "base": 12e6,
+                "steps": 3_480,
+                "sequences": 128,
+                "documents": "across",
+            },
         },
         "long_context/training_scripts/8B of swiss-ai/pretrain-code",
     ),
     (
         "apertus_70b",
         {
-            8_192: {**APERTUS_70B, "base": 1e6, "steps": 4_800, "peak": 1e-6, "warmup": 75},
-            16_384: {**APERTUS_70B, "base": 2e6, "steps": 3_600, "peak": 1e-6, "warmup": 75},
-            32_768: {**APERTUS_70B, "base": 4e6, "steps": 3_580, "peak": 1e-6, "warmup": 75},
-            65_536: {**APERTUS_70B, "base": 8e6, "steps": 1_742, "peak": 1e-6, "warmup": 75},
+            8_192: {**V1_70B, "base": 1e6, "steps": 4_800, "documents": "within"},
+            16_384: {**V1_70B, "base": 2e6, "steps": 3_600, "documents": "within"},
+            32_768: {**V1_70B, "base": 4e6, "steps": 3_580, "documents": "within"},
+            65_536: {**V1_70B, "base": 8e6, "steps": 1_742, "documents": "across"},
         },
         "long_context/training_scripts/70B of swiss-ai/pretrain-code",
     ),
     (
         "apertus15_8b",
         {
-            32_768: {**APERTUS_8B, "base": 2e6, "factor": 8, "steps": 8_000, "warmup": 300},
-            65_536: {**APERTUS_8B, "base": 4e6, "factor": 8, "steps": 7_000, "warmup": 300},
-            131_072: {**APERTUS_8B, "base": 4e6, "factor": 16, "steps": 7_000, "warmup": 300},
-            262_144: {**APERTUS_8B, "base": 4e6, "factor": 32, "steps": 7_000, "warmup": 300},
+            32_768: {**V15_8B, "base": 2e6, "factor": 8, "steps": 8_000, "warmup": 300},
+            65_536: {**V15_8B, "base": 4e6, "factor": 8, "steps": 7_000, "warmup": 300},
+            131_072: {**V15_8B, "base": 4e6, "factor": 16, "steps": 7_000, "warmup": 300},
+            262_144: {**V15_8B, "base": 4e6, "factor": 32, "steps": 7_000, "warmup": 300},
         },
         "long-context/8b/*.sh of swiss-ai/pretrain-code at fa7c0a1",
     ),
     (
         "apertus15_8b_as_trained",
         {
-            32_768: {**APERTUS_8B, "base": 2e6, "factor": 8, "steps": 8_000, "warmup": 300},
-            65_536: {**APERTUS_8B, "base": 4e6, "factor": 8, "steps": 7_000, "warmup": 300},
-            131_072: {**APERTUS_8B, "base": 4e6, "factor": 8, "steps": 7_000, "warmup": 300},
-            262_144: {**APERTUS_8B, "base": 4e6, "factor": 8, "steps": 7_000, "warmup": 300},
+            32_768: {**V15_8B, "base": 2e6, "factor": 8, "steps": 8_000, "warmup": 300},
+            65_536: {**V15_8B, "base": 4e6, "factor": 8, "steps": 7_000, "warmup": 300},
+            131_072: {**V15_8B, "base": 4e6, "factor": 8, "steps": 7_000, "warmup": 300},
+            262_144: {**V15_8B, "base": 4e6, "factor": 8, "steps": 7_000, "warmup": 300},
         },
         "long-context/8b/*.sh of swiss-ai/pretrain-code at fa7c0a1",
     ),
     (
         "apertus15_70b",
         {
-            32_768: {**APERTUS_70B, "base": 2e6, "factor": 8, "steps": 3_625, "warmup": 0},
-            65_536: {**APERTUS_70B, "base": 4e6, "factor": 8, "steps": 3_500, "warmup": 100},
-            131_072: {**APERTUS_70B, "base": 4e6, "factor": 16, "steps": 3_000, "warmup": 100},
-            262_144: {**APERTUS_70B, "base": 4e6, "factor": 32, "steps": 3_000, "warmup": 100},
+            32_768: {**V15_70B, "base": 2e6, "factor": 8, "steps": 3_625, "warmup": 0},
+            65_536: {**V15_70B, "base": 4e6, "factor": 8, "steps": 3_500, "warmup": 100},
+            131_072: {**V15_70B, "base": 4e6, "factor": 16, "steps": 3_000, "warmup": 100},
+            262_144: {**V15_70B, "base": 4e6, "factor": 32, "steps": 3_000, "warmup": 100},
         },
         "long-context/70b/*.sh of swiss-ai/pretrain-code at fa7c0a1",
     ),
     (
         "apertus15_70b_as_trained",
         {
-            32_768: {**APERTUS_70B, "base": 2e6, "factor": 8, "steps": 3_625, "warmup": 0},
-            65_536: {**APERTUS_70B, "base": 4e6, "factor": 8, "steps": 3_500, "warmup": 100},
-            131_072: {**APERTUS_70B, "base": 4e6, "factor": 8, "steps": 3_000, "warmup": 100},
-            262_144: {**APERTUS_70B, "base": 4e6, "factor": 8, "steps": 3_000, "warmup": 100},
+            32_768: {**V15_70B, "base": 2e6, "factor": 8, "steps": 3_625, "warmup": 0},
+            65_536: {**V15_70B, "base": 4e6, "factor": 8, "steps": 3_500, "warmup": 100},
+            131_072: {**V15_70B, "base": 4e6, "factor": 8, "steps": 3_000, "warmup": 100},
+            262_144: {**V15_70B, "base": 4e6, "factor": 8, "steps": 3_000, "warmup": 100},
         },
         "long-context/70b/*.sh of swiss-ai/pretrain-code at fa7c0a1",
     ),
@@ -183,36 +240,50 @@ STATED = [
         "smollm3",
         {
             32_768: {**SMOLLM3, "base": 2e6, "steps": 20_000, "sequences": 72},
-            65_536: {**SMOLLM3, "base": 5e6, "steps": 22_000, "sequences": 36},
+            65_536: {
+                **SMOLLM3,
+                "base": 5e6,
+                "steps": 22_000,
+                "sequences": 36,
+                "optimizer": "new",
+            },
         },
         "text/pretraining/smollm3/long_context_*.yaml of huggingface/smollm",
     ),
     (
         "olmo3_7b",
-        {65_536: {**OLMO3, "sequences": 64, "steps": 11_921}},
+        {65_536: {**OLMO3, "sequences": 64, "steps": 11_921, "tokens": 50e9}},
         "src/scripts/official/OLMo3/OLMo-3-1025-7B-long-context.py of allenai/OLMo-core",
     ),
     (
         "olmo3_32b",
-        {65_536: {**OLMO3, "batch": M8, "steps": 11_921}},
+        {65_536: {**OLMO3, "batch": M8, "steps": 11_921, "tokens": 100e9}},
         "src/scripts/official/OLMo3/OLMo-3-1025-32B-long-context.py of allenai/OLMo-core",
     ),
     (
         "deepseek_v3",
         {
-            32_768: {**DEEPSEEK, "sequences": 1_920, "end": 7.3e-6},
-            131_072: {**DEEPSEEK, "sequences": 480, "end": 7.3e-6},
+            32_768: {**DEEPSEEK, "sequences": 1_920},
+            131_072: {**DEEPSEEK, "sequences": 480},
         },
         "2412.19437, section 4.3",
     ),
     (
         "minimax01",
-        {131_072: {"base": 5e6}, 524_288: {"base": 1e7}, 1_048_576: {"base": 1e7}},
+        {
+            131_072: {**ABF, "base": 5e6, "tokens": 300e9},
+            524_288: {**ABF, "base": 1e7, "tokens": 32e9},
+            1_048_576: {**ABF, "base": 1e7, "tokens": 26e9},
+        },
         "2501.08313, table 6",
     ),
     (
         "megabeam",
-        {307_200: {"base": 25e6}, 614_400: {"base": 75e6}, 51_200: {"target": 614_400}},
+        {
+            307_200: {**ABF, "base": 25e6},
+            614_400: {**ABF, "base": 75e6},
+            51_200: {"tokens": 200e6, "target": 614_400},
+        },
         "2505.08651",
     ),
     ("five_million", {5_242_880: {"sequences": 1}}, "run_all_8B.sh of Untied-Ulysses"),
@@ -235,3 +306,26 @@ TOTALS = [
     ("megabeam", 1.2e9 + 0.18e9 + 0.2e9, "2505.08651"),
 ]
 """Tokens as published; a source's million is 1,000,000 or 5% more."""
+
+OUR_LENGTHS = {"llama31": (16_384, 32_768, 49_152, 65_536, 98_304), "megabeam": (51_200,)}
+"""Lengths of stages above that the source does not state."""
+
+OTHERWISE = {
+    "llama2_long_32k": {32_768: {"tokens": 400e9}},
+    "llama2_long_16k": {16_384: {"tokens": 400e9}},
+    "ultralong_1m": {1_048_576: {"tokens": 1e9}},
+    "ultralong_2m": {2_097_152: {"tokens": 1e9}},
+    "lwm": {
+        32_768: {"tokens": 4.8e9},
+        131_072: {"tokens": 12e9},
+        262_144: {"tokens": 12e9},
+        524_288: {"tokens": 3e9},
+        1_048_576: {"tokens": 1.8e9},
+    },
+    "yarn": {131_072: {"length": 65_536}},
+    "k2v2": {65_536: {"optimizer": "carried"}},
+    "olmo3_7b": {65_536: {"optimizer": "carried"}},
+    "olmo3_32b": {65_536: {"optimizer": "carried"}},
+    "fifteen_million": {15_728_640: {"length": 15_500_000}},
+}
+"""Figures that a source states and its ladder has otherwise, by ladder and length of the stage."""
