@@ -55,7 +55,6 @@ MOST_PAIRS = 1 / 4
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Of the largest value: sums of rounding over keys."""
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-Dtype = torch.dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +65,7 @@ class Setting:
     window: int
     heads: int
     head_dim: int
-    dtype: Dtype
+    dtype: torch.dtype
 
     @property
     def pairs(self) -> float:
