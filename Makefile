@@ -84,7 +84,7 @@ test-transformers-5: $(VERSION_5)/.installed  ## compare the rotation of exports
 
 # Not of the suite: an environment of 2 to 5 GB for all releases and of 20 MB for each, kept in .pythons.
 MEGATRON_WORDS = $(if $(filter command,$(firstword $(origin PYTHON))),--python $(PYTHON)) \
-    $(if $(ONLY),--only '$(ONLY)') $(if $(OUT),--out $(OUT))
+    $(if $(ONLY),--only '$(ONLY)') $(if $(OUT),--out $(OUT)) $(if $(filter first,$(CASES)),--first-cases)
 test-megatron: $(INSTALLED)  ## tests of custom_modules on other Megatron-Core: VERSION='0.17 0.18 0.19'
 	@$(PY) -m tests.every_megatron $(or $(VERSION),"") $(MEGATRON_WORDS)
 

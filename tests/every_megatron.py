@@ -178,7 +178,7 @@ def run(words: Sequence[str | Path]) -> None:
         raise ValueError(f"{words[0]} failed: {(done.stdout + done.stderr).strip()[-400:]}")
 
 
-def tested(python: Path, only: str, words: Sequence[str]) -> Outcome:
+def tested(python: Path, asked: argparse.Namespace) -> Outcome:
     """Run the tests on the release of an environment."""
     release = subprocess.run(
         [python, "-c", "from importlib.metadata import version; print(version('megatron-core'))"],
@@ -190,7 +190,8 @@ def tested(python: Path, only: str, words: Sequence[str]) -> Outcome:
         command = [
             python, "-m", "pytest", "--quiet", "-p", "no:warnings", "--tb=line",
             f"--junitxml={result}", *(f"--ignore={name}" for name in WITHOUT),
-            *(("-m", only) if only else ()), *(words or (TESTS,)),
+            *(("-m", asked.only) if asked.only else ()),
+            *(("-p", "tests.first_cases") if asked.first_cases else ()), *(asked.tests or (TESTS,)),
         ]  # fmt: skip
         variables = {**os.environ, "OMP_NUM_THREADS": "1"}
         variables.pop("PYTHONDONTWRITEBYTECODE", None)  # a tree of this size is compiled once
@@ -223,7 +224,7 @@ def room(name: str) -> str:
     return name.removeprefix(f"{TESTS}/").split("/")[0]
 
 
-def sections(outcomes: Sequence[Outcome], only: str) -> list[str]:
+def sections(outcomes: Sequence[Outcome], which: str) -> list[str]:
     """Return the tables of a page."""
     from benchmarks.harness.page import table  # imports torch
 
@@ -239,10 +240,10 @@ def sections(outcomes: Sequence[Outcome], only: str) -> list[str]:
     cells.append(["all", *(f"{len(each.passed):,} / {len(each.failed):,}" for each in outcomes)])
     cells.append(["skipped", *(f"{each.skipped:,}" for each in outcomes)])
     cells.append(["seconds", *(f"{each.seconds:,.0f}" for each in outcomes)])
-    tests = f"The tests of custom_modules ({only}), passed / failed." if only else (
-        "All tests of custom_modules, passed / failed."
-    )  # fmt: skip
-    said = [tests, table(["tests/custom_modules", *(each.release for each in outcomes)], cells)]
+    said = [
+        f"{which}: passed / failed.",
+        table(["tests/custom_modules", *(each.release for each in outcomes)], cells),
+    ]
     said.append(
         "## Not run\n\n" + "\n".join(f"* `{name}`: {why}." for name, why in WITHOUT.items())
     )
@@ -264,6 +265,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("versions", nargs="*", help="releases, as 0.19 or 0.19.2")
     parser.add_argument("--python", default="", help="a Python 3.12")
     parser.add_argument("--only", default="", help="a mark of pytest, as 'not slow'")
+    parser.add_argument("--first-cases", action="store_true", help="one case of each test")
     parser.add_argument("--tests", nargs="*", default=(), help="files instead of all")
     parser.add_argument("--bridge", nargs="+", help="recipes for Megatron-Bridge to build")
     parser.add_argument("--out", type=Path, help="page to write")
@@ -280,23 +282,27 @@ def main(words: Sequence[str] | None = None) -> int:
             built = [bridge(base), "-W", "ignore", "-m", "benchmarks.bridge_build", *asked.bridge]
             page_words = ["--out", asked.out.resolve()] if asked.out else []
             return subprocess.run([*built, *page_words], cwd=TREE, check=False).returncode
-        outcomes = [
-            tested(environment(version, base), asked.only, asked.tests)
-            for version in asked.versions
-        ]
+        outcomes = [tested(environment(version, base), asked) for version in asked.versions]
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    return report(outcomes, asked.only, asked.out)
+    return report(outcomes, chosen(asked), asked.out)
 
 
-def report(outcomes: Sequence[Outcome], only: str, out: Path | None) -> int:
+def chosen(asked: argparse.Namespace) -> str:
+    """Return which tests were asked for, in words."""
+    cases = "The first case of each test" if asked.first_cases else "All cases of the tests"
+    marked = f", {asked.only}" if asked.only else ""
+    return f"{cases} in {', '.join(asked.tests) or TESTS}{marked}"
+
+
+def report(outcomes: Sequence[Outcome], which: str, out: Path | None) -> int:
     """Print the page, write it if asked, and say what `LEFT` does not; return 1 then, else 0."""
     from benchmarks.harness.machine import facts  # imports torch
     from benchmarks.harness.page import page, write
 
     text = page(
-        "custom_modules on other releases of Megatron-Core", facts(), sections(outcomes, only)
+        "custom_modules on other releases of Megatron-Core", facts(), sections(outcomes, which)
     )
     say(text)
     if out:
