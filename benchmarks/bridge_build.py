@@ -15,7 +15,9 @@ import math
 import os
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +29,21 @@ from recipes.megatron_bridge.config import left_out, text
 from recipes.shipped.row import Row
 from recipes.shipped.table import ROWS
 from recipes.spec.suggest import lookup
+
+
+LORA = "megatron.bridge.peft.lora_layers"
+"""The one module on the way to a configuration that cannot be imported without Transformer Engine."""
+
+
+def without_lora() -> None:
+    """Put an empty module in the place of `LORA` if Transformer Engine is not installed.
+
+    Bridge's LoRA adapters take names from it, and no recipe here has an adapter.
+    """
+    if find_spec("transformer_engine") is None:
+        module = ModuleType(LORA)
+        module.__getattr__ = lambda name: type(name, (), {})  # type: ignore[method-assign]
+        sys.modules[LORA] = module
 
 
 class Built(NamedTuple):
@@ -110,6 +127,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="page to write")
     asked = parser.parse_args()
     prepare_process()
+    without_lora()
     try:
         rows = [lookup("recipe", name, ROWS) for name in asked.recipes]
         built = [build(row) for row in rows]
