@@ -30,9 +30,8 @@ from recipes.shipped.row import Row
 from recipes.shipped.table import ROWS
 from recipes.spec.suggest import lookup
 
-
 LORA = "megatron.bridge.peft.lora_layers"
-"""The one module on the way to a configuration that cannot be imported without Transformer Engine."""
+"""The one module of Bridge that a configuration imports and that needs Transformer Engine."""
 
 
 def without_lora() -> None:
