@@ -46,10 +46,12 @@ class Source:
         for node in () if tree is None else ast.walk(tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
                 return module, node
-        for node in reversed([] if tree is None else tree.body):  # the last import of a name holds
-            for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+        for each in reversed([] if tree is None else tree.body):  # the last import of a name holds
+            if not isinstance(each, ast.ImportFrom):
+                continue
+            for alias in each.names:
                 if (alias.asname or alias.name) == name:
-                    return self.find(self._absolute(module, node), alias.name)
+                    return self.find(self._absolute(module, each), alias.name)
         return None
 
     def _absolute(self, module: str, node: ast.ImportFrom) -> str:

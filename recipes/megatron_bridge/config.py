@@ -194,11 +194,12 @@ def _model(card: ModelCard, stage: Stage, layout: Layout) -> dict[str, Any]:
     family, rope = card.facts, _rotation(card, stage)
     bf16 = layout.precision == "bf16"
     dtype = "torch.bfloat16" if bf16 else "torch.float32"
-    virtual = {"virtual_pipeline_model_parallel_size": layout.vpp} if layout.vpp > 1 else {}
+    virtual: dict[str, int] = {}
+    if layout.vpp > 1:
+        virtual["virtual_pipeline_model_parallel_size"] = layout.vpp
     if pipeline.is_uneven(card.layers, layout.pp, layout.vpp):
-        virtual |= dict.fromkeys(
-            ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), True
-        )
+        virtual["account_for_embedding_in_pipeline_split"] = True
+        virtual["account_for_loss_in_pipeline_split"] = True
     return {
         "_target_": "megatron.bridge.models.gpt_provider.GPTModelProvider",
         "num_layers": card.layers,
