@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts of a base that make its context hard to extend."""
+
+from dataclasses import replace
+
+import pytest
+
+from recipes.models import CARDS
+from recipes.spec.extension_facts import card_facts, extension_facts, facts_of, lines
+from recipes.spec.layout import ContextParallel, Layout
+
+
+def names(card: str) -> list[str]:
+    return [fact.name for fact in card_facts(CARDS[card])]
+
+
+@pytest.mark.parametrize(
+    ("card", "found"),
+    [
+        ("llama3_8b", []),
+        ("llama2_7b", ["native_context"]),
+        ("llama2_70b", ["kv_heads", "native_context"]),
+        ("qwen3_8b", ["qk_norm"]),
+        ("qwen3_32b", ["qk_norm", "kv_heads"]),
+    ],
+)
+def test_a_card_has_the_facts_that_its_shape_states(card, found):
+    assert names(card) == found
+
+
+def test_windows_and_layers_without_rotation_are_said_with_their_numbers():
+    model = replace(
+        facts_of(CARDS["qwen3_32b"]),
+        layers=64,
+        windowed_layers=48,
+        window=4096,
+        unrotated_layers=16,
+    )
+    found = extension_facts(model)
+    assert [fact.name for fact in found] == ["qk_norm", "kv_heads", "window", "unrotated_layers"]
+    said = lines(found)
+    assert said[0].startswith("3 of 4 choices that add up")
+    assert "48 of 64 layers attend within a window of 4,096 tokens, so only the other 16" in said[3]
+    assert "16 of 64 layers have no rotation" in said[4]
+
+
+def test_few_kv_heads_are_said_of_ranks_that_ulysses_alone_cannot_use():
+    card = CARDS["llama31_8b"]  # 8 KV heads
+    assert not card_facts(card, Layout(cp=ContextParallel.ulysses(8)))
+    (fact,) = card_facts(card, Layout(tp=2, cp=ContextParallel.ring(8)))
+    assert (fact.name, fact.counted) == ("ulysses", False)
+    assert "8 KV heads are fewer than TP x CP = 16" in fact.words
+    assert lines([fact]) == [fact.words]  # nothing to count
