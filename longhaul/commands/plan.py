@@ -2,7 +2,7 @@
 """`longhaul plan`: choose the layout of a stage on given GPUs, with its memory and time."""
 
 import shlex
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +36,7 @@ from recipes.shipped.named import card_named, cards_of, combined
 from recipes.shipped.rotation import of_other_cards
 from recipes.spec import cluster as clusters
 from recipes.spec.cluster import CLUSTER
+from recipes.spec.extension_facts import card_facts, lines
 from recipes.spec.layout import Fp8, Layout
 from recipes.spec.naming import budget_from, length_shown, recipe_name
 from recipes.spec.units import K, M
@@ -185,13 +186,19 @@ def plan(
     if found is None and extends:
         own = own_ladder(question, layout_found, cluster, budget, store)
     chosen = found or own
+    facts = card_facts(model, layout_found) if question.seq_length > model.native_context else []
     first = list(not_here_yet(model, chosen.ladder, store=store)) if chosen else []
     if as_text:
         before = [*first, own.new] if own else first
         command = chosen and on_one_line(chosen.command)
-        print_json(as_json(question, answer, budget) | {"first": before, "command": command})
+        print_json(
+            as_json(question, answer, budget)
+            | {"first": before, "command": command, "extension_facts": list(map(asdict, facts))}
+        )
     else:
         page(question, answer, budget, default_budget=not tokens, why=why)
+        for words in lines(facts):
+            note(f"note: {words}")
         _print_first(first)
         shown = length_shown(question.seq_length)
         if own is not None:
@@ -339,7 +346,7 @@ def whole_ladder(
         bill(model, climbed, machine, plans, as_text=as_text, command=None, of_stages=of_stages)
     if other := of_other_cards(climbed, model):
         note(f"note: {other}")
-    for said in recomputed:
+    for said in (*recomputed, *lines(card_facts(model))):
         note(f"note: {said}")
     if as_text:
         return
@@ -348,7 +355,7 @@ def whole_ladder(
         typer.echo(f"train it:\n  {after_comments(whole, explained)}")
         return
     typer.echo("train it, one stage after another:")
-    lines = [line for command in alone for line in f"  {command}".splitlines()]
-    comments = dict.fromkeys(line for line in lines if line.startswith("  # "))
-    for line in (*comments, *(line for line in lines if line not in comments)):
+    typed = [line for command in alone for line in f"  {command}".splitlines()]
+    comments = dict.fromkeys(line for line in typed if line.startswith("  # "))
+    for line in (*comments, *(line for line in typed if line not in comments)):
         typer.echo(line)

@@ -23,6 +23,7 @@ from longhaul.options import (
 from longhaul.terminal.console import loading, print_table, table_for_terminal
 from recipes.shipped.machines import Machines
 from recipes.spec.cluster import CLUSTER
+from recipes.spec.extension_facts import card_facts, lines
 from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ def content(row: "Row") -> dict[str, Any]:
         "nodes": row.nodes,
         "cluster": row.cluster,
         "source": row.source,
+        "extension_facts": [asdict(fact) for fact in card_facts(row.card, row.layout)],
         "commands": [line for line, _ in commands(row)],
     }
 
@@ -269,13 +271,13 @@ def _print(row: "Row", notes: Sequence[str]) -> None:
 
     from longhaul.pages import recipe_facts
 
-    lines = [_line(stage, row) for stage in row.ladder.stages]
-    alike = [title for title in EXPENDABLE if len({line[title] for line in lines}) == 1]
+    of_stages = [_line(stage, row) for stage in row.ladder.stages]
+    alike = [title for title in EXPENDABLE if len({line[title] for line in of_stages}) == 1]
     console, stages, left_out = table_for_terminal(lambda without: _stages(row, without), alike)
     page = Table(box=None, show_header=False, pad_edge=False)
     for _ in range(2):
         page.add_column(overflow="fold")
-    said = [f"{title} {lines[0][title]}" for title in left_out]
+    said = [f"{title} {of_stages[0][title]}" for title in left_out]
     for title, words in _parts(row, said, notes):
         page.add_row(title, "\n".join(words))
     place = f"stage {row.ladder.stages.index(row.stage) + 1} of {len(row.ladder.stages)}"
@@ -295,6 +297,8 @@ def _parts(
     from longhaul.pages import recipe_facts
 
     yield "model", (row.card.name, *recipe_facts.model(row.card))
+    if facts := lines(card_facts(row.card, row.layout)):
+        yield "extends", facts
     yield "ladder", (f"{row.ladder.name}: {row.ladder.source}",)
     for title, sentences in (("ours", row.ladder.ours), ("departs", row.ladder.departures)):
         if sentences:
@@ -315,15 +319,15 @@ def _stages(row: "Row", without: Sequence[str]) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    lines = [_line(stage, row) for stage in row.ladder.stages]
-    titles = [title for title in lines[0] if title not in without]
+    rows = [_line(stage, row) for stage in row.ladder.stages]
+    titles = [title for title in rows[0] if title not in without]
     for title in titles:
         table.add_column(
             title,
             no_wrap=title not in ("RoPE", "learning rate"),
             justify="right" if title in ("tokens", "batch", "steps") else "left",
         )
-    for line in lines:
+    for line in rows:
         table.add_row(*(line[title] for title in titles), style="bold" if line[""] else None)
     return table
 

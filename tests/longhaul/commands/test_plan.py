@@ -272,3 +272,13 @@ def test_the_picture_of_the_tightest_plans_is_of_the_fastest():
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(answer, words, said):
     assert said in answer(*words).error()
+
+
+def test_facts_that_make_a_context_hard_to_extend_are_notes_and_in_numbers(answer):
+    code, _, said = answer("plan", "qwen3_8b", "--seq", "64K")
+    assert code == 0
+    assert "note: queries and keys are normalised (QK norm)" in said
+    found = json.loads(answer("plan", "qwen3_8b", "--seq", "64K", "--json")[1])
+    assert [fact["name"] for fact in found["extension_facts"]] == ["qk_norm"]
+    code, _, said = answer("plan", "qwen3_8b", "--seq", "16K")  # within its native context
+    assert (code, "normalised" in said) == (0, False)

@@ -179,6 +179,16 @@ def test_a_page_in_numbers(answer):
     assert found["commands"] == [line for line, _ in show.commands(ROWS[NAME])]
 
 
+def test_facts_that_make_a_context_hard_to_extend_are_on_the_page_and_in_numbers(answer):
+    asked = ("--card", "qwen3_14b", "--ladder", "qwen25_1m", "--stage", "64K", "--gpus", "8")
+    page = "\n".join(lines_of(answer, "show", *asked))
+    assert "extends  2 of 4 choices that add up to make extension hard (OlmPool)" in page
+    assert "few KV heads: 5 query heads share each of 8 (more than 4, Llama-3-8B's)" in page
+    found = json.loads("\n".join(lines_of(answer, "show", *asked, "--json")))
+    assert [fact["name"] for fact in found["extension_facts"][:2]] == ["qk_norm", "kv_heads"]
+    assert "extends" not in "\n".join(lines_of(answer, "show", "llama3_8b_prolong_64k"))
+
+
 def test_every_command_that_a_page_names_is_there_with_its_options():
     there = {name: loaded(name) for name in COMMANDS}
     for row in ROWS.values():
