@@ -264,17 +264,17 @@ def sent_by_rank(settings: Sequence[Setting]) -> list[list[int]]:
     size = dist.get_world_size(group)
     found = []
     for setting in settings:
-        *inputs, grad_out = (t[:, :, : setting.length // size] for t in setting.drawn(4))
+        q, k, v, grad_out = (t[:, :, : setting.length // size] for t in setting.drawn(4))
         counts = []
         for kernel in (
             windowed_ring_kernel(CPU_FLASH, group, setting.window),
             ring_kernel(CPU_FLASH, group),
         ):
             with ByteCounter() as counter:
-                out, lse = kernel.forward(*inputs, True, None)
+                out, lse = kernel.forward(q, k, v, True, None)
                 counts.append(counter.sent_bytes)
                 counter.restart()
-                kernel.backward(grad_out, *inputs, out, lse, True, None)
+                kernel.backward(grad_out, q, k, v, out, lse, True, None)
                 counts.append(counter.sent_bytes)
         found.append(counts)
     return found

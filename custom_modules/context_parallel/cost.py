@@ -104,7 +104,7 @@ class AttentionShape:
     def forward_sent(self) -> int:
         """Bytes that the rank sends in the forward."""
         u, c = self.degrees.ulysses, self.degrees.ring
-        by_ring = (c - 1) * 2 * self._inner_kv
+        by_ring: float = (c - 1) * 2 * self._inner_kv
         if self._within:
             by_ring = 2 * self._inner_kv * self._halo
         if self.degrees.heads_per_stage is not None:

@@ -146,7 +146,7 @@ class Workload:
         attention = card.hidden * card.head_dim * 2 * (card.heads + card.kv_heads)
         if card.facts.qkv_bias:
             attention += card.head_dim * (card.heads + 2 * card.kv_heads)
-        norms = 2 * (card.facts.pre_norm + card.facts.post_norm) * self._norm_weights
+        norms: float = 2 * (card.facts.pre_norm + card.facts.post_norm) * self._norm_weights
         norms += card.qk_norm_weights / (tp if card.facts.wide_qk_norm else 1)
         if not card.facts.experts:
             return (attention + self._mlp_weights) / tp + norms

@@ -73,7 +73,7 @@ def test_a_folder_that_is_not_there_is_refused_with_the_nearest_one(answer, tmp_
     (tmp_path / "trained").mkdir()
     (tmp_path / "file").touch()
     for command in (("export", "--to", tmp_path / "to", "--from"), ("reproduce",)):
-        told = answer(*command, tmp_path / "traned").error()
-        near = f"there is no folder {tmp_path / 'traned'} (did you mean {tmp_path / 'trained'}?)"
+        told = answer(*command, tmp_path / "trained1").error()
+        near = f"there is no folder {tmp_path / 'trained1'} (did you mean {tmp_path / 'trained'}?)"
         assert f"{near}; name the folder of a trained stage or of an import" in told
         assert f"{tmp_path / 'file'} is a file" in answer(*command, tmp_path / "file").error()
