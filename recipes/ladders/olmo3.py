@@ -6,7 +6,8 @@ beta 32 and 1, 50B tokens of 4.2M a batch for 7B and 100B of 8.4M for 32B, a rat
 falls to 0 by a line after 200 steps, weight decay 0.1, betas 0.9 and 0.95, clipping at 1, attention
 within documents, the optimizer of the stage before. The base is 500,000, as Llama 3's.
 
-The source's YaRN is on its full-attention layers alone; three of four layers have a window.
+The source's YaRN is on its full-attention layers alone; three of four layers have a window, and
+plain RoPE. Of the cards the first is the source's own model before its extension.
 """
 
 from custom_modules.rope.config import RopeScaling
@@ -14,16 +15,16 @@ from recipes.spec.stage import Ladder, Linear, Stage
 from recipes.spec.units import K, M
 
 
-def _ladder(size: str, card: str, *, tokens: int, batch: int, last: str) -> Ladder:
+def _ladder(size: str, other: str, *, tokens: int, batch: int, last: str) -> Ladder:
     steps = round(tokens / batch)
     return Ladder(
         name=f"olmo3_{size}",
         source="arXiv 2512.13961; allenai/OLMo-core, src/scripts/official/OLMo3",
-        cards=(card,),
+        cards=(f"olmo3_8k_{size}", other),
         data="Dolma 3 Longmino: 34% long documents, 66% of the mix of mid-training.",
         ours=(
-            "Llama 3, which has the source's base and context, in place of Olmo 3: three of four "
-            "layers of that have a window, and YaRN is on the others alone.",
+            "With Llama 3, which has the source's base and context, YaRN is on all layers; of "
+            "Olmo 3 three of four layers have a window, and YaRN is on the others alone.",
         ),
         departures=(
             "A new optimizer, since published weights have no state of one; the source carries "

@@ -7,7 +7,8 @@ steps and a cosine to 0, weight decay 0.1, beta2 0.95, clipping at 1, attention 
 The second file starts a new optimizer; the first says `load_optimizer: true`, as a run that is
 resumed does. The model's announcement gives a base of 1.5M at 32K, the file 2M.
 
-Every fourth layer of the source's model has no rotation.
+Every fourth layer of the source's model has no rotation. Of the cards the first is that model
+before its extension.
 """
 
 from custom_modules.rope.config import RopeScaling
@@ -34,14 +35,14 @@ def _stage(seq_length: int, base: float, *, steps: int) -> Stage:
 SMOLLM3 = Ladder(
     name="smollm3",
     source="huggingface/smollm, text/pretraining/smollm3",
-    cards=("smollm2_1p7b", "smollm2_360m", "smollm2_135m"),
+    cards=("smollm3_4k_3b", "smollm2_1p7b", "smollm2_360m", "smollm2_135m"),
     data=(
         "The mix of the last stage of pretraining; the source found that more long documents than "
         "it has did not help."
     ),
     ours=(
-        "SmolLM2, the source's models before, in place of SmolLM3, whose every fourth layer has no "
-        "rotation.",
+        "With SmolLM2, the source's models before, all layers rotate; of SmolLM3 every fourth does "
+        "not.",
         "A new optimizer in the first stage: published weights have no state of one.",
     ),
     departures=(

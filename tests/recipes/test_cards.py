@@ -216,13 +216,17 @@ def in_transformers_words(card: ModelCard) -> dict[str, Any]:
     return exported_config(None, card, rotation, card.native_context, "float32")
 
 
+OUR_OWN = ("architectures", "torch_dtype", "dtype", "head_dim", "longhaul_rope", "rope_parameters")
+"""Fields that are not the model's, left to be hidden / heads, or those of transformers 5."""
+
+
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_a_card_states_what_transformers_has_for_default(name):
     card, (config_class, listing) = CARDS[name], TRANSFORMERS[name]
     default = getattr(transformers, config_class)()
     mine = in_transformers_words(card)
-    for field in ("architectures", "torch_dtype", "dtype", "head_dim", "longhaul_rope"):
-        mine.pop(field, None)  # not the model's, or left to be hidden / heads
+    for field in OUR_OWN:
+        mine.pop(field, None)
     theirs = {field: getattr(default, field, None) for field in mine}
     assert apart(mine, theirs) == listed(listing, card)
 
