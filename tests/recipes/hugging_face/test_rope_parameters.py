@@ -16,6 +16,7 @@ from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import inverse_frequencies
 from recipes.hugging_face.config import card_of, exported_config
 from recipes.hugging_face.rope import RECORD, rope_fields, rope_of, rotations_of
+from recipes.models import CARDS
 from tests.recipes.hugging_face.test_config import NEMOTRON
 from tests.recipes.hugging_face.test_rope import HEAD_DIM, LENGTH, ROTATIONS, exported
 
@@ -207,3 +208,59 @@ def test_transformers_5_rotates_as_trained_and_what_it_saves_is_read_as_trained(
     saved = json.loads((version_5 / name / "saved" / "config.json").read_text())
     assert "rope_scaling" not in saved
     assert rope_of(saved, rotated=0.5 if name == "nemotron" else 1.0) == rope
+
+
+BY_KIND_IN_VERSION_5 = """
+import json, sys
+from pathlib import Path
+from transformers import AutoConfig
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+from transformers.models.olmo3.modeling_olmo3 import Olmo3RotaryEmbedding
+from transformers.models.smollm3.modeling_smollm3 import SmolLM3RotaryEmbedding
+rotaries = {"gemma3_text": Gemma3RotaryEmbedding, "olmo3": Olmo3RotaryEmbedding,
+            "smollm3": SmolLM3RotaryEmbedding}
+for folder in map(Path, sys.argv[1:]):
+    config = AutoConfig.from_pretrained(folder)
+    rotary = rotaries[config.model_type](config)
+    kinds = [""] if config.model_type == "smollm3" else ["full_attention_", "sliding_attention_"]
+    computed = {
+        kind: [getattr(rotary, f"{kind}inv_freq").double().tolist(),
+               float(getattr(rotary, f"{kind}attention_scaling"))]
+        for kind in kinds
+    }
+    (folder / "computed.json").write_text(json.dumps(computed))
+    config.save_pretrained(folder / "saved")
+"""
+OF_LAYERS = ("smollm3_3b", "olmo3_7b", "gemma3_1b")
+
+
+def test_transformers_5_rotates_each_kind_of_layer_as_trained(tmp_path):
+    interpreter = os.environ.get("TRANSFORMERS_5")
+    if not interpreter:
+        pytest.skip("no transformers 5 here: `make test-transformers-5` installs it and runs this")
+    ropes = {}
+    for name in OF_LAYERS:
+        card = CARDS[name]
+        rope = RopeScaling.yarn(base=card.native_rope.base, factor=16.0, original_length=8192)
+        ropes[name] = rope
+        (tmp_path / name).mkdir()
+        config = exported_config(None, card, rope, 131_072, "bfloat16")
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    command = [interpreter, "-c", BY_KIND_IN_VERSION_5, *(str(tmp_path / name) for name in ropes)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    for name, rope in ropes.items():
+        card = CARDS[name]
+        local = card.pattern.local_rope
+        meant = {"": rope} if local is None else {
+            "full_attention_": rope, "sliding_attention_": local,
+        }  # fmt: skip
+        computed = json.loads((tmp_path / name / "computed.json").read_text())
+        assert computed.keys() == meant.keys()
+        for kind, (frequencies, temperature) in computed.items():
+            ours, factor = inverse_frequencies(meant[kind], card.head_dim, 131_072)
+            assert frequencies == pytest.approx(ours.tolist(), rel=1e-5), (name, kind)
+            assert temperature == pytest.approx(factor, rel=1e-6)
+        saved = json.loads((tmp_path / name / "saved" / "config.json").read_text())
+        again = card_of(saved, name)
+        assert (again.pattern, again.native_rope) == (card.pattern, rope)
