@@ -14,29 +14,31 @@ from recipes.spec.stage import Ladder, Stage
 GPU_TOKENS, CPU_TOKENS = 4_000_000, 32 * 1024
 """Budget where none is given: a few minutes of one node, or of two CPU cores on a small model."""
 GPU_STEPS, CPU_STEPS = 32, 8
-"""Optimizer steps that a budget is shared by, unless one step then has less than a sequence."""
+"""Optimizer steps that a budget is shared by, where each then has at least a sequence."""
 MOST_ON_CPU = 32 * 1024
 """Tokens of a sequence beyond which CPU ranks take hours."""
 
 
 def probe_ladder(
-    ladder: Ladder, stage: Stage, *, length: int, tokens: int, steps: int, sequences: int = 1
+    ladder: Ladder, stage: Stage, *, length: int, tokens: int, steps: int, gpus: int = 1
 ) -> Ladder:
     """Return a ladder of the stage's small extension, which starts from the card's weights.
 
-    `tokens` are shared by `steps` optimizer steps, each a multiple of `sequences` sequences and at
-    most the stage's own batch. Sequences longer than `length` are cut to it; a mix then is left
-    out, as its steps have lengths of their own. Raises ValueError for less than one step.
+    `tokens` are shared by `steps` optimizer steps, of as many sequences as `gpus` can share, and at
+    most the stage's own. Sequences longer than `length` are cut to it; a mix then is left out, as
+    its steps have lengths of their own. Raises ValueError for less than a sequence.
     """
     cut = stage.seq_length > length
     seq_length = min(stage.seq_length, length)
-    unit = sequences * seq_length
-    if tokens < unit:
+    if tokens < seq_length:
         raise ValueError(
-            f"--tokens is {tokens:,}, and one step of the probe has {unit:,} ({sequences} x "
-            f"{seq_length:,}); name at least that, or a shorter --length"
+            f"--tokens is {tokens:,}, and a sequence of the probe has {seq_length:,}; name at "
+            "least that, or a shorter --length"
         )
-    batch = max(1, min(tokens // steps, stage.tokens_per_batch) // unit) * unit
+    sequences = max(1, min(tokens // steps, stage.tokens_per_batch) // seq_length)
+    if sequences < gpus:
+        sequences = 2 ** (sequences.bit_length() - 1)
+    batch = sequences // min(gpus, sequences) * min(gpus, sequences) * seq_length
     small = replace(
         stage,
         seq_length=seq_length,

@@ -34,8 +34,18 @@ def test_sequences_longer_than_the_length_are_cut_and_lose_their_mix():
     (small,) = probe_ladder(PROLONG, stage, length=16 * K, tokens=128 * K, steps=8).stages
     assert (small.seq_length, small.tokens_per_batch, small.mix) == (16 * K, 16 * K, None)
     assert (small.rope, small.lr, small.optimizer) == (stage.rope, stage.lr, "new")
-    with pytest.raises(ValueError, match=r"--tokens is 1,000, and one step .* has 16,384"):
+    with pytest.raises(ValueError, match=r"--tokens is 1,000, and a sequence .* has 16,384"):
         probe_ladder(PROLONG, stage, length=16 * K, tokens=1000, steps=8)
+
+
+@pytest.mark.parametrize(("gpus", "sequences"), [(1, 30), (8, 24), (16, 16), (32, 16)])
+def test_a_step_has_sequences_that_the_gpus_can_share(gpus, sequences):
+    stage = PROLONG[64 * K]
+    tokens = 30 * 32 * 64 * K
+    (small,) = probe_ladder(
+        PROLONG, stage, length=64 * K, tokens=tokens, steps=32, gpus=gpus
+    ).stages
+    assert small.sequences_per_batch == sequences
 
 
 @pytest.mark.parametrize(
