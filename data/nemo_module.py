@@ -248,7 +248,10 @@ class StoreDataModule(PreTrainingDataModule):
             with self._building([None, *others], self.seq_length):
                 super().build(*args, **kwargs)
             self._train_ds = built
-        self._train_ds.window = self.window
+        for built in (self._train_ds, self._validation_ds, self._test_ds):
+            for one in getattr(built, "datasets", [built]):  # of a blend, its parts
+                if one is not None:  # facts of all rows are added up: they have one form
+                    one.window = self.window
         if self.train_short is None:
             return
         assert isinstance(self._train_ds, NumberedDataset)  # of one split, never a blend

@@ -77,6 +77,11 @@ def test_a_sample_says_what_a_window_leaves_of_its_squares(small_store, megatron
         assert in_window == 2 * pairs - sum(min(length, 50) for length in lengths)
 
 
+def test_rows_that_are_held_out_say_the_same_facts_as_those_of_training(small_store, megatron_rank):
+    for split in splits(small_store, window=50):
+        assert len(split[0]["row_facts"]) == 4
+
+
 @pytest.mark.parametrize("change", ["flip", "cut", "remove", "pickle"])
 def test_a_damaged_order_of_samples_is_built_again_and_the_same(
     tmp_path, small_store, megatron_rank, change, caplog
