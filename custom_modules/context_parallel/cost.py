@@ -11,7 +11,7 @@ Counted in head slices, e = s * b * D elements of this rank, and turned into byt
 `ring`, `ulysses` and `hybrid` without stages q, k, v are given and counted; with stages the block
 begins at x, which is not. Not counted: rotary tables, weights, workspaces of a kernel. Of a window
 (`custom_modules.attention.window`, `custom_modules.context_parallel.halo`) the sums in fp32, the
-squares that are turned round, their results and the results before, and the halo.
+part that is turned round, its results, and the halo.
 """
 
 from dataclasses import dataclass
@@ -247,19 +247,18 @@ class AttentionShape:
         return max(own, step)
 
     def _windowed_forward(self, heads: int, kv_heads: int) -> float:
-        """Slices of a window's kernel: sums, squares turned round, their result, the one before."""
-        merge, turned, before = self._merge, self._turned, self._before
+        """Slices of a window's kernel: sums, and a part's inputs turned round and its result."""
+        merge, inputs = self._merge, heads + 2 * kv_heads
         wide = merge if merge > 1 else 0
-        inputs = heads + 2 * kv_heads
-        results = heads * max(before + turned, turned * max(2, 1 + wide))
-        most = max(turned * inputs + results, self._copied * inputs + before * heads)
+        turned, on_diagonal, copied = self._squares
+        own = heads * max(on_diagonal, turned * max(2, 1 + wide))
+        most = max(own, turned * (inputs + heads), copied * inputs + on_diagonal * heads)
         return heads * (merge + self._lse * 2) + most + 4 * kv_heads * self._halo
 
     def _windowed_backward(self, heads: int, kv_heads: int) -> float:
-        turned, before = self._turned, self._before
         grads, inputs = heads + 2 * kv_heads, 3 * heads + 2 * kv_heads
-        results = max((before + turned) * grads, turned * (grads + heads + kv_heads))
-        most = max(turned * inputs + results, self._copied * inputs + before * grads)
+        turned, on_diagonal, copied = self._squares
+        most = max(turned * (inputs + grads), copied * inputs + on_diagonal * grads)
         return self._merge * grads + most + 4 * kv_heads * self._halo * (1 + self._merge)
 
     @property
@@ -269,36 +268,20 @@ class AttentionShape:
         return self.window is not None and self.window < whole
 
     @property
-    def _squares(self) -> tuple[float, int, float]:
-        """A square, as a share of a rank's tokens; the squares of a run of tokens, and the rest.
+    def _squares(self) -> tuple[float, float, float]:
+        """Shares of a rank's tokens in parts of a window's kernel.
 
-        A run is what follows one another: one of the two chunks of a ring rank.
+        Squares before the diagonal, turned round; squares on it; and of these the ones that are
+        copied, since blocks of several sequences lie apart. A part is of what follows one another:
+        the rank's tokens, or one of the two chunks of a ring rank.
         """
         assert self.window is not None
         whole = self.tokens * self.degrees.ulysses
         run = whole / (2 if self.degrees.ring > 1 else 1)
-        return self.window / whole, int(run // self.window), run % self.window / whole
-
-    @property
-    def _turned(self) -> float:
-        """Tokens in the squares before the diagonal of one run."""
-        each, squares, _ = self._squares
-        return max(0, squares - 1) * each
-
-    @property
-    def _before(self) -> float:
-        """Tokens in the part on the diagonal that is computed last."""
-        each, squares, rest = self._squares
-        return rest or squares * each
-
-    @property
-    def _copied(self) -> float:
-        """Tokens of copies that squares of several sequences need, those before included."""
-        each, squares, rest = self._squares
-        if self.batch == 1 or squares < 2:
-            return 0.0
-        turned = self._turned if squares > 2 else 0.0
-        return max(squares * each, turned + (turned if rest else self._before))
+        squares = int(run // self.window)
+        on_diagonal = max(squares * self.window, run % self.window) / whole
+        turned = max(0, squares - 1) * self.window / whole
+        return turned, on_diagonal, on_diagonal if self.batch > 1 and squares > 1 else 0.0
 
     @property
     def _halo(self) -> float:
