@@ -145,6 +145,9 @@ def verdict(published: Reading, untrained: Reading, trained: Reading, native: in
         why = f"{reading}, above {LIMIT}, and the probe's training changed it by {_negated(fell)}"
     if within.exceeds(LIMIT):
         why += f"; within {native:,} tokens the loss rose by {within}"
+    gain = Estimate.of(trained.gain())
+    if not gain.exceeds(0.0):
+        why += f"; that it uses the context is not shown: its gain from context is {gain}"
     margin = 0.0 if math.isnan(cost.error) else ERRORS * cost.error
     certain = not math.isnan(cost.error) and abs(cost.mean - LIMIT) > margin
     return ProbeVerdict(

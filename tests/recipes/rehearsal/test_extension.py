@@ -126,6 +126,14 @@ def test_a_loss_within_the_native_context_that_rises_is_said():
     assert "within 8,192 tokens the loss rose by +0.200 +- 0.000" in found.why
 
 
+def test_a_base_that_ignores_the_context_costs_nothing_and_that_is_said():
+    used = verdict(PUBLISHED, UNTRAINED, reading([0.01] * 3), NATIVE)
+    assert "uses the context" not in used.why
+    ignored = verdict(PUBLISHED, UNTRAINED, reading([0.0] * 3, native=1.4), NATIVE)
+    assert ignored.word == "extends readily"
+    assert "not shown: its gain from context is +0.000 +- 0.000" in ignored.why
+
+
 def test_without_a_window_within_the_native_context_positions_are_compared():
     far = [
         replace(one, contexts=(16 * K, 32 * K), by_context=tuple((1.4, 1.1) for _ in range(3)))
