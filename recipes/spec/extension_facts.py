@@ -56,7 +56,13 @@ class ExtensionFact:
 
 def facts_of(card: ModelCard) -> AttentionFacts:
     """Return what a card states of its attention."""
+    pattern = card.pattern
+    window = None if pattern is None else pattern.window
+    full = card.layers if pattern is None else pattern.full_layers(card.layers)
     return AttentionFacts(
+        windowed_layers=0 if window is None else card.layers - full,
+        window=window,
+        unrotated_layers=0 if pattern is None or pattern.full_rotates else full,
         layers=card.layers,
         heads=card.heads,
         kv_heads=card.kv_heads,

@@ -19,6 +19,9 @@ def names(card: str) -> list[str]:
     [
         ("llama3_8b", []),
         ("llama2_7b", ["native_context"]),
+        ("olmo3_7b", ["qk_norm", "window"]),
+        ("smollm3_4k_3b", ["native_context", "unrotated_layers"]),
+        ("gemma3_1b", ["qk_norm", "window"]),
         ("llama2_70b", ["kv_heads", "native_context"]),
         ("qwen3_8b", ["qk_norm"]),
         ("qwen3_32b", ["qk_norm", "kv_heads"]),
