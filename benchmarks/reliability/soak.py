@@ -52,7 +52,7 @@ from benchmarks.reliability.soak_page import SAMPLES, page_of, write_page
 LONGHAUL = Path(sys.executable).parent / "longhaul"
 PRIVATE = "LONGHAUL_SOAK_PRIVATE"
 """Environment variable: this process has a `/dev/shm` of its own."""
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 60.0
 """Time that processes of a command that has ended may take to end too."""
 START_SECONDS = 900.0
 SAVE_EVERY, TRAINING_STEPS = 20, 100_000
@@ -278,7 +278,7 @@ def soaked(given: Any) -> None:
         ]
         soak.tell(
             end=True, exit_code=code, processes_left=running,
-            files_left=sorted(files_below([soak.folder / "tmp"])),
+            files_left=sorted(files_below(sorted((soak.folder / "tmp").iterdir()))),
             names_left=sorted(soak.names_that_stay() - first),
         )  # fmt: skip
     finally:

@@ -2,6 +2,7 @@
 """The page of a soak, from the lines that it wrote each minute and after each turn."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,27 +32,34 @@ def settled(minutes: Sequence[Line]) -> list[Line]:
     return [line for line in minutes if line["minute"] >= SETTLED_MINUTES] or list(minutes)
 
 
-def grew(name: str, minutes: Sequence[Line]) -> Iterator[str]:
+def idle_minutes(turns: Sequence[Line]) -> int:
+    """Return how many minutes at the end have one between two turns: a turn holds more."""
+    last = turns[-1]["seconds"] / 60 if turns else 0
+    return max(SETTLED_MINUTES, math.ceil(last) + 3)
+
+
+def grew(name: str, minutes: Sequence[Line], tail: int = SETTLED_MINUTES) -> Iterator[str]:
     """Yield what a long-lived process has more of at the end than when it had settled."""
     of = [line["processes"][name] for line in settled(minutes)]
     most = max(each["unshared"] for each in of)
     if most > of[0]["unshared"] * (1 + MOST_GROWTH):
         yield "memory"
-    for kind, (before, after) in counts(of).items():
+    for kind, (before, after) in counts(of, tail).items():
         if after > before:
             yield kind
 
 
-def counts(of: Sequence[dict[str, int]]) -> dict[str, tuple[int, int]]:
-    """Return the smallest of each count in the first and the last ten minutes: turns have more."""
+def counts(of: Sequence[dict[str, int]], tail: int) -> dict[str, tuple[int, int]]:
+    """Return the smallest of each count in the first ten and the last `tail` minutes."""
     few = min(SETTLED_MINUTES, max(1, len(of) // 3))
+    last = min(tail, max(1, len(of) // 3))
     return {
-        kind: (min(each[kind] for each in of[:few]), min(each[kind] for each in of[-few:]))
+        kind: (min(each[kind] for each in of[:few]), min(each[kind] for each in of[-last:]))
         for kind in COUNTS
     }
 
 
-def process_row(name: str, minutes: Sequence[Line]) -> list[str]:
+def process_row(name: str, minutes: Sequence[Line], tail: int = SETTLED_MINUTES) -> list[str]:
     """Return the row of a long-lived process."""
     of = [line["processes"][name] for line in settled(minutes)]
     first, last = of[0], of[-1]
@@ -60,8 +68,8 @@ def process_row(name: str, minutes: Sequence[Line]) -> list[str]:
         name, "", f"{first['resident'] / 2**20:,.0f} / {last['resident'] / 2**20:,.0f}",
         f"{first['unshared'] / 2**20:,.1f} / {last['unshared'] / 2**20:,.1f}",
         f"{min(changes):+.2%}", f"{max(changes):+.2%}", f"{changes[-1]:+.2%}",
-        *(f"{before} / {after}" for before, after in counts(of).values()),
-        ", ".join(grew(name, minutes)) or "nothing",
+        *(f"{before} / {after}" for before, after in counts(of, tail).values()),
+        ", ".join(grew(name, minutes, tail)) or "nothing",
     ]  # fmt: skip
 
 
@@ -101,8 +109,8 @@ def page_of(folder: Path) -> tuple[str, bool]:
     turns = [line for line in lines if "turn" in line]
     end = [line for line in lines if "end" in line]
     names = list(minutes[0]["processes"])
-    left = leaks(lines)
-    growing = [name for name in names if list(grew(name, minutes))]
+    left, tail = leaks(lines), idle_minutes(turns)
+    growing = [name for name in names if list(grew(name, minutes, tail))]
     shared = settled(minutes)
     head = [
         "process", "", "resident MiB", "unshared MiB", "least", "most", "last", *COUNTS, "grew",
@@ -117,9 +125,9 @@ def page_of(folder: Path) -> tuple[str, bool]:
         f"Long-lived processes at minute {shared[0]['minute']:.0f} / {shared[-1]['minute']:.0f}. "
         "Changes are of unshared memory since the first of them: resident memory also has pages "
         "of libraries, which the kernel drops when others need the memory. The fork server "
-        "shares its own with the ranks while these run. Counts are the smallest of the first and "
-        "of the last ten minutes.",
-        table(head, [process_row(name, minutes) for name in names]),
+        f"shares its own with the ranks while these run. Counts are the smallest of the first "
+        f"{SETTLED_MINUTES} and of the last {tail} minutes, which have one between two turns.",
+        table(head, [process_row(name, minutes, tail) for name in names]),
         f"Temporary files at both minutes: {temporary}; named semaphores "
         f"{shared[0]['semaphores']} / {shared[-1]['semaphores']}, shared-memory segments "
         f"{shared[0]['segments']} / {shared[-1]['segments']}.",
