@@ -355,6 +355,7 @@ def test_an_import_that_goes_out_again_is_what_came_in(answer, imported, publish
         assert (Path("x") / name).read_bytes() == (published / name).read_bytes()
     config, again = (json.loads((at / "config.json").read_text()) for at in (published, Path("x")))
     assert again.pop("longhaul_rope") == {"method": "default", "base": 5000}
+    assert again.pop("rope_parameters") == {"rope_type": "default", "rope_theta": 5000.0}
     assert again == config
 
 

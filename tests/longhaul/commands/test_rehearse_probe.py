@@ -131,7 +131,9 @@ def test_a_store_that_is_missing_or_of_another_tokenizer_is_refused(probe, tmp_p
     from data.prepare import prepare
 
     (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "a.txt").write_text("other words, another tokenizer\n" * 400)
+    for number in range(40):
+        text = f"other words, another tokenizer, document {number}\n" * 40
+        (tmp_path / "text" / f"{number}.txt").write_text(text)
     prepare(str(tmp_path / "text"), tmp_path / "other", vocab_size=300)
     assert "tokenizer" in probe(*words, store=tmp_path / "other").error()
 
