@@ -49,10 +49,9 @@ class Documents:
     _shards: dict[tuple[int, int], "Documents"] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
-    blocks: dict[tuple[int, int, int], "Documents"] = field(
+    _apart: dict[tuple[int, int], "Documents"] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
-    """Kept by `custom_modules.context_parallel.halo`, by rank, size and window."""
     _cuts: dict[int, "Documents"] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -167,17 +166,14 @@ class Documents:
 
     def apart(self, rank: int, size: int) -> "Documents":
         """Return the documents of a zigzag shard whose two chunks stay apart, the first's first."""
-        chunk = self.seq_length // (2 * size)
-        rows = [
-            [
-                end - begin
-                for c in chunks_of(rank, size)
-                for start, stop in self.spans(row)
-                if (begin := max(start, c * chunk)) < (end := min(stop, (c + 1) * chunk))
+        if (rank, size) not in self._apart:  # every layer asks, forward and backward
+            chunks = chunks_of(rank, size)
+            rows = [
+                [length for c in chunks for length in self._joined(row, (c,), size)]
+                for row in range(self.batch)
             ]
-            for row in range(self.batch)
-        ]
-        return Documents.of(rows)
+            self._apart[rank, size] = Documents.of(rows)
+        return self._apart[rank, size]
 
     def cut(self, length: int) -> "Documents":
         """Return the table in which documents are cut into pieces of `length`, the last shorter."""

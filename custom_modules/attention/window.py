@@ -105,9 +105,8 @@ def parts_of(runs: Iterable[Run], window: int) -> Iterator[Part]:
 
 def parts_before(rows: slice, queries: int, keys: int, least: int) -> Iterator[Part]:
     """Yield the parts of so many queries over earlier keys: i attends to j >= i + `least`."""
-    whole = min(
-        queries, max(0, -least)
-    )  # the next one attends to every key too, as a triangle's first
+    # The query after these attends to every key too: as the first of a triangle.
+    whole = min(queries, max(0, -least))
     if whole and keys:
         yield Part(rows, (0, whole), (0, keys), "whole")
     stop = min(queries, keys - least)  # the others attend to none
@@ -201,6 +200,40 @@ def _add_gradients(
             to.add_(own)
 
 
+def attend_blocks(
+    inner: AttentionKernel, q: Tensor, k: Tensor, v: Tensor, blocks: Documents | None
+) -> tuple[Tensor, Tensor]:
+    """Return the attention of a table of blocks, or room for that of causal parts.
+
+    out [b, h, s, D] and lse [b, h, s] are in the dtype of the merge.
+    """
+    if blocks is None:
+        lse = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
+        return torch.empty_like(q, dtype=lse.dtype), lse
+    out, lse = inner.forward(q, k, v, True, blocks)
+    return out.to(lse.dtype), lse
+
+
+def gradients_of_blocks(
+    inner: AttentionKernel,
+    given: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    blocks: Documents | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of a table of blocks, or room for those of causal parts."""
+    _, q, k, v, *_ = given
+    sum_in = accumulation_dtype(q.dtype)
+    if blocks is None:
+        dq, dk, dv = (torch.empty_like(x, dtype=sum_in) for x in (q, k, v))
+    else:
+        dq, dk, dv = (grad.to(sum_in) for grad in inner.backward(*given, True, blocks))
+    return dq, dk, dv
+
+
+def without_blocks(parts: Iterable[Part], blocks: Documents | None) -> Iterator[Part]:
+    """Yield the parts that a call for all blocks has not computed."""
+    return (part for part in parts if blocks is None or part.way != "causal")
+
+
 class _Windowed:
     def __init__(self, inner: AttentionKernel, window: int) -> None:
         self.inner, self.window = inner, window
@@ -211,14 +244,10 @@ class _Windowed:
         """Return out [b, h, s, D] and lse [b, h, s]."""
         if self._reaches_all(q, causal, documents):
             return self.inner.forward(q, k, v, causal, documents)
-        if self.inner.packed and documents is not None:
-            first, lse = self.inner.forward(q, k, v, True, self._blocks(documents))
-            out = first.to(lse.dtype)
-            del first
-        else:
-            lse = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
-            out = torch.empty_like(q, dtype=lse.dtype)
-        attend_parts(self.inner, self._parts(q, documents), q, k, v, out, lse)
+        blocks = self._blocks(documents)
+        out, lse = attend_blocks(self.inner, q, k, v, blocks)
+        parts = without_blocks(parts_of(runs_of(q, documents), self.window), blocks)
+        attend_parts(self.inner, parts, q, k, v, out, lse)
         return out.to(q.dtype), lse
 
     def backward(
@@ -229,15 +258,10 @@ class _Windowed:
         given = (grad_out, q, k, v, out, lse)
         if self._reaches_all(q, causal, documents):
             return self.inner.backward(*given, causal, documents)
-        sum_in = accumulation_dtype(q.dtype)
-        if self.inner.packed and documents is not None:
-            dq, dk, dv = (
-                grad.to(sum_in)
-                for grad in self.inner.backward(*given, True, self._blocks(documents))
-            )
-        else:
-            dq, dk, dv = (torch.empty_like(x, dtype=sum_in) for x in (q, k, v))
-        gradients_of_parts(self.inner, self._parts(q, documents), given, (dq, dk, dv))
+        blocks = self._blocks(documents)
+        dq, dk, dv = gradients_of_blocks(self.inner, given, blocks)
+        parts = without_blocks(parts_of(runs_of(q, documents), self.window), blocks)
+        gradients_of_parts(self.inner, parts, given, (dq, dk, dv))
         return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
 
     def _reaches_all(self, q: Tensor, causal: bool, documents: Documents | None) -> bool:
@@ -251,15 +275,11 @@ class _Windowed:
         documents.require(batch=q.shape[0], seq_length=q.shape[2])
         return self.window >= documents.longest
 
-    def _blocks(self, documents: Documents) -> Documents:
+    def _blocks(self, documents: Documents | None) -> Documents | None:
+        """Return the table of all blocks, for a kernel that takes them in one call; else None."""
+        if documents is None or not self.inner.packed:
+            return None
         return documents.cut(self.window)
-
-    def _parts(self, q: Tensor, documents: Documents | None) -> Iterator[Part]:
-        """Yield the parts that no packed call has computed."""
-        apart = documents is not None and self.inner.packed
-        for part in parts_of(runs_of(q, documents), self.window):
-            if part.way != "causal" or not apart:
-                yield part
 
 
 def _at(part: Part, of: Literal["queries", "keys"]) -> Callable[[Tensor], Tensor]:

@@ -30,11 +30,14 @@ from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.window import (
     Part,
     Run,
+    attend_blocks,
     attend_parts,
+    gradients_of_blocks,
     gradients_of_parts,
     parts_before,
     parts_of,
     windowed,
+    without_blocks,
 )
 from custom_modules.context_parallel.p2p import Messages, post
 from custom_modules.context_parallel.ring import ring_kernel
@@ -113,14 +116,9 @@ class _Halo:
         self._require(q, causal, documents)
         halos, messages = self._fetch(k, v)
         blocks = self._blocks(documents)
-        if blocks is None:
-            lse = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
-            out = torch.empty_like(q, dtype=lse.dtype)
-        else:
-            first, lse = self.inner.forward(q, k, v, True, blocks)
-            out = first.to(lse.dtype)
-            del first
-        attend_parts(self.inner, self._own(q, documents), q, k, v, out, lse)
+        out, lse = attend_blocks(self.inner, q, k, v, blocks)
+        own = without_blocks(parts_of(self._runs(q, documents), self.window), blocks)
+        attend_parts(self.inner, own, q, k, v, out, lse)
         messages.wait()
         for number, (keys, values) in zip(self.chunks, halos, strict=True):
             parts = self._before(number, q, documents)
@@ -139,13 +137,9 @@ class _Halo:
         sum_in = accumulation_dtype(q.dtype)
         given = (grad_out, q, k, v, out, lse)
         blocks = self._blocks(documents)
-        if blocks is None:
-            dq, dk, dv = (torch.empty_like(x, dtype=sum_in) for x in (q, k, v))
-        else:
-            grads = self.inner.backward(*given, True, blocks)
-            dq, dk, dv = (grad.to(sum_in) for grad in grads)
-            del grads
-        gradients_of_parts(self.inner, self._own(q, documents), given, (dq, dk, dv))
+        dq, dk, dv = gradients_of_blocks(self.inner, given, blocks)
+        own = without_blocks(parts_of(self._runs(q, documents), self.window), blocks)
+        gradients_of_parts(self.inner, own, given, (dq, dk, dv))
         messages.wait()
         of_halos = []
         for number, (keys, values) in zip(self.chunks, halos, strict=True):
@@ -172,21 +166,11 @@ class _Halo:
         if documents is not None:
             documents.require(batch=q.shape[0], seq_length=q.shape[2] * self.size)
 
-    def _own(self, q: Tensor, documents: Documents | None) -> Iterator[Part]:
-        """Yield the parts of this rank's queries over its own keys that no packed call computes."""
-        packed = self._blocks(documents) is not None
-        for part in parts_of(self._runs(q, documents), self.window):
-            if not (packed and part.way == "causal"):
-                yield part
-
     def _blocks(self, documents: Documents | None) -> Documents | None:
         """Return the blocks of this rank's chunks as a table, for a kernel that takes them all."""
         if documents is None or not self.inner.packed:
             return None
-        key = (self.rank, self.size, self.window)
-        if key not in documents.blocks:  # every layer asks, forward and backward
-            documents.blocks[key] = documents.apart(self.rank, self.size).cut(self.window)
-        return documents.blocks[key]
+        return documents.apart(self.rank, self.size).cut(self.window)
 
     def _runs(self, q: Tensor, documents: Documents | None) -> Iterator[Run]:
         chunk = q.shape[2] // 2
