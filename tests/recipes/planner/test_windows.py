@@ -23,7 +23,7 @@ PEAK = Efficiency(
 )
 AT_PEAK = replace(H100, efficiency=PEAK)
 OLMO3 = CARDS["olmo3_7b"]
-WITHOUT = replace(OLMO3, pattern=LayerPattern(every=4, local_rope=OLMO3.native_rope))
+WITHOUT = replace(OLMO3, pattern=None)
 """The same model, its local layers without a window."""
 
 
