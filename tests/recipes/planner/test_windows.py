@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from custom_modules.rope.layers import LayerPattern
 from recipes.models import CARDS
 from recipes.planner.documents import WHOLE, DocumentLengths, in_window
 from recipes.planner.time import time
@@ -105,7 +104,7 @@ def test_a_window_saves_attention_and_costs_the_merge_of_its_squares():
 
 def test_small_windows_have_smaller_squares_at_a_lower_rate():
     def share(window: int) -> float:
-        pattern = LayerPattern(every=4, window=window)
+        pattern = replace(OLMO3.pattern, window=window)
         found = time(workload(replace(OLMO3, pattern=pattern)), H100)
         return found.categories["attention"]
 
