@@ -25,7 +25,7 @@ CONSTRAINTS := $(wildcard $(LOCK))
 INSTALLED := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 
-.PHONY: help demo gpu gpu-check real test test-pythons test-megatron test-transformers-5 bridge durations rehearsals lint docs golden lock audit sbom clean
+.PHONY: help demo gpu gpu-check real test nightly test-pythons test-megatron test-transformers-5 bridge durations rehearsals lint docs golden lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -64,6 +64,9 @@ real: $(INSTALLED)  ## take SmolLM2-135M from 8K to 16K tokens on two CPU cores,
 # computes while the one with the Slurm tests waits.
 test: $(INSTALLED)  ## run every test, on WORKERS=3 processes; ONLY='not slow' for a quarter of the time
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --budget-minutes $(BUDGET_MINUTES) $(if $(ONLY),-m '$(ONLY)')
+
+nightly: $(INSTALLED)  ## run the further cases that make test leaves out, in about an hour
+	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --nightly -m nightly
 
 # Not of the suite: an environment of 3 to 7 GB for each Python, kept in .pythons for the next time.
 test-pythons:  ## dry run, training and fast tests on each Python of this machine, or on PYTHONS='A B'

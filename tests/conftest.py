@@ -23,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what the Makefile says of the suite's time."""
     parser.addoption("--budget-minutes", type=float, help="Report the total against this budget.")
     parser.addoption("--write-durations", action="store_true", help="Rewrite tests/durations.json.")
+    parser.addoption("--nightly", action="store_true", help="Run further cases of each test too.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,8 +39,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         warm_start.tear_down()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what runs nightly, unless asked for, and begin with the files that take longest."""
+    if not config.getoption("--nightly"):
+        suite_time.leave_out_nightly(config, items)
     suite_time.longest_first(items, suite_time.read())
 
 

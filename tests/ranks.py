@@ -33,7 +33,9 @@ class Server:
 
     def __init__(self, *modules: str) -> None:
         self._server = forkserver.ForkServer()
-        self._server.set_forkserver_preload(["data.without_cuda_extension", *modules])
+        self._server.set_forkserver_preload(
+            ["data.without_cuda_extension", *modules, "tests.frozen"]  # the last sees all objects
+        )
 
     def start(self, function: Callable[..., None], *args: Any) -> mp.Process:
         process = mp.get_context("forkserver").Process(target=function, args=args)

@@ -49,6 +49,14 @@ class Scheduling(LoadFileScheduling):
         return scope(file_of(nodeid))
 
 
+def leave_out_nightly(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests marked `nightly`; pytest counts them as deselected."""
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    if nightly:
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
 def longest_first(items: list[pytest.Item], recorded: dict[str, float]) -> None:
     """Sort tests by the recorded seconds of what shares their worker; slow ones without first."""
     slow = {file_of(item.nodeid) for item in items if item.get_closest_marker("slow")}

@@ -19,7 +19,7 @@ from benchmarks.one_million_tokens import shard
 from custom_modules.context_parallel.ulysses import gather_sequence
 from tests.house.rooms import TREE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 NOT_INSTALLED = "not installed: pip install -e '.[bench]'"
 

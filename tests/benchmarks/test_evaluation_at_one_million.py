@@ -7,7 +7,7 @@ import pytest
 
 from tests.benchmarks.test_benchmarks_run import page_of, rows_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def test_two_ranks_tell_the_losses_and_the_passkey_of_one_at_any_part_of_the_model(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from tests.benchmarks.test_benchmarks_run import page_of, rows_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def test_both_trainings_take_the_same_steps_and_one_of_them_is_evaluated(tmp_path):

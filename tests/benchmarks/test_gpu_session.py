@@ -16,7 +16,7 @@ from benchmarks.gpu.sizes import ON_CPU
 from benchmarks.harness.machine import version
 from tests.house.rooms import TREE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 COMMAND = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -5,7 +5,7 @@ import pytest
 
 from tests.benchmarks.test_benchmarks_run import page_of, rows_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def test_documents_are_prepared_by_all_contestants(tmp_path):

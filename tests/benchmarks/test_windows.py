@@ -8,7 +8,7 @@ from benchmarks.windows import Setting, measure, section, sent_by_rank
 from tests.benchmarks.test_benchmarks_run import rows_of
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 TINY = Setting(length=64, window=8, heads=2, head_dim=8, dtype=torch.float32)
 MEASURED = ("attention", "note", "error", "forward ms")

@@ -31,7 +31,12 @@ OF_EXPERTS = {
 }
 
 
-@pytest.fixture(scope="module", params=CARDS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        "mixtral", pytest.param("nemotron", marks=pytest.mark.nightly), "olmo3",
+    ],
+)  # fmt: skip
 def started(request, tmp_path_factory, small_store) -> tuple[str, str, list[dict]]:
     """Return family, checkpoints of two steps on one rank, and the steps from there on one."""
 

@@ -49,6 +49,7 @@ def test_two_ranks_give_the_losses_of_one_at_each_of_20_steps(kind, training_run
         assert len(ours["host_memory_bytes_by_rank"]) == 2
 
 
+@pytest.mark.nightly
 def test_three_stages_of_four_layers_give_the_losses_of_one_rank(training_run, one_rank, start):
     layout = {"pp": 3, "recompute": {"kind": "kept_attention"}}
     run = training_run("uneven", ranks=3, layout=layout, start=start)
@@ -56,6 +57,7 @@ def test_three_stages_of_four_layers_give_the_losses_of_one_rank(training_run, o
         assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
 
 
+@pytest.mark.nightly
 def test_an_interleaved_pipeline_gives_the_losses_of_one_rank(training_run, one_rank, start):
     layout = {"pp": 2, "vpp": 2, "recompute": {"kind": "kept_attention"}}
     steps = training_run("interleaved", ranks=2, layout=layout, start=start).finish()

@@ -33,7 +33,9 @@ def plain(tmp_path_factory, small_store, start):
     return TrainingRun(folder, small_store, ranks=1, layout={}, start=start, steps=STEPS).finish()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["pose", pytest.param("longrecipe", marks=pytest.mark.nightly), "gene"]
+)
 def test_two_ranks_draw_what_one_draws(kind, training_run, start, plain):
     options = {"positions": KINDS[kind], "start": start, "steps": STEPS}
     alone = training_run("alone", ranks=1, layout={}, **options).finish()

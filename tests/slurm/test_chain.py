@@ -123,6 +123,7 @@ def test_the_ladder_runs_to_an_exported_model_with_every_gate_passed(whole, slur
     assert config["rope_scaling"]["rope_type"] == "yarn"
 
 
+@pytest.mark.nightly
 def test_a_stage_that_was_told_to_stop_ends_as_one_that_was_not(whole, slurm, tmp_path):
     assert slurm.restarts(whole.number("tiny_2k")) == 1
     here = whole.run / "stages" / "tiny_2k"
@@ -185,6 +186,7 @@ def with_suites(folder: Path) -> str:
     return str(file)
 
 
+@pytest.mark.nightly
 def test_a_shut_gate_ends_the_chain_and_says_why(slurm, whole, store, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     ladder = with_suites(tmp_path)

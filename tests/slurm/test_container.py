@@ -346,6 +346,7 @@ def test_a_build_of_a_changed_tree_is_refused(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the lock is for Python 3.11 and newer")
 def test_the_dockerfiles_install_steps_work_in_a_clean_environment(tmp_path):

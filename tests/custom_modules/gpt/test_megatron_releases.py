@@ -6,9 +6,9 @@ import torch
 
 from custom_modules.attention.documents import Documents
 from custom_modules.context_parallel.config import ContextParallelKind
+from custom_modules.gpt.core_attention import degrees_for, ignored_settings
 from custom_modules.gpt.megatron_releases import parameters_of, preprocessed, require_unset
 from custom_modules.gpt.moe_router import refuse_experts
-from custom_modules.gpt.core_attention import degrees_for, ignored_settings
 from custom_modules.memory.config import UNTILED
 
 TABLE = torch.zeros(2, 4, 1, 1, 2)

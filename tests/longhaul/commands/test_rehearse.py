@@ -15,10 +15,11 @@ from tests.longhaul.support.rehearsed_rows import of_the_suite, ranks_for, small
 from tests.recipes.support.rows_to_rehearse import ROWS_TO_REHEARSE
 
 
-def slow_but(first: str, rows: list[Row]) -> list:
-    """Return the rows as parameters, all slow but those of one ladder."""
+def nightly_but(first: str, rows: list[Row]) -> list:
+    """Return the rows as parameters; those of one ladder run in the suite, the others nightly."""
+    nightly = (pytest.mark.slow, pytest.mark.nightly)
     return [
-        pytest.param(row, id=row.name, marks=() if row.ladder.name == first else pytest.mark.slow)
+        pytest.param(row, id=row.name, marks=() if row.ladder.name == first else nightly)
         for row in rows
     ]
 
@@ -50,7 +51,7 @@ def require_green(code: int, shown: str, said: str, run: Path) -> None:
     assert not any(line.startswith("FAIL") for line in lines)
 
 
-@pytest.mark.parametrize("row", slow_but("tiny", of_the_suite()))
+@pytest.mark.parametrize("row", nightly_but("tiny", of_the_suite()))
 def test_a_recipe_of_the_ladder_is_rehearsed_as_on_its_card(rehearse, tmp_path, monkeypatch, row):
     monkeypatch.setitem(ROWS, row.name, row)  # a shorter one is no row of the collection
     ranks, card = ranks_for(row), tmp_path / "card.yaml"
@@ -74,7 +75,7 @@ def test_every_structure_of_the_ladders_is_rehearsed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pipeline", "experts"])
+@pytest.mark.parametrize("name", ["pipeline", pytest.param("experts", marks=pytest.mark.nightly)])
 def test_a_structure_that_no_shipped_recipe_has_is_rehearsed(rehearse, tmp_path, monkeypatch, name):
     row = ROWS_TO_REHEARSE[name]
     monkeypatch.setitem(ROWS, row.name, row)
