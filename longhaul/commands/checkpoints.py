@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -152,7 +152,7 @@ def _line(one: "Stored") -> dict[str, str]:
         "stage": one.stage,
         "step": f"{one.step:,}",
         "size": _size(one.bytes),
-        "saved": datetime.fromtimestamp(one.modified).strftime("%Y-%m-%d %H:%M"),
+        "saved": datetime.fromtimestamp(one.modified, timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "written by": _layout(one.layout),
         "optimizer": {True: "yes", False: "no", None: "?"}[one.optimizer],
         "rotation": "" if rotation is None else str(rotation)[:12],
@@ -188,7 +188,7 @@ def _verify(found: "dict[str, list[Stored]]", as_json: bool) -> None:
 
     answers = []
     for one in (one for checkpoints in found.values() for one in checkpoints):
-        damaged = [] if one.complete else [one.problem]
+        damaged = [] if one.complete else [f"{one.folder}: {one.problem}"]
         if one.complete:
             try:
                 damaged = damages(one.folder)
@@ -196,7 +196,7 @@ def _verify(found: "dict[str, list[Stored]]", as_json: bool) -> None:
                 damaged = [str(error)]
         answers.append({**_content(one), "damaged": damaged})
         if not as_json:
-            typer.echo(f"{one.folder}: {'; '.join(damaged) or 'verified'}")
+            typer.echo("\n".join(damaged) or f"{one.folder}: verified")
     if as_json:
         print_json(answers)
     if any(answer["damaged"] for answer in answers):

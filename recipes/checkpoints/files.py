@@ -276,5 +276,5 @@ def _damaged(checkpoint: Path, name: str, result: str | OSError) -> str:
         return f"{path} cannot be read ({result.strerror}); restore it from a copy"
     return (
         f"{path} is damaged: its SHA-256 differs from what was written; restore it from a copy, "
-        "take another checkpoint, or use it as it is with --no-verify"
+        "take another checkpoint, or give --no-verify to the command that is to use it as it is"
     )
