@@ -11,6 +11,7 @@ from custom_modules.rope.config import RopeScaling
 from data.files.user_file import read_yaml
 from data.store import Manifest, StoreError
 from eval.run_folder import StageResults
+from longhaul.health.monitor import is_garbled
 from recipes.checkpoints.marker import RECIPE, checkpoint_facts, newest_checkpoint
 from recipes.spec.naming import stage_folder
 from recipes.spec.stage import warmup_steps
@@ -139,11 +140,5 @@ def _samples(path: Path) -> tuple[tuple[int, int, int], ...]:
 
 
 def _garbled(path: Path) -> Iterator[int]:
-    for number, line in enumerate(path.read_bytes().split(b"\n") if path.is_file() else (), 1):
-        try:
-            line.decode()
-        except UnicodeDecodeError:
-            yield number
-        else:
-            if b"\0" in line:
-                yield number
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    return (number for number, line in enumerate(lines, 1) if is_garbled(line))

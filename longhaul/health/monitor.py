@@ -34,6 +34,8 @@ class MetricsTail:
         self.lines: deque[dict[str, Any]] = deque(maxlen=KEPT_LINES)
         self.last: dict[str, Any] = {}
         """The newest line with all its keys."""
+        self.garbled = 0
+        """Lines with bytes that a run never writes; one that was cut at a kill is none of them."""
         self._file: tuple[int, int] | None = None
         self._read = 0
 
@@ -48,7 +50,7 @@ class MetricsTail:
                 facts = os.fstat(file.fileno())
                 here = facts.st_dev, facts.st_ino
                 if here != self._file or facts.st_size < self._read:
-                    self._file, self._read = here, 0
+                    self._file, self._read, self.garbled = here, 0, 0
                     self.lines.clear()
                 file.seek(self._read)
                 content = file.read()
@@ -58,7 +60,9 @@ class MetricsTail:
         if not end and len(content) > LARGEST_LINE:
             end = len(content)
         self._read += end
-        new = [line for part in content[:end].split(b"\n") if (line := _line(part)) is not None]
+        parts = content[:end].split(b"\n")
+        new = [line for part in parts if (line := _line(part)) is not None]
+        self.garbled += sum(map(is_garbled, parts))
         for line in new:
             if self.lines and line["step"] <= self.lines[-1]["step"]:  # steps that are taken again
                 kept = [one for one in self.lines if one["step"] < line["step"]]
@@ -68,6 +72,15 @@ class MetricsTail:
         if new:
             self.last = new[-1]
         return new
+
+
+def is_garbled(line: bytes) -> bool:
+    """Tell whether a line has NULs or bytes that are not UTF-8."""
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return True
+    return b"\0" in line
 
 
 def _line(text: bytes) -> dict[str, Any] | None:

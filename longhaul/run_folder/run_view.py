@@ -30,7 +30,7 @@ from longhaul.run_folder.stage_named import stage_named
 from longhaul.run_folder.state import RunState, StageState, run_state
 from recipes.checkpoints.marker import MARKER
 from recipes.spec.finding import EVENTS, Finding, read, recorded
-from recipes.spec.naming import stage_folder
+from recipes.spec.naming import counted, stage_folder
 
 AT_WORK = ("running", "in use", "queued")
 LONGEST_AGE = 30 * 86_400.0
@@ -154,8 +154,9 @@ class RunWatch:
         tail = self._tails.setdefault(state.name, MetricsTail(folder / "metrics.jsonl"))
         tail.poll()
         lines = list(tail.lines)
-        if tail.last and tail.last["step"] > state.step:  # written since the state was read
-            state = replace(state, step=tail.last["step"])
+        written = tail.last["step"] if tail.last else 0
+        if state.step < written and not written > state.steps:  # since the state was read
+            state = replace(state, step=written)
         silent = self._age((state.name, "line"), state.step, tail.path)
         saved = math.nan
         if state.checkpoint_step is not None:
@@ -165,6 +166,7 @@ class RunWatch:
             self._worked.add(state.name)
         current, past = recorded(read(folder))
         found, survived = self._of_stage(state, lines, current, past, silent)
+        found += _garbled(state, tail)
         return StageView(
             state=state,
             line=tail.last,
@@ -254,6 +256,21 @@ def _foreign(state: StageState, lines: Sequence[dict[str, Any]]) -> list[Finding
             said=f"metrics.jsonl has step {last:,}, and {state.name} has {state.steps:,.0f} steps",
             cause="the file is of another run or stage",
             remedy="put the stage's own file back, or move this one away; no checkpoint needs it",
+        )
+    ]  # fmt: skip
+
+
+def _garbled(state: StageState, tail: MetricsTail) -> list[Finding]:
+    """Return the finding that lines of the metrics have bytes that a run never writes."""
+    if not tail.garbled:
+        return []
+    return [
+        Finding(
+            kind="damaged_metrics", step=state.step,
+            said="metrics.jsonl has NULs or bytes that are not UTF-8 in "
+            f"{counted(tail.garbled, 'line')}, which are not read",
+            cause="a node lost power, a fault of the file system, or another program wrote to it",
+            remedy="no checkpoint needs the file; a resumed run writes steps that it takes again",
         )
     ]  # fmt: skip
 

@@ -180,7 +180,8 @@ def _readable_stage(run: Path, name: str, job: SlurmJob | None) -> tuple[StageSt
     if math.isnan(steps):
         steps = _planned(record)
     pace = Pace.of(lines)
-    step = max(pace.step, saved or 0)
+    foreign = pace.step > steps  # the metrics are of another run (longhaul watch says so)
+    step = saved or 0 if foreign else max(pace.step, saved or 0)
     pace = Pace(step, pace.seconds)
     state, reason = _state(folder, run, job, done=saved is not None and saved >= steps, step=step)
     part = None if math.isnan(steps) else Part(int(steps), per_step, pace)

@@ -250,6 +250,22 @@ def test_metrics_of_another_run_are_a_finding_even_if_the_stage_is_done(answer, 
     code, out, _ = answer("doctor", "run", run, "--stage", "tiny_512")
     assert code == 1
     assert "metrics.jsonl has step 41, and tiny_512 has 40 steps" in out
+    assert "tiny_512  done  step 40/40" in answer("watch", run, "--once").out
+    shown = json.loads(answer("status", run, "--json").out)
+    assert [stage["step"] for stage in shown["stages"]] == [40, 10]
+
+
+def test_metrics_with_bytes_that_no_run_writes_are_a_finding(answer, run):
+    metrics = stage_folder(run, "tiny_2k") / "metrics.jsonl"
+    with metrics.open("ab") as file:
+        file.write(b'{"step": 11, "lo\n')  # cut by a kill: nothing to tell
+    assert "no finding" in answer("doctor", "run", run).out
+    with metrics.open("ab") as file:
+        file.write(b"\0\0\0\n\xff\xfe\n")
+    code, out, _ = answer("doctor", "run", run)
+    assert code == 1
+    assert "damaged_metrics since step 10" in out
+    assert "bytes that are not UTF-8 in 2 lines" in out
 
 
 def test_the_command_that_the_page_names_can_be_typed(tmp_path):
