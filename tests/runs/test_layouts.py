@@ -6,6 +6,8 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PARTS = ("forward", "backward", "communication", "optimizer", "copy", "data_wait")
+STEPS = 12
+"""Steps of each run: two checkpoints, and one moment behind the first at which a run is killed."""
 LAYOUTS = {"cp": {"cp": 2}, "tp": {"tp": 2}, "pp": {"pp": 2}, "dp": {"dp": 2}}
 
 
@@ -27,13 +29,14 @@ def one_rank(tmp_path_factory, small_store, start):
     from tests.runs.conftest import TrainingRun
 
     folder = tmp_path_factory.mktemp("one_rank")
-    return TrainingRun(folder, small_store, ranks=1, layout={}, start=start).finish()
+    run = TrainingRun(folder, small_store, ranks=1, layout={}, start=start, steps=STEPS)
+    return run.finish()
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
-def test_two_ranks_give_the_losses_of_one_at_each_of_20_steps(kind, training_run, one_rank, start):
-    steps = training_run(kind, ranks=2, layout=LAYOUTS[kind], start=start).finish()
-    assert len(steps) == 20
+def test_two_ranks_give_the_losses_of_one_at_each_step(kind, training_run, one_rank, start):
+    steps = training_run(kind, ranks=2, layout=LAYOUTS[kind], start=start, steps=STEPS).finish()
+    assert len(steps) == STEPS
     for ours, reference in zip(steps, one_rank, strict=True):
         assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
         assert ours["samples"] == reference["samples"]
@@ -52,7 +55,7 @@ def test_two_ranks_give_the_losses_of_one_at_each_of_20_steps(kind, training_run
 @pytest.mark.nightly
 def test_three_stages_of_four_layers_give_the_losses_of_one_rank(training_run, one_rank, start):
     layout = {"pp": 3, "recompute": {"kind": "kept_attention"}}
-    run = training_run("uneven", ranks=3, layout=layout, start=start)
+    run = training_run("uneven", ranks=3, layout=layout, start=start, steps=STEPS)
     for ours, reference in zip(run.finish(), one_rank, strict=True):
         assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
 
@@ -60,8 +63,9 @@ def test_three_stages_of_four_layers_give_the_losses_of_one_rank(training_run, o
 @pytest.mark.nightly
 def test_an_interleaved_pipeline_gives_the_losses_of_one_rank(training_run, one_rank, start):
     layout = {"pp": 2, "vpp": 2, "recompute": {"kind": "kept_attention"}}
-    steps = training_run("interleaved", ranks=2, layout=layout, start=start).finish()
-    assert len(steps) == 20
+    run = training_run("interleaved", ranks=2, layout=layout, start=start, steps=STEPS)
+    steps = run.finish()
+    assert len(steps) == STEPS
     for ours, reference in zip(steps, one_rank, strict=True):
         assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
         assert ours["samples"] == reference["samples"]
@@ -88,14 +92,14 @@ def test_bf16_with_the_memory_stack_and_tensor_ranks_follows_fp32(training_run, 
         "tiling": {"loss": True, "loss_tile": 100, "mlp": True, "mlp_tile": 100},
         "offload": {"tensors": "both", "cap_gib": 0.1},
     }
-    steps = training_run("bf16", ranks=2, layout=layout, start=start).finish()
+    steps = training_run("bf16", ranks=2, layout=layout, start=start, steps=STEPS).finish()
     for ours, reference in zip(steps, one_rank, strict=True):
         assert ours["loss"] == pytest.approx(reference["loss"], rel=2e-2), ours["step"]
 
 
 def test_a_stage_goes_on_under_another_layout_with_its_optimizer(training_run, one_rank, start):
-    run = training_run("moved", ranks=2, layout={"cp": 2}, start=start)
-    run.kill_after(11)  # past the checkpoint of step 10
+    run = training_run("moved", ranks=2, layout={"cp": 2}, start=start, steps=STEPS)
+    run.kill_after(6)  # past the checkpoint of step 5
     run.options["layout"] = {"tp": 2}
     for ours, reference in zip(run.finish(), one_rank, strict=True):
         assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]
