@@ -186,11 +186,13 @@ def evaluation_interval(word: str | None) -> "Interval | None":
 def trackers(given: Sequence[str] | None, *, here: bool = True) -> tuple[str, ...]:
     """Return the trackers that are given, or those of longhaul.toml.
 
-    Raises ValueError for a tracker that is unknown, or lacks what it needs where ranks run `here`.
+    Raises ValueError for a tracker that is unknown, or lacks what it needs where ranks run `here`;
+    the cluster file of jobs may set variables too.
     """
     from recipes.spec.trackers import require_trackers
 
-    return require_trackers(given or default("track").replace(",", " ").split(), here=here)
+    names = given or default("track").replace(",", " ").split()
+    return require_trackers(names, here=here, environment=None if here else {})
 
 
 def require_device(device: str | None) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul rehearse --probe`: a small extension of real weights, and whether they follow it."""
 
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -155,9 +156,12 @@ def planned(
     run = out or RUNS / "probes" / recipe_name(card, ladder, stage)
     plan = ladder_run.LadderRun(ladder=small, card=card, run=run, store=store_of(card, store))
     if not plan.store.exists():
+        tokenizer = start / "hugging_face"
+        words = ["--tokenizer", str(tokenizer if tokenizer.is_dir() else card.hf_id or "TOKENIZER")]
+        words = ["longhaul", "prepare", "--source", "DOCUMENTS", *words, "--out", str(plan.store)]
         raise ValueError(
-            f"there is no token store at {plan.store}; name one with --store, or make it: longhaul "
-            f"prepare --source DOCUMENTS --tokenizer {start}/hugging_face --out {plan.store}"
+            f"there is no token store at {plan.store}; name one with --store, or make it: "
+            f"{shlex.join(words)}"
         )
     row = select.placed_row(card, small, small.stages[0], machines)
     if row.nodes > 1:

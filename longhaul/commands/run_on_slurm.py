@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul run --executor slurm`: submit a ladder as a chain of jobs."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +59,11 @@ def run_on_cluster(
     cluster = asked.cluster or CLUSTER
     file = with_names(load(cluster), default("account", account), default("partition", partition))
     # In a container or behind a tunnel ranks have packages of their own.
-    require_trackers(on_ranks.track, here=file.container is None and file.tunnel.kind != "ssh")
+    require_trackers(
+        on_ranks.track,
+        here=file.container is None and file.tunnel.kind != "ssh",
+        environment={**os.environ, **file.environment},
+    )
     plan = _with_gates(plan, gate)
     trains_alone = not evaluated and not plan.store.exists() and plan.card.hf_id is not None
     documents = None if trains_alone else documents_of(plan, source, tokenizer, prepare_jobs)

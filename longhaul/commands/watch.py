@@ -70,7 +70,7 @@ def watch(
         raise typer.Exit(0) from None
     finally:
         alerts.close()
-    done = all(one.state.state == "done" for one in view.stages)
+    done = bool(view.stages) and all(one.state.state == "done" for one in view.stages)
     if not as_json:
         typer.echo("the run has ended" if done else "nothing works on this run any more")
     raise typer.Exit(0 if done else 1)

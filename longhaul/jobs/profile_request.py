@@ -99,7 +99,8 @@ def nsys_command(words: str | None, arguments: "Sequence[str] | None" = None) ->
     """Return the command line of nsys for this command; empty if it is not wanted."""
     if words is None or not ProfileRequest.of(words).nsys:
         return ""
-    own = ["longhaul", *(sys.argv[1:] if arguments is None else arguments)]
+    given = sys.argv[1:] if arguments is None else arguments
+    own = ["longhaul", *(word for word in given if word != "--dryrun")]  # what shows the command
     return shlex.join(
         [
             "nsys", "profile", "--trace=cuda,nvtx", "--capture-range=cudaProfilerApi",

@@ -126,7 +126,7 @@ def page(view: RunView, console: Console) -> RenderableType:
     current = view.current
     if current is not None and current.line:
         shown = figures(current)
-        curve = sparkline(current.losses, min(SPARKS, console.width - 20), bars)
+        curve = sparkline(current.losses, max(1, min(SPARKS, console.width - 20)), bars)
         detail = Table.grid(padding=(0, 2))
         for name, words in shown.items():
             detail.add_row(name, Text(f"{words}  {curve}" if name == "loss" else words))
@@ -150,6 +150,7 @@ class Changes:
     def __init__(self, every_seconds: float) -> None:
         """Take the least time between two lines of progress."""
         self.every = every_seconds
+        self._trouble = ""
         self._states: dict[str, str] = {}
         self._saved: dict[str, int | None] = {}
         self._steps: dict[str, int] = {}
@@ -158,6 +159,10 @@ class Changes:
 
     def lines(self, view: RunView, now: float) -> Iterator[str]:
         """Yield what has changed since the last call."""
+        trouble = "" if view.state is None else view.state.trouble
+        if trouble and trouble != self._trouble:
+            yield f"broken: {trouble}"
+        self._trouble = trouble
         for stage in view.stages:
             name, state = stage.state.name, stage.state
             if self._states.get(name) != state.state:
@@ -196,6 +201,7 @@ def content(view: RunView) -> dict[str, Any]:
     return {
         "run": str(view.run),
         "is_at_work": view.is_at_work,
+        "trouble": "" if view.state is None else view.state.trouble,
         "readable": not any(one.kind == "folder_lost" for one in view.findings),
         "stages": [
             {

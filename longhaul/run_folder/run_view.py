@@ -220,6 +220,8 @@ class RunWatch:
 
 def run_and_stage(run: Path, stage: str) -> tuple[Path, str]:
     """Return the run and the stage that are meant; raise ValueError for what is not a run."""
+    if run.name in ("", ".."):  # `.` and `..` have no name of a stage in them
+        run = run.resolve()
     if run.parent.name == "stages" and (run / "stage.json").is_file():
         if stage and stage != run.name:
             raise ValueError(f"{run} is the folder of a stage, and --stage names {stage}")

@@ -4,7 +4,7 @@
 import importlib.util
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +47,17 @@ TRACKERS = {
 }
 
 
-def require_trackers(names: Iterable[str], *, here: bool = True) -> tuple[str, ...]:
+def require_trackers(
+    names: Iterable[str], *, here: bool = True, environment: Mapping[str, object] | None = None
+) -> tuple[str, ...]:
     """Return the trackers of these names, each once.
 
-    Raises ValueError for an unknown name, and for a tracker whose package or variable is missing if
-    the ranks run `here`, in this environment.
+    `environment` has the variables of the ranks, by default those of this process; it is empty
+    where they are not known yet, and then none is missed. Raises ValueError for an unknown name,
+    for a tracker whose package is missing if the ranks run `here`, with this Python, and for one
+    whose variable is missing.
     """
+    known = os.environ if environment is None else environment
     chosen = tuple(dict.fromkeys(names))
     for name in chosen:
         if name not in TRACKERS:
@@ -64,7 +69,7 @@ def require_trackers(names: Iterable[str], *, here: bool = True) -> tuple[str, .
             raise ValueError(
                 f"--track {name} needs the package {tracker.module}: pip install {install}"
             )
-        if tracker.variables and not any(map(os.environ.get, tracker.variables)):
+        if tracker.variables and known and not any(map(known.get, tracker.variables)):
             raise ValueError(
                 f"--track {name} sends to an address that no variable states; set "
                 f"{tracker.variables[0]}={tracker.example}"

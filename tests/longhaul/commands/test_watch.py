@@ -274,3 +274,26 @@ def test_the_command_that_the_page_names_can_be_typed(tmp_path):
     console = Console(file=io.StringIO(), width=400)
     console.print(page(RunWatch(run).look(), console))
     assert f"1 earlier; longhaul doctor run '{run}' lists them" in console.file.getvalue()
+
+
+def test_a_damaged_run_record_is_told_and_a_run_without_stages_has_not_ended(answer, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{")
+    code, out, _ = answer("watch", run)
+    assert code == 1
+    assert "broken: " in out
+    assert "the run has ended" not in out
+    assert json.loads(answer("watch", run, "--once", "--json").out)["trouble"]
+
+
+def test_a_narrow_terminal_has_a_page(run):
+    for width in (20, 12):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(page(RunWatch(run).look(), console))
+        assert "tiny_2k" in console.file.getvalue()
+
+
+def test_a_stage_is_named_by_its_folder_from_within(answer, run, monkeypatch):
+    monkeypatch.chdir(stage_folder(run, "tiny_2k"))
+    assert "tiny_2k" in answer("watch", ".", "--once").out

@@ -101,6 +101,13 @@ def test_a_job_on_gpus_is_refused_nsys_where_slurm_starts_the_ranks(made):
         require_profile(made, "steps=2:3 nsys", submitted=True)
 
 
+def test_the_command_of_nsys_that_a_dry_run_prints_is_none_itself(monkeypatch):
+    own = ["longhaul", "pretrain", "--factory", "tiny_8k", "--profile", "steps=5:8 nsys"]
+    monkeypatch.setattr("sys.argv", [*own, "--dryrun"])
+    command = nsys_command("steps=5:8 nsys")
+    assert command.endswith("longhaul pretrain --factory tiny_8k --profile 'steps=5:8 nsys'")
+
+
 def test_the_command_of_nsys_is_this_one_with_nsys_before_it():
     words = "steps=5:8 nsys"
     command = nsys_command(words, ["pretrain", "--factory", "tiny_8k", "--profile", words])

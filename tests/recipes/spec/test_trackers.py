@@ -46,3 +46,13 @@ def test_the_command_that_installs_a_tracker_works_in_any_folder(monkeypatch):
         require_trackers(["mlflow"])
     *_, path = shlex.split(str(refused.value))
     assert (Path(path.removesuffix("[mlflow]")) / "pyproject.toml").is_file()
+
+
+def test_a_variable_may_be_one_of_the_cluster_file_and_is_not_missed_before_it_is_read(monkeypatch):
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", raising=False)
+    of_cluster = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
+    assert require_trackers(["otel"], here=False, environment=of_cluster) == ("otel",)
+    assert require_trackers(["otel"], here=False, environment={}) == ("otel",)
+    with pytest.raises(ValueError, match="set OTEL_EXPORTER_OTLP_ENDPOINT"):
+        require_trackers(["otel"], here=False, environment={"OTHER": "1"})
