@@ -20,15 +20,14 @@ CARDS = {
 }
 KEPT = {"recompute": {"kind": "kept_attention"}}
 LAYOUTS = {
-    "tensor ranks": {"tp": 2},
     "context ranks, attention kept": {"cp": 2, **KEPT},
-    "data ranks": {"dp": 2},
     "pipeline": {"pp": 2},
 }
 OF_EXPERTS = {
     "experts over data ranks": {"dp": 2, "ep": 2},
     "whole experts over tensor ranks": {"tp": 2, "ep": 2, "etp": 1, **KEPT},
 }
+FURTHER = {"tensor ranks": {"tp": 2}, "data ranks": {"dp": 2}}
 
 
 @pytest.fixture(
@@ -52,18 +51,29 @@ def started(request, tmp_path_factory, small_store) -> tuple[str, str, list[dict
     return request.param, str(start), run("alone", steps=8, start=str(start)).steps()
 
 
-def test_two_ranks_give_the_losses_of_one_at_each_step(started, small_store, tmp_path: Path):
+def require_same(started, layouts: dict[str, dict], store: Path, folder: Path) -> None:
+    """Train under each layout and assert the losses of one rank at each step."""
     family, start, alone = started
     assert alone[-1]["loss"] < alone[0]["loss"]
-    for name, layout in (LAYOUTS | (OF_EXPERTS if family == "mixtral" else {})).items():
+    for name, layout in layouts.items():
         run = TrainingRun(
-            tmp_path / name, small_store, layout=layout, card=CARDS[family], ranks=2, steps=8,
-            start=start,
-        )  # fmt: skip
+            folder / name, store, layout=layout, card=CARDS[family], ranks=2, steps=8, start=start
+        )
         steps = run.finish()
         assert len(steps) == 8
         for ours, reference in zip(steps, alone, strict=True):
             assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), (name, ours["step"])
+
+
+def test_two_ranks_give_the_losses_of_one_at_each_step(started, small_store, tmp_path: Path):
+    with_experts = started[0] == "mixtral"
+    require_same(started, OF_EXPERTS if with_experts else LAYOUTS, small_store, tmp_path)
+
+
+@pytest.mark.nightly
+def test_further_layouts_give_the_losses_of_one_rank(started, small_store, tmp_path: Path):
+    more = LAYOUTS | FURTHER if started[0] == "mixtral" else FURTHER
+    require_same(started, more, small_store, tmp_path)
 
 
 def test_a_stage_with_divided_experts_is_resumed_on_one_rank_and_the_other_way(
