@@ -40,6 +40,11 @@ T = TypeVar("T")
 
 NO_TOKEN = -1
 """What fills a sample that ends with the data; no vocabulary has it."""
+IN_MEMORY = ""
+"""Folder with which Megatron builds orders of samples and blends in memory, on every rank.
+
+It reads those of a folder with pickles allowed, and with None it takes the folder of the tokens.
+"""
 
 
 class NumberedDataset(GPTDataset):
@@ -70,19 +75,18 @@ class NumberedDataset(GPTDataset):
         return StoredDocuments(dataset_path, multimodal=False, mmap=config.mmap_bin_files)
 
     def _build_document_sample_shuffle_indices(self) -> Any:
-        """Return the order of samples; what Megatron kept of it is read if it is undamaged.
+        """Return the order of samples, from the store if it is there and undamaged.
 
-        The first rank builds before the others read.
+        Megatron builds it in memory and reads no file of it. The first rank writes what it has
+        built before the others read.
         """
-        folder = None if self.config.path_to_cache is None else Path(self.config.path_to_cache)
-        if folder is None or (dist.is_initialized() and dist.get_rank() != 0):
-            return super()._build_document_sample_shuffle_indices()
-        split = self.index_split.name
-        name = f"{self.unique_description_hash}-{type(self).__name__}-{split}"
-        cached_order.discard_damaged(folder, name)
-        order = super()._build_document_sample_shuffle_indices()
-        cached_order.write_sums(folder, name)
-        return order
+        return cached_order.read_or_build(
+            self.config.order_folder,
+            f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}",
+            self.unique_description,
+            super()._build_document_sample_shuffle_indices,
+            writes=not dist.is_initialized() or dist.get_rank() == 0,
+        )
 
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
         """Return tokens, labels, loss_mask, position_ids [S] and the sample's number.
@@ -206,7 +210,7 @@ class StoreDataModule(PreTrainingDataModule):
             num_workers=num_workers,
             pin_memory=pin_memory,
             reset_position_ids=documents == "within",
-            index_mapping_dir=str(Path(store) / "index"),
+            index_mapping_dir=IN_MEMORY,
             dataset_cls=NumberedDataset,
             output_log=False,
         )
@@ -231,8 +235,16 @@ class StoreDataModule(PreTrainingDataModule):
                 selection=sentences,
             )
 
+    @property
+    def gpt_dataset_config(self) -> Any:
+        """NeMo's configuration of the datasets, with the folder of their orders of samples."""
+        config = super().gpt_dataset_config
+        config.order_folder = Path(self.store) / "index"
+        return config
+
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Build the datasets; training sentences are chosen from longer texts."""
+        cached_order.leave_out_warnings()
         if self.mix is not None:
             _, *others = self.build_kwargs["blend_per_split"]
             with self._building([None, *others], self.seq_length):

@@ -159,6 +159,9 @@ def packed(
 
 
 def _mapped(path: Path, dtype: str) -> NDArray[Any]:
+    """Map an array of numbers; NumPy would take the bytes of a file for pointers to objects."""
+    if np.dtype(dtype).kind not in "iuf":
+        raise ValueError(f"{path.name} is of type {dtype} instead of numbers")
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")

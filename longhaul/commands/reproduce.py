@@ -56,6 +56,7 @@ def reproduce(
     rows = list(reproduction.differences(record, where))
     recipe = folder / RECIPE
     if to_yaml is not None and out is not None:
+        _require_outside(to_yaml, found)
         _write_recipe(recipe, to_yaml, out, store)
     if as_json:
         print_json(
@@ -82,6 +83,15 @@ def reproduce(
         words += ["--to-yaml", f"{again}.yaml", "--out", f"runs/{again}"]
         next_command(words, "write the recipe that makes it again")
     raise typer.Exit(1 if rows else 0)
+
+
+def _require_outside(to: Path, checkpoint: Path) -> None:
+    """Raise ValueError for a file of a checkpoint, which its marker has the SHA-256 of."""
+    if to.resolve().is_relative_to(checkpoint.resolve()):
+        raise ValueError(
+            f"--to-yaml {to} is inside the checkpoint {checkpoint}, whose files have checksums; "
+            "name a file outside it"
+        )
 
 
 def _write_recipe(recipe: Path, to: Path, run: Path, store: Path | None) -> None:

@@ -21,6 +21,7 @@ from data.store import Manifest, StoreError
 from data.train_short import samples as train_short
 from data.train_short.impactful_tokens import ImpactfulTokens
 from data.train_short.sentences import ENDS, SentenceSelection
+from tests.ranks import run_ranks
 
 LENGTH = 512
 MANY = 200
@@ -103,6 +104,27 @@ def test_a_damaged_order_of_samples_is_built_again_and_the_same(
     assert all(map(torch.equal, before, after))
     assert path.read_bytes() == content
     assert f"{path} is " in caplog.text
+
+
+def _samples_on_a_rank(*stores: str) -> list[list[list[int]]]:
+    from megatron.core import parallel_state
+
+    from custom_modules.cpu.backend import cpu_backend
+
+    with cpu_backend(force=True):
+        parallel_state.initialize_model_parallel()
+        return [[one["tokens"].tolist() for one in samples(store, "across")] for store in stores]
+
+
+def test_all_ranks_have_one_order_also_where_none_can_be_kept(tmp_path, small_store):
+    stores = [Path(shutil.copytree(small_store, tmp_path / name)) for name in ("new", "fixed")]
+    for store in stores:
+        shutil.rmtree(store / "index", ignore_errors=True)
+    (stores[1] / "index").write_text("a file: not even root can write below it")
+    first, second = run_ranks(_samples_on_a_rank, 2, *map(str, stores))
+    assert first == second
+    assert first[0] == first[1]
+    assert [len(list(store.glob("index/*-train-*"))) for store in stores] == [5, 0]
 
 
 def test_positions_run_on_where_attention_goes_across_documents(small_store, megatron_rank):

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data module on a store of several sources, and work that rank 0 does first."""
 
+import os
+import pickle
+import shutil
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 
 from data.adoption.adopt import adopt
 from data.adoption.checks import HeldOut
@@ -45,6 +49,50 @@ def test_a_store_of_several_sources_has_samples_to_train_and_to_validate_on(
     assert len(module._validation_ds) >= 11 * 3 * 4  # repeated, as one source would be
     assert module._validation_ds[0]["tokens"].shape == (LENGTH,)
     assert module.step_facts(3)["work_max_over_mean"] == 1
+
+
+class Payload:
+    """Creates a folder when it is read as a pickle."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_no_file_of_a_blend_is_read_or_written(
+    several: Manifest, megatron_rank: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, ran = Path(shutil.copytree(several.root, tmp_path / "store")), tmp_path / "ran"
+    module = StoreDataModule(str(store), LENGTH, 1, 4)
+
+    def samples() -> list[list[int]]:
+        module.build(40, 4, 3, 0)
+        assert module._validation_ds is not None
+        return [module._validation_ds[at]["tokens"].tolist() for at in range(8)]
+
+    def by_megatron() -> None:
+        config = module.gpt_dataset_config
+        config.blend_per_split = [None, config.blend_per_split[1], None]
+        config.path_to_cache = str(store / "index")
+        BlendedMegatronDatasetBuilder(
+            NumberedDataset, [0, len(module._validation_ds), 0], lambda: True, config
+        ).build()
+
+    before = samples()
+    assert "path_to_cache" not in caplog.text
+    assert not list((store / "index").glob("*Blend*"))
+    by_megatron()
+    files = list((store / "index").glob("*-BlendedDataset-valid-dataset*_index.npy"))
+    assert len(files) == 2
+    for path in files:
+        path.write_bytes(pickle.dumps(Payload(ran)))
+    assert samples() == before
+    assert not ran.exists()
+    with pytest.raises(pickle.UnpicklingError):  # the second's folder is there: both have run
+        by_megatron()
+    assert ran.is_dir()
 
 
 def test_a_source_of_three_pairs_has_the_samples_of_one_pair_in_megatron_s_order(

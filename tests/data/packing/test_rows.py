@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed rows on disk: every token once, no short document cut, the same rows again."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -128,4 +129,16 @@ def test_a_damaged_index_says_what_to_do(tmp_path: Path, lengths: np.ndarray, na
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[: len(content) // 2 // 8 * 8])
     with pytest.raises(RowError, match="remove the folder, and they are packed again"):
+        packed(tmp_path, REQUEST, lengths)
+
+
+def test_rows_that_name_objects_instead_of_numbers_are_refused(
+    tmp_path: Path, lengths: np.ndarray
+) -> None:
+    packed(tmp_path, REQUEST, lengths)
+    (folder,) = tmp_path.iterdir()
+    facts = json.loads((folder / "index.json").read_text())
+    facts["types"]["starts"] = "|O"  # of 8 bytes too: NumPy would follow them as pointers
+    (folder / "index.json").write_text(json.dumps(facts))
+    with pytest.raises(RowError, match=r"starts is of type \|O instead of numbers"):
         packed(tmp_path, REQUEST, lengths)

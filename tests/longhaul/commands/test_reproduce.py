@@ -130,6 +130,21 @@ def test_the_recipe_is_written_for_another_run_folder(saved, answer, tmp_path):
     assert elsewhere["data"]["store"] == str(tmp_path / "y")
 
 
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_the_recipe_is_not_written_into_the_checkpoint(saved, answer, tmp_path, through_a_link):
+    recipe = saved.checkpoint / FOLDER / "config.yaml"
+    before, to = recipe.read_bytes(), recipe
+    if through_a_link:
+        to = tmp_path / "link.yaml"
+        to.symlink_to(recipe)
+    words = ("--to-yaml", to, "--out", tmp_path / "again")
+    found, out, err = answer("reproduce", saved.checkpoint, *words)
+    assert (found, out) == (2, "")
+    assert f"--to-yaml {to} is inside the checkpoint {saved.checkpoint}" in " ".join(err.split())
+    assert recipe.read_bytes() == before
+    assert answer("reproduce", saved.checkpoint)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
