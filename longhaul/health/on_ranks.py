@@ -2,7 +2,9 @@
 """Health checks on the ranks of a stage: findings to `health.jsonl`, the log and the user's alert.
 
 Rank 0 reads the line that the step log has just written, so this callback comes after it. It also
-records why training fails on it; a full disk is recorded by the first rank that meets it.
+records why training fails on it; a full disk is recorded by the first rank that meets it. What
+other parts of the training record, such as a failed save or a lost tracker, rank 0 passes to the
+alert.
 """
 
 import errno
@@ -22,7 +24,7 @@ from data.files.whole import chain
 from longhaul.health.alert import Alerts
 from longhaul.health.monitor import MetricsTail, Monitor
 from longhaul.health.thresholds import CHECK_SECONDS, FREE_BYTES
-from recipes.spec.finding import Finding, append, begins, ends, read
+from recipes.spec.finding import Finding, RecordTail, append, begins, ends, read
 
 FULL = {
     errno.ENOSPC: "the file system is full",
@@ -50,6 +52,9 @@ class Health(Callback):
         self.tail = MetricsTail(self.folder / "metrics.jsonl")
         self.monitor = Monitor()
         self.alerts: Alerts | None = None
+        self._record_tail: RecordTail | None = None
+        self._own: set[tuple[float, str]] = set()
+        """Time and kind of what this callback has recorded."""
         self._checked = -CHECK_SECONDS
         self._working = True
         self._clock: HangClock | None = None
@@ -57,6 +62,8 @@ class Health(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare the alerts, which have locks: NeMo copies a callback before it is set up."""
         self.alerts = Alerts(self.alert, _warn)
+        if trainer.is_global_zero:
+            self._record_tail = RecordTail(self.folder)
         guards = [one for one in trainer.callbacks if isinstance(one, HangGuard)]
         if trainer.is_global_zero and guards:
             self._clock = HangClock(guards[0], self._hangs)
@@ -68,20 +75,27 @@ class Health(Callback):
             self.tail.poll()
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Check the newest steps, at most once a second; an error of a check ends the checks."""
+        """Check the newest steps and alert to what others recorded, at most once a second."""
         if self._clock is not None:
             self._clock.step(trainer.global_step)
-        if not trainer.is_global_zero or not self._working:
+        if not trainer.is_global_zero:
             return
+        now, last = time.monotonic(), trainer.global_step >= trainer.max_steps
+        due = last or now - self._checked >= CHECK_SECONDS
+        if due:
+            self._checked = now
+            self._pass_on()
+        if self._working:
+            self._check(trainer.global_step, due=due)
+
+    def _check(self, step: int, *, due: bool) -> None:
+        """Read the newest steps and, if it is due, check them; an error ends the checks."""
         try:
             self.tail.poll()
-            now = time.monotonic()
-            if now - self._checked < CHECK_SECONDS and trainer.global_step < trainer.max_steps:
-                return
-            self._checked = now
-            begun, ended = self.monitor.check(list(self.tail.lines))
-            self._record(begun)
-            append(self.folder, [ends(finding, trainer.global_step) for finding in ended])
+            if due:
+                begun, ended = self.monitor.check(list(self.tail.lines))
+                self._record(begun)
+                append(self.folder, [ends(finding, step) for finding in ended])
         except Exception as error:
             self._working = False
             _warn(f"health is not checked any more: {type(error).__name__}: {error}")
@@ -91,6 +105,7 @@ class Health(Callback):
     ) -> None:
         """Record why training fails on this rank."""
         self._stop_clock()
+        self._pass_on()
         finding = self.reason(trainer, exception)
         if finding is None:
             return
@@ -101,6 +116,7 @@ class Health(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the alerts that wait."""
         self._stop_clock()
+        self._pass_on()
         self._start_alerts()
         self.alerts = None
 
@@ -137,9 +153,20 @@ class Health(Callback):
         if self.alerts is not None:
             self.alerts.close()
 
+    def _pass_on(self) -> None:
+        """Alert to what other parts of the training have recorded since the last call.
+
+        A line that names ranks and is not rank 0's own is of another rank, which alerts itself.
+        """
+        for line in [] if self._record_tail is None else self._record_tail.poll():
+            own = (line.get("time"), line["kind"]) in self._own or line.get("ranks")
+            if line.get("state") == "begins" and not own and self.alerts is not None:
+                self.alerts.send({"stage": str(self.folder), **line})
+
     def _record(self, found: list[Finding]) -> None:
         """Record findings that begin; a folder that cannot be written still alerts."""
         lines = [begins(finding) for finding in found]
+        self._own.update((line["time"], line["kind"]) for line in lines)
         for finding, line in zip(found, lines, strict=True):
             _warn(f"health: {finding.kind} at step {finding.step}: {finding.said}")
             if self.alerts is not None:

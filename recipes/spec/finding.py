@@ -94,6 +94,40 @@ def read(folder: Path) -> list[dict[str, Any]]:
         text = (folder / FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
+    return _lines_of(text)
+
+
+class RecordTail:
+    """The lines that are appended to the record in the folder of a stage from now on."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the folder, which may not exist yet; what its record has now is left out."""
+        self.path = folder / FILE
+        self._read = self._size()
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Return the whole lines since the last call; none while the file cannot be read."""
+        size = self._size()
+        if size <= self._read:  # a record is only shortened by hand
+            return []
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._read)
+                content = file.read()
+        except OSError:
+            return []
+        end = content.rfind(b"\n") + 1
+        self._read += end
+        return _lines_of(content[:end].decode(errors="replace"))
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+
+def _lines_of(text: str) -> list[dict[str, Any]]:
     found = []
     for line in text.splitlines():
         try:

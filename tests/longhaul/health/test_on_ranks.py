@@ -2,14 +2,18 @@
 """What a rank records when training ends by an error, and when no step ends."""
 
 import errno
+import json
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from custom_modules.callbacks.loss_guard import LossBrokeError
 from longhaul.health.on_ranks import HangClock, Health, of_error
-from recipes.spec.finding import begins, read
+from recipes.nemo2 import failed_saves, trackers
+from recipes.nemo2.trackers import Trackers
+from recipes.spec.finding import append, begins, read
 
 
 def trainer(rank: int = 0) -> SimpleNamespace:
@@ -91,3 +95,60 @@ def test_the_line_of_a_finding_has_the_time_of_the_clock(tmp_path):
     finding = of_error(RuntimeError("boom"), tmp_path, 1, 0)
     assert finding.kind == "failed"
     assert abs(begins(finding)["time"] - time.time()) < 5
+
+
+def alerting(folder: Path) -> tuple[Health, Path]:
+    """Return a callback that is set up and writes its alerts into a file."""
+    folder.mkdir(exist_ok=True)
+    out = folder.with_name("alerts")
+    health = Health(str(folder), alert=f"sh -c 'cat >> {out}'")
+    health.setup(trainer(), None, "fit")
+    return health, out
+
+
+def alerts_in(out: Path, number: int) -> list[dict]:
+    """Return the alerts in a file, once it has some number of them."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        lines = out.read_text().splitlines() if out.exists() else []
+        if len(lines) >= number:
+            return [json.loads(line) for line in lines]
+        time.sleep(0.02)
+    raise AssertionError(f"{lines} after 30 s")
+
+
+def test_a_failed_save_and_a_lost_tracker_are_alerted_once(tmp_path, monkeypatch):
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    append(stage, [begins(of_error(RuntimeError("of an earlier process"), stage, 1, 0))])
+    health, out = alerting(stage)
+    health.on_train_start(trainer(), None)
+    finding = failed_saves.failure(stage / "step=4", "OSError: no", full=False, again="")
+    failed_saves.tell(stage, 4, finding)
+    health.on_train_batch_end(trainer())
+    assert [line["kind"] for line in alerts_in(out, 1)] == ["failed_save"]
+
+    def opening(*_, **__):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(trackers, "open_logger", opening)
+    lost = Trackers(["mlflow"], str(stage))
+    lost.on_train_start(trainer(), None)
+    lost.teardown(trainer(), None, "fit")
+    health.on_exception(trainer(), None, RuntimeError("boom"))
+    health.teardown(trainer(), None, "fit")
+    alerts = alerts_in(out, 3)
+    assert [line["kind"] for line in alerts] == ["failed_save", "tracker_down", "failed"]
+    assert all(line["stage"] == str(stage) for line in alerts)
+
+
+def test_what_another_rank_has_recorded_is_alerted_by_that_rank_alone(tmp_path):
+    stage = tmp_path / "stage"
+    health, out = alerting(stage)
+    other = Health(str(stage), alert=f"sh -c 'cat >> {out}'")
+    other.setup(trainer(1), None, "fit")
+    other.on_exception(trainer(1), None, caused_by(errno.ENOSPC))
+    other.teardown(trainer(1), None, "fit")
+    health.on_exception(trainer(), None, RuntimeError("a closed connection"))
+    health.teardown(trainer(), None, "fit")
+    assert [line["kind"] for line in alerts_in(out, 2)] == ["disk_full", "failed"]
