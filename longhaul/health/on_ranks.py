@@ -24,7 +24,7 @@ from data.files.whole import chain
 from longhaul.health.alert import Alerts
 from longhaul.health.monitor import MetricsTail, Monitor
 from longhaul.health.thresholds import CHECK_SECONDS, FREE_BYTES
-from recipes.spec.finding import Finding, RecordTail, append, begins, ends, read
+from recipes.spec.finding import Finding, RecordTail, append, begins, ends, read, recorded
 
 FULL = {
     errno.ENOSPC: "the file system is full",
@@ -55,6 +55,8 @@ class Health(Callback):
         self._record_tail: RecordTail | None = None
         self._own: set[tuple[float, str]] = set()
         """Time and kind of what this callback has recorded."""
+        self._earlier: list[Finding] = []
+        """Findings of earlier processes that have not ended."""
         self._checked = -CHECK_SECONDS
         self._working = True
         self._clock: HangClock | None = None
@@ -64,15 +66,26 @@ class Health(Callback):
         self.alerts = Alerts(self.alert, _warn)
         if trainer.is_global_zero:
             self._record_tail = RecordTail(self.folder)
+            self._earlier = recorded(read(self.folder))[0]
         guards = [one for one in trainer.callbacks if isinstance(one, HangGuard)]
         if trainer.is_global_zero and guards:
             self._clock = HangClock(guards[0], self._hangs)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read the steps of earlier processes; times and memory are compared in this one alone."""
-        if trainer.is_global_zero:
-            self.monitor = Monitor(trainer.global_step)
-            self.tail.poll()
+        """Read the steps of earlier processes, and end their findings.
+
+        Times and memory are compared in this process alone. A fault that persists begins again.
+        """
+        if not trainer.is_global_zero:
+            return
+        self.monitor = Monitor(trainer.global_step)
+        self.tail.poll()
+        begun = {one.key for one in recorded(self._pass_on())[0]}  # such as a lost tracker
+        over = [finding for finding in self._earlier if finding.key not in begun]
+        try:
+            append(self.folder, [ends(finding, trainer.global_step) for finding in over])
+        except OSError as error:
+            _warn(f"health: {self.folder} cannot be written: {error}")
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Check the newest steps and alert to what others recorded, at most once a second."""
@@ -153,15 +166,19 @@ class Health(Callback):
         if self.alerts is not None:
             self.alerts.close()
 
-    def _pass_on(self) -> None:
-        """Alert to what other parts of the training have recorded since the last call.
+    def _pass_on(self) -> list[dict[str, Any]]:
+        """Alert to what other parts of the training have recorded since the last call; return it.
 
         A line that names ranks and is not rank 0's own is of another rank, which alerts itself.
         """
+        new = []
         for line in [] if self._record_tail is None else self._record_tail.poll():
             own = (line.get("time"), line["kind"]) in self._own or line.get("ranks")
-            if line.get("state") == "begins" and not own and self.alerts is not None:
-                self.alerts.send({"stage": str(self.folder), **line})
+            if line.get("state") == "begins" and not own:
+                new.append(line)
+                if self.alerts is not None:
+                    self.alerts.send({"stage": str(self.folder), **line})
+        return new
 
     def _record(self, found: list[Finding]) -> None:
         """Record findings that begin; a folder that cannot be written still alerts."""

@@ -13,7 +13,7 @@ from custom_modules.callbacks.loss_guard import LossBrokeError
 from longhaul.health.on_ranks import HangClock, Health, of_error
 from recipes.nemo2 import failed_saves, trackers
 from recipes.nemo2.trackers import Trackers
-from recipes.spec.finding import append, begins, read
+from recipes.spec.finding import Finding, append, begins, read, recorded
 
 
 def trainer(rank: int = 0) -> SimpleNamespace:
@@ -152,3 +152,29 @@ def test_what_another_rank_has_recorded_is_alerted_by_that_rank_alone(tmp_path):
     health.on_exception(trainer(), None, RuntimeError("a closed connection"))
     health.teardown(trainer(), None, "fit")
     assert [line["kind"] for line in alerts_in(out, 2)] == ["disk_full", "failed"]
+
+
+def test_a_finding_of_an_earlier_process_ends_at_a_resume_and_begins_again_if_it_persists(tmp_path):
+    before = [Finding(kind="straggler", step=3, said="rank 3 is slow", ranks=(3,))]
+    before += [Finding(kind="tracker_down", step=4, said="mlflow is lost")]
+    append(tmp_path, map(begins, before))
+    health = Health(str(tmp_path))
+    health.setup(trainer(), None, "fit")
+    append(tmp_path, [begins(Finding(kind="tracker_down", step=13, said="mlflow is lost"))])
+    health.on_train_start(trainer(), None)
+    record = read(tmp_path)
+    assert [(line["state"], line["kind"], line["step"]) for line in record[3:]] == [
+        ("ends", "straggler", 12)
+    ]
+    assert [finding.kind for finding in recorded(record)[0]] == ["tracker_down"]
+    slow = [{"ranks": [3], "seconds": 2.0, "times_the_others": 2.0}]
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        file.writelines(
+            json.dumps({"step": step, "loss": 2.0, "seconds": 2.0, "slow_ranks": slow}) + "\n"
+            for step in range(13, 33)
+        )
+    health.on_train_batch_end(trainer())
+    assert [finding.kind for finding in recorded(read(tmp_path))[0]] == [
+        "tracker_down", "straggler",
+    ]  # fmt: skip
+    health.teardown(trainer(), None, "fit")
