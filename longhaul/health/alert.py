@@ -15,15 +15,18 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
 
 SECONDS = 30.0
 """How long a command may run."""
 CLOSING_SECONDS = 2.0
 """How long the end of training waits for the last alerts to end, and again for them to start."""
+READ_BYTES, READS = 2**16, 16
+"""Bytes of one read of a command's stderr, and reads at a time; 20 MB/s in all."""
 MOST_WAITING = 64
 """Findings that may wait for a command that hangs; further ones are only recorded."""
 
@@ -104,17 +107,19 @@ class Alerts:
                 self._idle.set()
 
     def _call(self, content: bytes) -> None:
-        process = subprocess.Popen(
-            self.words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            start_new_session=True,
-        )  # fmt: skip
-        assert process.stdin is not None
+        with _file_of(content) as given:
+            process = subprocess.Popen(
+                self.words, stdin=given, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                start_new_session=True,
+            )  # fmt: skip
         assert process.stderr is not None
-        with contextlib.suppress(BrokenPipeError):  # it does not read its input
-            process.stdin.write(content)
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        end = time.monotonic() + self.seconds
+        with process.stderr as stderr:
+            os.set_blocking(stderr.fileno(), False)
+            self._follow(process, stderr.fileno())
+
+    def _follow(self, process: "subprocess.Popen[bytes]", stderr: int) -> None:
+        """Read what a command writes to stderr, until it has ended or the caller ends."""
+        end, said = time.monotonic() + self.seconds, b""
         while process.poll() is None:
             if self._closing.is_set():
                 return
@@ -124,14 +129,40 @@ class Alerts:
                 process.wait()
                 self._say_once(f"it did not end within {self.seconds:g} s and was killed")
                 return
+            said += _read(stderr)[: READ_BYTES - len(said)]
             time.sleep(0.05)
         if process.returncode:
-            os.set_blocking(process.stderr.fileno(), False)
-            words = (process.stderr.read() or b"").decode(errors="replace").split()
-            self._say_once(f"exit code {process.returncode} {' '.join(words)[:200]}".strip())
-        process.stderr.close()
+            words = " ".join((said + _read(stderr)).decode(errors="replace").split())
+            self._say_once(f"exit code {process.returncode} {words[:200]}".strip())
 
     def _say_once(self, why: str) -> None:
         if not self._failed:
             self._failed = True
             self.say(f"the alert command {shlex.join(self.words)} failed: {why}; said once")
+
+
+@contextlib.contextmanager
+def _file_of(content: bytes) -> Iterator[BinaryIO]:
+    """Yield an open file of some content: in memory if the system can, as disks may be full.
+
+    A pipe would hold a part of it, and the rest would wait for a command that does not read.
+    """
+    in_memory = getattr(os, "memfd_create", None)
+    with os.fdopen(in_memory("alert"), "w+b") if in_memory else tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file
+
+
+def _read(pipe: int) -> bytes:
+    """Return the start of what a pipe holds, at most READ_BYTES; read on to make room in it."""
+    start = b""
+    for _ in range(READS):
+        try:
+            part = os.read(pipe, READ_BYTES)
+        except BlockingIOError:
+            break
+        if not part:
+            break
+        start = start or part
+    return start

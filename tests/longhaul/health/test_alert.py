@@ -57,6 +57,36 @@ def test_a_command_that_hangs_is_killed():
     assert "did not end within 0.3 s" in said[0]
 
 
+def test_a_finding_that_is_larger_than_a_pipe_holds_waits_for_no_command_that_does_not_read(
+    tmp_path,
+):
+    large, said, out = {"documents": ["x" * 1000] * 300}, [], tmp_path / "out"
+    hangs = Alerts("sleep 60", said.append, seconds=0.3)
+    hangs.send(large)
+    assert waited_for(lambda: bool(said))
+    assert "did not end within 0.3 s" in said[0]
+    outlives = Alerts(f"sh -c 'sleep 2; cat > {out}.part; mv {out}.part {out}'", said.append)
+    outlives.send(large)
+    outlives.close(0.3)
+    assert waited_for(outlives._idle.is_set)
+    assert waited_for(out.exists)
+    assert json.loads(out.read_text()) == large
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_command_that_writes_much_to_stderr_ends_by_itself(tmp_path, code):
+    said, ended = [], tmp_path / "ended"
+    script = f"echo no route >&2; head -c 300000 /dev/zero >&2; touch {ended}; exit {code}"
+    alerts = Alerts(f"sh -c '{script}'", said.append)
+    alerts.send({})
+    alerts.close(25.0)
+    assert ended.exists()
+    assert [words.split("failed: ")[1][:20] for words in said] == ["exit code 3 no route"] * (
+        code == 3
+    )
+
+
 def test_the_last_alert_is_started_before_the_caller_ends(tmp_path):
     out = tmp_path / "out"
     alerts = Alerts(f"sh -c 'sleep 0.3; cat > {out}'", print)
