@@ -4,7 +4,7 @@
 The command is split into words as a shell does and started without one, so no name of a run or of a
 document is ever read by a shell; `sh -c '...'` takes a line of shell. It runs in a session of its
 own, one at a time, and is killed after a timeout. Training neither waits for it nor fails with it;
-that it failed is said once.
+that it failed is said once, by its program alone: its other words may be a webhook's address.
 """
 
 import contextlib
@@ -20,6 +20,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
+
+from recipes.spec.passwords import without_passwords
 
 SECONDS = 30.0
 """How long a command may run."""
@@ -138,7 +140,8 @@ class Alerts:
     def _say_once(self, why: str) -> None:
         if not self._failed:
             self._failed = True
-            self.say(f"the alert command {shlex.join(self.words)} failed: {why}; said once")
+            why = without_passwords(why)
+            self.say(f"the alert command ({self.words[0]} ...) failed: {why}; said once")
 
 
 @contextlib.contextmanager

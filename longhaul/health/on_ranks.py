@@ -25,6 +25,7 @@ from longhaul.health.alert import Alerts
 from longhaul.health.monitor import MetricsTail, Monitor
 from longhaul.health.thresholds import CHECK_SECONDS, FREE_BYTES
 from recipes.spec.finding import Finding, RecordTail, append, begins, ends, read, recorded
+from recipes.spec.passwords import without_passwords
 
 FULL = {
     errno.ENOSPC: "the file system is full",
@@ -282,5 +283,5 @@ def _has_no_room(folder: Path) -> bool:
 
 
 def _words(error: BaseException) -> str:
-    words = " ".join(str(error).split())
+    words = without_passwords(" ".join(str(error).split()))
     return f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__

@@ -14,9 +14,7 @@ import errno
 import fcntl
 import json
 import os
-import shlex
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +24,7 @@ from typing import Any
 
 from data.files.json_object import json_object
 from data.files.whole import missing_folders, remove_empty
+from longhaul.run_folder.typed_command import typed_command
 
 FILE = "in_use.lock"
 OF_RANKS = "metrics.lock"
@@ -149,7 +148,7 @@ def _this_process() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "process": os.getpid(),
-        "command": shlex.join(["longhaul", *sys.argv[1:]]),
+        "command": typed_command(),
         "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 

@@ -23,6 +23,7 @@ from data.files.json_object import json_object
 from data.files.whole import write_text
 from recipes.nemo2.tracker_loggers import TrackedLogger, open_logger
 from recipes.spec.finding import Finding, append, begins
+from recipes.spec.passwords import without_passwords
 
 IDS = "trackers.json"
 MOST_WAITING = 1000
@@ -101,7 +102,8 @@ class Trackers(Callback):
 
     def _down(self, name: str, step: int, error: BaseException) -> None:
         """Say once that a tracker is left out from a step on."""
-        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        words = without_passwords(" ".join(str(error).split()))  # before it is cut
+        cause = f"{type(error).__name__}: {words[:300]}"
         said = f"{name} does not take metrics from step {step} on; training continues"
         rank_zero_warn(f"{said}. {cause}. {REMEDIES[name]}")
         finding = Finding(

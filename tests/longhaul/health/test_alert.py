@@ -40,6 +40,15 @@ def test_a_command_that_fails_is_said_once():
     assert "exit code 3 no route to host" in words
 
 
+def test_the_failure_of_a_command_is_said_without_its_words_which_may_be_secret():
+    said = []
+    for command in ("sh -c 'echo https://user:pa55@host >&2; exit 3; T0KEN'", "no_such/T0 T0KEN"):
+        Alerts(command, said.append).send({})
+    assert waited_for(lambda: len(said) == 2)
+    assert not any("T0KEN" in words or "pa55" in words for words in said)
+    assert "the alert command (sh ...) failed: exit code 3 https://***@host; said once" in said
+
+
 def test_the_caller_goes_on_while_the_command_runs(tmp_path):
     said, goes_on = [], tmp_path / "goes_on"
     alerts = Alerts(f"sh -c 'until test -e {goes_on}; do sleep 0.05; done'", said.append)

@@ -137,6 +137,32 @@ def test_mlflow_without_a_server_continues_its_run_in_files(folder, monkeypatch)
     assert [int(line.split()[2]) for line in metric.read_text().splitlines()] == [1, 2, 3, 4]
 
 
+def test_the_password_of_a_tracker_s_address_is_neither_in_the_log_nor_in_the_record(
+    folder, monkeypatch
+):
+    def opening(*_: object, **__: object) -> None:
+        raise ConnectionError("API request to http://user:pa55word@host:5000/api failed")
+
+    monkeypatch.setattr(trackers, "open_logger", opening)
+    with pytest.warns(UserWarning, match="mlflow does not take metrics") as said:
+        train(folder, ["mlflow"], range(1, 3))
+    [finding] = findings(folder)
+    assert "to http://***@host:5000/api failed" in finding["cause"]
+    texts = [json.dumps(finding), *(str(one.message) for one in said)]
+    assert not any("pa55word" in text for text in texts)
+
+
+def test_mlflow_s_own_error_has_its_password_masked(folder, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:pa55word@127.0.0.1:9")  # none listens
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.warns(UserWarning, match="mlflow does not take metrics") as said:
+        train(folder, ["mlflow"], range(1, 3))
+    texts = [json.dumps(findings(folder)), *(str(one.message) for one in said)]
+    assert any("***@127.0.0.1:9" in text for text in texts)
+    assert not any("pa55word" in text for text in texts)
+
+
 def test_trackio_continues_its_run_in_its_database(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
     pytest.importorskip("trackio")
