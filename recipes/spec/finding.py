@@ -12,6 +12,7 @@ loss that is not finite, has no line for its end.
 """
 
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,11 +82,15 @@ def ends(finding: Finding, step: int) -> dict[str, Any]:
 
 
 def append(folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Append lines to the record in the folder of a stage."""
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    if text:
-        with (folder / FILE).open("a", encoding="utf-8") as file:
-            file.write(text)
+    """Append lines to the record in the folder of a stage, below one that was cut at a kill."""
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    if not text:
+        return
+    with (folder / FILE).open("a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            text = text if file.read(1) == b"\n" else b"\n" + text
+        file.write(text)
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
