@@ -161,7 +161,7 @@ def data_starvation(lines: Sequence[Line]) -> Iterator[Finding]:
 
 
 def low_utilization(lines: Sequence[Line], others: Sequence[str] = ()) -> Iterator[Finding]:
-    """Yield a finding where a GPU has nothing to do for most of the time."""
+    """Yield a finding where the GPUs have nothing to do for most of the time."""
     shares = [
         (line["step"], share) for line in lines[-RECENT:] if (share := _busy(line)) is not None
     ]
@@ -179,25 +179,17 @@ def low_utilization(lines: Sequence[Line], others: Sequence[str] = ()) -> Iterat
     yield Finding(
         kind="low_utilization",
         step=next(step for step, share in shares if share < BUSY_SHARE),
-        said=f"the GPU was busy for {share:.0%} of the time in the last {len(shares)} steps "
-        f"(median; expected {BUSY_SHARE:.0%} or more)",
+        said=f"the GPUs were busy for {share:.0%} of the time in the last {len(shares)} steps "
+        f"(median of their mean; expected {BUSY_SHARE:.0%} or more)",
         cause=cause,
         remedy=remedy,
     )
 
 
 def _busy(line: Line) -> float | None:
-    """Return the share of a step that the least busy GPU of a line was busy."""
-    value = line.get("gpu_utilization")
-    values = [
-        float(one)
-        for one in (value if isinstance(value, list) else [value])
-        if isinstance(one, int | float) and math.isfinite(one)
-    ]
-    if not values:
-        return None
-    percent = max(values) > 1.0
-    return min(values) / (100.0 if percent else 1.0)
+    """Return the share of a step that the GPUs were busy, as a mean; None if it is not known."""
+    percent = number(line, "gpu_utilization")
+    return percent / 100.0 if math.isfinite(percent) else None
 
 
 def memory_creep(lines: Sequence[Line]) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ def steps(count: int, **more) -> list[dict]:
             "slow_ranks": [],
             "host_private_bytes": int(4e9 + (1e9 if step % 50 < 3 else 0)),
             "host_private_rank": 0,
-            "gpu_utilization": 0.97,
+            "gpu_utilization": 97.0,
         }
         lines.append(line | {key: value(step) for key, value in more.items()})
     return lines
@@ -89,12 +89,18 @@ def test_one_long_stall_is_named_at_once_and_the_opening_of_the_data_is_not():
     assert findings(opening) == []
 
 
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_a_gpu_that_is_idle_half_of_the_time_is_named_with_its_cause(scale):
-    lines = steps(40, gpu_utilization=lambda step: [0.9 * scale, 0.3 * scale])
-    assert "busy for 30%" in found(lines)["low_utilization"].said
-    starved = steps(40, gpu_utilization=lambda _: 0.3, data_wait_seconds=lambda _: 5.0)
+@pytest.mark.parametrize(("percent", "share"), [(30.0, "30%"), (0.8, "1%"), (0.0, "0%")])
+def test_gpus_that_are_idle_half_of_the_time_are_named_with_the_cause(percent, share):
+    lines = steps(40, gpu_utilization=lambda _: percent)
+    assert f"busy for {share} of the time" in found(lines)["low_utilization"].said
+    starved = steps(
+        40, gpu_utilization=lambda _: percent, data_wait_seconds=lambda _: 5.0
+    )  # fmt: skip
     assert found(starved)["low_utilization"].cause == "the GPUs wait for data"
+
+
+def test_ranks_without_a_figure_of_their_gpus_are_not_idle():
+    assert "low_utilization" not in found(steps(40, gpu_utilization=lambda _: None))
 
 
 def test_memory_that_grows_all_along_creeps_and_a_late_buffer_does_not():
