@@ -57,7 +57,7 @@ def reproduce(
     recipe = folder / RECIPE
     if to_yaml is not None and out is not None:
         _require_outside(to_yaml, found)
-        _write_recipe(recipe, to_yaml, out, store)
+        _write_recipe(recipe, to_yaml, out, store, record.get(reproduction.START))
     if as_json:
         print_json(
             {
@@ -74,6 +74,8 @@ def reproduce(
     )
     _show(rows)
     _note_code(record["code"], folder)
+    if reproduction.START not in record:
+        note("the checkpoint that the stage started from is not recorded")
     if to_yaml is not None:
         next_command(["longhaul", "pretrain", "--yaml", to_yaml], "make it again")
     elif recipe.is_file():
@@ -94,7 +96,9 @@ def _require_outside(to: Path, checkpoint: Path) -> None:
         )
 
 
-def _write_recipe(recipe: Path, to: Path, run: Path, store: Path | None) -> None:
+def _write_recipe(
+    recipe: Path, to: Path, run: Path, store: Path | None, start: Mapping[str, Any] | None
+) -> None:
     """Write the recipe of a checkpoint, whose outputs go to another run folder."""
     import yaml
 
@@ -104,7 +108,7 @@ def _write_recipe(recipe: Path, to: Path, run: Path, store: Path | None) -> None
     require_file(to, "--to-yaml")
     if not recipe.is_file():
         raise ValueError(f"{recipe} is not there: the recipe was withheld, or the stage had none")
-    content, stage = recipe_elsewhere(recipe, run, store)
+    content, stage = recipe_elsewhere(recipe, run, store, start)
     if (run / "stages" / stage).exists():
         raise ValueError(
             f"--out {run} has {stage} already; name another run folder, so that nothing is mixed"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record with which a checkpoint can be made again, next to its weights; imports no torch.
 
-    step=N/reproduce/record.json    versions, machine, commit, environment, store, step, ranks
+    step=N/reproduce/record.json    versions, machine, commit, environment, store, start, ranks
     step=N/reproduce/config.yaml    the resolved recipe of the stage, for `longhaul pretrain`
     step=N/reproduce/changes.diff   changes of tracked files against the commit, if there are any
     step=N/reproduce/cluster.yaml   the cluster file that the job was submitted with, if it was
@@ -25,7 +25,7 @@ from data.files.user_file import read_yaml
 from data.files.whole import write_bytes, write_text
 from recipes.checkpoints import surroundings
 from recipes.checkpoints.files import saved_files
-from recipes.checkpoints.marker import RECIPE
+from recipes.checkpoints.marker import MARKER, RECIPE, is_marked
 
 FOLDER = "reproduce"
 RECORD, CHANGES, CLUSTER = "record.json", "changes.diff", "cluster.yaml"
@@ -38,22 +38,59 @@ SET_BY_JOBS = frozenset({
 })  # fmt: skip
 """Variables that Longhaul or torchrun sets for ranks, which a shell need not have."""
 ABSENT = "absent"
+START = "start"
+"""Entry of a record: the checkpoint that the stage started from (`start_entry`)."""
 
 
 class Difference(NamedTuple):
     """One fact that is not here as it was recorded."""
 
     group: str
-    """versions, code, store, machine or environment."""
+    """versions, code, store, start, machine or environment."""
     what: str
     recorded: str
     here: str
 
 
+def start_entry(start: Path | None) -> dict[str, Any]:
+    """Return the entry of a record on the checkpoint that a stage starts from, null for none.
+
+    A checkpoint of NeMo has no marker: its step is null and the SHA-256 empty.
+    """
+    if start is None:
+        return {START: None}
+    return {
+        START: {
+            "path": str(start.absolute()),
+            "step": json_object(start / MARKER).get("step"),
+            "marker_sha256": _sha256(start / MARKER),
+        }
+    }
+
+
+def start_entry_of(checkpoint: Path) -> dict[str, Any]:
+    """Return the entry that a checkpoint's record has, for a stage that resumes from it.
+
+    Records of earlier versions lack it: nothing is returned.
+    """
+    content = json_object(checkpoint / FOLDER / RECORD)
+    return {key: value for key, value in content.items() if key == START}
+
+
 def write_record(
-    checkpoint: Path, *, stage: Path, step: int, ranks: int, store: Path, train_sha256: str
+    checkpoint: Path,
+    *,
+    stage: Path,
+    step: int,
+    ranks: int,
+    store: Path,
+    train_sha256: str,
+    start: Mapping[str, Any],
 ) -> None:
-    """Write the record into a checkpoint before its marker; `stage` is the stage's folder."""
+    """Write the record into a checkpoint before its marker.
+
+    `stage` is the stage's folder and `start` what `start_entry` returned when it started.
+    """
     found, changes = surroundings.of_this_process()
     code = dict(found["code"])
     if not code["commit"]:
@@ -82,6 +119,7 @@ def write_record(
             "manifest_sha256": manifest_sha256(store),
             "train_sha256": train_sha256,
         },
+        **start,
         **found,
         "code": code,
         "withheld": withheld,
@@ -96,7 +134,11 @@ def _submitted(stage: Path) -> dict[str, Any]:
 
 def manifest_sha256(store: Path) -> str:
     """Return the SHA-256 of a store's manifest, empty if there is none."""
-    file = store / "manifest.json"
+    return _sha256(store / "manifest.json")
+
+
+def _sha256(file: Path) -> str:
+    """Return the SHA-256 of a file, empty if it cannot be read."""
     try:
         return sha256_of([file])[0]
     except OSError:
@@ -141,6 +183,7 @@ def differences(record: Mapping[str, Any], store: Path) -> Iterator[Difference]:
     stated, found = record.get("store", {}).get("manifest_sha256", ""), manifest_sha256(store)
     if stated != found:
         yield Difference("store", f"manifest of {store}", stated or ABSENT, found or ABSENT)
+    yield from _of_start(record.get(START))
     yield from _of_group("machine", record, here)
     for each in _of_group("environment", record, here):
         if each.what not in SET_BY_JOBS:
@@ -174,6 +217,22 @@ def _of_code(stated: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Di
             yield Difference("code", f"{name}, not in git", *shown)
 
 
+def _of_start(stated: Mapping[str, Any] | None) -> Iterator[Difference]:
+    """Yield that the checkpoint of the start is another or gone; nothing if none is recorded."""
+    if stated is None:
+        return
+    path = Path(stated["path"])
+    there = is_marked(path) if stated["marker_sha256"] else path.is_dir()
+    here = start_entry(path)[START] if there else None
+    if here is None or here["marker_sha256"] != stated["marker_sha256"]:
+        shown = (ABSENT if each is None else _of_marker(each) for each in (stated, here))
+        yield Difference("start", f"checkpoint {path}", *shown)
+
+
+def _of_marker(start: Mapping[str, Any]) -> str:
+    return f"step {start['step']}, {start['marker_sha256'] or 'no marker'}"
+
+
 def _changed(sha256: str, files: list[str]) -> str:
     if not sha256:
         return "none"
@@ -186,11 +245,13 @@ def _shown(value: Any) -> str:
     return ABSENT if value is None else str(value)
 
 
-def recipe_elsewhere(recipe: Path, run: Path, store: Path | None) -> tuple[Any, str]:
+def recipe_elsewhere(
+    recipe: Path, run: Path, store: Path | None, start: Mapping[str, Any] | None = None
+) -> tuple[Any, str]:
     """Return a stage's recipe with its outputs in another run folder, and the name of the stage.
 
-    `store` replaces the one that the recipe names. Raises ValueError for a file that is not a
-    recipe.
+    `store` replaces the one that the recipe names, and `start` of the record the folder in which it
+    would take the newest checkpoint. Raises ValueError for a file that is not a recipe.
     """
     content = read_yaml(recipe)
     try:
@@ -209,7 +270,6 @@ def recipe_elsewhere(recipe: Path, run: Path, store: Path | None) -> tuple[Any, 
             return str(after / Path(value).relative_to(before))
         return value
 
-    start = content["resume"].get("start")
     made = moved(content)
-    made["resume"]["start"] = start
+    made["resume"]["start"] = content["resume"].get("start") if start is None else start["path"]
     return made, before.name

@@ -42,7 +42,7 @@ from recipes.checkpoints.marker import (
     steps_taken,
     write_marker,
 )
-from recipes.checkpoints.reproduction import write_record
+from recipes.checkpoints.reproduction import start_entry, start_entry_of, write_record
 from recipes.checkpoints.rotation import rotation_before
 from recipes.checkpoints.stored import LAYOUT, require_optimizer
 from recipes.checkpoints.surroundings import of_this_process
@@ -305,6 +305,7 @@ def _write_record(folder: Path, trainer: Trainer, step: int) -> None:
             ranks=trainer.world_size,
             store=Path(trainer.datamodule.store),
             train_sha256=trainer.datamodule.manifest.train_sha256,
+            start=trainer.strategy.started_from,
         )
     except (OSError, ValueError) as error:
         LOG.warning("%s has no record of how it was made: %s", folder, error)
@@ -339,7 +340,7 @@ class StageResume(nl.AutoResume):
 
     def setup(self, trainer: Any, model: Any = None) -> None:
         """Set the checkpoint that the trainer loads; raise ValueError if `start` does not fit."""
-        read = self._find_trainer_ckpt_path()
+        read = resumed = self._find_trainer_ckpt_path()
         if self.start is not None and read is None:
             read = start_checkpoint(Path(self.start))
             if self.optimizer == "carried":
@@ -354,7 +355,14 @@ class StageResume(nl.AutoResume):
             require_vocabulary(read, model.config.vocab_size)
             rotation_before(read)
         trainer.strategy.verify_checkpoints = self.verify
+        trainer.strategy.started_from = self._started_from(resumed)
         super().setup(trainer, model)
+
+    def _started_from(self, resumed: Path | None) -> dict[str, Any]:
+        """Return what records say of the start: at a resume, what that checkpoint's says."""
+        if resumed is not None:
+            return start_entry_of(resumed)
+        return start_entry(None if self.restore_config is None else Path(self.restore_config.path))
 
     def _find_trainer_ckpt_path(self) -> Path | None:
         assert self.resume_from_directory is not None

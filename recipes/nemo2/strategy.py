@@ -31,6 +31,8 @@ class LongContextStrategy(nl.MegatronStrategy):
 
     verify_checkpoints = True
     """Set by `recipes.nemo2.checkpoint_callback.StageResume`."""
+    started_from: Mapping[str, Any] = {}
+    """What records say of the checkpoint that the stage started from; set by the same."""
 
     def connect(self, model: pl.LightningModule) -> None:
         """Attach a model, whose parameters are made in the dtype that it trains in.

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stage that trains short for a longer context trains the same on two ranks, and after a kill."""
 
+from pathlib import Path
+
 import pytest
+
+from recipes.checkpoints.reproduction import start_entry, start_entry_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -54,3 +58,5 @@ def test_a_resume_draws_what_would_have_come(training_run, start):
     killed = training_run("killed", ranks=1, layout={}, **options)
     killed.kill_after(6)  # past the checkpoint of step 5
     assert [step["loss"] for step in killed.finish()] == [step["loss"] for step in whole]
+    newest = killed.metrics.parent / "checkpoints" / "step=12"
+    assert start_entry_of(newest) == start_entry(Path(start) / "step=5")

@@ -6,6 +6,7 @@ One stage of two steps is trained. Then the facts of its checkpoint are changed,
 
 import json
 import re
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,6 +110,12 @@ def test_a_stage_that_changes_the_rotation_starts_and_says_so(trained, tmp_path)
     assert record["start"] == stated().summary()
     assert record["start_recorded"] is True
     assert f"rotation changed to: 16 pairs, longest wavelength {_longest(record)}" in log
+    saved = tmp_path / "stages" / STAGE / "checkpoints" / "step=1"
+    made = json.loads((saved / "reproduce" / "record.json").read_text())
+    assert made["start"] == {
+        "path": str(trained.marker.parent), "step": 2,
+        "marker_sha256": sha256(trained.marker.read_bytes()).hexdigest(),
+    }  # fmt: skip
 
 
 def _longest(record: dict) -> str:
@@ -197,7 +204,7 @@ def test_an_export_that_transformers_would_rotate_otherwise_is_not_written(
 def test_a_checkpoint_is_made_again_with_the_recipe_of_its_record(trained, tmp_path, answer):
     checkpoint = trained.marker.parent
     record = json.loads((checkpoint / "reproduce" / "record.json").read_text())
-    assert (record["step"], record["ranks"]) == (2, 2)
+    assert (record["step"], record["ranks"], record["start"]) == (2, 2, None)
     covered = json.loads(trained.marker.read_text())["files"]
     assert {"reproduce/record.json", "reproduce/config.yaml"} <= set(covered)
     words = ("--to-yaml", tmp_path / "again.yaml", "--out", tmp_path / "again")

@@ -12,7 +12,14 @@ import yaml
 from recipes.checkpoints import reproduction, surroundings
 from recipes.checkpoints.files import FILES, described, for_marker
 from recipes.checkpoints.marker import write_marker
-from recipes.checkpoints.reproduction import FOLDER, RECORD, recipe_elsewhere, write_record
+from recipes.checkpoints.reproduction import (
+    FOLDER,
+    RECORD,
+    recipe_elsewhere,
+    start_entry,
+    start_entry_of,
+    write_record,
+)
 from recipes.checkpoints.surroundings import code, environment, withheld_text
 from tests.longhaul.test_light_commands import after
 
@@ -30,12 +37,16 @@ class Saved:
         self.store.mkdir(parents=True)
         (self.store / "manifest.json").write_text("{}")
         (self.checkpoint / "weights").mkdir(parents=True)
+        self.start = self.stage.parent / "before" / "checkpoints" / "step=4"
+        self.trained_before = {"step": 4, "max_steps": 4, "tokenizer": "t"}
+        self.start.mkdir(parents=True)
+        write_marker(self.start, self.trained_before)
         recipe = {
             "data": {"store": str(self.store)},
             "log": {"ckpt": {"dirpath": str(self.stage / "checkpoints")}},
             "resume": {
                 "resume_from_directory": str(self.stage / "checkpoints"),
-                "start": str(self.stage.parent / "before" / "checkpoints"),
+                "start": str(self.start.parent),
             },
         }
         (self.stage / "config.yaml").write_text(yaml.safe_dump(recipe))
@@ -44,8 +55,9 @@ class Saved:
     def save(self, change: dict | None = None) -> None:
         """Write record and marker; `change` replaces entries of the record."""
         write_record(
-            self.checkpoint, stage=self.stage, step=2, ranks=2, store=self.store, train_sha256="a"
-        )
+            self.checkpoint, stage=self.stage, step=2, ranks=2, store=self.store, train_sha256="a",
+            start=start_entry(self.start),
+        )  # fmt: skip
         path = self.checkpoint / FOLDER / RECORD
         if change is not None:
             path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -121,7 +133,7 @@ def test_the_recipe_is_written_for_another_run_folder(saved, answer, tmp_path):
     stage = tmp_path / "again" / "stages" / "tiny_512"
     assert written["log"]["ckpt"]["dirpath"] == str(stage / "checkpoints")
     assert written["resume"]["resume_from_directory"] == str(stage / "checkpoints")
-    assert written["resume"]["start"] == str(saved.stage.parent / "before" / "checkpoints")
+    assert written["resume"]["start"] == str(saved.start)
     found, _, err = answer(
         "reproduce", saved.checkpoint, "--to-yaml", "b.yaml", "--out", tmp_path / "run"
     )
@@ -143,6 +155,53 @@ def test_the_recipe_is_not_written_into_the_checkpoint(saved, answer, tmp_path, 
     assert f"--to-yaml {to} is inside the checkpoint {saved.checkpoint}" in " ".join(err.split())
     assert recipe.read_bytes() == before
     assert answer("reproduce", saved.checkpoint)[0] == 0
+
+
+def test_another_start_or_none_is_a_difference_and_a_newer_one_is_not_taken(saved, answer):
+    newer = saved.start.with_name("step=5")
+    newer.mkdir()
+    write_marker(newer, {"step": 5, "max_steps": 5, "tokenizer": "t"})
+    assert answer("reproduce", saved.checkpoint)[0] == 0
+    (recorded,) = start_entry_of(saved.checkpoint).values()
+    assert (recorded["path"], recorded["step"]) == (str(saved.start), 4)
+    write_marker(saved.start, saved.trained_before | {"trained_on": "other"})
+    found, out, _ = answer("reproduce", saved.checkpoint)
+    assert found == 1
+    (line,) = (line for line in out.splitlines() if "start: checkpoint" in line)
+    assert recorded["marker_sha256"][:12] in line
+    assert "absent" not in line
+    shutil.rmtree(saved.start)
+    found, out, _ = answer("reproduce", saved.checkpoint, "--json")
+    assert found == 1
+    (row,) = json.loads(out)["differences"]
+    assert row == {
+        "group": "start", "what": f"checkpoint {saved.start}", "here": "absent",
+        "recorded": f"step 4, {recorded['marker_sha256']}",
+    }  # fmt: skip
+
+
+def test_a_checkpoint_that_is_not_ours_is_compared_by_its_presence(saved, answer, tmp_path):
+    start = tmp_path / "imported"
+    (start / "weights").mkdir(parents=True)
+    saved.save(start_entry(start))
+    assert answer("reproduce", saved.checkpoint)[0] == 0
+    shutil.rmtree(start)
+    assert answer("reproduce", saved.checkpoint)[0] == 1
+
+
+def test_a_record_that_names_no_start_says_so_and_random_weights_are_one(saved, answer):
+    saved.save(start_entry(None))
+    found, _, err = answer("reproduce", saved.checkpoint)
+    assert (found, "is not recorded" in err) == (0, False)
+    path = saved.checkpoint / FOLDER / RECORD
+    before = {key: value for key, value in saved.record.items() if key != "start"}
+    path.write_text(json.dumps(before))
+    (saved.checkpoint / "longhaul.json").unlink()
+    facts = {"step": 2, "max_steps": 2, "tokenizer": "t"}
+    write_marker(saved.checkpoint, facts | {FILES: for_marker(described(saved.checkpoint))})
+    found, _, err = answer("reproduce", saved.checkpoint)
+    assert (found, "the stage started from is not recorded" in err) == (0, True)
+    assert start_entry_of(saved.checkpoint) == {}
 
 
 @pytest.mark.parametrize(
