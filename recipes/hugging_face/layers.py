@@ -129,7 +129,13 @@ def _local_rope(config: Mapping[str, Any], family: str, rope: RopeScaling) -> Ro
     stated, name = config.get(LOCAL_BASE), LOCAL_BASE  # by the rule of transformers 4
     if family == "olmo3":
         stated, name = config.get("rope_theta"), "rope_theta"
-    if not isinstance(mapping(config, NEW).get(LOCAL), Mapping):
+    new = mapping(config, NEW)
+    if LOCAL in new and new[LOCAL] is None:
+        raise ValueError(
+            f"{CONFIG} has null for {LOCAL} in {NEW}, which is no rotation; local layers of "
+            f"{family} rotate: state their rope_theta"
+        )
+    if not isinstance(new.get(LOCAL), Mapping):
         base = number(config, LOCAL_BASE, 10_000.0) if family == "gemma3" else rope.base
         return RopeScaling.base_change(int(base) if float(base).is_integer() else base)
     found = rotations_of({**config, "layer_types": [LOCAL]} | {"rope_theta": None})[LOCAL]

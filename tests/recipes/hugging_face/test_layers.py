@@ -153,6 +153,10 @@ def test_a_model_whose_layers_are_alike_has_no_pattern():
         (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
         (GEMMA3, {"sliding_window_pattern": 27}, "26 layers, and full attention in every 27th"),
         (GEMMA3, {"hidden_activation": "silu"}, "hidden_activation 'silu'"),
+        (OLMO3, {"rope_parameters": {FULL: {"rope_theta": 500000, **OLMO3["rope_scaling"]},
+         LOCAL: None}}, "null for sliding_attention in rope_parameters, which is no rotation"),
+        (GEMMA3, {"rope_parameters": {FULL: {"rope_theta": 1000000, "rope_type": "default"},
+         LOCAL: None}}, "null for sliding_attention in rope_parameters, which is no rotation"),
     ],
 )  # fmt: skip
 def test_layers_that_are_not_known_are_refused_by_name(config, changed, said):
