@@ -67,6 +67,11 @@ def _unrotated(config: Mapping[str, Any], layers: int) -> LayerPattern | None:
         raise ValueError(
             f"{CONFIG} has use_sliding_window true; the SmolLM3 trained here has no window"
         )
+    if windowed := sorted(set(words(config, "layer_types")) - {FULL}):
+        raise ValueError(
+            f"{CONFIG} has {', '.join(windowed)} in layer_types; the SmolLM3 trained here has "
+            f"{FULL} in every layer"
+        )
     turns = config.get("no_rope_layers")
     if turns is None:
         every = whole(config, "no_rope_layer_interval", EVERY["smollm3"])

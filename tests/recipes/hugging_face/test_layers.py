@@ -152,6 +152,8 @@ def test_a_model_whose_layers_are_alike_has_no_pattern():
         (GEMMA3, {"query_pre_attn_scalar": 168}, "query_pre_attn_scalar 168 and head_dim 256"),
         (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
         (GEMMA3, {"sliding_window_pattern": 27}, "26 layers, and full attention in every 27th"),
+        (SMOLLM3, {"layer_types": [FULL, FULL, FULL, LOCAL] * 9, "sliding_window": 4096,
+         "use_sliding_window": None}, "sliding_attention in layer_types; the SmolLM3 trained here"),
         (GEMMA3, {"hidden_activation": "silu"}, "hidden_activation 'silu'"),
         (OLMO3, {"rope_parameters": {FULL: {"rope_theta": 500000, **OLMO3["rope_scaling"]},
          LOCAL: None}}, "null for sliding_attention in rope_parameters, which is no rotation"),
