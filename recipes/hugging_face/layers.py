@@ -92,7 +92,9 @@ def _unrotated(config: Mapping[str, Any], layers: int) -> LayerPattern | None:
 def _every(config: Mapping[str, Any], family: str, layers: int) -> int | None:
     kinds = words(config, "layer_types")
     if not kinds:
-        every = whole(config, "sliding_window_pattern", EVERY[family])
+        every = EVERY[family]
+        if family == "gemma3":  # the class of olmo3 in transformers has no such field
+            every = whole(config, "sliding_window_pattern", every)
         if every > layers:
             raise ValueError(
                 f"{CONFIG} has {layers} layers, and full attention in every {every}th: none would "
@@ -145,7 +147,7 @@ def _local_rope(config: Mapping[str, Any], family: str, rope: RopeScaling) -> Ro
         return RopeScaling.base_change(int(base) if float(base).is_integer() else base)
     found = rotations_of({**config, "layer_types": [LOCAL]} | {"rope_theta": None})[LOCAL]
     assert found is not None
-    if stated is not None and float(stated) != float(found.base):
+    if stated is not None and number(config, name) != float(found.base):
         raise ValueError(
             f"{CONFIG} has {name} {stated!r} and in {NEW} a rope_theta of {found.base!r} for "
             f"{LOCAL}; transformers 4 computes by the first, 5 by the second: leave one of them"

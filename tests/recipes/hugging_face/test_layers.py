@@ -89,6 +89,11 @@ GEMMA3 = {
     "vocab_size": 262144,
 }
 """As published with gemma-3-1b-pt."""
+BY_KIND = {
+    FULL: {"rope_theta": 1000000, "rope_type": "default"},
+    LOCAL: {"rope_theta": 10000, "rope_type": "default"},
+}
+"""The rotations of Gemma 3 in the form of transformers 5."""
 PUBLISHED = {"smollm3_3b": SMOLLM3, "olmo3_7b": OLMO3, "gemma3_1b": GEMMA3}
 
 
@@ -130,6 +135,16 @@ def test_a_model_whose_layers_are_alike_has_no_pattern():
     assert card_of(OLMO3 | {"layer_types": [FULL] * 32}, "it").pattern is None
 
 
+def test_olmo3_without_kinds_has_full_attention_at_every_4th_layer_as_in_transformers():
+    from transformers import AutoConfig
+
+    unstated = {key: value for key, value in OLMO3.items() if key != "layer_types"}
+    config = unstated | {"sliding_window_pattern": 2}
+    pattern = card_of(config, "it").pattern
+    kinds = AutoConfig.for_model(**config).layer_types
+    assert [pattern.is_full(at) for at in range(1, 33)] == [kind == FULL for kind in kinds]
+
+
 @pytest.mark.parametrize(
     ("config", "changed", "said"),
     [
@@ -154,6 +169,10 @@ def test_a_model_whose_layers_are_alike_has_no_pattern():
         (GEMMA3, {"sliding_window_pattern": 27}, "26 layers, and full attention in every 27th"),
         (SMOLLM3, {"layer_types": [FULL, FULL, FULL, LOCAL] * 9, "sliding_window": 4096,
          "use_sliding_window": None}, "sliding_attention in layer_types; the SmolLM3 trained here"),
+        (GEMMA3, {"rope_local_base_freq": [1], "rope_parameters": BY_KIND},
+         r"rope_local_base_freq \[1\]; it is a number above 0"),
+        (GEMMA3, {"rope_local_base_freq": "10k", "rope_parameters": BY_KIND},
+         "rope_local_base_freq '10k'; it is a number above 0"),
         (GEMMA3, {"hidden_activation": "silu"}, "hidden_activation 'silu'"),
         (OLMO3, {"rope_parameters": {FULL: {"rope_theta": 500000, **OLMO3["rope_scaling"]},
          LOCAL: None}}, "null for sliding_attention in rope_parameters, which is no rotation"),
