@@ -204,12 +204,11 @@ def _of_code(stated: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Di
     if pairs[0] != pairs[1]:
         yield Difference("code", "commit", *(each or "not known" for each in pairs))
     pairs = (stated.get("changes_sha256", ""), found["changes_sha256"])
-    if pairs[0] != pairs[1]:
-        yield Difference(
-            "code", "changes against the commit",
-            _changed(pairs[0], stated.get("changed_files", [])),
-            _changed(pairs[1], found["changed_files"]),
-        )  # fmt: skip
+    unknown = surroundings.CHANGES_UNKNOWN in (stated.get("withheld"), found["withheld"])
+    if pairs[0] != pairs[1] or unknown:
+        yield Difference("code", "changes against the commit", _changed(stated), _changed(found))
+    if unknown:
+        return
     new, new_here = stated.get("new_files", {}), found["new_files"]
     for name in sorted({*new, *new_here}):
         if new.get(name) != new_here.get(name):
@@ -233,7 +232,10 @@ def _of_marker(start: Mapping[str, Any]) -> str:
     return f"step {start['step']}, {start['marker_sha256'] or 'no marker'}"
 
 
-def _changed(sha256: str, files: list[str]) -> str:
+def _changed(code: Mapping[str, Any]) -> str:
+    if code.get("withheld") == surroundings.CHANGES_UNKNOWN:
+        return "not known"
+    sha256, files = code.get("changes_sha256", ""), code.get("changed_files", [])
     if not sha256:
         return "none"
     return f"{sha256[:12]} in {', '.join(files[:3])}{', ...' if len(files) > 3 else ''}"

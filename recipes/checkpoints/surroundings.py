@@ -49,6 +49,8 @@ SECRET = re.compile(
 LARGEST_DIFF = 2**20
 """Bytes of changes that are kept; of larger ones the SHA-256 and the names of the files are."""
 GIT_SECONDS = 60
+CHANGES_UNKNOWN = "git could not say what has changed"
+"""Why the changes are withheld if git fails, or takes longer than `GIT_SECONDS`."""
 
 
 def surroundings() -> tuple[dict[str, Any], bytes]:
@@ -125,18 +127,20 @@ def code(tree: Path = TREE) -> tuple[dict[str, Any], bytes]:
     }  # fmt: skip
     if shutil.which("git") is None or not (tree / ".git").exists():
         return found, b""
-    found["commit"] = _git(tree, "rev-parse", "HEAD").decode().strip()
+    found["commit"] = (_git(tree, "rev-parse", "HEAD") or b"").decode().strip()
     if not found["commit"]:
         return found, b""
     changes = _git(tree, "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv")
-    names = _git(tree, "diff", "HEAD", "--name-only", "-z").decode(errors="replace").split("\0")
+    names = _git(tree, "diff", "HEAD", "--name-only", "-z")
     new = _git(tree, "ls-files", "--others", "--exclude-standard", "-z", "--", *ROOMS)
+    if changes is None or names is None or new is None:
+        return found | {"withheld": CHANGES_UNKNOWN}, b""
     withheld = withheld_text("the changes", changes.decode(errors="replace"))
     if len(changes) > LARGEST_DIFF:
         withheld = f"the changes have {len(changes):,} bytes, and {LARGEST_DIFF:,} are kept"
     found |= {
         "changes_sha256": sha256(changes).hexdigest() if changes else "",
-        "changed_files": [name for name in names if name],
+        "changed_files": [name for name in names.decode(errors="replace").split("\0") if name],
         "new_files": {
             name: sha256((tree / name).read_bytes()).hexdigest()
             for name in sorted(new.decode(errors="replace").split("\0"))
@@ -155,8 +159,8 @@ def withheld_text(what: str, text: str) -> str:
     return ""
 
 
-def _git(tree: Path, *words: str) -> bytes:
-    """Return what git prints, nothing if it refuses or takes too long."""
+def _git(tree: Path, *words: str) -> bytes | None:
+    """Return what git prints, None if it refuses or takes too long."""
     try:
         done = subprocess.run(
             ["git", "-C", str(tree), *words],
@@ -166,8 +170,8 @@ def _git(tree: Path, *words: str) -> bytes:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return b""
-    return done.stdout if done.returncode == 0 else b""
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def _cuda_of_torch() -> str:

@@ -292,6 +292,34 @@ def test_the_changes_of_a_tree_make_it_again_from_its_commit(tmp_path):
     assert "1,048,576 are kept" in found["withheld"]
 
 
+def test_a_git_that_fails_is_not_taken_for_no_changes(saved, answer, monkeypatch, tmp_path):
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    git(tree, "init", "-q")
+    (tree / "a.py").write_text("one = 1\n")
+    git(tree, "add", ".")
+    git(tree, "commit", "-qm", "first")
+    commit = git(tree, "rev-parse", "HEAD")
+    (tree / "a.py").write_text("two = 2\n")
+    (tree / ".git" / "index").write_bytes(b"not an index")
+    found, changes = code(tree)
+    assert (found["commit"], found["changes_sha256"], changes) == (commit, "", b"")
+    assert found["withheld"] == "git could not say what has changed"
+
+    def row() -> dict:
+        _, out, _ = answer("reproduce", saved.checkpoint, "--json")
+        rows = {each["what"]: each for each in json.loads(out)["differences"]}
+        return rows["changes against the commit"]
+
+    recorded = saved.record["code"]
+    saved.save({"code": found})
+    assert row()["recorded"] == "not known"
+    assert "not recorded: git could not say" in answer("reproduce", saved.checkpoint)[2]
+    saved.save({"code": recorded})
+    monkeypatch.setattr(surroundings, "code", lambda: (found, changes))
+    assert row()["here"] == "not known"
+
+
 def test_without_git_the_commit_is_the_one_of_the_submission(saved, monkeypatch, tmp_path):
     monkeypatch.setattr(surroundings.shutil, "which", lambda _: None)
     surroundings.of_this_process.cache_clear()
