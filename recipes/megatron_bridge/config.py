@@ -115,6 +115,12 @@ def refusals(card: ModelCard, stage: Stage, layout: Layout) -> Iterator[str]:
     rope = _rotation(card, stage)
     if (why := _not_rotated(rope)) is not None:
         yield why
+    if card.facts.patterned:
+        kinds = f" ({card.pattern.describe()})" if card.pattern else ""
+        yield (
+            f"layers of family {card.family} differ{kinds}, and Bridge's plain GPT has layers and "
+            "norms as Llama's; take a card of another family"
+        )
     if card.facts.experts:
         yield f"family {card.family} has experts, and only dense models are exported"
     if stage.documents == "within":

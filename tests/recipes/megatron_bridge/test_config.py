@@ -4,9 +4,12 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from recipes.ladders import NEMO
 from recipes.megatron_bridge.config import container, left_out, refusals, text
+from recipes.models import CARDS
 from recipes.shipped.table import ROWS
-from recipes.spec.layout import Fp8
+from recipes.spec.layout import Fp8, Layout
+from recipes.spec.units import K
 
 EXPORTED = [
     row for row in ROWS.values() if not [*refusals(row.card, row.stage, row.layout)]
@@ -69,4 +72,13 @@ def test_a_stage_that_bridge_would_train_otherwise_is_refused(name, layout, word
     with pytest.raises(ValueError, match="as a configuration of Megatron-Bridge") as refused:
         container(*row_of(name, **layout))
     assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["smollm3_3b", "olmo3_8k_7b", "gemma3_1b"])
+def test_a_card_whose_layers_differ_is_refused_with_how_they_do(name):
+    card = CARDS[name]
+    with pytest.raises(ValueError, match=f"family {card.family} differ") as refused:
+        text(card, NEMO, 64 * K, Layout())
+    assert card.pattern.describe() in str(refused.value)
     assert "\n" not in str(refused.value)
