@@ -44,7 +44,10 @@ WITH_PYTORCH_S = Efficiency(attention_kernel="cuda_flash")
 ALONE = ("weights", "gradients")
 """State on the host where one GPU holds all of it."""
 WITH_ITS_OWN_MLP = replace(
-    LIGER, mlp_kept=HUGGING_FACE.mlp_kept, mlp_gradients=HUGGING_FACE.mlp_gradients
+    LIGER,
+    mlp_kept=HUGGING_FACE.mlp_kept,
+    gelu_kept=HUGGING_FACE.gelu_kept,
+    mlp_gradients=HUGGING_FACE.mlp_gradients,
 )
 """Liger's SwiGLU is left out where the MLP is tiled."""
 

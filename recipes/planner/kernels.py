@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from recipes.spec.cluster import Cluster
+from recipes.spec.families import Family
 from recipes.spec.memory_constants import MemoryConstants
 
 
@@ -38,7 +39,9 @@ class Kernels:
     """Bytes that depend on the implementation of the kernels."""
 
     mlp_kept: float
-    """Numbers kept of a gated MLP, in units of F."""
+    """Numbers kept of a gated MLP with SiLU, in units of F."""
+    gelu_kept: float
+    """Numbers kept of one with GELU: Megatron-Core does not fuse it with the product."""
     mlp_gradients: float = 2
     """Numbers of its gradients in addition to those, in units of F."""
     logit_bytes: float
@@ -67,15 +70,34 @@ class Kernels:
     unknown_inputs: float = 0
     """Buffers that the formulas do not know, in inputs of a layer."""
 
+    def kept_of(self, family: Family) -> float:
+        """Return the numbers kept of an MLP of a family, in units of F."""
+        if not family.gated:
+            return 2
+        return self.mlp_kept if family.activation == "silu" else self.gelu_kept
 
-PLAIN = Kernels(mlp_kept=5, logit_bytes=6, norm_copies=False, weight_gradients=True, reserve_gib=0)
-"""CPU: unfused PyTorch operators."""
-FUSED = Kernels(
-    mlp_kept=3, logit_bytes=6, attention=FLASH_2, reserve_gib=MemoryConstants().reserve_gib
+
+PLAIN = Kernels(
+    mlp_kept=5,
+    gelu_kept=11,
+    logit_bytes=6,
+    norm_copies=False,
+    weight_gradients=True,
+    reserve_gib=0,
 )
-"""GPU: fused SwiGLU and gradient accumulation, and the attention kernel that holds the most."""
+"""CPU: unfused PyTorch operators. GELU's formula keeps six more numbers than its result."""
+FUSED = Kernels(
+    mlp_kept=3,
+    gelu_kept=5,
+    logit_bytes=6,
+    attention=FLASH_2,
+    reserve_gib=MemoryConstants().reserve_gib,
+)
+"""GPU: fused SwiGLU and gradient accumulation, and the attention kernel that holds the most. GELU
+is compiled, so its formula keeps nothing itself."""
 HUGGING_FACE = Kernels(
     mlp_kept=4,
+    gelu_kept=4,
     logit_bytes=14,
     norm_kept=4,
     fused_qkv=False,
@@ -90,7 +112,7 @@ HUGGING_FACE = Kernels(
 Adam on the host, which takes the gradients too (ALST, arXiv 2506.13996). Its norm keeps an fp32
 copy of its input and the result before its weight, its loss three fp32 copies of the bf16 logits;
 DeepSpeed's all-to-all makes its input contiguous and permutes its output."""
-LIGER = replace(HUGGING_FACE, mlp_kept=3, mlp_gradients=1, norm_kept=1)
+LIGER = replace(HUGGING_FACE, mlp_kept=3, gelu_kept=3, mlp_gradients=1, norm_kept=1)
 """The same with Liger's norm and SwiGLU (arXiv 2410.10989), which ALST's recipes have
 from tiled loss on: a norm keeps its result alone, and gradients of gate and up overwrite them."""
 

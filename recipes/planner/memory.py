@@ -7,7 +7,7 @@ between the blocks), A heads x D and K KV heads x D, F inner width of the MLP, V
 over TP; e bytes per number. Without recompute a layer holds
 
     input  h,   norm  h,   q k v  A + 2K,   rotated q and k  A + K,   output  A,   log-sum-exp,
-    middle h,   norm  h,   MLP  5F (gate and up, activation, product; 3F where they are fused)
+    middle h,   norm  h,   MLP  5F (gate and up, activation, product; 3F if fused; `Kernels`: GELU)
 
 A norm after attention or the MLP keeps h more, one that is not before them h less.
 
@@ -149,7 +149,7 @@ class _Layer:
         """Bytes that kept-attention recompute keeps in addition to the input."""
         self.ffn = t * card.ffn_hidden / layout.tp * e
         gated = card.facts.gated
-        self.mlp = (kernels.mlp_kept if gated else 2) * self.ffn
+        self.mlp = kernels.kept_of(card.facts) * self.ffn
         self.mlp_gradients = (kernels.mlp_gradients if gated else 1) * self.ffn
         if card.facts.experts:  # each token goes to several, permuted before and after
             k, gathered = card.experts_per_token, self.x * layout.expert_tp
@@ -351,7 +351,8 @@ class _Layer:
         sums, one = 4 * matrices * weights, e * weights
         of_inner = self.kernels.mlp_gradients if card.facts.gated else 1
         gradients, ends = of_inner * card.ffn_hidden, 2 * card.hidden
-        down = tile * (self.kernels.mlp_kept * card.ffn_hidden + gradients + ends) + sums + one
+        inner = self.kernels.kept_of(card.facts) * card.ffn_hidden
+        down = tile * (inner + gradients + ends) + sums + one
         return max(down, tile * (gradients + ends) + sums + matrices * one)
 
     def _attention_backward(self, shape: AttentionShape) -> dict[str, float]:

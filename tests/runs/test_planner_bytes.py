@@ -46,6 +46,7 @@ MEASURED = {
     4: ("ring 4; kept; tiled", "hybrid 2 x 2, 2 heads; kept; tiled; away"),
 }
 NORMED = ("ulysses 2; none; loss tiled", "ulysses 2; full; tiled", "ring 2; none; loss tiled")
+WINDOWED = ("none; loss tiled", "full; loss, mlp tiled")
 MAKERS = {1: one_rank, 2: two_ranks, 4: four_ranks}
 
 
@@ -70,6 +71,13 @@ def test_predicted_bytes_of_a_model_with_norms_on_queries_and_keys_are_those_of_
     made = {case.name: case for case in two_ranks("qwen3_8b_sixteenth", TOKENS)}
     cases = [made[name] for name in NORMED]
     with Ranks(measured, 2, cases, server=NEMO) as ranks:
+        assert far(cases, fullest(ranks.results(TIMEOUT_SECONDS))) == []
+
+
+def test_predicted_bytes_of_a_model_with_gelu_and_windows_are_those_of_a_step():
+    made = {case.name: case for case in one_rank("gemma3_1b_sixteenth", TOKENS)}
+    cases = [made[name] for name in WINDOWED]
+    with Ranks(measured, 1, cases, server=NEMO) as ranks:
         assert far(cases, fullest(ranks.results(TIMEOUT_SECONDS))) == []
 
 

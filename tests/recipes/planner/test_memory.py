@@ -5,6 +5,9 @@ import itertools
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
+from megatron.core.activations import fast_gelu
 
 from benchmarks.planner_published import BOUND
 from benchmarks.published_points import bytes_of_peers, lengths_of_peers
@@ -30,6 +33,8 @@ from recipes.spec.units import GiB, K, M
 H100 = cluster.load("dgx_h100")
 FULL, KEPT = Recompute(kind="full"), Recompute(kind="kept_attention")
 TILES = Tiling(loss=True, mlp=True)
+FAST_GELU = getattr(fast_gelu, "_torchdynamo_orig_callable", fast_gelu)
+"""Megatron-Core's, before it is compiled."""
 
 
 def workload(card=LLAMA31_8B, *, seq=128 * K, **layout) -> Workload:
@@ -194,10 +199,54 @@ def test_the_first_of_two_stages_holds_two_forwards_and_the_last_the_loss():
 
 
 def test_an_unfused_mlp_keeps_more_than_a_fused_one():
-    fused = Kernels(mlp_kept=3, logit_bytes=6, reserve_gib=0)
-    plain = Kernels(mlp_kept=5, logit_bytes=6, reserve_gib=0)
+    fused = Kernels(mlp_kept=3, gelu_kept=5, logit_bytes=6, reserve_gib=0)
+    plain = replace(fused, mlp_kept=5)
     more = memory(workload(), plain).activations - memory(workload(), fused).activations
     assert more == 32 * 2 * 14336 * 2 * 128 * K
+
+
+def test_gelu_is_not_fused_with_the_product_of_the_mlp():
+    gemma = CARDS["gemma3_1b"]
+    as_silu = replace(FUSED, gelu_kept=FUSED.mlp_kept)
+    more, layers, tokens, ffn = FUSED.gelu_kept - FUSED.mlp_kept, 26, 32 * K, 6912
+    for tiling, kept in ((Tiling(), layers * tokens), (TILES, 0)):
+        at = workload(gemma, seq=tokens, tiling=tiling)
+        found = memory(at, FUSED).activations - memory(at, as_silu).activations
+        assert found == more * kept * ffn * 2
+    llama = workload(tiling=TILES, recompute=FULL)
+    assert memory(llama, FUSED) == memory(llama, replace(FUSED, gelu_kept=50))
+
+
+@pytest.mark.parametrize(
+    ("activation", "compiled", "kept"),
+    [
+        (F.silu, False, PLAIN.mlp_kept),
+        (FAST_GELU, False, PLAIN.gelu_kept),
+        (FAST_GELU, True, FUSED.gelu_kept),
+    ],
+)
+def test_what_an_unfused_mlp_keeps_is_what_autograd_saves(activation, compiled, kept):
+    """The formula of `megatron.core.transformer.mlp.MLP`; compiled as Inductor divides it."""
+    tokens, ffn = 64, 32
+    if compiled:
+        activation = torch.compile(activation, backend="aot_eager_decomp_partition")
+    storages = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = (
+            storage.nbytes(),
+            tensor,
+        )  # held, so that no pointer is reused
+        return tensor
+
+    gate_and_up = 1.0 * torch.randn(tokens, 2 * ffn, requires_grad=True)
+    down = torch.randn(ffn, 16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        gate, up = torch.chunk(gate_and_up, 2, dim=-1)
+        (activation(gate) * (up + 0.0)) @ down
+    del storages[down.untyped_storage().data_ptr()]
+    assert sum(size for size, _ in storages.values()) == kept * tokens * ffn * 4
 
 
 @pytest.mark.parametrize(
