@@ -116,6 +116,7 @@ def _samples_on_a_rank(*stores: str) -> list[list[list[int]]]:
         return [[one["tokens"].tolist() for one in samples(store, "across")] for store in stores]
 
 
+@pytest.mark.nightly
 def test_all_ranks_have_one_order_also_where_none_can_be_kept(tmp_path, small_store):
     stores = [Path(shutil.copytree(small_store, tmp_path / name)) for name in ("new", "fixed")]
     for store in stores:
