@@ -33,7 +33,8 @@ _NOTHING, _SAVE, _STOP = range(3)
 class StopInTime(Callback):
     """Stop after the step in which a rank received a signal; `stopped` is then that step.
 
-    `stopped_by` is the file that asked for it, on the first rank; empty for a signal.
+    `stopped_by` is the file that asked for it, on the first rank, also if a signal came in the same
+    step; empty for a signal alone.
     """
 
     def __init__(self) -> None:
@@ -70,10 +71,9 @@ class StopInTime(Callback):
             rank_zero_info(f"saving, as {why} asks")
             trainer.checkpoint_callback.save_asked = True  # other callbacks judge the step first
             return
-        rank_zero_info(f"told to stop ({self.told or why}); saving")
+        self.stopped_by = next((str(file) for file in files if file.name == STOP), "")
+        rank_zero_info(f"told to stop ({self.stopped_by or self.told or why}); saving")
         self.stopped = trainer.global_step
-        if self.told is None:
-            self.stopped_by = next((str(file) for file in files if file.name == STOP), "")
         trainer.limit_val_batches = 0
         trainer.should_stop = True
 

@@ -233,6 +233,23 @@ def test_a_pending_signal_that_another_thread_takes_is_not_waited_for(monkeypatc
     assert (guard.told, guard.stopped) == ("SIGUSR1", 2)
 
 
+@pytest.mark.parametrize("name", ["stop", "save"])
+def test_a_file_that_asks_for_a_stop_in_the_step_of_a_signal_ends_the_chain(tmp_path, name):
+    stage = tmp_path / "stages" / "tiny"
+    stage.mkdir(parents=True)
+    (tmp_path / name).touch()
+    guard, saves = StopInTime(), SimpleNamespace(dirpath=str(stage / "checkpoints"))
+    trainer = SimpleNamespace(
+        max_steps=5, should_stop=False, global_step=2, checkpoint_callback=saves
+    )
+    guard._hear(signal.SIGUSR1, None)
+    with one_rank(), cpu_backend(force=True):
+        guard.on_train_batch_end(trainer)
+    assert guard.stopped == 2
+    assert guard.stopped_by == (str(tmp_path / "stop") if name == "stop" else "")
+    assert not (tmp_path / name).exists()
+
+
 def test_rewinds_are_lines_of_json(tmp_path):
     path = tmp_path / "rewinds.jsonl"
     with pytest.raises(LossBrokeError):
