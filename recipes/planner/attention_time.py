@@ -104,7 +104,8 @@ class Attention:
         exposed += max(0.0, self.again * (keys / link - full.repeated))
         if workload.window is not None and self.local:
             reached = 2 * min(workload.window - 1, workload.seq_length - self._chunk)
-            of_token = 2 * inner * shape.slice_bytes / shape.tokens
+            of_head = 2 * shape.slice_bytes / shape.tokens
+            of_token = of_head * inner / workload.degrees.ulysses  # heads after the all-to-all
             halo, local = reached * of_token * times * self.local / link, self.of_local()
             exposed += max(0.0, halo - local.forward) + max(0.0, halo - local.backward)
             exposed += halo * sums  # of the gradients, which the attention before has made

@@ -112,19 +112,30 @@ def test_small_windows_have_smaller_squares_at_a_lower_rate():
     assert share(512) - full > 0.2 * (share(4096) - full)
 
 
-def test_a_ring_sends_of_local_layers_the_keys_that_their_windows_reach():
-    """With attention that takes no time, all that is sent is exposed."""
+@pytest.mark.parametrize("ulysses", [1, 2, 4])
+def test_a_ring_sends_of_local_layers_the_keys_that_their_windows_reach(ulysses: int):
+    """With attention that takes no time, all that is sent in the ring is exposed.
+
+    The hybrid's exchange is that of the same model without a window.
+    """
     machine = replace(AT_PEAK, gpu=replace(H100.gpu, bf16_tflops=1e12))
-    given = {"cp": ContextParallel.ring(8), "dp": 8}
-    found, plain = (
-        time(workload(one, **given), machine).categories["CP"] for one in (OLMO3, WITHOUT)
+    ring = 8 // ulysses
+    cp = (
+        ContextParallel.ring(8)
+        if ulysses == 1
+        else ContextParallel.hybrid(ulysses=ulysses, ring=ring)
     )
-    shard, of_token = 64 * K / 8, 2 * 32 * 128 * 2  # bytes of K and V
-    turned, halo = 7 * shard, 2 * (4 * K - 1)
+    found, plain = (
+        time(workload(one, cp=cp, dp=8), machine).categories["CP"] for one in (OLMO3, WITHOUT)
+    )
+    of_token = 2 * 32 * 128 * 2 / ulysses  # bytes of K and V of the heads after the exchange
+    turned, halo = (ring - 1) * 64 * K / ring, 2 * (4 * K - 1)
     link = H100.nvlink_gbps * 1e9
     # forward, backward, and gradients in fp32, in 8 micro-batches
-    assert plain == pytest.approx(8 * 32 * 4 * turned * of_token / link)
-    assert found == pytest.approx(8 * (8 * turned + 24 * halo) * 4 * of_token / link)
+    if ulysses == 1:
+        assert plain == pytest.approx(8 * 32 * 4 * turned * of_token / link)
+    saved = 8 * 24 * 4 * (turned - halo) * of_token / link
+    assert plain - found == pytest.approx(saved)
 
 
 def test_within_documents_local_layers_wait_less():
