@@ -46,7 +46,7 @@ MEASURED = {
     4: ("ring 4; kept; tiled", "hybrid 2 x 2, 2 heads; kept; tiled; away"),
 }
 NORMED = ("ulysses 2; none; loss tiled", "ulysses 2; full; tiled", "ring 2; none; loss tiled")
-WINDOWED = ("none; loss tiled", "full; loss, mlp tiled")
+WINDOWED = ("none; loss tiled", "full every 2, none")
 MAKERS = {1: one_rank, 2: two_ranks, 4: four_ranks}
 
 
