@@ -78,6 +78,7 @@ def _node(content: Any, where: str) -> Any:
         return {key: _node(value, f"{where}.{key}") for key, value in content.items()}
     target = _import(content["_target_"], where)
     if content.get("_call_") is False:
+        _require_class(target, content["_target_"], where, called=False)
         return target
     kind = run.Partial if content.get("_partial_") else run.Config
     _require_class(target, content["_target_"], where, called=kind is run.Config)
@@ -98,7 +99,7 @@ def _require_class(target: Any, name: str, where: str, *, called: bool) -> None:
     if not isinstance(target, type) and not ours and target is not llm.pretrain:
         raise ValueError(
             f"{where}: _target_ {name!r} is a function; name a class, or a function of "
-            f"{', '.join(OWN)} with _partial_: true"
+            f"{', '.join(OWN)} with _partial_: true or _call_: false"
         )
 
 

@@ -127,12 +127,23 @@ def test_nemo_run_writes_the_same_yaml(name):
         ("_target_: lightning.pytorch.cli.LightningCLI\n", "is not from a package"),
         ("_target_: nemo.collections.llm.api.import_ckpt\n_partial_: true\n", "is a function"),
         ("_target_: data.prepare.prepare\nout: x\n", "'data.prepare.prepare' is a function"),
+        ("_target_: nemo.collections.llm.api.import_ckpt\n_call_: false\n", "is a function"),
+        (
+            "_target_: nemo.collections.llm.api.pretrain\n_partial_: true\ntrainer:\n"
+            "  callbacks:\n  - _target_: megatron.core.utils.get_model_config\n"
+            "    _call_: false\n",
+            r"trainer\.callbacks\[0\]: _target_ 'megatron\.core.*get_model_config' is a function",
+        ),
+        ("_target_: data.prepare.prepare\n_call_: false\n", "holds no recipe"),
+        ("_target_: megatron.core.optimizer.OptimizerConfig\n_call_: false\n", "holds no recipe"),
         ("_target_: recipes.resolved.yaml_file.os.system\n", "cannot be imported"),
         ("_target_: recipes.resolved.yaml_file.importlib\n", "is defined in"),
     ],
     ids=[
         "broken", "no recipe", "foreign", "foreign by prefix", "missing", "misspelled key",
-        "context", "tokenizer", "command line", "function", "own function", "module of a module",
+        "context", "tokenizer", "command line", "function", "own function",
+        "function as a value", "function as a value inside",
+        "own function as a value", "class as a value", "module of a module",
         "module",
     ],
 )  # fmt: skip
