@@ -10,6 +10,7 @@ import nemo_run as run
 import pytest
 import torch
 
+from recipes.constraints.layers import evenly_full
 from recipes.models import CARDS, TINY
 from recipes.pretrain import pretrain
 from recipes.shipped.factories import FACTORIES
@@ -59,9 +60,14 @@ LADDER = Ladder(
 
 
 def recipe_of(card: ModelCard, **layout: Any) -> run.Partial:
-    """Return a recipe at 64K with as many tensor ranks as divide the KV heads, up to a node's."""
+    """Return a recipe at 64K with as many tensor ranks as divide the KV heads, up to a node's.
+
+    It has two pipeline stages, if those do not cut the card's pattern.
+    """
     tp = math.gcd(8, card.kv_heads)
-    spread = Layout(tp=tp, cp=ContextParallel.ring(2), pp=2, **layout)
+    windowed = card.pattern is not None and card.pattern.window is not None
+    pp = 1 if windowed and not evenly_full(card.pattern, card.layers, 2) else 2
+    spread = Layout(tp=tp, cp=ContextParallel.ring(2), pp=pp, **layout)
     return pretrain(card, LADDER, 64 * K, spread)
 
 

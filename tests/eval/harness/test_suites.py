@@ -210,7 +210,7 @@ def test_ranks_answer_and_score_as_transformers_does(
 ):
     words = (str(models.stage), str(models.export), str(tmp_path), str(tasks), tp, cp)
     with Ranks(answers, ranks, *words, server=NEMO) as started:
-        first, *others = started.results(300)
+        first, *others = started.results(500)
     assert all(other == first for other in others)
     (found, texts), (theirs, their_texts, their_scores) = first, by_transformers
     assert found[2:] == theirs[2:]

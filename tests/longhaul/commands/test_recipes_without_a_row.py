@@ -74,7 +74,7 @@ def test_the_cards_in_a_table_with_their_ladders(answer):
     assert found == {
         "name": "llama31_70b", "family": "llama", "parameters": 70_553_706_496,
         "native_context": 128 * K, "hf_id": "meta-llama/Llama-3.1-70B",
-        "ladders": ["nemo", "ultralong_1m", "ultralong_2m", "ultralong_4m"],
+        "pattern": None, "ladders": ["nemo", "ultralong_1m", "ultralong_2m", "ultralong_4m"],
     }  # fmt: skip
 
 

@@ -59,7 +59,10 @@ def recipe(rope: RopeScaling, folder: Path):
 def _trainer(made, rope: RopeScaling) -> SimpleNamespace:
     """Return what a checkpoint's marker is written from."""
     config = SimpleNamespace(
-        seq_length=made.data.seq_length, rope=rope, vocab_size=made.model.config.vocab_size
+        seq_length=made.data.seq_length,
+        rope=rope,
+        pattern=None,
+        vocab_size=made.model.config.vocab_size,
     )
     tokenizer = SimpleNamespace(fingerprint="of a tokenizer")
     return SimpleNamespace(
