@@ -37,7 +37,9 @@ def check(recipe: run.Partial) -> None:
     problems = [*phantom_keys(recipe), *problems]
     if not problems:
         config = recipe.model.config
-        nouns = (config.rope, config.cp, config.recompute, config.tiling, config.offload)
+        nouns = [config.rope, config.cp, config.recompute, config.tiling, config.offload]
+        if (pattern := fdl.ordered_arguments(config).get("pattern")) is not None:
+            nouns.append(pattern)
         try:
             fdl.build([*nouns, recipe.optim.lr_scheduler])
         except ValueError as error:  # of the dataclass's own check; fiddle adds a paragraph
@@ -69,6 +71,14 @@ def _unexportable(recipe: run.Partial, rotation: RopeScaling) -> Iterator[str]:
             yield (
                 f"rope {rotation.method} can be trained but not exported: {family.architecture} of "
                 "transformers ignores rope_scaling; default and ntk can be exported"
+            )
+        own = pattern_of(recipe) if ours and family.name == "olmo3" else None
+        local = None if own is None else own.local_rope
+        if local is not None and (rotation.method == "ntk" or rotation.base != local.base):
+            yield (
+                f"rope {rotation.method} with base {rotation.base:,} can be trained but not "
+                f"exported: {family.architecture} of transformers 4 has one base for all layers, "
+                f"and that of local layers is {local.base:,}; yarn at that base can be exported"
             )
 
 
@@ -131,6 +141,14 @@ def disagreements(recipe: run.Partial) -> Iterator[str]:
             yield (
                 f"{name} is {stated:,} but the data module gives {counted:,}; set both, or neither"
             )
+    pattern = fdl.ordered_arguments(recipe.model.config).get("pattern")
+    window = None if pattern is None else fdl.ordered_arguments(pattern).get("window")
+    read = fdl.ordered_arguments(recipe.data, include_defaults=True).get("window")
+    if window != read:
+        yield (
+            f"model.config.pattern.window is {window}, but the data module counts pairs and the "
+            f"step log FLOPs for {read}; state another window in a model card of your own"
+        )
     if recipe.trainer.strategy.ddp.average_in_collective:
         yield "ddp.average_in_collective must be False: gradients are sums over tokens"
     if not _calculates_per_token_loss(recipe.model.config):
