@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line of this process and the commit of its code, which results state."""
 
-from longhaul.run_folder.typed_command import typed_command
+from longhaul.terminal.typed_command import typed_command
 from longhaul.version import commit
 
 

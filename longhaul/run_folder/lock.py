@@ -24,7 +24,7 @@ from typing import Any
 
 from data.files.json_object import json_object
 from data.files.whole import missing_folders, remove_empty
-from longhaul.run_folder.typed_command import typed_command
+from longhaul.terminal.typed_command import typed_command
 
 FILE = "in_use.lock"
 OF_RANKS = "metrics.lock"
