@@ -192,7 +192,7 @@ def trackers(given: Sequence[str] | None, *, here: bool = True) -> tuple[str, ..
     from recipes.spec.trackers import require_trackers
 
     names = given or default("track").replace(",", " ").split()
-    return require_trackers(names, here=here, environment=None if here else {})
+    return require_trackers(names, here=here)
 
 
 def require_device(device: str | None) -> None:

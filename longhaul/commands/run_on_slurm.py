@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul run --executor slurm`: submit a ladder as a chain of jobs."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +61,7 @@ def run_on_cluster(
     require_trackers(
         on_ranks.track,
         here=file.container is None and file.tunnel.kind != "ssh",
-        environment={**os.environ, **file.environment},
+        of_cluster=file.environment,
     )
     plan = _with_gates(plan, gate)
     trains_alone = not evaluated and not plan.store.exists() and plan.card.hf_id is not None

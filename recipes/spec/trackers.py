@@ -48,16 +48,15 @@ TRACKERS = {
 
 
 def require_trackers(
-    names: Iterable[str], *, here: bool = True, environment: Mapping[str, object] | None = None
+    names: Iterable[str], *, here: bool = True, of_cluster: Mapping[str, object] | None = None
 ) -> tuple[str, ...]:
     """Return the trackers of these names, each once.
 
-    `environment` has the variables of the ranks, by default those of this process; it is empty
-    where they are not known yet, and then none is missed. Raises ValueError for an unknown name,
-    for a tracker whose package is missing if the ranks run `here`, with this Python, and for one
-    whose variable is missing.
+    `of_cluster` has the variables of the cluster file, which ranks elsewhere have besides those of
+    this process; without it none is missed there. Raises ValueError for an unknown name, for a
+    tracker whose package is missing if the ranks run `here`, with this Python, and for one whose
+    variable is missing.
     """
-    known = os.environ if environment is None else environment
     chosen = tuple(dict.fromkeys(names))
     for name in chosen:
         if name not in TRACKERS:
@@ -69,7 +68,10 @@ def require_trackers(
             raise ValueError(
                 f"--track {name} needs the package {tracker.module}: pip install {install}"
             )
-        if tracker.variables and known and not any(map(known.get, tracker.variables)):
+        known = here or of_cluster is not None
+        set_here = any(map(os.environ.get, tracker.variables))
+        set_there = any(map((of_cluster or {}).get, tracker.variables))
+        if tracker.variables and known and not (set_here or set_there):
             raise ValueError(
                 f"--track {name} sends to an address that no variable states; set "
                 f"{tracker.variables[0]}={tracker.example}"

@@ -37,7 +37,7 @@ def test_opentelemetry_without_an_address_is_refused(monkeypatch):
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", raising=False)
     with pytest.raises(ValueError, match="set OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318"):
-        require_trackers(["otel"], here=False)
+        require_trackers(["otel"], here=False, of_cluster={})
 
 
 def test_the_command_that_installs_a_tracker_works_in_any_folder(monkeypatch):
@@ -52,7 +52,7 @@ def test_a_variable_may_be_one_of_the_cluster_file_and_is_not_missed_before_it_i
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", raising=False)
     of_cluster = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
-    assert require_trackers(["otel"], here=False, environment=of_cluster) == ("otel",)
-    assert require_trackers(["otel"], here=False, environment={}) == ("otel",)
+    assert require_trackers(["otel"], here=False, of_cluster=of_cluster) == ("otel",)
+    assert require_trackers(["otel"], here=False) == ("otel",)
     with pytest.raises(ValueError, match="set OTEL_EXPORTER_OTLP_ENDPOINT"):
-        require_trackers(["otel"], here=False, environment={"OTHER": "1"})
+        require_trackers(["otel"], here=False, of_cluster={"OTHER": "1"})
