@@ -156,12 +156,12 @@ def planned(
     run = out or RUNS / "probes" / recipe_name(card, ladder, stage)
     plan = ladder_run.LadderRun(ladder=small, card=card, run=run, store=store_of(card, store))
     if not plan.store.exists():
-        tokenizer = start / "hugging_face"
-        words = ["--tokenizer", str(tokenizer if tokenizer.is_dir() else card.hf_id or "TOKENIZER")]
-        words = ["longhaul", "prepare", "--source", "DOCUMENTS", *words, "--out", str(plan.store)]
+        own = start / "hugging_face"
+        tokenizer = shlex.quote(str(own if own.is_dir() else card.hf_id or "TOKENIZER"))
+        to = shlex.quote(str(plan.store))
         raise ValueError(
             f"there is no token store at {plan.store}; name one with --store, or make it: "
-            f"{shlex.join(words)}"
+            f"longhaul prepare --source DOCUMENTS --tokenizer {tokenizer} --out {to}"
         )
     row = select.placed_row(card, small, small.stages[0], machines)
     if row.nodes > 1:
