@@ -17,6 +17,7 @@ from data.mixture.config import Mix
 from data.mixture.dataset import MixedDataset
 from data.nemo_module import NumberedDataset, StoreDataModule, _validation, on_first_rank
 from data.store import Manifest, StoreError
+from data.token_files import cached_order
 from data.token_files.held_out import long_documents
 from tests.data.adoption.conftest import write_pair
 from tests.ranks import run_ranks
@@ -81,7 +82,7 @@ def test_no_file_of_a_blend_is_read_or_written(
         ).build()
 
     before = samples()
-    assert "path_to_cache" not in caplog.text
+    assert cached_order.NOT_SAVED not in caplog.text
     assert not list((store / "index").glob("*Blend*"))
     by_megatron()
     files = list((store / "index").glob("*-BlendedDataset-valid-dataset*_index.npy"))
