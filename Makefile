@@ -62,7 +62,7 @@ real: $(INSTALLED)  ## take SmolLM2-135M from 8K to 16K tokens on two CPU cores,
 
 # A file's tests stay with one worker and share what they trained (tests/suite_time.py). A third worker
 # computes while the one with the Slurm tests waits.
-test: $(INSTALLED)  ## run every test, on WORKERS=3 processes; ONLY='not slow' for a quarter of the time
+test: $(INSTALLED)  ## run the tests, on WORKERS=3 processes; ONLY='not slow' for a quarter of the time
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --budget-minutes $(BUDGET_MINUTES) $(if $(ONLY),-m '$(ONLY)')
 
 nightly: $(INSTALLED)  ## run the further cases that make test leaves out, in about an hour

@@ -186,13 +186,11 @@ def evaluation_interval(word: str | None) -> "Interval | None":
 def trackers(given: Sequence[str] | None, *, here: bool = True) -> tuple[str, ...]:
     """Return the trackers that are given, or those of longhaul.toml.
 
-    Raises ValueError for a tracker that is unknown, or lacks what it needs where ranks run `here`;
-    the cluster file of jobs may set variables too.
+    Raises ValueError for a tracker that is unknown, or lacks what it needs where ranks run `here`.
     """
     from recipes.spec.trackers import require_trackers
 
-    names = given or default("track").replace(",", " ").split()
-    return require_trackers(names, here=here)
+    return require_trackers(given or default("track").replace(",", " ").split(), here=here)
 
 
 def require_device(device: str | None) -> None:

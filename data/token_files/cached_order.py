@@ -91,7 +91,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def read(folder: Path, name: str) -> Order | None:
-    """Return an order, memory-mapped; None if there is no file of it.
+    """Return an order as memory-mapped arrays, or None if the folder has none of its files.
 
     Raises StoreError if a file is missing, is not as it was written, or holds other than numbers.
     """

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data module on a store of several sources, and work that rank 0 does first."""
 
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -20,6 +19,7 @@ from data.store import Manifest, StoreError
 from data.token_files import cached_order
 from data.token_files.held_out import long_documents
 from tests.data.adoption.conftest import write_pair
+from tests.data.payload import Payload
 from tests.ranks import run_ranks
 
 LENGTH = 64
@@ -50,16 +50,6 @@ def test_a_store_of_several_sources_has_samples_to_train_and_to_validate_on(
     assert len(module._validation_ds) >= 11 * 3 * 4  # repeated, as one source would be
     assert module._validation_ds[0]["tokens"].shape == (LENGTH,)
     assert module.step_facts(3)["work_max_over_mean"] == 1
-
-
-class Payload:
-    """Creates a folder when it is read as a pickle."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.folder),)
 
 
 def test_no_file_of_a_blend_is_read_or_written(

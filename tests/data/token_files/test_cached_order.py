@@ -16,6 +16,7 @@ import pytest
 from data.files.sha256 import sha256_of
 from data.store import StoreError
 from data.token_files.cached_order import ARRAYS, FILES, SUMS, Order, read, read_or_build
+from tests.data.payload import Payload
 
 NAME = "0123-NumberedDataset-train"
 DESCRIPTION = "what it was built from"
@@ -47,16 +48,6 @@ def write_sums(folder: Path) -> None:
     """Write sums of the files that are there, as whoever can write the files can."""
     sums = sha256_of([folder / f"{NAME}-{file}" for file in FILES])
     (folder / f"{NAME}-{SUMS}").write_text(json.dumps(dict(zip(FILES, sums, strict=True))))
-
-
-class Payload:
-    """Creates a folder when it is read as a pickle."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.folder),)
 
 
 def with_pickle(path: Path, payload: Payload, kind: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked and told of a recipe whose layers differ."""
+"""Checks and notes of a recipe whose layers differ."""
 
 import copy
 
