@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.files.whole import folder_beside
+from data.files.writable import reason
 from data.packing.best_fit import best_fit
 from data.packing.permutation import hashed
 
@@ -140,21 +141,23 @@ def packed(
         document_lengths: tokens [n] of all documents of the part, perhaps memory-mapped; None to
             pack nothing.
 
-    Raises ValueError if no document has a length of the request, and NotPackedError without
-    `document_lengths` if the rows are not packed.
+    Raises ValueError if no document has a length of the request, RowError where they cannot be
+    written, and NotPackedError without `document_lengths` if the rows are not packed.
     """
     place = folder / f"rows-{request.key}"
     if not (place / INDEX).is_file():
         if document_lengths is None:
             raise NotPackedError(f"there are no packed rows at {place}")
-        folder.mkdir(parents=True, exist_ok=True)
-        with folder_beside(place) as part:
-            _write(part, request, document_lengths)
-            try:
+        try:
+            with folder_beside(place) as part:
+                _write(part, request, document_lengths)
                 part.rename(place)
-            except OSError:
-                if not (place / INDEX).is_file():  # another process has packed them meanwhile
-                    raise
+        except OSError as error:
+            if not (place / INDEX).is_file():  # else another process has packed them meanwhile
+                raise RowError(
+                    f"the rows of a mix cannot be packed in {folder} ({reason(error)}); pack them "
+                    "once as a user who may write there, or copy the store to where you may"
+                ) from error
     return Rows(place)
 
 

@@ -97,6 +97,14 @@ def test_rows_are_packed_once(tmp_path: Path, lengths: np.ndarray) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_rows_that_cannot_be_written_are_refused_in_a_sentence(
+    tmp_path: Path, lengths: np.ndarray
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RowError, match=r"cannot be packed in \S+/file/index \(not a directory\)"):
+        packed(tmp_path / "file" / "index", REQUEST, lengths)
+
+
 def test_ranges_of_hashes_divide_the_documents(tmp_path: Path, lengths: np.ndarray) -> None:
     seen: list[int] = []
     for between in ((0.0, 0.3), (0.3, 1.0)):
