@@ -50,11 +50,12 @@ from recipes.models.llama import (
     LLAMA31_8B,
     LLAMA31_405B,
     LLAMA32_1B,
-    SMOLLM2_1P7B,
 )
 from recipes.models.mistral import MISTRAL_7B, MIXTRAL_8X7B, MIXTRAL_8X22B
 from recipes.models.nemotron import NEMOTRON3_22B, NEMOTRON4_15B
+from recipes.models.olmo3 import OLMO3_8K_7B, OLMO3_8K_32B
 from recipes.models.qwen import QWEN25_7B, QWEN25_14B
+from recipes.models.smollm3 import SMOLLM3_4K_3B
 from recipes.models.tiny import TINY
 from recipes.shipped.row import Row
 from recipes.spec.layout import ContextParallel, Layout
@@ -766,40 +767,42 @@ llama3_70b_apertus15_70b_as_trained_256k = Row(
     ),
 )
 
-smollm2_1p7b_smollm3_32k = Row(
-    card=SMOLLM2_1P7B,
+smollm3_4k_3b_smollm3_32k = Row(
+    card=SMOLLM3_4K_3B,
     ladder=SMOLLM3,
     seq_length=32 * K,
-    cluster="dgx_h100",
-    nodes=1,
-    layout=Layout(cp=ContextParallel.head_chunked(1), dp=8, tiling=Tiling(loss=True)),
-)
-
-smollm2_1p7b_smollm3_64k = Row(
-    card=SMOLLM2_1P7B,
-    ladder=SMOLLM3,
-    seq_length=64 * K,
     cluster="dgx_h100",
     nodes=1,
     layout=Layout(cp=ContextParallel.ulysses(4), dp=2, tiling=Tiling(loss=True)),
 )
 
-llama3_8b_olmo3_7b_64k = Row(
-    card=LLAMA3_8B,
+smollm3_4k_3b_smollm3_64k = Row(
+    card=SMOLLM3_4K_3B,
+    ladder=SMOLLM3,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.ulysses(8), tiling=Tiling(loss=True)),
+)
+
+olmo3_8k_7b_olmo3_7b_64k = Row(
+    card=OLMO3_8K_7B,
     ladder=OLMO3_7B,
     seq_length=64 * K,
     cluster="dgx_h100",
-    nodes=2,
-    layout=Layout(cp=ContextParallel.hybrid(ulysses=8, ring=2)),
+    nodes=1,
+    layout=Layout(tp=2, cp=ContextParallel.ulysses(4), tiling=Tiling(loss=True)),
 )
 
-llama3_70b_olmo3_32b_64k = Row(
-    card=LLAMA3_70B,
+olmo3_8k_32b_olmo3_32b_64k = Row(
+    card=OLMO3_8K_32B,
     ladder=OLMO3_32B,
     seq_length=64 * K,
     cluster="dgx_h100",
-    nodes=32,
-    layout=Layout(tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=8), pp=4),
+    nodes=8,
+    layout=Layout(
+        tp=4, cp=ContextParallel.hybrid(ulysses=2, ring=4), pp=2, tiling=Tiling(loss=True)
+    ),
 )
 
 llama2_7b_deepseek_v3_32k = Row(
