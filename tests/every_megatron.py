@@ -36,7 +36,7 @@ TESTS = "tests/custom_modules"
 RELEASE = re.compile(r"\d+\.\d+(\.\d+)?", re.ASCII)
 PACKAGES = (
     "numpy", "packaging", "lightning", "transformers", "tokenizers", "safetensors", "psutil",
-    "nvidia-ml-py", "mpmath", "pyarrow", "pyyaml", "typer", "rich", "pydantic", "jinja2",
+    "nvidia-ml-py", "py-spy", "mpmath", "pyarrow", "pyyaml", "typer", "rich", "pydantic", "jinja2",
     "pytest", "pytest-timeout", "pytest-xdist",
 )  # fmt: skip
 """What the tests of `custom_modules` import besides torch and Megatron-Core, as the lock has it."""

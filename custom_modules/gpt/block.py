@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from custom_modules.dtypes import accumulation_dtype
+from custom_modules.gpt.megatron_releases import submodules_of
 from custom_modules.gpt.norm import RMSNorm, norm_of, tiles
 from custom_modules.memory.recompute import refuse_autocast
 
@@ -195,7 +196,7 @@ def shape_layer(
     submodules: Any, config: TransformerConfig, block: Block, *, transformer_engine: bool
 ) -> None:
     """Set the norms of a layer's submodules; raise ValueError for what Megatron cannot take."""
-    attention, mlp = submodules.self_attention.submodules, submodules.mlp.submodules
+    attention, mlp = submodules.self_attention.submodules, submodules_of(submodules.mlp)
     if (not block.pre_norm or block.post_norm) and config.num_moe_experts:
         raise ValueError("norms after the MLP, or none before it, are not known with experts")
     if not block.pre_norm:

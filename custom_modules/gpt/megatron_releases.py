@@ -7,7 +7,7 @@ docs/megatron_versions.md lists them.
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from megatron.core.utils import WrappedTensor
@@ -36,6 +36,14 @@ def preprocessed(
     """
     five = (decoder_input, table, None, None, None)
     return (*five, later["padding_mask"]) if "padding_mask" in later else five
+
+
+def submodules_of(mlp: Any) -> Any:
+    """Return the submodules in the spec of an MLP or of experts, to be changed in place.
+
+    From 0.18 on the spec is a `functools.partial` of the function that builds the module.
+    """
+    return mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
 
 
 @cache
