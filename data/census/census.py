@@ -5,8 +5,15 @@ from dataclasses import dataclass
 
 from data.census.contents import Compression, Copies, compression, copies
 from data.census.lengths import Bucket, Kept, LengthTable, Packed, Tail, curve_lengths
-from data.store import Manifest, SplitName, StoreError
-from data.token_files.megatron_index import MegatronIndex, read_index
+from data.store import (
+    TOKENIZER_FILE,
+    Manifest,
+    SplitName,
+    StoreError,
+    require_tokenizer,
+    tokenizer_fingerprint,
+)
+from data.token_files.megatron_index import MegatronIndex, read_index, require_within
 
 SAMPLE = 400
 """Documents of each source that are compressed; the bounds of fifths vary by some 2% of them."""
@@ -45,7 +52,7 @@ class Census:
 def census(
     manifest: Manifest, *, lengths_only: bool = False, sample: int = SAMPLE, seed: int = 0
 ) -> Census:
-    """Count the training documents of a store; raise ValueError for a damaged index.
+    """Count the training documents of a store; raise ValueError for a damaged index or tokenizer.
 
     Args:
         lengths_only: read the indexes alone, not the tokens.
@@ -59,6 +66,9 @@ def census(
     of_contents = None
     compressed: tuple[Compression, ...] = ()
     if not lengths_only:
+        folder = manifest.tokenizer_path
+        of_files = f"{folder / TOKENIZER_FILE} now has"
+        require_tokenizer(manifest, tokenizer_fingerprint(folder), of_files)
         of_contents = copies(list(train.values()), list(indexes(manifest, "heldout").values()))
         compressed = compression(
             list(train.items()), manifest.tokenizer_path, manifest.tokenizer.eod_id,
@@ -87,6 +97,7 @@ def indexes(manifest: Manifest, split: SplitName) -> dict[str, MegatronIndex]:
                 f"and the manifest states {part.documents:,} of {part.tokens:,}; restore it, or "
                 "make the store again"
             )
+        require_within(index, sum(file.bytes for file in part.bins))
         found[part.source] = index
     return found
 

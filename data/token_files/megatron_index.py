@@ -188,6 +188,12 @@ def _require_fills(index: MegatronIndex) -> None:
             f"{index.tokens:,} tokens of {width} bytes; one of them is truncated, or they are not "
             f"of one data set; {AGAIN}"
         )
+    require_within(index, size)
+
+
+def require_within(index: MegatronIndex, size: int) -> None:
+    """Raise IndexFileError unless each sequence lies within its token files of `size` bytes."""
+    width = index.dtype.itemsize
     for start in range(0, len(index.lengths), DOCUMENTS_AT_ONCE):
         some = slice(start, start + DOCUMENTS_AT_ONCE)
         first = index.pointers[some].astype(np.int64)

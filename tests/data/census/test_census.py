@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of a census equal counts by loops over documents."""
 
+import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from data.census.contents import Compression, compression, copies
 from data.census.lengths import LengthTable, curve_lengths
 from data.prepare import prepare
 from data.store import Manifest, StoreError
-from data.token_files.megatron_index import MegatronIndex, write_index
+from data.token_files.megatron_index import IndexFileError, MegatronIndex, write_index
 
 
 @pytest.fixture(scope="module")
@@ -185,3 +186,34 @@ def test_an_index_that_is_not_the_manifest_s_is_refused(tmp_path, corpus) -> Non
     )
     with pytest.raises(StoreError, match=r"train\.idx lists .* the manifest states"):
         census(manifest)
+
+
+def test_a_document_outside_its_token_file_is_refused_by_the_name_of_the_index(
+    tmp_path, corpus
+) -> None:
+    manifest = prepare(str(corpus), tmp_path / "store", vocab_size=300, heldout_fraction=0.2)
+    index = tmp_path / "store" / "heldout.idx"
+    documents = manifest.split("heldout").documents
+    content = bytearray(index.read_bytes())
+    content[34 + 4 * documents + 4] ^= 1
+    index.write_bytes(content)
+    with pytest.raises(IndexFileError, match=r"heldout\.idx is damaged: sequence 0 has .* tokens"):
+        census(manifest)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        (b"{", "{} cannot be read"),
+        (b'{"model": {}}', "made with another tokenizer than {} now has"),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused_by_the_name_of_its_file(
+    tmp_path, corpus, replaced: bytes, message: str
+) -> None:
+    manifest = prepare(str(corpus), tmp_path / "store", vocab_size=300, heldout_fraction=0.2)
+    file = manifest.tokenizer_path / "tokenizer.json"
+    file.write_bytes(replaced)
+    with pytest.raises(StoreError, match=message.format(re.escape(str(file)))):
+        census(manifest)
+    assert census(manifest, lengths_only=True).together.documents
