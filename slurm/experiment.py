@@ -25,6 +25,8 @@ LAST_LINES, LAST_CHARACTERS = 3, 200
 """Lines of a rank's output, and characters of each, shown if it raised nothing."""
 KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
 """Signals that end a rank before it can raise anything."""
+_NOTICE = re.compile(r"OneLogger|^No exporters were provided|transformer_engine not installed")
+"""What libraries write at every start: it says nothing of an end."""
 _ENDED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 """torchrun's line on the rank that failed first."""
 
@@ -46,11 +48,19 @@ class JobFailedError(RuntimeError):
         self.name, self.state, self.said = name, state, said
         log, reason = _first_error(folder)
         reason = said or reason
+        if said and self.was_asked:
+            super().__init__(said)
+            return
         super().__init__(
             f"{name} ended as {state.lower()}"
             + (f": {reason}" if reason else "")
             + (f"; the output of its ranks is in {log}" if log else "")
         )
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether the user asked for the end, by a file `stop`."""
+        return self.state.lower() == "stopped"
 
 
 class Chain(run.Experiment):
@@ -122,8 +132,9 @@ def _last_words(text: str) -> str:
         how = f"was ended by {signal.Signals(-code).name}"
     if -code == signal.SIGKILL:
         how += ", which the kernel sends when memory runs out"
-    lines = re.findall(rf"^\[[a-z]*{rank}\]:(.*\S)", text, flags=re.MULTILINE)
-    last = " / ".join(line.strip()[:LAST_CHARACTERS] for line in lines[-LAST_LINES:])
+    wrote = re.findall(rf"^\[[a-z]*{rank}\]:(.*\S)", text, flags=re.MULTILINE)
+    lines = [line.strip() for line in wrote if not _NOTICE.search(line.strip())]
+    last = " / ".join(line[:LAST_CHARACTERS] for line in lines[-LAST_LINES:])
     return f"rank {rank} {how}" + (f"; it wrote last: {last}" if last else "")
 
 

@@ -37,6 +37,7 @@ def run(
                     {
                         "name": one.state.name,
                         "state": one.state.state,
+                        "reason": one.state.reason,
                         "findings": _contents(holds),
                         "past_findings": _contents(past),
                     }
@@ -47,6 +48,8 @@ def run(
     else:
         for one, holds, past in found:
             typer.echo(f"{one.state.name}: {one.state.state}, step {progress_of(one)}")
+            if one.state.reason and not any(one.state.reason in each.said for each in holds):
+                typer.echo(f"  {one.state.reason}")
             for finding in holds:
                 _show(finding)
             for finding in past:

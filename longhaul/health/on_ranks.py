@@ -35,6 +35,8 @@ FULL = {
 """Errors of a write that finds no room."""
 OF_TORCH = "unexpected pos"
 """What torch says of a file that could not be written whole; its processes lose the cause."""
+CLOSED = ("Connection closed by peer", "onnection reset by peer")
+"""What gloo says on the ranks that are left when one ends."""
 LOST = {errno.ENOENT, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ENODEV, errno.EHOSTDOWN}
 """Errors of a folder that is not there any more."""
 
@@ -267,6 +269,13 @@ def of_error(error: BaseException, folder: Path, step: int, rank: int) -> Findin
             cause="the shared file system was unmounted or is down, or the folder was moved",
             remedy="mount it again and start the same command: it resumes from the last complete "
             "checkpoint",
+        )  # fmt: skip
+    if any(words in str(link) for link in links for words in CLOSED):
+        return Finding(
+            kind="failed", step=step, ranks=(rank,),
+            said=f"rank {rank} lost the connection to another rank, which ended first",
+            cause="the other rank was killed, for example where memory ran out, or failed",
+            remedy="`longhaul doctor run RUN` says how it ended; its output has its error, if any",
         )  # fmt: skip
     return Finding(
         kind="failed", step=step, ranks=(rank,),

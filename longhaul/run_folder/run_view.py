@@ -295,7 +295,8 @@ def _observed(
             kind="failed", step=step, said=f"{state.name} failed: {state.reason or 'no reason'}",
             cause="see the output of its ranks", remedy=resumes,
         )  # fmt: skip
-    if state.state == "stopped" and not state.reason:
+    before_a_step = state.state == "waiting" and worked
+    if (state.state == "stopped" or before_a_step) and not state.reason:
         return Finding(
             kind="ended", step=step,
             said=f"the processes of {state.name} are gone, at step {step:,} of {state.steps:,.0f}"

@@ -81,7 +81,9 @@ def resumable(what: str = "resumes from the last checkpoint") -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt):
             note(f"stopped; the same command {what}: {command}")
         elif type(error).__module__ == "slurm.experiment":
-            note(f"once the cause is fixed, the same command resumes: {command}")
+            asked = getattr(error, "was_asked", False)
+            when = "" if asked else "once the cause is fixed, "
+            note(f"{when}the same command resumes: {command}")
         raise
 
 

@@ -186,7 +186,9 @@ class StageCheckpoint(nl.ModelCheckpoint):
             self.deferred_ckpts_to_remove.pop(0)
         if trainer.is_global_zero:
             later = "at the end of a step" if self.async_save else "now"
-            again = f"it is tried again {later}" if self._again else "the training continues"
+            last = 0 < trainer.max_steps <= step
+            then = "it was the last save: the training fails" if last else "the training continues"
+            again = f"it is tried again {later}" if self._again else then
             finding = failed_saves.failure(folder, said, full, again)
             _remove_part(folder)
             failed_saves.tell(folder.parents[1], step, finding)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import nemo_run as run
 import pytest
 
+from longhaul.terminal.messages import resumable
 from slurm import experiment
 from slurm.local_executor import local_executor
 
@@ -55,11 +56,16 @@ a_long_path/fdl_runner.py FAILED
         ("", 3, "rank 1 ended with exit code 3"),
         ("step 7\n", -9, "rank 1 was ended by SIGKILL, which the kernel sends when memory runs "
          "out; it wrote last: step 7"),
+        ("step 7\nOneLogger: Setting error_handling_strategy to DISABLE for rank (rank=1)\n"
+         "No exporters were provided. This means that no telemetry data will be collected.\n"
+         "WARNING: transformer_engine not installed. Using default recipe.\n", -9,
+         "rank 1 was ended by SIGKILL, which the kernel sends when memory runs out; it wrote "
+         "last: step 7"),
         ("step 7\n", -11, "rank 1 was ended by SIGSEGV; it wrote last: step 7"),
         ("Traceback (most recent call last):\nAssertionError\n", 1, "AssertionError"),
         ("Traceback (most recent call last):\nOSError: no room\n", 1, "OSError: no room"),
     ],
-    ids=["words", "nothing", "killed", "crashed", "bare", "exception"],
+    ids=["words", "nothing", "killed", "notices", "crashed", "bare", "exception"],
 )  # fmt: skip
 def test_a_job_that_failed_says_what_its_rank_wrote_last(tmp_path, wrote, code, said):
     log = tmp_path / "stage" / "combined.log"
@@ -70,6 +76,18 @@ def test_a_job_that_failed_says_what_its_rank_wrote_last(tmp_path, wrote, code, 
     log.write_text(f"[default0]:starting\n{lines}{alone}[default0]:waiting\n{ended}{OF_TORCHRUN}")
     told = str(experiment.JobFailedError("stage", "FAILED", tmp_path))
     assert told == f"stage ended as failed: {said}; the output of its ranks is in {log}"
+
+
+def test_a_stop_that_was_asked_for_is_told_without_a_cause_to_fix(tmp_path, monkeypatch, capsys):
+    said = "stage saved at step 3 of 9 and stopped, as run/stop asked"
+    (tmp_path / "combined.log").write_text("[default0]:starting\n")
+    monkeypatch.setattr("sys.argv", ["longhaul", "run", "--ladder", "tiny"])
+    with pytest.raises(experiment.JobFailedError, match=f"^{said}$"), resumable():
+        raise experiment.JobFailedError("stage", "stopped", tmp_path, said)
+    assert capsys.readouterr().err.startswith("the same command resumes: ")
+    with pytest.raises(experiment.JobFailedError), resumable():
+        raise experiment.JobFailedError("stage", "failed", tmp_path, "no room")
+    assert capsys.readouterr().err.startswith("once the cause is fixed, the same command resumes")
 
 
 def test_ranks_start_in_any_folder_and_import_nothing_of_it(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import fcntl
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,6 +126,18 @@ def test_a_stage_whose_processes_are_gone_has_ended_and_one_that_is_done_has_not
     assert "at step 10 of 40" in view.all_findings[0][1].said
 
 
+def test_a_stage_that_is_killed_before_its_first_step_has_ended_for_who_watched_it(run):
+    folder = stage_folder(run, "tiny_2k")
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "metrics.jsonl").unlink()
+    watched = RunWatch(run)
+    assert kinds(watched.look()) == []
+    with training(run):
+        assert kinds(watched.look()) == []
+    view = watched.look()
+    assert (view.stages[1].state.state, kinds(view)) == ("waiting", ["ended"])
+
+
 def test_a_folder_that_vanishes_is_a_finding_until_it_comes_back(run, tmp_path):
     watched = RunWatch(run)
     with training(run):
@@ -242,6 +255,18 @@ def test_a_stage_with_a_damaged_marker_is_a_finding_and_the_others_are_shown(ans
     code, out, _ = answer("doctor", "run", run)
     assert code == 1
     assert f"damaged since step 10: {marker} is damaged" in out
+
+
+def test_the_doctor_says_how_a_rank_ended_that_rank_0_only_lost(answer, run):
+    folder = stage_folder(run, "tiny_2k")
+    lost = "rank 0 lost the connection to another rank, which ended first"
+    append(folder, [begins(Finding(kind="failed", step=10, ranks=(0,), said=lost))])
+    (folder / "outcome").write_text("failed rank 1 was ended by SIGKILL\n")
+    code, out, _ = answer("doctor", "run", run)
+    assert code == 1
+    assert "  rank 1 was ended by SIGKILL\n  failed since step 10: rank 0 lost" in out
+    stage = json.loads(answer("doctor", "run", run, "--json").out)["stages"][1]
+    assert stage["reason"] == "rank 1 was ended by SIGKILL"
 
 
 def test_metrics_of_another_run_are_a_finding_even_if_the_stage_is_done(answer, run):

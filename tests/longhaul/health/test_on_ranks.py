@@ -78,6 +78,14 @@ def test_a_broken_loss_has_its_documents_and_ctrl_c_is_no_finding(tmp_path):
     assert failed(tmp_path, KeyboardInterrupt()) == []
 
 
+def test_a_rank_that_is_left_points_to_the_one_that_ended_first(tmp_path):
+    gloo = "[pair.cc:553] Connection closed by peer [127.0.0.1]:62671. Check the logs"
+    for said in (gloo, "[pair.cc:547] Read error [::1]:5: Connection reset by peer"):
+        finding = of_error(RuntimeError(said), tmp_path, 18, 0)
+        assert (finding.kind, finding.step) == ("failed", 18)
+        assert finding.said == "rank 0 lost the connection to another rank, which ended first"
+
+
 def test_a_rank_that_hangs_says_so_before_its_guard_ends_it():
     said = []
     guard = SimpleNamespace(first_seconds=60, seconds=0.4)
