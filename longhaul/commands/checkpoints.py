@@ -153,16 +153,16 @@ def _line(one: "Stored") -> dict[str, str]:
         "step": f"{one.step:,}",
         "size": _size(one.bytes),
         "saved": datetime.fromtimestamp(one.modified, timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "written by": _layout(one.layout),
+        "written by": _layout(one.layout, "a command" if one.optimizer is False else "?"),
         "optimizer": {True: "yes", False: "no", None: "?"}[one.optimizer],
         "rotation": "" if rotation is None else str(rotation)[:12],
         "complete": "yes" if one.complete else "no",
     }
 
 
-def _layout(layout: dict[str, int]) -> str:
+def _layout(layout: dict[str, int], unknown: str) -> str:
     if not layout:
-        return "?"
+        return unknown
     ranks = f"{layout['ranks']:,} rank{'' if layout['ranks'] == 1 else 's'}"
     kinds = [f"{name.upper()}{size}" for name, size in layout.items() if name != "ranks"]
     used = [kind for kind in kinds if not kind.endswith("P1")]

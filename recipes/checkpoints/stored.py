@@ -34,7 +34,9 @@ class Stored:
     problem: str = ""
     """Why it cannot be used; empty if it is complete. Contents are not compared."""
     layout: dict[str, int] = field(default_factory=dict)
-    """Ranks that wrote it, and their TP, CP, PP and DP; only the ranks for earlier versions."""
+    """Ranks that wrote it, and their TP, CP, PP and DP; only the ranks for earlier versions. Empty
+    for an import and a mean, which one command wrote.
+    """
     optimizer: bool | None = None
     """Whether it has the optimizer's state; None if its index cannot be read."""
     rotation: Any = None
@@ -70,11 +72,12 @@ def _stored(folder: Path, stage: str, step: int) -> Stored:
             require_whole(folder)
         except CheckpointError as error:
             problem = str(error)
+    optimizer = _has_optimizer(folder)
     return Stored(
         stage=stage, folder=folder, step=step, problem=problem,
         bytes=sum(size.st_size for size in sizes),
         modified=max((size.st_mtime for size in sizes), default=folder.stat().st_mtime),
-        layout=_layout(folder, files), optimizer=_has_optimizer(folder),
+        layout=_layout(folder, () if optimizer is False else files), optimizer=optimizer,
         rotation=facts.get("rotation"),
     )  # fmt: skip
 

@@ -48,9 +48,18 @@ def test_checkpoints_are_listed_with_size_layout_and_what_is_wrong(answer, run):
     found = json.loads(answer("checkpoints", run, "--json").out)
     assert [*not_numbers(found)] == []
     assert [one["complete"] for one in found] == [True, True, True, False]
-    assert found[0]["layout"] == {"ranks": 1}
     assert found[0]["optimizer"] is False
     assert found[0]["bytes"] > 1000
+
+
+def test_the_ranks_of_a_training_are_listed_and_none_of_an_average(answer, run, monkeypatch):
+    weights = run / "stages" / "tiny_16" / "checkpoints" / "step=2" / "weights"
+    monkeypatch.setenv("COLUMNS", "200")  # for all columns
+    assert answer("checkpoints", run).out.count("│ a command") == 3
+    index = weights / ".metadata"
+    index.write_bytes(index.read_bytes() + b"optimizer.state")
+    found = json.loads(answer("checkpoints", run, "--json").out)
+    assert [one["layout"] for one in found] == [{"ranks": 1}, {}, {}]
 
 
 def test_a_damaged_file_and_a_damaged_marker_are_named(answer, run):
