@@ -159,5 +159,8 @@ def recorded(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Finding], list[Fi
         elif finding.kind in EVENTS:
             past.append(finding)
         else:
+            before = current.get(finding.key)
+            if finding.kind == "tracker_down" and before is not None:  # of another tracker
+                past.append(before)
             current[finding.key] = finding
     return list(current.values()), past
