@@ -151,7 +151,7 @@ def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> M
     )
     if unstated.head_dim == "must be stated":
         whole(config, "head_dim")
-    rope = _rope(config, unstated)
+    rope = _rope(config, family, unstated)
     pattern = pattern_of(config, family.name, rope) if family.patterned else None
     context = whole(config, "max_position_embeddings")
     if rope.method in ("linear", "dynamic"):  # for these the field is the length before extension
@@ -254,8 +254,8 @@ def _refuse_scaling(config: Mapping[str, Any], family: Family) -> None:
         )
 
 
-def _rope(config: Mapping[str, Any], unstated: HfDefaults) -> RopeScaling:
-    rope = full_rope_of(config, unstated.rotated)
+def _rope(config: Mapping[str, Any], family: Family, unstated: HfDefaults) -> RopeScaling:
+    rope = (full_rope_of if family.windowed else rope_of)(config, unstated.rotated)
     _refuse_part(rope, unstated)
     pairs = int(head_dim_of(config) * rope.partial_rotary_factor) // 2
     for name in ("short_factor", "long_factor"):

@@ -35,11 +35,28 @@ OF_LAYERS = ("layer_types", "sliding_window", "no_rope_layers", "no_rope_layer_i
 
 def full_rope_of(config: Mapping[str, Any], rotated: float) -> RopeScaling:
     """Return the rotation that a stage changes: that of full layers where kinds differ."""
-    new = mapping(config, NEW)
-    if not isinstance(new.get(FULL), Mapping):
+    if not _by_kind(config):
         return rope_of(config, rotated)
+    _require_rotation(config, FULL)
     plain = {key: value for key, value in config.items() if key != "layer_types"}
-    return rope_of(plain | {NEW: new[FULL]}, rotated)
+    return rope_of(plain | {NEW: mapping(config, NEW)[FULL]}, rotated)
+
+
+def _by_kind(config: Mapping[str, Any]) -> bool:
+    return not mapping(config, NEW).keys().isdisjoint((FULL, LOCAL))
+
+
+def _require_rotation(config: Mapping[str, Any], kind: str) -> None:
+    """Raise ValueError if `rope_parameters` by kind of layer have none for a kind that rotates."""
+    new = mapping(config, NEW)
+    if new.get(kind) is not None:
+        return
+    stated = "null" if kind in new else "nothing"
+    why = ", which is no rotation" if kind in new else ""
+    raise ValueError(
+        f"{CONFIG} has {stated} for {kind} in {NEW}{why}; these layers of "
+        f"{config.get('model_type')} rotate: state their rope_theta"
+    )
 
 
 def pattern_of(config: Mapping[str, Any], family: str, rope: RopeScaling) -> LayerPattern | None:
@@ -136,15 +153,10 @@ def _local_rope(config: Mapping[str, Any], family: str, rope: RopeScaling) -> Ro
     stated, name = config.get(LOCAL_BASE), LOCAL_BASE  # by the rule of transformers 4
     if family == "olmo3":
         stated, name = config.get("rope_theta"), "rope_theta"
-    new = mapping(config, NEW)
-    if LOCAL in new and new[LOCAL] is None:
-        raise ValueError(
-            f"{CONFIG} has null for {LOCAL} in {NEW}, which is no rotation; local layers of "
-            f"{family} rotate: state their rope_theta"
-        )
-    if not isinstance(new.get(LOCAL), Mapping):
+    if not _by_kind(config):
         base = number(config, LOCAL_BASE, 10_000.0) if family == "gemma3" else rope.base
         return RopeScaling.base_change(int(base) if float(base).is_integer() else base)
+    _require_rotation(config, LOCAL)
     found = rotations_of({**config, "layer_types": [LOCAL]} | {"rope_theta": None})[LOCAL]
     assert found is not None
     if stated is not None and number(config, name) != float(found.base):

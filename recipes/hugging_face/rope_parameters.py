@@ -42,7 +42,7 @@ def rope_fields_by_kind(config: Mapping[str, Any]) -> dict[str, RopeFields | Non
     """
     old, new = mapping(config, OLD), mapping(config, NEW)
     layers = [kind for kind in KINDS if kind in words(config, "layer_types")]
-    if not any(isinstance(value, Mapping) for value in new.values()):
+    if not any(key in KINDS or isinstance(value, Mapping) for key, value in new.items()):
         _require_agreement(old, new, NEW)
         fields = RopeFields(name=NEW if new else OLD, content=new or old)
         return dict.fromkeys(layers or KINDS[:1], fields)

@@ -178,6 +178,15 @@ def test_olmo3_without_kinds_has_full_attention_at_every_4th_layer_as_in_transfo
          LOCAL: None}}, "null for sliding_attention in rope_parameters, which is no rotation"),
         (GEMMA3, {"rope_parameters": {FULL: {"rope_theta": 1000000, "rope_type": "default"},
          LOCAL: None}}, "null for sliding_attention in rope_parameters, which is no rotation"),
+        (GEMMA3, {"rope_parameters": BY_KIND | {FULL: None}},
+         "null for full_attention in rope_parameters, which is no rotation; these layers of"),
+        (OLMO3, {"rope_parameters": {FULL: {"rope_theta": 500000, **OLMO3["rope_scaling"]}}},
+         "nothing for sliding_attention in rope_parameters; these layers of olmo3 rotate"),
+        (GEMMA3, {"rope_parameters": {LOCAL: BY_KIND[LOCAL]}}, "nothing for full_attention in"),
+        (OLMO3, {"rope_scaling": None,
+         "rope_parameters": BY_KIND | {LOCAL: {"rope_theta": 500000}}}, "rope_theta 500000 and in "
+         "rope_parameters 1000000; they must be equal"),
+        (SMOLLM3, {"rope_parameters": {FULL: None}}, r"has full_attention \(no rotation\); every"),
     ],
 )  # fmt: skip
 def test_layers_that_are_not_known_are_refused_by_name(config, changed, said):

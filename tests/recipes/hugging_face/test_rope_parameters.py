@@ -17,7 +17,7 @@ from custom_modules.rope.rotary import inverse_frequencies
 from recipes.hugging_face.config import card_of, exported_config
 from recipes.hugging_face.rope import RECORD, rope_fields, rope_of, rotations_of
 from recipes.models import CARDS
-from tests.recipes.hugging_face.test_config import NEMOTRON
+from tests.recipes.hugging_face.test_config import LLAMA, NEMOTRON
 from tests.recipes.hugging_face.test_rope import HEAD_DIM, LENGTH, ROTATIONS, exported
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -124,6 +124,12 @@ def test_a_model_whose_kinds_of_layers_rotate_alike_has_one_rotation():
 def test_parameters_that_are_not_known_or_differ_are_named(config, words):
     with pytest.raises(ValueError, match=words):
         rope_of(config)
+
+
+def test_a_family_whose_layers_are_alike_is_refused_if_kinds_rotate_in_two_ways():
+    published = {key: value for key, value in LLAMA.items() if not key.startswith("rope_")}
+    with pytest.raises(ValueError, match=r"full_attention \(yarn, base 500,000\) and sliding_att"):
+        card_of(published | {"rope_parameters": {FULL: YARN, SLIDING: PLAIN}}, "it")
 
 
 def test_an_export_states_the_same_rotation_for_both_versions():
