@@ -112,15 +112,14 @@ def container(card: ModelCard, ladder: Ladder, seq_length: int, layout: Layout) 
 
 def refusals(card: ModelCard, stage: Stage, layout: Layout) -> Iterator[str]:
     """Yield why Bridge would train something else than the recipe, a clause each."""
-    rope = _rotation(card, stage)
-    if (why := _not_rotated(rope)) is not None:
-        yield why
     if card.facts.patterned:
         kinds = f" ({card.pattern.describe()})" if card.pattern else ""
         yield (
             f"layers of family {card.family} differ{kinds}, and Bridge's plain GPT has layers and "
             "norms as Llama's; take a card of another family"
         )
+    if (why := _not_rotated(_rotation(card, stage))) is not None:
+        yield why
     if card.facts.experts:
         yield f"family {card.family} has experts, and only dense models are exported"
     if stage.documents == "within":

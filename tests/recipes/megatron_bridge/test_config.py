@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from recipes.ladders import NEMO
+from recipes.ladders import LADDERS, NEMO
 from recipes.megatron_bridge.config import container, left_out, refusals, text
 from recipes.models import CARDS
 from recipes.shipped.table import ROWS
@@ -82,3 +82,8 @@ def test_a_card_whose_layers_differ_is_refused_with_how_they_do(name):
         text(card, NEMO, 64 * K, Layout())
     assert card.pattern.describe() in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_layers_that_differ_are_named_before_a_rotation_that_another_setting_would_mend():
+    with pytest.raises(ValueError, match="family olmo3 differ"):
+        container(CARDS["olmo3_8k_7b"], LADDERS["olmo3_7b"], 64 * K, Layout())
