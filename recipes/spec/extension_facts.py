@@ -125,10 +125,11 @@ def extension_facts(model: AttentionFacts, layout: Layout | None = None) -> list
         )
     ranks = 1 if layout is None else layout.tp * layout.cp.size
     if ranks > model.kv_heads:
+        heads = "1 KV head is" if model.kv_heads == 1 else f"{model.kv_heads} KV heads are"
         found.append(
             ExtensionFact(
                 name="ulysses",
-                words=f"{model.kv_heads} KV heads are fewer than TP x CP = {ranks}: Ulysses alone "
+                words=f"{heads} fewer than TP x CP = {ranks}: Ulysses alone "
                 "cannot share a sequence among these ranks, so ring or hybrid does",
             )
         )

@@ -54,3 +54,5 @@ def test_few_kv_heads_are_said_of_ranks_that_ulysses_alone_cannot_use():
     assert (fact.name, fact.counted) == ("ulysses", False)
     assert "8 KV heads are fewer than TP x CP = 16" in fact.words
     assert lines([fact]) == [fact.words]  # nothing to count
+    *_, fact = card_facts(CARDS["gemma3_1b"], Layout(cp=ContextParallel.ring(8)))
+    assert fact.words.startswith("1 KV head is fewer than TP x CP = 8")
