@@ -36,8 +36,8 @@ TESTS = "tests/custom_modules"
 RELEASE = re.compile(r"\d+\.\d+(\.\d+)?", re.ASCII)
 PACKAGES = (
     "numpy", "packaging", "lightning", "transformers", "tokenizers", "safetensors", "psutil",
-    "nvidia-ml-py", "py-spy", "mpmath", "pyarrow", "pyyaml", "typer", "rich", "pydantic", "jinja2",
-    "pytest", "pytest-timeout", "pytest-xdist",
+    "nvidia-ml-py", "py-spy", "einops", "mpmath", "pyarrow", "pyyaml", "typer", "rich", "pydantic",
+    "jinja2", "pytest", "pytest-timeout", "pytest-xdist",
 )  # fmt: skip
 """What the tests of `custom_modules` import besides torch and Megatron-Core, as the lock has it."""
 BRIDGE = ("megatron-core==0.19.2", "megatron-bridge==0.6.2")
@@ -54,7 +54,13 @@ WITHOUT = {
     ),
 }
 """Tests that are not run, with the reason: a package is missing, not a release of Megatron-Core."""
-LEFT: dict[str, str] = {}
+LEFT: dict[str, str] = {
+    "tests/custom_modules/cpu/test_torch_adam.py::"
+    "test_a_training_continues_from_its_checkpoint_bit_for_bit[fully_sharded_model_space]": (
+        "optimizer states of that form are flattened ranges, which Megatron-Core 0.17 and later "
+        "neither save nor load; take fully_reshardable"
+    ),
+}
 """Tests that fail on releases from 0.17 on, by the beginning of their names, with the reason."""
 
 
@@ -188,12 +194,13 @@ def tested(python: Path, asked: argparse.Namespace) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.xml"
         command = [
-            python, "-m", "pytest", "--quiet", "-p", "no:warnings", "--tb=line",
+            python, "-m", "pytest", "--quiet", "-p", "no:warnings", "--tb=short",
             f"--junitxml={result}", *(f"--ignore={name}" for name in WITHOUT),
             *(("-m", asked.only) if asked.only else ()),
             *(("-p", "tests.first_cases") if asked.first_cases else ()), *(asked.tests or (TESTS,)),
         ]  # fmt: skip
-        variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+        programs = f"{SHARED / 'bin'}{os.pathsep}{os.environ['PATH']}"  # py-spy
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": programs}
         variables.pop("PYTHONDONTWRITEBYTECODE", None)  # a tree of this size is compiled once
         subprocess.run(command, cwd=TREE, env=variables, check=False)
         if not result.exists():
@@ -210,13 +217,20 @@ def outcome(release: str, root: ElementTree.Element) -> Outcome:
             (case.find(kind) for kind in ("failure", "error") if case.find(kind) is not None), None
         )
         if wrong is not None:
-            failed[name] = (wrong.get("message") or "").strip().splitlines()[-1:][0][:200]
+            failed[name] = _last_error(wrong)
         elif case.find("skipped") is not None:
             skipped += 1
         else:
             passed.append(name)
     seconds = sum(float(suite.get("time", 0)) for suite in root.iter("testsuite"))
     return Outcome(release, passed, failed, skipped, seconds)
+
+
+def _last_error(wrong: ElementTree.Element) -> str:
+    """Return the last line that pytest marks as the error; ranks have theirs in the same text."""
+    said = [line[1:].strip() for line in (wrong.text or "").splitlines() if line.startswith("E ")]
+    told = [line for line in said if line] or [wrong.get("message") or "no message"]
+    return told[-1].splitlines()[-1][:200]
 
 
 def room(name: str) -> str:

@@ -139,6 +139,7 @@ _STAND_INS: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): _NoHooks(),
     ("torch._utils", "_rebuild_tensor_v2"): _TensorOfStorage(),
     ("torch.storage", "_load_from_bytes"): _StorageFromBytes(),
+    ("megatron.core.safe_globals", "safe_load_from_bytes"): _StorageFromBytes(),  # 0.17 and later
     (_RECIPE, "Format"): _Format,
     (_RECIPE, "_FormatHelper"): _Bounds,
     **{

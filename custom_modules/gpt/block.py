@@ -25,11 +25,9 @@ from megatron.core.tensor_parallel.layers import (
     set_tensor_model_parallel_attributes,
 )
 from megatron.core.transformer.identity_op import IdentityOp
-from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import (
     make_sharded_tensors_for_checkpoint,
-    sharded_state_dict_default,
 )
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -82,10 +80,8 @@ class NormAfter:
     ) -> dict[str, Any]:
         """Return the projection's sharded state, and the norm's, which all TP ranks have."""
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
-        name = f"{prefix}post_layernorm."
-        state.update(
-            sharded_state_dict_default(self.post_layernorm, name, sharded_offsets, metadata)
-        )
+        name, norm = f"{prefix}post_layernorm.", self.post_layernorm.state_dict(keep_vars=True)
+        state.update(make_sharded_tensors_for_checkpoint(norm, name, {}, sharded_offsets))
         return state
 
 
@@ -214,7 +210,4 @@ def shape_layer(
                 f"wide_qk_norm is an RMSNorm in place of qk_layernorm; normalization is "
                 f"{config.normalization!r} and qk_layernorm {config.qk_layernorm}"
             )
-        groups = config.num_query_groups or config.num_attention_heads
-        for name, heads in (("q", config.num_attention_heads), ("k", groups)):
-            spec = ModuleSpec(module=WideNorm, params={"heads": heads})
-            setattr(attention, f"{name}_layernorm", spec)
+        submodules.self_attention.params["wide_qk_norm"] = True

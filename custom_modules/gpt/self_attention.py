@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from custom_modules.attention.documents import Documents
 from custom_modules.attention.qkv_projection import Projection
+from custom_modules.gpt.block import WideNorm
 from custom_modules.gpt.core_attention import documents_of, refuse_without_effect
 from custom_modules.gpt.param_gather import finish_gather
 from custom_modules.rope.layers import LayerPattern, Turn
@@ -34,13 +35,19 @@ class LongContextSelfAttention(SelfAttention):
         config: TransformerConfig,
         *args: Any,
         pattern: LayerPattern | None = None,
+        wide_qk_norm: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Take Megatron-Core's arguments of self-attention, and which layers differ.
+        """Take Megatron-Core's arguments of self-attention, which layers differ, and the norm.
 
         Raises ValueError for settings of the config that would have no effect here.
         """
         super().__init__(config, *args, **kwargs)
+        if wide_qk_norm:  # from Megatron-Core 0.18 on, refused in a spec without qk_layernorm
+            heads = config.num_attention_heads
+            of_head = (config, self.hidden_size_per_attention_head, config.layernorm_epsilon)
+            self.q_layernorm = WideNorm(*of_head, heads=heads)
+            self.k_layernorm = WideNorm(*of_head, heads=config.num_query_groups or heads)
         self.turn: Turn = "stage" if pattern is None else pattern.turn_of(self.layer_number)
         if self.checkpoint_core_attention and self.is_head_chunked:
             raise ValueError(

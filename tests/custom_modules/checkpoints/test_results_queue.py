@@ -18,7 +18,8 @@ def save_and_be_killed(folder: str) -> None:
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     end_results_queue_with_rank()
-    results = filesystem_async._get_write_results_queue()
+    named = "get_write_results_queue"  # from Megatron-Core 0.17 on without an underscore
+    results = getattr(filesystem_async, named, getattr(filesystem_async, f"_{named}", None))()
     results.put("written")
     assert results.get() == "written"
     for child in psutil.Process().children():

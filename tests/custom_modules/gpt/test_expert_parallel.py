@@ -6,7 +6,6 @@ from typing import NamedTuple
 import pytest
 import torch
 from megatron.core import parallel_state
-from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
 from custom_modules.context_parallel.config import ContextParallelKind
@@ -14,6 +13,7 @@ from custom_modules.cpu.backend import cpu_backend
 from custom_modules.memory.config import Recompute
 from tests.custom_modules.support import families
 from tests.custom_modules.support.families import VOCAB
+from tests.custom_modules.support.shards import on_this_cp_rank
 from tests.custom_modules.support.summed import summed_gradients
 from tests.custom_modules.support.zigzag import made_up
 from tests.ranks import run_ranks
@@ -54,7 +54,7 @@ def answer(dispatcher: str, whole: dict[str, Tensor] | None) -> dict[str, Tensor
         moe_aux_loss_coeff=0.3, moe_token_dispatcher_type=dispatcher,
     ).train()  # fmt: skip
     (grad_out,) = made_up((BATCH, LENGTH, VOCAB), seed=3)
-    shard = get_batch_on_this_cp_rank(
+    shard = on_this_cp_rank(
         {
             "tokens": grad_out[:, :, 0].mul(1e6).long() % VOCAB,
             "position_ids": torch.arange(LENGTH).repeat(BATCH, 1),

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import pytest
 import torch
 from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.cpu.backend import cpu_backend
 from tests.custom_modules.support import families
 from tests.custom_modules.support.families import VOCAB, WITH_EXPERTS
+from tests.custom_modules.support.shards import on_this_cp_rank
 from tests.custom_modules.support.summed import summed_gradients
 from tests.custom_modules.support.zigzag import made_up
 from tests.ranks import run_ranks
@@ -57,7 +57,7 @@ def answer(family: str, kind: ContextParallelKind, dispatcher: str) -> Answer:
     )
     (grad_out,) = made_up((BATCH, LENGTH, VOCAB), seed=3)
     run_on = torch.arange(LENGTH).repeat(BATCH, 1)
-    shard = get_batch_on_this_cp_rank(
+    shard = on_this_cp_rank(
         {
             "tokens": grad_out[:, :, 0].mul(1e6).long() % VOCAB,
             "position_ids": run_on,

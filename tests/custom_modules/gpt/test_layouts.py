@@ -7,7 +7,6 @@ import pytest
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
 from custom_modules.attention.documents import Documents
@@ -16,6 +15,7 @@ from custom_modules.cpu.backend import cpu_backend
 from custom_modules.gpt.model import long_context_spec
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
+from tests.custom_modules.support.shards import on_this_cp_rank
 from tests.custom_modules.support.summed import summed_gradients
 from tests.custom_modules.support.zigzag import made_up
 from tests.ranks import run_ranks
@@ -81,7 +81,7 @@ def answer(kind: ContextParallelKind, documents: Documents | None, *, plain: boo
         model = llamas.ours(rope, weights, torch.float64, cp=kind, **fields)
     (grad_out,) = made_up((BATCH, LENGTH, llamas.VOCAB), seed=3)
     run_on = torch.arange(LENGTH).repeat(BATCH, 1)
-    shard = get_batch_on_this_cp_rank(
+    shard = on_this_cp_rank(
         {
             "tokens": grad_out[:, :, 0].mul(1e6).long() % llamas.VOCAB,
             "position_ids": run_on if documents is None else documents.position_ids(),

@@ -4,12 +4,12 @@ from typing import NamedTuple
 import pytest
 import torch
 from megatron.core import parallel_state
-from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
+from tests.custom_modules.support.shards import on_this_cp_rank
 from tests.custom_modules.support.summed import summed_gradients
 from tests.ranks import run_ranks
 
@@ -47,7 +47,7 @@ def answer(dtype: torch.dtype) -> Answer:
     """Return the masked loss and its gradients in Megatron's groups as they are now."""
     weights = llamas.megatron_weights(llamas.made_up_weights())
     model = llamas.ours(ROPE, weights, dtype)
-    shard = get_batch_on_this_cp_rank(batch())
+    shard = on_this_cp_rank(batch())
     losses = model(shard["tokens"], shard["position_ids"], None, labels=shard["labels"])
     (losses * shard["loss_mask"]).sum().backward()
     return Answer(shard["position_ids"], losses.detach(), summed_gradients(model))

@@ -11,13 +11,13 @@ import pytest
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
-from megatron.core.utils import get_batch_on_this_cp_rank
 
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
+from tests.custom_modules.support.shards import on_this_cp_rank
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -108,7 +108,7 @@ def losses_and_gradients(
     model.compute_language_model_loss = whole_loss
     draw = torch.Generator().manual_seed(5)
     tokens = torch.randint(0, llamas.VOCAB, (BATCH, length + 1), generator=draw)
-    batch = get_batch_on_this_cp_rank(
+    batch = on_this_cp_rank(
         {
             "tokens": tokens[:, :-1],
             "labels": tokens[:, 1:],

@@ -4,13 +4,13 @@
 import pytest
 import torch
 from megatron.core import parallel_state
-from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.cpu.backend import cpu_backend
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
+from tests.custom_modules.support.shards import on_this_cp_rank
 from tests.custom_modules.support.summed import summed_gradients
 from tests.custom_modules.support.zigzag import made_up
 from tests.ranks import run_ranks
@@ -53,7 +53,7 @@ def answer(rope: RopeScaling, kind: str) -> tuple[Tensor, Tensor, dict[str, Tens
     )
     (grad_out,) = made_up((BATCH, LENGTH, llamas.VOCAB), seed=3)
     positions = torch.arange(LENGTH).repeat(BATCH, 1)
-    shard = get_batch_on_this_cp_rank(
+    shard = on_this_cp_rank(
         {
             "tokens": grad_out[:, :, 0].mul(1e6).long() % llamas.VOCAB,
             "position_ids": positions,
