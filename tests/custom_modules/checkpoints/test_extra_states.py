@@ -127,6 +127,21 @@ def test_what_transformer_engine_writes_is_admitted(content):
     assert again.keys() == content.keys()
 
 
+def test_a_tensor_that_a_later_megatron_core_wrote_is_admitted(monkeypatch):
+    def safe_load_from_bytes(content: bytes) -> object:
+        return torch.load(io.BytesIO(content), weights_only=True)
+
+    later = ModuleType("megatron.core.safe_globals")
+    safe_load_from_bytes.__module__ = later.__name__
+    safe_load_from_bytes.__qualname__ = "safe_load_from_bytes"
+    later.safe_load_from_bytes = safe_load_from_bytes
+    monkeypatch.setitem(sys.modules, later.__name__, later)
+    monkeypatch.setattr(torch.storage, "_load_from_bytes", safe_load_from_bytes)
+    tensor = saved(state())
+    assert later.__name__.encode() in tensor.numpy().tobytes()
+    assert what_it_asks(NAME, tensor) is None
+
+
 def test_the_empty_states_of_models_without_fp8_are_admitted():
     assert what_it_asks(NAME, None) is None
     assert what_it_asks(NAME, torch.empty(0, dtype=torch.uint8)) is None
