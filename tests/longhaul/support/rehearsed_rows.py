@@ -4,6 +4,7 @@
 `make rehearsals` rehearses one recipe of each ladder and rewrites the verification cards.
 """
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -104,15 +105,20 @@ def _shorter(row: Row, length: int) -> Row:
 
 
 def main() -> None:
-    """Rehearse the row of every ladder and rewrite its card; end at the first that fails."""
+    """Rehearse the row of every ladder, then rewrite the cards; end at the first that fails.
+
+    A card names the commit, and says if the tree differs from it, as a new card would make it.
+    """
     longhaul = Path(sys.executable).parent / "longhaul"
-    for row in smallest_rows():
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        for row in smallest_rows():
             command = [
                 longhaul, "rehearse", row.name, "--ranks", str(ranks_for(row)),
-                "--out", f"{folder}/run", "--write-card", CARDS / f"{row.ladder.name}.yaml",
+                "--out", f"{folder}/{row.name}", "--write-card", f"{folder}/{row.ladder.name}.yaml",
             ]  # fmt: skip
             subprocess.run(command, check=True, cwd=TREE)
+        for card in Path(folder).glob("*.yaml"):
+            shutil.copy(card, CARDS / card.name)
 
 
 if __name__ == "__main__":
