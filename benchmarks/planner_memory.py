@@ -147,7 +147,10 @@ def main() -> None:
             if given.out is not None:  # what is measured so far
                 write(given.out, text)
     if not pairs:
-        parser.error(f"no case on {given.ranks} ranks has {given.only!r} in its name")
+        parser.error(
+            f"no case on {given.ranks} ranks that the models' recipes take has {given.only!r} in "
+            "its name"
+        )
     print(text, end="")
 
 

@@ -13,6 +13,7 @@ anything per document in memory; all arrays are memory-mapped. For whole documen
 bytes a document and 16 a row.
 """
 
+import errno
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -67,7 +68,7 @@ class Pieces(NamedTuple):
 
 
 class RowError(ValueError):
-    """An index of rows that cannot be read; the message says what to do."""
+    """Rows that cannot be read or written; the message says what to do."""
 
 
 class NotPackedError(RowError):
@@ -154,9 +155,11 @@ def packed(
                 part.rename(place)
         except OSError as error:
             if not (place / INDEX).is_file():  # else another process has packed them meanwhile
+                where = "make room there, or copy the store to another file system"
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    where = "pack them once as a user who may write there, or copy the store"
                 raise RowError(
-                    f"the rows of a mix cannot be packed in {folder} ({reason(error)}); pack them "
-                    "once as a user who may write there, or copy the store to where you may"
+                    f"the rows of a mix cannot be packed in {folder} ({reason(error)}); {where}"
                 ) from error
     return Rows(place)
 

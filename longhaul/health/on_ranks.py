@@ -270,12 +270,15 @@ def of_error(error: BaseException, folder: Path, step: int, rank: int) -> Findin
             remedy="mount it again and start the same command: it resumes from the last complete "
             "checkpoint",
         )  # fmt: skip
-    if any(words in str(link) for link in links for words in CLOSED):
+    by_gloo = [str(link) for link in links if not isinstance(link, OSError)]
+    if any(words in link for link in by_gloo for words in CLOSED):
         return Finding(
             kind="failed", step=step, ranks=(rank,),
             said=f"rank {rank} lost the connection to another rank, which ended first",
-            cause="the other rank was killed, for example where memory ran out, or failed",
-            remedy="`longhaul doctor run RUN` says how it ended; its output has its error, if any",
+            cause="the other rank was killed, for example where memory ran out, or failed "
+            f"({_words(error)})",
+            remedy="see the output of the other ranks; of a training on this machine, `longhaul "
+            "doctor run RUN` says how the rank ended",
         )  # fmt: skip
     return Finding(
         kind="failed", step=step, ranks=(rank,),

@@ -295,8 +295,7 @@ def _observed(
             kind="failed", step=step, said=f"{state.name} failed: {state.reason or 'no reason'}",
             cause="see the output of its ranks", remedy=resumes,
         )  # fmt: skip
-    before_a_step = state.state == "waiting" and worked
-    if (state.state == "stopped" or before_a_step) and not state.reason:
+    if state.state == "stopped" and not state.reason:
         return Finding(
             kind="ended", step=step,
             said=f"the processes of {state.name} are gone, at step {step:,} of {state.steps:,.0f}"

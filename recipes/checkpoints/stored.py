@@ -73,11 +73,12 @@ def _stored(folder: Path, stage: str, step: int) -> Stored:
         except CheckpointError as error:
             problem = str(error)
     optimizer = _has_optimizer(folder)
+    by_ranks = files if problem or optimizer is not False else ()
     return Stored(
         stage=stage, folder=folder, step=step, problem=problem,
         bytes=sum(size.st_size for size in sizes),
         modified=max((size.st_mtime for size in sizes), default=folder.stat().st_mtime),
-        layout=_layout(folder, () if optimizer is False else files), optimizer=optimizer,
+        layout=_layout(folder, by_ranks), optimizer=optimizer,
         rotation=facts.get("rotation"),
     )  # fmt: skip
 

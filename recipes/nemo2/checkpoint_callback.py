@@ -186,8 +186,8 @@ class StageCheckpoint(nl.ModelCheckpoint):
             self.deferred_ckpts_to_remove.pop(0)
         if trainer.is_global_zero:
             later = "at the end of a step" if self.async_save else "now"
-            last = 0 < trainer.max_steps <= step
-            then = "it was the last save: the training fails" if last else "the training continues"
+            last = trainer.should_stop or 0 < trainer.max_steps <= step
+            then = "the training fails if its last save does" if last else "the training continues"
             again = f"it is tried again {later}" if self._again else then
             finding = failed_saves.failure(folder, said, full, again)
             _remove_part(folder)

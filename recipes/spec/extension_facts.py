@@ -15,6 +15,7 @@ sequences to ring or hybrid context parallelism.
 
 from dataclasses import dataclass
 
+from custom_modules.context_parallel.config import fits_ulysses
 from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
 
@@ -123,8 +124,11 @@ def extension_facts(model: AttentionFacts, layout: Layout | None = None) -> list
                 "stage's RoPE setting changes only the others",
             )
         )
-    ranks = 1 if layout is None else layout.tp * layout.cp.size
-    if ranks > model.kv_heads:
+    tp, cp = (1, 1) if layout is None else (layout.tp, layout.cp.size)
+    ranks = tp * cp
+    kv_heads = model.kv_heads // tp
+    repeated = kv_heads > 0 and fits_ulysses(model.heads // tp, kv_heads, cp)
+    if ranks > model.kv_heads and not repeated:
         heads = "1 KV head is" if model.kv_heads == 1 else f"{model.kv_heads} KV heads are"
         found.append(
             ExtensionFact(

@@ -65,8 +65,9 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, tuple[int, ...]]:
-        """What tells it from other findings: its kind, and the ranks it names."""
-        return self.kind, self.ranks
+        """What tells it from other findings: its kind, the tracker it is of, and its ranks."""
+        of = self.said.partition(" ")[0] if self.kind == "tracker_down" else ""
+        return f"{self.kind} {of}".rstrip(), self.ranks
 
 
 def begins(finding: Finding) -> dict[str, Any]:
@@ -159,8 +160,5 @@ def recorded(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Finding], list[Fi
         elif finding.kind in EVENTS:
             past.append(finding)
         else:
-            before = current.get(finding.key)
-            if finding.kind == "tracker_down" and before is not None:  # of another tracker
-                past.append(before)
             current[finding.key] = finding
     return list(current.values()), past

@@ -5,7 +5,6 @@ import fcntl
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -124,18 +123,6 @@ def test_a_stage_whose_processes_are_gone_has_ended_and_one_that_is_done_has_not
     assert not view.is_at_work
     assert kinds(view) == ["ended"]
     assert "at step 10 of 40" in view.all_findings[0][1].said
-
-
-def test_a_stage_that_is_killed_before_its_first_step_has_ended_for_who_watched_it(run):
-    folder = stage_folder(run, "tiny_2k")
-    shutil.rmtree(folder / "checkpoints")
-    (folder / "metrics.jsonl").unlink()
-    watched = RunWatch(run)
-    assert kinds(watched.look()) == []
-    with training(run):
-        assert kinds(watched.look()) == []
-    view = watched.look()
-    assert (view.stages[1].state.state, kinds(view)) == ("waiting", ["ended"])
 
 
 def test_a_folder_that_vanishes_is_a_finding_until_it_comes_back(run, tmp_path):

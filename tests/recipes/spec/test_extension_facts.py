@@ -50,9 +50,15 @@ def test_windows_and_layers_without_rotation_are_said_with_their_numbers():
 def test_few_kv_heads_are_said_of_ranks_that_ulysses_alone_cannot_use():
     card = CARDS["llama31_8b"]  # 8 KV heads
     assert not card_facts(card, Layout(cp=ContextParallel.ulysses(8)))
-    (fact,) = card_facts(card, Layout(tp=2, cp=ContextParallel.ring(8)))
+    (fact,) = card_facts(card, Layout(tp=2, cp=ContextParallel.ring(32)))
     assert (fact.name, fact.counted) == ("ulysses", False)
-    assert "8 KV heads are fewer than TP x CP = 16" in fact.words
+    assert "8 KV heads are fewer than TP x CP = 64" in fact.words
     assert lines([fact]) == [fact.words]  # nothing to count
     *_, fact = card_facts(CARDS["gemma3_1b"], Layout(cp=ContextParallel.ring(8)))
     assert fact.words.startswith("1 KV head is fewer than TP x CP = 8")
+
+
+def test_kv_heads_that_ulysses_repeats_evenly_are_no_limit():
+    card = CARDS["smollm3_4k_3b"]  # 4 KV heads
+    names = [fact.name for fact in card_facts(card, Layout(cp=ContextParallel.ulysses(8)))]
+    assert "ulysses" not in names
