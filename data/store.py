@@ -290,6 +290,13 @@ def require_tokenizer(manifest: Manifest, fingerprint: str, of: str = "its files
         )
 
 
+def require_own_tokenizer(manifest: Manifest) -> None:
+    """Raise StoreError unless the store's tokenizer can be read and is the one it was made with."""
+    folder = manifest.tokenizer_path
+    fingerprint = tokenizer_fingerprint(folder)
+    require_tokenizer(manifest, fingerprint, f"{folder / TOKENIZER_FILE} now has")
+
+
 def tokenizer_fingerprint(folder: Path) -> str:
     """Return the sha256 of a tokenizer's definition, whatever the layout of its file.
 

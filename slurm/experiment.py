@@ -26,7 +26,7 @@ LAST_LINES, LAST_CHARACTERS = 3, 200
 KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
 """Signals that end a rank before it can raise anything."""
 _NOTICE = re.compile(r"OneLogger|^No exporters were provided|transformer_engine not installed")
-"""What libraries write at every start: it says nothing of an end."""
+"""Notices that libraries print at every start; none explains why a rank ended."""
 _ENDED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 """torchrun's line on the rank that failed first."""
 

@@ -38,8 +38,9 @@ class LongContextSelfAttention(SelfAttention):
         wide_qk_norm: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Take Megatron-Core's arguments of self-attention, which layers differ, and the norm.
+        """Take Megatron-Core's arguments of self-attention, and which layers differ.
 
+        With `wide_qk_norm` queries and keys are normalised over all heads of a token.
         Raises ValueError for settings of the config that would have no effect here.
         """
         super().__init__(config, *args, **kwargs)

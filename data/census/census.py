@@ -5,14 +5,7 @@ from dataclasses import dataclass
 
 from data.census.contents import Compression, Copies, compression, copies
 from data.census.lengths import Bucket, Kept, LengthTable, Packed, Tail, curve_lengths
-from data.store import (
-    TOKENIZER_FILE,
-    Manifest,
-    SplitName,
-    StoreError,
-    require_tokenizer,
-    tokenizer_fingerprint,
-)
+from data.store import Manifest, SplitName, StoreError, require_own_tokenizer
 from data.token_files.megatron_index import MegatronIndex, read_index, require_within
 
 SAMPLE = 400
@@ -66,9 +59,7 @@ def census(
     of_contents = None
     compressed: tuple[Compression, ...] = ()
     if not lengths_only:
-        folder = manifest.tokenizer_path
-        of_files = f"{folder / TOKENIZER_FILE} now has"
-        require_tokenizer(manifest, tokenizer_fingerprint(folder), of_files)
+        require_own_tokenizer(manifest)
         of_contents = copies(list(train.values()), list(indexes(manifest, "heldout").values()))
         compressed = compression(
             list(train.items()), manifest.tokenizer_path, manifest.tokenizer.eod_id,

@@ -18,15 +18,7 @@ from pathlib import Path
 
 from data.files.sha256 import Hashing, Part
 from data.splits import StoredFile
-from data.store import (
-    SPLITS,
-    TOKENIZER_FILE,
-    Manifest,
-    SplitName,
-    StoreError,
-    require_tokenizer,
-    tokenizer_fingerprint,
-)
+from data.store import SPLITS, Manifest, SplitName, StoreError, require_own_tokenizer
 
 BLOCKS = "blocks.json"
 BLOCK = 64 * 2**20
@@ -60,9 +52,7 @@ def verify(manifest: Manifest, *, whole: bool = False, splits: Sequence[SplitNam
     Raises:
         StoreError: for the first file that is damaged, or that cannot be read.
     """
-    folder = manifest.tokenizer_path
-    fingerprint = tokenizer_fingerprint(folder)
-    require_tokenizer(manifest, fingerprint, f"{folder / TOKENIZER_FILE} now has")
+    require_own_tokenizer(manifest)
     for file in manifest.tokenizer_files:
         _require_undamaged(manifest.root, file)
     expected: list[tuple[Part, int, str]] = []

@@ -36,7 +36,7 @@ FULL = {
 OF_TORCH = "unexpected pos"
 """What torch says of a file that could not be written whole; its processes lose the cause."""
 CLOSED = ("Connection closed by peer", "onnection reset by peer")
-"""What gloo says on the ranks that are left when one ends."""
+"""Messages of gloo on the remaining ranks after one has ended."""
 LOST = {errno.ENOENT, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ENODEV, errno.EHOSTDOWN}
 """Errors of a folder that is not there any more."""
 
