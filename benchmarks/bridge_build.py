@@ -4,8 +4,8 @@
     make bridge RECIPES='llama3_8b_nemo_16k tiny_512' OUT=page.md
 
 Each recipe is written as `longhaul show --to-bridge` writes it, read by Bridge's
-`ConfigContainer.from_yaml`, which refuses a key that it does not know, and validated for the ranks
-of its layout. Of a recipe for CPU ranks the provider then builds the model, which takes one step
+`ConfigContainer.from_yaml`, which refuses a key that it does not know, and completed and validated
+for the ranks of its layout as Bridge's `pretrain` does first (`runtime_config_update`). Of a recipe for CPU ranks the provider then builds the model, which takes one step
 forward and backward on one rank. Runs in an environment with Bridge, without NeMo and without a
 GPU (`tests.every_megatron`).
 """
@@ -41,8 +41,15 @@ def without_lora() -> None:
     """
     if find_spec("transformer_engine") is None:
         module = ModuleType(LORA)
-        module.__getattr__ = lambda name: type(name, (), {})  # type: ignore[method-assign]
+        module.__getattr__ = _no_adapter  # type: ignore[method-assign]
         sys.modules[LORA] = module
+
+
+def _no_adapter(name: str) -> type:
+    """Return a class for the name of an adapter; names of Python's own, as `__file__`, are none."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type(name, (), {})
 
 
 class Built(NamedTuple):
@@ -61,7 +68,7 @@ class Built(NamedTuple):
 
 def build(row: Row) -> Built:
     """Read, validate and, for CPU ranks, build the model of one recipe."""
-    from megatron.bridge.training.config import ConfigContainer
+    from megatron.bridge.training.config import ConfigContainer, runtime_config_update
     from megatron.bridge.utils.instantiate_utils import (
         InstantiationMode,
         register_allowed_target_prefix,
@@ -73,7 +80,7 @@ def build(row: Row) -> Built:
         path = Path(folder) / f"{row.name}.yaml"
         path.write_text(text(row.card, row.ladder, row.seq_length, row.layout))
         container = ConfigContainer.from_yaml(str(path), mode=InstantiationMode.STRICT)
-    container.validate()
+    runtime_config_update(container)
     layer, weights, loss = "", "", ""
     if row.layout.device == "cpu":
         layer, weights, loss = one_step(container.model, row)

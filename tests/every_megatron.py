@@ -44,9 +44,12 @@ BRIDGE = ("megatron-core==0.19.2", "megatron-bridge==0.6.2")
 """Installed without their dependencies, most of which are for GPUs, images or sound."""
 OF_BRIDGE = (
     "numpy<2", "transformers==5.12.1", "omegaconf>=2.3", "hydra-core<1.4", "einops", "datasets",
-    "tensorboard", "tqdm", "six", "peft", "accelerate", "diffusers", "pillow",
+    "tensorboard", "tqdm", "six", "peft", "accelerate", "diffusers", "pillow", "pyarrow<26",
+    "megatron-energon",
 )  # fmt: skip
-"""What Megatron-Bridge imports of them to read, validate and build a GPT."""
+"""What Megatron-Bridge imports of them to read, validate and build a GPT.
+
+NumPy is that of the shared environment, and pyarrow 26 needs a later one without saying so."""
 WITHOUT = {
     "tests/custom_modules/callbacks/test_stragglers.py": (
         "nvidia-resiliency-ext before 0.5, which the pins of NeMo 2 ask for, stops the import of "
