@@ -16,6 +16,7 @@ so an admitted state consists of numbers, strings, tensors, and recipes made of 
 
 import io
 import pickle
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -134,12 +135,14 @@ class _TensorOfStorage(_StandIn):
 
 
 _RECIPE = "transformer_engine.common.recipe"
+_LATER = ("megatron.core.safe_globals", "safe_load_from_bytes")
+"""What loads the storages of states that Megatron-Core 0.17 or later has written."""
 _STAND_INS: dict[tuple[str, str], Any] = {
     ("builtins", "getattr"): _Member(),
     ("collections", "OrderedDict"): _NoHooks(),
     ("torch._utils", "_rebuild_tensor_v2"): _TensorOfStorage(),
     ("torch.storage", "_load_from_bytes"): _StorageFromBytes(),
-    ("megatron.core.safe_globals", "safe_load_from_bytes"): _StorageFromBytes(),  # 0.17 and later
+    _LATER: _StorageFromBytes(),
     (_RECIPE, "Format"): _Format,
     (_RECIPE, "_FormatHelper"): _Bounds,
     **{
@@ -153,13 +156,27 @@ _STAND_INS: dict[tuple[str, str], Any] = {
 """Stand-ins for the names in Transformer Engine's states, by module and name."""
 
 
+def _has_later() -> bool:
+    """Whether this Megatron-Core can load such a storage."""
+    module, name = _LATER
+    try:
+        return hasattr(import_module(module), name)
+    except ModuleNotFoundError:
+        return False
+
+
 class _Reader(pickle.Unpickler):
     """Reads into stand-ins."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for a name; no module is imported."""
+        """Return the stand-in for a name; nothing is imported that the state names."""
         if (module, name) not in _STAND_INS:
             raise _RefusedError(f"asks for {module}.{name}")
+        if (module, name) == _LATER and not _has_later():
+            raise _RefusedError(
+                f"asks for {module}.{name}, which Megatron-Core 0.17 and later have and this one "
+                "does not,"
+            )
         return _STAND_INS[module, name]
 
 

@@ -140,6 +140,11 @@ def test_a_tensor_that_a_later_megatron_core_wrote_is_admitted(monkeypatch):
     tensor = saved(state())
     assert later.__name__.encode() in tensor.numpy().tobytes()
     assert what_it_asks(NAME, tensor) is None
+    del later.safe_load_from_bytes  # as before 0.17, which could not load it
+    assert what_it_asks(NAME, tensor) == (
+        "asks for megatron.core.safe_globals.safe_load_from_bytes, which Megatron-Core 0.17 and "
+        f"later have and this one does not, in {NAME}"
+    )
 
 
 def test_the_empty_states_of_models_without_fp8_are_admitted():
