@@ -6,6 +6,7 @@ computes is either in the card or has the only value that our model supports. An
 refused by name, since ignoring a field would give a different model.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -317,7 +318,8 @@ def require_same(card: ModelCard, other: ModelCard, what: str, but: Collection[s
     """Raise ValueError with each fact in which a model differs from the card.
 
     Names, sources, the width of initial weights and the facts in `but` are not compared. A native
-    context may be the card's own or another value of its published config.json.
+    context may be the card's own or another value of its published config.json. Numbers are the
+    same if they are in fp32, in which GGUF stores them.
     """
     if other.native_context in card.config_contexts:
         but = (*but, "native_context")
@@ -325,10 +327,16 @@ def require_same(card: ModelCard, other: ModelCard, what: str, but: Collection[s
         f"{name} is {_said(theirs)} where {card.name} has {_said(mine)}"
         for name in (field.name for field in fields(card))
         if name not in (*_NOT_FACTS, *but)
-        and (mine := getattr(card, name)) != (theirs := getattr(other, name))
+        and not _same(mine := getattr(card, name), theirs := getattr(other, name))
     ]
     if differing:
         raise ValueError(f"{what} is not {card.name}: {'; '.join(differing)}")
+
+
+def _same(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, float) and isinstance(theirs, float):
+        return math.isclose(mine, theirs, rel_tol=2.0**-23)
+    return bool(mine == theirs)
 
 
 def _said(fact: Any) -> str:

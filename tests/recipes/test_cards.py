@@ -247,6 +247,16 @@ def test_a_native_context_is_the_cards_or_what_the_published_config_says():
         require_same(card, card_of(config, "other"), "it")
 
 
+def test_a_model_whose_epsilon_came_through_fp32_is_the_card_s():
+    card = CARDS["smollm2_135m"]
+    through = float(torch.tensor(card.norm_epsilon, dtype=torch.float32))  # as GGUF stores it
+    assert through != card.norm_epsilon
+    require_same(card, card_of(in_transformers_words(card) | {"rms_norm_eps": through}, "it"), "it")
+    config = in_transformers_words(card) | {"rms_norm_eps": 2 * through}
+    with pytest.raises(ValueError, match=r"norm_epsilon is 1\.99.* where smollm2_135m has 1e-05"):
+        require_same(card, card_of(config, "other"), "it")
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_card_has_the_parameters_of_the_published_weights(name):
     assert CARDS[name].parameters == PARAMETERS[name]
