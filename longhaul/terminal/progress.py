@@ -18,6 +18,7 @@ from rich.text import Text
 from longhaul.terminal.console import width_of
 from longhaul.terminal.messages import is_quiet
 from longhaul.terminal.pace import Pace, Part, duration, ladder_left, last_lines
+from recipes.spec.finding import RecordTail
 from recipes.spec.naming import amount
 
 POLL_SECONDS = 0.5
@@ -57,17 +58,30 @@ def progress(console: Console, jobs: Sequence[Watched], after: str = "") -> Iter
 def _watch(
     shown: "_Bars | _Lines", jobs: Sequence[Watched], done: threading.Event, after: str
 ) -> None:
-    """Show changes until `done` is set, and then once more."""
+    """Show changes and findings of health until `done` is set, and then once more."""
+    records = [RecordTail(job.metrics.parent) for job in jobs]
     with shown:
         ended = False
         while not ended:
             ended = done.wait(POLL_SECONDS)
+            for job, record in zip(jobs, records, strict=True):
+                for words in findings(record):
+                    shown.say(f"warning: {job.name}: {words}")
             lines = [last_lines(job.metrics) for job in jobs]
             shown.show(lines)
             steps = [each[-1]["step"] if each else 0 for each in lines]
             if after and all(step >= job.steps for step, job in zip(steps, jobs, strict=True)):
                 shown.say(after)
                 after = ""
+
+
+def findings(record: RecordTail) -> list[str]:
+    """Return what has begun since the last call; what ends a training is its command's to say."""
+    return [
+        f"{line.get('said')}; {line.get('remedy') or line.get('cause')}"
+        for line in record.poll()
+        if line.get("state") == "begins" and line["kind"] not in ("failed", "folder_lost")
+    ]
 
 
 def rate(line: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ raises: no network, no key, no server.
 import logging
 import os
 import re
+import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -121,9 +122,15 @@ class TrackioLogger(Logger):
     """Trackio: a local database, or a Space that TRACKIO_SPACE_ID names."""
 
     def __init__(self, run_name: str, config: Mapping[str, Any]) -> None:
-        """Open the run of a name, or continue it."""
+        """Open the run of a name, or continue it; raise OSError if its folder takes no file."""
         import trackio
 
+        if not os.environ.get("TRACKIO_SPACE_ID"):
+            from trackio.utils import TRACKIO_DIR
+
+            TRACKIO_DIR.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=TRACKIO_DIR):
+                pass
         self._name = run_name
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", PROJECT),
@@ -144,7 +151,10 @@ class TrackioLogger(Logger):
         return self._name
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log the numbers of a step."""
+        """Log the numbers of a step; raise OSError once Trackio's own thread could not write."""
+        writer = getattr(self._run, "_local_sender_thread", None)
+        if writer is not None and not writer.is_alive():
+            raise OSError("it could not write the steps before; the log has its error")
         self._run.log(dict(metrics), step=step)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:

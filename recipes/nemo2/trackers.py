@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from custom_modules.metrics.names import tracked
 from data.files.json_object import json_object
@@ -33,7 +33,7 @@ SECONDS_TO_FINISH = 20.0
 REMEDIES = {
     "wandb": "set WANDB_API_KEY or run `wandb login`; WANDB_MODE=offline needs neither",
     "mlflow": "check MLFLOW_TRACKING_URI; without it runs are written into the stage's folder",
-    "trackio": "check TRACKIO_SPACE_ID; without it runs are written to this machine",
+    "trackio": "check TRACKIO_SPACE_ID; without it runs are written to TRACKIO_DIR on this machine",
     "otel": "check OTEL_EXPORTER_OTLP_ENDPOINT and the collector there",
     "tensorboard": "check the room and rights of the stage's folder",
 }
@@ -90,7 +90,7 @@ class Trackers(Callback):
             sender.finish()
         for sender in self.senders:
             if not sender.ended(max(0.0, end - time.perf_counter())):
-                rank_zero_warn(f"{sender.name} has not taken all metrics in time")
+                _warn(f"{sender.name} has not taken all metrics in time")
         self.senders = []
 
     def _opened(self, name: str, run_id: str) -> None:
@@ -105,12 +105,17 @@ class Trackers(Callback):
         words = without_passwords(" ".join(str(error).split()))  # before it is cut
         cause = f"{type(error).__name__}: {words[:300]}"
         said = f"{name} does not take metrics from step {step} on; training continues"
-        rank_zero_warn(f"{said}. {cause}. {REMEDIES[name]}")
+        _warn(f"{said}. {cause}. {REMEDIES[name]}")
         finding = Finding(
             kind="tracker_down", step=step, said=said, cause=cause, remedy=REMEDIES[name]
         )
         with suppress(OSError), self._lock:  # a full disk ends no training either
             append(self.folder, [begins(finding)])
+
+
+def _warn(text: str) -> None:
+    """Log a warning; Python's own warnings are turned off on the ranks."""
+    rank_zero_info(f"warning: {text}")
 
 
 class _Sender:

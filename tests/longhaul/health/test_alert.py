@@ -37,7 +37,7 @@ def test_a_command_that_fails_is_said_once():
     assert waited_for(lambda: alerts._waiting.empty() and bool(said))
     alerts.close()
     (words,) = said
-    assert "exit code 3 no route to host" in words
+    assert words.endswith("failed: exit code 3; what it printed is not logged; said once")
 
 
 def test_the_failure_of_a_command_is_said_without_its_words_which_may_be_secret():
@@ -46,7 +46,7 @@ def test_the_failure_of_a_command_is_said_without_its_words_which_may_be_secret(
         Alerts(command, said.append).send({})
     assert waited_for(lambda: len(said) == 2)
     assert not any("T0KEN" in words or "pa55" in words for words in said)
-    assert "the alert command (sh ...) failed: exit code 3 https://***@host; said once" in said
+    assert not any("host" in words for words in said)
 
 
 def test_the_caller_goes_on_while_the_command_runs(tmp_path):
@@ -91,9 +91,7 @@ def test_a_command_that_writes_much_to_stderr_ends_by_itself(tmp_path, code):
     alerts.send({})
     alerts.close(25.0)
     assert ended.exists()
-    assert [words.split("failed: ")[1][:20] for words in said] == ["exit code 3 no route"] * (
-        code == 3
-    )
+    assert ["exit code 3" in words for words in said] == [True] * (code == 3)
 
 
 def test_the_last_alert_is_started_before_the_caller_ends(tmp_path):

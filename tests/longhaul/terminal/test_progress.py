@@ -11,6 +11,7 @@ from longhaul.terminal.console import plain_console
 from longhaul.terminal.messages import resumable
 from longhaul.terminal.pace import last_lines
 from longhaul.terminal.progress import Watched, progress, time_left, tokens_done
+from recipes.spec.finding import Finding, append, begins, ends
 from tests.conditions import until
 from tests.longhaul.test_terminal import lines_left
 
@@ -41,6 +42,23 @@ def test_a_job_under_way_says_nothing_of_what_comes_after(tmp_path):
     with progress(Console(file=out), jobs, after="evaluating"):
         write_steps(tmp_path / "metrics.jsonl", 2)
     assert "evaluating" not in out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "plain"])
+def test_a_new_finding_is_said_with_what_to_do(tmp_path, terminal):
+    out = io.StringIO()
+    earlier = Finding(kind="spike", step=1, said="a loss of an earlier attempt")
+    append(tmp_path, [begins(earlier)])
+    console = Console(file=out, force_terminal=terminal, width=120)
+    with progress(console, [Watched("tiny_512", 3, tmp_path / "metrics.jsonl")]):
+        down = Finding(kind="tracker_down", step=2, said="mlflow is down", remedy="check [it]")
+        until(lambda: not append(tmp_path, [begins(down)]) and "mlflow is down" in out.getvalue())
+        append(tmp_path, [ends(down, 3), begins(Finding(kind="failed", step=3, said="broken"))])
+    shown = out.getvalue()
+    assert "warning: tiny_512: mlflow is down; check [it]" in shown
+    assert "earlier attempt" not in shown
+    assert "broken" not in shown
+    assert "it began at" not in shown
 
 
 def test_a_line_that_is_still_being_written_is_not_read(tmp_path):
