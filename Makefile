@@ -140,7 +140,8 @@ sbom: $(AUDIT)/.installed  ## write a bill of materials of each lock to build/sb
 	@mkdir -p build/sbom
 	@for lock in $(wildcard constraints-py*.txt); do \
 	    $(AUDIT)/bin/cyclonedx-py requirements --of JSON --output-reproducible --pyproject pyproject.toml \
-	        -o build/sbom/$$(basename $$lock .txt).cdx.json $$lock || exit 1; done; ls build/sbom
+	        -o build/sbom/.part $$lock && mv build/sbom/.part build/sbom/$$(basename $$lock .txt).cdx.json \
+	        || exit 1; done; ls build/sbom
 
 clean:  ## remove what builds and tests leave behind; keep the environment, stores and runs
 	@rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -100,7 +100,9 @@ class LayerPattern:
         local = [] if self.window is None else [f"a window of {self.window:,} tokens"]
         if self.local_rope is not None:
             of_base = f" of base {self.local_rope.base:,.0f}" if base else ""
-            local.append(f"a rotation{of_base} of their own")
+            method = self.local_rope.method
+            by_method = "" if method == "default" else f" by {method}"
+            local.append(f"a rotation{by_method}{of_base} of their own")
         said = f"full attention in every {ordinal(self.every)} layer"
         if not self.full_rotates:
             said = f"no rotation in every {ordinal(self.every)} layer"

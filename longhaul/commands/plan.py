@@ -186,7 +186,8 @@ def plan(
     if found is None and extends:
         own = own_ladder(question, layout_found, cluster, budget, store)
     chosen = found or own
-    facts = card_facts(model, layout_found) if question.seq_length > model.native_context else []
+    longer = question.seq_length > model.native_context
+    facts = card_facts(model, layout_found, question.seq_length) if longer else []
     first = list(not_here_yet(model, chosen.ladder, store=store)) if chosen else []
     if as_text:
         before = [*first, own.new] if own else first
@@ -346,7 +347,8 @@ def whole_ladder(
         bill(model, climbed, machine, plans, as_text=as_text, command=None, of_stages=of_stages)
     if other := of_other_cards(climbed, model):
         note(f"note: {other}")
-    for said in (*recomputed, *lines(card_facts(model))):
+    longest = max(stage.seq_length for stage in climbed.stages)
+    for said in (*recomputed, *lines(card_facts(model, length=longest))):
         note(f"note: {said}")
     if as_text:
         return

@@ -288,7 +288,7 @@ def _measured(
         console = held.enter_context(output_to(plan.run / "output.log"))
         held.enter_context(progress(console, watched, after="evaluating"))
         run_in_order("probe", jobs, plan.run / "launch", console.print)
-    facts = card_facts(probe.card, probe.row.layout)
+    facts = card_facts(probe.card, probe.row.layout, probe.length)
     seen = probed(plan.run, stage.name, start=str(probe.start), native=probe.native, facts=facts)
     write_json(plan.run / RECORD, seen.content())
     return seen

@@ -139,7 +139,9 @@ def content(row: "Row") -> dict[str, Any]:
         "nodes": row.nodes,
         "cluster": row.cluster,
         "source": row.source,
-        "extension_facts": [asdict(fact) for fact in card_facts(row.card, row.layout)],
+        "extension_facts": [
+            asdict(fact) for fact in card_facts(row.card, row.layout, row.seq_length)
+        ],
         "commands": [line for line, _ in commands(row)],
     }
 
@@ -297,7 +299,7 @@ def _parts(
     from longhaul.pages import recipe_facts
 
     yield "model", (row.card.name, *recipe_facts.model(row.card))
-    if facts := lines(card_facts(row.card, row.layout)):
+    if facts := lines(card_facts(row.card, row.layout, row.seq_length)):
         yield "extends", facts
     yield "ladder", (f"{row.ladder.name}: {row.ladder.source}",)
     for title, sentences in (("ours", row.ladder.ours), ("departs", row.ladder.departures)):

@@ -48,7 +48,8 @@ def oom(
     nodes: Nodes = None,
     gpus: Gpus = None,
     log: Annotated[
-        Path | None, typer.Option(help="Output of the ranks, such as output.log.")
+        Path | None,
+        typer.Option(help="Output of a rank: a Slurm log, or stderr.log in launch/."),
     ] = None,
     layout: LayoutWords = "",
     as_json: Json = False,

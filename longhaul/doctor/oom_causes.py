@@ -32,7 +32,7 @@ def said(found: Case, log: Log) -> Iterator[str]:
     if log.empty:
         yield "the log is empty; is it the log of the rank that failed first?"
     elif not log.failures and log.binary:
-        yield "the log is not text; name the output of the ranks: output.log in the stage's folder"
+        yield "the log is not text; name the output of a rank, such as a stderr.log below launch/"
     elif not log.failures:
         yield "no known out-of-memory error; is it the log of the rank that failed first?"
     for one in log.failures:

@@ -145,7 +145,7 @@ class Log:
 def read(path: Path) -> Log:
     """Return the errors of a log; raise ValueError if there is no such file."""
     if not path.is_file():
-        raise ValueError(f"--log {path} is not a file; name the output of the ranks, as output.log")
+        raise ValueError(f"--log {path} is not a file; name the output of a rank")
     with path.open("rb") as file:
         beginning = file.read(BLOCK)
         if len(beginning) < BLOCK and not beginning.strip():

@@ -72,9 +72,18 @@ def _unexportable(recipe: run.Partial, rotation: RopeScaling) -> Iterator[str]:
                 f"rope {rotation.method} can be trained but not exported: {family.architecture} of "
                 "transformers ignores rope_scaling; default and ntk can be exported"
             )
-        own = pattern_of(recipe) if ours and family.name == "olmo3" else None
+        own = pattern_of(recipe) if ours else None
         local = None if own is None else own.local_rope
-        if local is not None and (rotation.method == "ntk" or rotation.base != local.base):
+        if local is not None and local.method != "default":
+            yield (
+                f"a rotation of local layers by {local.method} can be trained but not exported: "
+                f"{family.architecture} of transformers 4 rotates them by a base alone"
+            )
+        elif (
+            family.name == "olmo3"
+            and local is not None
+            and (rotation.method == "ntk" or rotation.base != local.base)
+        ):
             yield (
                 f"rope {rotation.method} with base {rotation.base:,} can be trained but not "
                 f"exported: {family.architecture} of transformers 4 has one base for all layers, "

@@ -72,10 +72,13 @@ def facts_of(card: ModelCard) -> AttentionFacts:
     )
 
 
-def extension_facts(model: AttentionFacts, layout: Layout | None = None) -> list[ExtensionFact]:
+def extension_facts(
+    model: AttentionFacts, layout: Layout | None = None, length: int | None = None
+) -> list[ExtensionFact]:
     """Return the facts that make a context hard to extend; empty if there are none.
 
-    With a layout also what few KV heads mean for its context parallelism.
+    With a layout also what few KV heads mean for its context parallelism. With the length that is
+    extended to, in tokens, a window that is not shorter is no such fact.
     """
     found = []
     if model.qk_norm:
@@ -105,7 +108,8 @@ def extension_facts(model: AttentionFacts, layout: Layout | None = None) -> list
                 counted=True,
             )
         )
-    if model.windowed_layers:
+    within = model.window is None or length is None or model.window < length
+    if model.windowed_layers and within:
         of_tokens = "" if model.window is None else f" of {model.window:,} tokens"
         found.append(
             ExtensionFact(
@@ -140,9 +144,11 @@ def extension_facts(model: AttentionFacts, layout: Layout | None = None) -> list
     return found
 
 
-def card_facts(card: ModelCard, layout: Layout | None = None) -> list[ExtensionFact]:
+def card_facts(
+    card: ModelCard, layout: Layout | None = None, length: int | None = None
+) -> list[ExtensionFact]:
     """Return the facts that make a card's context hard to extend; empty if there are none."""
-    return extension_facts(facts_of(card), layout)
+    return extension_facts(facts_of(card), layout, length)
 
 
 def lines(found: list[ExtensionFact]) -> list[str]:

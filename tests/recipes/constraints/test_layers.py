@@ -34,6 +34,13 @@ def test_a_pipeline_that_cuts_the_pattern_is_refused_with_the_sizes_that_do_not(
     )
 
 
+def test_sizes_that_divide_the_layers_and_cut_the_pattern_are_not_proposed():
+    (said,) = violations.violations(replace(OLMO3, layers=8, pp=3, world_size=12))
+    assert said.endswith("PP may be 1 or 2")
+    (said,) = violations.violations(replace(OLMO3, layers=8, pp=3, world_size=12, pattern=None))
+    assert said.endswith("PP may be 1, 2, 4, 5 or 8")
+
+
 def test_an_interleaved_pipeline_that_cuts_the_pattern_is_refused():
     given = replace(OLMO3, pp=4, vpp=8, global_batch=128)
     (said,) = violations.violations(given)

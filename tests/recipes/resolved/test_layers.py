@@ -2,9 +2,11 @@
 """Checks and notes of a recipe whose layers differ."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 
+from custom_modules.rope.config import RopeScaling
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.pretrain import pretrain
@@ -23,6 +25,18 @@ def test_a_base_that_olmo3_cannot_be_exported_with_is_told(ladder, told):
     recipe = of_olmo3(ladder)
     check(recipe)
     assert ["has one base for all layers" in note for note in notes(recipe)] == [True] * told
+
+
+def test_local_layers_that_rotate_by_more_than_a_base_cannot_be_exported_which_is_told():
+    card = CARDS["olmo3_8k_7b"]
+    stretched = RopeScaling.yarn(base=500_000, factor=4.0, original_length=8 * K)
+    pattern = replace(card.pattern, local_rope=stretched)
+    spread = Layout(tp=4, cp=ContextParallel.ring(2))
+    ladder = LADDERS["olmo3_7b"]
+    recipe = pretrain(replace(card, pattern=pattern), ladder, 64 * K, spread)
+    (note,) = notes(recipe)
+    assert note.startswith("a rotation of local layers by yarn can be trained but not exported")
+    assert "a rotation by yarn of base 500,000 of their own" in pattern.describe()
 
 
 def test_a_pattern_that_is_none_is_one_sentence():

@@ -47,6 +47,13 @@ def test_windows_and_layers_without_rotation_are_said_with_their_numbers():
     assert "16 of 64 layers have no rotation" in said[4]
 
 
+def test_a_window_that_is_not_shorter_than_the_stage_limits_nothing():
+    card = CARDS["olmo3_8k_7b"]
+    window = card.pattern.window
+    assert "window" in [fact.name for fact in card_facts(card, length=window + 1)]
+    assert "window" not in [fact.name for fact in card_facts(card, length=window)]
+
+
 def test_few_kv_heads_are_said_of_ranks_that_ulysses_alone_cannot_use():
     card = CARDS["llama31_8b"]  # 8 KV heads
     assert not card_facts(card, Layout(cp=ContextParallel.ulysses(8)))
