@@ -80,7 +80,10 @@ def build(row: Row) -> Built:
         path = Path(folder) / f"{row.name}.yaml"
         path.write_text(text(row.card, row.ladder, row.seq_length, row.layout))
         container = ConfigContainer.from_yaml(str(path), mode=InstantiationMode.STRICT)
-    runtime_config_update(container)
+    try:
+        runtime_config_update(container)
+    except AssertionError as error:  # such as the checkpoint of a stage before, which is not here
+        raise ValueError(f"{row.name} is refused by Bridge: {error}") from error
     layer, weights, loss = "", "", ""
     if row.layout.device == "cpu":
         layer, weights, loss = one_step(container.model, row)
