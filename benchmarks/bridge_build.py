@@ -149,8 +149,13 @@ def main() -> int:
         for each in built
     ]  # fmt: skip
     head = ["recipe", "provider", "ranks", "data ranks", "attention", "weights", "loss"]
+    of_what: dict[str, list[str]] = {}
+    for row in rows:
+        for what in left_out(row.stage, row.layout):
+            of_what.setdefault(what, []).append(row.name)
     missing = "\n".join(
-        f"* {row.name}: {what}." for row in rows for what in left_out(row.stage, row.layout)
+        f"* {'all' if len(names) == len(rows) else ', '.join(names)}: {what}."
+        for what, names in of_what.items()
     )
     said = page(
         "Recipes as configurations of Megatron-Bridge",
