@@ -5,9 +5,9 @@
 
 Each recipe is written as `longhaul show --to-bridge` writes it, read by Bridge's
 `ConfigContainer.from_yaml`, which refuses a key that it does not know, and completed and validated
-for the ranks of its layout as Bridge's `pretrain` does first (`runtime_config_update`). Of a recipe for CPU ranks the provider then builds the model, which takes one step
-forward and backward on one rank. Runs in an environment with Bridge, without NeMo and without a
-GPU (`tests.every_megatron`).
+for the ranks of its layout as Bridge's `pretrain` does first (`runtime_config_update`). Of a recipe
+for CPU ranks the provider then builds the model, which takes one step forward and backward on one
+rank. Runs in an environment with Bridge, without NeMo and without a GPU (`tests.every_megatron`).
 """
 
 import argparse
