@@ -220,7 +220,9 @@ def require_run(run: Path) -> None:
     if run.is_file():
         raise MissingResultError(f"{run} is a file; expected a run folder, which has a run.json")
     if not run.is_dir():
-        raise MissingResultError(f"there is no run folder at {run}{near_path(run)}")
+        raise MissingResultError(
+            f"there is no run folder at {run}{near_path(run)}; `longhaul run` makes one, at --out"
+        )
 
 
 def read_run(run: Path) -> RunRecord:

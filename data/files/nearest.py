@@ -6,10 +6,15 @@ from pathlib import Path
 
 
 def near_path(path: Path) -> str:
-    """Return ` (did you mean PATH?)`, a like name in the path's folder; empty if none is alike."""
+    """Return ` (did you mean PATH?)`, a like name in the path's folder.
+
+    Empty if none is alike, and for a path that exists.
+    """
     try:
         there = [one.name for one in path.parent.iterdir()]
     except OSError:
+        return ""
+    if path.name in there:
         return ""
     near = difflib.get_close_matches(path.name, there, n=1, cutoff=0.7)
     return f" (did you mean {path.parent / near[0]}?)" if near else ""

@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +27,8 @@ def checkpoints(
         bool, typer.Option("--prune", help="Remove those that no option keeps, of each stage.")
     ] = False,
     keep_last: Annotated[
-        int | None, typer.Option(min=1, help="With --prune: keep the last N.", show_default="1")
+        int | None,
+        typer.Option(min=1, help="With --prune: keep the last N; with --keep-every alone 1."),
     ] = None,
     keep_every: Annotated[
         int | None,
@@ -92,13 +92,12 @@ def _require_options(
 
 def _found(run: Path, stage: str) -> "dict[str, list[Stored]]":
     """Return the checkpoints of each stage; raise ValueError if the folder has none."""
-    from data.files.nearest import near_path
+    from eval.run_folder import require_run
     from longhaul.run_folder.stage_named import stage_named
     from recipes.checkpoints.stored import stored
     from recipes.spec.naming import stage_folder
 
-    if not run.is_dir():
-        raise ValueError(f"there is no run folder at {run}{near_path(run)}")
+    require_run(run)
     names = sorted(path.parent.name for path in run.glob("stages/*/checkpoints"))
     if not names:
         raise ValueError(
@@ -152,7 +151,7 @@ def _line(one: "Stored") -> dict[str, str]:
         "stage": one.stage,
         "step": f"{one.step:,}",
         "size": _size(one.bytes),
-        "saved": datetime.fromtimestamp(one.modified, timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "saved": one.saved,
         "written by": _layout(one.layout, "a command" if one.optimizer is False else "?"),
         "optimizer": {True: "yes", False: "no", None: "?"}[one.optimizer],
         "rotation": "" if rotation is None else str(rotation)[:12],

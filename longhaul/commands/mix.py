@@ -121,12 +121,11 @@ def _of_ladder(ladder: str, card: str | None, stage: str, seed: int | None) -> "
 
 def _of_run(run: Path, stage: str) -> "tuple[StageData, Path]":
     """Return a stage as it ran, with its overrides and what it skipped, and its store."""
-    from data.files.nearest import near_path
+    from eval.run_folder import require_run
     from recipes.checkpoints.marker import RECIPE
     from recipes.resolved.data_read import data_of
 
-    if not run.is_dir():
-        raise ValueError(f"there is no run folder at {run}{near_path(run)}")
+    require_run(run)
     names = sorted(recipe.parent.name for recipe in (run / "stages").glob(f"*/{RECIPE}"))
     if stage not in names and not (not stage and len(names) == 1):
         raise ValueError(

@@ -84,7 +84,13 @@ def status(
         if job.state not in ("", "COMPLETED"):
             typer.echo(f"job {job.number} {job.name}: {job.state.lower()}")
     if any(stage.is_resumable for stage in found.stages):
-        note("the command that started the run resumes it from the last checkpoint")
+        saved = any(stage.checkpoint_step is not None for stage in found.stages)
+        does = (
+            "resumes it from the last checkpoint"
+            if saved
+            else "starts it again; no checkpoint is complete"
+        )
+        note(f"the command that started the run {does}")
     if all(stage.state == "done" for stage in found.stages):
         waiting = [stage.name for stage in found.stages if not stage.evaluated]
         typer.echo("all stages are trained" if waiting else "all stages are done")

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from eval.run_folder import require_run
 from longhaul.health.checks import findings
 from longhaul.health.loss_checks import number
 from longhaul.health.monitor import MetricsTail
@@ -226,15 +227,14 @@ def run_and_stage(run: Path, stage: str) -> tuple[Path, str]:
         if stage and stage != run.name:
             raise ValueError(f"{run} is the folder of a stage, and --stage names {stage}")
         run, stage = run.parent.parent, run.name
+    require_run(run)
     names = sorted(folder.name for folder in (run / "stages").glob("*/") if folder.is_dir())
     known = names or (run / "run.json").is_file() or (run / "launch").is_dir()
-    if run.is_dir() and not known and holder_of(run) is None:
+    if not known and holder_of(run) is None:
         raise ValueError(
             f"{run} is not a run folder: it has no stages; name the folder that `longhaul run` or "
             "`longhaul pretrain` writes to (--out)"
         )
-    if run.exists() and not run.is_dir():
-        raise ValueError(f"{run} is a file; name the folder that `longhaul run` writes to (--out)")
     return run, stage and stage_named(run, stage, names)
 
 

@@ -17,6 +17,8 @@ def stage_named(run: Path, word: str, names: Sequence[str]) -> str:
     """
     if word in names:
         return word
+    if not names:
+        raise ValueError(f"{run} has no stage {word}; it has none yet")
     try:
         length = length_from(word)
     except ValueError:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from custom_modules.checkpoints.index import CheckpointError
-from data.files.nearest import near_path
 from eval.run_folder import (
     BrokenResultError,
     MissingResultError,
@@ -19,6 +18,7 @@ from eval.run_folder import (
     read_evaluation,
     read_run,
     read_stage,
+    require_run,
     stage_names,
 )
 from longhaul.jobs.slurm_queue import SlurmJob, submitted
@@ -91,10 +91,7 @@ def run_state(run: Path) -> RunState:
 
     Raises ValueError if there is no such folder. Broken files in it are reported, not raised.
     """
-    if not run.is_dir():
-        raise ValueError(
-            f"there is no run folder at {run}{near_path(run)}; `longhaul run` makes one, at --out"
-        )
+    require_run(run)
     troubles, jobs, card, ladder = [], [], "", ""
     try:
         record = read_run(run)

@@ -13,9 +13,12 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Literal
 
 import typer
+
+from recipes.checkpoints.marker import is_marked
 
 Verbosity = Literal["quiet", "normal", "verbose"]
 LEVELS = {"quiet": logging.WARNING, "normal": logging.INFO, "verbose": logging.DEBUG}
@@ -68,22 +71,26 @@ def next_command(words: Sequence[object] | str, what_for: str) -> None:
 
 
 @contextmanager
-def resumable(what: str = "resumes from the last checkpoint") -> Iterator[None]:
+def resumable(
+    what: str = "resumes from the last checkpoint", saves: Sequence[Path] = ()
+) -> Iterator[None]:
     """Print the command that resumes the work of the block if it is stopped or fails.
 
-    `what` it does after it was stopped.
+    `what` it does after it was stopped. `saves` are the folders that the work saves checkpoints to:
+    while none has a complete one, the command starts again.
     """
     try:
         yield
     except (KeyboardInterrupt, RuntimeError) as error:
         program = "longhaul" if shutil.which("longhaul") else sys.argv[0]  # as `make demo` calls it
         command = shlex.join([program, *sys.argv[1:]])
+        again = bool(saves) and not any(is_marked(one) for to in saves for one in to.glob("*"))
         if isinstance(error, KeyboardInterrupt):
-            note(f"stopped; the same command {what}: {command}")
+            note(f"stopped; the same command {'starts again' if again else what}: {command}")
         elif type(error).__module__ == "slurm.experiment":
             asked = getattr(error, "was_asked", False)
             when = "" if asked else "once the cause is fixed, "
-            note(f"{when}the same command resumes: {command}")
+            note(f"{when}the same command {'starts again' if again else 'resumes'}: {command}")
         raise
 
 

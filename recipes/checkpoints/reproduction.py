@@ -13,6 +13,7 @@ in the stage's `submitted.json`.
 """
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -113,7 +114,7 @@ def write_record(
         "stage": stage.name,
         "step": step,
         "ranks": ranks,
-        "saved": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "saved": shown_time(time.time()),
         "store": {
             "path": str(store.absolute()),
             "manifest_sha256": manifest_sha256(store),
@@ -125,6 +126,11 @@ def write_record(
         "withheld": withheld,
     }
     write_text(to / RECORD, json.dumps(content, indent=1) + "\n")
+
+
+def shown_time(seconds: float) -> str:
+    """Return a Unix time as records and tables have it, in UTC to the minute."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _submitted(stage: Path) -> dict[str, Any]:

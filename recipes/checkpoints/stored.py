@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from custom_modules.checkpoints.index import INDEX, CheckpointError
+from data.files.json_object import json_object
 from recipes.checkpoints.files import Reading, require_index, require_whole, saved_files, weights_of
 from recipes.checkpoints.marker import MARKER, checkpoint_facts, is_marked
+from recipes.checkpoints.reproduction import FOLDER, RECORD, shown_time
 
 LAYOUT = "layout.json"
 """File of a checkpoint: ranks and kinds of parallelism that wrote it. Earlier versions lack it."""
@@ -30,7 +32,9 @@ class Stored:
     step: int
     bytes: int
     modified: float
-    """Unix time of its newest file."""
+    """Unix time of its newest file, which is the time of the copy in a folder that was copied."""
+    saved: str
+    """When it was saved, as its record states; without a record the time of its newest file."""
     problem: str = ""
     """Why it cannot be used; empty if it is complete. Contents are not compared."""
     layout: dict[str, int] = field(default_factory=dict)
@@ -73,11 +77,14 @@ def _stored(folder: Path, stage: str, step: int) -> Stored:
         except CheckpointError as error:
             problem = str(error)
     optimizer = _has_optimizer(folder)
+    modified = max((size.st_mtime for size in sizes), default=folder.stat().st_mtime)
+    recorded = json_object(folder / FOLDER / RECORD).get("saved")
     by_ranks = files if problem or optimizer is not False else ()
     return Stored(
         stage=stage, folder=folder, step=step, problem=problem,
         bytes=sum(size.st_size for size in sizes),
-        modified=max((size.st_mtime for size in sizes), default=folder.stat().st_mtime),
+        modified=modified,
+        saved=recorded if isinstance(recorded, str) else shown_time(modified),
         layout=_layout(folder, by_ranks), optimizer=optimizer,
         rotation=facts.get("rotation"),
     )  # fmt: skip

@@ -14,10 +14,18 @@ from typing import Any
 
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.layers import LayerPattern
+from data.files.json_object import json_object
 from data.files.nearest import near_path
 from data.files.user_file import read_yaml
 from recipes.checkpoints.files import HUGGING_FACE
-from recipes.checkpoints.marker import RECIPE, checkpoint_facts, checkpoints_in, newest_checkpoint
+from recipes.checkpoints.marker import (
+    MARKER,
+    RECIPE,
+    checkpoint_facts,
+    checkpoints_in,
+    is_marked,
+    newest_checkpoint,
+)
 from recipes.hugging_face.config import ROTATION, card_of, read_config, require_same
 from recipes.spec.families import FAMILIES
 from recipes.spec.model_card import ModelCard
@@ -92,7 +100,7 @@ def trained(source: Path, like: Path | None = None) -> Trained:
 def checkpoint_of(source: Path) -> Path:
     """Return the newest complete checkpoint of a stage, of its `checkpoints`, or the one named.
 
-    Raises ValueError if there is none; for a run, with one of its stages.
+    Raises ValueError if there is none; for a run, with its newest stage that has one.
     """
     if not source.is_dir():
         what = f"{source} is a file" if source.exists() else f"there is no folder {source}"
@@ -101,14 +109,32 @@ def checkpoint_of(source: Path) -> Path:
         )
     checkpoint = newest_checkpoint(checkpoints_in(source))
     if checkpoint is None:
-        stages = sorted(path.name for path in (source / "stages").glob("*"))
+        saved = _saved_stages(source)
+        if saved:
+            raise ValueError(f"{source} is a run; name one of its stages: {saved[-1]}")
+        has_no = "is a run without a" if (source / "stages").is_dir() else "has no"
         raise ValueError(
-            f"{source} is a run; name one of its stages: {source}/stages/{stages[-1]}"
-            if stages
-            else f"{source} has no complete checkpoint; name the folder of a trained stage or of "
-            "an import"
+            f"{source} {has_no} complete checkpoint; name the folder of a trained stage or of an "
+            "import"
         )
     return checkpoint
+
+
+def _saved_stages(run: Path) -> list[Path]:
+    """Return the stages of a run that have a complete checkpoint, the newest one last.
+
+    They are in the order of the run's record; those that were trained apart come after, by time.
+    """
+    listed = json_object(run / "run.json").get("stages")
+    order = listed if isinstance(listed, list) else []
+    found = []
+    for folder in run.glob("stages/*/checkpoints"):
+        markers = [one / MARKER for one in folder.iterdir() if is_marked(one)]
+        if markers:
+            name = folder.parent.name
+            place = order.index(name) if name in order else len(order)
+            found.append((place, max(one.stat().st_mtime for one in markers), folder.parent))
+    return [stage for *_, stage in sorted(found)]
 
 
 def published_folder(checkpoint: Path) -> Path | None:

@@ -63,9 +63,14 @@ def test_commands_of_a_run_have_numbers_under_names_with_units(answer, tmp_path)
 
 def test_a_file_in_place_of_a_run_folder_is_named(answer, tmp_path):
     run = make_run(tmp_path / "run")
-    for words in (("report", run / "run.json"), ("report", run, run / "run.json")):
+    file = run / "run.json"
+    for words in (
+        ("report", file), ("report", run, file), ("status", file), ("watch", file),
+        ("watch", file, "--stage", "512"), ("checkpoints", file), ("doctor", "run", file),
+        ("mix", "--run", file),
+    ):  # fmt: skip
         said = answer(*words).error()
-        assert f"{run / 'run.json'} is a file; expected a run folder, which has a run.json" in said
+        assert f"{file} is a file; expected a run folder, which has a run.json" in said
 
 
 def test_a_run_without_an_evaluation_says_so_and_has_a_page(answer, tmp_path):

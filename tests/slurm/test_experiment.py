@@ -88,6 +88,9 @@ def test_a_stop_that_was_asked_for_is_told_without_a_cause_to_fix(tmp_path, monk
     with pytest.raises(experiment.JobFailedError), resumable():
         raise experiment.JobFailedError("stage", "failed", tmp_path, "no room")
     assert capsys.readouterr().err.startswith("once the cause is fixed, the same command resumes")
+    with pytest.raises(experiment.JobFailedError), resumable(saves=[tmp_path]):  # none is there
+        raise experiment.JobFailedError("stage", "failed", tmp_path, "no room")
+    assert "fixed, the same command starts again: " in capsys.readouterr().err
 
 
 def test_ranks_start_in_any_folder_and_import_nothing_of_it(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ def test_a_like_name_in_the_same_folder_is_suggested(tmp_path):
     (tmp_path / "prolong.yaml").touch()
     assert near_path(tmp_path / "prolnog.yaml") == f" (did you mean {tmp_path / 'prolong.yaml'}?)"
     assert near_path(tmp_path / "books.jsonl") == ""
+    assert near_path(tmp_path / "prolong.yaml") == ""  # it is there
     assert near_path(tmp_path / "none" / "prolong.yaml") == ""
 
 

@@ -2,6 +2,7 @@
 """`longhaul reproduce` on records that the functions of a save have written, without a training."""
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,6 +22,7 @@ from recipes.checkpoints.reproduction import (
     write_record,
 )
 from recipes.checkpoints.surroundings import code, environment, withheld_text
+from tests.longhaul.commands.test_status import make_run
 from tests.longhaul.test_light_commands import after
 
 SECRET = "hf_" + 24 * "a1"
@@ -89,6 +91,26 @@ def test_nothing_differs_where_it_was_made_and_nothing_heavy_is_imported(saved, 
     assert content["differences"] == []
     assert content["record"] == saved.record
     assert content["recipe"] == str(saved.checkpoint / FOLDER / "config.yaml")
+
+
+def test_of_a_run_the_newest_stage_with_a_complete_checkpoint_is_named(answer, tmp_path):
+    for saved, name in (((40, 8), "tiny_2k"), ((40, 0), "tiny_512"), ((0, 8), "tiny_2k")):
+        run = make_run(tmp_path / f"{saved}", saved=saved)
+        (run / "stages/tiny_8k/checkpoints/step=3").mkdir(parents=True)
+        told = answer("reproduce", run).error()
+        assert f"is a run; name one of its stages: {run / 'stages' / name}" in told
+    run = make_run(tmp_path / "none", saved=(0, 0))
+    assert f"{run} is a run without a complete checkpoint" in answer("reproduce", run).error()
+    told = answer("reproduce", run / "run.json").error()
+    assert f"{run / 'run.json'} is a file; name the folder" in told
+
+
+def test_a_copied_run_is_listed_with_the_time_of_the_record(saved, answer):
+    saved.save({"saved": "2026-01-02 03:04 UTC"})
+    without = saved.start / "longhaul.json"
+    os.utime(without, (1e9, 1e9))  # of a checkpoint without a record
+    found = json.loads(answer("checkpoints", saved.stage.parents[1], "--json").out)
+    assert [one["saved"] for one in found] == ["2001-09-09 01:46 UTC", "2026-01-02 03:04 UTC"]
 
 
 def test_every_difference_is_a_row_and_the_exit_code_is_1(saved, answer, monkeypatch):

@@ -121,6 +121,12 @@ def test_the_stage_that_a_local_run_is_at_runs_while_its_ranks_start(answer, tmp
     assert "resumes it" in answer("status", run).err
 
 
+def test_a_run_that_has_saved_nothing_starts_again(answer, tmp_path):
+    run = make_run(tmp_path / "run", taken=(10, 0), saved=(0, 0))
+    told = answer("status", run).err
+    assert "the command that started the run starts it again; no checkpoint is complete" in told
+
+
 def test_a_process_that_was_killed_or_whose_number_is_another_s_now_holds_nothing(tmp_path):
     run = make_run(tmp_path / "run")
     killed = {"host": socket.gethostname(), "process": os.getpid(), "command": "longhaul run"}

@@ -221,6 +221,8 @@ def test_what_is_not_a_run_is_refused_in_a_sentence(answer, tmp_path):
     assert "is not a run folder: it has no stages" in answer("watch", tmp_path / "empty").error()
     assert "is a file" in answer("watch", tmp_path / "file").error()
     assert "there is no run folder at" in answer("doctor", "run", tmp_path / "none").error()
+    of_a_stage = ("watch", tmp_path / "none", "--stage", "512", "--once")
+    assert "there is no run folder at" in answer(*of_a_stage).error()
     run = make_run(tmp_path / "run")
     assert "has no stage 'tiny_3k'" in answer("watch", run, "--stage", "tiny_3k").error()
     assert "--alert starts nothing_here" in answer("watch", run, "--alert", "nothing_here").error()

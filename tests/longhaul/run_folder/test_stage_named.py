@@ -37,3 +37,8 @@ def test_a_stage_is_taken_by_its_name_and_by_a_length_that_only_it_has(run, word
 def test_another_word_is_refused_with_what_there_is(run, word, said):
     with pytest.raises(ValueError, match=said):
         stage_named(run, word, list(LENGTHS))
+
+
+def test_a_run_without_stages_says_that_it_has_none(tmp_path):
+    with pytest.raises(ValueError, match="has no stage 512; it has none yet"):
+        stage_named(tmp_path, "512", [])

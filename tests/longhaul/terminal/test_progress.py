@@ -133,6 +133,19 @@ def test_a_stop_ends_with_the_command_that_resumes(monkeypatch, capsys):
     assert capsys.readouterr().err.endswith(": longhaul run --ladder tiny --out 'my run'\n")
 
 
+def test_before_the_first_complete_checkpoint_the_command_starts_again(tmp_path, capsys):
+    unfinished = tmp_path / "checkpoints" / "step=3"
+    (unfinished / "weights").mkdir(parents=True)
+    for said, other in (("starts again", "resumes"), ("resumes", "starts again")):
+        saves = [tmp_path / "none", unfinished.parent]
+        with pytest.raises(KeyboardInterrupt), resumable(saves=saves):
+            raise KeyboardInterrupt
+        told = capsys.readouterr().err
+        assert f"the same command {said}" in told
+        assert other not in told
+        (unfinished / "longhaul.json").write_text("{}")
+
+
 def test_a_mistake_says_nothing_of_resuming(capsys):
     with pytest.raises(ValueError, match="no such stage"), resumable():
         raise ValueError("no such stage")
