@@ -101,6 +101,8 @@ class Manifest:
             StoreError: if the store is missing, unfinished, truncated or of another format.
         """
         root = Path(store)
+        if root.is_file():
+            raise StoreError(f"{root} is a file; expected the folder of a store")
         if not root.is_dir():
             raise StoreError(
                 f"there is no store at {root}{near_path(root)}; `longhaul prepare` makes one"

@@ -11,6 +11,7 @@ from longhaul.options import K_IS, Checking, Json, length_of, print_json, requir
 from longhaul.terminal.messages import next_command, note
 
 if TYPE_CHECKING:
+    from recipes.spec.model_card import ModelCard
     from recipes.spec.stage import Ladder
     from recipes.spec.suites import SuiteRun
 
@@ -112,11 +113,14 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check a ladder, for a card if one is named, and show its stages."""
+    from longhaul.terminal.next_commands import lacks_weights
     from recipes.shipped.named import combined, ladder_named
 
     recomputed: list[str] = []
     if card:
-        _, ladder, recomputed = combined(card, file)
+        model, ladder, recomputed = combined(card, file)
+        if lacks_weights(model, ladder):
+            recomputed = [*recomputed, _without_weights(model)]
     else:
         ladder = ladder_named(file)
     for said in recomputed:
@@ -151,6 +155,16 @@ def check(
     if card:
         words = ["longhaul", "plan", card, "--ladder", file, "--gpus", "8"]
         next_command(words, "plan its stages on GPUs")
+
+
+def _without_weights(card: "ModelCard") -> str:
+    from longhaul.terminal.next_commands import importing
+    from recipes.spec.naming import MODELS
+
+    return (
+        f"the first stage starts from the card's weights, and {MODELS / card.name} is not there "
+        f"yet: {importing(card)} makes it; for random weights state `start: scratch` of that stage"
+    )
 
 
 def _suite_shown(suite: "SuiteRun") -> str:

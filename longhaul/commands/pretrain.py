@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data.files.writable import require_file, require_folder
+from data.store import Manifest
 from longhaul.defaults import default, planned_cluster, run_of, store_of
 from longhaul.jobs import ladder_run
 from longhaul.jobs.on_ranks import OnRanks
+from longhaul.jobs.profile_request import MOVING, require_profile_of
 from longhaul.options import (
     WRITTEN_WHEN_STARTED,
     Account,
@@ -34,7 +36,7 @@ from longhaul.options import (
     require_executor,
     trackers,
 )
-from longhaul.run_folder.lock import in_use
+from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.terminal.console import held_back, loading, output_to
 from longhaul.terminal.messages import next_command, note, resumable
 from longhaul.terminal.next_commands import submitted
@@ -46,6 +48,7 @@ from recipes.shipped.machines import (
     require_no_machines,
 )
 from recipes.shipped.table import ROWS
+from recipes.spec.naming import stage_folder
 from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
@@ -158,6 +161,8 @@ def pretrain(
         return
     if row is not None and to_yaml is None and not dryrun:
         ladder_run.require_gpus_of([row], device, context.args)
+        _require_places(row, context.args, out, store)
+        require_profile_of([row], run_of(row.card, row.ladder, out), profile, context.args)
     with loading("NeMo and Megatron-Core"):
         from longhaul.jobs import records, stage_checks, training
         from longhaul.run_folder.places import require_places, require_room
@@ -229,7 +234,8 @@ def pretrain(
             resolved.name, resolved.steps, resolved.metrics, resolved.tokens_per_batch
         )
         note(f"the ranks write to {folder / 'launch'}")
-        with resumable(), output_to(log) as console, progress(console, [watched]):
+        stops = resumable(saves=[resolved.checkpoints])
+        with stops, output_to(log) as console, progress(console, [watched]):
             run_in_order(recipe.log.name, [job], folder / "launch", console.print)
     typer.echo(folder)
     if folder.parent.name == "stages":
@@ -242,6 +248,16 @@ def pretrain(
 def _of_card(asked: Machines) -> Machines:
     """Return the machines for a row; CPU ranks are of no cluster, though one may run them."""
     return replace(asked, cluster="") if asked.on_cpu else of_known_hardware(asked)
+
+
+def _require_places(row: "Row", words: Sequence[str], out: Path | None, store: Path | None) -> None:
+    """Raise ValueError, before NeMo is loaded, for places that no override of the row changes."""
+    if not any(word.startswith(MOVING) for word in words):
+        run = run_of(row.card, row.ladder, out)
+        require_folder(run, "--out")
+        require_unused(stage_folder(run, row.name))
+    if not any(word.startswith("data.store") for word in words):
+        Manifest.load(store_of(row.card, store))
 
 
 def _placed(row: "Row", out: Path | None, store: Path | None) -> "nemo_run.Partial":

@@ -14,6 +14,7 @@ from data.files.writable import require_folder
 from longhaul.defaults import default, planned_cluster
 from longhaul.jobs import ladder_run
 from longhaul.jobs.on_ranks import OnRanks
+from longhaul.jobs.profile_request import require_profile_of
 from longhaul.options import (
     WRITTEN_WHEN_STARTED,
     Account,
@@ -42,6 +43,7 @@ from longhaul.terminal.console import held_back, loading, output_to
 from longhaul.terminal.messages import note, resumable
 from longhaul.terminal.progress import Watched, progress
 from recipes.shipped.machines import Machines, require_no_machines
+from recipes.spec.naming import stage_folder
 
 if TYPE_CHECKING:
     from recipes.shipped.row import Row
@@ -173,6 +175,10 @@ def _run_here(
         require_unused(plan.run / "eval")
         ladder_run.require_store_of_published(plan)
         ladder_run.require_gpus_of(rows, device, words)
+        for row in rows:
+            require_unused(stage_folder(plan.run, row.name))
+        ladder_run.require_start(plan)
+        require_profile_of(rows, plan.run, on_ranks.profile, words)
         made = ladder_run.make_missing_store(plan)
         if made is not None:
             show_store(made)
@@ -243,7 +249,7 @@ def _run_here(
         if jobs:
             note(f"the ranks write to {plan.run / 'launch'}")
             with (
-                resumable(),
+                resumable(saves=[stage.checkpoints for stage in stages]),
                 output_to(plan.run / "output.log") as console,
                 progress(console, watched, after="evaluating"),
             ):

@@ -7,15 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recipes.checkpoints.marker import steps_taken
+from recipes.spec.naming import stage_folder
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from recipes.resolved.stage import ResolvedStage
+    from recipes.shipped.row import Row
 
 FOLDER = "profile"
 """Folder of a stage that its profiles are written to."""
 EXPECTED = "'steps=5:8', or with further words 'steps=5:8 ranks=0,1 shapes stack' (or nsys)"
 SWITCHES = ("shapes", "stack", "nsys")
+MOVING = ("trainer.", "log.", "resume.")
+"""Overrides that may change the steps, ranks or places of a stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +91,8 @@ def require_profile(
             "that nothing is trained and nothing profiled; leave it out, or name another --out"
         )
     for stage in left:
-        _require(stage, request, words)
+        size, taken = stage.layout.world_size, stage.steps_taken
+        _require(stage.name, stage.steps, size, taken, request, words)
         if request.nsys:
             _require_nsys(stage, words, submitted=submitted)
     return [
@@ -145,23 +152,40 @@ def _is_number(word: str) -> bool:
     return word.isascii() and word.isdecimal()
 
 
-def _require(stage: "ResolvedStage", request: ProfileRequest, words: str) -> None:
-    steps, size, taken = stage.steps, stage.layout.world_size, stage.steps_taken
+def require_profile_of(
+    rows: "Sequence[Row]", run: Path, words: str | None, overrides: "Sequence[str]"
+) -> None:
+    """Raise ValueError as `require_profile`, before NeMo is loaded: for rows as they are.
+
+    Where an override may change steps, ranks or places, only the resolved recipes are checked.
+    """
+    if words is None or any(word.startswith(MOVING) for word in overrides):
+        return
+    request = ProfileRequest.of(words)
+    for row in rows:
+        taken = steps_taken(stage_folder(run, row.name) / "checkpoints")
+        if taken < row.stage.steps:
+            _require(row.name, row.stage.steps, row.layout.world_size, taken, request, words)
+
+
+def _require(
+    name: str, steps: int, size: int, taken: int, request: ProfileRequest, words: str
+) -> None:
     if request.last > steps:
         raise ValueError(
-            f"--profile {words}: {stage.name} has {steps:,} steps and {request.last:,} is none of "
+            f"--profile {words}: {name} has {steps:,} steps and {request.last:,} is none of "
             f"them; expected steps from {taken + 1:,} to {steps:,}"
         )
     if request.first <= taken:
         raise ValueError(
-            f"--profile {words}: {stage.name} resumes with step {taken + 1:,} and step "
+            f"--profile {words}: {name} resumes with step {taken + 1:,} and step "
             f"{request.first:,} has been trained; expected steps from {taken + 1:,} to {steps:,}"
         )
     missing = [rank for rank in request.ranks or () if rank >= size]
     if missing:
         has = "rank 0 alone" if size == 1 else f"ranks 0 to {size - 1:,}"
         raise ValueError(
-            f"--profile {words}: there is no rank {missing[0]:,}; {stage.name} is trained by {has}"
+            f"--profile {words}: there is no rank {missing[0]:,}; {name} is trained by {has}"
         )
 
 

@@ -131,12 +131,18 @@ def new_ladder(card: ModelCard, seq_length: int) -> tuple[str, str]:
     return file, f"longhaul ladders new {shlex.quote(file)} --card {card.word} --seq {length}"
 
 
+def lacks_weights(card: ModelCard, ladder: Ladder) -> bool:
+    """Return whether a ladder starts from the weights of a card that are not imported here."""
+    of_card = ladder.stages[0].start == "card"
+    return of_card and not (card.start or Path(MODELS, card.name).exists())
+
+
 def not_here_yet(card: ModelCard, ladder: Ladder, *, store: Path | None = None) -> Iterator[str]:
     """Yield the commands that make the weights and the store that a ladder reads, if missing.
 
     A `store` that is named is there already.
     """
-    if ladder.stages[0].start == "card" and not (card.start or Path(MODELS, card.name).exists()):
+    if lacks_weights(card, ladder):
         yield importing(card)
     if store is None and ladder.stages[0].start != "scratch" and not store_of(card).exists():
         yield preparing(card, ladder)

@@ -168,7 +168,8 @@ def start_checkpoint(start: Path) -> Path:
             return start
         raise ValueError(
             f"{start} holds no complete checkpoint to start from; run the stage before, import "
-            "the published weights there, or set resume.start=PATH (None for random weights)"
+            "the published weights there, or for random weights state `start: scratch` in the "
+            "ladder file (with `longhaul pretrain` also resume.start=None, or another PATH)"
         )
     facts = checkpoint_facts(found)
     if facts is not None and facts["step"] < facts["max_steps"]:

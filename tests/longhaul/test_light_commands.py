@@ -3,9 +3,11 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
+from longhaul.run_folder.lock import in_use
 from tests.house.test_imports import HEAVY
 from tests.longhaul.commands.test_run_on_slurm import site
 
@@ -27,6 +29,32 @@ def after(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
     )
+
+
+@pytest.mark.parametrize("command", ["run", "pretrain"])
+@pytest.mark.parametrize("fault", ["steps", "ranks", "out", "store", "used"])
+def test_what_needs_no_nemo_is_refused_before_it_is_loaded(command, fault, tmp_path):
+    file, run = tmp_path / "file", tmp_path / "run"
+    file.touch()
+    places = {"out": ("--out", file), "store": ("--store", file)}.get(fault, ())
+    asked = {"steps": "steps=4000", "ranks": "steps=1 ranks=9"}.get(fault)
+    said = {
+        "steps": "and 4,000 is none of them", "ranks": "there is no rank 9",
+        "out": f"--out {file} is a file", "store": f"{file} is a file; expected the folder of a",
+        "used": f"{run}/stages/tiny_512 is in use by process",
+    }[fault]  # fmt: skip
+    of_all = ("--factory", "tiny_512") if command == "pretrain" else ("--ladder", "tiny")
+    words = (*of_all, *places, *(("--profile", asked) if asked else ()))
+    words += () if fault == "out" else ("--out", run)
+    new = tmp_path / "store"
+    words += ("--store", new) if command == "run" and fault != "store" else ()
+    if command == "pretrain" and fault in ("steps", "ranks"):
+        words += ("data.store=elsewhere",)
+    with in_use(run / "stages" / "tiny_512") if fault == "used" else nullcontext():
+        done = after(command, *map(str, words))
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert not new.exists()
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,7 @@ def test_the_ladder_of_the_benchmark_is_accepted(answer, tmp_path):
     (tmp_path / "ladder.yaml").write_text(ladder(16))
     code, _, said = answer("ladders", "check", tmp_path / "ladder.yaml", "--card", "tiny")
     assert code == 0, said
+    assert "start: scratch" not in said
 
 
 def test_a_share_in_round_powers_of_ten_is_a_number_in_the_file(own):

@@ -82,7 +82,10 @@ def test_the_page_of_a_ladder_of_several_stages_leads_back_to_it(answer):
 def test_a_small_budget_gets_a_batch_that_it_can_pay_for(answer):
     new = ("ladders", "new", "small.yaml", "--card", "llama3_8b", "--seq", "64K")
     assert answer(*new, "--tokens", "1M").code == 0
-    assert answer("ladders", "check", "small.yaml", "--card", "llama3_8b").code == 0
+    code, _, said = answer("ladders", "check", "small.yaml", "--card", "llama3_8b")
+    assert code == 0
+    assert "models/llama3_8b is not there yet: longhaul import --from meta-llama/" in said
+    assert "for random weights state `start: scratch` of that stage" in said
 
 
 def test_a_length_below_the_card_s_context_has_no_command(answer):
