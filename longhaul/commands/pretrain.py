@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data.files.writable import require_file, require_folder
-from data.store import Manifest
 from longhaul.defaults import default, planned_cluster, run_of, store_of
 from longhaul.jobs import ladder_run
 from longhaul.jobs.on_ranks import OnRanks
@@ -257,7 +256,9 @@ def _require_places(row: "Row", words: Sequence[str], out: Path | None, store: P
         require_folder(run, "--out")
         require_unused(stage_folder(run, row.name))
     if not any(word.startswith("data.store") for word in words):
-        Manifest.load(store_of(row.card, store))
+        place = store_of(row.card, store)
+        if place.is_file():
+            raise ValueError(f"--store {place} is a file; expected the folder of a store")
 
 
 def _placed(row: "Row", out: Path | None, store: Path | None) -> "nemo_run.Partial":

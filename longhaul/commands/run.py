@@ -177,7 +177,6 @@ def _run_here(
         ladder_run.require_gpus_of(rows, device, words)
         for row in rows:
             require_unused(stage_folder(plan.run, row.name))
-        ladder_run.require_start(plan)
         require_profile_of(rows, plan.run, on_ranks.profile, words)
         made = ladder_run.make_missing_store(plan)
         if made is not None:

@@ -12,7 +12,7 @@ from data.store import Manifest
 from longhaul.defaults import run_of, store_of
 from longhaul.terminal.console import loading
 from longhaul.terminal.messages import note
-from recipes.checkpoints.marker import newest_checkpoint, require_origin, start_checkpoint
+from recipes.checkpoints.marker import require_origin
 from recipes.shipped.machines import Machines, on_machines
 from recipes.shipped.named import cards_of, combined
 from recipes.shipped.rotation import of_other_cards
@@ -20,7 +20,7 @@ from recipes.shipped.row import Row
 from recipes.shipped.table import ROWS
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import MODELS, family_name, recipe_name, stage_folder, start_folder
+from recipes.spec.naming import MODELS, family_name, recipe_name
 from recipes.spec.stage import Ladder, Stage
 
 
@@ -199,22 +199,6 @@ def require_gpus(name: str, needed: int, *, engine: bool) -> None:
         fault = driver_fault(needed) or (engine_fault() if engine else "")
     if fault:
         raise ValueError(f"{name} cannot train here: {fault}")
-
-
-def require_start(plan: LadderRun) -> None:
-    """Raise ValueError if the first stage that is run starts from a checkpoint that is not there.
-
-    A stage that has saved resumes from its own. The resolved recipe is checked again, as to the
-    state of an optimizer.
-    """
-    name, stage = plan.chosen[0]
-    start = start_folder(plan.card, plan.ladder, stage, plan.run)
-    if start is None or newest_checkpoint(stage_folder(plan.run, name) / "checkpoints"):
-        return
-    try:
-        start_checkpoint(start)
-    except ValueError as error:
-        raise ValueError(f"{name} cannot start: {error}") from None
 
 
 def require_gpus_of(rows: Sequence[Row], device: str | None, overrides: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `longhaul run` decides before anything large is loaded."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.notation import ladder_file
 from recipes.shipped.table import ROWS
-from recipes.spec.naming import stage_folder
 from tests.recipes.hugging_face.support.models import CONFIGS
 
 
@@ -78,24 +76,6 @@ def test_a_published_card_without_a_store_is_told_how_to_make_one(tmp_path):
 def test_places_named_on_the_command_line_win_over_convention():
     plan = ladder_run.plan(LADDERS["tiny"], CARDS["tiny"], Path("here"), Path("there"))
     assert (plan.run, plan.store) == (Path("here"), Path("there"))
-
-
-def test_a_first_stage_without_its_start_is_refused_unless_it_has_saved(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    of_card = ladder_run.plan(LADDERS["nemo"], CARDS["llama3_8b"], tmp_path / "run", None)
-    said = "llama3_8b_nemo_16k cannot start: models/llama3_8b holds no complete .*`start: scratch`"
-    with pytest.raises(ValueError, match=said):
-        ladder_run.require_start(of_card)
-    facts = {"step": 1, "max_steps": 2, "tokenizer": "t"}
-    own = stage_folder(of_card.run, "llama3_8b_nemo_16k") / "checkpoints" / "step=1"
-    own.mkdir(parents=True)
-    write_marker(own, facts)
-    ladder_run.require_start(of_card)
-    from_scratch = ladder_run.plan(LADDERS["tiny"], CARDS["tiny"], tmp_path / "other", None)
-    ladder_run.require_start(from_scratch)
-    second = replace(from_scratch, only=from_scratch.ladder.stages[1])
-    with pytest.raises(ValueError, match="holds no complete checkpoint to start from"):
-        ladder_run.require_start(second)
 
 
 def test_a_run_folder_of_another_card_is_refused(tmp_path):
