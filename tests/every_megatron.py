@@ -47,7 +47,7 @@ OF_BRIDGE = (
     "tensorboard", "tqdm", "six", "peft", "accelerate", "diffusers", "pillow", "pyarrow<26",
     "megatron-energon",
 )  # fmt: skip
-"""What Megatron-Bridge imports of them to read, validate and build a GPT.
+"""Packages that Megatron-Bridge imports to read, validate and build a GPT.
 
 NumPy is that of the shared environment, and pyarrow 26 needs a later one without saying so."""
 WITHOUT = {

@@ -136,7 +136,7 @@ class _TensorOfStorage(_StandIn):
 
 _RECIPE = "transformer_engine.common.recipe"
 _LATER = ("megatron.core.safe_globals", "safe_load_from_bytes")
-"""What loads the storages of states that Megatron-Core 0.17 or later has written."""
+"""Loader of a storage in states written by Megatron-Core 0.17 or later, by module and name."""
 _STAND_INS: dict[tuple[str, str], Any] = {
     ("builtins", "getattr"): _Member(),
     ("collections", "OrderedDict"): _NoHooks(),

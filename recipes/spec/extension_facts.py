@@ -77,8 +77,8 @@ def extension_facts(
 ) -> list[ExtensionFact]:
     """Return the facts that make a context hard to extend; empty if there are none.
 
-    With a layout also what few KV heads mean for its context parallelism. With the length that is
-    extended to, in tokens, a window that is not shorter is no such fact.
+    With a layout also what few KV heads mean for its context parallelism. `length` is the
+    length of the stage in tokens: a window of that length or more limits nothing.
     """
     found = []
     if model.qk_norm:
