@@ -125,7 +125,7 @@ FILES: tuple[tuple[str, str, Files], ...] = (
     (f"{_ADOPT} --heldout-documents 3", "split of web is empty", {**TOKENIZER, **GOOD}),
     ("census s", "s has no manifest.json", {"s": None}),
     ("census s", "manifest.json", {"s/manifest.json": b"{"}),
-    ("census f", "no store at f", {"f": b"x"}),
+    ("census f", "f is a file", {"f": b"x"}),
     ("tokenizers t --data a.jsonl", "a.jsonl:1", {**TOKENIZER, "a.jsonl": b"[1]\n"}),
     ("tokenizers a.txt --data a.txt", "a.txt is a file", {"a.txt": b"x"}),
 )  # fmt: skip

@@ -167,11 +167,12 @@ RUNS = (
      {"r/run.json": _RUN, "r/stages/tiny_512/stage.json": _STAGE}),
     ("rope search --run r --stage tiny_512 --target 2K --out f/o.json", "f/o.json",
      {"r/run.json": _RUN, "r/stages/tiny_512/stage.json": _STAGE, "f": b"x"}),
-    ("export --from r --to x", "r/stages/tiny_512", {"r/stages/tiny_512/stage.json": _STAGE}),
+    ("export --from r --to x", "r is a run without a complete checkpoint",
+     {"r/stages/tiny_512/stage.json": _STAGE}),
     ("export --from r --to x", "r has no complete checkpoint", {"r": None}),
     ("rehearse tiny_8k --store s", "s/manifest.json", {"s/manifest.json": b"{"}),
     ("rehearse tiny_8k --store s", "manifest.json", {"s": None}),
-    ("run --ladder tiny --store f", "no store at f", {"f": b"x"}),
+    ("run --ladder tiny --store f", "f is a file", {"f": b"x"}),
 )  # fmt: skip
 ROTATIONS = (
     ("rope --card tiny --method r.json", "r.json", {"r.json": b"{"}),

@@ -18,8 +18,6 @@ from typing import Literal
 
 import typer
 
-from recipes.checkpoints.marker import is_marked
-
 Verbosity = Literal["quiet", "normal", "verbose"]
 LEVELS = {"quiet": logging.WARNING, "normal": logging.INFO, "verbose": logging.DEBUG}
 LOG = logging.getLogger("longhaul")
@@ -84,7 +82,7 @@ def resumable(
     except (KeyboardInterrupt, RuntimeError) as error:
         program = "longhaul" if shutil.which("longhaul") else sys.argv[0]  # as `make demo` calls it
         command = shlex.join([program, *sys.argv[1:]])
-        again = bool(saves) and not any(is_marked(one) for to in saves for one in to.glob("*"))
+        again = bool(saves) and not _is_any_saved(saves)
         if isinstance(error, KeyboardInterrupt):
             note(f"stopped; the same command {'starts again' if again else what}: {command}")
         elif type(error).__module__ == "slurm.experiment":
@@ -92,6 +90,12 @@ def resumable(
             when = "" if asked else "once the cause is fixed, "
             note(f"{when}the same command {'starts again' if again else 'resumes'}: {command}")
         raise
+
+
+def _is_any_saved(saves: Sequence[Path]) -> bool:
+    from recipes.checkpoints.marker import is_marked  # its package must not load with the CLI
+
+    return any(is_marked(one) for to in saves for one in to.glob("*"))
 
 
 def write_in_the_terminal_s_encoding() -> None:
