@@ -13,7 +13,7 @@ from rich.table import Table
 
 from eval.run_folder import Step
 from longhaul.options import Json, print_json
-from longhaul.run_folder.state import RunState, StageState, run_state
+from longhaul.run_folder.state import NONE_STARTED, RunState, StageState, run_state
 from longhaul.terminal.console import print_left_out, show
 from longhaul.terminal.messages import next_command, note
 from longhaul.terminal.pace import duration
@@ -48,7 +48,7 @@ def status(
     for holder in found.holders:
         typer.echo(holder.words)
     if not found.stages:
-        typer.echo(f"{run}: no stage has been started here")
+        typer.echo(f"{run}: {NONE_STARTED}")
         return
     head = f"{found.card} on ladder {found.ladder}" if found.card else "stages"
     lines = [_line(stage) for stage in found.stages]

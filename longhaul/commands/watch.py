@@ -115,8 +115,6 @@ def _show_once(view: RunView, *, as_json: bool) -> None:
         return
     for line in Changes(0.0).lines(view, 0.0):
         typer.echo(line)
-    if not view.stages:
-        typer.echo(f"{view.run}: no stage has been started here")
 
 
 def _alert(alerts: Alerts, told: set[tuple[str, object]], view: RunView) -> None:

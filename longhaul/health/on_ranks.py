@@ -160,7 +160,7 @@ class Health(Callback):
                     said=f"no step has ended for {seconds:,.0f} s; the guard is about to end the "
                     "ranks, and writes their stacks",
                     cause="a rank waits in a collective for one that is lost, or for a file system",
-                    remedy="`longhaul doctor hang` says which rank waits for what",
+                    remedy="`longhaul doctor hang --run RUN` says which rank waits for what",
                 )
             ]
         )  # fmt: skip

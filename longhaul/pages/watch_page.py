@@ -13,6 +13,7 @@ from rich.text import Text
 
 from longhaul.health.loss_checks import number
 from longhaul.run_folder.run_view import RunView, StageView
+from longhaul.run_folder.state import NONE_STARTED
 from longhaul.terminal.pace import duration
 from recipes.spec.finding import Finding
 
@@ -55,7 +56,7 @@ def figures(stage: StageView) -> dict[str, str]:
     line, state = stage.line, stage.state
     found = {"loss": f"{number(line, 'loss'):.3f}" if line else ""}
     rate = number(line, "tokens_per_second_per_rank")
-    found["tokens/s/GPU"] = f"{rate:,.0f}" if math.isfinite(rate) else ""
+    found["tokens/s/rank"] = f"{rate:,.0f}" if math.isfinite(rate) else ""
     mfu = number(line, "mfu")
     found["MFU"] = f"{mfu:.1%}" if math.isfinite(mfu) else ""
     seconds = number(line, "seconds")
@@ -123,6 +124,8 @@ def page(view: RunView, console: Console) -> RenderableType:
             stage.state.name, stage.state.state, progress_of(stage), left and f"{left} left"
         )
     parts.append(table)
+    if not view.stages and state is not None:
+        parts.append(Text(NONE_STARTED, overflow="fold"))
     current = view.current
     if current is not None and current.line:
         shown = figures(current)
@@ -151,6 +154,7 @@ class Changes:
         """Take the least time between two lines of progress."""
         self.every = every_seconds
         self._trouble = ""
+        self._begun = False
         self._states: dict[str, str] = {}
         self._saved: dict[str, int | None] = {}
         self._steps: dict[str, int] = {}
@@ -163,6 +167,9 @@ class Changes:
         if trouble and trouble != self._trouble:
             yield f"broken: {trouble}"
         self._trouble = trouble
+        if not self._begun and not view.stages and view.state is not None:
+            yield f"{view.run}: {NONE_STARTED}"
+        self._begun = True
         for stage in view.stages:
             name, state = stage.state.name, stage.state
             if self._states.get(name) != state.state:

@@ -33,6 +33,7 @@ State = Literal[
     "done", "running", "in use", "queued", "stopped", "failed", "waiting", "unknown", "broken"
 ]
 """`in use`: by a process of another machine; `unknown`: Slurm could not be asked for the job."""
+NONE_STARTED = "no stage has been started here"
 
 
 @dataclass(frozen=True, kw_only=True)

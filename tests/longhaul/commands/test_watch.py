@@ -290,6 +290,16 @@ def test_the_command_that_the_page_names_can_be_typed(tmp_path):
     assert f"1 earlier; longhaul doctor run '{run}' lists them" in console.file.getvalue()
 
 
+def test_a_run_without_stages_says_so_at_once_and_says_it_once(answer, tmp_path):
+    run = tmp_path / "run"
+    (run / "launch").mkdir(parents=True)
+    assert answer("watch", run).out.count("no stage has been started here") == 1
+    assert answer("watch", run, "--once").out.count("no stage has been started here") == 1
+    console = Console(file=io.StringIO(), width=60)
+    console.print(page(RunWatch(run).look(), console))
+    assert "no stage has been started here" in console.file.getvalue()
+
+
 def test_a_damaged_run_record_is_told_and_a_run_without_stages_has_not_ended(answer, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
