@@ -23,6 +23,7 @@ import argparse
 import itertools
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -103,8 +104,16 @@ def section(card: str, pairs: Sequence[Pair]) -> str:
     return f"## {card}\n\n{told}.\n\n{table(head, rows)}"
 
 
-def whole_page(pairs: Sequence[Pair], load: str) -> str:
-    """Return the page."""
+def of_left_out(reasons: Sequence[str]) -> str:
+    """Return how many steps a recipe of the model refuses, and why; empty without any."""
+    if not reasons:
+        return ""
+    listed = "\n".join(f"* {count}: {why}" for why, count in Counter(reasons).most_common())
+    return f"{len(reasons)} further steps are left out, since a recipe refuses them:\n\n{listed}"
+
+
+def whole_page(pairs: Sequence[Pair], reasons: Sequence[str], load: str) -> str:
+    """Return the page; `reasons` are those of the steps that are left out."""
     cards = dict.fromkeys(case.card for case, _ in pairs)
     return page(
         "Activation bytes, predicted and measured",
@@ -113,6 +122,7 @@ def whole_page(pairs: Sequence[Pair], load: str) -> str:
             f"fp32, gloo ranks, tiles of {TILE} tokens; bytes of the rank that holds most, without "
             "weights, gradients and optimizer. `away` is on the host.",
             verdict(pairs),
+            *filter(None, [of_left_out(reasons)]),
             *(section(card, [pair for pair in pairs if pair[0].card == card]) for card in cards),
         ],
     )
@@ -133,9 +143,12 @@ def main() -> None:
     given = parser.parse_args()
     load = os.getloadavg()[0]
     pairs: list[Pair] = []
+    left_out: list[str] = []
     for card, ranks in itertools.product(given.cards, given.ranks):
         made = CASES[ranks](card, given.tokens // ranks)
-        cases = [case for case in made if given.only in case.name and not refused(case)]
+        asked = [(case, refused(case)) for case in made if given.only in case.name]
+        left_out += [why for _, why in asked if why]
+        cases = [case for case, why in asked if not why]
         if not cases:
             continue
         for first in range(0, len(cases), AT_ONCE):
@@ -143,7 +156,7 @@ def main() -> None:
             found = on_ranks(ranks, on_this_rank, some, timeout_seconds=given.timeout)
             pairs += zip(some, fullest([found[rank] for rank in sorted(found)]), strict=True)
             busy = f"{load:.1f} running at the start, {os.getloadavg()[0]:.1f} at the end"
-            text = whole_page(pairs, busy)
+            text = whole_page(pairs, left_out, busy)
             if given.out is not None:  # what is measured so far
                 write(given.out, text)
     if not pairs:
