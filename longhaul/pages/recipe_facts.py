@@ -97,7 +97,7 @@ def schedule(stage: Stage) -> str:
 
 def training(stage: Stage, card: ModelCard) -> Iterator[str]:
     """Yield the rotation of a stage, what it starts from, and its optimizer."""
-    yield rotation_in_full(resolved(stage.rope, card))
+    yield rotation_in_full(resolved(stage.rope, card)) + _layers_it_turns(card)
     carried = ", with the state of the previous stage" if stage.optimizer == "carried" else ""
     yield (
         f"starts from {_STARTS[stage.start]}; Adam with beta2 {stage.adam_beta2:g}, weight decay "
@@ -107,6 +107,15 @@ def training(stage: Stage, card: ModelCard) -> Iterator[str]:
         yield f"mix: {stage.mix.words}"
     if stage.recovers is not None:
         yield f"recovers short text within a context of {stage.recovers:,} tokens"
+
+
+def _layers_it_turns(card: ModelCard) -> str:
+    """Return which layers a stage's rotation is on; empty if it is on all of them."""
+    if card.pattern is None:
+        return ""
+    if card.pattern.local_rope is not None:
+        return "; on full layers only"
+    return "" if card.pattern.full_rotates else "; on the layers that rotate"
 
 
 def model(card: ModelCard) -> Iterator[str]:

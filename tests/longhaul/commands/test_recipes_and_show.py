@@ -313,6 +313,21 @@ def test_a_rotation_in_full_has_its_parameters_and_temperature():
     )
 
 
+@pytest.mark.parametrize(
+    ("card", "which"),
+    [
+        ("olmo3_8k_7b", "; on full layers only"),
+        ("smollm3_4k_3b", "; on the layers that rotate"),
+        ("llama31_8b", ""),
+    ],
+)
+def test_a_rotation_that_some_layers_lack_says_so(card, which):
+    stage = LADDERS["nemo"].stages[1]
+    turned, *_ = recipe_facts.training(stage, CARDS[card])
+    rope = recipe_facts.resolved(stage.rope, CARDS[card])
+    assert turned == recipe_facts.rotation_in_full(rope) + which
+
+
 def test_what_waits_on_the_host_is_said():
     offload = Offload(tensors="both", cap_gib=64.5, every=2)
     kept = Layout(recompute=Recompute(kind="full"), offload=offload, optimizer_offload=0.5)
