@@ -116,12 +116,17 @@ def importing(card: ModelCard) -> str:
 
 
 def preparing(card: ModelCard, ladder: Ladder) -> str:
-    """Return the command that prepares a store with the tokenizer of a ladder's weights."""
+    """Return the command that prepares a store with the tokenizer of a ladder's weights.
+
+    Weights of a revision have theirs there too, so it is taken from their import.
+    """
     out = f"--out {shlex.quote(str(store_of(card)))}"
     if ladder.stages[0].start == "scratch":
         return f"longhaul prepare --vocab-size {card.vocab} {out}"
-    tokenizer = shlex.quote(card.hf_id or "YOUR_TOKENIZER")
-    return f"longhaul prepare --source DOCUMENTS --tokenizer {tokenizer} {out}"
+    tokenizer = card.hf_id or "YOUR_TOKENIZER"
+    if card.hf_revision:
+        tokenizer = str(MODELS / card.name / "hugging_face")
+    return f"longhaul prepare --source DOCUMENTS --tokenizer {shlex.quote(tokenizer)} {out}"
 
 
 def new_ladder(card: ModelCard, seq_length: int) -> tuple[str, str]:

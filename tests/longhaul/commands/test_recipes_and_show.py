@@ -218,7 +218,9 @@ def test_a_recipe_is_given_tokens_of_the_tokenizer_that_its_weights_have(name):
     if row.ladder.stages[0].start == "scratch":
         assert f"--vocab-size {row.card.vocab}" in line
     else:
-        assert f"--tokenizer {row.card.hf_id or 'YOUR_TOKENIZER'} " in line
+        imported = row.card.hf_revision and f"models/{row.card.name}/hugging_face"
+        named = imported or row.card.hf_id or "YOUR_TOKENIZER"
+        assert f"--tokenizer {named} " in line
         assert "--source DOCUMENTS" in line
         assert "--vocab-size" not in line
 
