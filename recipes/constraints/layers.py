@@ -24,17 +24,21 @@ def violations(step: TrainingStep) -> Iterator[str]:
     if pattern.window >= step.seq_length or evenly_full(pattern, step.layers, step.pp, step.vpp):
         return
     counts = sorted({_full(pattern, numbers) for numbers in step.stages})
-    may_be = [
-        size
-        for size in range(1, step.layers + 1)
-        if pipeline.divides(size, step.layers) and evenly_full(pattern, step.layers, size)
-    ]
     sizes = f"{step.pp}" if step.vpp == 1 else f"{step.pp} x VPP {step.vpp}"
     yield (
         f"PP {sizes} cuts the pattern ({pattern.describe()}): its stages have "
         f"{' or '.join(map(str, counts))} full layers, and all wait for those with the most; "
-        f"PP may be {', '.join(map(str, may_be))}"
+        f"PP may be {', '.join(map(str, pipeline_sizes(step)))}"
     )
+
+
+def pipeline_sizes(step: TrainingStep) -> list[int]:
+    """Return the sizes of PP that divide the layers and, with windows, do not cut their pattern."""
+    layers, pattern = step.layers, step.pattern
+    sizes = [size for size in range(1, layers + 1) if pipeline.divides(size, layers)]
+    if pattern is None or pattern.window is None or pattern.window >= step.seq_length:
+        return sizes
+    return [size for size in sizes if evenly_full(pattern, layers, size)]
 
 
 def evenly_full(pattern: LayerPattern, layers: int, pp: int, vpp: int = 1) -> bool:

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from custom_modules.rope.config import MAX_POSITION
-from recipes.constraints.layers import evenly_full
+from recipes.constraints.layers import pipeline_sizes
 from recipes.constraints.training_step import TrainingStep
 from recipes.spec import pipeline
 
@@ -70,25 +70,15 @@ def violations(step: TrainingStep) -> Iterator[str]:
         )
 
 
-def _may_be(step: TrainingStep, size: int) -> bool:
-    """Whether a size of PP divides the layers, and gives its stages as many full layers each."""
-    if not pipeline.divides(size, step.layers):
-        return False
-    own = step.pattern
-    windowed = own is not None and own.window is not None and own.window < step.seq_length
-    return own is None or not windowed or evenly_full(own, step.layers, size)
-
-
 def _pipeline(step: TrainingStep) -> Iterator[str]:
     """Yield one sentence for each violated constraint of pipeline stages."""
     layers, pp, uneven = step.layers, step.pp, pipeline.is_uneven(step.layers, step.pp, step.vpp)
     if step.vpp > 1:
         yield from _interleaved(step)
     elif not pipeline.divides(pp, layers):
-        may_be = [size for size in range(1, layers + 1) if _may_be(step, size)]
         yield (
             f"{layers} layers are not divisible by PP {pp}, nor are {layers + 2} with embedding "
-            f"and LM head as a layer each; PP may be {_listed(may_be)}"
+            f"and LM head as a layer each; PP may be {_listed(pipeline_sizes(step))}"
         )
     if pipeline.divides(pp, layers, step.vpp) and step.ends_count not in (None, uneven):
         value = str(uneven).lower()
