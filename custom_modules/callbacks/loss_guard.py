@@ -116,7 +116,9 @@ class LossGuard(Callback):
         }  # fmt: skip
         if not again:
             raise LossBrokeError(
-                f"{said}; {self.most} rewinds have not helped: see `longhaul doctor spike --run RUN`", **facts
+                f"{said}; {self.most} rewinds have not helped: see `longhaul doctor spike --run "
+                "RUN`",
+                **facts,
             )
         raise LossBrokeError(
             f"{said}; run again, the stage resumes from its last checkpoint without the batches "

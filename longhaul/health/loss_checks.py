@@ -55,8 +55,8 @@ def not_finite(lines: Sequence[Line]) -> Iterator[Finding]:
             step=first,
             said=f"{what} is {value} since step {first}",
             cause="a document, a learning rate that is too high, or an overflow",
-            remedy="the guard of the loss rewinds a run by itself; `longhaul doctor spike --run RUN` shows "
-            "what is around the step",
+            remedy="the guard of the loss rewinds a run by itself; `longhaul doctor spike --run "
+            "RUN` shows what is around the step",
         )
         return
 
@@ -95,8 +95,8 @@ def spike(lines: Sequence[Line]) -> Iterator[Finding]:
                 said=f"the loss is {loss:.3f}, {loss - usual:.2f} nats above the median of the "
                 f"{len(before)} steps before",
                 cause="documents of another kind, or a learning rate that is too high",
-                remedy="the guard of the loss rewinds at 2 nats; `longhaul doctor spike --run RUN` tells a "
-                "fault from the jump of an extension",
+                remedy="the guard of the loss rewinds at 2 nats; `longhaul doctor spike --run RUN` "
+                "tells a fault from the jump of an extension",
             )
             return
 

@@ -316,6 +316,6 @@ def _observed(
         kind="hang", step=step,
         said=f"{state.name} has written no step for {silent:,.0f} s; its processes still run",
         cause="a rank waits in a collective for one that is lost, or for a file system",
-        remedy="`longhaul doctor hang --run RUN` reads what the ranks wrote; their guard ends a rank that "
-        "hangs for too long",
+        remedy="`longhaul doctor hang --run RUN` reads what the ranks wrote; their guard ends a "
+        "rank that hangs for too long",
     )  # fmt: skip

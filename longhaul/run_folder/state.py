@@ -182,6 +182,8 @@ def _readable_stage(run: Path, name: str, job: SlurmJob | None) -> tuple[StageSt
     step = saved or 0 if foreign else max(pace.step, saved or 0)
     pace = Pace(step, pace.seconds)
     state, reason = _state(folder, run, job, done=saved is not None and saved >= steps, step=step)
+    if state not in ("running", "done"):  # it goes on from its checkpoint
+        pace = Pace(saved or 0, pace.seconds)
     part = None if math.isnan(steps) else Part(int(steps), per_step, pace)
     left = math.nan if part is None else pace.left(part.steps)
     return (

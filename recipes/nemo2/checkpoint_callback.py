@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from custom_modules.checkpoints.safe_loading import require_common
 from custom_modules.gpt.rotation import rotation_of
+from custom_modules.memory.freed import give_back
 from data.files.whole import write_text
 from recipes.checkpoints.files import FILES, SavedFile, for_marker, require_whole, weights_of
 from recipes.checkpoints.marker import (
@@ -151,6 +152,7 @@ class StageCheckpoint(nl.ModelCheckpoint):
         self._attempt = self._attempt + 1 if self._again else 1
         self._again = False
         self._try(trainer, filepath)
+        give_back()
         if self._again and not self.async_save:
             self._save_checkpoint(trainer, filepath)
 

@@ -58,9 +58,9 @@ def test_each_stage_says_state_step_tokens_checkpoint_and_what_is_left(answer, t
     ]  # fmt: skip
     assert "stopped" in second
     assert "10/40" in second
-    assert "60 s" in second
+    assert "64 s" in second
     assert "step 8" in second
-    assert "about 60 s of training left" in out
+    assert "about 64 s of training left" in out
 
 
 def test_all_of_it_in_numbers(answer, tmp_path):
@@ -68,7 +68,7 @@ def test_all_of_it_in_numbers(answer, tmp_path):
     code, out, _ = answer("status", run, "--json")
     found = json.loads(out)
     assert code == 0
-    assert (found["card"], found["ladder"], found["seconds_left"]) == ("tiny", "tiny", 60.0)
+    assert (found["card"], found["ladder"], found["seconds_left"]) == ("tiny", "tiny", 64.0)
     assert found["stages"][1]["checkpoint_step"] == 8
     assert found["stages"][1]["tokens_planned"] == STEPS * TOKENS
     assert found["holders"] == []
@@ -249,6 +249,16 @@ def test_a_stage_that_has_not_begun_waits_and_is_counted(tmp_path):
     found = run_state(make_run(tmp_path / "run", taken=(20, 0), saved=(20, 0)))
     assert [stage.state for stage in found.stages] == ["stopped", "waiting"]
     assert found.seconds_left == 20 * 2.0 + STEPS * 2.0
+
+
+def test_what_is_left_of_a_stopped_stage_counts_from_its_checkpoint(tmp_path):
+    run = make_run(tmp_path / "run", taken=(20, 0), saved=(12, 0))
+    first, second = run_state(run).stages
+    assert (first.state, first.step) == ("stopped", 20)
+    assert first.seconds_left == (STEPS - 12) * 2.0
+    nothing_saved = make_run(tmp_path / "other", taken=(20, 0), saved=(0, 0))
+    assert run_state(nothing_saved).stages[0].seconds_left == STEPS * 2.0
+    assert second.state == "waiting"
 
 
 def test_an_empty_folder_says_that_nothing_has_begun(answer, tmp_path):

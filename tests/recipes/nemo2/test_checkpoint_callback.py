@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException, _wrap_exceptio
 
 from data.files.sha256 import sha256_of
 from recipes.checkpoints.marker import newest_checkpoint, write_marker
-from recipes.nemo2 import failed_saves
+from recipes.nemo2 import checkpoint_callback, failed_saves
 from recipes.nemo2.checkpoint_callback import StageCheckpoint, _remove_others
 
 
@@ -45,6 +45,21 @@ def test_a_training_keeps_the_last_few_and_those_at_multiples(tmp_path, policy, 
 def test_a_policy_that_keeps_nothing_is_refused():
     with pytest.raises(ValueError, match="keep_last is 0 and keep_every 0; keep_last is at least"):
         StageCheckpoint(keep_last=0)
+
+
+def test_each_save_gives_freed_memory_back_on_the_ranks(monkeypatch):
+    done = []
+    monkeypatch.setattr(checkpoint_callback, "give_back", lambda: done.append("given back"))
+
+    class Failing(StageCheckpoint):
+        def _try(self, trainer, filepath):
+            done.append(filepath)
+            self._again = self._attempt < checkpoint_callback.TRIES
+
+    saving = Failing()
+    saving.async_save = False  # as NeMo's setup reads it from the strategy
+    saving._save_checkpoint(None, "step=2.ckpt")
+    assert done == ["step=2.ckpt", "given back"] * 2
 
 
 def test_the_reason_of_a_failed_save_is_that_of_the_rank_that_had_it():
