@@ -32,6 +32,7 @@ def import_model(
     from data.hub import OF_THE_HUB
     from recipes.hugging_face.config import card_of, read_config, require_same, require_weights
     from recipes.hugging_face.hub import local_folder
+    from recipes.hugging_face.rope import states_base
     from recipes.hugging_face.safetensors_files import BYTES, stored_tensors
     from recipes.models import CARDS
     from recipes.spec.naming import MODELS
@@ -45,7 +46,13 @@ def import_model(
         name = Path(source).name
     to = to or MODELS / (card or name)
     require_free(to)
-    found = card_of(read_config(local_folder(source, revision, weights=False)), name)
+    config = read_config(local_folder(source, revision, weights=False))
+    found = card_of(config, name)
+    if not states_base(config):
+        note(
+            "note: its config.json states no rope_theta; the base is that of transformers for "
+            f"{found.family}, {found.native_rope.base:,}"
+        )
     if card is not None:
         require_same(CARDS[card], found, f"the model of {source}")
     folder = local_folder(source, revision, weights=True)

@@ -111,6 +111,16 @@ def head_dim_of(config: Mapping[str, Any]) -> int:
     return whole(config, "hidden_size") // whole(config, "num_attention_heads")
 
 
+def states_base(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json states the base of its rotation, in whichever of its fields."""
+    return any(
+        content.get("rope_theta") is not None
+        for name in (OLD, NEW)
+        for stated in [mapping(config, name)]
+        for content in (config, stated, *(one for one in stated.values() if isinstance(one, dict)))
+    )
+
+
 def _stated(fields: RopeFields, config: Mapping[str, Any], rotated: float) -> RopeScaling:
     """Return the rotation of the standard fields, by the rules of transformers."""
     scaling, method = fields.content, _method(fields)

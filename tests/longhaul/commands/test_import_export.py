@@ -243,6 +243,17 @@ def test_a_folder_that_is_no_such_model_is_refused(answer, published, tmp_path, 
     assert not (tmp_path / "models" / "changed").exists()
 
 
+def test_a_base_that_is_left_to_transformers_is_told(answer, published, tmp_path):
+    source = Path(shutil.copytree(published, tmp_path / "changed"))
+    _without_tokenizer(source)  # so nothing is imported
+    said = "states no rope_theta; the base is that of transformers for llama, 10,000"
+    assert said not in answer("import", "--from", source).err
+    config = json.loads((source / "config.json").read_text())
+    del config["rope_theta"]
+    (source / "config.json").write_text(json.dumps(config))
+    assert said in answer("import", "--from", source).err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

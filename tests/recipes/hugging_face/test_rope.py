@@ -13,7 +13,7 @@ from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import Rotation, rotary_dims, stated_rotation
 from recipes.checkpoints.rotation import RotationError
 from recipes.hugging_face.as_computed import require_as_computed
-from recipes.hugging_face.rope import RECORD, rope_fields, rope_of
+from recipes.hugging_face.rope import RECORD, rope_fields, rope_of, states_base
 
 HEAD_DIM, LENGTH = 32, 2048
 SIZES = {"base": 10_000, "factor": 4.0, "original_length": 512}
@@ -276,3 +276,17 @@ def test_a_part_that_the_family_turns_anyway_is_not_stated_and_another_is():
         config |= {"head_dim": HEAD_DIM}
         assert config.get("partial_rotary_factor") == stated
         assert rope_of(json.loads(json.dumps(config)), rotated=0.5) == rope
+
+
+@pytest.mark.parametrize(
+    ("config", "states"),
+    [
+        ({"max_position_embeddings": 4096}, False),
+        ({"rope_theta": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, False),
+        ({"rope_theta": 10_000.0}, True),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}, True),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 10_000.0}}}, True),
+    ],
+)
+def test_whether_a_config_states_its_base(config, states):
+    assert states_base(config) is states
