@@ -89,7 +89,8 @@ def run(
         Path | None, typer.Option(help="Token store.", show_default="stores/CARD")
     ] = None,
     gate: Annotated[
-        str, typer.Option(help="Thresholds instead of the ladder's: passkey=0.9 or rise=none.")
+        str,
+        typer.Option(help="Thresholds instead of the ladder's, such as passkey=0.9,rise=none."),
     ] = "",
     device: Annotated[
         str | None, typer.Option(help="cpu: run on CPU ranks, overriding the recipes.")
