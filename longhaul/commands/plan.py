@@ -49,7 +49,7 @@ FP8 = ("tensorwise", "blockwise", "delayed", "mxfp8")
 def plan(
     card: Annotated[str, typer.Argument(help="A model card, such as llama31_8b.")] = "",
     seq: Annotated[str, typer.Option(help=f"Context, such as 64K or 1M ({K_IS}).")] = "",
-    ladder: Annotated[str, typer.Option(help="Plan every stage of a ladder, with its bill.")] = "",
+    ladder: Annotated[str, typer.Option(help="Plan every stage of a ladder, and its cost.")] = "",
     cluster: Cluster = "",
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes of the cluster.", show_default="1")
