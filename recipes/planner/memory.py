@@ -19,7 +19,8 @@ The moments:
     loss        kept tensors of all layers, of the last one also its offloaded ones, logits (or a
                 tile of them) and the last layer's output, 3h
     MLP         kept tensors of the other layers, the whole last layer, 2F of gradients, gradient of
-                its output; or a tile of it and the accumulated gradients of its weights
+                its output (that of a norm after the MLP is over); or a tile of it and the
+                accumulated gradients of its weights
     attention   kept tensors of the other layers, the layer up to its middle, attention's backward
                 (`custom_modules.context_parallel.cost`) with what its kernel holds itself
                 (`recipes.planner.kernels`), the gradient of the residual
@@ -138,8 +139,8 @@ class _Layer:
 
     def __init__(self, workload: Workload, kernels: Kernels) -> None:
         card, layout, e = workload.card, workload.layout, workload.element_bytes
-        self.workload, self.kernels = workload, kernels
-        t = self.tokens = workload.tokens
+        self.workload, self.kernels, self.tokens = workload, kernels, workload.tokens
+        t = self.tokens
         self.x = t / layout.tp * card.hidden * e
         """A layer's input, [s / TP, b, hidden]."""
         self.heads = t * card.heads / layout.tp * card.head_dim * e
@@ -148,9 +149,8 @@ class _Layer:
         self.result = self.heads + self.lse
         """Bytes that kept-attention recompute keeps in addition to the input."""
         self.ffn = t * card.ffn_hidden / layout.tp * e
-        gated = card.facts.gated
         self.mlp = kernels.kept_of(card.facts) * self.ffn
-        self.mlp_gradients = (kernels.mlp_gradients if gated else 1) * self.ffn
+        self.mlp_gradients = (kernels.mlp_gradients if card.facts.gated else 1) * self.ffn
         if card.facts.experts:  # each token goes to several, permuted before and after
             k, gathered = card.experts_per_token, self.x * layout.expert_tp
             most = k * workload.fullest_experts
@@ -161,9 +161,8 @@ class _Layer:
         """Rotations, each with its cos and sin."""
         self.by_head = workload.degrees.heads_per_stage is not None
         self.exchanged = workload.degrees.ulysses > 1
-        facts = card.facts
-        self.norm = kernels.norm_kept * self.x * facts.pre_norm
-        self.after = kernels.norm_kept * self.x * facts.post_norm
+        self.norm = kernels.norm_kept * self.x * card.facts.pre_norm
+        self.after = kernels.norm_kept * self.x * card.facts.post_norm
         """Kept of a norm after attention or the MLP: what it is given."""
         copied = self.heads + 2 * self.heads / workload.attention.heads * self._inner_kv
         self.copies = kernels.exchange_copies * copied * self.exchanged * (not self.by_head)
@@ -336,7 +335,7 @@ class _Layer:
             kept |= self.holds_output
             found["mlp"] = self.x * (1 + kept) + self._mlp_tile()
         else:
-            found["mlp"] += self.mlp_gradients + self.x * by_megatron
+            found["mlp"] += self.mlp_gradients + self.x * by_megatron - self.after
         return _sum(found, {"loss": self.x})
 
     def _mlp_tile(self) -> float:
@@ -345,15 +344,16 @@ class _Layer:
         The peak is when the gradients of the down projection, or of all projections, exist.
         """
         layout, card, e = self.workload.layout, self.workload.card, self.workload.element_bytes
-        tile = min(layout.tiling.mlp_tile, self.tokens // layout.tp) * e
+        own, most = self.tokens // layout.tp, layout.tiling.mlp_tile
         matrices = 3 if card.facts.gated else 2
         weights = card.hidden * card.ffn_hidden / layout.tp * self.kernels.weight_gradients
-        sums, one = 4 * matrices * weights, e * weights
-        of_inner = self.kernels.mlp_gradients if card.facts.gated else 1
-        gradients, ends = of_inner * card.ffn_hidden, 2 * card.hidden
+        sums = 4 * matrices * weights * (most < own)  # a single tile's gradients are no sums yet
+        gradients = (self.kernels.mlp_gradients if card.facts.gated else 1) * card.ffn_hidden
+        ends = (1 + card.facts.pre_norm) * card.hidden
         inner = self.kernels.kept_of(card.facts) * card.ffn_hidden
-        down = tile * (inner + gradients + ends) + sums + one
-        return max(down, tile * (gradients + ends) + sums + matrices * one)
+        tile = min(most, own) * e
+        down = tile * (inner + gradients + ends) + e * weights
+        return sums + max(down, tile * (gradients + ends) + matrices * e * weights)
 
     def _attention_backward(self, shape: AttentionShape) -> dict[str, float]:
         home = 2 * self.heads if self.exchanged and not self.by_head else 0.0
