@@ -11,12 +11,22 @@ from longhaul.jobs.profile_request import FOLDER, ProfileRequest
 
 
 def add_profile(recipe: "nemo_run.Partial", config: str, words: str) -> None:
-    """Add the callback that profiles what the words of --profile name, beside the recipe file."""
+    """Add the callback that profiles what the words of --profile name, beside the recipe file.
+
+    The one that compares the kernel times of GPUs is taken out on every rank. CUPTI passes its
+    records to one reader in a process: PyTorch's profiler would become it, lose the kernels outside
+    of `training_step`, where that callback turns records off, and keep its buffers afterwards; and
+    below nsys a process must not call CUPTI.
+    """
     import nemo_run
 
     from custom_modules.callbacks.profile_steps import ProfileSteps
+    from custom_modules.callbacks.stragglers import Stragglers
 
     request = ProfileRequest.of(words)
+    recipe.trainer.callbacks = [
+        one for one in recipe.trainer.callbacks if one.__fn_or_cls__ is not Stragglers
+    ]
     recipe.trainer.callbacks.append(
         nemo_run.Config(
             ProfileSteps,

@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from custom_modules.callbacks.profile_steps import ProfileSteps
+from custom_modules.callbacks.stragglers import Stragglers
 from longhaul.jobs.profile_request import ProfileRequest, nsys_command, require_profile
+from longhaul.jobs.profiled_training import add_profile
 from longhaul.jobs.training import training_task
 from longhaul.jobs.watched_training import train_watched
 from recipes.checkpoints.marker import write_marker
@@ -93,6 +96,16 @@ def test_a_rank_runs_the_training_that_profiles(stage):
     asked = replace(stage, profile="steps=2:3", evaluate_every=5)
     task = training_task(asked)
     assert (task.__fn_or_cls__, task.profile, task.every) == (train_watched, "steps=2:3", 5)
+
+
+@pytest.mark.parametrize("words", ["steps=5:8", "steps=5:8 nsys"])
+def test_cupti_has_one_reader_in_a_profiled_training_on_gpus(words, tmp_path):
+    recipe = ROWS["llama31_8b_nemo_64k"]()
+    before = [one.__fn_or_cls__ for one in recipe.trainer.callbacks]
+    assert Stragglers in before
+    add_profile(recipe, str(tmp_path / "config.yaml"), words)
+    after = [one.__fn_or_cls__ for one in recipe.trainer.callbacks]
+    assert after == [one for one in before if one is not Stragglers] + [ProfileSteps]
 
 
 def test_a_job_on_gpus_is_refused_nsys_where_slurm_starts_the_ranks(made):
