@@ -169,6 +169,7 @@ class StepLog(Callback):
         seconds = time.perf_counter() - self.started
         if measures is not None:
             measures.end()
+            tally.waited = measures.waited
         gathered = self._gathered(trainer, pl_module)
         first, last = self._assert_consumed(step, gathered)
         measured = _of_callbacks(trainer, pl_module, step, seconds, gathered)

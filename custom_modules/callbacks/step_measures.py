@@ -58,6 +58,12 @@ class StepMeasures:
         self.sensors = GpuSensors(self.device)
         self.sensors.start()
         self.parts: dict[str, float] = {}
+        self.waited = 0.0
+        """Seconds of the step in which this rank had nothing to do but wait for data.
+
+        On CUDA the device still computes while the host waits for the next micro-batch: only what
+        is left of the wait after that counts.
+        """
 
     def begin(self) -> None:
         """Begin a step."""
@@ -67,6 +73,7 @@ class StepMeasures:
     def end(self) -> None:
         """End a step that the device has finished."""
         seconds = self.timers.seconds()
+        self.waited = seconds["data"]
         self.parts = {
             "forward_seconds": seconds["forward"],
             "backward_seconds": seconds["backward"],

@@ -26,7 +26,7 @@ class Tally:
         self.tokens = 0
         self.samples: list[int] = []
         self.waited = 0.0
-        """Seconds that the step waited for its data."""
+        """Seconds that the step waited for its data; of the host until `StepLog` knows better."""
         self.row_facts: list[int] | None = None
         """Sums over the rows of the first of `ROW_FACTS`; None of data that says none."""
 

@@ -13,6 +13,7 @@ import torch
 
 from custom_modules.callbacks import step_log
 from custom_modules.callbacks.step_log import StepLog, Tally
+from custom_modules.metrics.event_timers import DATA_TIMER, timed
 
 SEQ_LENGTH, SEQUENCES = 8, 4
 
@@ -49,6 +50,19 @@ def trainer_at(step: int) -> SimpleNamespace:
     )
 
 
+def module_at_start() -> SimpleNamespace:
+    """Return what the log reads of a model that has not received anything."""
+    return SimpleNamespace(
+        tally=Tally(),
+        training_loss_reduction=SimpleNamespace(spread=torch.tensor(0.25)),
+        config=SimpleNamespace(
+            num_layers=1, num_attention_heads=1, kv_channels=1, vocab_size=5, hidden_size=2,
+            share_embeddings_and_output_weights=False,
+        ),
+        optim=None,
+    )  # fmt: skip
+
+
 def run_step(
     log: StepLog,
     step: int,
@@ -59,15 +73,7 @@ def run_step(
     callbacks: Sequence[Any] = (),
 ) -> None:
     """Run the hooks of one step whose micro-batches hold one sample each."""
-    module = SimpleNamespace(
-        tally=Tally(),
-        training_loss_reduction=SimpleNamespace(spread=torch.tensor(0.25)),
-        config=SimpleNamespace(
-            num_layers=1, num_attention_heads=1, kv_channels=1, vocab_size=5, hidden_size=2,
-            share_embeddings_and_output_weights=False,
-        ),
-        optim=None,
-    )  # fmt: skip
+    module = module_at_start()
     if measured:
         log.on_fit_start(trainer_at(step - 1), module)
     log.on_train_batch_start(trainer_at(step - 1), module, None, 0)
@@ -112,6 +118,45 @@ def test_a_step_as_planned_writes_its_line(log, path):
     assert [line["micro_batch_loss_std"] for line in written] == [0.25] * 2
     assert [line["rows_by_source"] for line in written] == [{"web": 0}, {"web": 1}]
     assert [line["data_wait_seconds"] for line in written] == [0.0] * 2
+
+
+@pytest.mark.usefixtures("megatron_rank")
+def test_a_wait_for_data_during_which_the_gpu_computes_is_none(log, path, monkeypatch):
+    now = busy_until = 0.0
+
+    class Event:
+        """An event of a stream: it happens when all that was launched before has ended."""
+
+        def __init__(self, enable_timing: bool) -> None:
+            pass
+
+        def record(self) -> None:
+            self.at = max(now, busy_until)
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 1000.0 * (end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    module, trainer, of_ranks = module_at_start(), trainer_at(1), []
+    log.on_fit_start(trainer, module)
+    log.on_train_start(trainer_at(0), module)
+    log.on_train_batch_start(trainer_at(0), module, None, 0)
+    for sample, host_waits in enumerate([0.25, 1.0, 0.0, 2.5]):
+        with timed(module.config.timers, DATA_TIMER):
+            now += host_waits
+            module.tally.waited += host_waits
+        module.tally.add(torch.zeros(1, SEQ_LENGTH, dtype=torch.int64), torch.tensor([sample]))
+        busy_until = max(now, busy_until) + 1.0  # seconds of kernels; the host returns at once
+    trainer.callbacks = [
+        SimpleNamespace(rank_facts=lambda module: of_ranks.append(module.tally.waited) or {})
+    ]
+    log.on_train_batch_end(trainer, module, None, None, 0)
+    # The second and the third are there at 1.25 s, when the first has ended, and end at 3.25; the
+    # fourth is there at 3.75.
+    assert lines(path)[0]["data_wait_seconds"] == pytest.approx(0.25 + 0.0 + 0.0 + 0.5)
+    assert of_ranks == [lines(path)[0]["data_wait_seconds"]]
 
 
 @pytest.mark.usefixtures("megatron_rank")
