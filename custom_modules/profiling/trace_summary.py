@@ -10,10 +10,15 @@ thread, since autograd launches those of a backward from a thread of its own. Pa
 other (attention in forward), and kernels of several streams overlap, so shares do not add up to 1.
 Of an operator they are its own, without those that it called: kernels on a GPU, else the host's.
 
+A kernel is launched by a call of CUDA that has its number, whether an operator of PyTorch made the
+call or, as Transformer Engine's Adam and what Triton compiles, none. Those of none are listed among
+the operators by their own names.
+
 `exposed_communication_seconds`, on a GPU, is the time in which kernels of NCCL ran and no other
 did: what an overlap has not hidden.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -28,6 +33,8 @@ MOST = 20
 """Operators that are listed."""
 MICRO = 1e-6
 Span = tuple[float, float]
+_CALL = re.compile(r"cu(da)?[A-Z]\w*")
+"""A call of CUDA's runtime or driver, by the name that CUPTI gives it."""
 
 
 def summarize(events: Sequence[Any]) -> dict[str, Any]:
@@ -40,17 +47,16 @@ def summarize(events: Sequence[Any]) -> dict[str, Any]:
     ]
     steps = [event for event in on_host if _is_step(event.name)]
     total = sum(event.time_range.elapsed_us() for event in steps) * MICRO
+    calls = {event.id: event.time_range.start for event in on_host if _CALL.fullmatch(event.name)}
     launched = sorted(
-        (event.time_range.start, sum(kernel.duration for kernel in event.kernels))
-        for event in on_host
-        if event.kernels
+        (calls[event.id], event.time_range.elapsed_us()) for event in on_device if event.id in calls
     )
     return {
         "profiled_steps": len(steps),
         "seconds": total,
         "exposed_communication_seconds": _exposed(on_device) if on_device else None,
         "parts": _parts(on_host, launched, total, with_device=bool(on_device)),
-        "operators": _operators(on_host, total, with_device=bool(on_device)),
+        "operators": _operators(on_host, on_device, total),
     }
 
 
@@ -91,17 +97,25 @@ def _parts(
     return sorted(rows.values(), key=lambda row: -row[which])
 
 
-def _operators(events: Iterable[Any], total: float, *, with_device: bool) -> list[dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = {}
-    for event in events:
+def _operators(
+    on_host: Iterable[Any], on_device: Sequence[Any], total: float
+) -> list[dict[str, Any]]:
+    taken: list[tuple[str, float]] = []
+    for event in on_host:
         if event.is_user_annotation or event.name.startswith(PREFIX) or _is_step(event.name):
             continue
-        own = (
-            sum(kernel.duration for kernel in event.kernels)
-            if with_device
-            else event.self_cpu_time_total
-        )
-        row = rows.setdefault(event.name, {"name": event.name, "calls": 0, "seconds": 0.0})
+        if getattr(event, "is_python_function", False):  # with stacks; older torch has none here
+            continue
+        of_kernels = sum(kernel.duration for kernel in event.kernels)
+        taken.append((event.name, of_kernels if on_device else event.self_cpu_time_total))
+    taken += (
+        (event.name, event.time_range.elapsed_us())
+        for event in on_device
+        if getattr(event, "linked_correlation_id", None) == 0
+    )
+    rows: dict[str, dict[str, Any]] = {}
+    for name, own in taken:
+        row = rows.setdefault(name, {"name": name, "calls": 0, "seconds": 0.0})
         row["calls"] += 1
         row["seconds"] += own * MICRO
     for row in rows.values():

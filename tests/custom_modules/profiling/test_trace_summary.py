@@ -2,15 +2,19 @@
 """What is said of a trace, from events that torch's profiler makes on a GPU."""
 
 import pytest
+import torch
 from torch.autograd.profiler_util import DeviceType, FunctionEvent
 
 from custom_modules.profiling.trace_summary import summarize, table
 
 
-def event(name, start, end, *, thread=1, stream=None, kernel=0.0, annotation=False):
-    """Return an event of the host, or of a stream; times in microseconds."""
-    made = FunctionEvent(
-        id=0,
+def event(name, start, end, *, thread=1, stream=None, number=0, operator=0, annotation=False):
+    """Return an event of the host, or of a stream; times in microseconds.
+
+    A kernel has the `number` of the call that launched it, and the `operator` that made the call.
+    """
+    return FunctionEvent(
+        id=number,
         name=name,
         thread=thread,
         start_us=start,
@@ -19,8 +23,14 @@ def event(name, start, end, *, thread=1, stream=None, kernel=0.0, annotation=Fal
         device_type=DeviceType.CPU if stream is None else DeviceType.CUDA,
         device_resource_id=stream,
         is_user_annotation=annotation,
+        linked_correlation_id=operator,
     )
-    if kernel:
+
+
+def operator(name, start, end, *kernels, thread=1):
+    """Return an operator with kernels of these microseconds."""
+    made = event(name, start, end, thread=thread, number=1)  # operators are counted apart
+    for kernel in kernels:
         made.append_kernel("kernel", 0, kernel)
     return made
 
@@ -28,25 +38,34 @@ def event(name, start, end, *, thread=1, stream=None, kernel=0.0, annotation=Fal
 EVENTS = [
     event("step 5", 0, 2e6, annotation=True),
     event("part: forward", 0, 5e5, annotation=True),
-    event("aten::mm", 1e5, 2e5, kernel=3e5),
+    operator("aten::mm", 1e5, 2e5, 3e5),
+    event("cudaLaunchKernel", 15e4, 16e4, number=11, operator=1),
     event("part: backward", 5e5, 15e5, annotation=True),
-    event("aten::mm", 6e5, 7e5, thread=2, kernel=8e5),  # by autograd's thread
-    event("flash_bwd", 8e5, 9e5, thread=2, kernel=2e5),
-    event("gemm", 2e5, 5e5, stream=7),
+    operator("aten::mm", 6e5, 7e5, 8e5, thread=2),  # by autograd's thread
+    event("cudaLaunchKernel", 65e4, 66e4, thread=2, number=12, operator=2),
+    event("part: optimizer", 16e5, 2e6, annotation=True),
+    event("cuLaunchKernelEx", 17e5, 18e5, number=13),  # by no operator of PyTorch
+    event("gemm", 2e5, 5e5, stream=7, number=11, operator=1),
     event("part: forward", 2e5, 5e5, stream=7, annotation=True),
-    event("gemm", 7e5, 15e5, stream=7),
-    event("ncclDevKernel_SendRecv", 4e5, 8e5, stream=9),
-    event("ncclDevKernel_SendRecv", 14e5, 16e5, stream=9),
+    event("gemm", 7e5, 15e5, stream=7, number=12, operator=2),
+    event("fused_adam", 18e5, 2e6, stream=7, number=13),
+    event("ncclDevKernel_SendRecv", 4e5, 8e5, stream=9, number=14, operator=3),
+    event("ncclDevKernel_SendRecv", 14e5, 16e5, stream=9, number=15, operator=3),
 ]
 
 
 def test_a_backward_has_the_kernels_that_another_thread_launched():
     parts = {row["name"]: row for row in summarize(EVENTS)["parts"]}
     assert parts["forward"]["device_seconds"] == pytest.approx(0.3)
-    assert parts["backward"]["device_seconds"] == pytest.approx(1.0)
-    assert parts["backward"]["share"] == pytest.approx(0.5)
+    assert parts["backward"]["device_seconds"] == pytest.approx(0.8)
+    assert parts["backward"]["share"] == pytest.approx(0.4)
     assert parts["backward"]["host_seconds"] == pytest.approx(1.0)
-    assert [row["calls"] for row in parts.values()] == [1, 1]
+    assert [row["calls"] for row in parts.values()] == [1, 1, 1]
+
+
+def test_a_part_has_the_kernels_that_no_operator_launched():
+    parts = {row["name"]: row for row in summarize(EVENTS)["parts"]}
+    assert parts["optimizer"]["device_seconds"] == pytest.approx(0.2)
 
 
 def test_only_communication_that_runs_alone_is_exposed():
@@ -57,7 +76,20 @@ def test_only_communication_that_runs_alone_is_exposed():
 def test_operators_are_listed_by_the_time_of_their_kernels():
     summary = summarize(EVENTS)
     rows = [(row["name"], row["calls"], round(row["seconds"], 3)) for row in summary["operators"]]
-    assert rows == [("aten::mm", 2, 1.1), ("flash_bwd", 1, 0.2)]
+    assert rows[:2] == [("aten::mm", 2, 1.1), ("fused_adam", 1, 0.2)]
+    assert {seconds for _, _, seconds in rows[2:]} == {0.0}
     lines = table({**summary, "rank": 0})
     assert lines[0] == "profile of 1 steps on rank 0, 2.00 s"
     assert "15.0%  exposed communication" in lines[1]
+
+
+def test_functions_of_python_are_no_operators_where_a_trace_has_stacks():
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True
+    ) as profiler:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    events = profiler.events()
+    assert any(event.is_python_function for event in events)
+    names = [row["name"] for row in summarize(events)["operators"]]
+    assert "aten::mm" in names
+    assert [name for name in names if not name.startswith("aten::")] == []
