@@ -27,10 +27,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -43,7 +44,12 @@ from custom_modules.profiling.step_parts import Other, TorchRange, named_parts
 from custom_modules.profiling.trace_summary import STEP, summarize, table
 
 HISTORY = 1_000_000
-"""Allocations that a memory snapshot remembers; each takes some hundred bytes on the host."""
+"""Allocations and frees that a memory snapshot has; each takes a KB or two of host memory, mostly
+for its stack."""
+PATIENCE_SECONDS = 60.0
+"""How long a profile waits for its device. A rank that fails in a step may have launched a message
+to a rank that waits for it: waiting for that would end at the timeout of collectives, and the
+error be said no sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,7 @@ class StepProfile:
 
     def __init__(self, wanted: Wanted, device: torch.device) -> None:
         """Profile nothing yet."""
-        self.wanted, self.on_cuda = wanted, device.type == "cuda"
+        self.wanted, self.device, self.on_cuda = wanted, device, device.type == "cuda"
         self.profiler: torch.profiler.profile | None = None
         self.memory: MemoryByCategory | None = None
         self._state: dict[Category, int] = {}
@@ -141,7 +147,8 @@ class StepProfile:
     def stop(self) -> None:
         """End the profile and write its files.
 
-        A disk that refuses them stops no training, and a device that has failed hides no error.
+        A disk that refuses them stops no training, and a device that has failed or does not finish
+        hides no error.
         """
         if not self.running:
             return
@@ -155,25 +162,33 @@ class StepProfile:
         self.profiler, self._model, self._optimizer = None, [], None
 
     def _finish(self) -> None:
-        if self.on_cuda:
-            torch.cuda.synchronize()
-        if self.profiler is not None:
+        done = not self.on_cuda or _is_done(self.device)
+        if done and self.profiler is not None:
             self.profiler.stop()
-        if self.wanted.nsys:
+        if done and self.wanted.nsys:
             torch.cuda.cudart().cudaProfilerStop()
-        self._write()
+        files = self._write_memory()
         if self.on_cuda:
             torch.cuda.memory._record_memory_history(enabled=None)
+        if not done:
+            raise RuntimeError(
+                f"its device has not finished the step within {PATIENCE_SECONDS:.0f} s; there is "
+                "only the snapshot of the memory"
+            )
+        self._write_trace(files)
 
-    def _write(self) -> None:
+    def _write_memory(self) -> list[Path]:
         wanted = self.wanted
         wanted.folder.mkdir(parents=True, exist_ok=True)
-        files = []
         if self.on_cuda:
-            files.append(_whole(wanted.path("memory.pickle"), _dump_snapshot))
-        elif self.memory is not None:
-            content = {"rank": wanted.rank, "step": wanted.last, **self._counted()}
-            files.append(_whole(wanted.path("memory.json"), partial(_dump_json, content)))
+            return [_whole(wanted.path("memory.pickle"), _dump_snapshot)]
+        if self.memory is None:
+            return []
+        content = {"rank": wanted.rank, "step": wanted.last, **self._counted()}
+        return [_whole(wanted.path("memory.json"), partial(_dump_json, content))]
+
+    def _write_trace(self, files: list[Path]) -> None:
+        wanted = self.wanted
         if self.profiler is None:
             return
         files.append(_whole(wanted.path("pt.trace.json.gz"), self._dump_trace))
@@ -210,7 +225,10 @@ class StepProfile:
             plain.unlink(missing_ok=True)
 
     def _at_out_of_memory(self) -> None:
-        """Write the snapshot once; the error itself is raised after it."""
+        """Write the snapshot once; the error itself is raised after it.
+
+        An error of this function would be raised in the other's place.
+        """
         if self._ran_out:
             return
         self._ran_out = True
@@ -218,8 +236,22 @@ class StepProfile:
             self.wanted.folder.mkdir(parents=True, exist_ok=True)
             path = _whole(self.wanted.out_of_memory, _dump_snapshot)
             sys.stderr.write(f"out of memory: the allocator's snapshot is in {path}\n")
-        except OSError as error:
-            sys.stderr.write(f"out of memory: the snapshot was not written: {error}\n")
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            sys.stderr.write(f"out of memory: the snapshot was not written: {said}\n")
+
+
+def _is_done(device: torch.device) -> bool:
+    """Return whether a device has finished its work, or has failed, within `PATIENCE_SECONDS`."""
+
+    def wait() -> None:
+        with suppress(RuntimeError):
+            torch.cuda.synchronize(device)  # by name: a new thread has device 0
+
+    waiting = Thread(target=wait, name="profile", daemon=True)
+    waiting.start()
+    waiting.join(PATIENCE_SECONDS)
+    return not waiting.is_alive()
 
 
 def _dump_snapshot(path: Path) -> None:
