@@ -235,8 +235,10 @@ def _spread(pairs: list[Tensor]) -> Tensor:
     table = torch.stack(pairs).double()
     if parallel_state.get_context_parallel_world_size() > 1:
         torch.distributed.all_reduce(table, group=parallel_state.get_context_parallel_group())
-    means = (table[:, 0] / table[:, 1])[table[:, 1] > 0]
-    sums = torch.stack([torch.ones_like(means).sum(), means.sum(), (means**2).sum()])
+    # Not selected by a mask: the host would wait for the device before it launches the optimizer.
+    counts = table[:, 1] > 0
+    means = torch.where(counts, table[:, 0] / table[:, 1], 0.0)
+    sums = torch.stack([counts.double().sum(), means.sum(), (means**2).sum()])
     torch.distributed.all_reduce(sums, group=parallel_state.get_data_parallel_group())
     count = sums[0].clamp(min=1)
     return (sums[2] / count - (sums[1] / count) ** 2).clamp(min=0).sqrt()
