@@ -6,6 +6,7 @@ all-gather of the step log, and `line` makes the numbers of the line from what a
 """
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from custom_modules.metrics.model_flops import ModelFlops
 from custom_modules.metrics.rank_facts import MEMORY, Gathered, by_rank, memory
 from custom_modules.metrics.tally import IN_WINDOW, ROW_FACTS, Tally
 
+SMALLER = {"pcie", "nvl", "mig"}
+"""Words of a GPU's name: of forms and slices whose peak is below that of the model's SXM module."""
 SENSORS = ("gpu_utilization", "gpu_power_watts", "gpu_clock_mhz")
 
 
@@ -159,7 +162,9 @@ def _of_device(device: torch.device, gpu: str, peak_flops: float | None) -> floa
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    if gpu.split()[0].lower() in name.lower():
+    model, *form = re.findall(r"\w+", gpu.lower())
+    there = set(re.findall(r"\w+", name.lower()))
+    if model in there and there & SMALLER <= set(form):
         return peak_flops
     rank_zero_info(
         f"MFU is not computed: the recipe states the peak of {gpu}, and this is {name}; set "

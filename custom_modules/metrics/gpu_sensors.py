@@ -57,11 +57,11 @@ class GpuSensors:
                 _read(torch.cuda.power_draw, self._device) / 1000,
                 _read(torch.cuda.clock_rate, self._device),
             )
-            if all(map(math.isnan, sample)):
-                return
             with self._lock:
                 self._samples.append(sample)
                 self._last = sample
+            if all(map(math.isnan, sample)):  # a driver that is gone does not come back
+                return
 
 
 def _read(sensor: Callable[[torch.device], int], device: torch.device) -> float:

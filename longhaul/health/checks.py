@@ -170,12 +170,10 @@ def low_utilization(lines: Sequence[Line], others: Sequence[str] = ()) -> Iterat
     share = median(share for _, share in shares)
     if share >= BUSY_SHARE:
         return
-    cause = "steps too short for a GPU, work on the host between kernels, or exposed communication"
+    cause = "steps too short for a GPU, or work on the host between kernels"
     remedy = "`longhaul doctor slow` shows where the time of a step goes"
     if "data_starvation" in others:
         cause, remedy = "the GPUs wait for data", "see data_starvation"
-    elif "straggler" in others:
-        cause, remedy = "the GPUs wait for a slow rank", "see straggler"
     yield Finding(
         kind="low_utilization",
         step=next(step for step, share in shares if share < BUSY_SHARE),

@@ -30,7 +30,8 @@ STALL_SECONDS = 30.0
 
 BUSY_SHARE = 0.5
 """Share of the time that a GPU runs a kernel, as NVML counts it. In training kernels are queued
-without a gap: below one half, the GPU waits for something."""
+without a gap: below one half, the GPU waits for its host. NCCL's kernels run while they wait for
+other ranks, so exposed communication is not seen here."""
 
 MEMORY_FIRST_STEPS = 16
 """Steps after a start in which memory is still being allocated: pools, caches, the first save."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from custom_modules.callbacks.step_measures import StepMeasures
+from custom_modules.callbacks.step_measures import StepMeasures, _of_device
 from custom_modules.metrics import gpu_sensors
 from custom_modules.metrics.gpu_sensors import GpuSensors
 from custom_modules.metrics.loss_bins import LossBins
@@ -166,3 +166,44 @@ def test_sensors_give_the_mean_of_the_samples_since_the_last_step(monkeypatch):
     assert math.isnan(watts)
     assert sensors.means()[0] == 90  # a step between two samples has the last one
     assert all(map(math.isnan, GpuSensors(torch.device("cpu")).means()))
+
+
+def test_sensors_that_are_lost_have_no_old_values(monkeypatch):
+    asked = iter(range(4))
+
+    def sensor(device: torch.device) -> int:
+        if next(asked) == 3:
+            monkeypatch.setattr(gpu_sensors.torch.cuda, "power_draw", lost)
+            monkeypatch.setattr(gpu_sensors.torch.cuda, "clock_rate", lost)
+            lost(device)
+        return 1000
+
+    def lost(device: torch.device) -> int:
+        raise RuntimeError("Failed to initialize NVML: Unknown Error")
+
+    for name in ("utilization", "power_draw", "clock_rate"):
+        monkeypatch.setattr(gpu_sensors.torch.cuda, name, sensor)
+    sensors = GpuSensors(torch.device("cuda", 0), seconds=0.0)
+    sensors.start()
+    sensors._thread.join(10)
+    assert not sensors._thread.is_alive()
+    sensors.means()  # of the step in which they were lost
+    assert all(map(math.isnan, sensors.means()))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "same"),
+    [
+        ("H100 SXM5 80 GB", "NVIDIA H100 80GB HBM3", True),
+        ("A100 SXM4 80 GB", "NVIDIA A100-SXM4-80GB", True),
+        ("H100 SXM5 80 GB", "NVIDIA H100 PCIe", False),
+        ("H100 PCIe 80 GB", "NVIDIA H100 PCIe", True),
+        ("H100 SXM5 80 GB", "NVIDIA H100 80GB HBM3 MIG 3g.40gb", False),
+        ("B200 180 GB", "NVIDIA GB200", False),
+        ("GB200 186 GB", "NVIDIA GB200", True),
+        ("H200 SXM 141 GB", "NVIDIA H100 80GB HBM3", False),
+    ],
+)
+def test_a_peak_is_used_on_the_gpu_that_it_is_of(gpu, name, same, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert _of_device(torch.device("cuda", 0), gpu, 1e15) == (1e15 if same else None)
