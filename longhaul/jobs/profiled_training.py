@@ -25,7 +25,9 @@ def add_profile(recipe: "nemo_run.Partial", config: str, words: str) -> None:
 
     request = ProfileRequest.of(words)
     recipe.trainer.callbacks = [
-        one for one in recipe.trainer.callbacks if one.__fn_or_cls__ is not Stragglers
+        one
+        for one in recipe.trainer.callbacks
+        if getattr(one, "__fn_or_cls__", None) is not Stragglers
     ]
     recipe.trainer.callbacks.append(
         nemo_run.Config(
