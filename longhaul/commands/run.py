@@ -90,7 +90,7 @@ def run(
     ] = None,
     gate: Annotated[
         str,
-        typer.Option(help="Thresholds instead of the ladder's, such as passkey=0.9,rise=none."),
+        typer.Option(help="Thresholds instead of the ladder's: rise=none; a comma joins several."),
     ] = "",
     device: Annotated[
         str | None, typer.Option(help="cpu: run on CPU ranks, overriding the recipes.")
