@@ -142,6 +142,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file to write the page to")
     given = parser.parse_args()
     load = os.getloadavg()[0]
+
+    def busy() -> str:
+        return f"{load:.1f} running at the start, {os.getloadavg()[0]:.1f} at the end"
+
     pairs: list[Pair] = []
     left_out: list[str] = []
     for card, ranks in itertools.product(given.cards, given.ranks):
@@ -155,15 +159,16 @@ def main() -> None:
             some = cases[first : first + AT_ONCE]
             found = on_ranks(ranks, on_this_rank, some, timeout_seconds=given.timeout)
             pairs += zip(some, fullest([found[rank] for rank in sorted(found)]), strict=True)
-            busy = f"{load:.1f} running at the start, {os.getloadavg()[0]:.1f} at the end"
-            text = whole_page(pairs, left_out, busy)
             if given.out is not None:  # what is measured so far
-                write(given.out, text)
+                write(given.out, whole_page(pairs, left_out, busy()))
     if not pairs:
         parser.error(
             f"no case on {given.ranks} ranks that the models' recipes take has {given.only!r} in "
             "its name"
         )
+    text = whole_page(pairs, left_out, busy())
+    if given.out is not None:
+        write(given.out, text)
     print(text, end="")
 
 

@@ -36,6 +36,7 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
+from custom_modules.memory.freed import give_back
 from data.store import Manifest
 from eval.answers.passkey import Prompt, prompts, score
 from eval.loss.held_out import held_out
@@ -119,6 +120,7 @@ class WhileTraining(Callback):
             by_length = loss_by_length(model, self.documents)
             assert self.prompt is not None
             _, nats, tokens = score(model, self.prompt)
+        give_back()
         cost = time.perf_counter() - began
         self.spent += cost
         self.costs.append(cost)

@@ -3,12 +3,12 @@
 
 The time of a step is the same on all ranks: the fast ones wait for the slow one in the reduction of
 the gradients. So the time that is compared ends before it, when the last backward is done, and does
-not contain the wait for data; of a GPU, not the part of it that kernels hide. Ranks of a replica
-(TP, CP, PP) wait for each other within the forward and the backward too: among them the slow one is
-not told apart, and the replica is named, with all of its ranks. Where data ranks wait for each
-other inside of layers (experts that are spread over them, parameters that Megatron FSDP gathers),
-and with one replica, nothing is compared; on GPUs `Stragglers` still compares the kernels of single
-ranks.
+not contain the wait for data (on a GPU: what is left of it when the kernels have ended). Ranks of a
+replica (TP, CP, PP) wait for each other within the forward and the backward too: among them the
+slow one is not told apart, and the replica is named, with all of its ranks. Where data ranks wait
+for each other inside of layers (experts that are spread over them, parameters that Megatron FSDP
+gathers), and with one replica, nothing is compared; on GPUs `Stragglers` still compares the kernels
+of single ranks.
 
     compute_seconds               median over the replicas of forward and backward
     slow_ranks                    those that took `LISTED` times as long as the others

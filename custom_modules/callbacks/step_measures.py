@@ -26,6 +26,8 @@ from custom_modules.metrics.tally import IN_WINDOW, ROW_FACTS, Tally
 
 SMALLER = {"pcie", "nvl", "mig"}
 """Words of a GPU's name: of forms and slices whose peak is below that of the model's SXM module."""
+MAKERS = {"nvidia", "geforce", "rtx", "tesla", "quadro"}
+"""Words before the model in a GPU's name."""
 SENSORS = ("gpu_utilization", "gpu_power_watts", "gpu_clock_mhz")
 
 
@@ -162,15 +164,21 @@ def _of_device(device: torch.device, gpu: str, peak_flops: float | None) -> floa
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    model, *form = re.findall(r"\w+", gpu.lower())
-    there = set(re.findall(r"\w+", name.lower()))
-    if model in there and there & SMALLER <= set(form):
+    model, stated = _words(gpu)
+    _, there = _words(name)
+    if model in there and there & SMALLER == stated & SMALLER:
         return peak_flops
     rank_zero_info(
         f"MFU is not computed: the recipe states the peak of {gpu}, and this is {name}; set "
         "trainer.callbacks[0].gpu and trainer.callbacks[0].peak_flops"
     )
     return None
+
+
+def _words(name: str) -> tuple[str, set[str]]:
+    """Return the word of a GPU's name that is its model, and all of its words."""
+    words = re.findall(r"\w+", name.lower())
+    return next((word for word in words if word not in MAKERS), ""), set(words)
 
 
 def _sources(trainer: Trainer) -> Sequence[str]:

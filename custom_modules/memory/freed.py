@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Freed host memory, which the C library keeps for later allocations. Does not import torch.
 
-A save and an evaluation allocate and free objects of many sizes among those that stay, and glibc
-gives back only what is free at the end of its heap. So the memory of a rank creeps up for hundreds
-of steps, by a fifth in a small model on CPU ranks, until the heap has room for all of them.
+A save or an evaluation allocates and frees objects of many sizes among those that stay, and glibc
+gives back only what is free at the end of its heap. So the memory of a rank creeps up until the
+heap has room for all of them, in a small model on CPU ranks by a fifth.
 """
 
 import ctypes

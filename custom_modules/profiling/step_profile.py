@@ -44,12 +44,12 @@ from custom_modules.profiling.step_parts import Other, TorchRange, named_parts
 from custom_modules.profiling.trace_summary import STEP, summarize, table
 
 HISTORY = 1_000_000
-"""Allocations and frees that a memory snapshot has; each takes a KB or two of host memory, mostly
-for its stack."""
+"""Allocations and frees that a memory snapshot keeps at most; each takes a KB or two of host
+memory, mostly for its stack."""
 PATIENCE_SECONDS = 60.0
 """How long a profile waits for its device. A rank that fails in a step may have launched a message
 to a rank that waits for it: waiting for that would end at the timeout of collectives, and the
-error be said no sooner."""
+error would be reported only then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +157,9 @@ class StepProfile:
         self._profiled.close()
         try:
             self._finish()
-        except (OSError, RuntimeError) as error:
-            sys.stderr.write(f"the profile of rank {self.wanted.rank} was not written: {error}\n")
+        except Exception as error:  # the snapshot alone may need memory that the host lacks
+            said = str(error) or type(error).__name__
+            sys.stderr.write(f"the profile of rank {self.wanted.rank} was not written: {said}\n")
         self.profiler, self._model, self._optimizer = None, [], None
 
     def _finish(self) -> None:
@@ -167,9 +168,11 @@ class StepProfile:
             self.profiler.stop()
         if done and self.wanted.nsys:
             torch.cuda.cudart().cudaProfilerStop()
-        files = self._write_memory()
-        if self.on_cuda:
-            torch.cuda.memory._record_memory_history(enabled=None)
+        try:
+            files = self._write_memory()
+        finally:
+            if self.on_cuda:
+                torch.cuda.memory._record_memory_history(enabled=None)
         if not done:
             raise RuntimeError(
                 f"its device has not finished the step within {PATIENCE_SECONDS:.0f} s; there is "

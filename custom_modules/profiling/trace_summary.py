@@ -106,6 +106,8 @@ def _operators(
             continue
         if getattr(event, "is_python_function", False):  # with stacks; older torch has none here
             continue
+        if on_device and _CALL.fullmatch(event.name):  # torch may give it kernels of an operator
+            continue
         of_kernels = sum(kernel.duration for kernel in event.kernels)
         taken.append((event.name, of_kernels if on_device else event.self_cpu_time_total))
     taken += (

@@ -90,7 +90,7 @@ def run(
     ] = None,
     gate: Annotated[
         str,
-        typer.Option(help="Thresholds instead of the ladder's: rise=none; a comma joins several."),
+        typer.Option(help="Thresholds instead of the ladder's: rise=0.1, or a list with commas."),
     ] = "",
     device: Annotated[
         str | None, typer.Option(help="cpu: run on CPU ranks, overriding the recipes.")

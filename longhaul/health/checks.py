@@ -171,7 +171,7 @@ def low_utilization(lines: Sequence[Line], others: Sequence[str] = ()) -> Iterat
     if share >= BUSY_SHARE:
         return
     cause = "steps too short for a GPU, or work on the host between kernels"
-    remedy = "`longhaul doctor slow` shows where the time of a step goes"
+    remedy = "`longhaul doctor slow --factory NAME --run RUN` shows where the time of a step goes"
     if "data_starvation" in others:
         cause, remedy = "the GPUs wait for data", "see data_starvation"
     yield Finding(

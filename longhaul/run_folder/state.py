@@ -33,6 +33,8 @@ State = Literal[
     "done", "running", "in use", "queued", "stopped", "failed", "waiting", "unknown", "broken"
 ]
 """`in use`: by a process of another machine; `unknown`: Slurm could not be asked for the job."""
+FROM_CHECKPOINT = ("stopped", "failed", "queued")
+"""States of a stage whose steps after its newest checkpoint are taken again."""
 NONE_STARTED = "no stage has been started here"
 
 
@@ -113,8 +115,14 @@ def run_state(run: Path) -> RunState:
     of_run = holder_of(run)
     of_stages = {stage.name: holder_of(stage_folder(run, stage.name)) for stage in found}
     holders = [holder for holder in (of_run, *of_stages.values()) if holder is not None]
+    stages = _held(found, of_run, of_stages)
+    for at, (stage, part) in enumerate(zip(stages, parts, strict=True)):
+        if part is not None and stage.state in FROM_CHECKPOINT:
+            pace = Pace(stage.checkpoint_step or 0, part.pace.seconds)
+            stages[at] = replace(stage, seconds_left=pace.left(part.steps))
+            parts[at] = replace(part, pace=pace)
     return RunState(
-        run=run, card=card, ladder=ladder, stages=_held(found, of_run, of_stages), jobs=jobs,
+        run=run, card=card, ladder=ladder, stages=stages, jobs=jobs,
         holders=list(dict.fromkeys(holders)), trouble="; ".join(troubles),
         seconds_left=math.nan if None in parts else ladder_left([one for one in parts if one]),
     )  # fmt: skip
@@ -182,8 +190,6 @@ def _readable_stage(run: Path, name: str, job: SlurmJob | None) -> tuple[StageSt
     step = saved or 0 if foreign else max(pace.step, saved or 0)
     pace = Pace(step, pace.seconds)
     state, reason = _state(folder, run, job, done=saved is not None and saved >= steps, step=step)
-    if state not in ("running", "done"):  # it goes on from its checkpoint
-        pace = Pace(saved or 0, pace.seconds)
     part = None if math.isnan(steps) else Part(int(steps), per_step, pace)
     left = math.nan if part is None else pace.left(part.steps)
     return (

@@ -347,7 +347,7 @@ class _Layer:
         own, most = self.tokens // layout.tp, layout.tiling.mlp_tile
         matrices = 3 if card.facts.gated else 2
         weights = card.hidden * card.ffn_hidden / layout.tp * self.kernels.weight_gradients
-        sums = 4 * matrices * weights * (most < own)  # a single tile's gradients are no sums yet
+        sums = 4 * matrices * weights * (most < own or e < 4)  # one tile's gradients are the sums
         gradients = (self.kernels.mlp_gradients if card.facts.gated else 1) * card.ffn_hidden
         ends = (1 + card.facts.pre_norm) * card.hidden
         inner = self.kernels.kept_of(card.facts) * card.ffn_hidden

@@ -35,6 +35,8 @@ def operator(name, start, end, *kernels, thread=1):
     return made
 
 
+launch = event("cuLaunchKernelEx", 17e5, 18e5, number=13)  # by no operator of PyTorch
+launch.append_kernel("gemm", 0, 8e5)  # of the operator with the same number
 EVENTS = [
     event("step 5", 0, 2e6, annotation=True),
     event("part: forward", 0, 5e5, annotation=True),
@@ -44,7 +46,7 @@ EVENTS = [
     operator("aten::mm", 6e5, 7e5, 8e5, thread=2),  # by autograd's thread
     event("cudaLaunchKernel", 65e4, 66e4, thread=2, number=12, operator=2),
     event("part: optimizer", 16e5, 2e6, annotation=True),
-    event("cuLaunchKernelEx", 17e5, 18e5, number=13),  # by no operator of PyTorch
+    launch,
     event("gemm", 2e5, 5e5, stream=7, number=11, operator=1),
     event("part: forward", 2e5, 5e5, stream=7, annotation=True),
     event("gemm", 7e5, 15e5, stream=7, number=12, operator=2),
@@ -76,8 +78,7 @@ def test_only_communication_that_runs_alone_is_exposed():
 def test_operators_are_listed_by_the_time_of_their_kernels():
     summary = summarize(EVENTS)
     rows = [(row["name"], row["calls"], round(row["seconds"], 3)) for row in summary["operators"]]
-    assert rows[:2] == [("aten::mm", 2, 1.1), ("fused_adam", 1, 0.2)]
-    assert {seconds for _, _, seconds in rows[2:]} == {0.0}
+    assert rows == [("aten::mm", 2, 1.1), ("fused_adam", 1, 0.2)]
     lines = table({**summary, "rank": 0})
     assert lines[0] == "profile of 1 steps on rank 0, 2.00 s"
     assert "15.0%  exposed communication" in lines[1]

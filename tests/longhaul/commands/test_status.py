@@ -155,6 +155,7 @@ def test_a_run_of_another_machine_is_in_use_there(answer, tmp_path):
     assert " in use on n7 " in out
     assert "in use by process 41 on n7 (longhaul run, since noon); this machine cannot see" in out
     assert "resumes it" not in err
+    assert run_state(run).seconds_left == 60.0  # it trains: from its last step
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from megatron.core.activations import fast_gelu
 
+from benchmarks.planner_cases import BOTH, LOSS
+from benchmarks.planner_cases import CARDS as SMALL
+from benchmarks.planner_memory import of_left_out
 from benchmarks.planner_published import BOUND
 from benchmarks.published_points import bytes_of_peers, lengths_of_peers
 from custom_modules.memory.config import Offload, Recompute, Tiling
@@ -61,6 +64,25 @@ def test_an_mlp_s_backward_of_the_tiny_model_added_up_by_hand():
     assert found.categories["weights"] == 4 * TINY.parameters
     assert found.categories["gradients"] == 4 * TINY.parameters
     assert found.categories["optimizer"] == 8 * TINY.parameters
+
+
+@pytest.mark.parametrize(
+    ("tp", "tiling", "mib"),
+    [(1, LOSS, 18.812), (1, BOTH, 8.643), (2, BOTH, 5.540)],
+    ids=["whole", "in tiles", "one tile"],
+)
+def test_a_norm_after_an_mlp_holds_nothing_in_its_backward(tp, tiling, mib):
+    """The bytes are those that `benchmarks.planner_memory` counted; on two ranks of 512 tokens."""
+    given = {"precision": "fp32", "device": "cpu", "recompute": FULL, "tiling": tiling}
+    found = memory(workload(SMALL["olmo3_7b_sixteenth"], seq=1024 // tp, tp=tp, **given), PLAIN)
+    assert found.peak_in == "mlp"
+    assert found.categories["mlp"] / 2**20 == pytest.approx(mib, rel=1e-3)
+
+
+def test_the_page_of_measured_steps_says_which_were_left_out_and_why():
+    assert of_left_out([]) == ""
+    *_, most, least = of_left_out(["no", "yes", "no"]).splitlines()
+    assert (most, least) == ("* 2: no", "* 1: yes")
 
 
 def test_the_state_of_a_bf16_model_by_what_is_sharded():
