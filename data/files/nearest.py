@@ -8,7 +8,7 @@ from pathlib import Path
 def near_path(path: Path) -> str:
     """Return ` (did you mean PATH?)`, a like name in the path's folder.
 
-    Returns an empty string if no name is alike, or if the path exists.
+    Returns an empty string if no name is similar, or if the path exists.
     """
     try:
         there = [one.name for one in path.parent.iterdir()]

@@ -11,7 +11,7 @@ from longhaul.jobs.profile_request import FOLDER, ProfileRequest
 
 
 def add_profile(recipe: "nemo_run.Partial", config: str, words: str) -> None:
-    """Add the callback that profiles what the words of --profile name, beside the recipe file.
+    """Add the callback that profiles what the words of --profile name, next to the recipe file.
 
     The one that compares the kernel times of GPUs is taken out on every rank. CUPTI passes its
     records to one reader in a process: PyTorch's profiler would become it, lose the kernels outside

@@ -154,7 +154,7 @@ class Changes:
         """Take the least time between two lines of progress."""
         self.every = every_seconds
         self._trouble = ""
-        self._begun = False
+        self._looked = False
         self._states: dict[str, str] = {}
         self._saved: dict[str, int | None] = {}
         self._steps: dict[str, int] = {}
@@ -167,9 +167,9 @@ class Changes:
         if trouble and trouble != self._trouble:
             yield f"broken: {trouble}"
         self._trouble = trouble
-        if not self._begun and not view.stages and view.state is not None:
+        if not self._looked and not view.stages and view.state is not None:
             yield f"{view.run}: {NONE_STARTED}"
-        self._begun = True
+        self._looked = True
         for stage in view.stages:
             name, state = stage.state.name, stage.state
             if self._states.get(name) != state.state:

@@ -112,12 +112,13 @@ def head_dim_of(config: Mapping[str, Any]) -> int:
 
 
 def states_base(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json states the base of its rotation, in whichever of its fields."""
-    return any(
-        content.get("rope_theta") is not None
-        for name in (OLD, NEW)
-        for stated in [mapping(config, name)]
-        for content in (config, stated, *(one for one in stated.values() if isinstance(one, dict)))
+    """Whether a config.json states the base of each rotation, in whichever of its fields.
+
+    Raises ValueError as `rope_of` does for fields that disagree.
+    """
+    return all(
+        fields is None or _once(fields, config, "rope_theta").get("rope_theta") is not None
+        for fields in rope_fields_by_kind(config).values()
     )
 
 
