@@ -113,8 +113,10 @@ def _first_error(folder: Path) -> tuple[Path | None, str]:
     text = logs[-1].read_text(errors="replace")
     if (ended := _ENDED.search(text)) and -int(ended[1]) in KILLED:
         return logs[-1], _last_words(text)
+    # torch's CheckpointException names ranks; what each of them raised follows.
     found = re.search(
-        r"^(?:\[[^\]]*\]:?\s*)*([A-Za-z_.]*(?:Error|Exception)(?:: .+)?)$",
+        r"^(?:\[[^\]]*\]:?\s*)*"
+        r"((?!torch\.\S+\.CheckpointException: )[A-Za-z_.]*(?:Error|Exception)(?:: .+)?)$",
         text,
         flags=re.MULTILINE,
     )

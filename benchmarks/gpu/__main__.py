@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.gpu.cases import Case, all_cases
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.sizes import SIZES, machine
+from data.cuda_extension import prepare_process
 
 PAGE = "page.md"
 
@@ -76,6 +77,7 @@ def _write_page(given: argparse.Namespace, cases: Sequence[Case], results: Resul
 
 
 def _work(given: argparse.Namespace, cases: Sequence[Case], results: Results) -> None:
+    prepare_process()  # before Megatron-Core is imported
     from benchmarks.gpu.measure import measure
 
     named = [case for case in cases if case.name in given.cases]

@@ -26,6 +26,9 @@ OURS, PLAIN, CHECKPOINTED = "ours", "PyTorch", "PyTorch, checkpointed"
 LIGER, CCE = "Liger", "Cut Cross-Entropy"
 ROUNDS = 5
 NOT_INSTALLED = "not installed: pip install {}"
+OUT_OF_MEMORY = "out of memory"
+SENTENCES = 3
+"""Of torch's message: what was asked for, what is free, and what this process has."""
 
 
 class Where(TypedDict):
@@ -94,6 +97,12 @@ class Device:
             torch.cuda.empty_cache()
 
 
+def out_of_memory(raised: torch.OutOfMemoryError) -> str:
+    """Return a reason with the sizes of torch's message."""
+    sizes = str(raised).split(". ")[1 : 1 + SENTENCES]
+    return f"{OUT_OF_MEMORY}: {'. '.join(sizes)}".rstrip(": ")
+
+
 def in_turn(blocks: Sequence[Block], device: Device, rounds: int) -> list[Measured]:
     """Run blocks in turn; the first of a round is the last of the next."""
     extra: dict[str, int] = {}
@@ -106,8 +115,8 @@ def in_turn(blocks: Sequence[Block], device: Device, rounds: int) -> list[Measur
             block.run()  # compiles, and tunes what is tuned
             device.free()
             extra[block.name] = device.extra_bytes(block.run)
-        except torch.OutOfMemoryError:
-            reasons[block.name] = "out of memory"
+        except torch.OutOfMemoryError as raised:
+            reasons[block.name] = out_of_memory(raised)
         except Exception as raised:  # a peer may raise anything; its reason goes into the table
             reasons[block.name] = f"fails: {type(raised).__name__}: {raised}".splitlines()[0]
         device.free()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import attention, blocks, host, stacked, steps, whole_run
+from benchmarks.gpu.blocks import OUT_OF_MEMORY, out_of_memory
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.results import Result, Results
 from benchmarks.gpu.sizes import Sizes
@@ -40,7 +41,8 @@ def measure(
     """Run cases in order and write a file for each; leave out those too long for the time left.
 
     `until` is a moment of `time.time`, `peak` the device's TFLOP/s, for estimates. A case that
-    fails leaves its reason; one that ends the process leaves its mark.
+    fails leaves its reason; one that ends the process leaves its mark. One that runs out of memory
+    is the last: what it held may stay with the process, and the next would fail for it.
     """
     of_run = facts(PACKAGES)
     for case in cases:
@@ -51,6 +53,8 @@ def measure(
             found.facts = of_run
             results.write(found)
         print(f"{case.name}: {found.reason or 'measured'}, {found.seconds:.0f} s", flush=True)
+        if OUT_OF_MEMORY in found.reason:
+            return
 
 
 def _result(case: Case, sizes: Sizes) -> Result:
@@ -60,8 +64,8 @@ def _result(case: Case, sizes: Sizes) -> Result:
     reason = ""
     try:
         figures = MEASUREMENTS[case.kind](sizes, **case.settings)
-    except torch.OutOfMemoryError:
-        reason = "out of memory"
+    except torch.OutOfMemoryError as raised:
+        reason = out_of_memory(raised)
     except Exception as raised:  # a peer may raise anything; its reason goes into the file
         traceback.print_exc()
         reason = f"{type(raised).__name__}: {raised}".splitlines()[0][:MOST_WORDS]

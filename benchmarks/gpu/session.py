@@ -70,7 +70,11 @@ def _least(group: Sequence[Case], peak: float) -> float:
 def _in_a_process(
     group: list[Case], results: Results, device: Device, until: float, peak: float
 ) -> list[Case]:
-    """Run a worker to its end; return the cases after the one that ended it, if one did."""
+    """Run a worker to its end; return the cases that are left for another.
+
+    Those after the one that ended it; or, after one that ran out of memory, those not measured.
+    """
+    before = results.names()
     command = [
         sys.executable, "-W", "ignore", "-m", "benchmarks.gpu", "worker", "--device", device,
         "--out", str(results.folder), "--until", str(until), "--peak", str(peak),
@@ -90,7 +94,8 @@ def _in_a_process(
                 worker.wait()
     begun = results.under_way()
     if begun is None and worker.returncode == 0:
-        return []
+        measured = results.names() - before
+        return [case for case in group if case.name not in measured] if measured else []
     last = " | ".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
     if begun is None:
         raise RuntimeError(f"the process of the cases ended with {worker.returncode}: {last}")

@@ -72,7 +72,7 @@ ON_GPU = Sizes(
     layers=(4, 8),
     whole=LLAMA32_1B,
     loss_tokens=16 * K,
-    mlp_tokens=256 * K,
+    mlp_tokens=128 * K,
     loss_tile=4 * K,
     mlp_tile=8 * K,
     attention=AttentionSizes(lengths=(32 * K, 128 * K, 512 * K), ranks=8, seconds=1.0),

@@ -25,9 +25,11 @@ checkpoints have its names and reshard by its rules.
 `long_context_spec` alone is a layer spec for a plain `GPTModel`, with its own rotary embedding.
 """
 
+import os
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -199,10 +201,16 @@ def long_context_spec(
             offload,
             {number: kind for number, kind in kinds.items() if kind != "none"},
             input_stays=first if first > 1 else None,
-            ranks_per_node=ranks_per_node,
+            ranks_per_node=_ranks_here(ranks_per_node),
         ),
     }
     return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=norm)
+
+
+def _ranks_here(ranks_per_node: int) -> int:
+    """Return how many ranks share this host's memory: torchrun's count where it started them."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return min(int(os.environ.get("LOCAL_WORLD_SIZE") or ranks_per_node), ranks)
 
 
 class LongContextGPT(GPTModel):

@@ -123,6 +123,7 @@ class Attention:
 
     def _products(self, layers: int, mean: float, peak: float) -> Seconds:
         workload, efficiency = self.workload, self.cluster.efficiency
+        peak *= efficiency.of_heads(workload.card.head_dim)
         width = workload.card.heads * workload.card.head_dim / workload.layout.tp
         unit = width * workload.seq_length * workload.tokens * layers * mean
         forward = 2 * unit / (peak * efficiency.attention_forward)

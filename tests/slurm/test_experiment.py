@@ -64,8 +64,12 @@ a_long_path/fdl_runner.py FAILED
         ("step 7\n", -11, "rank 1 was ended by SIGSEGV; it wrote last: step 7"),
         ("Traceback (most recent call last):\nAssertionError\n", 1, "AssertionError"),
         ("Traceback (most recent call last):\nOSError: no room\n", 1, "OSError: no room"),
+        ("Traceback (most recent call last):\n"
+         "torch.distributed.checkpoint.api.CheckpointException: CheckpointException "
+         "ranks:dict_keys([0])\nTraceback (most recent call last): (RANK 0)\n"
+         "KeyError: 'decoder.layers'\n", 1, "KeyError: 'decoder.layers'"),
     ],
-    ids=["words", "nothing", "killed", "notices", "crashed", "bare", "exception"],
+    ids=["words", "nothing", "killed", "notices", "crashed", "bare", "exception", "checkpoint"],
 )  # fmt: skip
 def test_a_job_that_failed_says_what_its_rank_wrote_last(tmp_path, wrote, code, said):
     log = tmp_path / "stage" / "combined.log"

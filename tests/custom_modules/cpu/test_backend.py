@@ -4,11 +4,14 @@ from inspect import getattr_static
 
 import pytest
 import torch
+from megatron.core import optimizer as optimizers
 from megatron.core.activations import squared_relu
+from megatron.core.optimizer import clip_grads
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel import random as megatron_random
 
 from custom_modules.cpu.backend import cpu_backend
+from tests.ranks import one_rank
 
 NEEDS_NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 
@@ -211,3 +214,29 @@ def test_events_measure_milliseconds_and_streams_have_no_effect():
             end.record(torch.cuda.current_stream())
         end.synchronize()
         assert start.elapsed_time(end) >= 0
+
+
+def test_gradients_are_measured_and_scaled_without_the_kernels_of_transformer_engine(monkeypatch):
+    """An environment made for GPUs has them, and they take no tensor of a CPU."""
+
+    def kernel(*tensors):
+        raise AssertionError("a CUDA kernel was called")
+
+    for name in ("multi_tensor_applier", "l2_norm_impl", "multi_tensor_scale_impl"):
+        monkeypatch.setattr(clip_grads, name, kernel)
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    with one_rank(), cpu_backend(force=True):
+        norm = clip_grads.get_grad_norm_fp32([parameter.grad], grad_stats_parallel_group=None)
+        clip_grads.clip_grad_by_total_norm_fp32([parameter], 1.0, norm)
+    assert norm == pytest.approx(5)
+    assert parameter.grad.tolist() == pytest.approx([0.6, 0.8])
+
+
+def test_adam_is_torchs_though_another_is_installed(monkeypatch):
+    other = object()
+    monkeypatch.setattr(optimizers, "Adam", other)
+    monkeypatch.setattr(optimizers, "USING_PYTORCH_OPTIMIZER", False)
+    with cpu_backend(force=True):
+        assert (optimizers.Adam, optimizers.USING_PYTORCH_OPTIMIZER) == (torch.optim.AdamW, True)
+    assert (optimizers.Adam, optimizers.USING_PYTORCH_OPTIMIZER) == (other, False)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's optimizers over torch's operators, where Transformer Engine or Apex is installed.
+
+Megatron-Core takes Adam, SGD and the norm and scaling of gradients from Transformer Engine, or
+from Apex, as soon as one can be imported, without asking where the tensors are. Theirs are CUDA
+kernels, so an environment made for GPUs could not train on its CPU, a rehearsal included.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from custom_modules.patching import patched
+
+
+@contextmanager
+def plain_optimizer() -> Iterator[None]:
+    """Have Megatron-Core's optimizers use torch's operators inside this context."""
+    with ExitStack() as stack:
+        for module, name, value in _stand_ins():
+            if hasattr(module, name):  # one is not in each release of Megatron-Core
+                stack.enter_context(patched(module, name, value))
+        yield
+
+
+def _stand_ins() -> Iterator[tuple[Any, str, Any]]:
+    """Yield what Megatron-Core has in these places if neither package is installed."""
+    from megatron.core import utils
+
+    package = import_module("megatron.core.optimizer")
+    yield package, "Adam", torch.optim.AdamW
+    yield package, "SGD", torch.optim.SGD
+    yield package, "USING_PYTORCH_OPTIMIZER", True
+    sharded = import_module("megatron.core.optimizer.distrib_optimizer")
+    yield sharded, "Adam", torch.optim.Adam
+    yield sharded, "HAVE_APEX_OR_TE", False
+    for name in ("optimizer", "clip_grads"):
+        module = import_module(f"megatron.core.optimizer.{name}")
+        yield module, "multi_tensor_applier", utils.local_multi_tensor_applier
+        yield module, "multi_tensor_scale_impl", utils.local_multi_tensor_scale
+        yield module, "l2_norm_impl", utils.local_multi_tensor_l2_norm
