@@ -53,6 +53,8 @@ from recipes.nemo2.failed_saves import SaveFailedError
 
 TRIES = 2
 """Attempts at a save before the next interval."""
+GIVEN_BACK_EVERY = 50
+"""Steps after which freed host memory is given back, besides after each save."""
 
 
 class StageCheckpoint(nl.ModelCheckpoint):
@@ -98,8 +100,13 @@ class StageCheckpoint(nl.ModelCheckpoint):
             self._save_none_monitor_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Save at the interval, when asked, and after a save in the background has failed."""
+        """Save at the interval, when asked, and after a save in the background has failed.
+
+        Every rank gives freed memory back at the same steps, so that none waits for another.
+        """
         super().on_train_batch_end(trainer, *args, **kwargs)
+        if trainer.global_step % GIVEN_BACK_EVERY == 0:
+            give_back()
         if self._again or self.save_asked:
             self.save_asked = False
             self.save_now(trainer)
