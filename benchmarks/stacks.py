@@ -41,6 +41,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from benchmarks.harness.llama import llama_config
+from benchmarks.harness.out_of_memory import out_of_memory
 from benchmarks.harness.peers import deepspeed_tiled_loss, deepspeed_tiled_mlp
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.cpu.backend import cpu_backend
@@ -186,8 +187,8 @@ def step(shape: Shape, stack: Stack, seq: int, *, warm_up: bool = False) -> Foun
             _by_cause(memory, found)
         found.gradient_norm = _gradient_norm(model)
         found.inputs_away = _inputs_away(moved) / max(1, shape.layers - 1)
-    except torch.OutOfMemoryError:
-        found.reason = "out of memory"
+    except torch.OutOfMemoryError as raised:
+        found.reason = out_of_memory(raised)
     finally:
         model = None  # type: ignore[assignment]
         gc.collect()

@@ -30,6 +30,9 @@ _NOTICE = re.compile(r"OneLogger|^No exporters were provided|transformer_engine 
 _ENDED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 """torchrun's line on the rank that failed first."""
 
+_NAMES_RANKS = re.compile(r"\S*CheckpointException: CheckpointException ranks:")
+"""torch's line that only names ranks; what each of them raised follows."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -113,14 +116,13 @@ def _first_error(folder: Path) -> tuple[Path | None, str]:
     text = logs[-1].read_text(errors="replace")
     if (ended := _ENDED.search(text)) and -int(ended[1]) in KILLED:
         return logs[-1], _last_words(text)
-    # torch's CheckpointException names ranks; what each of them raised follows.
-    found = re.search(
-        r"^(?:\[[^\]]*\]:?\s*)*"
-        r"((?!torch\.\S+\.CheckpointException: )[A-Za-z_.]*(?:Error|Exception)(?:: .+)?)$",
+    raised = re.findall(
+        r"^(?:\[[^\]]*\]:?\s*)*([A-Za-z_.]*(?:Error|Exception)(?:: .+)?)$",
         text,
         flags=re.MULTILINE,
     )
-    return logs[-1], found[1] if found else _last_words(text)
+    of_ranks = [line for line in raised if not _NAMES_RANKS.match(line)] or raised
+    return logs[-1], of_ranks[0] if of_ranks else _last_words(text)
 
 
 def _last_words(text: str) -> str:

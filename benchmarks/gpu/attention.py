@@ -32,6 +32,7 @@ from torch import Tensor
 
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.loopback import loopback
+from benchmarks.harness.out_of_memory import out_of_memory
 from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import KERNELS, kernel_for
@@ -198,8 +199,8 @@ def measure(case: Case, device: torch.device, seconds: float) -> Found:
         times = [_times(case, leaves, device) for _ in range(2)]
         while time.perf_counter() < end:
             times.append(_times(case, leaves, device))
-    except torch.OutOfMemoryError:
-        return Found(reason="out of memory")
+    except torch.OutOfMemoryError as raised:
+        return Found(reason=out_of_memory(raised))
     finally:
         leaves = []
         gc.collect()

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.gpu.sizes import Sizes
+from benchmarks.harness.out_of_memory import out_of_memory
 from benchmarks.mlp import Mlp
 from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy
@@ -26,9 +27,6 @@ OURS, PLAIN, CHECKPOINTED = "ours", "PyTorch", "PyTorch, checkpointed"
 LIGER, CCE = "Liger", "Cut Cross-Entropy"
 ROUNDS = 5
 NOT_INSTALLED = "not installed: pip install {}"
-OUT_OF_MEMORY = "out of memory"
-SENTENCES = 3
-"""Of torch's message: what was asked for, what is free, and what this process has."""
 
 
 class Where(TypedDict):
@@ -95,12 +93,6 @@ class Device:
         gc.collect()
         if self.on_cuda:
             torch.cuda.empty_cache()
-
-
-def out_of_memory(raised: torch.OutOfMemoryError) -> str:
-    """Return a reason with the sizes of torch's message."""
-    sizes = str(raised).split(". ")[1 : 1 + SENTENCES]
-    return f"{OUT_OF_MEMORY}: {'. '.join(sizes)}".rstrip(": ")
 
 
 def in_turn(blocks: Sequence[Block], device: Device, rounds: int) -> list[Measured]:

@@ -2,6 +2,7 @@
 """A case's measurement, and the process that runs some of them in order."""
 
 import gc
+import json
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -10,11 +11,11 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import attention, blocks, host, stacked, steps, whole_run
-from benchmarks.gpu.blocks import OUT_OF_MEMORY, out_of_memory
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.results import Result, Results
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.machine import facts
+from benchmarks.harness.out_of_memory import OUT_OF_MEMORY, out_of_memory
 
 PACKAGES = (
     "megatron-core", "nemo-toolkit", "triton", "flash-attn", "transformer-engine", "deepspeed",
@@ -53,7 +54,7 @@ def measure(
             found.facts = of_run
             results.write(found)
         print(f"{case.name}: {found.reason or 'measured'}, {found.seconds:.0f} s", flush=True)
-        if OUT_OF_MEMORY in found.reason:
+        if OUT_OF_MEMORY in found.reason + json.dumps(found.figures):
             return
 
 

@@ -14,7 +14,7 @@ memory figures and random state, and they compare `Tensor.type()` with `"torch.c
   torch's compiler asks for properties of the device;
 * Megatron's random-state tracker keeps the CPU generator's state instead of CUDA's;
 * the optimizers use torch's operators where Transformer Engine is installed too
-  (`custom_modules.cpu.plain_optimizer`), and the distributed one keeps torch's Adam, whose
+  (`custom_modules.cpu.plain_kernels`), and the distributed one keeps torch's Adam, whose
   checkpoints need `custom_modules.cpu.torch_adam`;
 * the dispatcher of tokens to experts gets its counts as arrays, as from a GPU, and gathers shards
   of different sizes (`custom_modules.cpu.uneven_shards`);
@@ -39,7 +39,7 @@ from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
 from custom_modules.cpu.gloo_device import one_gloo_device
-from custom_modules.cpu.plain_optimizer import plain_optimizer
+from custom_modules.cpu.plain_kernels import plain_kernels
 from custom_modules.cpu.torch_adam import sharded_torch_adam
 from custom_modules.cpu.uneven_shards import uneven_shards
 from custom_modules.patching import patched
@@ -70,7 +70,7 @@ def cpu_backend(*, force: bool = False) -> Iterator[None]:
         stack.enter_context(patched(megatron_random, "_set_cuda_rng_state", _set_rng_state))
         stack.enter_context(patched(token_dispatcher, "maybe_move_tensor_to_cpu", _counted))
         stack.enter_context(uneven_shards())
-        stack.enter_context(plain_optimizer())
+        stack.enter_context(plain_kernels())
         stack.enter_context(sharded_torch_adam())
         stack.enter_context(one_gloo_device())
         stack.enter_context(patched(torch.autograd, "_engine_run_backward", _run_backward))

@@ -25,7 +25,6 @@ checkpoints have its names and reshard by its rules.
 `long_context_spec` alone is a layer spec for a plain `GPTModel`, with its own rotary embedding.
 """
 
-import os
 from typing import Any
 
 import torch
@@ -208,9 +207,9 @@ def long_context_spec(
 
 
 def _ranks_here(ranks_per_node: int) -> int:
-    """Return how many ranks share this host's memory: torchrun's count where it started them."""
+    """Return how many ranks share this host's memory: not more than there are at all."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    return min(int(os.environ.get("LOCAL_WORLD_SIZE") or ranks_per_node), ranks)
+    return min(ranks_per_node, ranks)
 
 
 class LongContextGPT(GPTModel):

@@ -61,8 +61,8 @@ class TokenWeightedRouter(TopKRouter):
     """Megatron's router, with the same weight of the auxiliary loss on any number of ranks."""
 
     def gating(self, input: Tensor) -> Tensor:
-        """Return logits [s, b, experts]; Megatron's own need Transformer Engine to be installed."""
-        if HAVE_TE:
+        """Return logits [s, b, experts]; Megatron's own take a kernel of Transformer Engine."""
+        if HAVE_TE and input.is_cuda:
             of_megatron: Tensor = super().gating(input)
             return of_megatron
         stated = {"fp32": torch.float32, "fp64": torch.float64}

@@ -14,7 +14,7 @@ from longhaul.options import Json, print_json, require_device
 from longhaul.terminal.console import busy, loading, plain_console, show
 from recipes.spec import cluster as clusters
 from recipes.spec.cluster import Cluster
-from recipes.spec.efficiency import AttentionKernel, Efficiency
+from recipes.spec.efficiency import AttentionKernel, Efficiency, of_small_heads
 from recipes.spec.memory_constants import MemoryConstants
 from recipes.spec.naming import length_shown
 from recipes.spec.units import GiB
@@ -193,7 +193,10 @@ def _measure(
     shares = {name: rate / peak for name, (rate, peak, _) in peaks.items() if rate}
     shares |= ON_CPU if device == "cpu" else {"layer_seconds": 0.0}
     named = cast(AttentionKernel, kernel)
-    made = replace(machine.efficiency, **shares, attention_kernel=named, time_error=0.0)
+    made = replace(
+        machine.efficiency, **shares, attention_kernel=named, time_error=0.0,
+        attention_small_heads=of_small_heads(machine.gpu.capability, named),
+    )  # fmt: skip
     write_shares(path, made, f"rates of {ranks} ranks, attention by {kernel}")
     if as_json:
         print_json({

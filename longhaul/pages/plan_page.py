@@ -178,10 +178,7 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
         "memory_calibrated": has_calibrated_bytes(plan),
         "mfu": plan.time.mfu,
         "attention_kernel": plan.cluster.efficiency.attention_kernel,
-        "attention_shares": [
-            plan.cluster.efficiency.attention_forward,
-            plan.cluster.efficiency.attention_backward,
-        ],
+        "attention_shares": plan.cluster.efficiency.attention_of(plan.workload.card.head_dim),
         "attention_within_documents": plan.time.attended._asdict(),
         "tokens": tokens,
         "gpu_hours": plan.gpu_hours(tokens),

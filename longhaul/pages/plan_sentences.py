@@ -30,10 +30,11 @@ def figures(plan: Plan, budget: int, *, default_budget: bool) -> str:
 
 def attention(plan: Plan) -> str:
     """Return a sentence on the attention kernel that is counted on, and its rates."""
-    found = plan.cluster.efficiency
+    found, size = plan.cluster.efficiency, plan.workload.card.head_dim
+    forward, backward = found.attention_of(size)
     return (
-        f"attention kernel: {found.attention_kernel}, {found.attention_forward:.0%} of the peak "
-        f"forward and {found.attention_backward:.0%} backward"
+        f"attention kernel: {found.attention_kernel}, {forward:.0%} of the peak forward and "
+        f"{backward:.0%} backward with heads of {size}"
     )
 
 

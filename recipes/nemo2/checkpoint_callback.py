@@ -105,7 +105,8 @@ class StageCheckpoint(nl.ModelCheckpoint):
         Every rank gives freed memory back at the same steps, so that none waits for another.
         """
         super().on_train_batch_end(trainer, *args, **kwargs)
-        if trainer.global_step % GIVEN_BACK_EVERY == 0:
+        step = trainer.global_step
+        if step % GIVEN_BACK_EVERY == 0 and step != self._last_global_step_saved:
             give_back()
         if self._again or self.save_asked:
             self.save_asked = False

@@ -123,11 +123,11 @@ class Attention:
 
     def _products(self, layers: int, mean: float, peak: float) -> Seconds:
         workload, efficiency = self.workload, self.cluster.efficiency
-        peak *= efficiency.of_heads(workload.card.head_dim)
+        of_forward, of_backward = efficiency.attention_of(workload.card.head_dim)
         width = workload.card.heads * workload.card.head_dim / workload.layout.tp
         unit = width * workload.seq_length * workload.tokens * layers * mean
-        forward = 2 * unit / (peak * efficiency.attention_forward)
-        backward = 5 * unit / (peak * efficiency.attention_backward)
+        forward = 2 * unit / (peak * of_forward)
+        backward = 5 * unit / (peak * of_backward)
         return Seconds(forward, backward, self.again * forward)
 
     def _attended(self, window: int | None) -> Attended:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.files.user_file import read_yaml
-from recipes.spec.efficiency import HOPPER, Efficiency
+from recipes.spec.efficiency import Efficiency
 from recipes.spec.memory_constants import MemoryConstants
 from recipes.spec.reliability import Reliability
 from recipes.spec.suggest import did_you_mean
@@ -59,7 +59,7 @@ class Cluster:
     """Nodes that the network joins at its full rate, such as those below one switch; 0 for all."""
     block_gbps: float = 0.0
     """What a GPU has for messages to other blocks if all of its block send; 0 if not stated."""
-    efficiency: Efficiency = HOPPER
+    efficiency: Efficiency = Efficiency()
     """Fractions of these peaks that kernels reach; those of attention are the kernel's on this GPU
     unless stated."""
     memory: MemoryConstants = MemoryConstants()

@@ -66,7 +66,7 @@ ATTENTION: dict[int, dict[AttentionKernel, tuple[float, float]]] = {
 SMALL, LARGE = 64, 128
 """Head sizes: one that some kernels are slower with, and the one that `ATTENTION` is of."""
 OF_SMALL_HEADS: dict[int, dict[AttentionKernel, float]] = {
-    9: {"cudnn": 0.71, "flash_attn_3": 0.71, "transformer_engine": 0.71},
+    9: {"cudnn": 0.71, "transformer_engine": 0.71},
 }
 """Share of those that heads of 64 reach, where it is known to be less than 1."""
 MAY_BE_ZERO = (
@@ -123,11 +123,12 @@ class Efficiency:
                 kind = "at least 0" if field.name in MAY_BE_ZERO else "positive"
                 raise ValueError(f"{field.name} is {value}; it must be {kind}, and finite")
 
-    def of_heads(self, head_dim: int) -> float:
-        """Return the share of attention's rates that heads of this size reach."""
+    def attention_of(self, head_dim: int) -> tuple[float, float]:
+        """Return attention's shares of the bf16 peak, forward and backward, for heads of a size."""
         small = self.attention_small_heads or 1.0
         missing = (LARGE - min(max(head_dim, SMALL), LARGE)) / (LARGE - SMALL)
-        return 1 - (1 - small) * missing
+        share = 1 - (1 - small) * missing
+        return self.attention_forward * share, self.attention_backward * share
 
     def on(self, capability: tuple[int, int]) -> "Efficiency":
         """Return these shares with those of attention on a GPU of a compute capability.
@@ -147,9 +148,8 @@ class Efficiency:
                 f"{capability[0]}.{capability[1]}; choose from {', '.join(of_gpu)}"
             )
         forward, backward = of_gpu.get(name, (0.0, 0.0))
-        small = 1.0
-        if not self.attention_forward:
-            small = OF_SMALL_HEADS.get(capability[0], {}).get(name, 1.0)
+        stated = self.attention_forward or self.attention_backward
+        small = 1.0 if stated else of_small_heads(capability, name)
         return replace(
             self,
             attention_kernel=name,
@@ -159,7 +159,14 @@ class Efficiency:
         )
 
 
+def of_small_heads(capability: tuple[int, int], kernel: AttentionKernel) -> float:
+    """Return the share of a kernel's rates that heads of 64 reach on a GPU; 1 if not known."""
+    return OF_SMALL_HEADS.get(capability[0], {}).get(kernel, 1.0)
+
+
 HOPPER = Efficiency().on((9, 0))
 """H100 and H200 with kernels of 2025."""
-NEMO_2024 = replace(HOPPER, attention_forward=0.42, attention_backward=0.36)
+NEMO_2024 = replace(
+    HOPPER, attention_forward=0.42, attention_backward=0.36, attention_small_heads=1.0
+)
 """NeMo 24.03 on H100: Transformer Engine's attention of early 2024."""

@@ -63,6 +63,20 @@ def line(minute: float, unshared: int, **more: int) -> dict:
     return {"minute": minute, "processes": {"rank 0": held}, **shared}
 
 
+def test_a_soak_compares_the_medians_of_ten_minutes_and_bounds_each_minute(tmp_path):
+    """A sample may fall into a step; a median of ten minutes may not grow."""
+    steady = [1_000_000, 1_010_000, 1_080_000, 990_000] * 10
+    later = [each + 25_000 * (minute > 20) for minute, each in enumerate(steady)]
+    once = [*steady[:20], 1_200_000, *steady[21:]]
+    for number, (of, holds) in enumerate([(steady, True), (later, False), (once, False)]):
+        lines = [line(10 + minute, each) for minute, each in enumerate(of)]
+        lines.append({"minute": 50, "end": True, "exit_code": 1, "processes_left": []})
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / soak_page.SAMPLES).write_text("".join(json.dumps(each) + "\n" for each in lines))
+        assert soak_page.page_of(folder)[1] == holds
+
+
 @pytest.mark.parametrize(
     ("last", "left", "holds"),
     [

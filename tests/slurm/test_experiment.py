@@ -68,8 +68,12 @@ a_long_path/fdl_runner.py FAILED
          "torch.distributed.checkpoint.api.CheckpointException: CheckpointException "
          "ranks:dict_keys([0])\nTraceback (most recent call last): (RANK 0)\n"
          "KeyError: 'decoder.layers'\n", 1, "KeyError: 'decoder.layers'"),
+        ("Traceback (most recent call last):\nCheckpointException: CheckpointException "
+         "ranks:dict_keys([0])\nzipfile.BadZipFile: bad magic\n", 1,
+         "CheckpointException: CheckpointException ranks:dict_keys([0])"),
     ],
-    ids=["words", "nothing", "killed", "notices", "crashed", "bare", "exception", "checkpoint"],
+    ids=["words", "nothing", "killed", "notices", "crashed", "bare", "exception", "checkpoint",
+         "nothing else"],
 )  # fmt: skip
 def test_a_job_that_failed_says_what_its_rank_wrote_last(tmp_path, wrote, code, said):
     log = tmp_path / "stage" / "combined.log"

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -7,6 +8,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from custom_modules.cpu.backend import cpu_backend
+from custom_modules.gpt import model, moe_router
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
 from tests.custom_modules.support.shards import on_this_cp_rank
@@ -155,3 +157,26 @@ def test_logits_and_gradients_are_those_of_hugging_face(rope, dtype):
     right = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     mine = {name: parameter.grad for name, parameter in ours.named_parameters()}
     assert_close(mine, llamas.megatron_weights(right), tolerance)
+
+
+def test_no_more_ranks_share_a_host_than_there_are(monkeypatch):
+    """A single process must not be refused the memory that seven others would need."""
+    monkeypatch.setattr(model.dist, "is_initialized", lambda: False)
+    assert model._ranks_here(8) == 1
+    monkeypatch.setattr(model.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(model.dist, "get_world_size", lambda: 16)
+    assert model._ranks_here(8) == 8
+
+
+def test_a_router_on_a_cpu_takes_no_kernel_of_transformer_engine(monkeypatch):
+    def kernel(*tensors):
+        raise AssertionError("a CUDA kernel was called")
+
+    monkeypatch.setattr(moe_router, "HAVE_TE", True)
+    monkeypatch.setattr(moe_router.TopKRouter, "gating", kernel)
+    router = moe_router.TokenWeightedRouter.__new__(moe_router.TokenWeightedRouter)
+    torch.nn.Module.__init__(router)
+    router.weight, router.bias = torch.nn.Parameter(torch.eye(2, 3)), None
+    router.config = SimpleNamespace(moe_router_dtype="fp32")
+    logits = router.gating(torch.tensor([[[1.0, 2.0, 3.0]]]))
+    assert logits.tolist() == [[[1.0, 2.0]]]

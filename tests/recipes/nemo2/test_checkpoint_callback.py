@@ -4,8 +4,10 @@
 import errno
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
+from nemo import lightning as nl
 from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 
 from data.files.sha256 import sha256_of
@@ -60,6 +62,17 @@ def test_each_save_gives_freed_memory_back_on_the_ranks(monkeypatch):
     saving.async_save = False  # as NeMo's setup reads it from the strategy
     saving._save_checkpoint(None, "step=2.ckpt")
     assert done == ["step=2.ckpt", "given back"] * 2
+
+
+def test_freed_memory_is_given_back_at_the_same_steps_on_all_ranks(monkeypatch):
+    given = []
+    monkeypatch.setattr(checkpoint_callback, "give_back", lambda: given.append(step))
+    monkeypatch.setattr(nl.ModelCheckpoint, "on_train_batch_end", lambda *of: None)
+    saving = StageCheckpoint()
+    saving._last_global_step_saved = 100  # which has given back
+    for step in (49, 50, 51, 100, 150):
+        saving.on_train_batch_end(SimpleNamespace(global_step=step))
+    assert given == [50, 150]
 
 
 def test_the_reason_of_a_failed_save_is_that_of_the_rank_that_had_it():

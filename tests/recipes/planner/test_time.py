@@ -98,6 +98,12 @@ def test_mfu_is_causal_and_counts_no_recompute():
     assert full.step > plain.step
 
 
+def test_heads_of_64_take_longer_by_the_share_of_their_rate():
+    small = replace(LLAMA31_8B, heads=64, kv_heads=16, head_dim=64)
+    of = [time(workload(card=card), H100).categories["attention"] for card in (LLAMA31_8B, small)]
+    assert of[0] / of[1] == pytest.approx(HOPPER.attention_small_heads)
+
+
 def test_causes_add_up_and_no_cause_is_negative():
     found = time(workload(tp=2, cp=ContextParallel.hybrid(ulysses=4, ring=2), pp=2, dp=4), H100)
     assert sum(found.categories.values()) == found.step

@@ -129,3 +129,31 @@ def test_kernels_with_shares_are_those_that_training_knows():
     assert set(get_args(AttentionKernel)) - {""} == set(KERNELS)
     named = {name for of_gpu in ATTENTION.values() for name in of_gpu}
     assert named == set(KERNELS) - {"cpu_flash"}
+
+
+@pytest.mark.parametrize(
+    ("efficiency", "head_dim", "share"),
+    [
+        ({}, 128, 1),
+        ({}, 256, 1),
+        ({}, 96, 0.855),
+        ({}, 64, 0.71),
+        ({}, 32, 0.71),
+        ({"attention_kernel": "cuda_flash"}, 64, 1),
+        ({"attention_forward": 0.5}, 64, 1),
+        ({"attention_backward": 0.5}, 64, 1),
+        ({"attention_small_heads": 0.8}, 64, 0.8),
+    ],
+)
+def test_small_heads_have_less_of_the_rate_of_cudnn_on_hopper_or_what_is_stated(
+    tmp_path, efficiency, head_dim, share
+):
+    shares = cluster.load(changed(tmp_path, efficiency=efficiency)).efficiency
+    forward, backward = shares.attention_of(head_dim)
+    assert forward == pytest.approx(share * shares.attention_forward)
+    assert backward == pytest.approx(share * shares.attention_backward)
+
+
+def test_small_heads_are_as_fast_as_large_ones_where_nothing_else_is_known():
+    for name in ("dgx_a100", "dgx_b200"):
+        assert cluster.load(name).efficiency.attention_small_heads == 1

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's optimizers over torch's operators, where Transformer Engine or Apex is installed.
+"""Megatron-Core's optimizers over torch's operators, where Transformer Engine is installed.
 
-Megatron-Core takes Adam, SGD and the norm and scaling of gradients from Transformer Engine, or
-from Apex, as soon as one can be imported, without asking where the tensors are. Theirs are CUDA
-kernels, so an environment made for GPUs could not train on its CPU, a rehearsal included.
+Megatron-Core takes Adam, SGD and the norm and scaling of gradients from Transformer Engine as soon
+as it can be imported, wherever the tensors are. These are CUDA kernels, so an environment made for
+GPUs could not train on its CPU, a rehearsal included. The router of experts, which takes a product
+from there too, chooses by the device (`custom_modules.gpt.moe_router`).
 """
 
 from collections.abc import Iterator
@@ -17,17 +18,16 @@ from custom_modules.patching import patched
 
 
 @contextmanager
-def plain_optimizer() -> Iterator[None]:
+def plain_kernels() -> Iterator[None]:
     """Have Megatron-Core's optimizers use torch's operators inside this context."""
     with ExitStack() as stack:
         for module, name, value in _stand_ins():
-            if hasattr(module, name):  # one is not in each release of Megatron-Core
-                stack.enter_context(patched(module, name, value))
+            stack.enter_context(patched(module, name, value))
         yield
 
 
 def _stand_ins() -> Iterator[tuple[Any, str, Any]]:
-    """Yield what Megatron-Core has in these places if neither package is installed."""
+    """Yield what Megatron-Core has in these places if the package is not installed."""
     from megatron.core import utils
 
     package = import_module("megatron.core.optimizer")
@@ -37,8 +37,8 @@ def _stand_ins() -> Iterator[tuple[Any, str, Any]]:
     sharded = import_module("megatron.core.optimizer.distrib_optimizer")
     yield sharded, "Adam", torch.optim.Adam
     yield sharded, "HAVE_APEX_OR_TE", False
-    for name in ("optimizer", "clip_grads"):
-        module = import_module(f"megatron.core.optimizer.{name}")
+    clipping = import_module("megatron.core.optimizer.clip_grads")
+    for module in (import_module("megatron.core.optimizer.optimizer"), clipping):
         yield module, "multi_tensor_applier", utils.local_multi_tensor_applier
         yield module, "multi_tensor_scale_impl", utils.local_multi_tensor_scale
-        yield module, "l2_norm_impl", utils.local_multi_tensor_l2_norm
+    yield clipping, "l2_norm_impl", utils.local_multi_tensor_l2_norm

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch says when a GPU has no memory left, as a reason for a table."""
+
+import torch
+
+OUT_OF_MEMORY = "out of memory"
+SENTENCES = 3
+"""Of torch's message: what was asked for, what is free, and what this process has."""
+
+
+def out_of_memory(raised: torch.OutOfMemoryError) -> str:
+    """Return a reason with the sizes of torch's message."""
+    sizes = str(raised).split(". ")[1 : 1 + SENTENCES]
+    return f"{OUT_OF_MEMORY}: {'. '.join(sizes)}".rstrip(": ")
