@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch says when a GPU has no memory left, as a reason for a table."""
+"""The reason for a table if a GPU has run out of memory."""
 
 import torch
 

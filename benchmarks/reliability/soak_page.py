@@ -54,25 +54,30 @@ def grew(name: str, minutes: Sequence[Line], tail: int = SETTLED_MINUTES) -> Ite
             yield kind
 
 
+def ends(
+    of: Sequence[dict[str, int]], tail: int
+) -> tuple[Sequence[dict[str, int]], Sequence[dict[str, int]]]:
+    """Return the first ten and the last `tail` minutes, at most a third of all each."""
+    third = max(1, len(of) // 3)
+    return of[: min(SETTLED_MINUTES, third)], of[-min(tail, third) :]
+
+
 def medians(of: Sequence[dict[str, int]], tail: int) -> tuple[float, float]:
     """Return the median unshared bytes of the first ten and of the last `tail` minutes.
 
     A rank holds a few percent more during a step than after one, wherever a sample falls.
     """
-    few = min(SETTLED_MINUTES, max(1, len(of) // 3))
-    last = min(tail, max(1, len(of) // 3))
-    return (
-        statistics.median(each["unshared"] for each in of[:few]),
-        statistics.median(each["unshared"] for each in of[-last:]),
+    before, after = (
+        statistics.median(each["unshared"] for each in part) for part in ends(of, tail)
     )
+    return before, after
 
 
 def counts(of: Sequence[dict[str, int]], tail: int) -> dict[str, tuple[int, int]]:
     """Return the smallest of each count in the first ten and the last `tail` minutes."""
-    few = min(SETTLED_MINUTES, max(1, len(of) // 3))
-    last = min(tail, max(1, len(of) // 3))
+    before, after = ends(of, tail)
     return {
-        kind: (min(each[kind] for each in of[:few]), min(each[kind] for each in of[-last:]))
+        kind: (min(each[kind] for each in before), min(each[kind] for each in after))
         for kind in COUNTS
     }
 

@@ -9,7 +9,6 @@ from there too, chooses by the device (`custom_modules.gpt.moe_router`).
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -28,17 +27,16 @@ def plain_kernels() -> Iterator[None]:
 
 def _stand_ins() -> Iterator[tuple[Any, str, Any]]:
     """Yield what Megatron-Core has in these places if the package is not installed."""
-    from megatron.core import utils
+    from megatron.core import optimizer, utils
+    from megatron.core.optimizer import clip_grads, distrib_optimizer
+    from megatron.core.optimizer import optimizer as base
 
-    package = import_module("megatron.core.optimizer")
-    yield package, "Adam", torch.optim.AdamW
-    yield package, "SGD", torch.optim.SGD
-    yield package, "USING_PYTORCH_OPTIMIZER", True
-    sharded = import_module("megatron.core.optimizer.distrib_optimizer")
-    yield sharded, "Adam", torch.optim.Adam
-    yield sharded, "HAVE_APEX_OR_TE", False
-    clipping = import_module("megatron.core.optimizer.clip_grads")
-    for module in (import_module("megatron.core.optimizer.optimizer"), clipping):
+    yield optimizer, "Adam", torch.optim.AdamW
+    yield optimizer, "SGD", torch.optim.SGD
+    yield optimizer, "USING_PYTORCH_OPTIMIZER", True
+    yield distrib_optimizer, "Adam", torch.optim.Adam
+    yield distrib_optimizer, "HAVE_APEX_OR_TE", False
+    for module in (base, clip_grads):
         yield module, "multi_tensor_applier", utils.local_multi_tensor_applier
         yield module, "multi_tensor_scale_impl", utils.local_multi_tensor_scale
-    yield clipping, "l2_norm_impl", utils.local_multi_tensor_l2_norm
+    yield clip_grads, "l2_norm_impl", utils.local_multi_tensor_l2_norm

@@ -105,12 +105,12 @@ class StageCheckpoint(nl.ModelCheckpoint):
         Every rank gives freed memory back at the same steps, so that none waits for another.
         """
         super().on_train_batch_end(trainer, *args, **kwargs)
-        step = trainer.global_step
-        if step % GIVEN_BACK_EVERY == 0 and step != self._last_global_step_saved:
-            give_back()
         if self._again or self.save_asked:
             self.save_asked = False
             self.save_now(trainer)
+        step = trainer.global_step
+        if step % GIVEN_BACK_EVERY == 0 and step != self._last_global_step_saved:
+            give_back()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last step if the interval has not saved it.
