@@ -24,7 +24,17 @@ WRITTEN_WHEN_STARTED = (
 )
 """Comment of a dry run above the lines of torchrun."""
 
-Run = Annotated[Path, typer.Option(help="Run folder, as written by `longhaul run`.")]
+RunArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="RUN", help="Run folder, as written by `longhaul run`."),
+]
+RunOrStage = Annotated[
+    Path | None,
+    typer.Argument(metavar="RUN", help="Run folder, or the folder of a stage in it."),
+]
+RunOption = Annotated[
+    Path | None, typer.Option("--run", metavar="RUN", help="The same, as an option.")
+]
 Ranks = Annotated[int, typer.Option(min=1, help="Processes.")]
 TensorParallel = Annotated[
     int, typer.Option("--tp", min=1, help="Ranks that share each layer (TP).")
@@ -78,6 +88,16 @@ class Checking(TyperGroup):
                 f"{word} is a file; to check it: longhaul {self.name} {shlex.join(['check', word])}"
             )
         return super().resolve_command(ctx, args)
+
+
+def run_of(argument: Path | None, option: Path | None) -> Path:
+    """Return the run that a command is given as RUN or as --run; raise ValueError for 0 and 2."""
+    if argument is not None and option is not None:
+        raise ValueError(f"{argument} and --run {option} both name a run; leave one of them out")
+    given = argument or option
+    if given is None:
+        raise ValueError("no run is named; add its folder, such as runs/tiny")
+    return given
 
 
 def print_json(content: Any) -> None:

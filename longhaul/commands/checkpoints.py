@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longhaul.options import Json, print_json
+from longhaul.options import Json, RunArgument, RunOption, print_json, run_of
 from longhaul.terminal.messages import next_command, note
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def checkpoints(
-    run: Annotated[Path, typer.Argument(help="Run folder, as written by `longhaul run`.")],
+    given: RunArgument = None,
+    run: RunOption = None,
     stage: Annotated[
         str, typer.Option(help="Only this stage: its name or length.", show_default="all")
     ] = "",
@@ -50,6 +51,7 @@ def checkpoints(
     as_json: Json = False,
 ) -> None:
     """List the checkpoints of a run, or verify, prune or average them."""
+    run = run_of(given, run)
     _require_options(verify, prune, keep_last, keep_every, dryrun, average, to)
     found = _found(run, stage)
     if average is not None:

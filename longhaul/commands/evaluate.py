@@ -15,12 +15,14 @@ from longhaul.options import (
     Json,
     PipelineParallel,
     Ranks,
-    Run,
+    RunArgument,
+    RunOption,
     TensorParallel,
     Verify,
     length_of,
     print_json,
     require_device,
+    run_of,
 )
 from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.run_folder.stage_named import require_any_checkpoint, stage_named
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: Run,
+    given: RunArgument = None,
+    run: RunOption = None,
     store: Annotated[
         Path | None, typer.Option(help="Token store; without it the one the run trained on.")
     ] = None,
@@ -131,6 +134,7 @@ def evaluate(
     verify: Verify = None,
 ) -> None:
     """Evaluate loss by position and passkey retrieval of a run's stages, or tasks with --suite."""
+    run = run_of(given, run)
     require_device(device)
     if suite:
         _require_defaults(

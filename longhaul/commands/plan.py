@@ -3,6 +3,7 @@
 
 import shlex
 from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -347,8 +348,11 @@ def whole_ladder(
         bill(model, climbed, machine, plans, as_text=as_text, command=None, of_stages=of_stages)
     if other := of_other_cards(climbed, model):
         note(f"note: {other}")
-    longest = max(stage.seq_length for stage in climbed.stages)
-    for said in (*recomputed, *lines(card_facts(model, length=longest))):
+    length, planned = max(
+        zip((stage.seq_length for stage in climbed.stages), plans, strict=True), key=itemgetter(0)
+    )
+    facts = card_facts(model, planned[0].workload.layout, length)
+    for said in (*recomputed, *lines(facts)):
         note(f"note: {said}")
     if as_text:
         return

@@ -13,12 +13,14 @@ from longhaul.options import (
     Device,
     Json,
     Ranks,
-    Run,
+    RunArgument,
+    RunOption,
     TensorParallel,
     Verify,
     length_of,
     print_json,
     require_device,
+    run_of,
 )
 from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.run_folder.stage_named import stage_named
@@ -27,10 +29,11 @@ from longhaul.terminal.messages import note
 
 
 def search(
-    run: Run,
     stage: Annotated[str, typer.Option(help="Trained stage to search for.")],
     target: Annotated[str, typer.Option(help=f"Context to stretch to, such as 64K ({K_IS}).")],
     out: Annotated[Path, typer.Option(help="File to write, .json; a Stage can use it.")],
+    given: RunArgument = None,
+    run: RunOption = None,
     store: Annotated[
         Path | None, typer.Option(help="Token store; without it the one the stage trained on.")
     ] = None,
@@ -64,6 +67,7 @@ def search(
     if score not in ("needle", "documents"):
         raise ValueError(f"--score is {score!r}; expected needle or documents")
     require_device(device)
+    run = run_of(given, run)
     require_file(out, "--out", (".json",))
     names = stage_names(run)
     stage = stage_named(run, stage, names)

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Table
 
 from eval.run_folder import Step
-from longhaul.options import Json, print_json
+from longhaul.options import Json, RunOption, RunOrStage, print_json, run_of
 from longhaul.run_folder.state import NONE_STARTED, RunState, StageState, run_state
 from longhaul.terminal.console import print_left_out, show
 from longhaul.terminal.messages import next_command, note
@@ -31,10 +31,12 @@ MOST_NAMED = 5
 
 
 def status(
-    run: Annotated[Path, typer.Argument(help="Run folder, or the folder of a stage in it.")],
+    given: RunOrStage = None,
+    run: RunOption = None,
     as_json: Json = False,
 ) -> None:
     """Show how far a run is: state, step, time left, checkpoint and job of each stage."""
+    run = run_of(given, run)
     if run.parent.name == "stages" and (run / STAGE).is_file():
         run = run.parent.parent
     found = run_state(run)

@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +14,7 @@ from rich.live import Live
 from eval.run_folder import plain
 from longhaul.defaults import default
 from longhaul.health.alert import Alerts, require_alert
-from longhaul.options import Alert, Json, print_json
+from longhaul.options import Alert, Json, RunOption, RunOrStage, print_json, run_of
 from longhaul.pages.watch_page import Changes, content, page
 from longhaul.run_folder.run_view import RunView, RunWatch, run_and_stage
 from longhaul.terminal.console import plain_console
@@ -31,7 +30,8 @@ IDLE_LOOKS = 2
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(help="Run folder, or the folder of a stage in it.")],
+    given: RunOrStage = None,
+    run: RunOption = None,
     stage: Annotated[
         str, typer.Option(help="A stage of the run.", show_default="all of them")
     ] = "",
@@ -40,6 +40,7 @@ def watch(
     as_json: Json = False,
 ) -> None:
     """Follow a run while it trains: progress, speed, memory and findings; ends with the run."""
+    run = run_of(given, run)
     alert = default("alert", alert)
     require_alert(alert)
     run, stage = run_and_stage(run, stage)

@@ -18,7 +18,7 @@ from longhaul.doctor import stacks
 from longhaul.doctor.collectives import Last, behind, last_collectives
 from longhaul.doctor.stacks import Stack
 from longhaul.doctor.stage_files import stage_facts
-from longhaul.options import Json, Run, print_json
+from longhaul.options import Json, RunArgument, RunOption, print_json, run_of
 from longhaul.run_folder.stage_named import stage_named
 from longhaul.terminal.messages import next_command
 from recipes.spec.naming import counted, stage_folder
@@ -29,13 +29,15 @@ NAMED = 16
 
 
 def hang(
-    run: Run,
+    given: RunArgument = None,
+    run: RunOption = None,
     stage: Annotated[
         str, typer.Option(help="A stage of the run.", show_default="the one with the newest dump")
     ] = "",
     as_json: Json = False,
 ) -> None:
     """Find where the ranks hung: their stacks and last collectives, and which wrote nothing."""
+    run = run_of(given, run)
     record, stages = load(run)
     stage = stage and stage_named(run, stage, record.stages)
     asked = [one for one in stages if stage in ("", one.name)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from longhaul.health.monitor import MetricsTail, Monitor
-from longhaul.options import Json, print_json
+from longhaul.options import Json, RunOption, RunOrStage, print_json, run_of
 from longhaul.pages.watch_page import finding_lines, progress_of
 from longhaul.run_folder.run_view import RunWatch, StageView, run_and_stage
 from recipes.spec.finding import Finding, read
@@ -19,13 +19,15 @@ EVERY = 4
 
 
 def run(
-    run: Annotated[Path, typer.Argument(help="Run folder, or the folder of a stage in it.")],
+    given: RunOrStage = None,
+    run: RunOption = None,
     stage: Annotated[
         str, typer.Option(help="A stage of the run.", show_default="all of them")
     ] = "",
     as_json: Json = False,
 ) -> None:
     """List what is and was wrong with a run: slow ranks, data, memory, loss, disks, hangs."""
+    run = run_of(given, run)
     folder, name = run_and_stage(run, stage)
     view = RunWatch(folder, name).look()
     found = [(one, list(one.findings), _past(folder, one)) for one in view.stages]

@@ -9,18 +9,20 @@ import typer
 from eval.run_folder import MissingResultError, StageResults, load
 from longhaul.doctor.spike_checks import checks
 from longhaul.doctor.stage_files import StageFacts, stage_facts
-from longhaul.options import Json, Run, print_json
+from longhaul.options import Json, RunArgument, RunOption, print_json, run_of
 from longhaul.run_folder.stage_named import stage_named
 
 
 def spike(
-    run: Run,
+    given: RunArgument = None,
+    run: RunOption = None,
     stage: Annotated[
         str, typer.Option(help="A stage of the run.", show_default="the last one with steps")
     ] = "",
     as_json: Json = False,
 ) -> None:
     """Check the loss around the start of a stage: what is normal, and what is a fault."""
+    run = run_of(given, run)
     here, before = chosen(run, stage)
     steps = here.results.steps
     if as_json:

@@ -124,6 +124,11 @@ def test_a_layout_of_one_s_own_is_planned_as_it_is(answer):
     assert "the next best" not in shown
 
 
+def test_a_ladder_is_planned_with_the_facts_of_its_longest_stage(answer):
+    said = answer("plan", "llama31_8b", "--ladder", "ultralong_4m", "--nodes", 32).err
+    assert "8 KV heads are fewer than TP x CP = 128: Ulysses alone" in said
+
+
 def test_a_ladder_is_a_bill(answer):
     code, shown, _ = answer("plan", "llama3_8b", "--ladder", "prolong", "--nodes", "4", "--json")
     assert code == 0
