@@ -11,6 +11,7 @@ token that SmolLM2 does not have, so it is saved again without them.
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -84,6 +85,7 @@ def convert(source: Path, to: Path) -> None:
             "pip install -e '.[real]'"
         )
     warnings.simplefilter("ignore")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the reader of GGUF has a bar of its own
     import torch
     from tokenizers import decoders, processors
     from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
