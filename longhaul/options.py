@@ -77,16 +77,17 @@ Partition = Annotated[
 
 
 class Checking(TyperGroup):
-    """Group with a sub-command `check FILE`, which it suggests for a file in place of a name."""
+    """Group with a sub-command `check`, which it suggests for any word that is no command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return name, command and remaining arguments; raise ValueError for the name of a file."""
+        """Return name, command and remaining arguments; raise ValueError for another word."""
         word = args[0]
-        is_file = Path(word).suffix in (".yaml", ".yml", ".py")
-        if is_file and word not in self.commands and not ctx.resilient_parsing:
-            raise ValueError(
-                f"{word} is a file; to check it: longhaul {self.name} {shlex.join(['check', word])}"
-            )
+        if not (word in self.commands or word.startswith("-") or ctx.resilient_parsing):
+            is_file = Path(word).suffix in (".yaml", ".yml", ".py")
+            what = "is a file" if is_file else f"is no command of `longhaul {self.name}`"
+            aim = "to check it" if is_file else "to look at one by its name"
+            command = shlex.join(["check", word])
+            raise ValueError(f"{word} {what}; {aim}: longhaul {self.name} {command}")
         return super().resolve_command(ctx, args)
 
 

@@ -274,8 +274,18 @@ def _nothing(words: Sequence[str], rows: "Mapping[str, Row]", lines: Mapping[str
 
     Words that are each in some recipe may be a card and a length of a ladder, which are combined.
     """
+    from longhaul.terminal.next_commands import new_ladder
+    from recipes.models import CARDS
+
     strange = [word for word in words if not any(word in line for line in lines.values())]
     if strange:
+        if cards := [card for name, card in CARDS.items() if strange[0] in name.casefold()]:
+            named = ", ".join(card.name for card in cards[:SHOWN]) + ", ..." * (len(cards) > SHOWN)
+            example = new_ladder(cards[0], 2 * cards[0].native_context)[1]
+            return (
+                f"no shipped ladder is for {named}; name another with --card and --ladder, or "
+                f"write one, as in `{example}`"
+            )
         parts = {part for name in lines for part in name.split("_")}
         names = [*lines, *(row.card.name for row in rows.values()), *sorted(parts)]
         near = difflib.get_close_matches(strange[0], dict.fromkeys(names), n=3, cutoff=0.7)

@@ -24,6 +24,7 @@ from longhaul.terminal.console import loading, print_table, table_for_terminal
 from recipes.shipped.machines import Machines
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.extension_facts import card_facts, lines
+from recipes.spec.stage import OWN_SOURCE
 from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
@@ -301,11 +302,12 @@ def _parts(
     yield "model", (row.card.name, *recipe_facts.model(row.card))
     if facts := lines(card_facts(row.card, row.layout, row.seq_length)):
         yield "extends", facts
-    yield "ladder", (f"{row.ladder.name}: {row.ladder.source}",)
+    own = row.ladder.source == OWN_SOURCE
+    yield "ladder", (f"{row.ladder.name}: {'your own' if own else row.ladder.source}",)
     for title, sentences in (("ours", row.ladder.ours), ("departs", row.ladder.departures)):
         if sentences:
             yield title, [f"- {sentence}" for sentence in sentences]
-    yield "data", (row.ladder.data or "the source does not say",)
+    yield "data", (row.ladder.data or f"the {'ladder' if own else 'source'} does not say",)
     if row.ladder.stages[0].start == "card":
         yield "weights", (recipe_facts.weights(row.ladder, row.card),)
     yield (

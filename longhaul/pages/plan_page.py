@@ -18,7 +18,7 @@ from recipes.planner.accuracy import (
     is_calibrated,
     rate_range,
 )
-from recipes.planner.plan import HEADROOM, Plan
+from recipes.planner.plan import FSDP, HEADROOM, Plan
 from recipes.planner.rank_groups import rank_map
 from recipes.planner.search.alternatives import faster_batch
 from recipes.planner.search.ranking import SearchResult
@@ -47,8 +47,8 @@ def page(
         f"{counted(question.gpus, 'GPU')} of {question.cluster.name} ({question.cluster.gpu.name})"
     )
     typer.echo(f"layout: {words_of(plan.workload.layout)}")
-    if plan.untried:
-        typer.echo(_untried(answer))
+    if untried := _untried(answer):
+        typer.echo(untried)
     if leaner := _leaner(answer):
         typer.echo(leaner)
     typer.echo(
@@ -257,21 +257,27 @@ def _bar(share: float) -> str:
     return f"{'█' * round(BAR * min(share, 1)):<{BAR}} {share:6.1%}"
 
 
+def _as_tried(plan: Plan) -> str:
+    """Return what is known of a plan's untried parts, as the end of a sentence."""
+    parts = [part for part in plan.untried if part != FSDP]
+    said = f"{' and '.join(parts)} {'have' if parts[1:] else 'has'} not been tried on GPUs here"
+    of_fsdp = f"{FSDP} could not read the weights of an import on an H100"
+    return " and ".join([said] * bool(parts) + [of_fsdp] * (FSDP in plan.untried))
+
+
 def _untried(answer: SearchResult) -> str:
-    """Return a sentence on the first plan's untried parts and the fastest plan without them."""
-    plan = answer.plans[0]
-    tried = min(
-        (one for one in answer.plans if not one.untried),
-        key=lambda one: one.time.step,
-        default=None,
+    """Return a sentence on the first plan's untried parts, or on a faster plan with some."""
+    plan, *others = answer.plans
+    if plan.untried:
+        return f"untried: {_as_tried(plan)}{'' if answer.given else ', and nothing fits without'}"
+    fastest = min(
+        (one for one in others if one.untried), key=lambda one: one.time.step, default=plan
     )
-    parts = " and ".join(plan.untried)
-    said = f"untried: {parts} {'have' if plan.untried[1:] else 'has'} not been tried on GPUs here"
-    if tried is None:
-        return said if answer.given else f"{said}, and nothing fits without"
-    slower = tried.time.step / plan.time.step - 1
+    if fastest.time.step >= plan.time.step:
+        return ""
     return (
-        f"{said}; without, the fastest takes {slower:.0%} longer: {words_of(tried.workload.layout)}"
+        f"not taken: {words_of(fastest.workload.layout)} takes "
+        f"{1 - fastest.time.step / plan.time.step:.0%} less time, but {_as_tried(fastest)}"
     )
 
 

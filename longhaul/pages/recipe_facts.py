@@ -32,9 +32,14 @@ def resolved(rope: RopeScaling | Literal["native"], card: ModelCard) -> RopeScal
 
 
 def rotation(stage: Stage, card: ModelCard) -> str:
-    """Return how a stage rotates positions: `yarn x4`, `base 8,000,000`, or the card's own."""
+    """Return how a stage rotates positions: `yarn x4`, `base 8,000,000`, or the card's own.
+
+    A method that scales has its base too where that is not the card's.
+    """
     rope = resolved(stage.rope, card)
-    return _method(rope) + (OWN if rope == card.native_rope else "")
+    other_base = rope.method != "default" and rope.base != card.native_rope.base
+    base = f", base {rope.base:,.10g}" if other_base else ""
+    return _method(rope) + base + (OWN if rope == card.native_rope else "")
 
 
 def rotation_in_full(rope: RopeScaling) -> str:

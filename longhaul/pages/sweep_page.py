@@ -53,7 +53,9 @@ def page(points: Sequence[Point]) -> None:
             f"{budget_word(first.tokens)} tokens, with failures of nodes"
         )
     if any(point.plan is not None and point.plan.untried for point in points):
-        typer.echo("? the layout has parts that have not been tried on GPUs here")
+        typer.echo(
+            "? the layout has parts that have not been tried on GPUs here, or not with success"
+        )
 
 
 def as_json(points: Sequence[Point]) -> dict[str, Any]:

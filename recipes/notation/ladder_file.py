@@ -32,7 +32,15 @@ from recipes.notation.rope import rope_from, rope_with
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import NAME, budget_from, budget_word, length_from, length_word
 from recipes.spec.schema import decode
-from recipes.spec.stage import Cosine, DocumentPolicy, Ladder, Linear, OptimizerState, Stage
+from recipes.spec.stage import (
+    OWN_SOURCE,
+    Cosine,
+    DocumentPolicy,
+    Ladder,
+    Linear,
+    OptimizerState,
+    Stage,
+)
 from recipes.spec.train_short import Positions
 
 SUFFIXES = (".yaml", ".yml", ".py")
@@ -97,7 +105,7 @@ class _Ladder:
 
     name: str
     stages: tuple[_Stage, ...]
-    source: str = "own"
+    source: str = OWN_SOURCE
     cards: tuple[str, ...] = ()
     data: str = ""
     starts_from: str = ""

@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def untried(self) -> tuple[str, ...]:
-        """Parts of the layout that have not been tried on GPUs."""
+        """Parts of the layout that have not been tried on GPUs, or not with success."""
         return untried(self.workload.layout)
 
     @property
@@ -111,10 +111,13 @@ class Plan:
         )
 
 
+FSDP = "Megatron FSDP"
+
+
 def untried(layout: Layout) -> tuple[str, ...]:
-    """Return the parts of a layout that have not been tried on GPUs."""
+    """Return the parts of a layout that have not been tried on GPUs, or not with success."""
     parts = {
-        "Megatron FSDP": layout.sharding in ("gradients", "parameters"),
+        FSDP: layout.sharding in ("gradients", "parameters"),
         "Adam on the host": layout.optimizer_offload > 0,
         "an interleaved pipeline": layout.vpp > 1,
     }

@@ -164,6 +164,10 @@ class Stage:
         return self.tokens_per_batch // self.seq_length
 
 
+OWN_SOURCE = "own"
+"""Source of a ladder of the user's that states none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ladder:
     """An ordered list of stages with its source, models and data."""

@@ -3,9 +3,9 @@
 
 Both search the same product of parallel sizes and memory settings. The ranking bounds it: the time
 of a shape without recompute and offload is a lower bound for all its settings, so shapes are taken
-in the order of that bound until it exceeds the time of the layouts found. Layouts with parts that
-have not been tried on GPUs (`Plan.untried`) are searched after the others, where they may be faster
-by `UNTRIED_GAIN`, or where nothing else fits.
+in the order of that bound until it exceeds the time of the layouts found. A layout with parts that
+have not been tried on GPUs (`Plan.untried`) is the first plan only where nothing else fits; those
+that are faster than the first by `UNTRIED_GAIN` follow it.
 
 The first plan is not the fastest where one within `TOLERANCE` of its time takes less GPU memory by
 `LEANER`, and no more host memory: a prediction is less accurate than that time, and a full GPU
@@ -39,10 +39,10 @@ from recipes.planner.search.request import SearchRequest
 from recipes.planner.time import Time, time
 from recipes.spec.layout import Layout
 
-RANKED, RANKED_UNTRIED = 4, 3
-"""Layouts to find, of different parallel sizes; those among them with untried parts."""
+RANKED, RANKED_UNTRIED = 4, 1
+"""Layouts to find, of different parallel sizes, and more that have untried parts."""
 UNTRIED_GAIN = 0.02
-"""Share of the step time by which an untried layout must be faster to be ranked before others."""
+"""Share of the step time by which an untried layout must be faster than the first to be named."""
 TOLERANCE, LEANER = 0.01, 0.1
 """Share of the step time that is given up for GPU memory, and the share of that to gain."""
 SLOWER = "parallel sizes that are slower even without recompute and offload"
@@ -75,8 +75,8 @@ class SearchResult:
     """The result of a search."""
 
     plans: list[Plan]
-    """The planner's choice, then the fastest plans that fit in the order of their time, of
-    different parallel sizes."""
+    """The planner's choice, faster plans with untried parts, then the fastest others that fit, each
+    of different parallel sizes in the order of their time."""
     ruled_out: Counter[str] = field(default_factory=Counter)
     """Reasons why other layouts are excluded, with their number."""
     nearest: Plan | None = None
@@ -133,7 +133,7 @@ class _Ranking:
             self.shapes = []
 
     def plans(self) -> list[Plan]:
-        """Return the choice and the fastest plans of other shapes, first those that are untried."""
+        """Return the choice, faster plans with untried parts, and the fastest of other shapes."""
         timed = [(self._time(without_recompute(self.question, one)), one) for one in self.shapes]
         tried = self._fastest(
             [(seconds.step, shape, TRIED) for seconds, shape in timed], RANKED, math.inf
@@ -143,7 +143,7 @@ class _Ranking:
         if not tried:
             return self._fastest(untried, RANKED, math.inf)
         limit = min(one.time.step for one in tried) / (1 + UNTRIED_GAIN)
-        return self._fastest(untried, RANKED_UNTRIED, limit) + tried
+        return [tried[0], *self._fastest(untried, RANKED_UNTRIED, limit), *tried[1:]]
 
     def _interleaved(self, timed: Sequence[tuple[Time, Layout]]) -> list[Bounded]:
         """Return the shapes that may interleave their pipeline, with a bound of its step time.

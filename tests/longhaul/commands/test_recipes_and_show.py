@@ -66,7 +66,12 @@ def test_a_line_says_length_rotation_tokens_and_gpus():
     assert recipes.cells(ROWS[NAME])[:-1] == (
         NAME, "llama31_8b", "64K", "llama3 x8 (the card's own)", "2.1B", "1 x 8 H100",
     )  # fmt: skip
-    assert recipes.cells(ROWS["tiny_8k"])[2:-1] == ("8K", "yarn x4", "369K", "CPU, 2 ranks")
+    assert recipes.cells(ROWS["tiny_8k"])[2:-1] == (
+        "8K",
+        "yarn x4, base 40,000",
+        "369K",
+        "CPU, 2 ranks",
+    )
     assert recipes.cells(POSITIONS_SKIP)[2:-1] == (
         "38,400 for 128K", "base 131,500,000", "383M", "2 x 8 H200",
     )  # fmt: skip
@@ -292,6 +297,10 @@ def test_the_recipe_written_is_the_one_that_pretrain_runs(answer, tmp_path):
         ({"rope": "native"}, "llama3 x8 (the card's own)"),
         ({"rope": RopeScaling.llama3()}, "llama3 x8 (the card's own)"),
         ({"rope": RopeScaling.base_change(8e6)}, "base 8,000,000"),
+        (
+            {"rope": RopeScaling.yarn(base=4e6, factor=4, original_length=16 * K)},
+            "yarn x4, base 4,000,000",
+        ),
         (
             {"rope": RopeScaling.yarn(base=5e5, factor=4, original_length=16 * K,
                                       before=RopeScaling.llama3())},

@@ -62,6 +62,13 @@ def test_every_card_and_ladder_is_found_by_its_name():
             assert {(card, ladder.name)} <= listed | others
 
 
+def test_a_card_on_no_ladder_is_told_to_have_one_written(answer):
+    said = answer("recipes", "gemma3").error()
+    assert "no shipped ladder is for gemma3_270m, gemma3_1b; name another with --card" in said
+    written = "`longhaul ladders new gemma3_270m_64k.yaml --card gemma3_270m --seq 64K`"
+    assert said.endswith(f"write one, as in {written}")
+
+
 def test_the_cards_in_a_table_with_their_ladders(answer):
     header, *lines = lines_of(answer, "recipes", "--cards")
     assert header.split() == ["card", "family", "weights", "native", "context", "ladders"]

@@ -262,10 +262,13 @@ def test_what_is_left_of_a_stopped_stage_counts_from_its_checkpoint(tmp_path):
     assert second.state == "waiting"
 
 
-def test_an_empty_folder_says_that_nothing_has_begun(answer, tmp_path):
-    (tmp_path / "run").mkdir()
+def test_a_run_in_which_nothing_has_begun_says_so_and_an_empty_folder_is_no_run(answer, tmp_path):
+    (tmp_path / "run" / "launch").mkdir(parents=True)
     code, out, _ = answer("status", tmp_path / "run")
     assert (code, "no stage has been started here" in out) == (0, True)
+    (tmp_path / "empty").mkdir()
+    told = answer("status", tmp_path / "empty").error()
+    assert "is not a run folder: it has no stages; name the folder that `longhaul run` or" in told
 
 
 def test_the_folder_of_a_stage_is_taken_for_its_run_and_one_of_runs_is_refused(answer, tmp_path):

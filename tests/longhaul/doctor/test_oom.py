@@ -128,11 +128,16 @@ def test_no_choice_is_printed_where_the_log_leaves_room_for_none(answer, tmp_pat
 
 def test_remedies_that_nobody_has_tried_on_gpus_are_marked(answer):
     said = answer("doctor", "oom", "--factory", NAME, "--layout", "tp2 dp4").out
-    for name in ("sharded parameters *", "Adam on the host *", "FP8 *", "* not tried on GPUs here"):
+    for name in (
+        "sharded parameters *",
+        "Adam on the host *",
+        "FP8 *",
+        "* hardly tried on GPUs here",
+    ):
         assert f"\n{name}" in said
     assert "\noffload both *" not in said
     rare = answer("doctor", "oom", "--factory", "llama3_70b_nemo_128k", "--layout", "tp8").out
-    assert "Adam on the host: not tried on GPUs here" in rare
+    assert "Adam on the host: hardly tried on GPUs here" in rare
 
 
 def test_any_card_on_any_stage_is_looked_at_under_the_layout_that_ran(answer):

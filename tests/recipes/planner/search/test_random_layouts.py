@@ -57,7 +57,7 @@ def asked_of(card: str, length: int, gpus: int, machine: str):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[1] // K}K x{case[2]}")
 def test_the_choice_never_loses_by_two_percent_to_a_random_layout(case):
     asked = asked_of(*case)
-    chosen = search(asked).plans[0]
+    chosen = min(search(asked).plans, key=lambda plan: plan.time.step)
     plans = [*islice(random_plans(asked, Random(19), DRAWS), LAYOUTS)]
     assert len(plans) == LAYOUTS
     fastest = min(plans, key=lambda plan: plan.time.step)
