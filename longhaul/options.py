@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options shared by several commands: the run they read and the ranks they start on it."""
 
+import difflib
 import json
 import shlex
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ RunOrStage = Annotated[
     typer.Argument(metavar="RUN", help="Run folder, or the folder of a stage in it."),
 ]
 RunOption = Annotated[
-    Path | None, typer.Option("--run", metavar="RUN", help="The same, as an option.")
+    Path | None, typer.Option("--run", metavar="RUN", help="Run folder, in place of RUN.")
 ]
 Ranks = Annotated[int, typer.Option(min=1, help="Processes.")]
 TensorParallel = Annotated[
@@ -77,25 +78,31 @@ Partition = Annotated[
 
 
 class Checking(TyperGroup):
-    """Group with a sub-command `check`, which it suggests for any word that is no command."""
+    """Group with a sub-command `check`, which it suggests for a file, and for no near command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return name, command and remaining arguments; raise ValueError for another word."""
         word = args[0]
         if not (word in self.commands or word.startswith("-") or ctx.resilient_parsing):
-            is_file = Path(word).suffix in (".yaml", ".yml", ".py")
-            what = "is a file" if is_file else f"is no command of `longhaul {self.name}`"
-            aim = "to check it" if is_file else "to look at one by its name"
-            command = shlex.join(["check", word])
-            raise ValueError(f"{word} {what}; {aim}: longhaul {self.name} {command}")
+            command = f"longhaul {self.name} {shlex.join(['check', word])}"
+            if Path(word).suffix in (".yaml", ".yml", ".py"):
+                raise ValueError(f"{word} is a file; to check it: {command}")
+            if not difflib.get_close_matches(word, self.commands):
+                raise ValueError(
+                    f"{word} is no command of `longhaul {self.name}`; if it is the name of one of "
+                    f"the {self.name}: {command}"
+                )
         return super().resolve_command(ctx, args)
 
 
 def run_of(argument: Path | None, option: Path | None) -> Path:
-    """Return the run that a command is given as RUN or as --run; raise ValueError for 0 and 2."""
+    """Return the run that a command is given as RUN or as --run.
+
+    Raises ValueError if it is given in neither way, or in both.
+    """
     if argument is not None and option is not None:
         raise ValueError(f"{argument} and --run {option} both name a run; leave one of them out")
-    given = argument or option
+    given = option if argument is None else argument
     if given is None:
         raise ValueError("no run is named; add its folder, such as runs/tiny")
     return given

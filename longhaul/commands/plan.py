@@ -3,7 +3,6 @@
 
 import shlex
 from dataclasses import asdict, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -70,7 +69,10 @@ def plan(
     ] = "",
     max_seq: Annotated[bool, typer.Option("--max-seq", help="Find the longest that fits.")] = False,
     tightest: Annotated[
-        bool, typer.Option("--tightest", help="Take the fastest, however full the GPUs are.")
+        bool,
+        typer.Option(
+            "--tightest", help="Take the fastest that was tried, however full the GPUs are."
+        ),
     ] = False,
     sweep: Annotated[
         str, typer.Option(help="Plan many, such as 'seq=64K:4M nodes=1:64' (doubling).")
@@ -348,10 +350,8 @@ def whole_ladder(
         bill(model, climbed, machine, plans, as_text=as_text, command=None, of_stages=of_stages)
     if other := of_other_cards(climbed, model):
         note(f"note: {other}")
-    length, planned = max(
-        zip((stage.seq_length for stage in climbed.stages), plans, strict=True), key=itemgetter(0)
-    )
-    facts = card_facts(model, planned[0].workload.layout, length)
+    of_longest, _ = max(plans, key=lambda one: one[0].workload.seq_length)
+    facts = card_facts(model, of_longest.workload.layout, of_longest.workload.seq_length)
     for said in (*recomputed, *lines(facts)):
         note(f"note: {said}")
     if as_text:

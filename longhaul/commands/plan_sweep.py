@@ -54,7 +54,7 @@ def plan_sweep(
         batch: about as many tokens has a step.
         tokens: the budget of the stage.
         fp8: the recipe of linear layers.
-        tightest: whether to choose the fastest layout however full the GPUs are.
+        tightest: whether to choose the fastest that was tried, however full the GPUs are.
         documents: lengths of the documents that attention stays within, if it does.
         as_text: whether to print JSON.
         csv: the file to write, if any.

@@ -96,9 +96,8 @@ def pretrain(
     """Train one stage. Overrides follow as KEY=VALUE, for example trainer.max_steps=20."""
     combined = bool(card or ladder or stage)
     if bool(factory) + (yaml is not None) + combined != 1:
-        shipped = next(
-            (f"; {word} is --factory {word}" for word in context.args if word in ROWS), ""
-        )
+        named = next((word for word in context.args if word in ROWS), None)
+        shipped = "" if named is None else f"; to train {named}: --factory {named}"
         raise ValueError(
             "name one recipe: --factory NAME or --yaml FILE, or --card with --ladder and "
             f"--stage{shipped}"

@@ -279,12 +279,13 @@ def _nothing(words: Sequence[str], rows: "Mapping[str, Row]", lines: Mapping[str
 
     strange = [word for word in words if not any(word in line for line in lines.values())]
     if strange:
-        if cards := [card for name, card in CARDS.items() if strange[0] in name.casefold()]:
-            named = ", ".join(card.name for card in cards[:SHOWN]) + ", ..." * (len(cards) > SHOWN)
-            example = new_ladder(cards[0], 2 * cards[0].native_context)[1]
+        cards = [card for card in CARDS.values() if strange[0] in card.name.casefold()]
+        alone = [card for card in cards if not _ladders(card)]
+        if len(strange) == 1 and alone:
+            example = new_ladder(alone[0], 2 * alone[0].native_context)[1]
             return (
-                f"no shipped ladder is for {named}; name another with --card and --ladder, or "
-                f"write one, as in `{example}`"
+                f"no shipped ladder lists {' or '.join(card.name for card in alone)}; --card and "
+                f"--ladder train it on one of another card, and `{example}` writes one of your own"
             )
         parts = {part for name in lines for part in name.split("_")}
         names = [*lines, *(row.card.name for row in rows.values()), *sorted(parts)]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from longhaul.options import Json, print_json
+from longhaul.options import Json, print_json, run_of
 
 
 def report(
@@ -14,9 +14,7 @@ def report(
         list[Path] | None,
         typer.Argument(metavar="RUN...", help="Run folders, as written by `longhaul run`."),
     ] = None,
-    run: Annotated[
-        Path | None, typer.Option(help="A run folder, in place of the arguments.")
-    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder, in place of RUN...")] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -30,11 +28,9 @@ def report(
 
     Several runs are put side by side: rows and curves are named RUN: STAGE.
     """
-    given = [*(runs or []), *([] if run is None else [run])]
-    if not given:
-        raise ValueError(
-            "--run is missing; name one or more run folders: longhaul report runs/tiny"
-        )
+    given = runs or []
+    if run is not None or not given:
+        given = [run_of(next(iter(given), None), run)]
     from eval.run_folder import require_run
 
     for each in given:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from eval.run_folder import Step
 from longhaul.options import Json, RunOption, RunOrStage, print_json, run_of
-from longhaul.run_folder.run_view import run_and_stage
+from longhaul.run_folder.run_view import require_stages
 from longhaul.run_folder.state import NONE_STARTED, RunState, StageState, run_state
 from longhaul.terminal.console import print_left_out, show
 from longhaul.terminal.messages import next_command, note
@@ -43,7 +43,7 @@ def status(
     found = run_state(run)
     if not found.stages and not found.jobs:
         _require_no_runs(run)
-        run_and_stage(run, "")
+        require_stages(run)
     if as_json:
         print_json(_content(found))
         return

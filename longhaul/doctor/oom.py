@@ -35,7 +35,7 @@ from recipes.shipped.machines import Machines
 from recipes.spec.units import GiB
 
 OVERRIDES = "overrides, or why not"
-NOT_TRIED = "hardly tried on GPUs here, or not at all"
+NOT_TRIED = "not tried in whole runs on GPUs here"
 ON_THE_HOST = ("pinned", "host", "killed", "shared")
 
 

@@ -269,7 +269,7 @@ def _untried(answer: SearchResult) -> str:
     """Return a sentence on the first plan's untried parts, or on a faster plan with some."""
     plan, *others = answer.plans
     if plan.untried:
-        return f"untried: {_as_tried(plan)}{'' if answer.given else ', and nothing fits without'}"
+        return f"not proven: {_as_tried(plan)}{'' if answer.given else '; no other layout fits'}"
     fastest = min(
         (one for one in others if one.untried), key=lambda one: one.time.step, default=plan
     )
@@ -277,7 +277,8 @@ def _untried(answer: SearchResult) -> str:
         return ""
     return (
         f"not taken: {words_of(fastest.workload.layout)} takes "
-        f"{1 - fastest.time.step / plan.time.step:.0%} less time, but {_as_tried(fastest)}"
+        f"{1 - fastest.time.step / plan.time.step:.0%} less time, but {_as_tried(fastest)}; "
+        "--layout plans it"
     )
 
 
@@ -292,7 +293,7 @@ def _leaner(answer: SearchResult) -> str:
     if saved <= 0 or fastest.time.step >= plan.time.step:
         return ""
     return (
-        f"leaner: it takes {saved:.1f} GiB less than the fastest layout and "
+        f"leaner: it takes {saved:.1f} GiB less than the fastest that was tried, and "
         f"{plan.time.step / fastest.time.step - 1:.1%} more time (--tightest plans that one)"
     )
 
@@ -336,8 +337,9 @@ def _next(plans: Sequence[Plan], without: Sequence[str]) -> Table:
 
 
 def _numbered(plans: Sequence[Plan]) -> Iterator[tuple[int, Plan]]:
-    """Yield the plans after the first with their places."""
-    return enumerate(plans[1 : NEXT + 1], start=2)
+    """Yield the plans after the first with their places, but for an untried one after a tried."""
+    others = [one for one in plans[1:] if plans[0].untried or not one.untried]
+    return enumerate(others[:NEXT], start=2)
 
 
 def _ruled_out(answer: SearchResult) -> Table:

@@ -54,7 +54,7 @@ def page(points: Sequence[Point]) -> None:
         )
     if any(point.plan is not None and point.plan.untried for point in points):
         typer.echo(
-            "? the layout has parts that have not been tried on GPUs here, or not with success"
+            "? only a layout fits with parts that were not tried on GPUs here, or failed there"
         )
 
 

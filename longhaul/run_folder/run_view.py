@@ -227,6 +227,12 @@ def run_and_stage(run: Path, stage: str) -> tuple[Path, str]:
         if stage and stage != run.name:
             raise ValueError(f"{run} is the folder of a stage, and --stage names {stage}")
         run, stage = run.parent.parent, run.name
+    names = require_stages(run)
+    return run, stage and stage_named(run, stage, names)
+
+
+def require_stages(run: Path) -> list[str]:
+    """Return the names of a run's stages, none before the first; raise ValueError if it is none."""
     require_run(run)
     names = sorted(folder.name for folder in (run / "stages").glob("*/") if folder.is_dir())
     known = names or (run / "run.json").is_file() or (run / "launch").is_dir()
@@ -235,7 +241,7 @@ def run_and_stage(run: Path, stage: str) -> tuple[Path, str]:
             f"{run} is not a run folder: it has no stages; name the folder that `longhaul run` or "
             "`longhaul pretrain` writes to (--out)"
         )
-    return run, stage and stage_named(run, stage, names)
+    return names
 
 
 def _file_age(path: Path) -> float:

@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def untried(self) -> tuple[str, ...]:
-        """Parts of the layout that have not been tried on GPUs, or not with success."""
+        """Parts of the layout that were not tried on GPUs, or failed there."""
         return untried(self.workload.layout)
 
     @property
@@ -115,7 +115,7 @@ FSDP = "Megatron FSDP"
 
 
 def untried(layout: Layout) -> tuple[str, ...]:
-    """Return the parts of a layout that have not been tried on GPUs, or not with success."""
+    """Return the parts of a layout that were not tried on GPUs, or failed there."""
     parts = {
         FSDP: layout.sharding in ("gradients", "parameters"),
         "Adam on the host": layout.optimizer_offload > 0,

@@ -4,8 +4,9 @@
     python -m recipes.shipped.regenerate
 
 Each stage gets the fewest nodes, of 1, 2, 4, ..., on which its fastest layout ends the stage in ten
-days, without what has not been tried on GPUs (Megatron FSDP, Adam on the host). The fastest is that
-of `longhaul plan --tightest`: a row is rehearsed as it is written, so it changes only for its time.
+days, without what was not tried on GPUs, or failed there (Megatron FSDP, Adam on the host). The
+fastest is that of `longhaul plan --tightest`: a row is rehearsed as it is written, so it changes
+only for its time.
 A row that says by `pinned` what stands behind its layout keeps it, and so does all other text of
 the file. The rows that change are printed; read their difference before you commit it. For a new
 row write `nodes=1, layout=Layout()` and run this.

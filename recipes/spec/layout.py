@@ -123,8 +123,8 @@ class Layout:
     sharding: Sharding = "optimizer"
     """What is sharded over the DP (and CP) ranks: nothing (ZeRO-0), the optimizer's state
     (ZeRO-1, Megatron-Core's distributed optimizer), gradients too (ZeRO-2) or parameters too
-    (ZeRO-3), both by Megatron FSDP. FSDP's steps are tested on CPU ranks, its checkpoints and its
-    use on GPUs are not; only FSDP reads its checkpoints."""
+    (ZeRO-3), both by Megatron FSDP. FSDP's steps are tested on CPU ranks, its checkpoints are
+    not, and on an H100 it could not read an import; only FSDP reads its checkpoints."""
     optimizer_offload: float = 0.0
     """Fraction of the optimizer's state and step that is on the CPU, by Megatron-Core's
     HybridDeviceOptimizer. Its steps are tested on CPU; its copies to and from a GPU, and the

@@ -5,10 +5,10 @@ Remedies have a fixed order. Each is tried alone on the current layout, and toge
 previous ones that helped. One may have several layouts (sizes of CP, for example): of those that
 violate no constraint the fastest that fits is taken, or the one that lacks least. The climb ends
 when it fits, and is repeated without each one taken as long as the result is faster, so that full
-recompute is not chosen if offload is enough. The `cure` omits what is not needed. Remedies that are
-untested on GPUs (`UNTRIED`) are used only if the rest does not fit these GPUs at this length. Bytes
-and seconds are the planner's; `unexplained` are bytes that a log shows but the planner does not
-predict, and no remedy is assumed to reduce them.
+recompute is not chosen if offload is enough. The `cure` omits what is not needed. Those not
+tried on GPUs (`UNTRIED`) are used only if the rest does not fit these GPUs at this length.
+Bytes and seconds are the planner's; `unexplained` are bytes that a log shows but the planner does
+not predict, and no remedy is assumed to reduce them.
 """
 
 import math
@@ -29,7 +29,7 @@ LEAST_HELP = 0.1 * GiB
 REBUILDING = frozenset({"recompute kept_attention", "recompute full"})
 """Remedies that are left out together, since one replaces the other."""
 UNTRIED = frozenset({"sharded parameters", "Adam on the host", "FP8"})
-"""Remedies that are untested on GPUs, the planner's last resorts."""
+"""Remedies not tried in whole runs on GPUs, the planner's last resorts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,12 +4,12 @@
 Both search the same product of parallel sizes and memory settings. The ranking bounds it: the time
 of a shape without recompute and offload is a lower bound for all its settings, so shapes are taken
 in the order of that bound until it exceeds the time of the layouts found. A layout with parts that
-have not been tried on GPUs (`Plan.untried`) is the first plan only where nothing else fits; those
-that are faster than the first by `UNTRIED_GAIN` follow it.
+have not been tried on GPUs (`Plan.untried`) is the first plan only where nothing else fits; else
+one that is faster than the first by `UNTRIED_GAIN` follows it.
 
-The first plan is not the fastest where one within `TOLERANCE` of its time takes less GPU memory by
-`LEANER`, and no more host memory: a prediction is less accurate than that time, and a full GPU
-leaves nothing for its errors.
+The first plan is not the fastest that was tried where one within `TOLERANCE` of its time takes less
+GPU memory by `LEANER`, and no more host memory: a prediction is less accurate than that time, and a
+full GPU leaves nothing for its errors.
 """
 
 import math
@@ -42,7 +42,7 @@ from recipes.spec.layout import Layout
 RANKED, RANKED_UNTRIED = 4, 1
 """Layouts to find, of different parallel sizes, and more that have untried parts."""
 UNTRIED_GAIN = 0.02
-"""Share of the step time by which an untried layout must be faster than the first to be named."""
+"""Share of the step time by which an untried layout has to be faster than the choice."""
 TOLERANCE, LEANER = 0.01, 0.1
 """Share of the step time that is given up for GPU memory, and the share of that to gain."""
 SLOWER = "parallel sizes that are slower even without recompute and offload"
@@ -75,8 +75,8 @@ class SearchResult:
     """The result of a search."""
 
     plans: list[Plan]
-    """The planner's choice, faster plans with untried parts, then the fastest others that fit, each
-    of different parallel sizes in the order of their time."""
+    """The planner's choice, a faster plan with untried parts if there is one, then the fastest
+    others that fit, of different parallel sizes in the order of their time."""
     ruled_out: Counter[str] = field(default_factory=Counter)
     """Reasons why other layouts are excluded, with their number."""
     nearest: Plan | None = None
@@ -85,22 +85,19 @@ class SearchResult:
     """The constraint that the first plan that fits in memory violates."""
     tried: int = 0
     tightest: bool = False
-    """Whether the first is the fastest, however full the GPUs are."""
+    """Whether the first is the fastest that was tried, however full the GPUs are."""
     given: bool = False
     """Whether the user named the layout, so that none was searched for."""
 
     @property
     def automatic(self) -> Plan | None:
-        """The plan that a run takes without being told: the first without untried parts.
-
-        The first of all if only untried layouts fit; None if none fits.
-        """
-        return next((one for one in self.plans if not one.untried), next(iter(self.plans), None))
+        """The plan that a run takes without being told; None if none fits."""
+        return next(iter(self.plans), None)
 
 
 @lru_cache(maxsize=64)
 def search(question: SearchRequest, *, tightest: bool = False) -> SearchResult:
-    """Return the fastest layouts that fit; with `tightest` the first is the fastest of all."""
+    """Return layouts that fit, the choice first; with `tightest` that is the fastest tried one."""
     ranking = _Ranking(question, tolerance=0.0 if tightest else TOLERANCE)
     found = ranking.plans()
     return SearchResult(
@@ -133,7 +130,7 @@ class _Ranking:
             self.shapes = []
 
     def plans(self) -> list[Plan]:
-        """Return the choice, faster plans with untried parts, and the fastest of other shapes."""
+        """Return the choice, a faster plan with untried parts, and the fastest of other shapes."""
         timed = [(self._time(without_recompute(self.question, one)), one) for one in self.shapes]
         tried = self._fastest(
             [(seconds.step, shape, TRIED) for seconds, shape in timed], RANKED, math.inf
@@ -142,7 +139,7 @@ class _Ranking:
         untried += self._interleaved(timed)
         if not tried:
             return self._fastest(untried, RANKED, math.inf)
-        limit = min(one.time.step for one in tried) / (1 + UNTRIED_GAIN)
+        limit = tried[0].time.step / (1 + UNTRIED_GAIN)
         return [tried[0], *self._fastest(untried, RANKED_UNTRIED, limit), *tried[1:]]
 
     def _interleaved(self, timed: Sequence[tuple[Time, Layout]]) -> list[Bounded]:

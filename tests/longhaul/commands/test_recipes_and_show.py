@@ -313,6 +313,15 @@ def test_a_rotation_in_words(change, words):
     assert recipe_facts.rotation(stage, CARDS["llama31_8b"]) == words
 
 
+def test_a_ladder_of_one_s_own_is_called_so(answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines_of(answer, "ladders", "new", "mine.yaml", "--card", "smollm2_135m", "--seq", "16K")
+    own = ("--card", "smollm2_135m", "--ladder", "mine.yaml", "--stage", "16K", "--gpus", "1")
+    shown = lines_of(answer, "show", *own)
+    assert any(line.startswith("ladder ") and line.endswith(": your own") for line in shown)
+    assert "data     the ladder does not say" in shown
+
+
 def test_a_rotation_in_full_has_its_parameters_and_temperature():
     of_stage = LADDERS["ultralong_1m"].stages[0].rope
     assert recipe_facts.rotation_in_full(of_stage) == (

@@ -64,9 +64,11 @@ def test_every_card_and_ladder_is_found_by_its_name():
 
 def test_a_card_on_no_ladder_is_told_to_have_one_written(answer):
     said = answer("recipes", "gemma3").error()
-    assert "no shipped ladder is for gemma3_270m, gemma3_1b; name another with --card" in said
+    assert "no shipped ladder lists gemma3_270m or gemma3_1b; --card and --ladder train" in said
     written = "`longhaul ladders new gemma3_270m_64k.yaml --card gemma3_270m --seq 64K`"
-    assert said.endswith(f"write one, as in {written}")
+    assert said.endswith(f"{written} writes one of your own")
+    assert "no shipped ladder lists gemma3_1b" in answer("recipes", "gemma3_1b", "64K").error()
+    assert "no shipped ladder" not in answer("recipes", "llama31_70b", "512K").error()
 
 
 def test_the_cards_in_a_table_with_their_ladders(answer):

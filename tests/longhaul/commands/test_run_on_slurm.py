@@ -258,9 +258,10 @@ def test_a_file_in_place_of_a_sub_command_is_answered_with_the_one_that_checks_i
 
 
 def test_a_shipped_name_in_place_of_a_sub_command_is_answered_with_the_one_that_shows_it(answer):
-    said = answer("ladders", "apertus15_8b").error()
-    assert "is no command of `longhaul ladders`; to look at one by its name: longhaul" in said
-    assert said.endswith("longhaul ladders check apertus15_8b")
+    for command, name in (("ladders", "apertus15_8b"), ("clusters", "dgx_h100")):
+        said = answer(command, name).error()
+        assert f"if it is the name of one of the {command}: longhaul {command} check {name}" in said
+        assert "Did you mean 'check'" in answer(command, "chek").err
 
 
 def test_clusters_are_listed_and_checked(answer, tmp_path):

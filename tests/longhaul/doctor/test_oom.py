@@ -132,12 +132,12 @@ def test_remedies_that_nobody_has_tried_on_gpus_are_marked(answer):
         "sharded parameters *",
         "Adam on the host *",
         "FP8 *",
-        "* hardly tried on GPUs here",
+        "* not tried in whole runs on GPUs here",
     ):
         assert f"\n{name}" in said
     assert "\noffload both *" not in said
     rare = answer("doctor", "oom", "--factory", "llama3_70b_nemo_128k", "--layout", "tp8").out
-    assert "Adam on the host: hardly tried on GPUs here" in rare
+    assert "Adam on the host: not tried in whole runs on GPUs here" in rare
 
 
 def test_any_card_on_any_stage_is_looked_at_under_the_layout_that_ran(answer):

@@ -147,6 +147,7 @@ def test_the_planner_lays_out_all_gpus_of_the_nodes():
         ((*PROLONG, "--stage", "64K", "--nodes", "0"), "--nodes is 0; it must be at least 1"),
         ((*PROLONG, "--stage", "64K", "--cluster", "dgx_h10"), "did you mean dgx_h100"),
         ((*PROLONG, "--factory", "tiny_8k"), "name one recipe: --factory NAME or --yaml FILE"),
+        (("pretrain", "tiny_8k"), "with --ladder and --stage; to train tiny_8k: --factory tiny_8k"),
         (("pretrain", "--factory", "tiny_8k", "--nodes", "2"), "for CPU ranks of this machine"),
         (
             ("pretrain", "--card", "tiny", "--ladder", "tiny", "--stage", "8K", "--device", "cpu",

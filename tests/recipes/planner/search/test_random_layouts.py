@@ -55,13 +55,13 @@ def asked_of(card: str, length: int, gpus: int, machine: str):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[1] // K}K x{case[2]}")
-def test_the_choice_never_loses_by_two_percent_to_a_random_layout(case):
+def test_the_search_never_loses_by_two_percent_to_a_random_layout(case):
     asked = asked_of(*case)
-    chosen = min(search(asked).plans, key=lambda plan: plan.time.step)
+    found = min(plan.time.step for plan in search(asked).plans)
     plans = [*islice(random_plans(asked, Random(19), DRAWS), LAYOUTS)]
     assert len(plans) == LAYOUTS
     fastest = min(plans, key=lambda plan: plan.time.step)
-    assert chosen.time.step <= (1 + LOSES) * fastest.time.step, words_of(fastest.workload.layout)
+    assert found <= (1 + LOSES) * fastest.time.step, words_of(fastest.workload.layout)
 
 
 @pytest.mark.parametrize("case", DENSE, ids=lambda case: f"{case[0]} {case[1] // K}K x{case[2]}")
@@ -86,6 +86,6 @@ def test_a_random_layout_beats_a_search_that_leaves_something_out(monkeypatch):
 
     monkeypatch.setattr(ranking, "UNTRIED", ())
     asked = asked_of("llama3_70b", 2 * M, 64, "dgx_h100")
-    chosen = ranking.search.__wrapped__(asked).plans[0]
+    found = min(plan.time.step for plan in ranking.search.__wrapped__(asked).plans)
     plans = islice(random_plans(asked, Random(19), DRAWS), LAYOUTS)
-    assert chosen.time.step > (1 + LOSES) * min(plan.time.step for plan in plans)
+    assert found > (1 + LOSES) * min(plan.time.step for plan in plans)
