@@ -96,11 +96,11 @@ def pretrain(
     """Train one stage. Overrides follow as KEY=VALUE, for example trainer.max_steps=20."""
     combined = bool(card or ladder or stage)
     if bool(factory) + (yaml is not None) + combined != 1:
-        named = next((word for word in context.args if word in ROWS), None)
-        shipped = "" if named is None else f"; to train {named}: --factory {named}"
+        meant = next((word for word in context.args if word in ROWS), None)
+        of_row = "" if meant is None else f"; to train {meant}: --factory {meant}"
         raise ValueError(
             "name one recipe: --factory NAME or --yaml FILE, or --card with --ladder and "
-            f"--stage{shipped}"
+            f"--stage{of_row}"
         )
     submits = executor == "slurm"
     on_ranks = OnRanks(
