@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from custom_modules.memory.config import Offload, Recompute
-from custom_modules.rope.config import RopeScaling
 from longhaul.cli import COMMANDS, loaded
 from longhaul.commands import recipes, show
 from longhaul.pages import recipe_facts
@@ -289,48 +288,6 @@ def test_the_recipe_written_is_the_one_that_pretrain_runs(answer, tmp_path):
     assert yaml_file.read(path) == recipe_named(NAME)
     shown = lines_of(answer, "pretrain", "--yaml", str(path), "--dryrun")
     assert "seq_length: 65536" in "\n".join(shown)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"rope": "native"}, "llama3 x8 (the card's own)"),
-        ({"rope": RopeScaling.llama3()}, "llama3 x8 (the card's own)"),
-        ({"rope": RopeScaling.base_change(8e6)}, "base 8,000,000"),
-        (
-            {"rope": RopeScaling.yarn(base=4e6, factor=4, original_length=16 * K)},
-            "yarn x4, base 4,000,000",
-        ),
-        (
-            {"rope": RopeScaling.yarn(base=5e5, factor=4, original_length=16 * K,
-                                      before=RopeScaling.llama3())},
-            "yarn x4 over llama3 x8",
-        ),
-    ],
-)  # fmt: skip
-def test_a_rotation_in_words(change, words):
-    stage = replace(LADDERS["nemo"].stages[1], **change)
-    assert recipe_facts.rotation(stage, CARDS["llama31_8b"]) == words
-
-
-def test_a_ladder_of_one_s_own_is_called_so(answer, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lines_of(answer, "ladders", "new", "mine.yaml", "--card", "smollm2_135m", "--seq", "16K")
-    own = ("--card", "smollm2_135m", "--ladder", "mine.yaml", "--stage", "16K", "--gpus", "1")
-    shown = lines_of(answer, "show", *own)
-    assert any(line.startswith("ladder ") and line.endswith(": your own") for line in shown)
-    assert "data     the ladder does not say" in shown
-
-
-def test_a_rotation_in_full_has_its_parameters_and_temperature():
-    of_stage = LADDERS["ultralong_1m"].stages[0].rope
-    assert recipe_facts.rotation_in_full(of_stage) == (
-        "yarn x128 of 8,192 tokens, base 500,000, beta_fast 4; temperature 1.485"
-    )
-    searched = LADDERS["longrope2"].stages[0].rope
-    assert recipe_facts.rotation_in_full(searched).startswith(
-        "longrope x16 of 8,192 tokens, base 500,000;"
-    )
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,15 @@ def test_a_card_on_no_ladder_is_told_to_have_one_written(answer):
     assert "no shipped ladder" not in answer("recipes", "llama31_70b", "512K").error()
 
 
+def test_a_ladder_of_one_s_own_is_called_so(answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines_of(answer, "ladders", "new", "mine.yaml", "--card", "smollm2_135m", "--seq", "16K")
+    own = ("--card", "smollm2_135m", "--ladder", "mine.yaml", "--stage", "16K", "--gpus", "1")
+    shown = lines_of(answer, "show", *own)
+    assert any(line.startswith("ladder ") and line.endswith(": your own") for line in shown)
+    assert "data     the ladder does not say" in shown
+
+
 def test_the_cards_in_a_table_with_their_ladders(answer):
     header, *lines = lines_of(answer, "recipes", "--cards")
     assert header.split() == ["card", "family", "weights", "native", "context", "ladders"]
