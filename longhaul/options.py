@@ -104,7 +104,7 @@ def run_of(argument: Path | None, option: Path | None) -> Path:
         raise ValueError(f"{argument} and --run {option} both name a run; leave one of them out")
     given = option if argument is None else argument
     if given is None:
-        raise ValueError("no run is named; add its folder, such as runs/tiny")
+        raise ValueError("no run is named; add its folder, such as runs/tiny, or --run FOLDER")
     return given
 
 

@@ -28,7 +28,13 @@ OF_EVERY_COMMAND = (
     ("doctor bogus", "bogus"),
     ("probe bogus", "bogus"),
     ("probe memory", "--factory"),
-    ("rope search", "--run"),
+    ("rope search", "--stage"),
+    ("rope search --stage 8K --target 16K --out x.json", "--run"),
+    ("status", "--run"),
+    ("status runs/a --run runs/b", "runs/b"),
+    ("ladders apertus15_8b", "ladders check apertus15_8b"),
+    ("pretrain tiny_8k", "--factory tiny_8k"),
+    ("recipes gemma3_1b", "--card gemma3_1b --seq 64K"),
     ("plan llama31_8b --seq", "--seq"),
 )
 RECIPES = (

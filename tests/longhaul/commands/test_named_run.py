@@ -21,6 +21,7 @@ def test_both_ways_name_the_same_run(answer, tmp_path, words):
 
 @pytest.mark.parametrize("words", [("status",), ("report",)], ids=" ".join)
 def test_no_run_and_two_runs_are_one_sentence(answer, words):
-    assert answer(*words).error().endswith("no run is named; add its folder, such as runs/tiny")
+    none = answer(*words).error()
+    assert none.endswith("no run is named; add its folder, such as runs/tiny, or --run FOLDER")
     both = answer(*words, "runs/a", "--run", "runs/b").error()
     assert both.endswith("runs/a and --run runs/b both name a run; leave one of them out")
