@@ -261,7 +261,7 @@ def test_a_shipped_name_in_place_of_a_sub_command_is_answered_with_the_one_that_
     for command, name in (("ladders", "apertus15_8b"), ("clusters", "dgx_h100")):
         said = answer(command, name).error()
         assert f"if it is the name of one of the {command}: longhaul {command} check {name}" in said
-        assert "Did you mean 'check'" in answer(command, "chek").err
+        assert "Did you mean 'check'" in answer(command, "checks").err
 
 
 def test_clusters_are_listed_and_checked(answer, tmp_path):
