@@ -78,7 +78,7 @@ Partition = Annotated[
 
 
 class Checking(TyperGroup):
-    """Group with a sub-command `check`, which it suggests for a file, and for no near command."""
+    """Group with a sub-command `check`, which it suggests for a file, or a word unlike a command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return name, command and remaining arguments; raise ValueError for another word."""
@@ -89,8 +89,8 @@ class Checking(TyperGroup):
                 raise ValueError(f"{word} is a file; to check it: {command}")
             if not difflib.get_close_matches(word, self.commands):
                 raise ValueError(
-                    f"{word} is no command of `longhaul {self.name}`; if it is the name of one of "
-                    f"the {self.name}: {command}"
+                    f"`longhaul {self.name}` has no command {word}; to look at the file or the "
+                    f"shipped name: {command}"
                 )
         return super().resolve_command(ctx, args)
 

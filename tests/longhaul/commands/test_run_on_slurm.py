@@ -260,7 +260,10 @@ def test_a_file_in_place_of_a_sub_command_is_answered_with_the_one_that_checks_i
 def test_a_shipped_name_in_place_of_a_sub_command_is_answered_with_the_one_that_shows_it(answer):
     for command, name in (("ladders", "apertus15_8b"), ("clusters", "dgx_h100")):
         said = answer(command, name).error()
-        assert f"if it is the name of one of the {command}: longhaul {command} check {name}" in said
+        assert said.endswith(
+            f"`longhaul {command}` has no command {name}; to look at the file or the shipped "
+            f"name: longhaul {command} check {name}"
+        )
         assert "Did you mean 'check'" in answer(command, "checks").err
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pages say of a model and of a rotation."""
+"""How pages describe models and rotations."""
 
 from dataclasses import replace
 
