@@ -78,7 +78,7 @@ Partition = Annotated[
 
 
 class Checking(TyperGroup):
-    """Group with a sub-command `check`, which it suggests for a file, or a word unlike a command."""
+    """Group with a sub-command `check`, suggested for a file or a word unlike any command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return name, command and remaining arguments; raise ValueError for another word."""
