@@ -159,13 +159,16 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	        version=$$("$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	        echo "$(PYTHON) (Python $$version) cannot make virtual environments: its package venv is" \
 	            "not installed; on Debian and Ubuntu: sudo apt install python$$version-venv" >&2; exit 1; }; \
-	    echo "Installing into $(VENV): about 3 minutes and 3 GB (more where torch comes with CUDA) ..."; \
+	    echo "Installing into $(VENV): 3 to 10 minutes and 3 GB (more where torch comes with CUDA) ..."; \
 	    mkdir -p "$$(dirname $(VENV))" && "$(PYTHON)" -m venv --clear $(VENV) && touch $(INSTALLING) && \
 	    { $(PIP) install --upgrade '$(PIP_RELEASE)' || \
 	        echo "pip could not be brought up to date ($(PIP_RELEASE)); going on with the one of $(PYTHON)." >&2; } || exit 1; \
 	else echo "Bringing $(VENV) up to date with pyproject.toml ..."; fi
+	@echo "1 of 3: $(TORCH)"
 	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) $(TORCH)
+	@echo "2 of 3: NeMo, Megatron-Core and the other packages"
 	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) -e '.[dev]'
+	@echo "3 of 3: compiling them on all cores"
 	@$(PY) -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 	@rm -f $(INSTALLING)
 	@touch $@

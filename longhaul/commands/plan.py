@@ -343,15 +343,14 @@ def whole_ladder(
             or f"# no command trains {recipe_name(model, climbed, stage)} as it is planned"
         )
     whole, explained = trains_all(model, climbed, cluster, gpus, fp8, store) if as_run else ("", "")
-    if whole:
-        bill(model, climbed, machine, plans, as_text=as_text, command=whole)
-    else:
-        of_stages = [on_one_line(command) or None for command in alone]
-        bill(model, climbed, machine, plans, as_text=as_text, command=None, of_stages=of_stages)
-    if other := of_other_cards(climbed, model):
-        note(f"note: {other}")
     of_longest, _ = max(plans, key=lambda one: one[0].workload.seq_length)
     facts = card_facts(model, of_longest.workload.layout, of_longest.workload.seq_length)
+    bill(
+        model, climbed, machine, plans, as_text=as_text, command=whole or None, facts=facts,
+        of_stages=() if whole else [on_one_line(command) or None for command in alone],
+    )  # fmt: skip
+    if other := of_other_cards(climbed, model):
+        note(f"note: {other}")
     for said in (*recomputed, *lines(facts)):
         note(f"note: {said}")
     if as_text:

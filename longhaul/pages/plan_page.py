@@ -25,6 +25,7 @@ from recipes.planner.search.ranking import SearchResult
 from recipes.planner.search.request import SearchRequest
 from recipes.planner.timeouts import limits
 from recipes.spec.cluster import Cluster
+from recipes.spec.extension_facts import ExtensionFact
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import counted, length_shown, recipe_name
 from recipes.spec.stage import Ladder
@@ -89,10 +90,12 @@ def bill(
     as_text: bool,
     command: str | None,
     of_stages: Sequence[str | None] = (),
+    facts: Sequence[ExtensionFact] = (),
 ) -> None:
     """Print a line per stage, and the totals of the ladder.
 
     JSON has the command that trains all of it as planned; if there is none, those of the stages.
+    It also has `facts`, which the caller prints below the page.
     """
     hours = [plan.gpu_hours(tokens) for plan, tokens in plans]
     cost = [plan.cost(tokens) for plan, tokens in plans]
@@ -105,7 +108,8 @@ def bill(
         for stage, own in zip(stages, of_stages, strict=False):
             stage["command"] = own
         whole_bill = {"gpu_hours": sum(hours), "cost": sum(cost), "currency": cluster.currency}
-        print_json({"stages": stages, **whole_bill, "command": command})
+        found = {"extension_facts": list(map(asdict, facts))}
+        print_json({"stages": stages, **whole_bill, "command": command} | found)
         return
     gpus = plans[0][0].gpus
     paid = f"cost ({cluster.currency})" if cluster.currency else "cost"

@@ -127,8 +127,11 @@ def test_a_layout_of_one_s_own_is_planned_as_it_is(answer):
 
 
 def test_a_ladder_is_planned_with_the_facts_of_its_longest_stage(answer):
-    said = answer("plan", "llama31_8b", "--ladder", "ultralong_4m", "--nodes", 32).err
-    assert "8 KV heads are fewer than TP x CP = 128: Ulysses alone" in said
+    words = "plan", "llama31_8b", "--ladder", "ultralong_4m", "--nodes", 32
+    sentence = "8 KV heads are fewer than TP x CP = 128: Ulysses alone"
+    assert sentence in answer(*words).err
+    found = json.loads(answer(*words, "--json").out)["extension_facts"]
+    assert any(sentence in fact["words"] for fact in found)
 
 
 def test_a_ladder_is_a_bill(answer):
