@@ -18,6 +18,7 @@ from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.terminal.console import loading, output_to, show
 from longhaul.terminal.messages import note, resumable
 from longhaul.terminal.progress import Watched, progress
+from longhaul.terminal.results import announcing
 from recipes.checkpoints.marker import checkpoint_facts, start_checkpoint
 from recipes.rehearsal import extension
 from recipes.shipped.machines import Machines
@@ -245,7 +246,8 @@ def _measured(
     plan = probe.plan
     with loading("NeMo and Megatron-Core"):
         from data.store import Manifest
-        from eval.run_folder import write_json
+        from eval.base_model import base_models
+        from eval.run_folder import evaluation_path, write_json
         from longhaul.jobs import evaluation, local_chain, stage_checks, training
         from longhaul.jobs.store_source import require_heldout
         from longhaul.rehearsal.extension import RECORD, probed
@@ -287,6 +289,9 @@ def _measured(
         held.enter_context(resumable())
         console = held.enter_context(output_to(plan.run / "output.log"))
         held.enter_context(progress(console, watched, after="evaluating"))
+        subjects = [*(model.name for model in base_models(plan.run, [stage.name])), stage.name]
+        results = {name: evaluation_path(plan.run, name) for name in subjects}
+        held.enter_context(announcing(console, results, "evaluated"))
         run_in_order("probe", jobs, plan.run / "launch", console.print)
     facts = card_facts(probe.card, probe.row.layout, probe.length)
     seen = probed(plan.run, stage.name, start=str(probe.start), native=probe.native, facts=facts)

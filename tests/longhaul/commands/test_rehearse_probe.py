@@ -98,8 +98,9 @@ def test_a_base_is_measured_trained_a_little_and_measured_again(probe, small_sto
     assert [fact["name"] for fact in seen["facts"]] == ["qk_norm", "native_context"]
 
     steps = (run / "stages" / "base_longer_probe_256" / "metrics.jsonl").read_text()
-    # All is there: it is read again. In a process of its own, as what libraries print to a test's
-    # stdout is not kept from it.
+    (run / "eval" / "base_longer_probe_256.json").unlink()
+    # The rest is there, and is read again. In a process of its own, as what libraries print to a
+    # test's stdout is not kept from it.
     words = ("rehearse", *NAMED, "--probe", "--store", small_store, *small, "--json")
     again = subprocess.run(
         [sys.executable, "-m", "longhaul.cli", *map(str, words)],
@@ -108,6 +109,7 @@ def test_a_base_is_measured_trained_a_little_and_measured_again(probe, small_sto
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["verdict"] == verdict
+    assert "base_longer_probe_256 evaluated (1 of 3)" in again.stderr
     assert (run / "stages" / "base_longer_probe_256" / "metrics.jsonl").read_text() == steps
 
 
