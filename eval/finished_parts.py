@@ -13,7 +13,7 @@ packages that measure are compared too.
 import json
 import logging
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,19 @@ def partial_path(run: Path, name: str) -> Path:
 
 
 def titles_of(run: Path, name: str) -> list[str]:
-    """Return the parts that an interrupted evaluation has finished; empty without one."""
-    return list(_content(partial_path(run, name)).get("parts", {}))
+    """Return the parts that an evaluation under way or interrupted has finished, or nothing."""
+    path = partial_path(run, name)
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return []
+    return list(_titles(path, (found.st_mtime_ns, found.st_size, found.st_ino)))
+
+
+@lru_cache(maxsize=64)
+def _titles(path: Path, _version: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the titles in one version of a file, which may hold the losses of many documents."""
+    return tuple(_content(path).get("parts", {}))
 
 
 def digest(*files: Path) -> str:

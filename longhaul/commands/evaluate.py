@@ -2,6 +2,7 @@
 """`longhaul evaluate`: evaluate the checkpoints of a run, and the model that it started from."""
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -288,12 +289,13 @@ def evaluate(
                 "weights and code only the rest is measured"
             )
     said = f"evaluating {', '.join(subjects)} on {ranks} ranks"
+    results = {name: evaluation_path(run, name) for name in subjects}
     with (
         in_use(run / "eval"),
         resumable("continues with the parts that are not measured yet"),
         output_to(run / "output.log") as console,
         busy(console, said),
-        announcing(console, {name: evaluation_path(run, name) for name in subjects}, "evaluated"),
+        announcing(console, results, "evaluated", partial(titles_of, run)),
     ):
         run_in_order("evaluate", [job], run / "launch")
     found = [each for name in chosen if (each := read_evaluation(run, name)) is not None]

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -247,6 +248,7 @@ def _measured(
     with loading("NeMo and Megatron-Core"):
         from data.store import Manifest
         from eval.base_model import base_models
+        from eval.finished_parts import titles_of
         from eval.run_folder import evaluation_path, write_json
         from longhaul.jobs import evaluation, local_chain, stage_checks, training
         from longhaul.jobs.store_source import require_heldout
@@ -291,7 +293,8 @@ def _measured(
         held.enter_context(progress(console, watched, after="evaluating"))
         subjects = [*(model.name for model in base_models(plan.run, [stage.name])), stage.name]
         results = {name: evaluation_path(plan.run, name) for name in subjects}
-        held.enter_context(announcing(console, results, "evaluated"))
+        finished = partial(titles_of, plan.run)
+        held.enter_context(announcing(console, results, "evaluated", finished))
         run_in_order("probe", jobs, plan.run / "launch", console.print)
     facts = card_facts(probe.card, probe.row.layout, probe.length)
     seen = probed(plan.run, stage.name, start=str(probe.start), native=probe.native, facts=facts)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -184,6 +185,7 @@ def _run_here(
         if made is not None:
             show_store(made)
     with loading("NeMo and Megatron-Core"):
+        from eval.finished_parts import titles_of
         from eval.run_folder import evaluation_path
         from longhaul.jobs import (
             chain_ruler,
@@ -255,7 +257,7 @@ def _run_here(
                 resumable(saves=[stage.checkpoints for stage in stages]),
                 output_to(plan.run / "output.log") as console,
                 progress(console, watched, after="evaluating"),
-                announcing(console, results, "evaluated"),
+                announcing(console, results, "evaluated", partial(titles_of, plan.run)),
             ):
                 run_in_order(plan.name, jobs, plan.run / "launch", console.print)
     from longhaul.commands.report import report

@@ -2,7 +2,8 @@
 """Announce results of a long job as soon as their files are written."""
 
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,27 +14,55 @@ from longhaul.terminal.messages import is_quiet
 
 SECONDS = 1.0
 """Between two looks at the files."""
+SILENT_SECONDS = 30.0
+"""After the last line, until a part of a result is worth one."""
+
+
+def _no_parts(_: str) -> Sequence[str]:
+    return ()
 
 
 @contextmanager
-def announcing(console: Console, results: Mapping[str, Path], did: str) -> Iterator[None]:
-    """Print `NAME DID (1 of 3)` when the file of a name is written during the block."""
+def announcing(
+    console: Console,
+    results: Mapping[str, Path],
+    did: str,
+    parts: Callable[[str], Sequence[str]] = _no_parts,
+) -> Iterator[None]:
+    """Print `NAME DID (1 of 3)` when the file of a name is written during the block.
+
+    A single result is not announced, since the command ends with it. `parts` returns the finished
+    parts of a result: new ones are printed as `NAME: PART measured` after half a minute without a
+    line.
+    """
     before = {name: _written(path) for name, path in results.items()}
     left = dict(results)
+    finished = {name: set(parts(name)) for name in results}
     done = threading.Event()
+    said = time.monotonic()
+
+    def say(words: str) -> None:
+        nonlocal said
+        said = time.monotonic()
+        console.print(Text(words), soft_wrap=True)
 
     def look() -> None:
         for name, path in list(left.items()):
+            found = parts(name)
+            new = [part for part in found if part not in finished[name]]
+            finished[name] = set(found)
             if _written(path) != before[name]:
                 del left[name]
-                count = f"{len(results) - len(left)} of {len(results)}"
-                console.print(Text(f"{name} {did} ({count})"), soft_wrap=True)
+                if len(results) > 1:
+                    say(f"{name} {did} ({len(results) - len(left)} of {len(results)})")
+            elif new and time.monotonic() - said >= SILENT_SECONDS:
+                say(f"{name}: {', '.join(new)} measured")
 
     def watch() -> None:
         while not done.wait(SECONDS):
             look()
 
-    if is_quiet() or len(results) < 2:
+    if is_quiet() or (len(results) < 2 and parts is _no_parts):
         yield
         return
     thread = threading.Thread(target=watch, daemon=True)
